@@ -1,0 +1,15 @@
+"""subquad: sub-quadratic attention for vision.
+
+import subquad
+
+model = subquad.create_model("deit_tiny", attention="agent", img_size=224, num_agents=49)
+"""
+
+from subquad.attention import ATTENTION
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.models import create_model, load_checkpoint, restore_model, save_weights
+
+__version__ = "0.1.0"
+
+__all__ = ["ATTENTION", "SubquadError", "TokenGrid", "create_model", "load_checkpoint", "restore_model", "save_weights"]

@@ -1,0 +1,87 @@
+"""Agent attention: a few agents, pooled from the queries, collect from the keys and hand out to the queries.
+
+Cost 4 n a d a head. Han et al. 2023, arXiv 2312.08874, eq. 4-6.
+"""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.attention.bricks import GridBias, LocalConv, head_dim
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.ops import agent_attention, agent_weights
+from subquad.ops.padding import zero_padding
+
+
+class AgentAttention(nn.Module):
+    """`num_agents` is a perfect square on a map; on a grid of one row the agents stand in a row."""
+
+    inputs = ("q", "k", "v", "padding")
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+        num_agents: int = 49,
+        local: bool = True,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.agent_grid = agent_grid(num_agents, grid)
+        self.agent_bias = GridBias(num_heads, num_agents, kv_grid)  # agents to keys
+        self.query_bias = GridBias(num_heads, num_agents, grid)  # queries to agents
+        self.local = LocalConv(num_heads, head_dim(dim, num_heads), 3) if local else None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
+        y = agent_attention(q, agents, k, v, self.agent_bias(kv_grid), self.query_bias(grid).mT, padding, idle)
+        return y if self.local is None else y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
+
+    def weights(
+        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> Tensor:
+        agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
+        biases = self.agent_bias(kv_grid), self.query_bias(grid).mT
+        return agent_weights(q, agents, k, *biases, padding, idle)[:, :, None]
+
+    def pool(
+        self, q: Tensor, padding: Tensor | None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> tuple[Tensor, Tensor | None]:
+        """Agents (b, h, a, d), means of the queries over adaptive bins, and which found only padding (b, a)."""
+        # padding describes the keys: where queries stand on another grid, none of them is absent
+        if padding is None or grid != kv_grid:
+            return self._to_agents(F.adaptive_avg_pool2d(grid.to_map(q), self.agent_grid.shape)), None
+        means = F.adaptive_avg_pool2d(grid.to_map(zero_padding(q, padding)), self.agent_grid.shape)
+        present = grid.to_map((~padding)[:, None, :, None].to(q.dtype))
+        shares = F.adaptive_avg_pool2d(present, self.agent_grid.shape)
+        idle = (shares == 0).flatten(1)
+        return self._to_agents(means / shares.masked_fill(shares == 0, 1)), idle
+
+    def _to_agents(self, image: Tensor) -> Tensor:
+        return self.agent_grid.to_heads(image, self.num_heads)
+
+
+def agent_grid(num_agents: int, grid: TokenGrid) -> TokenGrid:
+    """Where the agents stand: a square on a map, a row on a grid of one row."""
+    if grid.height == 1:
+        return TokenGrid(1, num_agents)
+    side = math.isqrt(num_agents)
+    if side < 1 or side * side != num_agents:
+        raise SubquadError(
+            f"num_agents={num_agents} is not a perfect square: use {max(side, 1) ** 2} or {(max(side, 1) + 1) ** 2}"
+        )
+    return TokenGrid(side, side)

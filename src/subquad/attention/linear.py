@@ -1,0 +1,49 @@
+"""Linear attention, the plain one: positive features and a division. Cost 2 n d² a head. arXiv 2006.16236."""
+
+from torch import Tensor, nn
+
+from subquad.attention.bricks import LocalConv, head_dim
+from subquad.errors import unknown_name
+from subquad.grid import TokenGrid
+from subquad.ops import FEATURE_MAPS, linear_attention, linear_weights
+
+
+class LinearAttention(nn.Module):
+    """`feature_map` is "relu" or "elu" (ELU + 1); `local` adds a depthwise 3×3 of the values, as others have it."""
+
+    inputs = ("q", "k", "v", "padding")
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+        feature_map: str = "relu",
+        local: bool = False,
+    ) -> None:
+        super().__init__()
+        if feature_map not in FEATURE_MAPS:
+            raise unknown_name("feature_map", feature_map, FEATURE_MAPS)
+        self.feature_map = feature_map
+        width = head_dim(dim, num_heads)
+        self.local = LocalConv(num_heads, width, 3) if local else None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        y = linear_attention(q, k, v, padding, feature_map=self.feature_map)
+        return y if self.local is None else y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
+
+    def weights(
+        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> Tensor:
+        return linear_weights(q, k, padding, feature_map=self.feature_map)[:, :, None]

@@ -1,0 +1,72 @@
+"""PolaFormer attention: linear, with same-sign and opposite-sign similarities in two streams and a gate.
+
+Cost 4 n d² a head. Meng et al. 2025, arXiv 2501.15061, eq. 5-9.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.attention.bricks import LocalConv, PositionTable, head_dim
+from subquad.grid import TokenGrid
+from subquad.ops import polar_attention, polar_weights
+
+
+class PolaAttention(nn.Module):
+    """`alpha` bounds the learned powers: 1 to 1 + alpha; `local` is a depthwise `kernel_size`² that the heads share."""
+
+    inputs = ("q", "k", "v", "g", "padding")
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+        alpha: float = 4,
+        local: bool = True,
+        kernel_size: int = 5,
+    ) -> None:
+        super().__init__()
+        width = head_dim(dim, num_heads)
+        self.alpha = alpha
+        self.power = nn.Parameter(torch.zeros(num_heads, 1, width))  # through 1 + alpha·sigmoid
+        self.temperature = nn.Parameter(torch.zeros(num_heads, 1, width))  # through softplus
+        self.positions = PositionTable(num_heads, width, kv_grid)
+        self.local = LocalConv(num_heads, width, kernel_size, filters="head_channel") if local else None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        y = polar_attention(*self._tempered(q, k, kv_grid), v, self._power(), padding)
+        if self.local is not None:
+            y = y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return y * g
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        g: Tensor | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        return polar_weights(*self._tempered(q, k, kv_grid), self._power(), padding)
+
+    def _tempered(self, q: Tensor, k: Tensor, kv_grid: TokenGrid) -> tuple[Tensor, Tensor]:
+        temperature = F.softplus(self.temperature)
+        return q / temperature, (k + self.positions(kv_grid)) / temperature
+
+    def _power(self) -> Tensor:
+        return 1 + self.alpha * torch.sigmoid(self.power)

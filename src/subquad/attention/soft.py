@@ -1,0 +1,91 @@
+"""SOFT: softmax-free attention, a Gaussian kernel through a few landmarks. One projection is query and key at once.
+
+Cost n m d + m³ a head with m landmarks. Lu et al. 2021, arXiv 2110.11945.
+"""
+
+import math
+
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from subquad.attention.bricks import LocalConv, head_dim
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.ops import gaussian_attention, gaussian_weights
+from subquad.ops.padding import zero_padding
+
+
+class SoftAttention(nn.Module):
+    """`ratio` is the side of a landmark's window, `kernel_size` that of the local branch, one kernel a head.
+
+    By default the window is as large as the construction grid needs for at most 49 landmarks (8, 4, 2 at the published
+    56², 28², 14²), and the kernel goes with it (9, 5, 3). The window stays: a larger grid at a call has more landmarks.
+    """
+
+    inputs = ("q", "v", "padding")
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+        ratio: int | None = None,
+        local: bool = True,
+        kernel_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if grid != kv_grid:
+            raise SubquadError(f"SOFT's keys are its queries: a grid of {grid} can't attend to one of {kv_grid}")
+        width = head_dim(dim, num_heads)
+        self.num_heads = num_heads
+        self.window = landmark_window(grid, ratio)
+        self.landmark = nn.Conv2d(width, width, self.window, stride=self.window, bias=False)
+        self.landmark_norm = nn.LayerNorm(width, eps=1e-5)
+        if kernel_size is None:
+            kernel_size = min(9, 2 * (max(2, *self.window) // 2) + 1)
+        self.local = LocalConv(num_heads, width, kernel_size, filters="head", bias=False) if local else None
+
+    def forward(
+        self, q: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> Tensor:
+        q = q * q.shape[-1] ** -0.25
+        landmarks, idle = self.landmarks(q, padding, grid)
+        y = gaussian_attention(q, landmarks, v, padding, idle)
+        return y if self.local is None else y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
+
+    def weights(self, q: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
+        q = q * q.shape[-1] ** -0.25
+        landmarks, idle = self.landmarks(q, padding, grid)
+        return gaussian_weights(q, landmarks, padding, idle)[:, :, None]
+
+    def landmarks(self, q: Tensor, padding: Tensor | None, grid: TokenGrid) -> tuple[Tensor, Tensor | None]:
+        """Landmarks (b, h, m, d) of scaled queries, and which of them saw nothing but padding (b, m).
+
+        Rows and columns that fill no window are left out, as published; a grid smaller than one window is filled up.
+        """
+        image = self._fill_window(grid.to_map(zero_padding(q, padding)))
+        image = self.landmark(rearrange(image, "b (h d) y x -> (b h) d y x", h=self.num_heads))
+        tokens = rearrange(image, "(b h) d y x -> b h (y x) d", h=self.num_heads)
+        tokens = F.gelu(self.landmark_norm(tokens))
+        if padding is None:
+            return tokens, None
+        present = self._fill_window(grid.to_map((~padding)[:, None, :, None].to(q.dtype)))
+        return tokens, F.max_pool2d(present, self.window, self.window).flatten(1) == 0
+
+    def _fill_window(self, image: Tensor) -> Tensor:
+        bottom = max(0, self.window[0] - image.shape[-2])
+        right = max(0, self.window[1] - image.shape[-1])
+        return F.pad(image, (0, right, 0, bottom)) if bottom or right else image
+
+
+def landmark_window(grid: TokenGrid, ratio: int | None, *, most: int = 49) -> tuple[int, int]:
+    """The (height, width) of a landmark's window: `ratio` squared tokens, in a row on a grid of one row."""
+    if grid.height == 1:
+        length = math.ceil(grid.width / most) if ratio is None else ratio**2
+        return 1, length
+    if ratio is None:
+        ratio = math.ceil(math.sqrt(grid.num_places / most))
+    return min(ratio, grid.height), min(ratio, grid.width)

@@ -1,0 +1,63 @@
+"""The grid that tokens stand on: geometry travels with them, it is never guessed from their number.
+
+Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y x rows and columns.
+"""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from subquad.errors import SubquadError
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """A map of `height` × `width` tokens in row-major order, behind `prefix` tokens that have no place on it.
+
+    A plain sequence of n tokens is the grid of one row, `TokenGrid(1, n)`.
+    """
+
+    height: int
+    width: int
+    prefix: int = 0
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1 or self.prefix < 0:
+            raise SubquadError(f"a grid needs at least one row and one column and no negative prefix, got {self}")
+
+    def __str__(self) -> str:
+        prefix = f" after {self.prefix} prefix tokens" if self.prefix else ""
+        return f"{self.height}×{self.width}{prefix}"
+
+    @property
+    def num_places(self) -> int:
+        """Tokens on the map, without the prefix."""
+        return self.height * self.width
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens: prefix and map."""
+        return self.prefix + self.num_places
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.height, self.width
+
+    def check(self, tokens: Tensor) -> None:
+        """Raise if `tokens` (b, h, n, d) or (b, n, c) are not as many as this grid holds."""
+        if tokens.shape[-2] != self.num_tokens:
+            raise SubquadError(f"{tokens.shape[-2]} tokens do not fill a grid of {self} ({self.num_tokens} tokens)")
+
+    def to_map(self, tokens: Tensor) -> Tensor:
+        """(b, h, n, d) tokens to the map (b, h·d, y, x); prefix tokens are left out."""
+        self.check(tokens)
+        places = tokens[:, :, self.prefix :]
+        return rearrange(places, "b h (y x) d -> b (h d) y x", y=self.height, x=self.width)
+
+    def to_heads(self, image: Tensor, num_heads: int) -> Tensor:
+        """A map (b, h·d, y, x) to tokens (b, h, n, d); prefix tokens, which have no place on it, get zeros."""
+        tokens = rearrange(image, "b (h d) y x -> b h (y x) d", h=num_heads)
+        return F.pad(tokens, (0, 0, self.prefix, 0)) if self.prefix else tokens

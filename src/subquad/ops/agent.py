@@ -1,0 +1,56 @@
+"""Agent attention: two softmax attentions through a few agents A. Linear in n: 4 n a d products a head.
+
+    v_A = softmax(s A Kᵀ + B₁) V        o = softmax(s Q Aᵀ + B₂) v_A,  s = d^-1/2
+
+Han et al. 2023, arXiv 2312.08874, eq. 4, with the scale and the biases of the released code.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subquad.ops.precision import in_fp32
+
+
+def agent_attention(
+    q: Tensor,
+    agents: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor,
+    query_bias: Tensor,
+    padding: Tensor | None = None,
+    idle: Tensor | None = None,
+) -> Tensor:
+    """(b, h, n_q, d) from q (b, h, n_q, d), agents (b, h, a, d), k and v (b, h, n_k, d).
+
+    `key_bias` (h, a, n_k) is B₁, `query_bias` (h, n_q, a) is B₂; `padding` (b, n_k) and `idle` (b, a) leave out keys
+    and agents.
+    """
+    key_bias = _forbid(key_bias.to(q.dtype), padding)
+    query_bias = _forbid(query_bias.to(q.dtype), idle)
+    values = F.scaled_dot_product_attention(agents, k, v, attn_mask=key_bias)
+    return F.scaled_dot_product_attention(q, agents, values, attn_mask=query_bias)
+
+
+@in_fp32
+def agent_weights(
+    q: Tensor,
+    agents: Tensor,
+    k: Tensor,
+    key_bias: Tensor,
+    query_bias: Tensor,
+    padding: Tensor | None = None,
+    idle: Tensor | None = None,
+) -> Tensor:
+    """Explicit weights (b, h, n_q, n_k) of `agent_attention`: the product of its two softmax maps."""
+    scale = q.shape[-1] ** -0.5
+    aggregate = (agents @ k.mT * scale + _forbid(key_bias, padding)).softmax(dim=-1)
+    broadcast = (q @ agents.mT * scale + _forbid(query_bias, idle)).softmax(dim=-1)
+    return broadcast @ aggregate
+
+
+def _forbid(bias: Tensor, absent: Tensor | None) -> Tensor:
+    """Bias (h, i, j) as (b, h, i, j) with the lowest number where column j is `absent` (b, j)."""
+    bias = bias[None]
+    return bias if absent is None else bias.masked_fill(absent[:, None, None, :], torch.finfo(bias.dtype).min)

@@ -1,0 +1,50 @@
+"""Linear attention: o_i = φ(q_i) (Σ_j φ(k_j)ᵀ v_j / n) / (φ(q_i)·mean_j φ(k_j) + ε).
+
+Katharopoulos et al. 2020, arXiv 2006.16236, eq. 5, with sums written as means so that they stay in range.
+Linear in n: 2 n d² products a head.
+"""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.precision import in_fp32
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "elu": lambda x: F.elu(x) + 1,
+}
+
+
+@in_fp32
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, feature_map: str = "relu", eps: float = 1e-6
+) -> Tensor:
+    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
+    feature = FEATURE_MAPS[feature_map]
+    return mix_features(feature(q), feature(k), v, padding, eps=eps)
+
+
+@in_fp32
+def linear_weights(
+    q: Tensor, k: Tensor, padding: Tensor | None = None, *, feature_map: str = "relu", eps: float = 1e-6
+) -> Tensor:
+    """Explicit weights (b, h, n_q, n_k) of `linear_attention`."""
+    feature = FEATURE_MAPS[feature_map]
+    return feature_weights(feature(q), feature(k), padding, eps=eps)
+
+
+def mix_features(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, eps: float) -> Tensor:
+    """Linear attention of features that are already non-negative."""
+    k, count = zero_padding(k, padding), count_tokens(k, padding)
+    state = k.mT @ zero_padding(v, padding) / count
+    normalizer = q @ (k.sum(dim=-2, keepdim=True) / count).mT
+    return q @ state / (normalizer + eps)
+
+
+def feature_weights(q: Tensor, k: Tensor, padding: Tensor | None, *, eps: float) -> Tensor:
+    """Explicit weights of `mix_features`."""
+    products = q @ zero_padding(k, padding).mT / count_tokens(k, padding)
+    return products / (products.sum(dim=-1, keepdim=True) + eps)

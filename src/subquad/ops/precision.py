@@ -1,0 +1,38 @@
+"""Sums over tokens in fp32: half-precision inputs are raised, autocast is switched off, the result is lowered again."""
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def in_fp32(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Let `function` see fp32 where its tensors are half precision; its result has the dtype of the first one.
+
+    Sums of products overflow fp16 at modest sizes, and autocast would lower every product inside `function`.
+    Tensors are the positional arguments; float64 and float32 pass through.
+    """
+
+    @functools.wraps(function)
+    def raised(*tensors: P.args, **settings: P.kwargs) -> Tensor:
+        first = tensors[0]
+        assert isinstance(first, Tensor)
+        device = first.device.type
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return function(*map(_raise, tensors), **settings).to(first.dtype)  # type: ignore[arg-type]
+        if first.dtype in HALF:
+            return function(*map(_raise, tensors), **settings).to(first.dtype)  # type: ignore[arg-type]
+        return function(*tensors, **settings)
+
+    return raised
+
+
+def _raise(value: object) -> object:
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value

@@ -1,0 +1,49 @@
+"""What the contract tests share: a mechanism of the registry on a grid, and inputs for it."""
+
+import torch
+from torch import Tensor, nn
+
+from subquad import ATTENTION, TokenGrid
+from subquad.models.create import settings_of
+
+DIM, HEADS, BATCH = 16, 2, 2
+SEQUENCE = TokenGrid(1, 23)
+GRIDS = [TokenGrid(5, 5), TokenGrid(4, 7), TokenGrid(3, 5, 1), TokenGrid(7, 4, 5), SEQUENCE, TokenGrid(1, 23, 2)]
+MIXED = "q", "k", "v", "g", "x"
+
+
+def build(name: str, grid: TokenGrid, *, local: bool = True, kv_grid: TokenGrid | None = None, **settings) -> nn.Module:
+    """The mechanism in float64, its parameters drawn so that none is at its (often zero) initial value."""
+    if "num_agents" in settings_of(name):
+        settings.setdefault("num_agents", 9)
+    if not local and "local" in settings_of(name):
+        settings["local"] = False
+    module = ATTENTION[name](DIM, HEADS, grid=grid, kv_grid=kv_grid or grid, **settings).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return module
+
+
+def inputs_of(module: nn.Module, grid: TokenGrid, *, kv_grid: TokenGrid | None = None, seed: int = 0) -> dict:
+    """Float64 inputs under the names that the mechanism asks for; no padding and no mask."""
+    generator = torch.Generator().manual_seed(seed)
+    kv_grid = kv_grid or grid
+    supply = {}
+    for name in module.inputs:
+        tokens = kv_grid.num_tokens if name in ("k", "v") else grid.num_tokens
+        shape = (BATCH, tokens, DIM) if name == "x" else (BATCH, HEADS, tokens, DIM // HEADS)
+        supply[name] = torch.randn(shape, generator=generator, dtype=torch.float64) if name in MIXED else None
+    return supply
+
+
+def but_values(supply: dict) -> dict:
+    """The arguments of `weights`: everything but v."""
+    return {name: tensor for name, tensor in supply.items() if name != "v"}
+
+
+def apply_weights(weights: Tensor, v: Tensor) -> Tensor:
+    """(b, h, s, n_q, n_k) on v: stream t weighs the t-th part of each head's channels."""
+    parts = v.chunk(weights.shape[2], dim=-1)
+    return torch.cat([weights[:, :, t] @ part for t, part in enumerate(parts)], dim=-1)

@@ -1,0 +1,261 @@
+"""Every registered mechanism keeps every promise of the contract (subquad.attention.ATTENTION)."""
+
+import inspect
+
+import pytest
+import torch
+from mechanisms import BATCH, DIM, GRIDS, HEADS, SEQUENCE, apply_weights, build, but_values, inputs_of
+from torch.utils.flop_counter import FlopCounterMode
+
+from subquad import ATTENTION, SubquadError, TokenGrid
+from subquad.attention import QUADRATIC
+from subquad.models.layers import SelfAttention
+
+VOCABULARY = ("q", "k", "v", "g", "x", "padding", "mask")
+every_mechanism = pytest.mark.parametrize("name", ATTENTION)
+every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
+
+
+@every_mechanism
+def test_inputs_are_words_of_the_vocabulary_in_order_and_the_arguments_of_forward(name):
+    cls = ATTENTION[name]
+    assert [word for word in VOCABULARY if word in cls.inputs] == list(cls.inputs)
+    assert tuple(inspect.signature(cls.forward).parameters) == ("self", *cls.inputs, "grid", "kv_grid")
+    expected = tuple(word for word in cls.inputs if word != "v")
+    assert tuple(inspect.signature(cls.weights).parameters) == ("self", *expected, "grid", "kv_grid")
+
+
+@every_mechanism
+@every_grid
+def test_weights_times_values_is_the_fast_form_without_its_local_branch(name, grid):
+    module = build(name, grid, local=False)
+    supply = inputs_of(module, grid)
+    if "g" in supply:
+        supply["g"] = torch.ones_like(supply["g"])
+    weights = module.weights(**but_values(supply), grid=grid, kv_grid=grid)
+    assert weights.shape[:2] == (BATCH, HEADS) and weights.shape[3:] == (grid.num_tokens, grid.num_tokens)
+    fast = module(**supply, grid=grid, kv_grid=grid)
+    torch.testing.assert_close(fast, apply_weights(weights, supply["v"]), rtol=1e-10, atol=1e-10)
+
+
+@every_mechanism
+@every_grid
+def test_a_mechanism_works_on_another_grid_than_it_was_built_for(name, grid):
+    built = TokenGrid(1, 31, grid.prefix) if grid.height == 1 else TokenGrid(6, 6, grid.prefix)
+    module = build(name, built, local=False)
+    supply = inputs_of(module, grid)
+    if "g" in supply:
+        supply["g"] = torch.ones_like(supply["g"])
+    weights = module.weights(**but_values(supply), grid=grid, kv_grid=grid)
+    fast = module(**supply, grid=grid, kv_grid=grid)
+    torch.testing.assert_close(fast, apply_weights(weights, supply["v"]), rtol=1e-10, atol=1e-10)
+    whole = build(name, built)(**supply, grid=grid, kv_grid=grid)
+    assert whole.shape == supply["v"].shape and whole.isfinite().all()
+
+
+@every_mechanism
+def test_a_mechanism_built_for_a_map_works_on_a_sequence_and_the_other_way_round(name):
+    for built, called in ((TokenGrid(6, 6), SEQUENCE), (SEQUENCE, TokenGrid(6, 6)), (TokenGrid(8, 8), TokenGrid(1, 1))):
+        module = build(name, built)
+        assert module(**inputs_of(module, called), grid=called, kv_grid=called).isfinite().all()
+
+
+@every_mechanism
+@pytest.mark.parametrize("prefix", range(6))
+def test_prefix_tokens_attend_and_are_attended(name, prefix):
+    grid = TokenGrid(4, 5, prefix)
+    module = build(name, grid)
+    supply = inputs_of(module, grid)
+    supply["v"].requires_grad_()
+    y = module(**supply, grid=grid, kv_grid=grid)
+    assert y.shape == (BATCH, HEADS, 20 + prefix, DIM // HEADS)
+    (gradient,) = torch.autograd.grad(y[:, :, -1].sum(), supply["v"])
+    assert (gradient.abs().sum(dim=(0, 1, 3)) > 0).all(), "the last token does not see all values"
+
+
+@every_mechanism
+def test_keys_may_stand_on_a_coarser_grid_or_that_is_refused_in_one_line(name):
+    grid, kv_grid = TokenGrid(6, 9), TokenGrid(3, 4)
+    if "k" not in ATTENTION[name].inputs:
+        with pytest.raises(SubquadError, match=r"6×9 .*3×4"):
+            build(name, grid, kv_grid=kv_grid)
+        return
+    module = build(name, grid, kv_grid=kv_grid, local=False)
+    supply = inputs_of(module, grid, kv_grid=kv_grid)
+    if "g" in supply:
+        supply["g"] = torch.ones_like(supply["g"])
+    weights = module.weights(**but_values(supply), grid=grid, kv_grid=kv_grid)
+    fast = module(**supply, grid=grid, kv_grid=kv_grid)
+    torch.testing.assert_close(fast, apply_weights(weights, supply["v"]), rtol=1e-10, atol=1e-10)
+    assert build(name, grid, kv_grid=kv_grid)(**supply, grid=grid, kv_grid=kv_grid).shape == fast.shape
+
+
+@every_mechanism
+@pytest.mark.parametrize("grid", [SEQUENCE, TokenGrid(1, 23, 2), TokenGrid(5, 5, 1)], ids=str)
+def test_what_stands_in_the_padding_does_not_matter(name, grid):
+    module = build(name, grid)
+    supply = inputs_of(module, grid)
+    padding = torch.zeros(BATCH, grid.num_tokens, dtype=torch.bool)
+    padding[0, -9:] = True
+    supply["padding"] = padding
+    y = module(**supply, grid=grid, kv_grid=grid)
+    weights = module.weights(**but_values(supply), grid=grid, kv_grid=grid)
+    assert (weights[0, ..., -9:] == 0).all()
+    for word in ("q", "k", "v", "x"):
+        if word in supply:
+            supply[word] = supply[word].clone()
+            supply[word][0].masked_fill_(padding[0][:, None], 7.0)
+    changed = module(**supply, grid=grid, kv_grid=grid)
+    torch.testing.assert_close(changed[0, :, :-9], y[0, :, :-9], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(changed[1], y[1], rtol=1e-12, atol=1e-12)
+
+
+@every_mechanism
+def test_no_padding_is_as_padding_that_is_nowhere(name):
+    module = build(name, SEQUENCE)
+    supply = inputs_of(module, SEQUENCE)
+    y = module(**supply, grid=SEQUENCE, kv_grid=SEQUENCE)
+    supply["padding"] = torch.zeros(BATCH, SEQUENCE.num_tokens, dtype=torch.bool)
+    torch.testing.assert_close(module(**supply, grid=SEQUENCE, kv_grid=SEQUENCE), y, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["softmax", "linear", "inline"])
+def test_without_position_tables_a_padded_sequence_is_the_short_one(name):
+    long, short = TokenGrid(1, 23), TokenGrid(1, 15)
+    module = build(name, long)
+    supply = inputs_of(module, long)
+    cut = {word: t if t is None else t.narrow(1 if word == "x" else 2, 0, 15) for word, t in supply.items()}
+    supply["padding"] = torch.arange(23).ge(15).expand(BATCH, -1)
+    y = module(**supply, grid=long, kv_grid=long)[:, :, :15]
+    torch.testing.assert_close(y, module(**cut, grid=short, kv_grid=short), rtol=1e-12, atol=1e-12)
+
+
+@every_mechanism
+def test_images_do_not_see_each_other(name):
+    grid = TokenGrid(4, 6, 1)
+    module = build(name, grid)
+    supply, other = inputs_of(module, grid), inputs_of(module, grid, seed=5)
+    mixed = {word: t if t is None else torch.stack([t[0], other[word][1]]) for word, t in supply.items()}
+    y, changed = module(**supply, grid=grid, kv_grid=grid), module(**mixed, grid=grid, kv_grid=grid)
+    torch.testing.assert_close(changed[0], y[0], rtol=1e-12, atol=1e-12)
+    assert (changed[1] != y[1]).any()
+
+
+@every_mechanism
+def test_gradients_agree_with_finite_differences(name):
+    grid = TokenGrid(2, 3, 1)
+    module = build(name, grid)
+    supply = {word: t if t is None else t[:1].contiguous() for word, t in inputs_of(module, grid).items()}
+    words = [word for word, t in supply.items() if t is not None]
+    tensors = [supply[word].requires_grad_() for word in words] + list(module.parameters())
+
+    def function(*tensors):
+        given = supply | dict(zip(words, tensors, strict=False))
+        return module(**given, grid=grid, kv_grid=grid)
+
+    assert torch.autograd.gradcheck(function, tensors, fast_mode=True, atol=1e-6)
+
+
+@every_mechanism
+def test_every_parameter_gets_a_gradient(name):
+    for grid in (TokenGrid(5, 4, 1), SEQUENCE):
+        layer = SelfAttention(DIM, HEADS, ATTENTION[name], grid=grid)
+        layer(torch.randn(BATCH, grid.num_tokens, DIM), grid=grid).square().sum().backward()
+        without = [key for key, parameter in layer.named_parameters() if parameter.grad is None]
+        assert not without
+
+
+@every_mechanism
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_half_precision_is_finite_and_as_good_as_fp32_accumulation(name, dtype, scale):
+    grid = TokenGrid(14, 14, 1)
+    module = build(name, grid)
+    # amplitude `scale` at most: normal numbers would reach 4 times that
+    supply = {w: t if t is None else (t.clamp(-4, 4) / 4 * scale).to(dtype) for w, t in inputs_of(module, grid).items()}
+    exact = {word: t if t is None else t.double() for word, t in supply.items()}
+    reference = module.to(dtype).double()(**exact, grid=grid, kv_grid=grid)
+    half = module.to(dtype)(**supply, grid=grid, kv_grid=grid)
+    assert half.dtype == dtype and half.isfinite().all()
+    # the best that half precision can do: exact sums of tensors that were rounded once when they passed between steps
+    step = torch.finfo(dtype).eps
+    noise = {word: t if t is None else t * (1 + step * (2 * torch.rand_like(t) - 1)) for word, t in exact.items()}
+    unavoidable = (module.double()(**noise, grid=grid, kv_grid=grid) - reference).norm()
+    assert (half.double() - reference).norm() <= 2 * max(unavoidable, step * reference.norm())
+
+
+@every_mechanism
+def test_autocast_gives_the_same_as_full_precision_up_to_rounding(name):
+    grid = TokenGrid(8, 8, 1)
+    layer = SelfAttention(DIM, HEADS, ATTENTION[name], grid=grid)
+    x = torch.randn(BATCH, grid.num_tokens, DIM)
+    full = layer(x, grid=grid)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = layer(x, grid=grid)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), full, rtol=0.1, atol=0.05)
+
+
+@every_mechanism
+def test_the_layer_compiles_without_a_graph_break(name):
+    grid = TokenGrid(5, 6, 1)
+    layer = SelfAttention(DIM, HEADS, ATTENTION[name], grid=grid)
+    x = torch.randn(BATCH, grid.num_tokens, DIM)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, grid=grid), layer(x, grid=grid), rtol=1e-4, atol=1e-5)
+
+
+@every_mechanism
+def test_the_layer_exports_for_any_batch(name):
+    grid = TokenGrid(5, 6, 1)
+    layer = SelfAttention(DIM, HEADS, ATTENTION[name], grid=grid).eval()
+
+    class OnGrid(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x, grid=grid)
+
+    batch = torch.export.Dim("batch", min=1, max=64)
+    x = torch.randn(3, grid.num_tokens, DIM)
+    program = torch.export.export(OnGrid(), (x,), dynamic_shapes={"x": {0: batch}})
+    x = torch.randn(5, grid.num_tokens, DIM)
+    torch.testing.assert_close(program.module()(x), layer(x, grid=grid), rtol=1e-4, atol=1e-5)
+
+
+@every_mechanism
+def test_cost_is_linear_in_the_number_of_tokens_unless_listed_as_quadratic(name):
+    def products(side):
+        grid = TokenGrid(side, side)
+        module = ATTENTION[name](DIM, HEADS, grid=grid, kv_grid=grid)
+        supply = {w: t if t is None else t.float() for w, t in inputs_of(module, grid).items()}
+        with FlopCounterMode(display=False) as counter:
+            module(**supply, grid=grid, kv_grid=grid)
+        return counter.get_total_flops()
+
+    growth = products(112) / products(56)
+    assert growth > 15 if name in QUADRATIC else growth < 4.4
+
+
+@every_mechanism
+def test_construction_on_the_meta_device_makes_no_tensors(name):
+    with torch.device("meta"):
+        module = ATTENTION[name](DIM, HEADS, grid=TokenGrid(4, 4), kv_grid=TokenGrid(4, 4))
+    assert all(tensor.is_meta for tensor in module.state_dict().values())
+
+
+@every_mechanism
+def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers(name):
+    with pytest.raises(SubquadError, match=r"5 heads do not divide a width of 16"):
+        ATTENTION[name](16, 5, grid=TokenGrid(4, 4), kv_grid=TokenGrid(4, 4))
+
+
+@every_mechanism
+def test_state_saved_is_state_loaded(name):
+    grid = TokenGrid(4, 5, 1)
+    module, other = build(name, grid), build(name, grid)
+    other.load_state_dict(module.state_dict())
+    supply = inputs_of(module, grid)
+    assert torch.equal(module(**supply, grid=grid, kv_grid=grid), other(**supply, grid=grid, kv_grid=grid))
