@@ -1,6 +1,7 @@
 """`create_model`: a row of the table, the mechanisms by name, and their settings, put together."""
 
 import inspect
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -77,7 +78,8 @@ def create_model(
         "num_classes": num_classes,
     }
     given |= {"depths": depths if depths != variant.depths else None, **settings}
-    model.creation = {key: value for key, value in given.items() if value is not None}  # type: ignore[assignment]
+    # through JSON, so that a model made here and one restored from its file say the same
+    model.creation = json.loads(json.dumps({key: value for key, value in given.items() if value is not None}))
     return model
 
 

@@ -45,7 +45,7 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0] or "the file is empty or cut short"
         raise SubquadError(f"{path} can't be loaded without running code from it: {reason}") from None
     return unwrap(content, path), {}
 

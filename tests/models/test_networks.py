@@ -1,0 +1,230 @@
+"""Every network of the table with every mechanism: sizes, settings, training, export, files."""
+
+import pytest
+import torch
+
+import subquad
+from subquad import ATTENTION, SubquadError
+from subquad.attention import QUADRATIC, AgentAttention, LinearAttention, SoftmaxAttention
+from subquad.models import HOSTS, VARIANTS
+
+every_mechanism = pytest.mark.parametrize("attention", ATTENTION)
+every_variant = pytest.mark.parametrize("name", VARIANTS)
+SMALL = {"embed_dim": 24, "num_heads": 2, "depths": (2,), "img_size": 32, "patch_size": 4, "num_classes": 5}
+
+
+def small(attention="softmax", **changes):
+    return subquad.create_model("deit_tiny", attention=attention, **(SMALL | changes))
+
+
+def test_the_example_of_the_readme():
+    model = subquad.create_model("deit_tiny", attention="pola", img_size=32, patch_size=2, num_classes=10)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 10)
+
+
+@every_variant
+@every_mechanism
+def test_every_network_builds_on_the_meta_device(name, attention):
+    with torch.device("meta"):
+        model = subquad.create_model(name, attention=attention)
+        assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+
+
+@every_mechanism
+@pytest.mark.parametrize("size", [(32, 32), (32, 20), (33, 47), (64, 24), (3, 90)])
+def test_images_of_any_size_go_through(attention, size):
+    model = small(attention).eval()
+    y = model(torch.randn(2, 3, *size))
+    assert y.shape == (2, 5) and y.isfinite().all()
+
+
+@every_mechanism
+def test_a_network_made_for_an_oblong_image_takes_it(attention):
+    model = small(attention, img_size=(24, 40)).eval()
+    assert model(torch.randn(1, 3, 24, 40)).shape == (1, 5)
+
+
+@pytest.mark.parametrize("reg_tokens", [0, 1, 4])
+@pytest.mark.parametrize("class_token", [False, True])
+@every_mechanism
+def test_class_and_register_tokens_are_optional(attention, class_token, reg_tokens):
+    model = small(attention, class_token=class_token, reg_tokens=reg_tokens).eval()
+    y = model.forward_features(torch.randn(1, 3, 40, 32))
+    assert y.shape == (1, 80 + class_token + reg_tokens, 24)
+    assert model.forward_head(y).shape == (1, 5)
+
+
+@every_mechanism
+def test_one_training_step_reaches_every_parameter(attention):
+    model = small(attention, drop_path_rate=0.1, drop_rate=0.1).train()
+    model(torch.randn(4, 3, 32, 32)).square().mean().backward()
+    assert not [key for key, parameter in model.named_parameters() if parameter.grad is None]
+
+
+@every_mechanism
+def test_gradient_checkpointing_changes_memory_not_gradients(attention):
+    model = small(attention)
+    x = torch.randn(2, 3, 32, 32)
+
+    def gradients():
+        model.zero_grad()
+        model(x).square().sum().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    model.set_grad_checkpointing()
+    torch.testing.assert_close(gradients(), plain)
+
+
+def test_attention_is_one_name_or_one_for_each_block_or_stage():
+    def classes(attention, **settings):
+        return [type(block.attn.inner) for block in small(attention, depths=(3,), **settings).blocks]
+
+    assert classes("agent") == [AgentAttention] * 3
+    assert classes(["agent"]) == [AgentAttention] * 3
+    assert classes(["agent", "softmax", "linear"]) == [AgentAttention, SoftmaxAttention, LinearAttention]
+    assert classes([("agent", 2), ("softmax", 1)]) == [AgentAttention, AgentAttention, SoftmaxAttention]
+    assert classes([["agent", 2], ["softmax", 1]], num_agents=[9, 16, None]) == [
+        AgentAttention,
+        AgentAttention,
+        SoftmaxAttention,
+    ]
+    with pytest.raises(SubquadError, match="2 entries for 1 stages and 3 blocks"):
+        classes(["agent", "softmax"])
+
+
+def test_settings_reach_the_mechanisms_that_know_them():
+    model = small(["agent", "linear:feature_map=elu,local=true"], num_agents=16)
+    assert model.blocks[0].attn.inner.agent_grid.shape == (4, 4)
+    assert model.blocks[1].attn.inner.feature_map == "elu"
+    assert model.blocks[1].attn.inner.local is not None
+    per_block = small("agent", num_agents=[9, 25])
+    assert [block.attn.inner.agent_grid.height for block in per_block.blocks] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attention": "agnet"}, "unknown attention 'agnet': did you mean agent?"),
+        ({"num_agent": 4, "attention": "agent"}, "did you mean num_agents?"),
+        ({"num_agents": 4}, "unknown setting .*'num_agents'"),
+        ({"attention": "linear:feature_mop=elu"}, "did you mean feature_map?"),
+        ({"attention": "linear:elu"}, "'elu' in 'linear:elu' is no setting"),
+        ({"attention": "linear:feature_map=tanh"}, "unknown feature_map 'tanh'"),
+        ({"attention": "agent", "num_agents": 50}, "num_agents=50 is not a perfect square: use 49 or 64"),
+        ({"num_heads": 5}, "5 heads do not divide a width of 24"),
+        ({"img_size": 0}, "0×0 px"),
+        ({"img_size": (32, 32, 3)}, "img_size is one number or"),
+        ({"depths": ()}, "every stage needs a block"),
+        ({"attention": "pola", "kernel_size": 4}, "odd kernel_size, got 4"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(arguments, message):
+    with pytest.raises(SubquadError, match=message) as caught:
+        small(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_model_is_answered_with_the_nearest():
+    with pytest.raises(SubquadError, match="unknown model 'deit_tinny': did you mean deit_tiny"):
+        subquad.create_model("deit_tinny")
+
+
+@every_mechanism
+def test_a_saved_model_restores_itself_from_the_file_alone(attention, tmp_path):
+    model = small(attention, img_size=(32, 24)).eval()
+    subquad.save_weights(model, tmp_path / "model.safetensors", {"classes": ["a", "b"]})
+    restored, note = subquad.restore_model(tmp_path / "model.safetensors")
+    x = torch.randn(2, 3, 32, 24)
+    assert torch.equal(restored.eval()(x), model(x))
+    assert note["classes"] == ["a", "b"] and restored.creation == model.creation
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_keys_and_leaves_the_model_alone(tmp_path):
+    model = small("softmax")
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    subquad.save_weights(small("agent"), tmp_path / "agent.safetensors")
+    with pytest.raises(SubquadError, match=r"unexpected \(blocks\.0\.attn\.inner\.agent_bias") as caught:
+        subquad.load_checkpoint(model, tmp_path / "agent.safetensors")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(SubquadError, match=r"head\.bias is \(7,\), the model's \(5,\)"):
+        subquad.load_checkpoint(model, small("softmax", num_classes=7).state_dict())
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def test_weights_are_found_under_the_keys_that_trainers_use(tmp_path):
+    model, other = small("agent"), small("agent")
+    state = {f"module.{key}": tensor for key, tensor in model.state_dict().items()}
+    torch.save({"epoch": 3, "model": {}, "state_dict_ema": state}, tmp_path / "run.pth")
+    subquad.load_checkpoint(other, tmp_path / "run.pth")
+    assert torch.equal(other.head.weight, model.head.weight)
+
+
+class Dangerous:
+    def __reduce__(self):
+        return print, ("code from a checkpoint ran",)
+
+
+def test_checkpoints_run_no_code(tmp_path, capsys):
+    torch.save({"model": small().state_dict(), "config": Dangerous()}, tmp_path / "run.pth")
+    with pytest.raises(SubquadError, match="can't be loaded without running code"):
+        subquad.load_checkpoint(small(), tmp_path / "run.pth")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x80\x02}q\x00."])
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_a_damaged_file_is_one_line(tmp_path, content, suffix):
+    path = tmp_path / f"broken.{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(SubquadError) as caught:
+        subquad.load_checkpoint(small(), path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(SubquadError, match="no weight file"):
+        subquad.load_checkpoint(small(), tmp_path / "missing.pth")
+
+
+@every_mechanism
+def test_the_whole_network_compiles_without_a_graph_break(attention):
+    model = small(attention, depths=(1,)).eval()
+    x = torch.randn(2, 3, 36, 28)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@every_mechanism
+def test_the_whole_network_exports_for_any_batch(attention):
+    model = small(attention, depths=(1,)).eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, (torch.randn(3, 3, 32, 32),), dynamic_shapes={"x": {0: batch}})
+    x = torch.randn(5, 3, 32, 32)
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", sorted(ATTENTION.keys() - QUADRATIC)[:1])
+def test_inductor_computes_the_same(attention):
+    model = small(attention, depths=(1,)).eval()
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=1e-3, atol=1e-4)
+
+
+def test_resetting_the_classifier_keeps_device_and_dtype():
+    model = small().double()
+    model.reset_classifier(11)
+    assert model.num_classes == 11 and model(torch.randn(1, 3, 32, 32, dtype=torch.float64)).shape == (1, 11)
+    model.reset_classifier(0)
+    assert model(torch.randn(1, 3, 32, 32, dtype=torch.float64)).shape == (1, 24)
+
+
+def test_parameters_that_recipes_do_not_decay_exist():
+    model = small(reg_tokens=2)
+    assert model.no_weight_decay() <= {key for key, _ in model.named_parameters()}
+
+
+def test_every_variant_names_a_host_and_a_recipe():
+    from subquad.training import load_recipe
+
+    for variant in VARIANTS.values():
+        assert variant.host in HOSTS
+        load_recipe(variant.recipe)

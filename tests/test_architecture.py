@@ -1,0 +1,72 @@
+"""Imports go one way, hosts name no mechanism, and importing the library stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from subquad import ATTENTION
+
+SOURCE = Path(__file__).parents[1] / "src" / "subquad"
+# a room may import those before it; rooms on one line may not import each other unless they say so below
+ORDER = [
+    ["errors"],
+    ["grid"],
+    ["ops"],
+    ["attention"],
+    ["models"],
+    ["data"],
+    ["evaluation", "analysis", "bench"],
+    ["training"],
+    ["report"],
+    ["cli"],
+]
+RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
+FILES = sorted(SOURCE.rglob("*.py"))
+HEAVY = {"triton", "diffusers", "matplotlib", "sklearn", "accelerate", "tensorboard", "datasets", "transformers"}
+
+
+def room_of(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path):
+    room = room_of(path)
+    if room == "__init__":
+        return
+    assert room in RANK, f"{room} has no place in the order of imports: give it one here and in docs/design.md"
+    for module in imports_of(path):
+        parts = module.split(".")
+        if parts[0] == "subquad" and len(parts) > 1 and parts[1] != room:
+            assert RANK[parts[1]] < RANK[room], f"{path.relative_to(SOURCE)} imports {module}"
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "models").glob("*.py")), ids=lambda path: path.name)
+def test_hosts_name_no_mechanism(path):
+    if path.name in ("create.py", "variants.py", "__init__.py"):
+        return
+    strings = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+    assert not strings & ATTENTION.keys()
+    assert not any(module.startswith("subquad.attention") for module in imports_of(path))
+
+
+def test_importing_subquad_imports_nothing_heavy():
+    code = "import sys, subquad; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    # torch itself may load triton
+    before = subprocess.run(
+        [sys.executable, "-c", code.replace("subquad", "torch, timm")], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not (HEAVY & set(loaded)) - set(before)
