@@ -27,7 +27,7 @@ def test_the_example_of_the_readme():
 def test_every_network_builds_on_the_meta_device(name, attention):
     with torch.device("meta"):
         model = subquad.create_model(name, attention=attention)
-        assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+        assert model(torch.empty(2, 3, *model.img_size)).shape == (2, 1000)
 
 
 @every_mechanism

@@ -1,0 +1,30 @@
+# Each target sets up what it needs in .venv; `make demo` and `make test` work on a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-fast lint clean
+
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/subquad compare --config digits --output runs --experiment demo --seeds 0
+	$(BIN)/subquad report runs/demo --output report.html
+
+test: $(READY)
+	$(BIN)/python -m pytest --quiet -n 2
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest --quiet -n 2 -m 'not slow'
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
