@@ -78,7 +78,7 @@ def make_parser() -> Parser:
     sub.add_argument("--batch-size", type=positive, default=64, help="images at a time")
     sub.add_argument("--workers", type=int, default=0, help="processes that load images")
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
-    sub.add_argument("--output", type=Path, help="folder for confusion.csv and confusion.png")
+    sub.add_argument("--output", type=Path, help="write the confusion matrix here, as .csv and .png")
 
     sub = command("predict", run_predict, "Class names and probabilities for images; a picture grid for a folder.")
     sub.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="image files, or folders of them")
@@ -193,10 +193,10 @@ def run_compare(arguments: argparse.Namespace) -> None:
 
 def run_eval(arguments: argparse.Namespace) -> None:
     """Evaluate and print accuracy, confusion and throughput."""
-    from subquad.evaluation import confusion_text, evaluate_checkpoint, save_confusion
+    from subquad.evaluation import confusion_text, judge, load_trained, save_confusion
 
-    report = evaluate_checkpoint(
-        arguments.checkpoint,
+    found = judge(
+        load_trained(arguments.checkpoint),
         data=arguments.data,
         data_dir=arguments.data_dir,
         split=arguments.split,
@@ -204,33 +204,39 @@ def run_eval(arguments: argparse.Namespace) -> None:
         workers=arguments.workers,
         strict=arguments.strict,
     )
-    result = report.result
+    result = found.result
     print(f"{result.count} images: top-1 {result.top1:.2f} %, top-5 {result.top5:.2f} %, loss {result.loss:.4f}")
-    if report.num_broken:
-        print(f"{report.num_broken} broken images were skipped, the first is {report.first_broken}")
-    print(f"throughput {report.images_per_second:.0f} images/s on {report.device}, batch {arguments.batch_size}\n")
-    print(confusion_text(result.confusion, report.classes))
+    if found.broken:
+        print(f"{len(found.broken)} broken images were skipped, the first is {found.broken[0]}")
+    print(f"throughput {found.images_per_second:.0f} images/s on {found.device}, batch {arguments.batch_size}\n")
+    print(confusion_text(result.confusion, found.classes))
     if arguments.output is not None:
-        save_confusion(result.confusion, report.classes, arguments.output)
-        print(f"\nconfusion.csv and confusion.png are in {arguments.output}")
+        files = save_confusion(result.confusion, found.classes, arguments.output)
+        print(f"\nthe confusion matrix is in {' and '.join(map(str, files))}")
 
 
 def run_predict(arguments: argparse.Namespace) -> None:
     """Predict and print, and draw the grid."""
-    from subquad.evaluation import predict_images, save_picture_grid
+    from subquad.evaluation import load_trained, predict, save_picture_grid
 
-    predictions, broken = predict_images(
-        arguments.images, arguments.checkpoint, top_k=arguments.top_k, strict=arguments.strict
+    trained = load_trained(arguments.checkpoint)
+    predictions = predict(
+        trained.model,
+        arguments.images,
+        classes=trained.classes,
+        input_config=trained.input,
+        top_k=arguments.top_k,
+        device=trained.device,
+        strict=arguments.strict,
+        log=print,
     )
     for prediction in predictions:
         best = ", ".join(f"{name} {100 * share:.1f} %" for name, share in prediction.probabilities)
         true = f"  (true: {prediction.true})" if prediction.true is not None else ""
         print(f"{prediction.path}: {best}{true}")
-    if broken:
-        print(f"{len(broken)} broken images were skipped, the first is {broken[0]}")
     known = [prediction for prediction in predictions if prediction.true is not None]
     if known:
-        right = sum(prediction.true == prediction.probabilities[0][0] for prediction in known)
+        right = sum(not prediction.is_wrong for prediction in known)
         print(f"{right} of {len(known)} with a known class are right ({100 * right / len(known):.1f} %)")
     grid = arguments.grid or (Path("predictions.png") if any(path.is_dir() for path in arguments.images) else None)
     if grid is not None:

@@ -42,8 +42,8 @@ without the local branch (and with a gate of ones). Tokens stand in the order of
 call: the mechanism resamples its tables, or raises a SubquadError that says why it can't. Images of a batch do not
 see each other.
 
-Classes are final: no base class, no flags beside `inputs`, no `**kwargs`. `tests/attention/test_contract.py` holds every
-entry to all of it; docs/adding-a-mechanism.md walks through one.
+Classes are final: no base class, no flags beside `inputs`, no `**kwargs`. `tests/attention/test_contract.py` holds
+every entry to all of it; docs/adding-a-mechanism.md walks through one.
 """
 
 QUADRATIC = frozenset({"softmax"})

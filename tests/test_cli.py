@@ -1,0 +1,160 @@
+"""The commands, as a user types them: what they print, and that a mistake is one line and a non-zero exit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from subquad.cli import main, make_parser
+from subquad.training import recipe_fields
+
+TINY = ["--data", "digits", "--epochs", "1", "--warmup-epochs", "0", "--max-train-images", "64", "--depth", "1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder of a very short training."""
+    output = tmp_path_factory.mktemp("runs")
+    assert main(["train", *TINY, "--attention", "agent", "--output", str(output), "--experiment", "first"]) == 0
+    return output / "first"
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder with a picture in the folder of its class, and one that is broken."""
+    folder = tmp_path / "pictures" / "7"
+    folder.mkdir(parents=True)
+    Image.new("L", (8, 8), 90).save(folder / "grey.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    return folder.parent
+
+
+def complaint(capsys, *argv):
+    """What a command says that must fail: one line, exit status 2."""
+    assert main(list(argv)) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("subquad: ") and shown.err.count("\n") == 1, shown.err
+    return shown.err
+
+
+def test_a_run_folder_holds_the_whole_run(run):
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"recipe.yaml", "run.json", "metrics.jsonl", "metrics.csv", "tensorboard", "summary.json"}
+    assert names >= {"last.pt", "last.safetensors", "best.safetensors"}
+
+
+def test_eval_prints_accuracy_confusion_and_throughput_at_80_columns(run, capsys):
+    assert main(["eval", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "360 images: top-1" in shown and "top-5" in shown and "images/s" in shown
+    assert "rows true, columns predicted" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_eval_takes_a_weight_file_alone(run, capsys, tmp_path):
+    lonely = tmp_path / "weights.safetensors"
+    lonely.write_bytes((run / "best.safetensors").read_bytes())
+    assert main(["eval", str(lonely), "--output", str(tmp_path / "confusion")]) == 0
+    assert "360 images" in capsys.readouterr().out
+    assert (tmp_path / "confusion.csv").is_file() and (tmp_path / "confusion.png").is_file()
+
+
+def test_predict_names_classes_skips_broken_images_and_draws_a_grid(run, pictures, capsys, tmp_path):
+    grid = tmp_path / "grid.png"
+    assert main(["predict", str(pictures), "--checkpoint", str(run), "--grid", str(grid)]) == 0
+    shown = capsys.readouterr().out
+    assert "grey.png: " in shown and "(true: 7)" in shown and "skipped broken image" in shown
+    with Image.open(grid) as picture:
+        assert picture.width > 100
+
+
+def test_predict_with_strict_stops_at_a_broken_image(run, pictures, capsys):
+    assert "broken.png" in complaint(capsys, "predict", str(pictures), "--checkpoint", str(run), "--strict")
+
+
+def test_list_shows_everything_and_filters(capsys):
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("agent", "vit", "deit_tiny", "num_agents=49"))
+    assert main(["list", "models", "--filter", "*small*"]) == 0
+    shown = capsys.readouterr().out
+    assert "deit_small" in shown and "deit_tiny" not in shown
+
+
+def test_resuming_a_finished_run_gives_its_summary(run, capsys):
+    assert main(["train", "--resume", str(run)]) == 0
+    assert "best top-1" in capsys.readouterr().out
+
+
+def test_every_field_of_a_recipe_has_a_flag():
+    parser = make_parser()
+    arguments = parser.parse(["train", "--max-train-images", "7", "--no-model-ema", "--hflip", "0.5"])
+    assert arguments.max_train_images == "7" and arguments.model_ema is False
+    flags = {flag for action in arguments.parser._actions for flag in action.option_strings}
+    assert {f"--{name.replace('_', '-')}" for name in recipe_fields()} <= flags
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["train", "--lrr", "3"], "unknown argument '--lrr': did you mean --lr?"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["train", "--epochs", "many"], "epochs must be a whole number, got 'many'"),
+        (["train", "--attention", "agnet"], "unknown attention 'agnet': did you mean agent?"),
+        (["train", "--model", "deit_tinny"], "did you mean deit_tiny"),
+        (["train", "--config", "digts"], "unknown recipe 'digts': did you mean digits"),
+        (["train", "--data", "digts"], "digits"),
+        (["train", "--data", "no/such/folder"], "no/such/folder"),
+        (["train", "--num-heads", "5"], "5 heads do not divide a width of 64"),
+        (["train", "--settings", "num_agents=50", "--attention", "agent"], "not a perfect square"),
+        (["train", "--opt", "adamww"], "did you mean adamw"),
+        (["train", "--resume", "nowhere"], "no run in nowhere to resume"),
+        (["compare", "--attention", "softmax", "liner"], "unknown attention 'liner': did you mean linear"),
+        (["eval", "nowhere"], "nowhere"),
+        (["predict", "nothing.png", "--checkpoint", "nowhere"], "nowhere"),
+        (["list", "modles"], "unknown listing 'modles': did you mean models?"),
+        (["list", "--filter", "zzz"], "no name matches 'zzz'"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_and_writes_nothing(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in complaint(capsys, *argv)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_exists_is_not_overwritten(run, capsys):
+    said = complaint(capsys, "train", *TINY, "--output", str(run.parent), "--experiment", run.name)
+    assert "exists already" in said and "--resume" in said
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_its_keys(run, capsys, tmp_path):
+    start = ["--initial-checkpoint", str(run / "best.safetensors"), "--output", str(tmp_path)]
+    said = complaint(capsys, "train", *TINY, "--attention", "softmax", *start)
+    assert "is of another model" in said and "agent_bias" in said
+
+
+def test_a_folder_with_an_empty_class_is_refused_and_named(capsys, tmp_path):
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / "images" / split / name).mkdir(parents=True)
+            if name == "cat":
+                Image.new("RGB", (8, 8)).save(tmp_path / "images" / split / name / "0.png")
+    assert "dog" in complaint(capsys, "train", "--data", str(tmp_path / "images"), "--output", str(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_in_one_line(capsys, tmp_path):
+    said = complaint(capsys, "train", *TINY, "--lr", "1e30", "--output", str(tmp_path), "--experiment", "nan")
+    assert "the loss is" in said and "--lr" in said
+
+
+def test_the_module_runs_as_a_program_and_a_closed_pipe_is_no_error(tmp_path):
+    command = f"{sys.executable} -m subquad list | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ, cwd=tmp_path, check=True)
+    assert done.stdout.startswith("mechanism") and done.stderr == ""
+    assert not Path(tmp_path / "runs").exists()
