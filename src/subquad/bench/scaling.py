@@ -1,0 +1,140 @@
+"""Latency and memory of an attention layer against the number of tokens, all mechanisms in turn."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from subquad.attention import ATTENTION
+from subquad.bench.memory import peak_memory_mb
+from subquad.errors import SubquadError, unknown_name
+from subquad.grid import TokenGrid
+from subquad.models.layers import SelfAttention
+
+
+@dataclass(frozen=True)
+class ScalingRow:
+    """One mechanism at one length: milliseconds of a pass, over the repeats, and the memory it takes."""
+
+    mechanism: str
+    num_tokens: int
+    median_ms: float
+    min_ms: float
+    max_ms: float
+    peak_mb: float
+
+
+def measure_scaling(
+    mechanisms: Sequence[str],
+    lengths: Sequence[int],
+    *,
+    dim: int = 192,
+    num_heads: int = 3,
+    batch_size: int = 1,
+    repeats: int = 7,
+    backward: bool = False,
+    device: torch.device | str = "cpu",
+    time_budget_s: float = 60,
+    log: Callable[[str], None] = lambda line: None,
+) -> list[ScalingRow]:
+    """Time whole attention layers, projections included, on square grids of `lengths` tokens.
+
+    The mechanisms take turns within each repeat, so that what else the machine does hits all of them alike. A mechanism
+    whose repeats at a length would not fit what is left of `time_budget_s` is left out there, and `log` hears of it.
+    """
+    device = torch.device(device)
+    for mechanism in mechanisms:
+        if mechanism not in ATTENTION:
+            raise unknown_name("attention", mechanism, ATTENTION)
+    deadline = time.perf_counter() + time_budget_s
+    rows: list[ScalingRow] = []
+    running = list(mechanisms)
+    for length in sorted(lengths):
+        passes = {name: _one_pass(name, length, dim, num_heads, batch_size, backward, device) for name in running}
+        first = {name: _seconds(run, device) for name, run in passes.items()}
+        for name in [name for name in running if first[name] * (repeats + 2) > deadline - time.perf_counter()]:
+            log(f"{name} is left out from {length} tokens on: {first[name]:.1f} s a pass")
+            running.remove(name)
+            del passes[name]
+        seconds: dict[str, list[float]] = {name: [] for name in passes}
+        for _ in range(repeats):
+            for name, run in passes.items():
+                seconds[name].append(_seconds(run, device))
+        rows += [_row(name, length, seconds[name], peak_memory_mb(run, device)) for name, run in passes.items()]
+    return rows
+
+
+def crossover(rows: Sequence[ScalingRow], reference: str = "softmax") -> dict[str, float | None]:
+    """For each other mechanism the length from which on it is faster than `reference`, None if it never was.
+
+    Between two measured lengths the ratio of the medians is interpolated in logarithms; faster from the first length on
+    gives that length.
+    """
+    base = {row.num_tokens: row.median_ms for row in rows if row.mechanism == reference}
+    found: dict[str, float | None] = {}
+    for name in dict.fromkeys(row.mechanism for row in rows if row.mechanism != reference):
+        ratios = [
+            (row.num_tokens, math.log(row.median_ms / base[row.num_tokens]))
+            for row in sorted(rows, key=lambda row: row.num_tokens)
+            if row.mechanism == name and row.num_tokens in base
+        ]
+        found[name] = _last_descent(ratios)
+    return found
+
+
+def _last_descent(ratios: Sequence[tuple[int, float]]) -> float | None:
+    """Where the logarithm of a ratio goes below 0 for good."""
+    if not ratios or ratios[-1][1] >= 0:
+        return None
+    for (left, above), (right, below) in reversed(list(pairwise(ratios))):
+        if above >= 0 > below:
+            share = above / (above - below)
+            return math.exp(math.log(left) + share * (math.log(right) - math.log(left)))
+    return float(ratios[0][0])
+
+
+def _one_pass(
+    name: str, length: int, dim: int, num_heads: int, batch_size: int, backward: bool, device: torch.device
+) -> Callable[[], None]:
+    """A pass through a layer of this mechanism, ready to be timed."""
+    side = math.isqrt(length)
+    if side * side != length:
+        raise SubquadError(f"{length} tokens make no square grid: use {side**2} or {(side + 1) ** 2}")
+    grid = TokenGrid(side, side)
+    layer: nn.Module = SelfAttention(dim, num_heads, ATTENTION[name], grid=grid).to(device)
+    x = torch.randn(batch_size, length, dim, device=device, requires_grad=backward)
+
+    def forward() -> None:
+        with torch.inference_mode():
+            layer(x, grid=grid)
+
+    def both() -> None:
+        layer(x, grid=grid).sum().backward()
+
+    return both if backward else forward
+
+
+def _seconds(run: Callable[[], None], device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    start = time.perf_counter()
+    run()
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter() - start
+
+
+def _row(name: str, length: int, seconds: Sequence[float], peak_mb: float) -> ScalingRow:
+    return ScalingRow(
+        mechanism=name,
+        num_tokens=length,
+        median_ms=1000 * statistics.median(seconds),
+        min_ms=1000 * min(seconds),
+        max_ms=1000 * max(seconds),
+        peak_mb=peak_mb,
+    )

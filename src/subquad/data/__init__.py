@@ -1,0 +1,23 @@
+"""Images to train on and to judge by: data sets, folders and archives, what is done to them, and batches of them."""
+
+from subquad.data.archives import home
+from subquad.data.catalogue import NAMES, load_dataset
+from subquad.data.dataset import BrokenImageError, ImageDataset, read_image
+from subquad.data.folders import find_images
+from subquad.data.loader import create_loader
+from subquad.data.transforms import Augmentation, InputConfig, eval_transform, train_transform
+
+__all__ = [
+    "NAMES",
+    "Augmentation",
+    "BrokenImageError",
+    "ImageDataset",
+    "InputConfig",
+    "create_loader",
+    "eval_transform",
+    "find_images",
+    "home",
+    "load_dataset",
+    "read_image",
+    "train_transform",
+]

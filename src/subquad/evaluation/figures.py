@@ -1,0 +1,34 @@
+"""What all pictures of results share: matplotlib where there is one, files written whole or not at all."""
+
+from pathlib import Path
+from typing import Any
+
+from subquad.errors import SubquadError
+
+INK, MUTED, WRONG = "#1f2933", "#7b8794", "#c81e1e"
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A matplotlib Figure of so many inches, which needs no display."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SubquadError("pictures need matplotlib: pip install 'subquad[report]'") from None
+    return Figure(figsize=(width, height), facecolor="white")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write `figure` in the format that the ending of `path` names."""
+    formats = figure.canvas.get_supported_filetypes()
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in formats:
+        raise SubquadError(f"can't write a picture to {path}: its name must end in one of .{', .'.join(formats)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.part")
+    figure.savefig(partial, format=kind, dpi=150)
+    partial.replace(path)
+
+
+def shorten(name: str, length: int) -> str:
+    """`name` in at most `length` letters."""
+    return name if len(name) <= length else f"{name[: length - 1]}…"

@@ -1,0 +1,120 @@
+"""A trained network from its run folder or from a weight file alone, and its judgement on its data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
+from subquad.errors import SubquadError
+from subquad.evaluation.accuracy import EvalResult, evaluate
+from subquad.evaluation.throughput import measure_throughput
+from subquad.models import restore_model
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network with what it was trained on.
+
+    Attributes:
+        model: in evaluation mode, on `device`.
+        classes: their names, in the order of the logits.
+        input: how images are brought to the network.
+        data, data_dir: what it was trained on; None where the file does not say.
+    """
+
+    model: nn.Module
+    classes: tuple[str, ...]
+    input: InputConfig
+    data: str | None
+    data_dir: str | None
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What `judge` found out."""
+
+    result: EvalResult
+    classes: tuple[str, ...]
+    images_per_second: float
+    broken: list[str]
+    device: torch.device
+
+
+def load_trained(path: Path | str) -> Trained:
+    """The best weights of a run folder, or a weight file that training wrote, on the fastest device there is."""
+    path = Path(path)
+    file = path / "best.safetensors" if path.is_dir() else path
+    if path.is_dir() and not file.is_file():
+        raise SubquadError(f"{path} holds no best.safetensors: name a run folder that has finished an epoch")
+    model, note = restore_model(file)
+    missing = [key for key in ("classes", "input") if key not in note]
+    if missing:
+        raise SubquadError(f"{file} does not say its {' and '.join(missing)}: only files written by training do")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    size: Any = model.img_size
+    config = InputConfig(img_size=size, **note["input"])
+    named = _recipe_of(file.parent)
+    return Trained(
+        model=model.eval().to(device),
+        classes=tuple(note["classes"]),
+        input=config,
+        data=named.get("data", note.get("data")),
+        data_dir=named.get("data_dir"),
+        device=device,
+    )
+
+
+def judge(
+    trained: Trained,
+    *,
+    data: str | None = None,
+    data_dir: str | None = None,
+    split: str = "validation",
+    batch_size: int = 64,
+    workers: int = 0,
+    strict: bool = False,
+) -> Judgement:
+    """Accuracy and speed of a network, on what it was trained on or on other data with the same classes."""
+    images = images_of(trained, data=data, data_dir=data_dir, split=split, strict=strict)
+    loader = create_loader(images, batch_size=batch_size, workers=workers)
+    num_classes: Any = trained.model.num_classes
+    result = evaluate(trained.model, loader, device=trained.device, num_classes=num_classes)
+    speed = measure_throughput(trained.model, trained.input.img_size, batch_size, trained.device)
+    # a head may have more outputs than the data has classes
+    names = (*trained.classes, *(f"class {place}" for place in range(len(trained.classes), num_classes)))
+    return Judgement(result, names, speed, images.broken_paths(), trained.device)
+
+
+def images_of(
+    trained: Trained,
+    *,
+    data: str | None = None,
+    data_dir: str | None = None,
+    split: str = "validation",
+    strict: bool = False,
+) -> ImageDataset:
+    """The images that a network is judged on, as it takes them."""
+    name = data or trained.data
+    if name is None:
+        raise SubquadError("the weight file does not say what it was trained on: name the data")
+    images = load_dataset(name, split=split, data_dir=data_dir or (None if data else trained.data_dir), strict=strict)
+    if images.classes != trained.classes:
+        strange = sorted(set(images.classes) - set(trained.classes)) or ["another order"]
+        raise SubquadError(
+            f"{name} has {len(images.classes)} classes, the model {len(trained.classes)}, and they differ: "
+            f"{', '.join(strange[:5])}"
+        )
+    images.transform = eval_transform(trained.input)
+    return images
+
+
+def _recipe_of(folder: Path) -> dict[str, Any]:
+    """What the recipe of a run folder says, nothing where there is none."""
+    file = folder / "recipe.yaml"
+    content = yaml.safe_load(file.read_text()) if file.is_file() else None
+    return content if isinstance(content, dict) else {}

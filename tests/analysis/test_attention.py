@@ -1,0 +1,47 @@
+"""The explicit attention of a whole network is that of its layers, and asking for it changes nothing."""
+
+import pytest
+import torch
+
+import subquad
+from subquad import ATTENTION
+from subquad.analysis import attention_weights
+
+every_mechanism = pytest.mark.parametrize("name", ATTENTION)
+
+
+def network(name):
+    return subquad.create_model(
+        "deit_micro", attention=name, depths=(2,), num_classes=3, img_size=(6, 8), patch_size=2, embed_dim=16
+    )
+
+
+@every_mechanism
+def test_every_layer_is_there_with_its_grid(name):
+    layers = attention_weights(network(name), torch.randn(2, 3, 6, 8))
+    assert [layer.name for layer in layers] == ["blocks.0.attn.inner", "blocks.1.attn.inner"]
+    for layer in layers:
+        assert layer.mechanism == name and layer.grid.shape == (3, 4) and layer.grid.prefix == 1
+        assert layer.weights.shape[:2] == (2, 4) and layer.weights.shape[3:] == (13, 13)
+
+
+def test_weights_are_those_of_the_layers_inputs():
+    model = network("softmax").eval()
+    images = torch.randn(2, 3, 6, 8)
+    seen = {}
+    model.blocks[1].attn.inner.register_forward_pre_hook(lambda _, __, kw: seen.update(kw), with_kwargs=True)
+    layer = attention_weights(model, images)[1]
+    expected = (seen["q"] @ seen["k"].mT / 2).softmax(-1)
+    torch.testing.assert_close(layer.weights[:, :, 0], expected)
+
+
+@every_mechanism
+def test_the_network_is_left_as_it_was(name):
+    model = network(name).train()
+    model.blocks[0].eval()
+    attention_weights(model, torch.randn(1, 3, 6, 8))
+    assert model.training and not model.blocks[0].training
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    with pytest.raises(RuntimeError):
+        attention_weights(model, torch.randn(1, 7, 6, 8))
+    assert model.training and not any(module._forward_pre_hooks for module in model.modules())

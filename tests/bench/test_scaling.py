@@ -1,0 +1,58 @@
+"""Latency and memory against length: what is counted, what is left out, where lines cross."""
+
+import pytest
+import torch
+
+from subquad import ATTENTION, SubquadError
+from subquad.attention import QUADRATIC
+from subquad.bench import ScalingRow, crossover, measure_scaling, peak_memory_mb
+
+MB = 2**18  # fp32 numbers
+
+
+def test_peak_memory_is_what_lives_at_once():
+    x = torch.randn(MB)
+    cpu = torch.device("cpu")
+    assert peak_memory_mb(lambda: x * 2, cpu) == pytest.approx(1)
+    assert peak_memory_mb(lambda: ((x * 2) * 2) * 2, cpu) == pytest.approx(2)
+    assert peak_memory_mb(lambda: (x * 2, x * 3, x * 4), cpu) == pytest.approx(3)
+    assert peak_memory_mb(lambda: x.view(2, -1).T, cpu) == 0
+
+
+def test_memory_of_linear_mechanisms_grows_as_the_length_does():
+    rows = measure_scaling(list(ATTENTION), [256, 1024], dim=32, num_heads=2, repeats=1)
+    peak = {(row.mechanism, row.num_tokens): row.peak_mb for row in rows}
+    for name in ATTENTION.keys() - QUADRATIC:
+        assert peak[name, 1024] < 5.5 * peak[name, 256], name
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_every_mechanism_gets_a_row_for_every_length(backward):
+    rows = measure_scaling(list(ATTENTION), [16, 64], dim=16, num_heads=2, repeats=2, backward=backward)
+    assert {(row.mechanism, row.num_tokens) for row in rows} == {(name, n) for name in ATTENTION for n in (16, 64)}
+    assert all(0 < row.min_ms <= row.median_ms <= row.max_ms and row.peak_mb > 0 for row in rows)
+
+
+def test_what_does_not_fit_the_time_is_left_out_and_named():
+    said = []
+    assert measure_scaling(["softmax"], [16, 64], dim=16, num_heads=2, time_budget_s=0, log=said.append) == []
+    assert len(said) == 1 and "softmax is left out from 16 tokens on" in said[0]
+
+
+def test_a_length_that_is_no_square_is_refused_with_the_nearest():
+    with pytest.raises(SubquadError, match="50 tokens make no square grid: use 49 or 64"):
+        measure_scaling(["softmax"], [50])
+
+
+def rows_of(**medians):
+    return [
+        ScalingRow(name, 4**k, ms, ms, ms, 1.0) for name, line in medians.items() for k, ms in enumerate(line, start=1)
+    ]
+
+
+def test_the_crossover_is_where_lines_cross_on_logarithmic_axes():
+    rows = rows_of(softmax=[1, 16, 256], late=[4, 16 / 4, 16], never=[2, 32, 512], always=[0.5, 1, 2])
+    found = crossover(rows)
+    assert found["late"] == pytest.approx(8)
+    assert found["never"] is None
+    assert found["always"] == 4
