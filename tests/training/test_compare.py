@@ -1,0 +1,58 @@
+import csv
+import json
+
+import pytest
+
+from subquad.errors import SubquadError
+from subquad.training import compare, comparison_table
+from subquad.training.compare import aggregate, slug
+
+
+def test_a_comparison_has_a_run_for_each_mechanism_and_seed_and_a_row_for_each_mechanism(tiny, tmp_path):
+    rows = compare(tiny, ["softmax", "linear:feature_map=elu,local=true"], [1, 2], tmp_path)
+    runs = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    linear = slug("linear:feature_map=elu,local=true")
+    assert runs == {"softmax-s1", "softmax-s2", f"{linear}-s1", f"{linear}-s2"}
+    assert [row["mechanism"] for row in rows] == ["softmax", "linear:feature_map=elu,local=true"]
+    assert json.loads((tmp_path / "compare.json").read_text()) == rows
+    with (tmp_path / "compare.csv").open() as file:
+        assert [row["mechanism"] for row in csv.DictReader(file)] == [row["mechanism"] for row in rows]
+    assert len((tmp_path / "compare.md").read_text().splitlines()) == 4
+
+
+def test_what_has_finished_is_kept(tiny, tmp_path):
+    lines = []
+    first = compare(tiny, ["softmax"], [1], tmp_path)
+    assert compare(tiny, ["softmax"], [1], tmp_path, log=lines.append) == first
+    assert not any(line.startswith("epoch") for line in lines)
+
+
+def test_a_wrong_name_is_found_before_the_first_run(tiny, tmp_path):
+    with pytest.raises(SubquadError, match="unknown attention 'agnet'"):
+        compare(tiny, ["softmax", "agnet"], [1], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_accuracy_is_mean_and_deviation_over_the_seeds():
+    costs = dict.fromkeys(
+        ("last_top1", "images_per_second", "train_seconds", "peak_memory_mb", "params", "macs"), 1_234_567
+    )
+    row = aggregate("agent", [1, 2], [{"best_top1": 90.0, **costs}, {"best_top1": 92.0, **costs}])
+    assert (row["top1_mean"], row["top1_std"]) == (91.0, pytest.approx(2**0.5))
+
+
+def test_the_table_fits_a_terminal():
+    row = {
+        "mechanism": "linear:feature_map=elu,local=true,more=settings",
+        "top1_mean": 100.0,
+        "top1_std": 10.123,
+        "params": 123_456_789,
+        "macs": 123_456_789_000,
+        "images_per_second": 123456.7,
+        "train_seconds": 360_000.0,
+        "peak_memory_mb": 140_000.0,
+    }
+    lines = comparison_table([row, {**row, "mechanism": "agent", "top1_std": None}]).splitlines()
+    assert len(lines) == 3
+    assert all(len(line) <= 80 for line in lines)
+    assert "100.00 ± 10.12" in lines[1]

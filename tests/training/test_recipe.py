@@ -1,0 +1,101 @@
+import dataclasses
+
+import pytest
+
+from subquad.errors import SubquadError
+from subquad.training import Recipe, load_recipe, parse_settings, recipe_fields, recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_packaged_recipe_survives_being_written_and_read(name, tmp_path):
+    recipe = load_recipe(name)
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert load_recipe(tmp_path / "again.yaml") == recipe
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_packaged_recipe_names_its_source_and_its_command(name):
+    import subquad.training.recipe as module
+
+    head = (module.RECIPES / f"{name}.yaml").read_text().splitlines()[:3]
+    assert all(line.startswith("# ") for line in head[:2])
+    assert f"--config {name}" in " ".join(head)
+
+
+def test_the_recipes_of_the_papers_are_there():
+    papers = {"deit", "pvt", "swin", "cswin", "soft", "swin_384", "cswin_384", "cifar10", "cifar10_small", "digits"}
+    assert papers <= set(recipe_names())
+
+
+def test_every_field_has_one_line_of_help():
+    for name, (_, text) in recipe_fields().items():
+        assert text and "\n" not in text, name
+
+
+def test_the_reproduction_is_the_published_one():
+    recipe = load_recipe("cifar10")
+    assert (recipe.opt, recipe.lr, recipe.weight_decay, recipe.min_lr) == ("adam", 3e-4, 1e-5, 0)
+    assert (recipe.epochs, recipe.batch_size, recipe.warmup_epochs, recipe.seed) == (100, 256, 0, 42)
+    assert (recipe.scale, recipe.rotation, recipe.color_jitter, recipe.hflip) == ((0.6, 1.0), 20, 0.2, 0.5)
+    assert (recipe.attention, recipe.img_size, recipe.num_heads) == ("inline", (224, 224), 6)
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
+    (tmp_path / "a.yaml").write_text("lr: 5e-4\nopt_betas: [0.9, 1e-1]\nimg_size: 32\n")
+    recipe = load_recipe(tmp_path / "a.yaml")
+    assert (recipe.lr, recipe.opt_betas, recipe.img_size) == (5e-4, (0.9, 0.1), (32, 32))
+
+
+def test_values_may_be_text_as_on_the_command_line():
+    recipe = Recipe().replace(
+        lr="1e-3", img_size="8,12", epochs="3", clip_grad="none", model_ema="true", settings="num_agents=16,local=false"
+    )
+    assert (recipe.lr, recipe.img_size, recipe.epochs, recipe.clip_grad) == (1e-3, (8, 12), 3, None)
+    assert recipe.model_ema is True
+    assert recipe.settings == {"num_agents": 16, "local": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs: ten", "epochs must be a whole number, got 'ten'"),
+        ("epochs: 1.5", "epochs must be a whole number, got 1.5"),
+        ("epochs: 0", "epochs must be at least 1, got 0"),
+        ("warmup_epochs: -1", "warmup_epochs must not be negative, got -1"),
+        ("model_ema: 1", "model_ema must be true or false, got 1"),
+        ("scale: [0.1, 0.2, 0.3]", "scale must be 2 numbers"),
+        ("model: 3", "model must be text, got 3"),
+        ("lr: null\nbatch_size: null", "batch_size must be a whole number, got None"),
+        ("wamup_epochs: 3", "unknown field in .*: 'wamup_epochs': did you mean warmup_epochs"),
+        ("sched: cosin", "unknown schedule 'cosin': did you mean cosine?"),
+        ("amp: bf6", "unknown precision for amp 'bf6': did you mean bf16"),
+        ("mixup: 0.8\nbatch_size: 7", "batch_size 7 is odd"),
+        ("- deit", "lines of `field: value`"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_clear_line(text, message, tmp_path):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(SubquadError, match=message) as error:
+        load_recipe(tmp_path / "a.yaml")
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_recipe_suggests_the_nearest():
+    with pytest.raises(SubquadError, match="unknown recipe 'digit': did you mean digits"):
+        load_recipe("digit")
+
+
+def test_a_recipe_file_that_is_missing_is_named():
+    with pytest.raises(SubquadError, match=r"no recipe file nowhere.yaml"):
+        load_recipe("nowhere.yaml")
+
+
+def test_settings_without_a_value_are_refused():
+    with pytest.raises(SubquadError, match="name=value"):
+        parse_settings("num_agents")
+
+
+def test_a_recipe_does_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Recipe().lr = 1
