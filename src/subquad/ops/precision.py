@@ -24,7 +24,8 @@ def in_fp32(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         first = tensors[0]
         assert isinstance(first, Tensor)
         device = first.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        # the meta device has no autocast to ask about
+        if device != "meta" and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
                 return function(*map(_raise, tensors), **settings).to(first.dtype)  # type: ignore[arg-type]
         if first.dtype in HALF:
