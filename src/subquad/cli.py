@@ -256,10 +256,17 @@ def run_list(arguments: argparse.Namespace) -> None:
 
 
 def run_report(arguments: argparse.Namespace) -> None:
-    """Write the page."""
-    from subquad.report import report
+    """Measure what the page needs, and write it."""
+    from subquad.bench import describe_scaling, measure_scaling
+    from subquad.report import find_runs, write_report
 
-    report(arguments.runs, arguments.output, scaling=not arguments.no_scaling, log=print)
+    found = find_runs(arguments.runs)
+    rows, note = [], ""
+    if not arguments.no_scaling:
+        mechanisms = list(dict.fromkeys(run.attention.split(":")[0].split("+")[0] for run in found))
+        print(f"measuring {', '.join(mechanisms)} against sequence length")
+        rows, note = measure_scaling(mechanisms, log=print), describe_scaling()
+    write_report(arguments.runs, arguments.output, scaling=rows, scaling_note=note, log=print)
     print(f"the report is in {arguments.output}")
 
 

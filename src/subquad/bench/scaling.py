@@ -16,6 +16,9 @@ from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.layers import SelfAttention
 
+LENGTHS = (64, 196, 576, 1600, 4096)
+"""Square grids from 8×8 to 64×64 tokens."""
+
 
 @dataclass(frozen=True)
 class ScalingRow:
@@ -31,7 +34,7 @@ class ScalingRow:
 
 def measure_scaling(
     mechanisms: Sequence[str],
-    lengths: Sequence[int],
+    lengths: Sequence[int] = LENGTHS,
     *,
     dim: int = 192,
     num_heads: int = 3,
@@ -67,6 +70,15 @@ def measure_scaling(
                 seconds[name].append(_seconds(run, device))
         rows += [_row(name, length, seconds[name], peak_memory_mb(run, device)) for name, run in passes.items()]
     return rows
+
+
+def describe_scaling(device: torch.device | str = "cpu") -> str:
+    """On what `measure_scaling` measures by default, in a sentence."""
+    device = torch.device(device)
+    name = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({torch.get_num_threads()} of its cores)"
+    )
+    return f"Width 192, 3 heads, one image, fp32, {name}, torch {torch.__version__}; medians of interleaved repeats."
 
 
 def crossover(rows: Sequence[ScalingRow], reference: str = "softmax") -> dict[str, float | None]:

@@ -1,0 +1,166 @@
+"""Charts as SVG: lines and points on linear or logarithmic axes, drawn to be read at any width."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 92, 14, 44
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line or a cloud of points; `colour` is a CSS class of the page. `tips` says what hovering shows."""
+
+    label: str
+    colour: str
+    points: Sequence[tuple[float, float]]
+    tips: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis says and how it counts."""
+
+    title: str
+    log: bool = False
+    whole: bool = False
+
+
+def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, height: int = 320) -> str:
+    """Lines with a dot a value and their names at their right ends."""
+    frame = _Frame(series, x, y, width, height)
+    parts = [frame.axes()]
+    ends = []
+    for one in series:
+        places = [frame.place(*point) for point in one.points]
+        path = " ".join(f"{'L' if k else 'M'}{px:.1f} {py:.1f}" for k, (px, py) in enumerate(places))
+        dots = "".join(_dot(px, py, 2.6, tip) for (px, py), tip in zip(places, one.tips, strict=True))
+        parts.append(f'<g class="series {one.colour}"><path class="line" d="{path}"/>{dots}</g>')
+        ends.append(places[-1])
+    for one, (px, py), level in zip(series, ends, _spread([py for _, py in ends], 13, _TOP + 4, height), strict=True):
+        parts.append(_name(one, frame.right + 10, level, (px, py)))
+    return _svg(width, height, f"{y.title} against {x.title}", parts)
+
+
+def point_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, height: int = 320) -> str:
+    """Points with their names beside them."""
+    frame = _Frame(series, x, y, width, height)
+    parts = [frame.axes()]
+    places = [frame.place(*point) for one in series for point in one.points[:1]]
+    order = sorted(range(len(places)), key=lambda k: places[k][1])
+    levels = dict(zip(order, _spread([places[k][1] for k in order], 13, _TOP + 4, height), strict=True))
+    for k, one in enumerate(series):
+        (px, py), tip = places[k], one.tips[0]
+        parts.append(f'<g class="series {one.colour}">{_dot(px, py, 5, tip)}</g>')
+        parts.append(_name(one, px + 9, levels[k], None))
+    return _svg(width, height, f"{y.title} against {x.title}", parts)
+
+
+class _Frame:
+    """Where numbers stand: the plotting area, its scales and ticks."""
+
+    def __init__(self, series: Sequence[Series], x: Axis, y: Axis, width: int, height: int) -> None:
+        self.x, self.y = x, y
+        self.left, self.right, self.top, self.bottom = _LEFT, width - _RIGHT, _TOP, height - _BOTTOM
+        points = [point for one in series for point in one.points]
+        self.x_ticks, self.x_range = _scale([px for px, _ in points], x)
+        self.y_ticks, self.y_range = _scale([py for _, py in points], y)
+
+    def place(self, px: float, py: float) -> tuple[float, float]:
+        """Where a value stands on the picture."""
+        across, up = _share(px, self.x_range, self.x.log), _share(py, self.y_range, self.y.log)
+        return self.left + across * (self.right - self.left), self.bottom - up * (self.bottom - self.top)
+
+    def axes(self) -> str:
+        """Grid, ticks and titles."""
+        parts = []
+        for tick in self.y_ticks:
+            _, py = self.place(self.x_range[0], tick)
+            parts.append(f'<path class="grid" d="M{self.left} {py:.1f}H{self.right}"/>')
+            parts.append(
+                f'<text class="tick" x="{self.left - 7}" y="{py + 4:.1f}" text-anchor="end">{_tick(tick)}</text>'
+            )
+        for tick in self.x_ticks:
+            px, _ = self.place(tick, self.y_range[0])
+            parts.append(f'<path class="grid" d="M{px:.1f} {self.bottom}v5"/>')
+            parts.append(
+                f'<text class="tick" x="{px:.1f}" y="{self.bottom + 18}" text-anchor="middle">{_tick(tick)}</text>'
+            )
+        middle = (self.left + self.right) / 2
+        parts.append(f'<path class="axis" d="M{self.left} {self.bottom}H{self.right}"/>')
+        below = f'x="{middle}" y="{self.bottom + 37}"'
+        beside = f'transform="translate(12 {(self.top + self.bottom) / 2}) rotate(-90)"'
+        for place, axis in ((below, self.x), (beside, self.y)):
+            parts.append(f'<text class="title" {place} text-anchor="middle">{escape(axis.title)}</text>')
+        return "".join(parts)
+
+
+def _scale(values: Sequence[float], axis: Axis) -> tuple[list[float], tuple[float, float]]:
+    """Ticks at round numbers, and a range that holds all values."""
+    low, high = min(values), max(values)
+    if axis.log:
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        steps = (1,) if last - first > 2 else (1, 2, 5) if last - first > 1 else (1, 2, 3, 5, 7)
+        ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in steps]
+        span = (high / low) ** 0.04 if high > low else 1.5
+        low, high = low / span, high * span
+        return [tick for tick in ticks if low <= tick <= high], (low, high)
+    if high == low:
+        low, high = low - 1, high + 1
+    rough = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+    step = max(step, 1.0) if axis.whole else step
+    margin = 0.04 * (high - low)
+    low, high = low - margin, high + margin
+    ticks = [step * k for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return ticks, (low, high)
+
+
+def _share(value: float, span: tuple[float, float], log: bool) -> float:
+    low, high = span
+    if log:
+        value, low, high = math.log(value), math.log(low), math.log(high)
+    return (value - low) / (high - low)
+
+
+def _spread(levels: Sequence[float], gap: float, top: float, height: float) -> list[float]:
+    """Levels moved apart so that names do not overlap, in the order given."""
+    order = sorted(range(len(levels)), key=lambda k: levels[k])
+    placed: dict[int, float] = {}
+    last = -math.inf
+    for k in order:
+        last = placed[k] = max(levels[k], last + gap, top)
+    # what has run out at the bottom pushes back up
+    limit = float(height - _BOTTOM)
+    for k in reversed(order):
+        limit = placed[k] = min(placed[k], limit)
+        limit -= gap
+    return [placed[k] for k in range(len(levels))]
+
+
+def _name(one: Series, px: float, level: float, end: tuple[float, float] | None) -> str:
+    """The name of a series, led to by a thin line where it had to move away."""
+    leader = ""
+    if end is not None and abs(end[1] - level) > 3:
+        leader = f'<path class="leader" d="M{end[0] + 3:.1f} {end[1]:.1f}L{px - 2:.1f} {level:.1f}"/>'
+    text = one.label if len(one.label) <= 14 else f"{one.label[:13]}…"
+    whole = f"<title>{escape(one.label)}</title>"
+    name = f'<text class="name" x="{px:.1f}" y="{level + 4:.1f}">{whole}{escape(text)}</text>'
+    return f'<g class="series {one.colour}">{leader}{name}</g>'
+
+
+def _dot(px: float, py: float, radius: float, tip: str) -> str:
+    return f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" data-tip="{escape(tip, quote=True)}"/>'
+
+
+def _tick(value: float) -> str:
+    if value and abs(value) >= 1000:
+        return f"{value / 1000:g}k"
+    return f"{value:.4g}"
+
+
+def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    label = escape(title, quote=True)
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'

@@ -1,0 +1,79 @@
+"""The table of accuracy and cost, sortable by its headers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from subquad.report.runs import Group
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its title, how it is read off a group, how it is printed, and whether more is better."""
+
+    title: str
+    value: Callable[[Group], float]
+    text: Callable[[Group], str]
+    more_is_better: bool
+
+
+def columns_of(groups: Sequence[Group]) -> list[Column]:
+    """The columns for these runs."""
+
+    def accuracy(metric: str) -> Callable[[Group], str]:
+        def text(group: Group) -> str:
+            spread = group.spread(metric)
+            return f"{group.mean(metric):.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
+
+        return text
+
+    return [
+        Column("top-1 %", lambda g: g.mean("eval_top1"), accuracy("eval_top1"), True),
+        Column("top-5 %", lambda g: g.mean("eval_top5"), accuracy("eval_top5"), True),
+        Column("parameters", lambda g: g.first.facts["params"], lambda g: si(g.first.facts["params"]), False),
+        Column("MACs", lambda g: g.first.facts["macs"], lambda g: si(g.first.facts["macs"]), False),
+        Column("images/s", lambda g: g.cost("images_per_second"), lambda g: f"{g.cost('images_per_second'):.0f}", True),
+        Column("time", lambda g: g.seconds, lambda g: clock(g.seconds), False),
+        Column("peak MB", lambda g: g.cost("peak_memory_mb"), lambda g: f"{g.cost('peak_memory_mb'):.0f}", False),
+    ]
+
+
+def accuracy_table(groups: Sequence[Group], colours: dict[str, str]) -> str:
+    """Markup of the table; the best value of a column is marked, and so are those printed the same."""
+    columns = columns_of(groups)
+    best = []
+    for column in columns:
+        choose = max if column.more_is_better else min
+        best.append(column.text(choose(groups, key=column.value)).split(" ")[0])
+    seeds = any(len(group.runs) > 1 for group in groups)
+    titles = ["mechanism", *([] if not seeds else ["seeds"]), *(column.title for column in columns)]
+    head = "".join(f'<th scope="col"><button type="button">{escape(title)}</button></th>' for title in titles)
+    body = []
+    for group in groups:
+        swatch = f'<span class="swatch {colours[group.label]}"></span>'
+        cells = [f'<th scope="row">{swatch}{escape(group.label)}</th>']
+        if seeds:
+            cells.append(f'<td data-value="{len(group.runs)}">{len(group.runs)}</td>')
+        for column, mark in zip(columns, best, strict=True):
+            text = column.text(group)
+            kind = ' class="best"' if len(groups) > 1 and text.split(" ")[0] == mark else ""
+            cells.append(f'<td{kind} data-value="{column.value(group):.6g}">{escape(text)}</td>')
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        '<div class="scroll"><table class="sortable">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def si(number: float) -> str:
+    """1234567 as 1.23 M."""
+    for factor, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, or hours and minutes."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"

@@ -1,0 +1,154 @@
+"""The page shows every run, needs nothing from outside, and says in one line what it can't read."""
+
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+
+import subquad
+from subquad import ATTENTION, SubquadError
+from subquad.bench import ScalingRow
+from subquad.report import find_runs, write_report
+from subquad.report.charts import Axis, Series, line_chart, point_chart
+from subquad.report.maps import attention_maps
+from subquad.report.runs import group_runs
+
+
+class Strict(HTMLParser):
+    """Collects attributes and checks that tags close in order."""
+
+    VOID = frozenset({"meta", "img", "br", "path", "circle"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.links, self.text = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for key, value in attrs if key in ("src", "href", "srcset")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def read(path):
+    page = path.read_text()
+    parser = Strict()
+    parser.feed(page)
+    assert not parser.open
+    return page, parser
+
+
+def scaling():
+    return [
+        ScalingRow(name, n, ms * n, ms * n, ms * n, n / 100)
+        for name, ms in (("softmax", 0.1), ("agent", 0.05))
+        for n in (64, 256)
+    ]
+
+
+def test_every_mechanism_is_in_the_page_and_nothing_comes_from_outside(make_run, tmp_path):
+    for place, name in enumerate(ATTENTION):
+        make_run(f"{name}-s0", name, top1=90 + place)
+    write_report([tmp_path / "runs"], tmp_path / "page.html", scaling=scaling())
+    page, parser = read(tmp_path / "page.html")
+    text = " ".join(parser.text)
+    assert all(name in text for name in ATTENTION)
+    assert f"{len(ATTENTION)} attention mechanisms on digits" in text
+    assert "agent at every length from 64 on" in re.sub(r"\s+", " ", text)
+    assert all(link.startswith("data:") for link in parser.links)
+    assert "http" not in re.sub(r'xmlns="[^"]*"', "", page) and "url(" not in page and "@import" not in page
+
+
+def test_runs_that_differ_by_their_seed_are_one_row_with_mean_and_deviation(make_run, tmp_path):
+    for seed, top1 in enumerate((90.0, 92.0)):
+        make_run(f"agent-s{seed}", "agent", seed=seed, top1=top1)
+    (group,) = group_runs(find_runs([tmp_path / "runs"]))
+    assert group.mean("eval_top1") == 91 and group.spread("eval_top1") == pytest.approx(2**0.5)
+    write_report([tmp_path / "runs"], tmp_path / "page.html")
+    assert "91.00 ± 1.41" in (tmp_path / "page.html").read_text()
+
+
+def test_names_from_files_are_escaped(make_run, tmp_path):
+    make_run("odd", "agent", data="<script>alert(1)</script>")
+    write_report([tmp_path / "runs"], tmp_path / "page.html")
+    page, _ = read(tmp_path / "page.html")
+    assert "<script>alert" not in page
+
+
+def test_what_is_missing_is_said_and_not_drawn(make_run, tmp_path):
+    said = []
+    write_report([make_run("one", "agent", epochs=1)], tmp_path / "page.html", log=said.append)
+    text = " ".join(read(tmp_path / "page.html")[1].text)
+    assert "were not measured" in text and "No run has kept weights" in text
+    assert "no attention maps of agent" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("metrics.jsonl", '{"epoch": 0}\n{"epo', "line 2 of"),
+        ("metrics.jsonl", "", "has no whole epoch yet"),
+        ("run.json", "{", "can't be read"),
+    ],
+)
+def test_a_broken_run_is_one_line(make_run, tmp_path, file, content, message):
+    folder = make_run("broken", "agent")
+    (folder / file).write_text(content)
+    with pytest.raises(SubquadError, match=message) as caught:
+        write_report([folder], tmp_path / "page.html")
+    assert "\n" not in str(caught.value) and not (tmp_path / "page.html").exists()
+
+
+def test_a_folder_without_runs_is_one_line(tmp_path):
+    with pytest.raises(SubquadError, match="holds no run"):
+        find_runs([tmp_path])
+    with pytest.raises(SubquadError, match="there is no run folder"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_a_report_that_is_not_named_html_is_refused(make_run, tmp_path):
+    with pytest.raises(SubquadError, match=r"name it like .*page\.html"):
+        write_report([make_run("one", "agent")], tmp_path / "page.pdf")
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("values", [[3.0], [5.0, 5.0], [0.02, 4000.0], [97.1, 97.2]])
+def test_charts_draw_any_range_inside_their_frame(values, log):
+    series = [Series("name", "c0", [(k + 1, value) for k, value in enumerate(values)], [str(v) for v in values])]
+    for chart in (line_chart, point_chart):
+        svg = chart(series, Axis("x", log), Axis("y", log), width=500, height=300)
+        for cx, cy in re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', svg):
+            assert 0 <= float(cx) <= 500 and 0 <= float(cy) <= 300
+
+
+def test_names_at_line_ends_do_not_overlap():
+    series = [Series(f"n{k}", "c0", [(1, 1), (2, 1 + k / 1000)], ["", ""]) for k in range(9)]
+    levels = sorted(
+        float(y) for y in re.findall(r'class="name" x="[\d.]+" y="([\d.]+)"', line_chart(series, Axis("x"), Axis("y")))
+    )
+    assert min(b - a for a, b in pairwise(levels)) >= 12.9
+
+
+def test_attention_maps_show_every_mechanism_over_the_same_images(make_run):
+    groups = []
+    for name in ATTENTION:
+        folder = make_run(name, name)
+        model = subquad.create_model("deit_micro", attention=name, num_classes=10, depths=(2,), patch_size=2)
+        note = {
+            "classes": [str(k) for k in range(10)],
+            "data": "digits",
+            "input": {"mean": [0.5] * 3, "std": [0.5] * 3},
+        }
+        subquad.save_weights(model, folder / "best.safetensors", note)
+        groups += group_runs(find_runs([folder]))
+    tables = attention_maps(groups, pytest.fail, count=3)
+    assert [table.layer for table in tables] == ["layer 2 of 2, the last"]
+    assert tables[0].labels == list(ATTENTION) and len(tables[0].images) == 3
+    assert all(cell.startswith("data:image/png;base64,") for row in tables[0].maps for cell in row)
