@@ -1,6 +1,8 @@
 """A recipe that trains in a second: one small block on a few digits."""
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from subquad.training import Recipe
 
@@ -19,3 +21,14 @@ def tiny():
         lr=1e-3,
         warmup_epochs=1,
     )
+
+
+@pytest.fixture
+def same_weights():
+    """Whether two weight files hold the same numbers, bit for bit."""
+
+    def same(first, second):
+        first, second = load_file(first), load_file(second)
+        return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+    return same

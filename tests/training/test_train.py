@@ -69,20 +69,20 @@ def test_the_weights_say_what_they_are(tiny, tmp_path):
     assert len(note["classes"]) == 10
 
 
-def test_the_same_seed_gives_the_same_weights(tiny, tmp_path):
+def test_the_same_seed_gives_the_same_weights(tiny, tmp_path, same_weights):
     recipe = tiny.replace(rotation=10, mixup=0.8, drop_path=0.2)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         train(recipe.replace(seed=seed), tmp_path / name)
-    a, b, c = ((tmp_path / name / "last.safetensors").read_bytes() for name in "abc")
-    assert a == b != c
+    a, b, c = (tmp_path / name / "last.safetensors" for name in "abc")
+    assert same_weights(a, b)
+    assert not same_weights(a, c)
 
 
-def test_loader_processes_change_nothing(tiny, tmp_path):
+def test_loader_processes_change_nothing(tiny, tmp_path, same_weights):
     recipe = tiny.replace(rotation=10, crop_padding=1, drop_path=0.2, epochs=1)
     for workers in (0, 2):
         train(recipe.replace(workers=workers), tmp_path / str(workers))
-    alone, helped = ((tmp_path / str(workers) / "last.safetensors").read_bytes() for workers in (0, 2))
-    assert alone == helped
+    assert same_weights(tmp_path / "0" / "last.safetensors", tmp_path / "2" / "last.safetensors")
 
 
 def test_accumulated_gradients_are_those_of_the_large_batch(tiny, tmp_path):
@@ -100,7 +100,7 @@ def test_every_part_of_a_recipe_works_together(tiny, tmp_path):
         model_ema_decay=0.5,
         mixup=0.8,
         cutmix=1.0,
-        aa="rand-m9-mstd0.5-inc1",
+        aa="rand-m5-inc1",
         reprob=0.25,
         scale="0.5,1",
         hflip=0.5,
@@ -123,14 +123,11 @@ def test_every_part_of_a_recipe_works_together(tiny, tmp_path):
     assert len(epoch_line(rows[0], 300)) <= 80
 
 
-def test_a_network_starts_from_given_weights(tiny, tmp_path):
+def test_a_network_starts_from_given_weights(tiny, tmp_path, same_weights):
     train(tiny, tmp_path / "first")
     weights = tmp_path / "first" / "last.safetensors"
     train(tiny.replace(initial_checkpoint=str(weights), lr=0.0, warmup_lr=0.0), tmp_path / "second")
-    first, second = (
-        restore_model(tmp_path / name / "last.safetensors")[0].state_dict() for name in ("first", "second")
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert same_weights(weights, tmp_path / "second" / "last.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +138,7 @@ def test_a_network_starts_from_given_weights(tiny, tmp_path):
         ({"data": "digit"}, "did you mean digits"),
         ({"num_heads": 3}, "16.*3|3.*16"),
         ({"opt": "adamv"}, "unknown optimizer"),
+        ({"settings": {"patch_size": 2}}, "patch_size is a field of the recipe"),
         ({"num_classes": 5}, "num_classes 5 is less than the 10 classes"),
         ({"batch_size": 64}, "40 training images are less than one batch of 64"),
         ({"initial_checkpoint": "nowhere.safetensors"}, r"nowhere\.safetensors"),
@@ -193,7 +191,7 @@ def test_a_run_that_has_finished_is_left_as_it_is(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_says_how_it_goes_on_and_does(number, tiny, tmp_path):
+def test_an_interrupted_run_says_how_it_goes_on_and_does(number, tiny, tmp_path, same_weights):
     handler = signal.getsignal(signal.SIGTERM)
     recipe = tiny.replace(epochs=4)
 
@@ -207,8 +205,7 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(number, tiny, tmp_path)
     assert signal.getsignal(signal.SIGTERM) is handler
     train(recipe, tmp_path / "run", resume=True)
     train(recipe, tmp_path / "unbroken")
-    broken, unbroken = ((tmp_path / name / "last.safetensors").read_bytes() for name in ("run", "unbroken"))
-    assert broken == unbroken
+    assert same_weights(tmp_path / "run" / "last.safetensors", tmp_path / "unbroken" / "last.safetensors")
 
 
 def test_a_damaged_state_is_named(tiny, tmp_path):

@@ -93,9 +93,8 @@ def train_transform(config: InputConfig, recipe: Augmentation) -> transforms.Com
     _check(recipe)
     if recipe.no_aug:
         return eval_transform(config)
-    flips, colours, last = _timm_stages(config, recipe)
-    place = flips.pop(0) if recipe.scale else _placing(config)
-    steps = [place]
+    (crop, *flips), colours, last = _timm_stages(config, recipe)
+    steps = [crop if recipe.scale else _placing(config)]
     if recipe.crop_padding:
         steps.append(transforms.RandomCrop(config.img_size, padding=recipe.crop_padding))
     steps += flips + colours

@@ -26,23 +26,32 @@ def confusion_text(confusion: Tensor, classes: Sequence[str], width: int = 80) -
     _check(confusion, classes)
     if len(classes) > MATRIX_CLASSES:
         return _pairs_text(confusion, classes, width)
-    label = min(max(map(len, classes)), 20) + len(str(len(classes) - 1)) + 1
+    heads = _row_heads(classes)
+    label = max(map(len, heads))
     room = (width - label) // len(classes)
     cell = max(len(str(int(confusion.max()))), len(str(len(classes) - 1))) + 1
     unit = "images"
     if cell > room:
         unit, cell = "percent of a row", max(room, 3)
         confusion = (100 * confusion / confusion.sum(1, keepdim=True).clamp(min=1)).where(confusion > 0, -1).round()
-        label = max(width - cell * len(classes), 4)
+        label = min(max(width - cell * len(classes), 4), label)
     else:
         confusion = confusion.where(confusion > 0, -1)
-    digits = len(str(len(classes) - 1))
     lines = [shorten(f"rows true, columns predicted, {unit}", width)]
     lines.append(" " * label + "".join(f"{place:>{cell}}" for place in range(len(classes))))
-    for place, (name, row) in enumerate(zip(classes, confusion.tolist(), strict=True)):
-        head = f"{place:>{digits}} {shorten(name, label - digits - 1)}"
-        lines.append(f"{head:<{label}}" + "".join(f"{'·' if n < 0 else int(n):>{cell}}" for n in row))
+    for head, row in zip(heads, confusion.tolist(), strict=True):
+        cells = "".join(f"{'·' if number < 0 else int(number):>{cell}}" for number in row)
+        lines.append(f"{shorten(head, label):<{label}}{cells}")
     return "\n".join(lines)
+
+
+def _row_heads(classes: Sequence[str]) -> list[str]:
+    """Number and name of each class; classes that are called by their numbers have only these."""
+    numbers = [str(place) for place in range(len(classes))]
+    if list(classes) == numbers:
+        return numbers
+    digits = len(numbers[-1])
+    return [f"{number:>{digits}} {shorten(name, 20)}" for number, name in zip(numbers, classes, strict=True)]
 
 
 def confused_pairs(confusion: Tensor, most: int) -> list[tuple[int, int, int]]:
@@ -80,7 +89,7 @@ def _pairs_text(confusion: Tensor, classes: Sequence[str], width: int) -> str:
     pairs = confused_pairs(confusion, _PAIRS)
     if not pairs:
         return lines[0]
-    lines.append("most often taken for another (true, predicted, images, percent of the true class):")
+    lines.append(shorten("true → predicted, images and percent of the true class:", width))
     room = (width - 21) // 2
     space = max(min(room, len(classes[place])) for pair in pairs for place in pair[:2])
     for true, predicted, count in pairs:

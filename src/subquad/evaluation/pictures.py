@@ -11,7 +11,7 @@ from subquad.evaluation.predict import Prediction
 
 _CELL = 1.6
 _CAPTION = 0.5
-_HEADER = 0.55
+_HEADER = 0.6
 
 
 def save_picture_grid(
@@ -56,7 +56,7 @@ def _draw(axes: Any, prediction: Prediction) -> None:
     for spine in axes.spines.values():
         spine.set(color=WRONG if prediction.is_wrong else "#d5dbe1", linewidth=2.0 if prediction.is_wrong else 0.6)
     name, probability = prediction.probabilities[0]
-    second = f"is {shorten(str(prediction.true), 17)}" if prediction.is_wrong else f"{100 * probability:.0f} %"
+    second = f"true: {shorten(str(prediction.true), 14)}" if prediction.is_wrong else f"{100 * probability:.0f} %"
     for text, height, style in (
         (shorten(name, 16), 15, {"color": colour, "fontsize": 9.5, "fontweight": "bold"}),
         (second, 4, {"color": colour if prediction.is_wrong else MUTED, "fontsize": 8.5}),
@@ -71,11 +71,12 @@ def _header(figure: Any, predictions: Sequence[Prediction], shown: Sequence[Pred
     judged = [prediction for prediction in predictions if prediction.true is not None]
     right = sum(not prediction.is_wrong for prediction in judged)
     title = f"{right} of {len(judged)} right" if judged else f"{len(predictions)} pictures"
-    level = 1 - 0.22 / height
-    figure.text(0.015, level, title, color=INK, fontsize=13, fontweight="bold", va="center")
+    figure.text(0.015, 1 - 0.22 / height, title, color=INK, fontsize=13, fontweight="bold", va="center")
     if len(shown) < len(predictions):
         note = f"{len(shown)} of {len(predictions)} shown"
-        figure.text(0.985, level, note, color=MUTED, fontsize=9.5, ha="right", va="center")
+        figure.text(0.985, 1 - 0.22 / height, note, color=MUTED, fontsize=9.5, ha="right", va="center")
+    legend = "predicted class and its probability" + ("; wrong ones in red" if right < len(judged) else "")
+    figure.text(0.015, 1 - 0.47 / height, legend, color=MUTED, fontsize=8, va="center")
 
 
 def _evenly(predictions: Sequence[Prediction], most: int) -> list[Prediction]:

@@ -1,0 +1,16 @@
+"""Training: recipes, the loop, the run folder, and the comparison of mechanisms."""
+
+from subquad.training.compare import compare, comparison_table
+from subquad.training.loop import train
+from subquad.training.recipe import Recipe, load_recipe, parse_settings, recipe_fields, recipe_names
+
+__all__ = [
+    "Recipe",
+    "compare",
+    "comparison_table",
+    "load_recipe",
+    "parse_settings",
+    "recipe_fields",
+    "recipe_names",
+    "train",
+]

@@ -1,0 +1,122 @@
+"""The same recipe with several mechanisms and seeds: one run each, one table of all."""
+
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from subquad.errors import SubquadError
+from subquad.training.journal import Log, si, silent
+from subquad.training.loop import train
+from subquad.training.recipe import Recipe
+from subquad.training.run_folder import RunFolder, write_text
+from subquad.training.setup import build_model
+
+_COLUMNS = ("mechanism", "top-1 %", "params", "MACs", "img/s", "time", "peak MB")
+
+
+def compare(
+    recipe: Recipe, mechanisms: Sequence[str], seeds: Sequence[int], folder: Path, log: Log = silent
+) -> list[dict[str, Any]]:
+    """Train `recipe` with every mechanism and seed in `folder` and return a row for each mechanism.
+
+    Runs that have finished are kept, broken-off ones go on.
+
+    Args:
+        recipe: what to train; its attention and seed are replaced.
+        mechanisms: as in a recipe: "agent", "linear:feature_map=elu".
+        seeds: a run for each.
+        folder: gets a folder `<mechanism>-s<seed>` a run, and compare.json, compare.csv and compare.md.
+        log: gets a line an epoch.
+    """
+    if not mechanisms or not seeds:
+        raise SubquadError("compare needs at least one mechanism and one seed")
+    folder = Path(folder)
+    # a wrong name is found now, not after the runs before it
+    for mechanism in mechanisms:
+        build_model(recipe.replace(attention=mechanism, initial_checkpoint=None), recipe.num_classes or 10)
+    rows = []
+    for mechanism in mechanisms:
+        summaries = []
+        for seed in seeds:
+            run = RunFolder(folder / f"{slug(mechanism)}-s{seed}")
+            log(f"— {mechanism}, seed {seed}")
+            own = recipe.replace(attention=mechanism, seed=seed)
+            summaries.append(train(own, run.path, resume=run.recipe.is_file(), log=log))
+        rows.append(aggregate(mechanism, seeds, summaries))
+    # every process of a distributed run gets here, and they all write the same
+    write_comparison(rows, folder)
+    return rows
+
+
+def slug(mechanism: str) -> str:
+    """A mechanism with its settings as the name of a folder."""
+    return re.sub(r"[^\w.+=-]+", "_", mechanism)
+
+
+def aggregate(mechanism: str, seeds: Sequence[int], summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One row: accuracy as mean and standard deviation over the seeds, costs as means."""
+    top1 = [summary["best_top1"] for summary in summaries]
+    mean = {
+        name: statistics.fmean(summary[name] for summary in summaries)
+        for name in ("last_top1", "images_per_second", "train_seconds", "peak_memory_mb")
+    }
+    return {
+        "mechanism": mechanism,
+        "seeds": list(seeds),
+        "runs": [f"{slug(mechanism)}-s{seed}" for seed in seeds],
+        "top1_mean": statistics.fmean(top1),
+        "top1_std": statistics.stdev(top1) if len(top1) > 1 else None,
+        "params": summaries[0]["params"],
+        "macs": summaries[0]["macs"],
+        **mean,
+    }
+
+
+def comparison_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows for a terminal of 80 columns."""
+    lines = [_COLUMNS, *map(_cells, rows)]
+    # a long name gives way: the numbers need 57 columns
+    lines = [(_shorten(first, 23), *rest) for first, *rest in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def write_comparison(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """compare.json, compare.csv and compare.md."""
+    write_text(folder / "compare.json", json.dumps(list(rows), indent=2) + "\n")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, "seeds": " ".join(map(str, row["seeds"])), "runs": " ".join(row["runs"])} for row in rows)
+    write_text(folder / "compare.csv", text.getvalue())
+    lines = [_COLUMNS, ("---", *["---:"] * (len(_COLUMNS) - 1)), *map(_cells, rows)]
+    write_text(folder / "compare.md", "".join(f"| {' | '.join(cells)} |\n" for cells in lines))
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    spread = f" ± {row['top1_std']:.2f}" if row["top1_std"] is not None else ""
+    minutes, seconds = divmod(round(row["train_seconds"]), 60)
+    return (
+        row["mechanism"],
+        f"{row['top1_mean']:.2f}{spread}",
+        si(row["params"]),
+        si(row["macs"]),
+        f"{row['images_per_second']:.0f}",
+        f"{minutes}:{seconds:02}",
+        f"{row['peak_memory_mb']:.0f}",
+    )
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

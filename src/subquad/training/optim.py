@@ -1,0 +1,97 @@
+"""Optimizer, schedule and loss of a recipe, from timm's parts."""
+
+from dataclasses import dataclass
+
+import torch
+from timm.data import Mixup
+from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2, list_optimizers
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError, unknown_name
+from subquad.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """Where the schedule starts, peaks and ends."""
+
+    warmup: float
+    peak: float
+    end: float
+
+
+def learning_rates(recipe: Recipe, total_batch: int) -> LearningRates:
+    """The rates at `total_batch` images an update: the papers scale them in proportion to it."""
+    factor = total_batch / recipe.lr_base_size
+    peak = recipe.lr_base * factor if recipe.lr is None else recipe.lr
+    ends = factor if recipe.lr_scale_ends and recipe.lr is None else 1.0
+    return LearningRates(recipe.warmup_lr * ends, peak, recipe.min_lr * ends)
+
+
+def make_optimizer(recipe: Recipe, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """The optimizer, without decay on 1-d weights, biases and what `model.no_weight_decay()` names."""
+    if recipe.opt not in list_optimizers():
+        raise unknown_name("optimizer", recipe.opt, list_optimizers())
+    own = {"eps": recipe.opt_eps, "betas": recipe.opt_betas}
+    try:
+        return create_optimizer_v2(
+            model,
+            opt=recipe.opt,
+            lr=lr,
+            weight_decay=recipe.weight_decay,
+            momentum=recipe.momentum,
+            layer_decay=recipe.layer_decay,
+            **{name: value for name, value in own.items() if value is not None},
+        )
+    except TypeError as error:
+        raise SubquadError(f"optimizer '{recipe.opt}' does not take these settings: {error}") from error
+
+
+def make_scheduler(
+    recipe: Recipe, optimizer: torch.optim.Optimizer, rates: LearningRates, updates_per_epoch: int
+) -> tuple[Scheduler, int]:
+    """The schedule, stepped after every update, and the number of epochs with the cool-down."""
+    scheduler, _ = create_scheduler_v2(
+        optimizer,
+        sched=recipe.sched,
+        num_epochs=recipe.epochs,
+        cooldown_epochs=recipe.cooldown_epochs,
+        min_lr=rates.end,
+        warmup_lr=rates.warmup,
+        warmup_epochs=recipe.warmup_epochs,
+        step_on_epochs=False,
+        updates_per_epoch=updates_per_epoch,
+    )
+    return scheduler, recipe.epochs + recipe.cooldown_epochs
+
+
+class Objective:
+    """The training loss: mixes the images of a batch if asked to, and smooths the labels."""
+
+    def __init__(self, recipe: Recipe, num_classes: int):
+        self._mixup = None
+        if recipe.mixup or recipe.cutmix:
+            self._mixup = Mixup(
+                mixup_alpha=recipe.mixup,
+                cutmix_alpha=recipe.cutmix,
+                prob=recipe.mixup_prob,
+                switch_prob=recipe.mixup_switch_prob,
+                label_smoothing=recipe.smoothing,
+                num_classes=num_classes,
+            )
+        self._loss = SoftTargetCrossEntropy() if self._mixup else LabelSmoothingCrossEntropy(recipe.smoothing)
+
+    def mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch as it is trained on."""
+        if self._mixup is None:
+            return images, labels
+        # images are mixed in pairs: where a broken one left a gap, its partner sits out
+        even = len(images) // 2 * 2
+        return self._mixup(images[:even], labels[:even])
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        # in fp32 whatever the autocast: half precision loses the small logits
+        return self._loss(logits.float(), target)

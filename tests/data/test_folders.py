@@ -1,0 +1,124 @@
+"""Folders of images: which images belong to which split and class, and what is said about a wrong tree."""
+
+import pytest
+from PIL import Image
+
+from subquad.data import load_dataset
+from subquad.errors import SubquadError
+
+SPLIT_TREE = {"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1}
+
+
+def complaint(*args, **settings):
+    with pytest.raises(SubquadError) as caught:
+        load_dataset(*args, **{"split": "train"} | settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_classes_have_the_same_indices_in_both_splits(make_tree):
+    root = str(make_tree(SPLIT_TREE))
+    train, validation = (load_dataset(root, split=split) for split in ("train", "validation"))
+    assert train.classes == validation.classes == ("cat", "dog")
+    assert train.labels == [0, 0, 0, 1, 1] and validation.labels == [0, 1]
+    image, label = train[4]
+    assert image.size == (12, 10) and image.mode == "RGB" and label == 1
+    assert train.path(4).endswith("train/dog/01.jpg") and train.name == root
+
+
+@pytest.mark.parametrize("name", ["val", "validation", "valid", "test"])
+def test_the_validation_folder_may_have_any_usual_name(make_tree, name):
+    root = make_tree({"train/a": 1, "train/b": 1, f"{name}/a": 2, f"{name}/b": 2})
+    assert len(load_dataset("imagenet", data_dir=root, split="validation")) == 4
+
+
+def test_val_is_taken_before_test(make_tree):
+    root = make_tree(SPLIT_TREE | {"test/cat": 5, "test/dog": 5})
+    assert len(load_dataset("folder", data_dir=root, split="validation")) == 2
+
+
+def test_without_splits_a_tenth_of_every_class_is_held_out(make_tree):
+    root = str(make_tree({"a": 40, "b": 20, "c": 10}))
+    train, validation = (load_dataset(root, split=split) for split in ("train", "validation"))
+    paths = [{images.path(i) for i in range(len(images))} for images in (train, validation)]
+    assert not paths[0] & paths[1] and len(paths[0] | paths[1]) == 70
+    assert [validation.labels.count(label) for label in range(3)] == [4, 2, 1]
+    again = load_dataset(root, split="validation")
+    assert {again.path(i) for i in range(len(again))} == paths[1]
+
+
+def test_a_class_may_be_called_train(make_tree):
+    root = str(make_tree({"car": 4, "train": 4, "test": 4}))
+    assert load_dataset(root, split="train").classes == ("car", "test", "train")
+
+
+def test_classes_are_in_natural_order_and_hidden_folders_are_none(make_tree):
+    root = str(make_tree({"train/n10": 1, "train/n9": 1, "train/.cache": 1, "val/n9": 1, "val/n10": 1}))
+    assert load_dataset(root, split="train").classes == ("n9", "n10")
+
+
+def test_fewer_images_keep_the_classes_in_proportion(make_tree):
+    root = str(make_tree({"train/a": 20, "train/b": 10, "val/a": 1, "val/b": 1}))
+    images = load_dataset(root, split="train", max_images=9)
+    assert [images.labels.count(label) for label in range(2)] == [6, 3]
+    assert len(load_dataset(root, split="train", max_images=1000)) == 30
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    assert complaint(str(tmp_path / "nowhere")) == f"there is no folder {tmp_path / 'nowhere'}"
+    assert "nowhere" in complaint("cifar10", data_dir=tmp_path / "nowhere")
+
+
+def test_a_class_folder_without_images_is_named(make_tree):
+    root = make_tree(SPLIT_TREE | {"train/bird": 0, "val/bird": 1})
+    assert str(root / "train" / "bird") in complaint(str(root))
+
+
+def test_class_folders_that_are_all_empty_are_said_to_be(make_tree):
+    assert "hold no images (.png .jpg .jpeg)" in complaint(str(make_tree({"a": 0, "b": 0})))
+
+
+def test_a_folder_of_images_without_class_folders_is_told_how_to_sort(make_tree):
+    assert "3 images but no class folders" in complaint(str(make_tree({".": 3})))
+    root = make_tree({"train/a": 2, "train/b": 2, "val": 3}, "unsorted")
+    assert f"{root / 'val'} has 3 images but no class folders" in complaint(str(root))
+
+
+def test_classes_of_one_split_alone_are_named(make_tree):
+    root = make_tree(SPLIT_TREE | {"train/bird": 1, "val/fish": 1})
+    assert f"bird only in {root / 'train'}; fish only in {root / 'val'}" in complaint(str(root))
+
+
+def test_a_missing_split_is_named_but_the_other_can_be_had(make_tree):
+    root = str(make_tree({"val/a": 1, "val/b": 1}))
+    assert "no images for train: it needs a folder train/" in complaint(root)
+    assert len(load_dataset(root, split="validation")) == 2
+
+
+def test_a_class_with_a_single_image_can_not_be_split(make_tree):
+    assert "1 of 2 classes have a single image" in complaint(str(make_tree({"a": 5, "b": 1})))
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    assert "did you mean cifar10" in complaint("cifar")
+    assert "did you mean digits" in complaint("digit")
+
+
+def test_named_data_say_when_they_need_a_folder_or_take_none(tmp_path):
+    assert "needs data_dir" in complaint("imagenet")
+    assert "'folder'" in complaint("digits", data_dir=tmp_path)
+    assert "unknown split 'eval'" in complaint("digits", split="eval")
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path):
+    (tmp_path / "data.zip").write_bytes(b"PK")
+    assert "neither a folder of images nor an archive" in complaint(str(tmp_path / "data.zip"))
+
+
+def test_grey_and_transparent_images_come_in_rgb(make_tree):
+    root = make_tree(SPLIT_TREE)
+    Image.new("L", (4, 4), 7).save(root / "train/cat/grey.png")
+    Image.new("RGBA", (4, 4)).save(root / "train/cat/clear.png")
+    Image.new("1", (4, 4)).save(root / "train/cat/bits.png")
+    images = load_dataset(str(root), split="train")
+    assert {images.picture(i).mode for i in range(len(images))} == {"RGB"}
