@@ -40,7 +40,7 @@ def small_deit(embed_dim: int, num_heads: int, depth: int, patch_size: int, img_
 
 
 VARIANTS: dict[str, Variant] = {
-    "deit_micro": small_deit(64, num_heads=4, depth=4, patch_size=2, img_size=8, recipe="digits"),
+    "deit_micro": small_deit(64, num_heads=4, depth=3, patch_size=4, img_size=16, recipe="digits"),
     "deit_mini": small_deit(128, num_heads=4, depth=6, patch_size=4, img_size=32, recipe="cifar10_small"),
     "deit_tiny": deit(192, num_heads=3),
     "deit_small": deit(384, num_heads=6, drop_path_rate=0.1),

@@ -140,7 +140,7 @@ class ViT(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:
         """Layer groups, for layer-wise learning rates."""
         return {
-            "stem": r"^(cls_token|reg_token|pos_embed|patch_embed)",
+            "stem": r"^(?:cls_token|reg_token|pos_embed|patch_embed)",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
 

@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,8 @@ class Trainer:
         optimizer = make_optimizer(recipe, self.bare, rates.peak)
         self.scheduler, self.num_epochs = make_scheduler(recipe, optimizer, rates, self.updates_per_epoch)
         self.view = EpochView(setup.train_images, self.updates_per_epoch * self.total_batch, recipe.seed)
-        self.model, self.optimizer, self.loader = accelerator.prepare(self.bare, optimizer, self._train_loader())
-        self.eval_loader = self._eval_loader()
+        loader, self.eval_loader = self._loaders()
+        self.model, self.optimizer, self.loader = accelerator.prepare(self.bare, optimizer, loader)
         self.epochs_done = self.updates = 0
         self.best_top1, self.best_epoch = -1.0, -1
         self.rows: list[Row] = []
@@ -187,7 +188,7 @@ class Trainer:
         """The losses, means over the processes; raises if one is not finite."""
         means = self.accelerator.reduce(torch.stack(losses), "mean").tolist()
         for step, loss in enumerate(means, start=first):
-            self._check_finite(loss, f"epoch {epoch + 1}, step {step}", lr)
+            self._check_finite(loss, f"epoch {epoch + 1}, step {step + 1}", lr)
         return means
 
     def _check_finite(self, loss: float, where: str, lr: float) -> None:
@@ -277,24 +278,16 @@ class Trainer:
         costs = {"params": self.params, "macs": self.macs}
         return describe_run(self.accelerator) | self.setup.metadata() | {"creation": self.bare.creation} | costs
 
-    def _train_loader(self) -> Any:
-        return create_loader(
-            self.view,
-            batch_size=self.recipe.batch_size,
-            workers=self.recipe.workers,
-            drop_last=True,
-            pin_memory=self.accelerator.device.type == "cuda",
-        )
-
-    def _eval_loader(self) -> Any:
-        return create_loader(
-            self.setup.eval_images,
+    def _loaders(self) -> tuple[Any, Any]:
+        """Batches to train on, which Accelerate will share out, and this process's share of those to judge by."""
+        load = partial(
+            create_loader,
             batch_size=self.recipe.batch_size,
             workers=self.recipe.workers,
             pin_memory=self.accelerator.device.type == "cuda",
-            rank=self.accelerator.process_index,
-            world_size=self.accelerator.num_processes,
         )
+        share = {"rank": self.accelerator.process_index, "world_size": self.accelerator.num_processes}
+        return load(self.view, drop_last=True), load(self.setup.eval_images, **share)
 
     def _progress(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
         """The batches of this epoch, behind a bar where there is a terminal to draw it on."""
