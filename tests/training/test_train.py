@@ -167,7 +167,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_good_epoch
     spoil.calls = 0
     monkeypatch.setattr(loop_module.Objective, "loss", spoil)
     with pytest.raises(
-        SubquadError, match=r"loss is nan in epoch 2, step 2, at lr .*; 1 whole epochs are kept"
+        SubquadError, match=r"loss is nan in epoch 2, step 3, at lr .*; 1 whole epochs are kept"
     ) as error:
         train(tiny, tmp_path / "run")
     assert "\n" not in str(error.value)

@@ -11,6 +11,7 @@ from subquad.attention import ATTENTION, QUADRATIC
 from subquad.errors import unknown_name
 from subquad.models.create import create_model, settings_of
 from subquad.models.variants import HOSTS, VARIANTS
+from subquad.text import si
 
 Row = dict[str, str]
 
@@ -43,7 +44,7 @@ def model_rows() -> list[Row]:
         params = sum(parameter.numel() for parameter in model.parameters())
         shape = f"{variant.arguments['embed_dim']} wide, {'-'.join(map(str, variant.depths))} deep"
         rows.append({"model": name, "host": variant.host, "size": shape, "px": f"{size[0]}×{size[1]}"})
-        rows[-1] |= {"params": f"{params / 1e6:.2f} M", "recipe": variant.recipe}
+        rows[-1] |= {"params": si(params), "recipe": variant.recipe}
     return rows
 
 

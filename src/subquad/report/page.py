@@ -14,7 +14,8 @@ from subquad.errors import SubquadError
 from subquad.report.charts import Axis, Series, line_chart, point_chart
 from subquad.report.maps import MapTable, attention_maps
 from subquad.report.runs import Group, find_runs, group_runs
-from subquad.report.table import accuracy_table, clock, si
+from subquad.report.table import accuracy_table
+from subquad.text import clock, si
 
 _COLOURS = 9
 

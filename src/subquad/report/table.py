@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 from subquad.report.runs import Group
+from subquad.text import clock, si
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,3 @@ def accuracy_table(groups: Sequence[Group], colours: dict[str, str]) -> str:
         '<div class="scroll"><table class="sortable">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
-
-
-def si(number: float) -> str:
-    """1234567 as 1.23 M."""
-    for factor, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= factor:
-            return f"{number / factor:.3g}{unit}"
-    return f"{number:.0f}"
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds, or hours and minutes."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"

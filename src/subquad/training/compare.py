@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from subquad.errors import SubquadError
-from subquad.training.journal import Log, si, silent
+from subquad.text import si
+from subquad.training.journal import Log, silent
 from subquad.training.loop import train
 from subquad.training.recipe import Recipe
 from subquad.training.run_folder import RunFolder, write_text

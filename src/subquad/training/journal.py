@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from subquad.errors import SubquadError
+from subquad.text import si
 from subquad.training.recipe import Recipe
 from subquad.training.run_folder import Row
 from subquad.training.setup import Setup
@@ -83,11 +84,3 @@ def make_writer(folder: Path, first_epoch: int) -> Any:
     except ImportError as error:
         raise SubquadError("training needs tensorboard: pip install 'subquad[train]'") from error
     return SummaryWriter(str(folder), purge_step=first_epoch)
-
-
-def si(number: float) -> str:
-    """1234567 as 1.23 M."""
-    for factor, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= factor:
-            return f"{number / factor:.3g}{unit}"
-    return f"{number:.0f}"
