@@ -1,12 +1,13 @@
 """The commands of `subquad`: each parses its arguments, calls the library and prints what comes back."""
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a user's mistake is one line on stderr and exit status 2, an interruption status 130."""
     try:
         arguments = make_parser().parse(list(sys.argv[1:] if argv is None else argv))
-        arguments.run(arguments)
+        with first_process_speaks():
+            arguments.run(arguments)
     except SubquadError as error:
         print(f"subquad: {error}", file=sys.stderr)
         return 2
@@ -30,6 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # whoever read the output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+@contextlib.contextmanager
+def first_process_speaks() -> Iterator[None]:
+    """Of several processes only the first one prints its results; errors are for all of them to say."""
+    if os.environ.get("RANK", "0") == "0":
+        yield
+    else:
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
 
 
 class Parser(argparse.ArgumentParser):

@@ -172,3 +172,20 @@ def test_wrong_inputs_are_refused(settings, message):
 
 def test_lists_from_json_are_as_good_as_tuples():
     assert InputConfig([8, 8], mean=[0.5] * 3, std=[0.5] * 3) == InputConfig((8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+@pytest.mark.parametrize(
+    "policy", ["rand-m9-mstd0.5-inc1", "rand-m0-mstd0.5", "original-mstd0.5", "v0", "augmix-m9-mstd0.5"]
+)
+def test_policies_never_posterize_to_nothing(policy):
+    transform = train_transform(InputConfig((8, 8)), Changes(aa=policy, scale=(0.5, 1.0)))
+    chains = [
+        chain for step in transform.transforms for chain in [getattr(step, "ops", []), *getattr(step, "policy", [])]
+    ]
+    operations = [operation for chain in chains for operation in chain if operation.name.startswith("Posterize")]
+    assert operations
+    image = Image.new("RGB", (8, 8), (10, 200, 90))
+    for operation in operations:
+        for magnitude in (0, 2.5, 5, 10):
+            bits = operation.level_fn(magnitude, operation.hparams)
+            operation.aug_fn(image, *bits, **operation.kwargs)

@@ -100,7 +100,7 @@ def test_every_part_of_a_recipe_works_together(tiny, tmp_path):
         model_ema_decay=0.5,
         mixup=0.8,
         cutmix=1.0,
-        aa="rand-m5-inc1",
+        aa="rand-m9-mstd0.5-inc1",
         reprob=0.25,
         scale="0.5,1",
         hflip=0.5,

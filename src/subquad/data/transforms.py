@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from PIL import Image, ImageOps
 from timm.data import create_transform
 from timm.data.transforms import MaybeToTensor
 from torchvision import transforms
@@ -124,7 +125,21 @@ def _timm_stages(config: InputConfig, recipe: Augmentation) -> tuple[list[Any], 
     except (AssertionError, KeyError, ValueError):
         raise SubquadError(f"timm has no auto-augment policy '{recipe.aa}': try rand-m9-mstd0.5-inc1 or 3a") from None
     flips, colours, last = (list(stage.transforms) for stage in stages)
+    for step in colours:
+        _keep_one_bit(step)
     return flips, colours, last
+
+
+def _keep_one_bit(policy: Any) -> None:
+    """Let a policy of timm posterize to one bit at least: it asks for none at times, which Pillow 13 refuses."""
+    chains = [getattr(policy, "ops", []), *getattr(policy, "policy", [])]
+    for operation in (operation for chain in chains for operation in chain):
+        if operation.name.startswith("Posterize"):
+            operation.aug_fn = _posterize
+
+
+def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
+    return ImageOps.posterize(image, min(max(bits, 1), 8))
 
 
 def _placing(config: InputConfig) -> transforms.Compose:
