@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from subquad.cli import main, make_parser
+from subquad.cli import main, make_parser, recipe_of
 from subquad.training import recipe_fields
 
 TINY = ["--data", "digits", "--epochs", "1", "--warmup-epochs", "0", "--max-train-images", "64", "--depth", "1"]
@@ -95,6 +95,11 @@ def test_every_field_of_a_recipe_has_a_flag():
     assert arguments.max_train_images == "7" and arguments.model_ema is False
     flags = {flag for action in arguments.parser._actions for flag in action.option_strings}
     assert {f"--{name.replace('_', '-')}" for name in recipe_fields()} <= flags
+
+
+@pytest.mark.parametrize("written", [["0.5", "1.0"], ["0.5,1.0"]])
+def test_two_numbers_may_be_written_with_a_comma_or_a_space(written):
+    assert recipe_of(make_parser().parse(["train", "--scale", *written])).scale == (0.5, 1.0)
 
 
 @pytest.mark.parametrize(

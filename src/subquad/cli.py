@@ -8,6 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,6 +67,7 @@ class Parser(argparse.ArgumentParser):
 def make_parser() -> Parser:
     """The parser of all commands."""
     parser = Parser(prog="subquad", description="Sub-quadratic attention for vision: train, compare, look inside.")
+    parser.add_argument("--version", action="version", version=f"subquad {version('subquad')}")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=Parser)
 
     def command(name: str, run: Callable[[argparse.Namespace], None], text: str) -> Parser:
@@ -78,7 +80,9 @@ def make_parser() -> Parser:
     add_recipe_flags(sub)
 
     sub = command("compare", run_compare, "Train one host with several mechanisms and seeds, and print one table.")
-    sub.add_argument("--attention", nargs="+", metavar="NAME", help="mechanisms; all of them if left out")
+    sub.add_argument(
+        "--attention", dest="mechanisms", nargs="+", metavar="NAME", help="mechanisms; all of them if left out"
+    )
     sub.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="a run for each")
     add_recipe_flags(sub, without=("attention", "seed"))
 
@@ -144,7 +148,9 @@ def add_recipe_flags(parser: Parser, without: Sequence[str] = ()) -> None:
         shown = getattr(defaults, name)
         text = text if shown in (None, "", {}) else f"{text} (default of a recipe that is silent: {shown})"
         metavar = name.rsplit("_", 1)[-1].upper()
-        group.add_argument(flag, default=argparse.SUPPRESS, metavar=metavar, help=text.replace("%", "%%"))
+        # several numbers may be written with commas or, as timm has it, with spaces
+        count = "+" if "tuple" in str(kind) else None
+        group.add_argument(flag, default=argparse.SUPPRESS, metavar=metavar, nargs=count, help=text.replace("%", "%%"))
 
 
 def is_switch(kind: Any) -> bool:
@@ -157,7 +163,7 @@ def recipe_of(arguments: argparse.Namespace, base: Any = None) -> Any:
     from subquad.training import load_recipe, recipe_fields
 
     given = {name: value for name, value in vars(arguments).items() if name in recipe_fields()}
-    given.pop("attention", None) if isinstance(given.get("attention"), list | None) else None
+    given = {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
     if base is None:
         base = load_recipe(arguments.config or default_recipe(given))
     return base.replace(**given)
@@ -197,7 +203,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
     from subquad.attention import ATTENTION
     from subquad.training import compare, comparison_table
 
-    mechanisms, recipe = arguments.attention or list(ATTENTION), recipe_of(arguments)
+    mechanisms, recipe = arguments.mechanisms or list(ATTENTION), recipe_of(arguments)
     folder = arguments.output / (arguments.experiment or f"compare-{recipe.model}-{Path(recipe.data).name}")
     rows = compare(recipe, mechanisms, arguments.seeds, folder, log=print)
     print(f"\n{comparison_table(rows)}\n\neverything is in {folder}; `subquad report {folder}` makes a page of it")
