@@ -48,8 +48,7 @@ def point_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520,
     frame = _Frame(series, x, y, width, height)
     parts = [frame.axes()]
     places = [frame.place(*point) for one in series for point in one.points[:1]]
-    order = sorted(range(len(places)), key=lambda k: places[k][1])
-    levels = dict(zip(order, _spread([places[k][1] for k in order], 13, _TOP + 4, height), strict=True))
+    levels = _beside(places)
     for k, one in enumerate(series):
         (px, py), tip = places[k], one.tips[0]
         parts.append(f'<g class="series {one.colour}">{_dot(px, py, 5, tip)}</g>')
@@ -138,6 +137,18 @@ def _spread(levels: Sequence[float], gap: float, top: float, height: float) -> l
         limit = placed[k] = min(placed[k], limit)
         limit -= gap
     return [placed[k] for k in range(len(levels))]
+
+
+def _beside(places: Sequence[tuple[float, float]], width: float = 80, gap: float = 13) -> list[float]:
+    """Levels of names beside points, moved down where two points are so near that their names would overlap."""
+    levels: dict[int, float] = {}
+    for k in sorted(range(len(places)), key=lambda k: places[k][1]):
+        px, level = places[k]
+        for other in sorted(levels, key=lambda other: levels[other]):
+            if abs(places[other][0] - px) < width and abs(levels[other] - level) < gap:
+                level = levels[other] + gap
+        levels[k] = level
+    return [levels[k] for k in range(len(places))]
 
 
 def _name(one: Series, px: float, level: float, end: tuple[float, float] | None) -> str:
