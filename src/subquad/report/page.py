@@ -76,6 +76,7 @@ def _header(groups: Sequence[Group]) -> str:
     recipe, facts = first.recipe, first.facts
     seeds = max(len(group.runs) for group in groups)
     models = sorted({str(group.first.recipe["model"]) for group in groups})
+    made = datetime.fromisoformat(facts["created"])
     told = [
         f"{', '.join(models)}",
         f"{len(first.rows)} epochs",
@@ -83,7 +84,7 @@ def _header(groups: Sequence[Group]) -> str:
         f"{seeds} seed{'s' if seeds > 1 else ''} each",
         f"{facts['device']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}",
         f"torch {facts['versions']['torch']}",
-        datetime.fromisoformat(facts["created"]).strftime("%-d %B %Y"),
+        f"{made.day} {made:%B %Y}",
     ]
     cards = ""
     if len(groups) > 1:
