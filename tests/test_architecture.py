@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "subquad"
 ORDER = [
     ["errors", "text"],
     ["grid"],
+    ["positions"],
     ["ops"],
     ["attention"],
     ["models"],

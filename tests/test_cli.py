@@ -140,7 +140,7 @@ def test_a_run_that_exists_is_not_overwritten(run, capsys):
 def test_a_checkpoint_of_another_model_is_refused_with_its_keys(run, capsys, tmp_path):
     start = ["--initial-checkpoint", str(run / "best.safetensors"), "--output", str(tmp_path)]
     said = complaint(capsys, "train", *TINY, "--attention", "softmax", *start)
-    assert "is of another model" in said and "agent_bias" in said
+    assert "does not fit this model" in said and "agent_bias" in said
 
 
 def test_a_folder_with_an_empty_class_is_refused_and_named(capsys, tmp_path):

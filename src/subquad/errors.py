@@ -8,9 +8,13 @@ class SubquadError(ValueError):
     """A user's mistake: the message is one line that names the numbers and says what to do."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> SubquadError:
+class UnknownSettingError(SubquadError, TypeError):
+    """An argument that nothing takes: also the TypeError that callers of a constructor expect."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], error: type[SubquadError] = SubquadError) -> SubquadError:
     """Error for a `name` that is not among the `known` ones, with the nearest of them suggested."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-    return SubquadError(f"unknown {kind} '{name}': {hint}")
+    return error(f"unknown {kind} '{name}': {hint}")

@@ -57,6 +57,11 @@ class TokenGrid:
         places = tokens[:, :, self.prefix :]
         return rearrange(places, "b h (y x) d -> b (h d) y x", y=self.height, x=self.width)
 
+    def to_image(self, tokens: Tensor) -> Tensor:
+        """(b, n, c) tokens to the map (b, c, y, x); prefix tokens are left out."""
+        self.check(tokens)
+        return rearrange(tokens[:, self.prefix :], "b (y x) c -> b c y x", y=self.height, x=self.width)
+
     def to_heads(self, image: Tensor, num_heads: int) -> Tensor:
         """A map (b, h·d, y, x) to tokens (b, h, n, d); prefix tokens, which have no place on it, get zeros."""
         tokens = rearrange(image, "b (h d) y x -> b h (y x) d", h=num_heads)

@@ -19,7 +19,7 @@ def network(name):
 @every_mechanism
 def test_every_layer_is_there_with_its_grid(name):
     layers = attention_weights(network(name), torch.randn(2, 3, 6, 8))
-    assert [layer.name for layer in layers] == ["blocks.0.attn.inner", "blocks.1.attn.inner"]
+    assert [layer.name for layer in layers] == ["stages.0.blocks.0.attn.inner", "stages.0.blocks.1.attn.inner"]
     for layer in layers:
         assert layer.mechanism == name and layer.grid.shape == (3, 4) and layer.grid.prefix == 1
         assert layer.weights.shape[:2] == (2, 4) and layer.weights.shape[3:] == (13, 13)

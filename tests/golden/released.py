@@ -1,43 +1,7 @@
-"""Released checkpoint entries of the DeiT family and of single attention layers, under our names."""
-
-import re
+"""Released entries of single attention layers, under our names."""
 
 import torch
-from einops import rearrange
 from torch import Tensor
-
-RENAMES = [
-    (r"attn\.qkv\.", "attn.project."),
-    (r"attn\.residual\.0\.", "attn.inner.local.fc1."),
-    (r"attn\.residual\.2\.", "attn.inner.local.fc2."),
-    (r"attn\.dwc\.", "attn.inner.local."),
-    (r"attn\.an_bias", "attn.inner.agent_bias.block"),
-    (r"attn\.ah_bias", "attn.inner.agent_bias.rows"),
-    (r"attn\.aw_bias", "attn.inner.agent_bias.columns"),
-    (r"attn\.ac_bias", "attn.inner.agent_bias.prefix"),
-    (r"attn\.na_bias", "attn.inner.query_bias.block"),
-    (r"attn\.ha_bias", "attn.inner.query_bias.rows"),
-    (r"attn\.wa_bias", "attn.inner.query_bias.columns"),
-    (r"attn\.ca_bias", "attn.inner.query_bias.prefix"),
-]
-
-
-def our_name(name: str) -> str:
-    for pattern, replacement in RENAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
-def our_tensor(name: str, value: Tensor) -> Tensor:
-    """Tables: (1, h, a, y, 1) and the like to (h, a, y); tables of queries are stored token-first."""
-    kind = name.rsplit(".", 1)[-1]
-    if kind in ("ha_bias", "wa_bias", "ca_bias"):
-        return rearrange(value.squeeze(0).flatten(1, -2), "h n a -> h a n")
-    return value.squeeze(0).flatten(2) if kind in ("ah_bias", "aw_bias", "ac_bias") else value
-
-
-def deit(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {our_name(name): our_tensor(name, value) for name, value in state.items()}
 
 
 def pola_layer(state: dict[str, Tensor], heads: int) -> dict[str, Tensor]:

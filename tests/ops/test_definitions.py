@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import elu, gelu, softplus
 
 from subquad import ATTENTION, TokenGrid
-from subquad.attention.bricks import GridBias
 from subquad.attention.inline import LocalKernel, filter_map
 from subquad.ops import (
     agent_weights,
@@ -20,6 +19,7 @@ from subquad.ops import (
     polar_weights,
     softmax_weights,
 )
+from subquad.positions import GridBias
 
 N, D = 11, 6
 
@@ -120,7 +120,7 @@ def test_agents_are_means_over_pytorchs_adaptive_bins():
 
 
 def test_grid_bias_is_the_sum_of_its_block_rows_and_columns():
-    bias = GridBias(2, 3, TokenGrid(7, 7, 1))
+    bias = GridBias(2, TokenGrid(1, 3), TokenGrid(7, 7, 1))
     got = bias(TokenGrid(7, 7, 1))
     expected = bias.block[1, 2, 4, 5] + bias.rows[1, 2, 4] + bias.columns[1, 2, 5]
     torch.testing.assert_close(got[1, 2, 1 + 4 * 7 + 5], expected)

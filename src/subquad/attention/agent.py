@@ -8,15 +8,20 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import GridBias, LocalConv, head_dim
+from subquad.attention.bricks import LocalConv, head_dim
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.ops import agent_attention, agent_weights
 from subquad.ops.padding import zero_padding
+from subquad.positions import GridBias
 
 
 class AgentAttention(nn.Module):
-    """`num_agents` is a perfect square on a map; on a grid of one row the agents stand in a row."""
+    """`num_agents` is a perfect square on a map; on a grid of one row the agents stand in a row.
+
+    `agent_shape` (rows, columns) puts another number of agents to work than the bias tables were made for, which are
+    then resampled over the agents: how the paper's detectors use a classifier's weights.
+    """
 
     inputs = ("q", "k", "v", "padding")
 
@@ -28,13 +33,15 @@ class AgentAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
         num_agents: int = 49,
+        agent_shape: tuple[int, int] | None = None,
         local: bool = True,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.agent_grid = agent_grid(num_agents, grid)
-        self.agent_bias = GridBias(num_heads, num_agents, kv_grid)  # agents to keys
-        self.query_bias = GridBias(num_heads, num_agents, grid)  # queries to agents
+        table_grid = agent_grid(num_agents, grid)
+        self.agent_grid = TokenGrid(*agent_shape) if agent_shape else table_grid
+        self.agent_bias = GridBias(num_heads, table_grid, kv_grid)  # agents to keys
+        self.query_bias = GridBias(num_heads, table_grid, grid)  # queries to agents
         self.local = LocalConv(num_heads, head_dim(dim, num_heads), 3) if local else None
 
     def forward(
@@ -48,15 +55,18 @@ class AgentAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
-        y = agent_attention(q, agents, k, v, self.agent_bias(kv_grid), self.query_bias(grid).mT, padding, idle)
+        y = agent_attention(q, agents, k, v, *self.biases(grid, kv_grid), padding, idle)
         return y if self.local is None else y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
-        biases = self.agent_bias(kv_grid), self.query_bias(grid).mT
-        return agent_weights(q, agents, k, *biases, padding, idle)[:, :, None]
+        return agent_weights(q, agents, k, *self.biases(grid, kv_grid), padding, idle)[:, :, None]
+
+    def biases(self, grid: TokenGrid, kv_grid: TokenGrid) -> tuple[Tensor, Tensor]:
+        """Agents to keys (h, a, n_k) and queries to agents (h, n_q, a)."""
+        return self.agent_bias(kv_grid, self.agent_grid), self.query_bias(grid, self.agent_grid).mT
 
     def pool(
         self, q: Tensor, padding: Tensor | None, *, grid: TokenGrid, kv_grid: TokenGrid

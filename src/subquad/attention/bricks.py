@@ -1,14 +1,13 @@
-"""Bricks that several mechanisms are built from: position tables and the local branch.
+"""Bricks that several mechanisms are built from: head sizes and the local branch.
 
-Letters: b batch, h heads, n tokens, d channels of a head, y x rows and columns, a agents.
+Letters: b batch, h heads, n tokens, d channels of a head, y x rows and columns.
 """
 
 import math
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange, repeat
-from timm.layers import trunc_normal_
+from einops import repeat
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
@@ -21,67 +20,6 @@ def head_dim(dim: int, num_heads: int) -> int:
     if num_heads < 1 or dim % num_heads:
         raise SubquadError(f"{num_heads} heads do not divide a width of {dim}: choose num_heads among its divisors")
     return dim // num_heads
-
-
-def same_prefix(built: TokenGrid, called: TokenGrid) -> None:
-    """Raise if position tables built for one number of prefix tokens are asked for another."""
-    if built.prefix != called.prefix:
-        raise SubquadError(
-            f"built for {built.prefix} prefix tokens but called with {called.prefix}: "
-            "a position table has a row for each of them; construct the mechanism with the grid that it will see"
-        )
-
-
-class PositionTable(nn.Module):
-    """A learned vector for each token, zeros at first; called with a grid it gives (h, n, d), resized bilinearly."""
-
-    def __init__(self, num_heads: int, head_dim: int, grid: TokenGrid) -> None:
-        super().__init__()
-        self.grid = grid
-        self.table = nn.Parameter(torch.zeros(num_heads, grid.num_tokens, head_dim))
-
-    def forward(self, grid: TokenGrid) -> Tensor:
-        same_prefix(self.grid, grid)
-        if grid.shape == self.grid.shape:
-            return self.table
-        prefix, places = self.table.split([grid.prefix, self.grid.num_places], dim=1)
-        image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=self.grid.height)
-        image = F.interpolate(image, grid.shape, mode="bilinear")
-        places = rearrange(image, "1 (h d) y x -> h (y x) d", h=self.table.shape[0])
-        return torch.cat([prefix, places], dim=1)
-
-
-class GridBias(nn.Module):
-    """A bias for each pair of an agent and a token: called with a grid it gives (h, a, n).
-
-    The sum of a coarse block, a row part and a column part (agent attention, arXiv 2312.08874, section 3.3); prefix
-    tokens have a number each. Resized bilinearly (the block) and linearly (rows, columns).
-    """
-
-    def __init__(self, num_heads: int, num_agents: int, grid: TokenGrid, *, block: int = 7) -> None:
-        super().__init__()
-        self.grid = grid
-        self.block = nn.Parameter(torch.empty(num_heads, num_agents, block, block))
-        self.rows = nn.Parameter(torch.empty(num_heads, num_agents, grid.height))
-        self.columns = nn.Parameter(torch.empty(num_heads, num_agents, grid.width))
-        self.prefix = nn.Parameter(torch.empty(num_heads, num_agents, grid.prefix)) if grid.prefix else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Truncated normal, std 0.02."""
-        for table in self.parameters():
-            trunc_normal_(table, std=0.02)
-
-    def forward(self, grid: TokenGrid) -> Tensor:
-        same_prefix(self.grid, grid)
-        rows, columns = self._resize_line(self.rows, grid.height), self._resize_line(self.columns, grid.width)
-        block = F.interpolate(self.block, grid.shape, mode="bilinear")
-        bias = (block + rows[..., :, None] + columns[..., None, :]).flatten(2)
-        return bias if self.prefix is None else torch.cat([self.prefix, bias], dim=2)
-
-    @staticmethod
-    def _resize_line(line: Tensor, length: int) -> Tensor:
-        return line if line.shape[-1] == length else F.interpolate(line, length, mode="linear")
 
 
 class LocalConv(nn.Module):

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, PositionTable, head_dim
+from subquad.attention.bricks import LocalConv, head_dim
 from subquad.grid import TokenGrid
 from subquad.ops import polar_attention, polar_weights
+from subquad.positions import PositionTable
 
 
 class PolaAttention(nn.Module):

@@ -3,18 +3,28 @@
 from torch import Tensor, nn
 
 from subquad.attention.bricks import head_dim
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.ops import softmax_attention, softmax_weights
+from subquad.positions import RelativeBias
 
 
 class SoftmaxAttention(nn.Module):
-    """The only mechanism that can honour a `mask` over pairs."""
+    """The only mechanism that can honour a `mask` over pairs.
+
+    `relative_bias` adds a learned number for each offset between query and key (Swin, arXiv 2103.14030, eq. 4).
+    """
 
     inputs = ("q", "k", "v", "padding", "mask")
 
-    def __init__(self, dim: int, num_heads: int, *, grid: TokenGrid, kv_grid: TokenGrid) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, *, grid: TokenGrid, kv_grid: TokenGrid, relative_bias: bool = False
+    ) -> None:
         super().__init__()
         head_dim(dim, num_heads)
+        if relative_bias and grid != kv_grid:
+            raise SubquadError(f"a relative bias is of one grid, not of {grid} for queries and {kv_grid} for keys")
+        self.relative_bias = RelativeBias(num_heads, grid) if relative_bias else None
 
     def forward(
         self,
@@ -27,7 +37,7 @@ class SoftmaxAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        return softmax_attention(q, k, v, forbidden(padding, mask))
+        return softmax_attention(q, k, v, forbidden(padding, mask), self._bias(grid))
 
     def weights(
         self,
@@ -39,7 +49,10 @@ class SoftmaxAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        return softmax_weights(q, k, forbidden(padding, mask))[:, :, None]
+        return softmax_weights(q, k, forbidden(padding, mask), self._bias(grid))[:, :, None]
+
+    def _bias(self, grid: TokenGrid) -> Tensor | None:
+        return None if self.relative_bias is None else self.relative_bias(grid)
 
 
 def forbidden(padding: Tensor | None, mask: Tensor | None) -> Tensor | None:

@@ -5,11 +5,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from subquad.attention import ATTENTION, QUADRATIC
 from subquad.errors import unknown_name
 from subquad.models.create import create_model, settings_of
+from subquad.models.networks import NETWORKS
 from subquad.models.variants import HOSTS, VARIANTS
 from subquad.text import si
 
@@ -35,17 +34,34 @@ def host_rows() -> list[Row]:
 
 
 def model_rows() -> list[Row]:
-    """Sizes of every network, its parameters counted with softmax attention and 1000 classes."""
+    """Sizes of every network, its parameters counted with 1000 classes, and what was published about it."""
     rows = []
-    for name, variant in VARIANTS.items():
-        with torch.device("meta"):
-            model = create_model(name)
-        size: Any = model.img_size
+    for name in (*VARIANTS, *NETWORKS):
+        network = NETWORKS.get(name)
+        variant = VARIANTS[network.variant if network else name]
+        model = create_model(name, device="meta")
         params = sum(parameter.numel() for parameter in model.parameters())
-        shape = f"{variant.arguments['embed_dim']} wide, {'-'.join(map(str, variant.depths))} deep"
-        rows.append({"model": name, "host": variant.host, "size": shape, "px": f"{size[0]}×{size[1]}"})
-        rows[-1] |= {"params": si(params), "recipe": variant.recipe}
+        rows.append({"model": name, "attention": pattern_of(network.attention) if network else "any"})
+        rows[-1] |= {"px": "×".join(map(str, model.img_size)), "params": si(params), "recipe": variant.recipe}
+        rows[-1]["top-1"] = f"{network.top1}" if network and network.top1 else ""
     return rows
+
+
+def pattern_of(attention: Any) -> str:
+    """Mechanisms in words: "agent", or "agent agent agent×2+softmax×16 softmax" by stage."""
+    if isinstance(attention, str):
+        return attention
+    if _is_count(attention):
+        return f"{attention[0]}×{attention[1]}"
+    parts = [
+        pattern_of(part) if isinstance(part, str) or _is_count(part) else "+".join(map(pattern_of, part))
+        for part in attention
+    ]
+    return ("+" if any(map(_is_count, attention)) else " ").join(parts)
+
+
+def _is_count(entry: Any) -> bool:
+    return len(entry) == 2 and isinstance(entry[1], int)
 
 
 LISTINGS: dict[str, Callable[[], list[Row]]] = {

@@ -3,15 +3,20 @@
 import inspect
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, get_origin
 
-from torch import nn
+import torch
 
-from subquad.attention import ATTENTION
-from subquad.errors import SubquadError, unknown_name
+from subquad.attention import ATTENTION, QUADRATIC
+from subquad.errors import SubquadError, UnknownSettingError, unknown_name
+from subquad.models.backbone import Backbone
 from subquad.models.layers import Mechanism
-from subquad.models.variants import HOSTS, VARIANTS
+from subquad.models.networks import NETWORKS
+from subquad.models.variants import HOSTS, SETTINGS, VARIANTS
+
+PER_STAGE = frozenset({"embed_dims", "num_heads", "mlp_ratios"})
 
 Names = str | Sequence[str | Sequence[Any]]
 """One mechanism for all blocks; one for each stage or block; a (name, count) pair stands for `count` blocks."""
@@ -20,28 +25,36 @@ Names = str | Sequence[str | Sequence[Any]]
 def create_model(
     name: str,
     *,
-    attention: Names = "softmax",
+    attention: Names | None = None,
     img_size: int | tuple[int, int] | None = None,
     in_chans: int = 3,
     num_classes: int = 1000,
     depths: Sequence[int] | None = None,
+    device: Any = None,
+    dtype: torch.dtype | None = None,
     **settings: Any,
-) -> nn.Module:
-    """A network of the table `VARIANTS` with any mechanism.
+) -> Backbone:
+    """A network of the tables, as it is or with other mechanisms, sizes and settings.
 
+        create_model("agent_swin_tiny", img_size=(800, 1216))
         create_model("deit_tiny", attention="pola", img_size=32, patch_size=2, num_classes=10)
-        create_model("deit_tiny", attention=(("agent", 4), ("softmax", 8)), num_agents=16)
+        create_model("swin_small", attention=("agent", "agent", (("agent", 2), ("softmax", 16)), "softmax"))
 
     Args:
-        name: a row of `VARIANTS`.
-        attention: mechanisms by name, see `Names`; "linear:feature_map=elu" gives one its own settings.
+        name: a row of `NETWORKS`, which names its mechanisms, or of `VARIANTS`, the sizes alone.
+        attention: mechanisms by name, see `Names`; "linear:feature_map=elu" gives one its own settings. By default the
+            row's, and softmax where it names none.
         img_size: pixels, one number or (height, width), that position parameters are made for; other sizes work too.
         in_chans: channels of the images.
         num_classes: classes of the head; 0 for none.
         depths: blocks of each stage, instead of the row's.
+        device: where to make it; PyTorch's default device if left out.
+        dtype: of its parameters.
         settings: arguments of the host (`patch_size`, `embed_dim`, `num_heads`, `drop_path_rate`, …) and of the
-            mechanisms (`num_agents`, …); a mechanism's can be a list with an entry for each stage or block. None means
-            the default.
+            mechanisms (`num_agents`, …); a mechanism's can be a list with an entry for each stage or block. How far a
+            block reaches (`sr_ratio`, `window_size`, `split_size`) is one number for the blocks whose mechanism is
+            quadratic, the others see the whole grid; or a list for each stage or block, None for the whole grid.
+            A setting of None is the default.
 
     Returns:
         The model; `model.creation` holds the arguments of this call, as JSON can hold them.
@@ -49,38 +62,92 @@ def create_model(
     Raises:
         SubquadError: for a name, a setting or a number that does not fit, in one line.
     """
-    if name not in VARIANTS:
-        raise unknown_name("model", name, VARIANTS)
-    variant = VARIANTS[name]
-    host = HOSTS[variant.host]
+    network = NETWORKS.get(name)
+    if network is None and name not in VARIANTS:
+        raise unknown_name("model", name, NETWORKS.keys() | VARIANTS.keys())
+    variant = VARIANTS[network.variant if network else name]
+    host: Any = HOSTS[variant.host]
     settings = {key: value for key, value in settings.items() if value is not None}
+    given: dict[str, Any] = {"name": name, "attention": attention, "img_size": img_size, "in_chans": in_chans}
+    given |= {"num_classes": num_classes, "depths": depths, **settings}
+
     depths = tuple(depths) if depths is not None else variant.depths
     if not depths or min(depths) < 1:
         raise SubquadError(f"every stage needs a block, got depths {depths}")
-
-    own = inspect.signature(host).parameters
+    if attention is None:
+        attention = network.attention if network else "softmax"
     blocks = [parse_attention(entry) for entry in per_block(attention, depths, "attention")]
     for mechanism, _ in blocks:
         if mechanism not in ATTENTION:
             raise unknown_name("attention", mechanism, ATTENTION)
+
+    own = inspect.signature(host).parameters
     _check_names(settings, set(own), {mechanism for mechanism, _ in blocks})
-    arguments = variant.arguments | {key: value for key, value in settings.items() if key in own}
-    if img_size is not None:
-        arguments["img_size"] = _pair(img_size)
-    shared = {key: per_block(value, depths, key) for key, value in settings.items() if key not in own}
-    mechanisms = [_mechanism(*block, {key: row[i] for key, row in shared.items()}) for i, block in enumerate(blocks)]
-    model = host(mechanisms, in_chans=in_chans, num_classes=num_classes, **arguments)
-    given: dict[str, Any] = {
-        "name": name,
-        "attention": attention,
-        "img_size": img_size,
-        "in_chans": in_chans,
-        "num_classes": num_classes,
-    }
-    given |= {"depths": depths if depths != variant.depths else None, **settings}
+    row = variant.arguments | (network.settings if network else {})
+    if img_size is None:
+        img_size = row.get("img_size", own["img_size"].default)
+    arguments = {key: value for key, value in (row | settings).items() if key in own}
+    arguments |= {"img_size": _pair(img_size), "in_chans": in_chans, "num_classes": num_classes}
+    arguments |= _reach(host, arguments, [mechanism for mechanism, _ in blocks], depths)
+    if "depths" in own:
+        arguments["depths"] = depths
+    _check_stages(arguments, own, depths)
+    shared = {key: per_block(value, depths, key) for key, value in (row | settings).items() if key not in own}
+    stages = [s for s, depth in enumerate(depths) for _ in range(depth)]
+    mechanisms = [
+        _mechanism(
+            *block,
+            usual=_usual(variant.host, block[0], stages[i], depths),
+            shared={key: values[i] for key, values in shared.items()},
+        )
+        for i, block in enumerate(blocks)
+    ]
+    with nullcontext() if device is None else torch.device(device):
+        model = host(mechanisms, **arguments)
     # through JSON, so that a model made here and one restored from its file say the same
     model.creation = json.loads(json.dumps({key: value for key, value in given.items() if value is not None}))
-    return model
+    return model if dtype is None else model.to(dtype)
+
+
+def _reach(host: Any, arguments: dict[str, Any], names: list[str], depths: Sequence[int]) -> dict[str, Any]:
+    """How far each block sees: as given, or confined by the host where its mechanism is quadratic."""
+    reach = {}
+    for key, default in host.default_reach(arguments["img_size"]).items():
+        value = arguments.get(key)
+        if isinstance(value, Sequence):
+            entries = per_block(value, depths, key)
+            reach[key] = [host.everything if entry is None else entry for entry in entries]
+            continue
+        sizes = _for_stages(default, depths) if value is None else [value] * len(depths)
+        confined = [size for size, depth in zip(sizes, depths, strict=True) for _ in range(depth)]
+        reach[key] = [
+            size if name in QUADRATIC else host.everything for size, name in zip(confined, names, strict=True)
+        ]
+    return reach
+
+
+def _usual(host: str, mechanism: str, stage: int, depths: Sequence[int]) -> dict[str, Any]:
+    """The settings that a mechanism has in a host, at a stage."""
+    return {
+        key: _for_stages(value, depths)[stage] if isinstance(value, tuple) else value
+        for key, value in SETTINGS.get((host, mechanism), {}).items()
+    }
+
+
+def _for_stages(table: Sequence[Any], depths: Sequence[int]) -> list[Any]:
+    """A table for four stages, for a network of more or fewer: what counts is how far a stage is from the last."""
+    return [table[max(s + len(table) - len(depths), 0)] for s in range(len(depths))]
+
+
+def _check_stages(arguments: dict[str, Any], own: Any, depths: Sequence[int]) -> None:
+    """Arguments that have an entry for each stage: as many as there are stages; one number stands for all."""
+    for key in PER_STAGE & own.keys() & arguments.keys():
+        if get_origin(own[key].annotation) is not Sequence:
+            continue
+        value = arguments[key]
+        arguments[key] = [value] * len(depths) if not isinstance(value, Sequence) else value
+        if len(arguments[key]) != len(depths):
+            raise SubquadError(f"{key} has {len(value)} entries for {len(depths)} stages: give one for each")
 
 
 def per_block(entries: Any, depths: Sequence[int], what: str) -> list[Any]:
@@ -138,21 +205,21 @@ def settings_of(mechanism: str) -> dict[str, Any]:
 
 
 def _check_names(settings: dict[str, Any], own: set[str], mechanisms: set[str]) -> None:
-    theirs = {key for mechanism in mechanisms for key in settings_of(mechanism)}
+    known = (own | {key for mechanism in mechanisms for key in settings_of(mechanism)}) - {"attention"}
     for key in settings:
-        if key not in own | theirs or key == "attention":
+        if key not in known:
             used = ", ".join(sorted(mechanisms))
-            raise unknown_name(f"setting (of this model with {used} attention)", key, (own | theirs) - {"attention"})
+            raise unknown_name(f"setting (of this model with {used} attention)", key, known, UnknownSettingError)
 
 
-def _mechanism(name: str, settings: dict[str, Any], shared: dict[str, Any]) -> Mechanism:
-    """The class `name` with its own settings, and with those of the shared ones that it knows."""
+def _mechanism(name: str, settings: dict[str, Any], *, usual: dict[str, Any], shared: dict[str, Any]) -> Mechanism:
+    """The class `name` with its own settings, with those of the shared ones that it knows, else with the usual ones."""
     known = settings_of(name)
     for key in settings:
         if key not in known:
-            raise unknown_name(f"setting of {name} attention", key, known)
+            raise unknown_name(f"setting of {name} attention", key, known, UnknownSettingError)
     fitting = {key: value for key, value in shared.items() if key in known and value is not None}
-    return partial(ATTENTION[name], **(fitting | settings))
+    return partial(ATTENTION[name], **(usual | fitting | settings))
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:

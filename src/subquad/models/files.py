@@ -1,20 +1,20 @@
 """Weight files: safetensors with the arguments that made the model, so that a file alone says what it holds.
 
-Nothing in a file is executed: safetensors, or pickles through torch's `weights_only`.
+Nothing in a file is executed: safetensors, or pickles through `read_pickle`.
 """
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.models.create import create_model
+from subquad.models.fitting import Adapted, adapt, misfits
+from subquad.models.pickles import read_pickle
 
 WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
 """Under which keys trainers put the weights, the preferred one first."""
@@ -42,47 +42,59 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return load_file(path), note
         except SafetensorError as error:
             raise SubquadError(f"{path} is no safetensors file or is cut short: {error}") from None
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).partition("\n")[0] or "the file is empty or cut short"
-        raise SubquadError(f"{path} can't be loaded without running code from it: {reason}") from None
-    return unwrap(content, path), {}
+    return unwrap(read_pickle(path), path), {}
 
 
 def unwrap(content: Any, path: Path | str) -> dict[str, Tensor]:
-    """The tensors of a loaded file, from under the keys of WRAPPERS and without a `module.` prefix."""
+    """The tensors of a loaded file, from under the keys of WRAPPERS and without the prefixes that wrappers leave."""
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
     if not isinstance(content, dict) or not content or not all(isinstance(value, Tensor) for value in content.values()):
         raise SubquadError(f"{path} holds no weights: expected names and tensors, or them under {', '.join(WRAPPERS)}")
-    return {key.removeprefix("module."): value for key, value in content.items()}
+    return {_bare(key): value for key, value in content.items()}
 
 
-def load_checkpoint(model: nn.Module, source: Path | str | dict[str, Tensor]) -> None:
-    """Load weights into `model`, strictly: every key and every shape must agree.
+def _bare(key: str) -> str:
+    """A name without what DataParallel and torch.compile put in front."""
+    for prefix in ("module.", "_orig_mod."):
+        key = key.removeprefix(prefix)
+    return key
+
+
+def load_checkpoint(model: nn.Module, source: Path | str | dict[str, Any], *, head: bool = True) -> Adapted:
+    """Load weights into `model`, strictly: every entry must have its place, and every place its entry.
+
+    Reads our own files and those that the papers' authors released (also under `state_dict_ema`, `model_ema`, `model`
+    or `state_dict`, and with `module.` in front); nothing in a file is executed. Position and bias tables of another
+    image size are resampled, those of the same size are taken exactly.
+
+    Args:
+        model: of `create_model`.
+        source: a file, or a state dict.
+        head: False leaves the classifier as it is, for weights with other classes.
+
+    Returns:
+        What was done: the layout that was found, and the tables that were resampled.
 
     Raises:
-        SubquadError: if they do not, in one line that names the keys; the model is then untouched.
+        SubquadError: if something does not fit, in one line that names the entries; the model is then untouched.
     """
     state, where = (source, "the state dict") if isinstance(source, dict) else (read_weights(source)[0], source)
+    adapted = adapt(state, model)
     own = model.state_dict()
-    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    shapes = [
-        f"{key} is {tuple(state[key].shape)}, the model's {tuple(own[key].shape)}"
-        for key in own.keys() & state.keys()
-        if own[key].shape != state[key].shape
-    ]
-    parts = [
-        f"{len(keys)} {what} ({_some(keys)})"
-        for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", sorted(shapes)))
-        if keys
-    ]
-    if parts:
-        raise SubquadError(f"{where} is of another model: {'; '.join(parts)}")
-    model.load_state_dict(state)
+    if not head:
+        for name in ("head.weight", "head.bias"):
+            adapted.state.pop(name, None)
+            if name in own:
+                adapted.state[name] = own[name]
+    if trouble := misfits(adapted.state, own):
+        layout = f" (a released {adapted.family} layout)" if adapted.family else ""
+        hint = "; head=False keeps the model's own head" if "2 of another shape (head." in trouble else ""
+        raise SubquadError(f"{where}{layout} does not fit this model: {trouble}{hint}")
+    model.load_state_dict(adapted.state)
+    return adapted
 
 
 def restore_model(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
@@ -94,7 +106,3 @@ def restore_model(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
     model = create_model(**creation)
     load_checkpoint(model, state)
     return model, note
-
-
-def _some(keys: list[str], most: int = 3) -> str:
-    return ", ".join(keys[:most]) + (", …" if len(keys) > most else "")

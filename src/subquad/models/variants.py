@@ -1,13 +1,15 @@
-"""The table of networks: rows of literals. What a row does not say is the host's default."""
+"""The table of sizes: rows of literals. What a row does not say is the host's default."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
+from subquad.models.backbone import Backbone
+from subquad.models.cswin import CSwin
+from subquad.models.pvt import PVT
+from subquad.models.swin import Swin
 from subquad.models.vit import ViT
 
-HOSTS: dict[str, type[nn.Module]] = {"vit": ViT}
+HOSTS: dict[str, type[Backbone]] = {"vit": ViT, "pvt": PVT, "swin": Swin, "cswin": CSwin}
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,46 @@ def small_deit(embed_dim: int, num_heads: int, depth: int, patch_size: int, img_
     return Variant("vit", (depth,), sizes | {"img_size": (img_size, img_size)}, recipe)
 
 
+def pvt(depths: tuple[int, ...], drop_path_rate: float) -> Variant:
+    """A PVT, arXiv 2102.12122: widths and heads are the host's defaults."""
+    return Variant("pvt", depths, {"drop_path_rate": drop_path_rate}, "pvt")
+
+
+def swin(embed_dim: int, depths: tuple[int, ...], num_heads: tuple[int, ...], drop_path_rate: float) -> Variant:
+    """A Swin, arXiv 2103.14030."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "drop_path_rate": drop_path_rate}
+    return Variant("swin", depths, sizes, "swin")
+
+
+def cswin(embed_dim: int, depths: tuple[int, ...], num_heads: tuple[int, ...], drop_path_rate: float) -> Variant:
+    """A CSwin, arXiv 2107.00652, with the depths of the linear families' code (the original's are 1-2-21-1, …)."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "drop_path_rate": drop_path_rate}
+    return Variant("cswin", depths, sizes, "cswin")
+
+
 VARIANTS: dict[str, Variant] = {
     "deit_micro": small_deit(64, num_heads=4, depth=3, patch_size=4, img_size=16, recipe="digits"),
     "deit_mini": small_deit(128, num_heads=4, depth=6, patch_size=4, img_size=32, recipe="cifar10_small"),
     "deit_tiny": deit(192, num_heads=3),
     "deit_small": deit(384, num_heads=6, drop_path_rate=0.1),
     "deit_base": deit(768, num_heads=12, drop_path_rate=0.3),
+    "pvt_tiny": pvt((2, 2, 2, 2), drop_path_rate=0.1),
+    "pvt_small": pvt((3, 4, 6, 3), drop_path_rate=0.1),
+    "pvt_medium": pvt((3, 4, 18, 3), drop_path_rate=0.3),
+    "pvt_large": pvt((3, 8, 27, 3), drop_path_rate=0.3),
+    "swin_tiny": swin(96, (2, 2, 6, 2), (3, 6, 12, 24), drop_path_rate=0.2),
+    "swin_small": swin(96, (2, 2, 18, 2), (3, 6, 12, 24), drop_path_rate=0.3),
+    "swin_base": swin(128, (2, 2, 18, 2), (4, 8, 16, 32), drop_path_rate=0.5),
+    "cswin_tiny": cswin(64, (2, 4, 18, 1), (2, 4, 8, 16), drop_path_rate=0.2),
+    "cswin_small": cswin(64, (3, 6, 29, 2), (2, 4, 8, 16), drop_path_rate=0.4),
+    "cswin_base": cswin(96, (3, 6, 29, 2), (4, 8, 16, 32), drop_path_rate=0.5),
 }
+
+SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("pvt", "agent"): {"num_agents": (9, 16, 49, 49)},
+    ("swin", "agent"): {"num_agents": (9, 16, 49, 49)},
+    # CSwin's LePE is the depthwise branch of the mechanism
+    ("cswin", "agent"): {"num_agents": (9, 16, 49, 49), "local": False},
+    ("swin", "softmax"): {"relative_bias": True},
+}
+"""Settings that a mechanism has in a host unless told otherwise; a tuple has an entry for each stage."""

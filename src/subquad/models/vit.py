@@ -1,22 +1,20 @@
 """ViT, the plain host: all tokens attend to all, in one stage. DeiT, Touvron et al. 2020, arXiv 2012.12877.
 
-Images of any size: they are padded to whole patches and the position table is resampled to their grid.
+Images of any size: they are filled up to whole patches and the position table is resampled to their grid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import torch
-from timm.layers import PatchEmbed, resample_abs_pos_embed, trunc_normal_
-from timm.models import checkpoint
 from torch import Tensor, nn
 
-from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.layers import Block, Mechanism, SelfAttention
+from subquad.models.backbone import Backbone, grids_of
+from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, drop_path_rates, fill_up
 
 
-class ViT(nn.Module):
-    """A plain vision transformer.
+class ViT(Backbone):
+    """A plain vision transformer; its levels are its blocks.
 
     Args:
         attention: the mechanism of each block.
@@ -25,6 +23,7 @@ class ViT(nn.Module):
         num_heads: heads of every block.
         class_token: a learned token in front, which the head reads; without it the head reads the mean.
         reg_tokens: further learned tokens in front, which nothing reads (registers, arXiv 2309.16588).
+        global_pool: what the head reads, see `Backbone`; the class token if there is one.
         drop_path_rate: stochastic depth of the last block; it rises linearly from 0.
     """
 
@@ -41,116 +40,72 @@ class ViT(nn.Module):
         mlp_ratio: float = 4,
         class_token: bool = True,
         reg_tokens: int = 0,
+        global_pool: str | None = None,
         drop_rate: float = 0,
         drop_path_rate: float = 0,
     ) -> None:
-        super().__init__()
-        if min(img_size) < 1 or patch_size < 1:
-            raise SubquadError(
-                f"an image of {img_size[0]}×{img_size[1]} px in patches of {patch_size} px has no tokens"
-            )
-        self.img_size, self.patch_size = img_size, patch_size
-        self.num_classes, self.num_features = num_classes, embed_dim
-        self.grad_checkpointing = False
-        self.patch_embed = PatchEmbed(
-            img_size,
-            patch_size,
-            in_chans,
-            embed_dim,
-            output_fmt="NHWC",
-            flatten=False,
-            strict_img_size=False,
-            dynamic_img_pad=True,
-        )
-        height, width = self.patch_embed.dynamic_feat_size(img_size)
-        self.grid = TokenGrid(height, width, int(class_token) + reg_tokens)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
-        self.reg_token = nn.Parameter(torch.zeros(1, reg_tokens, embed_dim)) if reg_tokens else None
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.grid.num_tokens, embed_dim))
-        self.pos_drop = nn.Dropout(drop_rate)
-        rates = torch.linspace(0, drop_path_rate, len(attention), device="cpu").tolist()
-        self.blocks = nn.ModuleList(
+        grid = TokenGrid(*grids_of(img_size, patch_size, 1)[0].shape, int(class_token) + reg_tokens)
+        rates = drop_path_rates(drop_path_rate, [len(attention)])[0]
+        blocks = [
             Block(
                 embed_dim,
-                SelfAttention(embed_dim, num_heads, mechanism, grid=self.grid),
+                SelfAttention(embed_dim, num_heads, mechanism, grid=grid),
                 mlp_ratio=mlp_ratio,
                 drop=drop_rate,
                 drop_path=rate,
             )
             for mechanism, rate in zip(attention, rates, strict=True)
+        ]
+        embed = PatchEmbed(in_chans, embed_dim, patch_size)
+        stage = Stage(embed, blocks, embed_dim, grid=grid, positions="bicubic", drop_rate=drop_rate)
+        super().__init__(
+            [stage],
+            [embed_dim],
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            norm=nn.LayerNorm(embed_dim, eps=1e-6),
+            global_pool=("token" if class_token else "avg") if global_pool is None else global_pool,
+            drop_rate=drop_rate,
         )
-        self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
-        self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
-        self.init_weights()
+        level = {"num_chs": embed_dim, "reduction": patch_size}
+        self.feature_info = [level | {"module": f"stages.0.blocks.{i}"} for i in range(len(blocks))]
 
-    def init_weights(self) -> None:
-        """Linear layers and tables: truncated normal, std 0.02. Mechanisms have initialised their own parameters."""
-        for table in (self.pos_embed, self.cls_token, self.reg_token):
-            if table is not None:
-                trunc_normal_(table, std=0.02)
-        self.apply(_init_linear)
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """All blocks."""
+        return self.stages[0].blocks
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Images (b, in_chans, height, width) to normed tokens (b, n, c), prefix tokens first."""
-        x = self.patch_embed(x)
-        grid = TokenGrid(x.shape[1], x.shape[2], self.grid.prefix)
-        x = self.pos_drop(self._with_prefix(x.flatten(1, 2)) + self._positions(grid))
-        for block in self.blocks:
-            if self.grad_checkpointing and self.training and not torch.jit.is_scripting():
-                x = checkpoint(block, x, grid=grid)
-            else:
-                x = block(x, grid=grid)
-        return self.norm(x)
+    def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
+        """Tokens and their grid after each block."""
+        yield from self.stages[0].steps(x)
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens (b, n, c) to logits (b, num_classes), or to the features that the head reads."""
-        x = x[:, 0] if self.cls_token is not None else x[:, self.grid.prefix :].mean(dim=1)
-        return x if pre_logits else self.head(self.head_drop(x))
+    def _norm_fits(self, level: int) -> bool:
+        return True
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
-
-    def _with_prefix(self, x: Tensor) -> Tensor:
-        tokens = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
-        return torch.cat([*tokens, x], dim=1)
-
-    def _positions(self, grid: TokenGrid) -> Tensor:
-        if grid == self.grid:
-            return self.pos_embed
-        return resample_abs_pos_embed(
-            self.pos_embed, list(grid.shape), list(self.grid.shape), num_prefix_tokens=grid.prefix
-        )
-
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int) -> None:
-        """A new head for `num_classes` classes, on the old one's device; 0 for none."""
-        like = self.pos_embed
-        self.num_classes = num_classes
-        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head.apply(_init_linear).to(device=like.device, dtype=like.dtype)
+    def _cut_after(self, level: int) -> None:
+        self.stages[0].blocks = self.blocks[: level + 1]
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that the papers' recipes do not decay."""
-        return {"pos_embed", "cls_token", "reg_token"}
+        return super().no_weight_decay() | {"stages.0.pos_embed.table"}
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups, for layer-wise learning rates."""
         return {
-            "stem": r"^(?:cls_token|reg_token|pos_embed|patch_embed)",
-            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+            "stem": r"^stages\.0\.(?:embed|pos_embed|prefix_tokens)",
+            "blocks": [(r"^stages\.0\.blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade time for memory in training: blocks are computed again in the backward pass."""
-        self.grad_checkpointing = enable
 
+class PatchEmbed(nn.Module):
+    """A linear map of each patch: (b, c_in, height, width) to (b, c, y, x), the image filled up to whole patches."""
 
-def _init_linear(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+    def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=patch_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(fill_up(x, self.patch_size))

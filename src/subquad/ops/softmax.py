@@ -9,18 +9,27 @@ from torch import Tensor
 from subquad.ops.precision import in_fp32
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, forbidden: Tensor | None = None) -> Tensor:
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, forbidden: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d).
 
-    `forbidden` is bool and broadcastable to (b, h, n_q, n_k): True where a query must not see a key.
+    `forbidden` is bool and broadcastable to (b, h, n_q, n_k): True where a query must not see a key. `bias` (h, n_q,
+    n_k) is added to the scores.
     """
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=None if forbidden is None else ~forbidden)
+    if bias is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if forbidden is None else ~forbidden)
+    bias = bias.to(q.dtype)
+    bias = bias[None] if forbidden is None else bias.masked_fill(forbidden, float("-inf"))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 @in_fp32
-def softmax_weights(q: Tensor, k: Tensor, forbidden: Tensor | None = None) -> Tensor:
+def softmax_weights(q: Tensor, k: Tensor, forbidden: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `softmax_attention`; a query that may see nothing gets zeros."""
     logits = q @ k.mT * q.shape[-1] ** -0.5
+    if bias is not None:
+        logits = logits + bias
     if forbidden is None:
         return logits.softmax(dim=-1)
     return logits.masked_fill(forbidden, float("-inf")).softmax(dim=-1).nan_to_num(0.0)

@@ -1,0 +1,247 @@
+"""What all hosts share: the head, and the interface that timm's models have.
+
+A host builds `stages` (or blocks), hands over its sizes, and says how it walks through them (`walk`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from einops import rearrange
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.models.fitting import adapt
+from subquad.models.layers import init_linear
+
+POOLS = ("avg", "max", "token", "")
+
+
+class Backbone(nn.Module):
+    """A network of stages, one a resolution, with a head on its last tokens.
+
+    Args:
+        stages: from the finest to the coarsest.
+        dims: channels of each stage.
+        img_size: (height, width) in pixels that position parameters are made for; other sizes work.
+        in_chans: channels of the images.
+        num_classes: classes of the head; 0 for none.
+        norm: of the last tokens.
+        global_pool: what the head reads: "avg" or "max" of the map, "token", the class token, or "" for all tokens.
+        drop_rate: dropout in front of the head.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        dims: Sequence[int],
+        *,
+        img_size: tuple[int, int],
+        in_chans: int,
+        num_classes: int,
+        norm: nn.Module,
+        global_pool: str = "avg",
+        drop_rate: float = 0,
+        patch_size: int = 4,
+    ) -> None:
+        super().__init__()
+        self.creation: dict[str, Any] = {}
+        self.img_size, self.in_chans, self.num_classes = img_size, in_chans, num_classes
+        self.patch_size = patch_size
+        self.num_features = self.head_hidden_size = dims[-1]
+        self.stages: Any = nn.ModuleList(stages)
+        self.feature_info: list[dict[str, Any]] = [
+            {"num_chs": dim, "reduction": patch_size * 2**s, "module": f"stages.{s}"} for s, dim in enumerate(dims)
+        ]
+        self.norm = norm
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = nn.Linear(dims[-1], num_classes) if num_classes else nn.Identity()
+        self.global_pool = self._checked_pool(global_pool)
+        self.apply(init_linear)
+
+    everything: int | None = None
+    """The reach of a block that sees the whole grid."""
+
+    @staticmethod
+    def default_reach(img_size: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+        """The argument that confines blocks of quadratic mechanisms, if any, and its default for each stage."""
+        return {}
+
+    @property
+    def prefix(self) -> int:
+        """Tokens in front of the last map, the class token among them."""
+        return self.stages[-1].grid.prefix
+
+    @property
+    def output_fmt(self) -> str:
+        """Shape of `forward_features`: a map "NHWC", or tokens "NLC" where there are some without a place on it."""
+        return "NLC" if self.prefix else "NHWC"
+
+    # forward
+
+    def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
+        """Tokens and their grid wherever features can be taken: at the end of each stage."""
+        for stage in self.stages:
+            tokens, grid = stage(x)
+            yield tokens, grid
+            x = grid.to_image(tokens)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images (b, in_chans, height, width) to normed features: (b, y, x, c), or (b, n, c) with prefix tokens."""
+        for stage in self.stages:
+            tokens, grid = stage(x)
+            x = grid.to_image(tokens)
+        return self._as_output(self.norm(tokens), grid)
+
+    def _as_output(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
+        return tokens if self.output_fmt == "NLC" else grid.to_image(tokens).permute(0, 2, 3, 1)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Features to logits (b, num_classes), or to what the classifier reads."""
+        x = self.head_drop(self._pool(x))
+        return x if pre_logits else self.head(x)
+
+    def _pool(self, x: Tensor) -> Tensor:
+        if self.global_pool == "":
+            return x
+        if self.global_pool == "token":
+            return x[:, 0]
+        places = x.flatten(1, -2)[:, self.prefix :]
+        return places.mean(dim=1) if self.global_pool == "avg" else places.amax(dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Maps of the levels `indices` (all; the last so many; these), as timm's models give them.
+
+        Args:
+            x: images.
+            indices: which levels of `feature_info`.
+            norm: apply the final norm to those it is made for.
+            stop_early: end with the last level asked for.
+            output_fmt: "NCHW", "NHWC", or "NLC" for tokens without prefix.
+            intermediates_only: leave out the final features.
+
+        Returns:
+            The list of maps, or (final features, list of maps).
+        """
+        taken, last = feature_take_indices(len(self.feature_info), indices)
+        maps, level = [], 0
+        for level, (tokens, grid) in enumerate(self.walk(x)):
+            if level in taken:
+                normed = self.norm(tokens) if norm and self._norm_fits(level) else tokens
+                maps.append(_as_map(normed, grid, output_fmt))
+            if stop_early and level == last:
+                break
+        if intermediates_only:
+            return maps
+        if level == len(self.feature_info) - 1:
+            tokens = self.norm(tokens)
+        return self._as_output(tokens, grid), maps
+
+    def _norm_fits(self, level: int) -> bool:
+        return level == len(self.feature_info) - 1
+
+    # changing a network
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the levels `indices` do not need; returns them as numbers from 0."""
+        taken, last = feature_take_indices(len(self.feature_info), indices)
+        shortened = last < len(self.feature_info) - 1
+        if shortened:
+            self._cut_after(last)
+        if prune_norm or (shortened and not self._norm_fits(last)):
+            self.norm = nn.Identity()
+        if prune_head or shortened:
+            self.reset_classifier(0, "")
+        return taken
+
+    def _cut_after(self, level: int) -> None:
+        self.stages = self.stages[: level + 1]
+        self.num_features = self.head_hidden_size = self.feature_info[level]["num_chs"]
+
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head for `num_classes` classes, on the network's device; 0 for none. The pooling stays unless given."""
+        if global_pool is not None:
+            self.global_pool = self._checked_pool(global_pool)
+        self.num_classes = num_classes
+        like = next(self.parameters())
+        head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.head = head.apply(init_linear).to(device=like.device, dtype=like.dtype).train(self.training)
+
+    def _checked_pool(self, global_pool: str) -> str:
+        if global_pool not in POOLS:
+            raise SubquadError(f"unknown global_pool '{global_pool}': use one of {', '.join(map(repr, POOLS))}")
+        if global_pool == "token" and not self.prefix:
+            raise SubquadError("global_pool 'token' reads the class token, and this network has none: use 'avg'")
+        return global_pool
+
+    def set_input_size(self, img_size: int | Sequence[int] | None = None) -> None:
+        """Make position parameters for images of another size, (height, width), resampling those that are there."""
+        if img_size is None:
+            return
+        self.img_size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
+        for stage, grid in zip(self.stages, grids_of(self.img_size, self.patch_size, len(self.stages)), strict=True):
+            stage.regrid(grid)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As PyTorch's, and reads the authors' layouts and tables of other image sizes as well."""
+        return super().load_state_dict(adapt(dict(state_dict), self).state, strict=strict, assign=assign)
+
+    # training
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that the papers' recipes do not decay."""
+        names = ("prefix_tokens", "relative_bias.table")
+        return {name for name, _ in self.named_parameters() if name.endswith(names)}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layer groups, for layer-wise learning rates."""
+        fine = [
+            (r"^stages\.(\d+)\.(?:embed|pos_embed|prefix_tokens)", (0,)),
+            (r"^stages\.(\d+)\.\w+\.(\d+)", None),
+            (r"^norm", (99999,)),
+        ]
+        return {"stem": r"^stages\.0\.(?:embed|pos_embed)", "blocks": r"^stages\.(\d+)" if coarse else fine}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade time for memory in training: blocks are computed again in the backward pass."""
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+
+def _as_map(tokens: Tensor, grid: TokenGrid, output_fmt: str) -> Tensor:
+    if output_fmt not in ("NCHW", "NHWC", "NLC"):
+        raise SubquadError(f"unknown output_fmt '{output_fmt}': use NCHW, NHWC or NLC")
+    if output_fmt == "NLC":
+        return tokens[:, grid.prefix :]
+    image = grid.to_image(tokens)
+    return image.contiguous() if output_fmt == "NCHW" else rearrange(image, "b c y x -> b y x c")
+
+
+def grids_of(img_size: tuple[int, int], patch_size: int, stages: int) -> list[TokenGrid]:
+    """The grid of every stage for images of `img_size`: patches, then halves, rounded up."""
+    if min(img_size) < 1 or patch_size < 1:
+        raise SubquadError(f"an image of {img_size[0]}×{img_size[1]} px in patches of {patch_size} px has no tokens")
+    height, width = -(-img_size[0] // patch_size), -(-img_size[1] // patch_size)
+    grids = []
+    for _ in range(stages):
+        grids.append(TokenGrid(height, width))
+        height, width = -(-height // 2), -(-width // 2)
+    return grids

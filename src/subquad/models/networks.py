@@ -1,0 +1,142 @@
+"""The table of whole networks: a size, a mechanism for each stage, and what was published about it.
+
+Names are `<mechanism>_<host>_<size>`, and those of the papers. Every row is a timm model as well.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from subquad.models.variants import VARIANTS
+
+
+@dataclass(frozen=True)
+class Network:
+    """A row.
+
+    Attributes:
+        variant: a name of VARIANTS.
+        attention: the mechanism of all blocks, or one for each stage, or (name, count) pairs within a stage.
+        settings: what differs from the variant: arguments of the host and of the mechanisms.
+        params: parameters with 1000 classes, in millions, as the released network has them.
+        gmacs: published multiply-adds of an image, in billions ("FLOPs" in the papers).
+        top1: published ImageNet-1k accuracy in per cent.
+        source: which authors' weights fit; a name of SOURCES.
+    """
+
+    variant: str
+    attention: Any
+    settings: dict[str, Any] = field(default_factory=dict)
+    params: float | None = None
+    gmacs: float | None = None
+    top1: float | None = None
+    source: str = ""
+
+
+SOURCES = {
+    "agent": "github.com/LeapLabTHU/Agent-Attention",
+    "inline": "github.com/LeapLabTHU/InLine",
+    "pola": "huggingface.co/ZachMeng/PolaFormer",
+    "soft": "github.com/fudan-zvg/SOFT",
+    "focused": "github.com/LeapLabTHU/FLatten-Transformer",
+}
+"""Where the authors' weights are."""
+
+
+def agent(variant: str, attention: Any, params: float, gmacs: float, top1: float, **settings: Any) -> Network:
+    """Agent Attention, arXiv 2312.08874, table of the released networks."""
+    return Network(variant, attention, settings, params, gmacs, top1, "agent")
+
+
+def inline(
+    variant: str, attention: Any, params: float, gmacs: float | None, top1: float | None, **settings: Any
+) -> Network:
+    """InLine, arXiv 2412.06590, table of the released networks; PVTs have twice the heads, DeiTs are other sizes."""
+    return Network(variant, attention, settings, params, gmacs, top1, "inline")
+
+
+def pola(variant: str, attention: Any, params: float, gmacs: float | None, top1: float | None, **more: Any) -> Network:
+    """PolaFormer, arXiv 2501.15061, table of the released networks."""
+    return Network(variant, attention, more, params, gmacs, top1, "pola")
+
+
+AAAB = ("agent", "agent", "agent", "softmax")
+AABB = ("agent", "agent", "softmax", "softmax")
+AAMB2 = ("agent", "agent", (("agent", 2), ("softmax", 16)), "softmax")
+IIIS = ("inline", "inline", "inline", "softmax")
+IISS = ("inline", "inline", "softmax", "softmax")
+IIMS2 = ("inline", "inline", (("inline", 2), ("softmax", 16)), "softmax")
+LLSS = ("pola", "pola", "softmax", "softmax")
+HEADS = (2, 4, 10, 16)
+
+PUBLISHED: dict[str, Network] = {
+    "agent_deit_tiny": agent("deit_tiny", "agent", 6.015640, 1.2, 74.9),
+    "agent_deit_small": agent("deit_small", "agent", 22.647112, 4.4, 80.5),
+    "agent_deit_small_448": agent("deit_small", "agent", 23.070472, 17.7, 83.1, img_size=448),
+    "agent_deit_base": agent(
+        "deit_base", (("agent", 4), ("softmax", 8)), 87.204904, 17.6, 82.0, num_agents=81, drop_path_rate=0.3
+    ),
+    "agent_pvt_tiny": agent("pvt_tiny", "agent", 11.570352, 2.0, 78.4),
+    "agent_pvt_small": agent("pvt_small", "agent", 20.635066, 4.0, 82.2),
+    "agent_pvt_medium": agent("pvt_medium", "agent", 35.921746, 7.0, 83.4),
+    "agent_pvt_medium_256": agent("pvt_medium", "agent", 36.083682, 9.2, 83.8, img_size=256),
+    "agent_pvt_large": agent("pvt_large", "agent", 48.738180, 10.4, 83.7),
+    "agent_swin_tiny": agent("swin_tiny", AAAB, 28.902964, 4.5, 82.6),
+    "agent_swin_small": agent("swin_small", AABB, 49.666684, 8.7, 83.7),
+    "agent_swin_small_288": agent("swin_small", AABB, 49.707964, 14.6, 84.1, img_size=288),
+    "agent_swin_base": agent("swin_base", AAMB2, 88.095096, 15.4, 84.0),
+    "agent_swin_base_384": agent("swin_base", AAMB2, 88.305016, 46.3, 84.9, img_size=384),
+    "agent_cswin_tiny": agent("cswin_tiny", AABB, 20.458672, 4.3, 83.1),
+    "agent_cswin_small": agent("cswin_small", AABB, 32.814100, 6.8, 83.9),
+    "agent_cswin_base": agent("cswin_base", AABB, 73.249696, 14.9, 84.7),
+    "agent_cswin_base_384": agent("cswin_base", AABB, 73.328416, 46.3, 85.8, img_size=384, drop_path_rate=0.7),
+    "inline_deit_tiny": inline("deit_tiny", "inline", 6.477736, 1.1, 74.5, num_heads=6, drop_path_rate=0.1),
+    "inline_deit_small": inline(
+        "deit_small", "inline", 16.734760, 5.0, 80.2, embed_dim=320, num_heads=10, img_size=288
+    ),
+    "inline_deit_base": inline(
+        "deit_small", "inline", 23.797096, 17.2, 82.3, embed_dim=384, num_heads=12, img_size=448
+    ),
+    "inline_pvt_tiny": inline("pvt_tiny", "inline", 12.032232, 2.0, 78.2, num_heads=HEADS),
+    "inline_pvt_small": inline("pvt_small", "inline", 21.556136, 3.9, 82.0, num_heads=HEADS),
+    "inline_pvt_medium": inline("pvt_medium", "inline", 37.618856, 6.9, 83.2, num_heads=HEADS),
+    "inline_pvt_large": inline("pvt_large", "inline", 51.154280, 10.2, 83.6, num_heads=HEADS),
+    "inline_swin_tiny": inline("swin_tiny", IIIS, 29.223544, 4.5, 82.4),
+    "inline_swin_small": inline("swin_small", IISS, 49.793296, 8.7, 83.6),
+    "inline_swin_base": inline("swin_base", IIMS2, 88.350120, 15.4, 84.1),
+    "inline_swin_base_384": inline("swin_base", IIMS2, 88.465320, None, None, img_size=384),
+    "inline_cswin_tiny": inline("cswin_tiny", IISS, 20.604520, 4.3, 83.2),
+    "inline_cswin_small": inline("cswin_small", IISS, 33.032872, 6.8, 83.8),
+    "inline_cswin_base": inline("cswin_base", IISS, 73.413640, 14.9, 84.5),
+    "inline_cswin_base_384": inline("cswin_base", IISS, 73.413640, 46.3, 85.7, img_size=384, drop_path_rate=0.7),
+    "pola_pvt_tiny": pola("pvt_tiny", "pola", 12.923624, 2.1, 78.8),
+    "pola_pvt_small": pola("pvt_small", "pola", 23.156200, 4.1, 81.9),
+    "pola_pvt_medium": pola("pvt_medium", "pola", 39.964648, None, None),
+    "pola_pvt_large": pola("pvt_large", "pola", 54.365544, None, None),
+    "pola_swin_tiny": pola("swin_tiny", LLSS, 29.285696, 4.5, 82.6),
+    "pola_swin_small": pola("swin_small", LLSS, 50.603600, 8.7, 83.6),
+    "pola_swin_base": pola("swin_base", LLSS, 89.137864, 15.4, 83.8),
+    "pola_swin_base_384": pola("swin_base", LLSS, 91.599304, None, None, img_size=384),
+}
+
+FFSS = ("focused", "focused", "softmax", "softmax")
+SSSX = ("soft", "soft", "soft", "softmax")
+PATTERNS: dict[str, dict[str, Any]] = {
+    "softmax": {"deit": "softmax", "pvt": "softmax", "swin": "softmax", "cswin": "softmax"},
+    "linear": {"deit": "linear", "pvt": "linear", "swin": "linear", "cswin": "linear"},
+    "focused": {"deit": "focused", "pvt": "focused", "swin": FFSS, "cswin": FFSS},
+    "pola": {"deit": "pola", "cswin": LLSS},
+    "soft": {"deit": "soft", "pvt": SSSX, "swin": SSSX, "cswin": SSSX},
+}
+"""The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
+
+BASELINES: dict[str, Network] = {
+    f"{mechanism}_{variant}{ending}": Network(variant, patterns[host], settings)
+    for mechanism, patterns in PATTERNS.items()
+    for variant in VARIANTS
+    for ending, settings in (("", {}), ("_384", {"img_size": 384}))
+    if (host := variant.split("_")[0]) in patterns
+    and VARIANTS[variant].recipe == host
+    and (not ending or variant in ("swin_base", "cswin_base"))
+}
+
+NETWORKS: dict[str, Network] = {**PUBLISHED, **BASELINES}

@@ -1,0 +1,122 @@
+"""PVT, a pyramid of four stages: tokens attend to all, or to fewer keys by spatial reduction.
+
+Pyramid Vision Transformer, Wang et al. 2021, arXiv 2102.12122, as the linear families have it: no class token, no
+final norm, the head reads the mean. Images of any size: every embedding fills its map up to whole patches.
+"""
+
+from collections.abc import Sequence
+
+from einops import rearrange
+from torch import Tensor, nn
+
+from subquad.grid import TokenGrid
+from subquad.models.backbone import Backbone, grids_of
+from subquad.models.layers import (
+    OF_KEYS,
+    Block,
+    ConvEmbed,
+    Mechanism,
+    SelfAttention,
+    Stage,
+    by_stage,
+    drop_path_rates,
+    move_tables,
+)
+
+
+class PVT(Backbone):
+    """A pyramid with a position table and its own width in each stage.
+
+    Args:
+        attention: the mechanism of each block.
+        depths: blocks of each stage.
+        sr_ratio: of each block, how many times fewer rows and columns of keys and values there are.
+        embed_dims: channels of each stage.
+        num_heads: heads of each stage's blocks.
+        mlp_ratios: of each stage.
+    """
+
+    everything = 1
+
+    def __init__(
+        self,
+        attention: Sequence[Mechanism],
+        *,
+        depths: Sequence[int],
+        sr_ratio: Sequence[int],
+        img_size: tuple[int, int] = (224, 224),
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dims: Sequence[int] = (64, 128, 320, 512),
+        num_heads: Sequence[int] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[float] = (8, 8, 4, 4),
+        global_pool: str = "avg",
+        drop_rate: float = 0,
+        drop_path_rate: float = 0,
+    ) -> None:
+        grids = grids_of(img_size, patch_size, len(depths))
+        mechanisms, ratios = by_stage(attention, depths), by_stage(sr_ratio, depths)
+        rates = drop_path_rates(drop_path_rate, depths)
+        stages = []
+        for s, (dim, grid) in enumerate(zip(embed_dims, grids, strict=True)):
+            blocks = [
+                Block(
+                    dim,
+                    SpatialReductionAttention(dim, num_heads[s], mechanism, grid=grid, sr_ratio=ratio),
+                    mlp_ratio=mlp_ratios[s],
+                    drop=drop_rate,
+                    drop_path=rate,
+                )
+                for mechanism, ratio, rate in zip(mechanisms[s], ratios[s], rates[s], strict=True)
+            ]
+            stride = patch_size if s == 0 else 2
+            embed = ConvEmbed(in_chans if s == 0 else embed_dims[s - 1], dim, stride, stride)
+            stages.append(Stage(embed, blocks, dim, grid=grid, positions="bilinear", drop_rate=drop_rate))
+        super().__init__(
+            stages,
+            embed_dims,
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            norm=nn.Identity(),
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+
+    @staticmethod
+    def default_reach(img_size: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+        """Where attention is quadratic, each stage's default."""
+        return {"sr_ratio": (8, 4, 2, 1)}
+
+
+class SpatialReductionAttention(SelfAttention):
+    """Keys and values come from a map that a convolution has made `sr_ratio` times smaller; 1 leaves all of them."""
+
+    def __init__(self, dim: int, num_heads: int, attention: Mechanism, *, grid: TokenGrid, sr_ratio: int) -> None:
+        super().__init__(dim, num_heads, attention, grid=grid, kv_grid=reduced(grid, sr_ratio))
+        self.sr_ratio = sr_ratio
+        self.reduce = ConvEmbed(dim, dim, sr_ratio, sr_ratio) if sr_ratio > 1 else None
+
+    def forward(
+        self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        if self.reduce is None:
+            return super().forward(x, grid=grid, padding=padding, mask=mask)
+        keys = rearrange(self.reduce(grid.to_image(x)), "b c y x -> b (y x) c")
+        supply: dict[str, Tensor | None] = {"x": x, "padding": padding, "mask": mask}
+        weights = self.project.weight.chunk(len(self.projected))
+        biases = self.project.bias.chunk(len(self.projected))
+        for name, weight, bias in zip(self.projected, weights, biases, strict=True):
+            tokens = nn.functional.linear(keys if name in OF_KEYS else x, weight, bias)
+            supply[name] = rearrange(tokens, "b n (h d) -> b h n d", h=self.num_heads)
+        return self.mix(supply, grid, reduced(grid, self.sr_ratio))
+
+    def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
+        move_tables(self.inner, {reduced(old, self.sr_ratio): reduced(new, self.sr_ratio), old: new})
+
+
+def reduced(grid: TokenGrid, sr_ratio: int) -> TokenGrid:
+    """The grid of keys."""
+    return TokenGrid(-(-grid.height // sr_ratio), -(-grid.width // sr_ratio))

@@ -1,0 +1,168 @@
+"""The layouts of the authors' checkpoints: rename tables, one a family.
+
+A rule is a pattern and what it becomes, tried in order, all of them. A name that ends in `@qkv` is a part of a fused
+projection: its letters say which; `@0`, `@1` are parts in a row. Parts are joined at the end.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+Rule = tuple[str, str | Callable[[re.Match[str]], str]]
+
+
+def _stage(template: str, shift: int = -1) -> Callable[[re.Match[str]], str]:
+    """A replacement whose {s} is the first group, a stage's number, moved to count as ours do."""
+    return lambda match: template.format(s=int(match[1]) + shift)
+
+
+MECHANISMS: list[Rule] = [
+    (r"attn\.(qkvg?|qg?|kv)\.(weight|bias)$", r"attn.project.\2@\1"),
+    (r"attn\.residual\.0\.", "attn.inner.local.fc1."),
+    (r"attn\.residual\.2\.", "attn.inner.local.fc2."),
+    (r"attn\.dwc\.", "attn.inner.local."),
+    (r"attn\.(?=(?:an|ah|aw|ac|na|ha|wa|ca)_bias$|power$|scale$|positional_encoding$)", "attn.inner."),
+    (r"attn\.sr\.", "attn.reduce.proj."),
+    (r"attn\.norm\.", "attn.reduce.norm."),
+    (r"\ban_bias$", "agent_bias.block"),
+    (r"\bah_bias$", "agent_bias.rows"),
+    (r"\baw_bias$", "agent_bias.columns"),
+    (r"\bac_bias$", "agent_bias.prefix"),
+    (r"\bna_bias$", "query_bias.block"),
+    (r"\bha_bias$", "query_bias.rows"),
+    (r"\bwa_bias$", "query_bias.columns"),
+    (r"\bca_bias$", "query_bias.prefix"),
+    (r"\bscale$", "temperature"),
+    (r"\bpositional_encoding$", "positions.table"),
+    (r"attn\.relative_position_bias_table$", "attn.inner.relative_bias.table"),
+]
+"""Inside an attention layer, the same in all families."""
+
+PYRAMID: list[Rule] = [
+    (r"^pos_embed(\d)$", _stage("stages.{s}.pos_embed.table")),
+    (r"^patch_embed(\d)\.", _stage("stages.{s}.embed.")),
+    (r"^block(\d)\.", _stage("stages.{s}.blocks.")),
+]
+
+FAMILIES: dict[str, list[Rule]] = {
+    "vit": [
+        (r"^cls_token$", "stages.0.prefix_tokens"),
+        (r"^pos_embed$", "stages.0.pos_embed.table"),
+        (r"^patch_embed\.", "stages.0.embed."),
+        (r"^blocks\.", "stages.0.blocks."),
+    ],
+    "pvt": PYRAMID,
+    "swin": [
+        (r"^patch_embed\.", "stages.0.embed."),
+        (r"^layers\.(\d)\.blocks\.", _stage("stages.{s}.blocks.", 0)),
+        (r"^layers\.(\d)\.downsample\.", _stage("stages.{s}.embed.", 1)),
+    ],
+    "cswin": [
+        (r"^stage1_conv_embed\.0\.", "stages.0.embed.proj."),
+        (r"^stage1_conv_embed\.2\.", "stages.0.embed.norm."),
+        (r"^merge(\d)\.conv\.", _stage("stages.{s}.embed.proj.", 0)),
+        (r"^merge(\d)\.norm\.", _stage("stages.{s}.embed.norm.", 0)),
+        (r"^stage(\d)\.", _stage("stages.{s}.blocks.")),
+        (r"(blocks\.\d+)\.(qkvg?|proj)\.", r"\1.attn.\2."),
+        (r"\battns\.(\d)\.get_v\.(weight|bias)$", r"attn.lepe.\2@\1"),
+        # the rules of attention layers, inside a branch
+        (r"\battns\.(\d)\.residual\.0\.", r"attn.branches.\1.local.fc1."),
+        (r"\battns\.(\d)\.residual\.2\.", r"attn.branches.\1.local.fc2."),
+        (r"\battns\.(\d)\.dwc\.", r"attn.branches.\1.local."),
+        (r"\battns\.(\d)\.", r"attn.branches.\1."),
+    ],
+    "soft": [
+        (r"^cls_token$", "stages.3.prefix_tokens"),
+        (r"^patch_embed(\d)\.proj\.", _stage("stages.{s}.embed.")),
+        *PYRAMID,
+        (r"\batt\.mha\.W_([qv])\.(weight|bias)$", r"attn.project.\2@\1"),
+        (r"\batt\.mha\.ff\.", "attn.proj."),
+        (r"\batt\.mha\.attn\.Qlandmark_op\.", "attn.inner.landmark."),
+        (r"\batt\.mha\.attn\.Qnorm_act\.0\.", "attn.inner.landmark_norm."),
+        (r"\batt\.mha\.attn\.conv\.", "attn.inner.local."),
+        (r"\batt\.ff([12])\.", r"mlp.fc\1."),
+        (r"\batt\.(norm[12])\.", r"\1."),
+    ],
+}
+"""Rename rules by host."""
+
+MARKS: dict[str, str] = {
+    r"^stage1_conv_embed\.0\.weight$": "cswin",
+    r"^patch_embed1\.proj\.0\.weight$": "soft",
+    r"^patch_embed1\.proj\.weight$": "pvt",
+    r"^layers\.0\.blocks\.0\.norm1\.weight$": "swin",
+    r"^blocks\.0\.norm1\.weight$": "vit",
+}
+"""By which entry a family is recognised, the first that is there."""
+
+DROPPED: dict[str, str] = {
+    r"\.relative_position_index$": "computed from the window",
+    r"\.relative_coords_table$": "computed from the window",
+    r"\.attn_mask$": "computed from the image",
+}
+"""What is not read, and why."""
+
+
+def family_of(names: Any) -> str | None:
+    """The host whose released layout these entry names have, or None."""
+    for mark, family in MARKS.items():
+        if any(re.search(mark, name) for name in names):
+            return family
+    return None
+
+
+def our_name(name: str, family: str) -> str:
+    """Where an entry of a released checkpoint goes; may end in `@part`."""
+    for pattern, replacement in (*FAMILIES[family], *MECHANISMS):
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def to_our_layout(state: dict[str, Tensor], family: str, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    """A released state dict under our names and in our shapes.
+
+    Args:
+        state: the authors' entries.
+        family: whose layout it is.
+        shapes: of our model's entries; they say how many heads a table is for.
+    """
+    ours: dict[str, Tensor] = {}
+    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in state.items():
+        if any(re.search(pattern, name) for pattern in DROPPED):
+            continue
+        target, _, part = our_name(name, family).partition("@")
+        if part.isalpha():
+            parts[target] |= dict(zip(part, tensor.chunk(len(part)), strict=True))
+        elif part:
+            parts[target][part] = tensor
+        else:
+            ours[target] = _reshape(target, tensor, shapes.get(target))
+    for target, pieces in parts.items():
+        order = [letter for letter in "qkvg" if letter in pieces] or sorted(pieces)
+        ours[target] = torch.cat([pieces[letter] for letter in order])
+    return ours
+
+
+def _reshape(target: str, tensor: Tensor, like: torch.Size | None) -> Tensor:
+    """Tables of released layers: a leading axis of one, queries before agents, all heads in one row."""
+    table = target.rpartition(".inner.")[2] if ".inner." in target else target.rpartition(".branches.")[2][2:]
+    if table in ("agent_bias.rows", "agent_bias.columns", "agent_bias.prefix"):
+        return tensor[0].flatten(2)  # (1, h, a, y, 1)
+    if table in ("query_bias.rows", "query_bias.columns", "query_bias.prefix"):
+        return rearrange(tensor[0].flatten(1, -2), "h n a -> h a n")  # (1, h, y, 1, a)
+    if table == "power":
+        return tensor[0]  # (1, h, 1, d)
+    if table == "relative_bias.table":
+        side = round(len(tensor) ** 0.5)
+        return rearrange(tensor, "(y x) h -> h y x", y=side)
+    if like is not None and table == "temperature" and tensor.numel() == like.numel():
+        return tensor.reshape(like)  # (1, 1, c)
+    if like is not None and table == "positions.table" and tensor.shape[2] == like[0] * like[2]:
+        return rearrange(tensor, "1 n (h d) -> h n d", h=like[0])
+    return tensor

@@ -1,0 +1,194 @@
+"""Swin, a pyramid of windows: tokens attend within a window, every second block shifts the windows.
+
+Swin Transformer, Liu et al. 2021, arXiv 2103.14030. A window of None is the whole grid: what linear mechanisms get.
+Images of any size: maps are filled up to whole windows with zeros, which take part as they do in Swin's detectors.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.models.backbone import Backbone, grids_of
+from subquad.models.layers import (
+    Block,
+    ConvEmbed,
+    Mechanism,
+    SelfAttention,
+    Stage,
+    by_stage,
+    drop_path_rates,
+    fill_up,
+    move_tables,
+)
+
+
+class Swin(Backbone):
+    """A pyramid whose width doubles from stage to stage.
+
+    Args:
+        attention: the mechanism of each block.
+        depths: blocks of each stage.
+        window_size: of each block, tokens on a side; None for the whole grid.
+        shift: whether every second block of a stage shifts its windows.
+        embed_dim: channels of the first stage.
+        num_heads: heads of each stage's blocks.
+    """
+
+    def __init__(
+        self,
+        attention: Sequence[Mechanism],
+        *,
+        depths: Sequence[int],
+        window_size: Sequence[int | None],
+        shift: bool = True,
+        img_size: tuple[int, int] = (224, 224),
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 96,
+        num_heads: Sequence[int] = (3, 6, 12, 24),
+        mlp_ratio: float = 4,
+        global_pool: str = "avg",
+        drop_rate: float = 0,
+        drop_path_rate: float = 0,
+    ) -> None:
+        dims = [embed_dim * 2**s for s in range(len(depths))]
+        mechanisms, windows = by_stage(attention, depths), by_stage(window_size, depths)
+        rates = drop_path_rates(drop_path_rate, depths)
+        stages = []
+        for s, grid in enumerate(grids_of(img_size, patch_size, len(depths))):
+            blocks = [
+                Block(
+                    dims[s],
+                    WindowAttention(
+                        dims[s], num_heads[s], mechanism, grid=grid, window_size=window, shifted=shift and j % 2 == 1
+                    ),
+                    mlp_ratio=mlp_ratio,
+                    drop=drop_rate,
+                    drop_path=rates[s][j],
+                    eps=1e-5,
+                )
+                for j, (mechanism, window) in enumerate(zip(mechanisms[s], windows[s], strict=True))
+            ]
+            embed = ConvEmbed(in_chans, embed_dim, patch_size, patch_size) if s == 0 else PatchMerging(dims[s - 1])
+            stages.append(Stage(embed, blocks, dims[s], grid=grid, drop_rate=drop_rate if s == 0 else 0))
+        super().__init__(
+            stages,
+            dims,
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            norm=nn.LayerNorm(dims[-1], eps=1e-5),
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+
+    @staticmethod
+    def default_reach(img_size: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+        """Where attention is quadratic, each stage's default: 7 at 224 px, 9 at 288, 12 at 384, as published."""
+        return {"window_size": (max(7, min(img_size) // 32),) * 4}
+
+
+class PatchMerging(nn.Module):
+    """Four neighbours become one token of twice the width: (b, c, y, x) to (b, 2c, y / 2, x / 2), rounded up."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim, eps=1e-5)
+        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # the order of the released weights: down the first column of the four, then the second
+        fours = rearrange(fill_up(x, 2), "b c (y j) (x i) -> b y x (i j c)", j=2, i=2)
+        return self.reduction(self.norm(fours)).permute(0, 3, 1, 2)
+
+
+class WindowAttention(SelfAttention):
+    """Tokens attend within windows of `window_size` on a side, cut by the grid; None is one window, the whole grid.
+
+    `shifted` moves the windows by half their size, along the axes that hold more than one of them; tokens that the
+    shift brings together from opposite borders do not attend to each other.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        attention: Mechanism,
+        *,
+        grid: TokenGrid,
+        window_size: int | None = None,
+        shifted: bool = False,
+    ) -> None:
+        if window_size is not None and window_size < 1:
+            raise SubquadError(f"a window needs at least one token on a side, got window_size {window_size}")
+        super().__init__(dim, num_heads, attention, grid=window_of(grid, window_size))
+        self.window_size = window_size
+        self.shifted = shifted and window_size is not None
+        if self.shifted and "mask" not in self.inner.inputs:
+            raise SubquadError(
+                f"shifted windows of {window_size}×{window_size} need a mechanism that honours a mask of pairs, and "
+                f"{type(self.inner).__name__} has none: use window_size=None (the whole grid) or shift=False"
+            )
+
+    def forward(
+        self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        window = window_of(grid, self.window_size)
+        if window == grid:
+            return super().forward(x, grid=grid, padding=padding, mask=mask)
+        image = fill_windows(grid.to_image(x), window)
+        rows, columns = image.shape[-2] // window.height, image.shape[-1] // window.width
+        shift = self._shift(rows, columns, window)
+        if shift is not None:
+            image = image.roll((-shift[0], -shift[1]), dims=(2, 3))
+            mask = border_mask(rows, columns, window, shift, x.device).repeat(x.shape[0], 1, 1)[:, None]
+        windows = rearrange(
+            image, "b c (r y) (l x) -> (b r l) (y x) c", r=rows, l=columns, y=window.height, x=window.width
+        )
+        y = super().forward(windows, grid=window, mask=mask)
+        image = rearrange(y, "(b r l) (y x) c -> b (r y) (l x) c", r=rows, l=columns, y=window.height, x=window.width)
+        if shift is not None:
+            image = image.roll(shift, dims=(1, 2))
+        return image[:, : grid.height, : grid.width].flatten(1, 2)
+
+    def _shift(self, rows: int, columns: int, window: TokenGrid) -> tuple[int, int] | None:
+        if not self.shifted:
+            return None
+        return window.height // 2 if rows > 1 else 0, window.width // 2 if columns > 1 else 0
+
+    def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
+        move_tables(self.inner, {window_of(old, self.window_size): window_of(new, self.window_size)})
+
+
+def window_of(grid: TokenGrid, window_size: int | None) -> TokenGrid:
+    """The window on a grid: no larger than the grid."""
+    if window_size is None:
+        return grid
+    return TokenGrid(min(window_size, grid.height), min(window_size, grid.width))
+
+
+def fill_windows(image: Tensor, window: TokenGrid) -> Tensor:
+    """A map (b, c, y, x) with zeros on the right and at the bottom, up to whole windows."""
+    bottom, right = -image.shape[-2] % window.height, -image.shape[-1] % window.width
+    return nn.functional.pad(image, (0, right, 0, bottom)) if bottom or right else image
+
+
+def border_mask(rows: int, columns: int, window: TokenGrid, shift: tuple[int, int], device: torch.device) -> Tensor:
+    """Pairs that only the shift has brought together, for each window (r·l, n, n), True = must not attend."""
+
+    def regions(count: int, size: int, moved: int) -> Tensor:
+        # 0 inside, 1 what stays of the last window, 2 what came round from the other border
+        place = torch.arange(count * size, device=device)
+        return (place >= (count - 1) * size).long() + (place >= count * size - moved).long() if moved else place * 0
+
+    vertical, horizontal = regions(rows, window.height, shift[0]), regions(columns, window.width, shift[1])
+    region = rearrange(
+        3 * vertical[:, None] + horizontal, "(r y) (l x) -> (r l) (y x)", y=window.height, x=window.width
+    )
+    return region[:, :, None] != region[:, None, :]

@@ -1,0 +1,189 @@
+"""Learned tables that stand on a grid: called with another grid than their own they resample.
+
+Each has `grid`, its own; `fitted(name, tensor)`, a stored parameter resampled to the shape of the one here; and
+`regrid(grid)`, which moves the table to another grid for good.
+
+Letters: h heads, n tokens, d channels of a head, a agents, y x rows and columns.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+
+
+def same_prefix(built: TokenGrid, called: TokenGrid) -> None:
+    """Raise if position tables built for one number of prefix tokens are asked for another."""
+    if built.prefix != called.prefix:
+        raise SubquadError(
+            f"built for {built.prefix} prefix tokens but called with {called.prefix}: "
+            "a position table has a row for each of them; construct the mechanism with the grid that it will see"
+        )
+
+
+class GridTable(nn.Module):
+    """What the tables share: moving to another grid keeps device, dtype and whether a parameter is frozen."""
+
+    grid: TokenGrid
+
+    def fitted(self, name: str, tensor: Tensor) -> Tensor:
+        """`tensor`, stored as parameter `name` of a table on another grid, resampled to this one's."""
+        raise NotImplementedError
+
+    def regrid(self, grid: TokenGrid) -> None:
+        """Stand on `grid` from now on; parameters are resampled."""
+        same_prefix(self.grid, grid)
+        if grid == self.grid:
+            return
+        self.grid = grid
+        for name, parameter in list(self._parameters.items()):
+            if parameter is not None:
+                moved = self.fitted(name, parameter.detach())
+                setattr(self, name, nn.Parameter(moved, requires_grad=parameter.requires_grad))
+
+
+class PositionTable(GridTable):
+    """A learned vector for each token; called with a grid it gives (h, n, d).
+
+    Args:
+        num_heads: heads h.
+        head_dim: channels d.
+        grid: what it stands on; prefix tokens have a row each.
+        std: of the truncated normal it starts from; 0 for zeros.
+        mode: of resampling, "bilinear" or "bicubic".
+    """
+
+    def __init__(
+        self, num_heads: int, head_dim: int, grid: TokenGrid, *, std: float = 0, mode: str = "bilinear"
+    ) -> None:
+        super().__init__()
+        self.grid, self.mode = grid, mode
+        self.table = nn.Parameter(torch.zeros(num_heads, grid.num_tokens, head_dim))
+        if std:
+            trunc_normal_(self.table, std=std)
+
+    def forward(self, grid: TokenGrid) -> Tensor:
+        same_prefix(self.grid, grid)
+        return resample_places(self.table, self.grid, grid, self.mode)
+
+    def fitted(self, name: str, tensor: Tensor) -> Tensor:
+        return resample_places(tensor, square_grid(tensor.shape[1], self.grid.prefix), self.grid, self.mode)
+
+    def regrid(self, grid: TokenGrid) -> None:
+        same_prefix(self.grid, grid)
+        moved = resample_places(self.table.detach(), self.grid, grid, self.mode)
+        self.grid = grid
+        self.table = nn.Parameter(moved, requires_grad=self.table.requires_grad)
+
+
+def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) -> Tensor:
+    """A table (h, n, d) from one grid to another; rows of prefix tokens stay."""
+    if old.shape == new.shape:
+        return table
+    prefix, places = table.split([old.prefix, old.num_places], dim=1)
+    image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=old.height)
+    image = F.interpolate(image, new.shape, mode=mode, antialias=mode == "bicubic")
+    places = rearrange(image, "1 (h d) y x -> h (y x) d", h=table.shape[0])
+    return torch.cat([prefix, places], dim=1)
+
+
+def square_grid(num_tokens: int, prefix: int) -> TokenGrid:
+    """The square that a stored table of `num_tokens` rows stands on; files do not say more."""
+    side = math.isqrt(max(num_tokens - prefix, 0))
+    if side < 1 or side * side != num_tokens - prefix:
+        raise SubquadError(
+            f"a stored table of {num_tokens} tokens, {prefix} of them prefix, stands on no square: "
+            "create the model with the img_size that it was trained at, load, then call set_input_size"
+        )
+    return TokenGrid(side, side, prefix)
+
+
+class GridBias(GridTable):
+    """A bias for each pair of an agent and a token: called with a grid it gives (h, a, n).
+
+    The sum of a coarse block, a row part and a column part (agent attention, arXiv 2312.08874, section 3.3); prefix
+    tokens have a number each. Resampled bilinearly (the block) and linearly (rows, columns). Called with `agents`, a
+    grid of more or fewer agents than it was built for, it is resampled over them as well, bilinearly.
+    """
+
+    def __init__(self, num_heads: int, agents: TokenGrid, grid: TokenGrid, *, block: int = 7) -> None:
+        super().__init__()
+        self.grid, self.agents = grid, agents
+        shape = num_heads, agents.num_places
+        self.block = nn.Parameter(torch.empty(*shape, block, block))
+        self.rows = nn.Parameter(torch.empty(*shape, grid.height))
+        self.columns = nn.Parameter(torch.empty(*shape, grid.width))
+        self.prefix = nn.Parameter(torch.empty(*shape, grid.prefix)) if grid.prefix else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Truncated normal, std 0.02."""
+        for table in self.parameters():
+            trunc_normal_(table, std=0.02)
+
+    def forward(self, grid: TokenGrid, agents: TokenGrid | None = None) -> Tensor:
+        same_prefix(self.grid, grid)
+        agents = agents or self.agents
+        block = F.interpolate(self._for_agents(self.block, agents), grid.shape, mode="bilinear")
+        rows = resample_line(self._for_agents(self.rows, agents), grid.height)
+        columns = resample_line(self._for_agents(self.columns, agents), grid.width)
+        bias = (block + rows[..., :, None] + columns[..., None, :]).flatten(2)
+        return bias if self.prefix is None else torch.cat([self._for_agents(self.prefix, agents), bias], dim=2)
+
+    def fitted(self, name: str, tensor: Tensor) -> Tensor:
+        length = {"rows": self.grid.height, "columns": self.grid.width}.get(name)
+        return tensor if length is None else resample_line(tensor, length)
+
+    def _for_agents(self, table: Tensor, agents: TokenGrid) -> Tensor:
+        if agents == self.agents:
+            return table
+        image = rearrange(table.flatten(2), "h (y x) t -> h t y x", y=self.agents.height)
+        image = F.interpolate(image, agents.shape, mode="bilinear")
+        return rearrange(image, "h t y x -> h (y x) t").reshape(len(table), agents.num_places, *table.shape[2:])
+
+
+def resample_line(line: Tensor, length: int) -> Tensor:
+    """The last axis of (h, a, y) linearly to another length."""
+    return line if line.shape[-1] == length else F.interpolate(line, length, mode="linear")
+
+
+class RelativeBias(GridTable):
+    """A bias for each offset between a query and a key: called with a grid it gives (h, n, n).
+
+    Swin, Liu et al. 2021, arXiv 2103.14030, eq. 4. On a smaller grid than its own offsets keep their numbers, on a
+    larger one the table is resampled (bicubic, as checkpoints are moved to larger windows).
+    """
+
+    def __init__(self, num_heads: int, grid: TokenGrid) -> None:
+        super().__init__()
+        if grid.prefix:
+            raise SubquadError(f"a relative position bias needs a grid without prefix tokens, got {grid}")
+        self.grid = grid
+        self.table = nn.Parameter(torch.empty(num_heads, 2 * grid.height - 1, 2 * grid.width - 1))
+        trunc_normal_(self.table, std=0.02)
+
+    def forward(self, grid: TokenGrid) -> Tensor:
+        same_prefix(self.grid, grid)
+        table = resample_offsets(self.table, (max(grid.height, self.grid.height), max(grid.width, self.grid.width)))
+        top, left = (table.shape[1] + 1) // 2 - grid.height, (table.shape[2] + 1) // 2 - grid.width
+        table = table[:, top : top + 2 * grid.height - 1, left : left + 2 * grid.width - 1]
+        # [y, x, i, j] is the offset (y + i, x + j) from the corner, so keys run backwards
+        offsets = table.unfold(1, grid.height, 1).unfold(2, grid.width, 1).flip(3, 4)
+        return rearrange(offsets, "h y x i j -> h (y x) (i j)")
+
+    def fitted(self, name: str, tensor: Tensor) -> Tensor:
+        return resample_offsets(tensor, self.grid.shape)
+
+
+def resample_offsets(table: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A table (h, 2y - 1, 2x - 1) of offsets within one grid, made one of offsets within a grid of `shape`."""
+    size = 2 * shape[0] - 1, 2 * shape[1] - 1
+    if tuple(table.shape[1:]) == size:
+        return table
+    return F.interpolate(table[None], size, mode="bicubic")[0]
