@@ -13,7 +13,7 @@ import subquad
 from subquad import ATTENTION, TokenGrid
 from subquad.models.layers import SelfAttention
 from subquad.models.released import our_name
-from subquad.ops import gaussian_kernel, newton_inverse
+from subquad.ops import gaussian, gaussian_kernel, newton_inverse
 
 
 def golden(name):
@@ -27,10 +27,15 @@ def assert_as_recorded(tensor, record, *, rtol=1e-8, atol=5e-9):
     torch.testing.assert_close(tensor.detach().double().flatten()[record["index"]], expected, rtol=rtol, atol=atol)
 
 
-NETWORKS = sorted(path.stem for path in Path(__file__).parent.glob("*_t.json") if not path.stem.startswith("ds_"))
+FILES = sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
+NETWORKS = [
+    name for name in FILES if name.endswith(("_t", "soft_tiny", "soft_norm_tiny")) and not name.startswith("ds_")
+]
 
 
 def our_network(name):
+    if name.startswith("soft_"):
+        return name
     mechanism, host, size = name.split("_")
     return f"{mechanism.replace('plain', 'softmax')}_{host}_{size.replace('t', 'tiny')}"
 
@@ -56,8 +61,11 @@ def assert_gradients_as_recorded(model, record, family):
         assert gradient_norm(model, our_name(key, family)) == pytest.approx(norm, rel=1e-6, abs=1e-12), key
 
 
-def stages_of(record):
-    return [record["outputs"][f"stage{s}"] for s in range(1, 5) if f"stage{s}" in record["outputs"]]
+def assert_stages_as_recorded(model, images, record):
+    """Recorded as tokens, with the class token if there is one, or as maps."""
+    for s, (tokens, grid) in enumerate(model.walk(images)):
+        expected = record["outputs"][f"stage{s + 1}"]
+        assert_as_recorded(grid.to_image(tokens) if len(expected["shape"]) == 4 else tokens, expected)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -71,17 +79,31 @@ def test_networks_compute_what_the_released_ones_do(name):
     loaded = subquad.load_checkpoint(model, state)
     assert not loaded.resized
     images = make_input(record["input_shape"])
-    features, maps = model.forward_intermediates(images, output_fmt="NLC")
     if loaded.family != "vit":
-        for tokens, expected in zip(maps, stages_of(record), strict=True):
-            assert_as_recorded(tokens, expected)
-    logits = model.forward_head(features)
+        with torch.no_grad():
+            assert_stages_as_recorded(model, images, record)
+    logits = model(images)
     assert_as_recorded(logits, record["outputs"]["logits"])
     logits.square().mean().backward()
     assert_gradients_as_recorded(model, record, loaded.family)
     with torch.no_grad():
         single = model.float()(images.float())
     assert_as_recorded(single, record["outputs"]["logits"], rtol=1e-4, atol=1e-4)
+
+
+def test_the_dense_backbone_computes_what_the_released_one_does():
+    record = golden("ds_agent_pvt_t")
+    shapes = record["kwargs"]["downstream_agent_shapes"]
+    model = (
+        subquad.create_model("agent_pvt_tiny", num_classes=0, pooled_agents=[y * x for y, x in shapes]).double().eval()
+    )
+    loaded = subquad.load_checkpoint(model, make_state_dict(record["state_dict"]))
+    assert not loaded.resized
+    maps = model.forward_intermediates(make_input(record["input_shape"]), intermediates_only=True)
+    for features, expected in zip(maps, record["outputs"].values(), strict=True):
+        assert_as_recorded(features, expected)
+    sum(features.square().mean() for features in maps).backward()
+    assert_gradients_as_recorded(model, record, loaded.family)
 
 
 def check_layer(layer, state, record, grid, x):
@@ -116,6 +138,57 @@ def test_soft_attention_computes_what_the_released_layer_does():
     assert_as_recorded(x.grad, record["outputs"]["grad_input"], rtol=1e-6, atol=1e-6)
     landmark = layer.inner.landmark.weight.grad.norm().item()
     assert landmark == pytest.approx(record["grads"]["attn.Qlandmark_op.weight"], rel=1e-6)
+
+
+def soft_norm_layer(record):
+    grid = TokenGrid(*record["hw"])
+    layer = SelfAttention(64, 2, partial(ATTENTION["soft"], ratio=2, inverse="norm"), grid=grid).double()
+    state = make_state_dict(record["state_dict"])
+    for key in state:
+        for ending, factor in record["scaled"].items():
+            state[key] = state[key] * factor if key.endswith(ending) else state[key]
+    layer.load_state_dict(released.soft_layer(state))
+    return layer, grid
+
+
+def test_normalised_soft_attention_is_the_released_layers_up_to_what_its_batch_mates_do():
+    record = golden("soft_mod_norm_attention_r2")
+    layer, grid = soft_norm_layer(record)
+    x = make_input(record["input_shape"]).requires_grad_()
+    y = layer(x, grid=grid)
+    # the released code starts all images from one alpha; the golden says how far an image alone may be from that
+    gap = record["gap"]["image_by_image"]
+    assert_as_recorded(y, record["outputs"]["out"], rtol=0, atol=2 * gap * y.abs().max().item())
+    y.square().mean().backward()
+    landmark = layer.inner.landmark.weight.grad.norm().item()
+    assert landmark == pytest.approx(record["grads"]["attn.Qlandmark_op.weight"], rel=1e-3)
+
+
+def alpha_of_the_batch(gram):
+    """The released start, one for all matrices, as its authors wrote it down."""
+    alpha = 2 / gram.sum(-1).max() ** 2
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype)
+    for _ in range(10):
+        if (identity - alpha * gram @ gram).abs().sum(-2).max() <= 1.01:
+            break
+        alpha = alpha / 2
+    return alpha
+
+
+def test_normalised_soft_attention_with_one_alpha_for_the_batch_is_the_released_layer(monkeypatch):
+    record = golden("soft_mod_norm_attention_r2")
+    layer, grid = soft_norm_layer(record)
+    monkeypatch.setattr(gaussian, "halved_alpha", alpha_of_the_batch)
+    assert_as_recorded(layer(make_input(record["input_shape"]), grid=grid), record["outputs"]["out"])
+
+
+@pytest.mark.parametrize("scale", ["0.5", "0.2", "0.05"])
+def test_newton_without_ridge_computes_what_the_released_function_does(scale):
+    record = golden("soft_fn_newton_inverse")
+    tokens = make_input(record["input_shape"]) * float(scale)
+    gram = gaussian_kernel(tokens, tokens)
+    inverse = newton_inverse(gram, alpha_of_the_batch(gram), ridge=0)
+    assert_as_recorded(inverse, record["outputs"][f"plain20_{scale}"], atol=1e-8 * inverse.abs().max().item())
 
 
 @pytest.mark.parametrize("scale", ["0.5", "0.2", "0.05"])

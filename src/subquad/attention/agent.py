@@ -19,8 +19,8 @@ from subquad.positions import GridBias
 class AgentAttention(nn.Module):
     """`num_agents` is a perfect square on a map; on a grid of one row the agents stand in a row.
 
-    `agent_shape` (rows, columns) puts another number of agents to work than the bias tables were made for, which are
-    then resampled over the agents: how the paper's detectors use a classifier's weights.
+    `pooled_agents` puts another number of agents to work than the `num_agents` that the bias tables are made for; the
+    tables are then resampled over the agents, as the paper's detectors do with a classifier's weights.
     """
 
     inputs = ("q", "k", "v", "padding")
@@ -33,13 +33,13 @@ class AgentAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
         num_agents: int = 49,
-        agent_shape: tuple[int, int] | None = None,
+        pooled_agents: int | None = None,
         local: bool = True,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         table_grid = agent_grid(num_agents, grid)
-        self.agent_grid = TokenGrid(*agent_shape) if agent_shape else table_grid
+        self.agent_grid = agent_grid(pooled_agents, grid) if pooled_agents else table_grid
         self.agent_bias = GridBias(num_heads, table_grid, kv_grid)  # agents to keys
         self.query_bias = GridBias(num_heads, table_grid, grid)  # queries to agents
         self.local = LocalConv(num_heads, head_dim(dim, num_heads), 3) if local else None

@@ -10,9 +10,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
-from subquad.ops import gaussian_attention, gaussian_weights
+from subquad.ops import INVERSES, gaussian_attention, gaussian_weights
 from subquad.ops.padding import zero_padding
 
 
@@ -21,6 +21,7 @@ class SoftAttention(nn.Module):
 
     By default the window is as large as the construction grid needs for at most 49 landmarks (8, 4, 2 at the published
     56², 28², 14²), and the kernel goes with it (9, 5, 3). The window stays: a larger grid at a call has more landmarks.
+    `inverse`, `newton_steps` and `gradient` say how the landmarks' kernel is inverted, see `gaussian_attention`.
     """
 
     inputs = ("q", "v", "padding")
@@ -35,8 +36,16 @@ class SoftAttention(nn.Module):
         ratio: int | None = None,
         local: bool = True,
         kernel_size: int | None = None,
+        inverse: str = "ridge",
+        newton_steps: int = 20,
+        gradient: str = "steps",
     ) -> None:
         super().__init__()
+        if inverse not in INVERSES:
+            raise unknown_name("inverse", inverse, INVERSES)
+        if gradient not in ("steps", "inverse"):
+            raise unknown_name("gradient", gradient, ("steps", "inverse"))
+        self.inverse, self.newton_steps, self.gradient = inverse, newton_steps, gradient
         if grid != kv_grid:
             raise SubquadError(f"SOFT's keys are its queries: a grid of {grid} can't attend to one of {kv_grid}")
         width = head_dim(dim, num_heads)
@@ -53,13 +62,16 @@ class SoftAttention(nn.Module):
     ) -> Tensor:
         q = q * q.shape[-1] ** -0.25
         landmarks, idle = self.landmarks(q, padding, grid)
-        y = gaussian_attention(q, landmarks, v, padding, idle)
+        y = gaussian_attention(
+            q, landmarks, v, padding, idle, inverse=self.inverse, steps=self.newton_steps, gradient=self.gradient
+        )
         return y if self.local is None else y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(self, q: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         q = q * q.shape[-1] ** -0.25
         landmarks, idle = self.landmarks(q, padding, grid)
-        return gaussian_weights(q, landmarks, padding, idle)[:, :, None]
+        weights = gaussian_weights(q, landmarks, padding, idle, inverse=self.inverse, steps=self.newton_steps)
+        return weights[:, :, None]
 
     def landmarks(self, q: Tensor, padding: Tensor | None, grid: TokenGrid) -> tuple[Tensor, Tensor | None]:
         """Landmarks (b, h, m, d) of scaled queries, and which of them saw nothing but padding (b, m).
@@ -86,6 +98,7 @@ def landmark_window(grid: TokenGrid, ratio: int | None, *, most: int = 49) -> tu
     if grid.height == 1:
         length = math.ceil(grid.width / most) if ratio is None else ratio**2
         return 1, length
-    if ratio is None:
-        ratio = math.ceil(math.sqrt(grid.num_places / most))
-    return min(ratio, grid.height), min(ratio, grid.width)
+    if ratio is not None:
+        return ratio, ratio
+    side = math.ceil(math.sqrt(grid.num_places / most))
+    return min(side, grid.height), min(side, grid.width)

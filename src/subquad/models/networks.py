@@ -59,6 +59,13 @@ def pola(variant: str, attention: Any, params: float, gmacs: float | None, top1:
     return Network(variant, attention, more, params, gmacs, top1, "pola")
 
 
+def soft(variant: str, params: float, gmacs: float | None, top1: float | None, *, norm: bool = False) -> Network:
+    """SOFT, arXiv 2110.11945, and its normalised form, 2207.03341, trained with the gradients that the authors use."""
+    settings = {"inverse": "norm"} if norm else {"gradient": "inverse"}
+    return Network(variant, SSSX, settings, params, gmacs, top1, "soft")
+
+
+SSSX = ("soft", "soft", "soft", "softmax")
 AAAB = ("agent", "agent", "agent", "softmax")
 AABB = ("agent", "agent", "softmax", "softmax")
 AAMB2 = ("agent", "agent", (("agent", 2), ("softmax", 16)), "softmax")
@@ -116,10 +123,21 @@ PUBLISHED: dict[str, Network] = {
     "pola_swin_small": pola("swin_small", LLSS, 50.603600, 8.7, 83.6),
     "pola_swin_base": pola("swin_base", LLSS, 89.137864, 15.4, 83.8),
     "pola_swin_base_384": pola("swin_base", LLSS, 91.599304, None, None, img_size=384),
+    "soft_tiny": soft("softnet_tiny", 13.069056, 1.9, 79.3),
+    "soft_small": soft("softnet_small", 24.110092, 3.3, 82.2),
+    "soft_small_deep": soft("softnet_small_deep", 38.858462, None, None),
+    "soft_medium": soft("softnet_medium", 45.812707, 7.2, 82.9),
+    "soft_large": soft("softnet_large", 64.700646, 11.0, 83.1),
+    "soft_huge": soft("softnet_huge", 87.108273, 16.3, 83.3),
+    "soft_norm_tiny": soft("softnet_tiny", 13.069056, 1.9, 79.4, norm=True),
+    "soft_norm_small": soft("softnet_small", 24.110092, 3.3, 82.4, norm=True),
+    "soft_norm_small_deep": soft("softnet_small_deep", 38.858462, None, None, norm=True),
+    "soft_norm_medium": soft("softnet_medium", 45.812707, 7.2, 83.1, norm=True),
+    "soft_norm_large": soft("softnet_large", 64.700646, 11.0, 83.3, norm=True),
+    "soft_norm_huge": soft("softnet_huge", 87.108273, 16.3, 83.4, norm=True),
 }
 
 FFSS = ("focused", "focused", "softmax", "softmax")
-SSSX = ("soft", "soft", "soft", "softmax")
 PATTERNS: dict[str, dict[str, Any]] = {
     "softmax": {"deit": "softmax", "pvt": "softmax", "swin": "softmax", "cswin": "softmax"},
     "linear": {"deit": "linear", "pvt": "linear", "swin": "linear", "cswin": "linear"},

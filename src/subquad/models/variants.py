@@ -6,10 +6,11 @@ from typing import Any
 from subquad.models.backbone import Backbone
 from subquad.models.cswin import CSwin
 from subquad.models.pvt import PVT
+from subquad.models.soft import SoftNet
 from subquad.models.swin import Swin
 from subquad.models.vit import ViT
 
-HOSTS: dict[str, type[Backbone]] = {"vit": ViT, "pvt": PVT, "swin": Swin, "cswin": CSwin}
+HOSTS: dict[str, type[Backbone]] = {"vit": ViT, "pvt": PVT, "swin": Swin, "cswin": CSwin, "softnet": SoftNet}
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ def cswin(embed_dim: int, depths: tuple[int, ...], num_heads: tuple[int, ...], d
     return Variant("cswin", depths, sizes, "cswin")
 
 
+def softnet(depths: tuple[int, ...], stage3: int = 320) -> Variant:
+    """SOFT's pyramid, arXiv 2110.11945, with its width in stage 3."""
+    return Variant("softnet", depths, {"embed_dims": (64, 128, stage3, 512), "drop_path_rate": 0.1}, "soft")
+
+
 VARIANTS: dict[str, Variant] = {
     "deit_micro": small_deit(64, num_heads=4, depth=3, patch_size=4, img_size=16, recipe="digits"),
     "deit_mini": small_deit(128, num_heads=4, depth=6, patch_size=4, img_size=32, recipe="cifar10_small"),
@@ -74,6 +80,12 @@ VARIANTS: dict[str, Variant] = {
     "cswin_tiny": cswin(64, (2, 4, 18, 1), (2, 4, 8, 16), drop_path_rate=0.2),
     "cswin_small": cswin(64, (3, 6, 29, 2), (2, 4, 8, 16), drop_path_rate=0.4),
     "cswin_base": cswin(96, (3, 6, 29, 2), (4, 8, 16, 32), drop_path_rate=0.5),
+    "softnet_tiny": softnet((1, 2, 3, 2)),
+    "softnet_small": softnet((1, 3, 7, 4)),
+    "softnet_small_deep": softnet((1, 3, 20, 4)),
+    "softnet_medium": softnet((1, 3, 29, 5), stage3=288),
+    "softnet_large": softnet((1, 3, 40, 5)),
+    "softnet_huge": softnet((1, 5, 49, 5), stage3=352),
 }
 
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
@@ -82,5 +94,6 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     # CSwin's LePE is the depthwise branch of the mechanism
     ("cswin", "agent"): {"num_agents": (9, 16, 49, 49), "local": False},
     ("swin", "softmax"): {"relative_bias": True},
+    ("softnet", "soft"): {"ratio": (8, 4, 2, 1), "kernel_size": (9, 5, 3, 3)},
 }
 """Settings that a mechanism has in a host unless told otherwise; a tuple has an entry for each stage."""

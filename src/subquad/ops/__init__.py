@@ -8,6 +8,7 @@ d channels of a head, a agents, m landmarks. Masks are True where something is a
 from subquad.ops.agent import agent_attention, agent_weights
 from subquad.ops.focused import focused_attention, focused_weights
 from subquad.ops.gaussian import (
+    INVERSES,
     gaussian_attention,
     gaussian_kernel,
     gaussian_weights,
@@ -20,6 +21,7 @@ from subquad.ops.softmax import softmax_attention, softmax_weights
 
 __all__ = [
     "FEATURE_MAPS",
+    "INVERSES",
     "agent_attention",
     "agent_weights",
     "focused_attention",
