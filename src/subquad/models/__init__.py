@@ -2,12 +2,16 @@
 
 from subquad.models.create import create_model, parse_attention
 from subquad.models.files import load_checkpoint, restore_model, save_weights
+from subquad.models.networks import NETWORKS
 from subquad.models.variants import HOSTS, VARIANTS
+from subquad.models.zoo import default_cfgs  # and registers the networks with timm
 
 __all__ = [
     "HOSTS",
+    "NETWORKS",
     "VARIANTS",
     "create_model",
+    "default_cfgs",
     "load_checkpoint",
     "parse_attention",
     "restore_model",

@@ -60,6 +60,9 @@ class Backbone(nn.Module):
         self.global_pool = self._checked_pool(global_pool)
         self.apply(init_linear)
 
+    first_conv = "stages.0.embed.proj"
+    """The entry that sees the image, for timm."""
+
     everything: int | None = None
     """The reach of a block that sees the whole grid."""
 

@@ -36,7 +36,7 @@ def host_rows() -> list[Row]:
 def model_rows() -> list[Row]:
     """Sizes of every network, its parameters counted with 1000 classes, and what was published about it."""
     rows = []
-    for name in (*VARIANTS, *NETWORKS):
+    for name in dict.fromkeys((*VARIANTS, *NETWORKS)):
         network = NETWORKS.get(name)
         variant = VARIANTS[network.variant if network else name]
         model = create_model(name, device="meta")

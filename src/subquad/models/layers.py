@@ -91,12 +91,13 @@ class Block(nn.Module):
         drop: float = 0,
         drop_path: float = 0,
         eps: float = 1e-6,
+        act_layer: Callable[[], nn.Module] = nn.GELU,
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = attn
         self.norm2 = nn.LayerNorm(dim, eps=eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=drop)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=drop)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:

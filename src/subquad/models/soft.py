@@ -27,6 +27,8 @@ class SoftNet(Backbone):
         drop_path_rate: element dropout of the branches in all stages but the last, stochastic depth there, as released.
     """
 
+    first_conv = "stages.0.embed.0"
+
     def __init__(
         self,
         attention: Sequence[Mechanism],
