@@ -103,6 +103,12 @@ def make_parser() -> Parser:
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
     sub.add_argument("--grid", type=Path, help="write the picture grid here; predictions.png for a folder")
 
+    sub = command("convert-checkpoint", run_convert, "Write the authors' weights as safetensors of ours.")
+    sub.add_argument("source", type=Path, metavar="IN", help="the authors' file; no code in it is run")
+    sub.add_argument("target", type=Path, metavar="OUT", help="the .safetensors file to write")
+    sub.add_argument("--model", help="the network; found out from the file if left out, where only one fits")
+    sub.add_argument("--img-size", type=positive, metavar="PX", help="resample its tables for images of this size")
+
     sub = command("list", run_list, "What there is: mechanisms, hosts, models.")
     sub.add_argument("what", nargs="?", help="mechanisms, hosts or models; all of them if left out")
     sub.add_argument("--filter", default="*", metavar="PATTERN", help="names to show, as the shell matches files")
@@ -260,6 +266,17 @@ def run_predict(arguments: argparse.Namespace) -> None:
     if grid is not None:
         save_picture_grid(predictions, grid)
         print(f"the picture grid is in {grid}")
+
+
+def run_convert(arguments: argparse.Namespace) -> None:
+    """Convert and say what was done."""
+    from subquad.models import convert_checkpoint
+
+    size = {} if arguments.img_size is None else {"img_size": arguments.img_size}
+    name, adapted = convert_checkpoint(arguments.source, arguments.target, name=arguments.model, **size)
+    layout = f"the released {adapted.family} layout" if adapted.family else "our layout"
+    resized = f", {len(adapted.resized)} tables resampled" if adapted.resized else ""
+    print(f"{name}: {len(adapted.state)} entries from {layout}{resized}; in {arguments.target}")
 
 
 def run_list(arguments: argparse.Namespace) -> None:

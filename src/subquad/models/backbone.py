@@ -60,6 +60,9 @@ class Backbone(nn.Module):
         self.global_pool = self._checked_pool(global_pool)
         self.apply(init_linear)
 
+    layout = ""
+    """Whose released checkpoints can fit, a name of `released.FAMILIES`."""
+
     first_conv = "stages.0.embed.proj"
     """The entry that sees the image, for timm."""
 

@@ -38,6 +38,8 @@ class CSwin(Backbone):
         num_heads: heads of each stage's blocks.
     """
 
+    layout = "cswin"
+
     def __init__(
         self,
         attention: Sequence[Mechanism],

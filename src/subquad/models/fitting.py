@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from subquad.errors import SubquadError
 from subquad.models.released import family_of, to_our_layout
 from subquad.positions import GridTable
 
@@ -28,6 +29,8 @@ def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
     own = {name: tensor.shape for name, tensor in model.state_dict().items()}
     family = None if own.keys() & state.keys() - HEADS else family_of(state)
     if family is not None:
+        if family != getattr(model, "layout", family):
+            raise SubquadError(f"these are weights of a {family} network, and the model is a {model.layout}")
         state = to_our_layout(state, family, own)
         # released PVTs of PolaFormer carry a final norm that nothing calls
         if family == "pvt" and "norm.weight" not in own:
@@ -43,8 +46,10 @@ def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
         owner, _, parameter = name.rpartition(".")
         table = model.get_submodule(owner)
         if isinstance(table, GridTable):
-            adapted.state[name] = table.fitted(parameter, state[name])
-            adapted.resized.append(name)
+            resampled = table.fitted(parameter, state[name])
+            if resampled.shape == own[name]:
+                adapted.state[name] = resampled
+                adapted.resized.append(name)
     return adapted
 
 

@@ -81,29 +81,20 @@ def read_pickle(path: Path) -> Any:
         SubquadError: if it is no such file, in one line.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        pass
-    except (RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, error) from None
-    try:
-        if zipfile.is_zipfile(path) and any(
-            name.endswith("constants.pkl") for name in zipfile.ZipFile(path).namelist()
-        ):
+        if _is_program(path):
             raise SubquadError(f"{path} is a TorchScript program, which is code: save its state_dict instead")
-        return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_tensors_only)
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_tensors_only)
     except SubquadError:
         raise
     except Exception as error:
-        # a damaged pickle can fail in any way
-        raise _unreadable(path, error) from None
+        # a damaged file can fail in any way
+        reason = str(error).partition("\n")[0] or "it is empty or cut short"
+        raise SubquadError(f"{path} is no file of PyTorch weights, or is damaged: {reason}") from None
 
 
 def _is_program(path: Path) -> bool:
     """Whether a file is TorchScript, which torch.load would hand to its compiler."""
     return zipfile.is_zipfile(path) and any(name.endswith("constants.pkl") for name in zipfile.ZipFile(path).namelist())
-
-
-def _unreadable(path: Path, error: Exception) -> SubquadError:
-    reason = str(error).partition("\n")[0] or "it is empty or cut short"
-    return SubquadError(f"{path} is no file of PyTorch weights, or is damaged: {reason}")

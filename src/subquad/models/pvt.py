@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from einops import rearrange
 from torch import Tensor, nn
 
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import (
@@ -36,6 +37,7 @@ class PVT(Backbone):
         mlp_ratios: of each stage.
     """
 
+    layout = "pvt"
     everything = 1
 
     def __init__(
@@ -95,6 +97,8 @@ class SpatialReductionAttention(SelfAttention):
     """Keys and values come from a map that a convolution has made `sr_ratio` times smaller; 1 leaves all of them."""
 
     def __init__(self, dim: int, num_heads: int, attention: Mechanism, *, grid: TokenGrid, sr_ratio: int) -> None:
+        if sr_ratio < 1:
+            raise SubquadError(f"sr_ratio is at least 1, got {sr_ratio}")
         super().__init__(dim, num_heads, attention, grid=grid, kv_grid=reduced(grid, sr_ratio))
         self.sr_ratio = sr_ratio
         self.reduce = ConvEmbed(dim, dim, sr_ratio, sr_ratio) if sr_ratio > 1 else None

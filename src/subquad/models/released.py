@@ -76,7 +76,7 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"\battns\.(\d)\.dwc\.", r"attn.branches.\1.local."),
         (r"\battns\.(\d)\.", r"attn.branches.\1."),
     ],
-    "soft": [
+    "softnet": [
         (r"^cls_token$", "stages.3.prefix_tokens"),
         (r"^patch_embed(\d)\.proj\.", _stage("stages.{s}.embed.")),
         *PYRAMID,
@@ -93,7 +93,7 @@ FAMILIES: dict[str, list[Rule]] = {
 
 MARKS: dict[str, str] = {
     r"^stage1_conv_embed\.0\.weight$": "cswin",
-    r"^patch_embed1\.proj\.0\.weight$": "soft",
+    r"^patch_embed1\.proj\.0\.weight$": "softnet",
     r"^patch_embed1\.proj\.weight$": "pvt",
     r"^layers\.0\.blocks\.0\.norm1\.weight$": "swin",
     r"^blocks\.0\.norm1\.weight$": "vit",

@@ -27,6 +27,7 @@ class SoftNet(Backbone):
         drop_path_rate: element dropout of the branches in all stages but the last, stochastic depth there, as released.
     """
 
+    layout = "softnet"
     first_conv = "stages.0.embed.0"
 
     def __init__(

@@ -38,6 +38,8 @@ class Swin(Backbone):
         num_heads: heads of each stage's blocks.
     """
 
+    layout = "swin"
+
     def __init__(
         self,
         attention: Sequence[Mechanism],

@@ -27,6 +27,8 @@ class ViT(Backbone):
         drop_path_rate: stochastic depth of the last block; it rises linearly from 0.
     """
 
+    layout = "vit"
+
     def __init__(
         self,
         attention: Sequence[Mechanism],

@@ -8,7 +8,7 @@ from torch import nn
 
 from subquad.data import ImageDataset, InputConfig, eval_transform, load_dataset, train_transform
 from subquad.errors import SubquadError
-from subquad.models import create_model, load_checkpoint
+from subquad.models import create_model, load_checkpoint, read_weights
 from subquad.training.recipe import Recipe
 
 
@@ -81,7 +81,9 @@ def build_model(recipe: Recipe, num_classes: int) -> Any:
         raise SubquadError(f"settings are those of the mechanism, {', '.join(sorted(twice))} is a field of the recipe")
     model: Any = create_model(recipe.model, **arguments, **recipe.settings)
     if recipe.initial_checkpoint:
-        load_checkpoint(model, recipe.initial_checkpoint)
+        # weights of other classes start everything but the head
+        head = read_weights(recipe.initial_checkpoint)[0].get("head.weight")
+        load_checkpoint(model, recipe.initial_checkpoint, head=head is None or len(head) == num_classes)
     if recipe.grad_checkpointing:
         model.set_grad_checkpointing()
     return model

@@ -1,0 +1,223 @@
+"""Every host with every mechanism: sizes, gradients, and what timm's models offer."""
+
+import copy
+
+import pytest
+import torch
+from hosts import small
+
+import subquad
+from subquad import ATTENTION, SubquadError
+from subquad.grid import TokenGrid
+from subquad.models import HOSTS
+from subquad.models.swin import border_mask
+from subquad.positions import GridTable
+
+every_host = pytest.mark.parametrize("host", HOSTS)
+every_mechanism = pytest.mark.parametrize("attention", ATTENTION)
+PYRAMIDS = [host for host in HOSTS if "vit" not in host or host == "lavit"]
+
+
+def with_random_tables(model):
+    """A model whose tables, zeros at first in some mechanisms, say something."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, GridTable):
+                for parameter in module.parameters():
+                    parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@every_host
+@every_mechanism
+@pytest.mark.parametrize("size", [(64, 64), (75, 50), (40, 131)])
+def test_images_of_any_size_go_through(host, attention, size):
+    model = small(host, attention).eval()
+    y = model(torch.randn(2, 3, *size))
+    assert y.shape == (2, 5) and y.isfinite().all()
+    rows, columns = (-(-side // 32) for side in size)
+    if host in PYRAMIDS:
+        assert model.forward_intermediates(torch.randn(1, 3, *size))[1][-1].shape[2:] == (rows, columns)
+
+
+@every_host
+@every_mechanism
+def test_an_image_does_not_see_the_others_of_its_batch(host, attention):
+    model = small(host, attention).double().eval()
+    images = torch.randn(3, 3, 70, 44, dtype=torch.float64)
+    torch.testing.assert_close(model(images)[1:2], model(images[1:2]))
+
+
+@every_host
+@every_mechanism
+def test_one_training_step_reaches_every_parameter(host, attention):
+    model = small(host, attention, drop_path_rate=0.1, drop_rate=0.1).train()
+    model(torch.randn(4, 3, 64, 64)).square().mean().backward()
+    assert not [key for key, parameter in model.named_parameters() if parameter.grad is None]
+
+
+@every_host
+def test_gradient_checkpointing_changes_memory_not_gradients(host):
+    model, x = small(host, "softmax"), torch.randn(2, 3, 64, 64)
+
+    def gradients():
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(x).square().sum().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    model.set_grad_checkpointing()
+    torch.testing.assert_close(gradients(), plain, rtol=1e-4, atol=1e-5)
+
+
+@every_host
+@every_mechanism
+def test_a_model_moved_to_another_size_computes_what_it_computed_there_before(host, attention):
+    model = with_random_tables(small(host, attention)).double().eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    images = torch.randn(1, 3, 96, 128, dtype=torch.float64)
+    before = model(images)
+    moved = copy.deepcopy(model)
+    moved.set_input_size((96, 128))
+    assert moved.img_size == (96, 128)
+    assert not [key for key, parameter in moved.named_parameters() if parameter.requires_grad]
+    torch.testing.assert_close(moved(images), before)
+
+
+@every_host
+@every_mechanism
+def test_weights_of_another_image_size_are_resampled_and_of_the_same_size_taken_exactly(host, attention):
+    model = with_random_tables(small(host, attention)).eval()
+    same, larger = small(host, attention).eval(), small(host, attention, img_size=128).eval()
+    assert not subquad.load_checkpoint(same, model.state_dict()).resized
+    assert all(torch.equal(tensor, same.state_dict()[key]) for key, tensor in model.state_dict().items())
+    if attention == "soft":
+        return  # a landmark is a convolution, whose window is sized at construction
+    resized = subquad.load_checkpoint(larger, model.state_dict()).resized
+    tables = {name for name, module in model.named_modules() if isinstance(module, GridTable)}
+    assert {name.rpartition(".")[0] for name in resized} <= tables
+    assert larger(torch.randn(1, 3, 128, 128)).isfinite().all()
+
+
+@every_host
+def test_features_end_where_their_level_does(host):
+    model = small(host).eval()
+    x = torch.randn(2, 3, 64, 96)
+    final, maps = model.forward_intermediates(x)
+    torch.testing.assert_close(final, model.forward_features(x))
+    assert [level.shape[1] for level in maps] == [info["num_chs"] for info in model.feature_info]
+    for level, info in zip(maps, model.feature_info, strict=True):
+        assert level.shape[2:] == (64 // info["reduction"], 96 // info["reduction"])
+    for i, level in enumerate(maps):
+        pruned = copy.deepcopy(model)
+        assert pruned.prune_intermediate_layers([i], prune_norm=True) == [i]
+        torch.testing.assert_close(pruned.forward_intermediates(x, indices=[i], intermediates_only=True)[0], level)
+        pruned.train().forward_features(x).sum().backward()
+        assert not [key for key, parameter in pruned.named_parameters() if parameter.grad is None]
+    last = model.forward_intermediates(x, indices=1, stop_early=True, output_fmt="NLC", intermediates_only=True)
+    assert last[0].shape[1] == maps[-1].shape[2] * maps[-1].shape[3]
+
+
+@every_host
+def test_the_head_is_replaced_on_the_networks_device_and_dtype(host):
+    model = small(host).double().eval()
+    x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
+    model.reset_classifier(11)
+    assert model.num_classes == 11 and model(x).shape == (1, 11)
+    model.reset_classifier(0, "max")
+    assert model(x).shape == (1, model.num_features)
+    model.reset_classifier(0, "")
+    assert torch.equal(model(x), model.forward_features(x))
+    with pytest.raises(SubquadError, match="unknown global_pool 'mean'"):
+        model.reset_classifier(3, "mean")
+
+
+@every_host
+def test_layer_groups_and_undecayed_parameters_exist(host):
+    from timm.models._manipulate import group_parameters
+
+    model = small(host)
+    names = {key for key, _ in model.named_parameters()}
+    assert model.no_weight_decay() <= names
+    for coarse in (False, True):
+        groups = group_parameters(model, model.group_matcher(coarse), reverse=True)
+        assert set(groups) == names and len(set(groups.values())) > 1
+
+
+@pytest.mark.slow
+@every_host
+def test_the_whole_network_compiles_without_a_graph_break(host):
+    model, x = small(host).eval(), torch.randn(2, 3, 72, 56)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@every_host
+def test_the_whole_network_exports_for_any_batch(host):
+    model = small(host).eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, (torch.randn(3, 3, 64, 64),), dynamic_shapes={"x": {0: batch}})
+    x = torch.randn(5, 3, 64, 64)
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_mechanism_without_masks_is_refused_shifted_windows():
+    with pytest.raises(SubquadError, match="shifted windows of 7×7 need a mechanism that honours a mask"):
+        small("swin", "agent", window_size=[7, 7, 7, 7])
+    assert small("swin", "agent", window_size=[7, 7, 7, 7], shift=False)(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+
+
+def test_one_reach_is_for_quadratic_blocks_and_a_list_for_all():
+    def windows(**settings):
+        model = small("swin", ["linear", "softmax", "softmax", "linear"], **settings)
+        return [[block.attn.window_size for block in stage.blocks] for stage in model.stages]
+
+    assert windows() == [[None, None], [7], [7, 7], [None]]
+    assert windows(window_size=5) == [[None, None], [5], [5, 5], [None]]
+    assert windows(window_size=[None, 4, None, 2]) == [[None, None], [4], [None, None], [2]]
+    assert windows(img_size=384) == [[None, None], [12], [12, 12], [None]]
+    model = small("pvt", ["softmax", "linear", "softmax", "softmax"], sr_ratio=[2, 2, 1, 1])
+    assert [block.attn.sr_ratio for stage in model.stages for block in stage.blocks] == [2, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("host", "settings", "message"),
+    [
+        ("swin", {"num_heads": (3, 6, 12)}, "num_heads has 3 entries for 4 stages"),
+        ("swin", {"window_size": [7, 7]}, "window_size has 2 entries for 4 stages and 6 blocks"),
+        ("swin", {"window_size": 0}, "at least one token on a side, got window_size 0"),
+        ("cswin", {"split_size": 0}, "at least one token wide, got split_size 0"),
+        ("cswin", {"num_heads": (1, 2, 4, 4)}, "even number of heads and channels, got 1 and 16"),
+        ("pvt", {"sr_ratio": 0}, "sr_ratio is at least 1, got 0"),
+        ("vit", {"global_pool": "token", "class_token": False}, "this network has none"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(host, settings, message):
+    with pytest.raises(SubquadError, match=message) as caught:
+        small(host, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_windows_brought_together_by_the_shift_do_not_attend_to_each_other():
+    window, shift = TokenGrid(4, 4), (2, 2)
+    mask = border_mask(3, 2, window, shift, torch.device("cpu"))
+    # where each token of the shifted map came from
+    home = torch.arange(12 * 8).reshape(12, 8).roll((-2, -2), dims=(0, 1))
+    for r in range(3):
+        for column in range(2):
+            tokens = home[4 * r : 4 * r + 4, 4 * column : 4 * column + 4].flatten()
+            near = ((tokens[:, None] // 8 - tokens // 8).abs() < 4) & ((tokens[:, None] % 8 - tokens % 8).abs() < 4)
+            assert torch.equal(mask[2 * r + column], ~near)
+
+
+@pytest.mark.parametrize("host", ["pvt", "swin", "cswin"])
+def test_networks_of_fewer_stages_take_the_last_settings(host):
+    sizes = {"pvt": {"embed_dims": (8, 16, 32)}, "swin": {}, "cswin": {}}[host]
+    heads = {"pvt": (1, 2, 4), "swin": (1, 2, 3), "cswin": (2, 2, 4)}[host]
+    ratios = {"mlp_ratios": (4, 4, 4)} if host == "pvt" else {}
+    model = small(host, "agent", depths=(1, 1, 1), num_heads=heads, **sizes, **ratios)
+    assert [stage.blocks[0].attn.regrid is not None for stage in model.stages] == [True] * 3
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)

@@ -1,0 +1,220 @@
+"""The table of networks: names, sizes, what timm makes of them, checkpoints of any layout."""
+
+import json
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from hosts import small
+from made_weights import make_state_dict
+
+import subquad
+from subquad import SubquadError
+from subquad.models import HOSTS, NETWORKS, VARIANTS
+from subquad.models.fitting import adapt
+from subquad.models.networks import PUBLISHED
+from subquad.training import load_recipe
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FAMILIES = {"agent": (18, "deit pvt swin cswin"), "inline": (15, "deit pvt swin cswin"), "pola": (8, "pvt swin")}
+
+
+def released(name):
+    entries = json.loads((GOLDEN / f"{name}.json").read_text())["state_dict"]
+    kept = {key: torch.zeros(entry["shape"]) for key, entry in entries.items() if entry["kind"] != "made"}
+    return {key: tensor.float() for key, tensor in (make_state_dict(entries) | kept).items()}
+
+
+def test_every_network_of_the_papers_is_there():
+    for mechanism, (count, hosts) in FAMILIES.items():
+        found = [name for name in PUBLISHED if name.startswith(f"{mechanism}_")]
+        assert len(found) == count and {name.split("_")[1] for name in found} == set(hosts.split())
+    sizes = ("tiny", "small", "small_deep", "medium", "large", "huge")
+    assert {name for name in PUBLISHED if name.startswith("soft_")} == {
+        f"soft_{form}{size}" for size in sizes for form in ("", "norm_")
+    }
+
+
+def test_baselines_follow_the_scheme_and_no_name_is_one_of_timms():
+    for mechanism in ("softmax", "linear", "focused", "agent", "inline", "pola", "soft"):
+        for host, sizes in {
+            "pvt": ("tiny", "large"),
+            "swin": ("small",),
+            "cswin": ("base",),
+            "deit": ("tiny",),
+        }.items():
+            assert all(f"{mechanism}_{host}_{size}" in NETWORKS for size in sizes)
+    files = {module for module in timm.list_modules() if module != "zoo"}
+    theirs = {name for module in files for name in timm.list_models(module=module)}
+    assert not theirs & NETWORKS.keys() and set(timm.list_models(module="zoo")) == NETWORKS.keys()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_parameters_are_as_many_as_the_table_says(name):
+    model = subquad.create_model(name, device="meta")
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert NETWORKS[name].params is None or count == round(NETWORKS[name].params * 1e6)
+    assert type(model) is HOSTS[VARIANTS[NETWORKS[name].variant].host]
+
+
+def test_every_variant_names_a_host_and_a_recipe():
+    for variant in VARIANTS.values():
+        assert variant.host in HOSTS
+        load_recipe(variant.recipe)
+
+
+@pytest.mark.parametrize(
+    "host", ["softmax_pvt_tiny", "agent_swin_tiny", "agent_cswin_tiny", "agent_deit_tiny", "soft_tiny"]
+)
+@pytest.mark.parametrize("size", [(225, 191), pytest.param((800, 1216), marks=pytest.mark.slow)])
+def test_weights_of_224_px_see_images_of_a_detectors_size(host, size):
+    model = subquad.create_model(host).eval()
+    with torch.no_grad():
+        maps = model.forward_intermediates(torch.randn(1, 3, *size), intermediates_only=True)
+    assert all(level.isfinite().all() and level.std() < 100 for level in maps)
+
+
+def test_timm_makes_them_with_its_own_arguments(tmp_path):
+    model = timm.create_model("agent_pvt_tiny", num_classes=7, in_chans=1, img_size=64, drop_path_rate=0.2)
+    assert model(torch.randn(1, 1, 64, 64)).shape == (1, 7)
+    with pytest.raises(TypeError, match="unknown setting"):
+        timm.create_model("agent_pvt_tiny", no_such_argument=1)
+    features = timm.create_model("agent_swin_tiny", features_only=True, out_indices=(1, 3))
+    assert features.feature_info.channels() == [192, 768]
+    on_meta = timm.create_model("pola_swin_tiny", device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in on_meta.parameters()} == {("meta", torch.bfloat16)}
+
+
+def test_timm_loads_released_weights_and_weights_of_ours(tmp_path):
+    state = released("inline_pvt_t")
+    torch.save({"model": state, "epoch": 3}, tmp_path / "released.pth")
+    model = timm.create_model("inline_pvt_tiny", checkpoint_path=tmp_path / "released.pth").eval()
+    subquad.convert_checkpoint(tmp_path / "released.pth", tmp_path / "ours.safetensors")
+    again = timm.create_model("inline_pvt_tiny", checkpoint_path=tmp_path / "ours.safetensors").eval()
+    overlay = {"file": str(tmp_path / "released.pth")}
+    other = timm.create_model("inline_pvt_tiny", pretrained=True, pretrained_cfg_overlay=overlay, num_classes=3).eval()
+    x = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(other.forward_features(x), model.forward_features(x), rtol=0, atol=0)
+    restored, note = subquad.restore_model(tmp_path / "ours.safetensors")
+    torch.testing.assert_close(restored.eval()(x), model(x), rtol=0, atol=0)
+    assert len(note["classes"]) == 1000 and note["input"]["crop_pct"] == 0.875
+
+
+def test_a_network_saved_for_the_hub_comes_back_from_the_folder(tmp_path):
+    from timm.models import save_for_hf
+
+    model = timm.create_model("agent_deit_tiny", num_classes=4, img_size=64).eval()
+    save_for_hf(model, tmp_path, model_args={"img_size": 64})
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+
+
+class Config(dict):
+    """Stands for yacs' CfgNode: a dict with attributes, pickled by reference to a class that a reader may not have."""
+
+
+def training_file(path, state, key="model"):
+    config = Config(MODEL=Config(TYPE="agent"), list=[1, (2, 3)])
+    config.note = "an attribute"
+    torch.save({key: {f"module.{name}": tensor for name, tensor in state.items()}, "config": config, "epoch": 3}, path)
+
+
+@pytest.mark.parametrize("key", ["model", "state_dict", "model_ema", "state_dict_ema"])
+def test_a_training_file_is_read_whatever_it_pickles_beside_the_weights(tmp_path, key):
+    training_file(tmp_path / "run.pth", released("pola_swin_t"), key)
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "run.pth", weights_only=True)
+    name, adapted = subquad.convert_checkpoint(tmp_path / "run.pth", tmp_path / "ours.safetensors")
+    assert name == "pola_swin_tiny" and adapted.family == "swin" and not adapted.resized
+
+
+class Dangerous:
+    def __init__(self, call, *arguments):
+        self.call = call, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_no_code_in_a_checkpoint_is_run(tmp_path, capsys, legacy):
+    model, other = small("vit"), small("vit")
+    target = tmp_path / "written"
+    attacks = [Dangerous(print, "ran"), Dangerous(exec, f"open({str(target)!r}, 'w')"), Dangerous(getattr, 1, "real")]
+    content = {"attacks": attacks, "state_dict": model.state_dict()}
+    torch.save(content, tmp_path / "run.pth", _use_new_zipfile_serialization=not legacy)
+    subquad.load_checkpoint(other, tmp_path / "run.pth")
+    assert torch.equal(other.head.weight, model.head.weight)
+    assert not capsys.readouterr().out and not target.exists()
+
+
+def test_a_program_is_refused(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is deprecated
+        torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "program.pt")
+    with pytest.raises(SubquadError, match="TorchScript program, which is code"):
+        subquad.load_checkpoint(small("vit"), tmp_path / "program.pt")
+
+
+def test_what_does_not_fit_is_said_and_leaves_the_model_alone(tmp_path):
+    state = released("agent_pvt_t")
+    with pytest.raises(SubquadError, match="weights of a pvt network, and the model is a swin"):
+        subquad.load_checkpoint(subquad.create_model("agent_swin_tiny", device="meta"), state)
+    with pytest.raises(SubquadError, match=r"released pvt layout.*missing.*unexpected"):
+        subquad.load_checkpoint(subquad.create_model("softmax_pvt_tiny", device="meta"), state)
+    model = subquad.create_model("agent_pvt_tiny", num_classes=10)
+    before = model.head.weight.clone()
+    with pytest.raises(SubquadError, match=r"head\.weight is \(1000, 512\), the model's \(10, 512\).*head=False keeps"):
+        subquad.load_checkpoint(model, state)
+    assert torch.equal(model.head.weight, before)
+    subquad.load_checkpoint(model, state, head=False)
+    assert torch.equal(model.head.weight, before)
+    assert torch.equal(model.stages[0].blocks[0].norm1.weight, state["block1.0.norm1.weight"])
+
+
+def test_kept_entries_may_be_there_or_not():
+    state = released("soft_tiny")
+    model = subquad.create_model("soft_tiny")
+    subquad.load_checkpoint(model, {key: t for key, t in state.items() if "num_batches" not in key})
+    swin = released("plain_swin_t")
+    model = subquad.create_model("softmax_swin_tiny")
+    subquad.load_checkpoint(model, {key: t for key, t in swin.items() if "attn_mask" not in key and "index" not in key})
+
+
+def test_released_tables_are_moved_to_another_image_size():
+    model = subquad.create_model("agent_swin_tiny", img_size=288)
+    resized = subquad.load_checkpoint(model, released("agent_swin_t")).resized
+    assert {name.rpartition("inner.")[2] for name in resized} == {
+        *(f"{bias}.{part}" for bias in ("agent_bias", "query_bias") for part in ("rows", "columns")),
+        "relative_bias.table",
+    }
+    assert model.stages[3].blocks[0].attn.inner.relative_bias.table.shape == (24, 17, 17)
+
+
+def test_files_that_several_networks_fit_ask_for_the_name(tmp_path):
+    torch.save(released("soft_tiny"), tmp_path / "soft.pth")
+    with pytest.raises(SubquadError, match="fits soft_tiny and soft_norm_tiny alike"):
+        subquad.convert_checkpoint(tmp_path / "soft.pth", tmp_path / "ours.safetensors")
+    name, _ = subquad.convert_checkpoint(tmp_path / "soft.pth", tmp_path / "ours.safetensors", name="soft_norm_tiny")
+    assert name == "soft_norm_tiny"
+    with pytest.raises(SubquadError, match="fits none of the"):
+        subquad.convert_checkpoint(_saved(tmp_path, {"a.weight": torch.ones(2)}), tmp_path / "x.safetensors")
+    with pytest.raises(SubquadError, match=r"written as \.safetensors"):
+        subquad.convert_checkpoint(tmp_path / "soft.pth", tmp_path / "ours.pth")
+    assert not (tmp_path / "x.safetensors").exists() and not (tmp_path / "ours.pth").exists()
+
+
+def _saved(folder, state):
+    torch.save(state, folder / "strange.pth")
+    return folder / "strange.pth"
+
+
+def test_weights_of_ours_are_not_taken_for_someone_elses():
+    for host in HOSTS:
+        model = small(host)
+        assert adapt(model.state_dict(), model).family is None
