@@ -197,7 +197,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         recipe, folder = recipe_of(arguments, load_recipe(file)), arguments.resume
     else:
         recipe = recipe_of(arguments)
-        name = arguments.experiment or "-".join([recipe.model, recipe.attention or "softmax", Path(recipe.data).name])
+        name = arguments.experiment or "-".join(filter(None, [recipe.model, recipe.attention, Path(recipe.data).name]))
         folder = arguments.output / name.replace(":", "_").replace("/", "_")
     summary = train(recipe, folder, resume=arguments.resume is not None, log=print)
     best, epoch = summary["best_top1"], summary["best_epoch"] + 1

@@ -1,5 +1,6 @@
 """Hosts, who gather tokens, and the networks made of a host and a mechanism."""
 
+from subquad.models.catalogue import attention_label
 from subquad.models.convert import convert_checkpoint
 from subquad.models.create import create_model, parse_attention
 from subquad.models.files import load_checkpoint, read_weights, restore_model, save_weights
@@ -11,6 +12,7 @@ __all__ = [
     "HOSTS",
     "NETWORKS",
     "VARIANTS",
+    "attention_label",
     "convert_checkpoint",
     "create_model",
     "default_cfgs",

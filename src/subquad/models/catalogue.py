@@ -60,6 +60,20 @@ def pattern_of(attention: Any) -> str:
     return ("+" if any(map(_is_count, attention)) else " ").join(parts)
 
 
+def attention_label(model: str, attention: str | None) -> str:
+    """What a run of `model` is labelled with: the mechanisms it was given, else those of its row, "agent+softmax"."""
+    if attention:
+        return attention
+    return "+".join(dict.fromkeys(_names(NETWORKS[model].attention))) if model in NETWORKS else "softmax"
+
+
+def _names(attention: Any) -> list[str]:
+    if isinstance(attention, str):
+        return [attention]
+    entries = attention[:1] if _is_count(attention) else attention
+    return [name for entry in entries for name in _names(entry)]
+
+
 def _is_count(entry: Any) -> bool:
     return len(entry) == 2 and isinstance(entry[1], int)
 

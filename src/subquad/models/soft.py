@@ -9,11 +9,14 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, by_stage, drop_path_rates
 
 HEAD_DIM = 32
+STEM_STRIDES = {4: (2, 1, 2), 2: (2, 1, 1), 1: (1, 1, 1)}
+"""Of the stem's three convolutions, by the size of a patch: 4 as published, less for small images."""
 
 
 class SoftNet(Backbone):
@@ -23,6 +26,7 @@ class SoftNet(Backbone):
         attention: the mechanism of each block.
         depths: blocks of each stage.
         embed_dims: channels of each stage.
+        patch_size: 4, or 2 or 1 for small images.
         stem_dim: channels of the first convolutions.
         drop_path_rate: element dropout of the branches in all stages but the last, stochastic depth there, as released.
     """
@@ -36,6 +40,7 @@ class SoftNet(Backbone):
         *,
         depths: Sequence[int],
         img_size: tuple[int, int] = (224, 224),
+        patch_size: int = 4,
         in_chans: int = 3,
         num_classes: int = 1000,
         embed_dims: Sequence[int] = (64, 128, 320, 512),
@@ -45,7 +50,9 @@ class SoftNet(Backbone):
         drop_rate: float = 0,
         drop_path_rate: float = 0,
     ) -> None:
-        grids = grids_of(img_size, 4, len(depths))
+        if patch_size not in STEM_STRIDES:
+            raise SubquadError(f"SOFT's stem makes patches of 4, 2 or 1 px, not of {patch_size}")
+        grids = grids_of(img_size, patch_size, len(depths))
         grids[-1] = TokenGrid(*grids[-1].shape, prefix=1)
         mechanisms, rates = by_stage(attention, depths), drop_path_rates(drop_path_rate, depths)
         stages = []
@@ -62,7 +69,7 @@ class SoftNet(Backbone):
                 for mechanism, rate in zip(mechanisms[s], rates[s], strict=True)
             ]
             if s == 0:
-                embed = conv_stack(in_chans, (stem_dim, 2), (stem_dim, 1), (dim, 2))
+                embed = conv_stack(in_chans, *zip((stem_dim, stem_dim, dim), STEM_STRIDES[patch_size], strict=True))
             else:
                 embed = conv_stack(embed_dims[s - 1], (dim, 2))
             stages.append(Stage(embed, blocks, dim, grid=grid, positions="bilinear", drop_rate=drop_rate))
@@ -70,6 +77,7 @@ class SoftNet(Backbone):
             stages,
             embed_dims,
             img_size=img_size,
+            patch_size=patch_size,
             in_chans=in_chans,
             num_classes=num_classes,
             norm=nn.LayerNorm(embed_dims[-1], eps=1e-6),

@@ -11,6 +11,7 @@ import yaml
 
 from subquad.attention import ATTENTION
 from subquad.errors import SubquadError
+from subquad.models import attention_label
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Run:
     @property
     def attention(self) -> str:
         """The mechanism with its settings, as on the command line."""
-        name = str(self.recipe.get("attention") or "softmax")
+        name = attention_label(str(self.recipe.get("model")), self.recipe.get("attention"))
         settings = self.recipe.get("settings") or {}
         given = ",".join(f"{key}={value}" for key, value in settings.items())
         return f"{name}:{given}" if given and ":" not in name else name

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from subquad.errors import SubquadError
+from subquad.models import attention_label
 from subquad.text import si
 from subquad.training.recipe import Recipe
 from subquad.training.run_folder import Row
@@ -29,7 +30,7 @@ def silent(line: str) -> None:
 def describe_setup(recipe: Recipe, setup: Setup, params: int, macs: int) -> str:
     """What is trained on what, in one line."""
     images = f"{len(setup.train_images)}+{len(setup.eval_images)} images"
-    attention = recipe.attention or "softmax"
+    attention = attention_label(recipe.model, recipe.attention)
     return f"{recipe.model}, {attention}: {si(params)} parameters, {si(macs)} MACs; {recipe.data}, {images}"
 
 

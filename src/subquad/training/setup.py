@@ -65,9 +65,9 @@ def set_up(recipe: Recipe) -> Setup:
 
 def build_model(recipe: Recipe, num_classes: int) -> Any:
     """The model of a recipe, with its initial weights."""
-    attention = recipe.attention or "softmax"
-    arguments: dict[str, Any] = {
-        "attention": attention.split("+") if "+" in attention else attention,
+    attention = recipe.attention
+    given: dict[str, Any] = {
+        "attention": attention.split("+") if attention and "+" in attention else attention,
         "img_size": recipe.img_size,
         "num_classes": num_classes,
         "patch_size": recipe.patch_size,
@@ -77,7 +77,9 @@ def build_model(recipe: Recipe, num_classes: int) -> Any:
         "drop_rate": recipe.drop,
         "drop_path_rate": recipe.drop_path,
     }
-    if twice := arguments.keys() & recipe.settings.keys():
+    arguments = {key: value for key, value in given.items() if value is not None}
+    # a pyramid has several numbers of these, which only settings can hold
+    if twice := (given.keys() - {"depths", "num_heads"} | arguments.keys()) & recipe.settings.keys():
         raise SubquadError(f"settings are those of the mechanism, {', '.join(sorted(twice))} is a field of the recipe")
     model: Any = create_model(recipe.model, **arguments, **recipe.settings)
     if recipe.initial_checkpoint:
