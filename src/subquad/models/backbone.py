@@ -66,6 +66,9 @@ class Backbone(nn.Module):
     first_conv = "stages.0.embed.proj"
     """The entry that sees the image, for timm."""
 
+    takes_mechanisms = True
+    """Whether the host's blocks take any mechanism; some networks have attention of their own."""
+
     everything: int | None = None
     """The reach of a block that sees the whole grid."""
 

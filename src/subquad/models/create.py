@@ -17,6 +17,7 @@ from subquad.models.networks import NETWORKS
 from subquad.models.variants import HOSTS, SETTINGS, VARIANTS
 
 PER_STAGE = frozenset({"embed_dims", "num_heads", "mlp_ratios"})
+"""Arguments of pyramids with an entry for each stage."""
 
 Names = str | Sequence[str | Sequence[Any]]
 """One mechanism for all blocks; one for each stage or block; a (name, count) pair stands for `count` blocks."""
@@ -74,6 +75,8 @@ def create_model(
     depths = tuple(depths) if depths is not None else variant.depths
     if not depths or min(depths) < 1:
         raise SubquadError(f"every stage needs a block, got depths {depths}")
+    if attention is not None and not host.takes_mechanisms:
+        raise SubquadError(f"{name} has attention of its own and takes no other, got {attention!r}")
     if attention is None:
         attention = network.attention if network else "softmax"
     blocks = [parse_attention(entry) for entry in per_block(attention, depths, "attention")]

@@ -5,12 +5,21 @@ from typing import Any
 
 from subquad.models.backbone import Backbone
 from subquad.models.cswin import CSwin
+from subquad.models.lavit import LaViT, LaViTPlain
 from subquad.models.pvt import PVT
 from subquad.models.soft import SoftNet
 from subquad.models.swin import Swin
 from subquad.models.vit import ViT
 
-HOSTS: dict[str, type[Backbone]] = {"vit": ViT, "pvt": PVT, "swin": Swin, "cswin": CSwin, "softnet": SoftNet}
+HOSTS: dict[str, type[Backbone]] = {
+    "vit": ViT,
+    "pvt": PVT,
+    "swin": Swin,
+    "cswin": CSwin,
+    "softnet": SoftNet,
+    "lavit": LaViT,
+    "lavit_vit": LaViTPlain,
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,17 @@ def softnet(depths: tuple[int, ...], stage3: int = 320) -> Variant:
     return Variant("softnet", depths, {"embed_dims": (64, 128, stage3, 512), "drop_path_rate": 0.1}, "soft")
 
 
+def lavit(depths: tuple[int, ...], drop_path_rate: float) -> Variant:
+    """A LaViT, arXiv 2406.00427: a reconstruction, widths and depths are ours (those of PVT)."""
+    return Variant("lavit", depths, {"drop_path_rate": drop_path_rate}, "pvt")
+
+
+def lavit_deit(embed_dim: int, num_heads: int, drop_path_rate: float) -> Variant:
+    """A DeiT whose second half is less attention; ours."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "drop_path_rate": drop_path_rate}
+    return Variant("lavit_vit", (12,), sizes, "deit")
+
+
 VARIANTS: dict[str, Variant] = {
     "deit_micro": small_deit(64, num_heads=4, depth=3, patch_size=4, img_size=16, recipe="digits"),
     "deit_mini": small_deit(128, num_heads=4, depth=6, patch_size=4, img_size=32, recipe="cifar10_small"),
@@ -86,6 +106,12 @@ VARIANTS: dict[str, Variant] = {
     "softnet_medium": softnet((1, 3, 29, 5), stage3=288),
     "softnet_large": softnet((1, 3, 40, 5)),
     "softnet_huge": softnet((1, 5, 49, 5), stage3=352),
+    "lavit_tiny": lavit((2, 2, 2, 2), drop_path_rate=0.1),
+    "lavit_small": lavit((3, 4, 6, 3), drop_path_rate=0.1),
+    "lavit_base": lavit((3, 4, 18, 3), drop_path_rate=0.3),
+    "lavit_deit_tiny": lavit_deit(192, 3, drop_path_rate=0.0),
+    "lavit_deit_small": lavit_deit(384, 6, drop_path_rate=0.1),
+    "lavit_deit_base": lavit_deit(768, 12, drop_path_rate=0.3),
 }
 
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {

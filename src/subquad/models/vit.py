@@ -13,8 +13,39 @@ from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, drop_path_rates, fill_up
 
 
-class ViT(Backbone):
-    """A plain vision transformer; its levels are its blocks.
+class Plain(Backbone):
+    """A network of one stage; its levels are its blocks. `sizes` are those of `Backbone`."""
+
+    def __init__(self, stage: Stage, dim: int, *, patch_size: int, **sizes: Any) -> None:
+        super().__init__([stage], [dim], patch_size=patch_size, **sizes)
+        level = {"num_chs": dim, "reduction": patch_size}
+        self.feature_info = [level | {"module": f"stages.0.blocks.{i}"} for i in range(len(stage.blocks))]
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """All blocks."""
+        return self.stages[0].blocks
+
+    def _norm_fits(self, level: int) -> bool:
+        return True
+
+    def _cut_after(self, level: int) -> None:
+        self.stages[0].blocks = self.blocks[: level + 1]
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that the papers' recipes do not decay."""
+        return super().no_weight_decay() | {"stages.0.pos_embed.table"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layer groups, for layer-wise learning rates."""
+        return {
+            "stem": r"^stages\.0\.(?:embed|pos_embed|prefix_tokens)",
+            "blocks": [(r"^stages\.0\.blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+
+class ViT(Plain):
+    """A plain vision transformer; all tokens attend to all.
 
     Args:
         attention: the mechanism of each block.
@@ -61,8 +92,8 @@ class ViT(Backbone):
         embed = PatchEmbed(in_chans, embed_dim, patch_size)
         stage = Stage(embed, blocks, embed_dim, grid=grid, positions="bicubic", drop_rate=drop_rate)
         super().__init__(
-            [stage],
-            [embed_dim],
+            stage,
+            embed_dim,
             img_size=img_size,
             patch_size=patch_size,
             in_chans=in_chans,
@@ -71,34 +102,10 @@ class ViT(Backbone):
             global_pool=("token" if class_token else "avg") if global_pool is None else global_pool,
             drop_rate=drop_rate,
         )
-        level = {"num_chs": embed_dim, "reduction": patch_size}
-        self.feature_info = [level | {"module": f"stages.0.blocks.{i}"} for i in range(len(blocks))]
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """All blocks."""
-        return self.stages[0].blocks
 
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid after each block."""
         yield from self.stages[0].steps(x)
-
-    def _norm_fits(self, level: int) -> bool:
-        return True
-
-    def _cut_after(self, level: int) -> None:
-        self.stages[0].blocks = self.blocks[: level + 1]
-
-    def no_weight_decay(self) -> set[str]:
-        """Parameters that the papers' recipes do not decay."""
-        return super().no_weight_decay() | {"stages.0.pos_embed.table"}
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layer groups, for layer-wise learning rates."""
-        return {
-            "stem": r"^stages\.0\.(?:embed|pos_embed|prefix_tokens)",
-            "blocks": [(r"^stages\.0\.blocks\.(\d+)", None), (r"^norm", (99999,))],
-        }
 
 
 class PatchEmbed(nn.Module):

@@ -168,7 +168,7 @@ class Trainer:
         images, target = self.objective.mix(images, labels)
         with self.accelerator.accumulate(self.model):
             if len(images):
-                loss = self.objective.loss(self.model(images), target)
+                loss = self.objective.loss(self.model(images), target) + self._auxiliary_loss()
             else:
                 # nothing but broken images: the other processes still wait for this one's part of the gradient
                 loss = 0 * self.model(images.new_zeros(1, *images.shape[1:])).sum()
@@ -183,6 +183,11 @@ class Trainer:
             if self.ema is not None:
                 self.ema.update(self.bare, step=self.updates)
         return loss.detach()
+
+    def _auxiliary_loss(self) -> Any:
+        """What a model adds to the loss of its own accord, as LaViT does."""
+        own: Any = getattr(self.bare, "auxiliary_loss", None)
+        return 0 if own is None else own()
 
     def _checked(self, losses: list[Tensor], epoch: int, first: int, lr: float) -> list[float]:
         """The losses, means over the processes; raises if one is not finite."""
