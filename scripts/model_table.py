@@ -42,7 +42,7 @@ def row(name: str) -> str:
     measured = f"{macs / 1e9:.2f}" + (f" ({(macs - steps) / 1e9:.2f})" if steps else "")
     cells = [
         f"`{name}`",
-        pattern_of(network.attention),
+        network.label or pattern_of(network.attention),
         "×".join(map(str, model.img_size)),
         f"{count_parameters(model) / 1e6:.3f}",
         measured,

@@ -27,6 +27,12 @@ def same_prefix(built: TokenGrid, called: TokenGrid) -> None:
         )
 
 
+def start_normal(parameter: Tensor, std: float = 0.02) -> None:
+    """Truncated normal, in place; nothing to do, and slow to do, where there are no numbers yet."""
+    if not parameter.is_meta:
+        trunc_normal_(parameter, std=std)
+
+
 class GridTable(nn.Module):
     """What the tables share: moving to another grid keeps device, dtype and whether a parameter is frozen."""
 
@@ -66,7 +72,7 @@ class PositionTable(GridTable):
         self.grid, self.mode = grid, mode
         self.table = nn.Parameter(torch.zeros(num_heads, grid.num_tokens, head_dim))
         if std:
-            trunc_normal_(self.table, std=std)
+            start_normal(self.table, std)
 
     def forward(self, grid: TokenGrid) -> Tensor:
         same_prefix(self.grid, grid)
@@ -125,7 +131,7 @@ class GridBias(GridTable):
     def reset_parameters(self) -> None:
         """Truncated normal, std 0.02."""
         for table in self.parameters():
-            trunc_normal_(table, std=0.02)
+            start_normal(table)
 
     def forward(self, grid: TokenGrid, agents: TokenGrid | None = None) -> Tensor:
         same_prefix(self.grid, grid)
@@ -166,7 +172,7 @@ class RelativeBias(GridTable):
             raise SubquadError(f"a relative position bias needs a grid without prefix tokens, got {grid}")
         self.grid = grid
         self.table = nn.Parameter(torch.empty(num_heads, 2 * grid.height - 1, 2 * grid.width - 1))
-        trunc_normal_(self.table, std=0.02)
+        start_normal(self.table)
 
     def forward(self, grid: TokenGrid) -> Tensor:
         same_prefix(self.grid, grid)

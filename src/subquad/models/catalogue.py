@@ -41,7 +41,7 @@ def model_rows() -> list[Row]:
         variant = VARIANTS[network.variant if network else name]
         model = create_model(name, device="meta")
         params = sum(parameter.numel() for parameter in model.parameters())
-        rows.append({"model": name, "attention": pattern_of(network.attention) if network else "any"})
+        rows.append({"model": name, "attention": attention_label(name, None) if network else "any"})
         rows[-1] |= {"px": "×".join(map(str, model.img_size)), "params": si(params), "recipe": variant.recipe}
         rows[-1]["top-1"] = f"{network.top1}" if network and network.top1 else ""
     return rows
@@ -64,7 +64,9 @@ def attention_label(model: str, attention: str | None) -> str:
     """What a run of `model` is labelled with: the mechanisms it was given, else those of its row, "agent+softmax"."""
     if attention:
         return attention
-    return "+".join(dict.fromkeys(_names(NETWORKS[model].attention))) if model in NETWORKS else "softmax"
+    if model not in NETWORKS:
+        return "softmax"
+    return NETWORKS[model].label or "+".join(dict.fromkeys(_names(NETWORKS[model].attention)))
 
 
 def _names(attention: Any) -> list[str]:

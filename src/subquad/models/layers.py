@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from timm.layers import DropPath, Mlp, trunc_normal_
+from timm.layers import DropPath, Mlp
 from timm.models import checkpoint, register_notrace_module
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
-from subquad.positions import GridTable, PositionTable
+from subquad.positions import GridTable, PositionTable, start_normal
 
 Mechanism = Callable[..., Any]
 """A class of `subquad.attention`, or a `functools.partial` of one that fixes its settings."""
@@ -159,7 +159,7 @@ class Stage(nn.Module):
         self.embed = embed
         self.prefix_tokens = nn.Parameter(torch.zeros(1, grid.prefix, dim)) if grid.prefix else None
         if self.prefix_tokens is not None:
-            trunc_normal_(self.prefix_tokens, std=0.02)
+            start_normal(self.prefix_tokens)
         self.pos_embed = PositionTable(1, dim, grid, std=0.02, mode=positions) if positions else None
         self.drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(blocks)
@@ -210,7 +210,7 @@ def move_tables(module: nn.Module, moves: dict[TokenGrid, TokenGrid]) -> None:
 def init_linear(module: nn.Module) -> None:
     """Weights of a linear layer: truncated normal, std 0.02; its bias zero."""
     if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
+        start_normal(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 

@@ -21,6 +21,7 @@ class Network:
         gmacs: published multiply-adds of an image, in billions ("FLOPs" in the papers).
         top1: published ImageNet-1k accuracy in per cent.
         source: which authors' weights fit; a name of SOURCES.
+        label: what its blocks are called where they take no mechanism.
     """
 
     variant: str
@@ -30,6 +31,7 @@ class Network:
     gmacs: float | None = None
     top1: float | None = None
     source: str = ""
+    label: str = ""
 
 
 SOURCES = {
@@ -147,8 +149,24 @@ PATTERNS: dict[str, dict[str, Any]] = {
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 
+FOCUSED_TOP1 = {
+    "focused_pvt_tiny": 77.8,
+    "focused_swin_tiny": 82.1,
+    "focused_swin_small": 83.5,
+    "focused_swin_base": 83.8,
+    "focused_swin_base_384": 85.0,
+    "focused_cswin_tiny": 83.1,
+}
+"""FLatten, arXiv 2308.00442, as released."""
+
 BASELINES: dict[str, Network] = {
-    f"{mechanism}_{variant}{ending}": Network(variant, patterns[host], settings)
+    (name := f"{mechanism}_{variant}{ending}"): Network(
+        variant,
+        patterns[host],
+        settings,
+        top1=FOCUSED_TOP1.get(name),
+        source="focused" if name in FOCUSED_TOP1 else "",
+    )
     for mechanism, patterns in PATTERNS.items()
     for variant in VARIANTS
     for ending, settings in (("", {}), ("_384", {"img_size": 384}))
@@ -159,7 +177,7 @@ BASELINES: dict[str, Network] = {
 
 RECONSTRUCTED: dict[str, Network] = {
     # the published 10.9, 22.4 and 39.6 M, 1.6, 3.3 and 6.1 G are of networks that nobody can rebuild
-    name: Network(name, "softmax")
+    name: Network(name, "softmax", label="less")
     for name in VARIANTS
     if name.startswith("lavit_")
 }
