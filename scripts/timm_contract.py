@@ -26,7 +26,16 @@ def fetch_tests() -> Path:
     if not archive.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         wanted = [f"timm=={version}", "--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--retries=1",
+            "--timeout=10",
+        ]
         subprocess.run([*pip, *wanted], check=True, capture_output=True)
     file = folder / f"timm-{version}" / "tests" / "test_models.py"
     if not file.is_file():
