@@ -221,3 +221,11 @@ def test_networks_of_fewer_stages_take_the_last_settings(host):
     model = small(host, "agent", depths=(1, 1, 1), num_heads=heads, **sizes, **ratios)
     assert [stage.blocks[0].attn.regrid is not None for stage in model.stages] == [True] * 3
     assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+
+
+@pytest.mark.parametrize("host", ["vit", "pvt", "swin", "cswin"])
+@every_mechanism
+def test_projections_may_go_without_bias(host, attention):
+    model = small(host, attention, qkv_bias=False)
+    assert not [key for key, _ in model.named_parameters() if key.endswith("project.bias")]
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)

@@ -36,6 +36,7 @@ class CSwin(Backbone):
         split_size: of each block, the width of a stripe in tokens; None for the whole grid.
         embed_dim: channels of the first stage; the others double.
         num_heads: heads of each stage's blocks.
+        qkv_bias: whether the projection to queries, keys and values has a bias.
     """
 
     layout = "cswin"
@@ -53,6 +54,7 @@ class CSwin(Backbone):
         embed_dim: int = 64,
         num_heads: Sequence[int] = (2, 4, 8, 16),
         mlp_ratio: float = 4,
+        qkv_bias: bool = True,
         global_pool: str = "avg",
         drop_rate: float = 0,
         drop_path_rate: float = 0,
@@ -67,7 +69,9 @@ class CSwin(Backbone):
             blocks = [
                 CrossShapedBlock(
                     dims[s],
-                    CrossShapedAttention(dims[s], num_heads[s], mechanism, grid=grid, split_size=width),
+                    CrossShapedAttention(
+                        dims[s], num_heads[s], mechanism, grid=grid, split_size=width, qkv_bias=qkv_bias
+                    ),
                     mlp_ratio=mlp_ratio,
                     drop=drop_rate,
                     drop_path=rate,
@@ -119,10 +123,18 @@ class CrossShapedAttention(nn.Module):
         attention: the mechanism of both branches.
         grid: what position parameters are made for.
         split_size: width of a stripe; None, or as wide as the grid, for one branch.
+        qkv_bias: whether the projection has a bias.
     """
 
     def __init__(
-        self, dim: int, num_heads: int, attention: Mechanism, *, grid: TokenGrid, split_size: int | None = None
+        self,
+        dim: int,
+        num_heads: int,
+        attention: Mechanism,
+        *,
+        grid: TokenGrid,
+        split_size: int | None = None,
+        qkv_bias: bool = True,
     ) -> None:
         super().__init__()
         if split_size is not None and split_size < 1:
@@ -138,7 +150,7 @@ class CrossShapedAttention(nn.Module):
         )
         projected = projected_by(self.branches[0])
         self.names = (*projected, "x") if "x" in self.branches[0].inputs else projected  # type: ignore[operator]
-        self.project = nn.Linear(dim, dim * len(projected))
+        self.project = nn.Linear(dim, dim * len(projected), bias=qkv_bias)
         self.lepe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
         self.proj = nn.Linear(dim, dim)
 

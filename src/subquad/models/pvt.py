@@ -35,6 +35,7 @@ class PVT(Backbone):
         embed_dims: channels of each stage.
         num_heads: heads of each stage's blocks.
         mlp_ratios: of each stage.
+        qkv_bias: whether the projections to queries, keys and values have a bias.
     """
 
     layout = "pvt"
@@ -53,6 +54,7 @@ class PVT(Backbone):
         embed_dims: Sequence[int] = (64, 128, 320, 512),
         num_heads: Sequence[int] = (1, 2, 5, 8),
         mlp_ratios: Sequence[float] = (8, 8, 4, 4),
+        qkv_bias: bool = True,
         global_pool: str = "avg",
         drop_rate: float = 0,
         drop_path_rate: float = 0,
@@ -65,7 +67,9 @@ class PVT(Backbone):
             blocks = [
                 Block(
                     dim,
-                    SpatialReductionAttention(dim, num_heads[s], mechanism, grid=grid, sr_ratio=ratio),
+                    SpatialReductionAttention(
+                        dim, num_heads[s], mechanism, grid=grid, sr_ratio=ratio, qkv_bias=qkv_bias
+                    ),
                     mlp_ratio=mlp_ratios[s],
                     drop=drop_rate,
                     drop_path=rate,
@@ -96,10 +100,19 @@ class PVT(Backbone):
 class SpatialReductionAttention(SelfAttention):
     """Keys and values come from a map that a convolution has made `sr_ratio` times smaller; 1 leaves all of them."""
 
-    def __init__(self, dim: int, num_heads: int, attention: Mechanism, *, grid: TokenGrid, sr_ratio: int) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        attention: Mechanism,
+        *,
+        grid: TokenGrid,
+        sr_ratio: int,
+        qkv_bias: bool = True,
+    ) -> None:
         if sr_ratio < 1:
             raise SubquadError(f"sr_ratio is at least 1, got {sr_ratio}")
-        super().__init__(dim, num_heads, attention, grid=grid, kv_grid=reduced(grid, sr_ratio))
+        super().__init__(dim, num_heads, attention, grid=grid, kv_grid=reduced(grid, sr_ratio), qkv_bias=qkv_bias)
         self.sr_ratio = sr_ratio
         self.reduce = ConvEmbed(dim, dim, sr_ratio, sr_ratio) if sr_ratio > 1 else None
 
@@ -110,10 +123,10 @@ class SpatialReductionAttention(SelfAttention):
             return super().forward(x, grid=grid, padding=padding, mask=mask)
         keys = rearrange(self.reduce(grid.to_image(x)), "b c y x -> b (y x) c")
         supply: dict[str, Tensor | None] = {"x": x, "padding": padding, "mask": mask}
-        weights = self.project.weight.chunk(len(self.projected))
-        biases = self.project.bias.chunk(len(self.projected))
-        for name, weight, bias in zip(self.projected, weights, biases, strict=True):
-            tokens = nn.functional.linear(keys if name in OF_KEYS else x, weight, bias)
+        for i, name in enumerate(self.projected):
+            rows = slice(i * x.shape[-1], (i + 1) * x.shape[-1])
+            bias = None if self.project.bias is None else self.project.bias[rows]
+            tokens = nn.functional.linear(keys if name in OF_KEYS else x, self.project.weight[rows], bias)
             supply[name] = rearrange(tokens, "b n (h d) -> b h n d", h=self.num_heads)
         return self.mix(supply, grid, reduced(grid, self.sr_ratio))
 

@@ -36,6 +36,7 @@ class Swin(Backbone):
         shift: whether every second block of a stage shifts its windows.
         embed_dim: channels of the first stage.
         num_heads: heads of each stage's blocks.
+        qkv_bias: whether the projection to queries, keys and values has a bias.
     """
 
     layout = "swin"
@@ -54,6 +55,7 @@ class Swin(Backbone):
         embed_dim: int = 96,
         num_heads: Sequence[int] = (3, 6, 12, 24),
         mlp_ratio: float = 4,
+        qkv_bias: bool = True,
         global_pool: str = "avg",
         drop_rate: float = 0,
         drop_path_rate: float = 0,
@@ -67,7 +69,13 @@ class Swin(Backbone):
                 Block(
                     dims[s],
                     WindowAttention(
-                        dims[s], num_heads[s], mechanism, grid=grid, window_size=window, shifted=shift and j % 2 == 1
+                        dims[s],
+                        num_heads[s],
+                        mechanism,
+                        grid=grid,
+                        window_size=window,
+                        shifted=shift and j % 2 == 1,
+                        qkv_bias=qkv_bias,
                     ),
                     mlp_ratio=mlp_ratio,
                     drop=drop_rate,
@@ -126,10 +134,11 @@ class WindowAttention(SelfAttention):
         grid: TokenGrid,
         window_size: int | None = None,
         shifted: bool = False,
+        qkv_bias: bool = True,
     ) -> None:
         if window_size is not None and window_size < 1:
             raise SubquadError(f"a window needs at least one token on a side, got window_size {window_size}")
-        super().__init__(dim, num_heads, attention, grid=window_of(grid, window_size))
+        super().__init__(dim, num_heads, attention, grid=window_of(grid, window_size), qkv_bias=qkv_bias)
         self.window_size = window_size
         self.shifted = shifted and window_size is not None
         if self.shifted and "mask" not in self.inner.inputs:

@@ -52,6 +52,7 @@ class ViT(Plain):
         img_size: (height, width) in pixels that position parameters are made for; other sizes work.
         embed_dim: channels c.
         num_heads: heads of every block.
+        qkv_bias: whether the projection to queries, keys and values has a bias.
         class_token: a learned token in front, which the head reads; without it the head reads the mean.
         reg_tokens: further learned tokens in front, which nothing reads (registers, arXiv 2309.16588).
         global_pool: what the head reads, see `Backbone`; the class token if there is one.
@@ -71,6 +72,7 @@ class ViT(Plain):
         embed_dim: int = 768,
         num_heads: int = 12,
         mlp_ratio: float = 4,
+        qkv_bias: bool = True,
         class_token: bool = True,
         reg_tokens: int = 0,
         global_pool: str | None = None,
@@ -82,7 +84,7 @@ class ViT(Plain):
         blocks = [
             Block(
                 embed_dim,
-                SelfAttention(embed_dim, num_heads, mechanism, grid=grid),
+                SelfAttention(embed_dim, num_heads, mechanism, grid=grid, qkv_bias=qkv_bias),
                 mlp_ratio=mlp_ratio,
                 drop=drop_rate,
                 drop_path=rate,
