@@ -8,6 +8,7 @@ FLatten Transformer, Han et al. 2023, arXiv 2308.00442, eq. 4-5. The norm runs o
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.ops.images import by_image
 from subquad.ops.linear import feature_weights, mix_features
 from subquad.ops.precision import in_fp32
 
@@ -24,7 +25,11 @@ def focused_attention(
     eps: float = 1e-6,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d), t = `temperature` (h, 1, d); `padding` (b, n_k)."""
-    return mix_features(focus(q, temperature, power), focus(k, temperature, power), v, padding, eps=eps)
+
+    def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
+        return mix_features(focus(q, temperature, power), focus(k, temperature, power), v, padding, eps=eps)
+
+    return by_image(mix, q, k, v, padding)
 
 
 @in_fp32

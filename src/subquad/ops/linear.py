@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.ops.images import by_image
 from subquad.ops.padding import count_tokens, zero_padding
 from subquad.ops.precision import in_fp32
 
@@ -24,7 +25,9 @@ def linear_attention(
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
     feature = FEATURE_MAPS[feature_map]
-    return mix_features(feature(q), feature(k), v, padding, eps=eps)
+    return by_image(
+        lambda q, k, v, padding: mix_features(feature(q), feature(k), v, padding, eps=eps), q, k, v, padding
+    )
 
 
 @in_fp32

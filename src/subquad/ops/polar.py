@@ -9,6 +9,7 @@ PolaFormer, Meng et al. 2025, arXiv 2501.15061, eq. 5-8; v₁ and v₂ are the h
 import torch
 from torch import Tensor
 
+from subquad.ops.images import by_image
 from subquad.ops.linear import feature_weights
 from subquad.ops.padding import count_tokens, zero_padding
 from subquad.ops.precision import in_fp32
@@ -19,16 +20,32 @@ def polar_attention(
     q: Tensor, k: Tensor, v: Tensor, power: Tensor, padding: Tensor | None = None, *, eps: float = 1e-6
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d), p = `power` (h, 1, d); `padding` (b, n_k)."""
-    q, k = polar_features(q, power), zero_padding(polar_features(k, power), padding)
-    count = count_tokens(k, padding)
-    state = k.mT @ zero_padding(v, padding) / count
-    mean = (k.sum(dim=-2, keepdim=True) / count).mT
-    # swapping the halves of the state's rows does what swapping the query's would: both streams share one product
-    swap, same = q.shape[-1] // 2, (v.shape[-1] + 1) // 2
-    state = torch.cat([state[..., :same], state[..., same:].roll(swap, dims=-2)], dim=-1)
-    normalizers = q @ torch.cat([mean, mean.roll(swap, dims=-2)], dim=-1) + eps
-    first, second = (q @ state).split([same, v.shape[-1] - same], dim=-1)
-    return torch.cat([first / normalizers[..., :1], second / normalizers[..., 1:]], dim=-1)
+    return by_image(lambda *image: _polar(*image, power=power, eps=eps), q, k, v, padding)
+
+
+def _polar(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, power: Tensor, eps: float) -> Tensor:
+    q, k, v = signed_power(q, power), zero_padding(signed_power(k, power), padding), zero_padding(v, padding)
+    count, same = count_tokens(k, padding), (v.shape[-1] + 1) // 2
+    above, below = (_state(half.relu(), v) / count for half in (k, -k))
+    # both streams share one product with q⁺ and one with q⁻; their normalisers are its last two columns
+    y = q.relu() @ _cross(above, below, same) + (-q).relu() @ _cross(below, above, same)
+    scales = 1 / (y[..., -2:] + eps)
+    return torch.cat([y[..., :same] * scales[..., :1], y[..., same:-2] * scales[..., 1:]], dim=-1)
+
+
+def _state(k: Tensor, v: Tensor) -> Tensor:
+    """[kᵀv, Σk]: (b, h, d, d + 1)."""
+    return torch.cat([k.mT @ v, k.sum(dim=-2, keepdim=True).mT], dim=-1)
+
+
+def _cross(state: Tensor, other: Tensor, same: int) -> Tensor:
+    """What the query's half of one sign meets: its own sign for the first `same` values, the other for the rest."""
+    return torch.cat([state[..., :same], other[..., same:-1], state[..., -1:], other[..., -1:]], dim=-1)
+
+
+def signed_power(x: Tensor, power: Tensor) -> Tensor:
+    """|x|^p with the sign of x: its positive part is (x⁺)^p, and that of its negative (x⁻)^p."""
+    return x.abs().pow(power).copysign(x)
 
 
 @in_fp32
@@ -40,7 +57,6 @@ def polar_weights(q: Tensor, k: Tensor, power: Tensor, padding: Tensor | None = 
 
 
 def polar_features(x: Tensor, power: Tensor) -> Tensor:
-    """[(x⁺)^p, (x⁻)^p]: (b, h, n, d) -> (b, h, n, 2d); one power an element, its sign says in which half it lands."""
-    magnitude = x.abs().pow(power)
-    zero = magnitude.new_zeros(())
-    return torch.cat([torch.where(x > 0, magnitude, zero), torch.where(x < 0, magnitude, zero)], dim=-1)
+    """[(x⁺)^p, (x⁻)^p]: (b, h, n, d) -> (b, h, n, 2d)."""
+    x = signed_power(x, power)
+    return torch.cat([x.relu(), (-x).relu()], dim=-1)
