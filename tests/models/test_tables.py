@@ -218,3 +218,11 @@ def test_weights_of_ours_are_not_taken_for_someone_elses():
     for host in HOSTS:
         model = small(host)
         assert adapt(model.state_dict(), model).family is None
+
+
+def test_the_page_of_models_has_a_row_for_each_network_with_its_parameters():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    rows = {line.split("|")[1].strip(" `"): line.split("|") for line in page.splitlines() if line.startswith("| `")}
+    assert rows.keys() == NETWORKS.keys()
+    for name, network in NETWORKS.items():
+        assert network.params is None or rows[name][4].strip() == f"{network.params:.3f}", name

@@ -5,13 +5,15 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+import torch
 
 import subquad
 from subquad import ATTENTION, SubquadError
+from subquad.analysis import attention_weights
 from subquad.bench import ScalingRow
 from subquad.report import find_runs, write_report
 from subquad.report.charts import Axis, Series, line_chart, point_chart
-from subquad.report.maps import attention_maps
+from subquad.report.maps import _whole_map_layers, attention_maps
 from subquad.report.runs import group_runs
 
 
@@ -152,3 +154,15 @@ def test_attention_maps_show_every_mechanism_over_the_same_images(make_run):
     assert [table.layer for table in tables] == ["layer 2 of 2, the last"]
     assert tables[0].labels == list(ATTENTION) and len(tables[0].images) == 3
     assert all(cell.startswith("data:image/png;base64,") for row in tables[0].maps for cell in row)
+
+
+def test_maps_are_of_layers_that_see_the_whole_image():
+    sizes = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 3, 4), "depths": (2, 1, 1, 1), "num_classes": 3}
+    images = torch.randn(2, 3, 64, 64)
+    networks = [
+        attention_weights(subquad.create_model("swin_tiny", attention=name, **sizes), images)
+        for name in ("softmax", "agent")
+    ]
+    # 16 and 8 tokens a side are cut into windows of 7, 4 and 2 are not
+    assert [len(layers) for layers in networks] == [5, 5]
+    assert _whole_map_layers(networks, 2) == [3, 4] and _whole_map_layers(networks[1:], 2) == [0, 1, 2, 3, 4]

@@ -71,11 +71,23 @@ def attention_maps(groups: Sequence[Group], log: Callable[[str], None], *, count
             queries = [_salient(picture) for picture, _ in pictures]
         batch = torch.stack([images.transform(picture) for picture, _ in pictures])  # type: ignore[misc]
         shown.append((group.label, attention_weights(trained.model, batch.to(trained.device))))
-    if not shown:
+    common = _whole_map_layers([layers for _, layers in shown], len(pictures))
+    if not common:
+        if shown:
+            log("no attention maps: in no layer do all of the networks attend to the whole image")
         return []
-    depth = min(len(layers) for _, layers in shown)
-    wanted = dict.fromkeys([depth // 2, depth - 1])
+    depth = len(shown[0][1])
+    wanted = dict.fromkeys([common[len(common) // 2], common[-1]])
     return [_table(k, depth, shown, pictures, queries) for k in wanted]
+
+
+def _whole_map_layers(networks: Sequence[Sequence[LayerAttention]], images: int) -> list[int]:
+    """Layers where every network attends to the whole image at once, on one grid: windows have no map of it."""
+    return [
+        place
+        for place, same in enumerate(zip(*networks, strict=False))
+        if all(layer.weights.shape[0] == images and layer.grid == same[0].grid for layer in same)
+    ]
 
 
 def _table(
