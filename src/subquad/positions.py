@@ -33,6 +33,12 @@ def start_normal(parameter: Tensor, std: float = 0.02) -> None:
         trunc_normal_(parameter, std=std)
 
 
+def resampled(image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bool = False) -> Tensor:
+    """The last axes of (b, c, …) resampled to `shape`, without aligned corners; in fp32, as not all modes know less."""
+    wide = image if image.dtype == torch.float64 else image.float()
+    return F.interpolate(wide, shape, mode=mode, antialias=antialias).to(image.dtype)
+
+
 class GridTable(nn.Module):
     """What the tables share: moving to another grid keeps device, dtype and whether a parameter is frozen."""
 
@@ -94,7 +100,7 @@ def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) ->
         return table
     prefix, places = table.split([old.prefix, old.num_places], dim=1)
     image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=old.height)
-    image = F.interpolate(image, new.shape, mode=mode, antialias=mode == "bicubic")
+    image = resampled(image, new.shape, mode, antialias=mode == "bicubic")
     places = rearrange(image, "1 (h d) y x -> h (y x) d", h=table.shape[0])
     return torch.cat([prefix, places], dim=1)
 
@@ -136,7 +142,7 @@ class GridBias(GridTable):
     def forward(self, grid: TokenGrid, agents: TokenGrid | None = None) -> Tensor:
         same_prefix(self.grid, grid)
         agents = agents or self.agents
-        block = F.interpolate(self._for_agents(self.block, agents), grid.shape, mode="bilinear")
+        block = resampled(self._for_agents(self.block, agents), grid.shape, "bilinear")
         rows = resample_line(self._for_agents(self.rows, agents), grid.height)
         columns = resample_line(self._for_agents(self.columns, agents), grid.width)
         bias = (block + rows[..., :, None] + columns[..., None, :]).flatten(2)
@@ -150,13 +156,13 @@ class GridBias(GridTable):
         if agents == self.agents:
             return table
         image = rearrange(table.flatten(2), "h (y x) t -> h t y x", y=self.agents.height)
-        image = F.interpolate(image, agents.shape, mode="bilinear")
+        image = resampled(image, agents.shape, "bilinear")
         return rearrange(image, "h t y x -> h (y x) t").reshape(len(table), agents.num_places, *table.shape[2:])
 
 
 def resample_line(line: Tensor, length: int) -> Tensor:
     """The last axis of (h, a, y) linearly to another length."""
-    return line if line.shape[-1] == length else F.interpolate(line, length, mode="linear")
+    return line if line.shape[-1] == length else resampled(line, (length,), "linear")
 
 
 class RelativeBias(GridTable):
@@ -192,4 +198,4 @@ def resample_offsets(table: Tensor, shape: tuple[int, int]) -> Tensor:
     size = 2 * shape[0] - 1, 2 * shape[1] - 1
     if tuple(table.shape[1:]) == size:
         return table
-    return F.interpolate(table[None], size, mode="bicubic")[0]
+    return resampled(table[None], size, "bicubic")[0]

@@ -10,7 +10,8 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.grid import TokenGrid
 from subquad.models import HOSTS
-from subquad.models.swin import border_mask
+from subquad.models.pvt import SpatialReductionAttention
+from subquad.models.swin import WindowAttention, border_mask
 from subquad.positions import GridTable
 
 every_host = pytest.mark.parametrize("host", HOSTS)
@@ -170,6 +171,19 @@ def test_a_mechanism_without_masks_is_refused_shifted_windows():
     assert small("swin", "agent", window_size=[7, 7, 7, 7], shift=False)(torch.randn(1, 3, 64, 64)).shape == (1, 5)
 
 
+def test_padding_is_refused_where_it_would_be_dropped():
+    grid, x = TokenGrid(8, 8), torch.randn(1, 64, 12)
+    padding = torch.zeros(1, 64, dtype=torch.bool)
+    window = WindowAttention(12, 2, ATTENTION["softmax"], grid=grid, window_size=4)
+    reduced = SpatialReductionAttention(12, 2, ATTENTION["softmax"], grid=grid, sr_ratio=2)
+    for layer, message in ((window, "windows of 4×4 take no padding"), (reduced, "reduced 2 times")):
+        assert layer(x, grid=grid).shape == x.shape
+        with pytest.raises(SubquadError, match=message):
+            layer(x, grid=grid, padding=padding)
+    whole = WindowAttention(12, 2, ATTENTION["softmax"], grid=grid)
+    torch.testing.assert_close(whole(x, grid=grid, padding=padding), whole(x, grid=grid))
+
+
 def test_one_reach_is_for_quadratic_blocks_and_a_list_for_all():
     def windows(**settings):
         model = small("swin", ["linear", "softmax", "softmax", "linear"], **settings)
@@ -229,3 +243,15 @@ def test_projections_may_go_without_bias(host, attention):
     model = small(host, attention, qkv_bias=False)
     assert not [key for key, _ in model.named_parameters() if key.endswith("project.bias")]
     assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_host
+def test_half_precision_takes_images_of_other_sizes_and_stays_near(host, dtype):
+    model, x = small(host).eval(), torch.randn(2, 3, 75, 50)
+    with torch.no_grad():
+        exact = model(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert (model(x).float() - exact).norm() <= 0.05 * exact.norm()
+        half = model.to(dtype)(x.to(dtype))
+    assert half.dtype == dtype and (half.float() - exact).norm() <= 0.05 * exact.norm()

@@ -121,8 +121,10 @@ class SpatialReductionAttention(SelfAttention):
     ) -> Tensor:
         if self.reduce is None:
             return super().forward(x, grid=grid, padding=padding, mask=mask)
+        if padding is not None or mask is not None:
+            raise SubquadError(f"keys that are reduced {self.sr_ratio} times can't be told apart by padding or a mask")
         keys = rearrange(self.reduce(grid.to_image(x)), "b c y x -> b (y x) c")
-        supply: dict[str, Tensor | None] = {"x": x, "padding": padding, "mask": mask}
+        supply: dict[str, Tensor | None] = {"x": x, "padding": None, "mask": None}
         for i, name in enumerate(self.projected):
             rows = slice(i * x.shape[-1], (i + 1) * x.shape[-1])
             bias = None if self.project.bias is None else self.project.bias[rows]

@@ -153,6 +153,8 @@ class WindowAttention(SelfAttention):
         window = window_of(grid, self.window_size)
         if window == grid:
             return super().forward(x, grid=grid, padding=padding, mask=mask)
+        if padding is not None or mask is not None:
+            raise SubquadError(f"windows of {window} take no padding and no mask of the whole grid of {grid}")
         image = fill_windows(grid.to_image(x), window)
         rows, columns = image.shape[-2] // window.height, image.shape[-1] // window.width
         shift = self._shift(rows, columns, window)
