@@ -103,6 +103,18 @@ def make_parser() -> Parser:
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
     sub.add_argument("--grid", type=Path, help="write the picture grid here; predictions.png for a folder")
 
+    sub = command("bench", run_bench, "Time attention layers against their projections, softmax and the textbook form.")
+    sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help="all of them if left out")
+    sub.add_argument("--tokens", nargs="+", type=positive, default=[196, 784, 3136], help="square numbers")
+    sub.add_argument("--dim", type=positive, default=192, help="channels")
+    sub.add_argument("--num-heads", type=positive, default=3, help="heads")
+    sub.add_argument("--batch-size", type=positive, default=1, help="images at a time")
+    sub.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="of parameters and tokens")
+    sub.add_argument("--device", default="cpu", help="cpu, cuda, …")
+    sub.add_argument("--backward", action="store_true", help="time forward and backward together")
+    sub.add_argument("--repeats", type=positive, default=15, help="of each pass, in turn; medians are printed")
+    sub.add_argument("--output", type=Path, help="write the rows here, as .csv or .json")
+
     sub = command("convert-checkpoint", run_convert, "Write the authors' weights as safetensors of ours.")
     sub.add_argument("source", type=Path, metavar="IN", help="the authors' file; no code in it is run")
     sub.add_argument("target", type=Path, metavar="OUT", help="the .safetensors file to write")
@@ -266,6 +278,28 @@ def run_predict(arguments: argparse.Namespace) -> None:
     if grid is not None:
         save_picture_grid(predictions, grid)
         print(f"the picture grid is in {grid}")
+
+
+def run_bench(arguments: argparse.Namespace) -> None:
+    """Measure and print."""
+    import torch
+
+    from subquad.attention import ATTENTION
+    from subquad.bench import blocks_table, describe_device, measure_blocks, save_rows
+
+    settings = {
+        key: getattr(arguments, key) for key in ("dim", "num_heads", "batch_size", "dtype", "backward", "repeats")
+    }
+    device = describe_device(arguments.device)
+    rows = measure_blocks(
+        arguments.mechanisms or list(ATTENTION), arguments.tokens, device=arguments.device, log=print, **settings
+    )
+    what = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings.items())
+    print(f"\n{blocks_table(rows)}\n\n{device}, torch {torch.__version__}; {what}")
+    print("÷ proj.: layer over its projections. textbook ÷, softmax ÷: how many times faster the core is than these.")
+    if arguments.output is not None:
+        save_rows(rows, arguments.output, {"device": device, "torch": torch.__version__, **settings})
+        print(f"the rows are in {arguments.output}")
 
 
 def run_convert(arguments: argparse.Namespace) -> None:

@@ -1,6 +1,19 @@
 """What is timed, and against what."""
 
+from subquad.bench.blocks import DTYPES, BlockRow, blocks_table, measure_blocks, save_rows
 from subquad.bench.memory import peak_memory_mb
-from subquad.bench.scaling import ScalingRow, crossover, describe_scaling, measure_scaling
+from subquad.bench.scaling import ScalingRow, crossover, describe_device, describe_scaling, measure_scaling
 
-__all__ = ["ScalingRow", "crossover", "describe_scaling", "measure_scaling", "peak_memory_mb"]
+__all__ = [
+    "DTYPES",
+    "BlockRow",
+    "ScalingRow",
+    "blocks_table",
+    "crossover",
+    "describe_device",
+    "describe_scaling",
+    "measure_blocks",
+    "measure_scaling",
+    "peak_memory_mb",
+    "save_rows",
+]

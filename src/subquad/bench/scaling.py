@@ -59,7 +59,7 @@ def measure_scaling(
     running = list(mechanisms)
     for length in sorted(lengths):
         passes = {name: _one_pass(name, length, dim, num_heads, batch_size, backward, device) for name in running}
-        first = {name: _seconds(run, device) for name, run in passes.items()}
+        first = {name: seconds_of(run, device) for name, run in passes.items()}
         for name in [name for name in running if first[name] * (repeats + 2) > deadline - time.perf_counter()]:
             log(f"{name} is left out from {length} tokens on: {first[name]:.1f} s a pass")
             running.remove(name)
@@ -67,18 +67,27 @@ def measure_scaling(
         seconds: dict[str, list[float]] = {name: [] for name in passes}
         for _ in range(repeats):
             for name, run in passes.items():
-                seconds[name].append(_seconds(run, device))
+                seconds[name].append(seconds_of(run, device))
         rows += [_row(name, length, seconds[name], peak_memory_mb(run, device)) for name, run in passes.items()]
     return rows
 
 
+def describe_device(device: torch.device | str) -> str:
+    """A device in words; raises if it is not there."""
+    try:
+        device = torch.device(device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SubquadError(f"device '{device}' can't be used: {str(error).partition(chr(10))[0]}") from None
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU ({torch.get_num_threads()} of its cores)" if device.type == "cpu" else str(device)
+
+
 def describe_scaling(device: torch.device | str = "cpu") -> str:
     """On what `measure_scaling` measures by default, in a sentence."""
-    device = torch.device(device)
-    name = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({torch.get_num_threads()} of its cores)"
-    )
-    return f"Width 192, 3 heads, one image, fp32, {name}, torch {torch.__version__}; medians of interleaved repeats."
+    where = describe_device(device)
+    return f"Width 192, 3 heads, one image, fp32, {where}, torch {torch.__version__}; medians of interleaved repeats."
 
 
 def crossover(rows: Sequence[ScalingRow], reference: str = "softmax") -> dict[str, float | None]:
@@ -114,10 +123,7 @@ def _one_pass(
     name: str, length: int, dim: int, num_heads: int, batch_size: int, backward: bool, device: torch.device
 ) -> Callable[[], None]:
     """A pass through a layer of this mechanism, ready to be timed."""
-    side = math.isqrt(length)
-    if side * side != length:
-        raise SubquadError(f"{length} tokens make no square grid: use {side**2} or {(side + 1) ** 2}")
-    grid = TokenGrid(side, side)
+    grid = square(length)
     layer: nn.Module = SelfAttention(dim, num_heads, ATTENTION[name], grid=grid).to(device)
     x = torch.randn(batch_size, length, dim, device=device, requires_grad=backward)
 
@@ -131,7 +137,16 @@ def _one_pass(
     return both if backward else forward
 
 
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
+def square(length: int) -> TokenGrid:
+    """The square grid of `length` tokens."""
+    side = math.isqrt(max(length, 0))
+    if side < 1 or side * side != length:
+        raise SubquadError(f"{length} tokens make no square grid: use {max(side, 1) ** 2} or {(side + 1) ** 2}")
+    return TokenGrid(side, side)
+
+
+def seconds_of(run: Callable[[], None], device: torch.device) -> float:
+    """How long a pass takes, the device's queue included."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
     start = time.perf_counter()
