@@ -20,7 +20,7 @@ Supply = dict[str, Any]
 
 
 def softmax(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
-    """The matrix softmax(QKᵀ/√d) written out, times V."""
+    """The whole matrix of weights written out, times V."""
     q, k, v = s["q"], s["k"], s["v"]
     return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1) @ v
 
