@@ -36,7 +36,25 @@ def start_normal(parameter: Tensor, std: float = 0.02) -> None:
 def resampled(image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bool = False) -> Tensor:
     """The last axes of (b, c, …) resampled to `shape`, without aligned corners; in fp32, as not all modes know less."""
     wide = image if image.dtype == torch.float64 else image.float()
-    return F.interpolate(wide, shape, mode=mode, antialias=antialias).to(image.dtype)
+    if antialias:
+        rows, columns = (smooth_bicubic(old, new, wide) for old, new in zip(image.shape[2:], shape, strict=True))
+        return (rows @ wide @ columns.T).to(image.dtype)
+    return F.interpolate(wide, shape, mode=mode).to(image.dtype)
+
+
+def smooth_bicubic(old: int, new: int, like: Tensor) -> Tensor:
+    """The matrix (new, old) of bicubic resampling along a line, widened where it shrinks so that nothing aliases.
+
+    The filter of Pillow and of `F.interpolate(mode="bicubic", antialias=True)`, Keys 1981 with a = -1/2; that function
+    itself cannot be compiled for images of changing size.
+    """
+    step = old / new
+    places = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * step
+    sources = torch.arange(old, dtype=like.dtype, device=like.device) + 0.5
+    x = (places[:, None] - sources).abs() / max(step, 1.0)
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    return weights / weights.sum(1, keepdim=True)
 
 
 class GridTable(nn.Module):

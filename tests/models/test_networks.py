@@ -176,11 +176,14 @@ def test_a_damaged_file_is_one_line(tmp_path, content, suffix):
 
 
 @every_mechanism
-def test_the_whole_network_compiles_without_a_graph_break(attention):
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_whole_network_compiles_without_a_graph_break(attention, dynamic):
+    torch.compiler.reset()  # what other tests compiled would decide what is compiled here
     model = small(attention, depths=(1,)).eval()
-    x = torch.randn(2, 3, 36, 28)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for size in ((36, 28), (44, 36))[: 1 + bool(dynamic)]:
+        x = torch.randn(2, 3, *size)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 @every_mechanism
