@@ -5,9 +5,10 @@ import tarfile
 
 import pytest
 
-from subquad.data import home, load_dataset
+from subquad.data import load_dataset
 from subquad.data.archives import unpack
 from subquad.errors import SubquadError
+from subquad.home import home
 
 TREE = {"train/a": 2, "train/b": 2, "val/a": 1, "val/b": 1}
 

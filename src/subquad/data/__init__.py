@@ -1,6 +1,5 @@
 """Images to train on and to judge by: data sets, folders and archives, what is done to them, and batches of them."""
 
-from subquad.data.archives import home
 from subquad.data.catalogue import NAMES, load_dataset
 from subquad.data.dataset import BrokenImageError, ImageDataset, read_image
 from subquad.data.folders import find_images
@@ -16,7 +15,6 @@ __all__ = [
     "create_loader",
     "eval_transform",
     "find_images",
-    "home",
     "load_dataset",
     "read_image",
     "train_transform",

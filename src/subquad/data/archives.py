@@ -1,7 +1,6 @@
 """Archives of images: unpacked once into the data folder, safely, and found there afterwards."""
 
 import lzma
-import os
 import tarfile
 import tempfile
 import zlib
@@ -11,13 +10,9 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from subquad.errors import SubquadError
+from subquad.home import home
 
 ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz")
-
-
-def home() -> Path:
-    """Where subquad keeps what it downloads and unpacks: $SUBQUAD_HOME, or ~/.cache/subquad."""
-    return Path(os.environ.get("SUBQUAD_HOME") or Path.home() / ".cache" / "subquad")
 
 
 def data_home() -> Path:
