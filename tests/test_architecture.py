@@ -14,8 +14,10 @@ from subquad.models import HOSTS
 SOURCE = Path(__file__).parents[1] / "src" / "subquad"
 # a room may import those before it; rooms on one line may not import each other unless they say so below
 ORDER = [
-    ["errors", "text"],
+    ["errors", "text", "home"],
     ["grid"],
+    ["native"],
+    ["backends"],
     ["positions"],
     ["ops"],
     ["attention"],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from subquad import BACKENDS
 from subquad.cli import main, make_parser, recipe_of
 from subquad.training import recipe_fields
 
@@ -82,6 +83,9 @@ def test_list_shows_everything_and_filters(capsys):
     assert main(["list", "models", "--filter", "*small*"]) == 0
     shown = capsys.readouterr().out
     assert "deit_small" in shown and "deit_tiny" not in shown
+    assert main(["list", "--backends"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n{name} " in shown for name in BACKENDS)
 
 
 def test_resuming_a_finished_run_gives_its_summary(run, capsys):

@@ -7,6 +7,7 @@ model = subquad.create_model("deit_tiny", attention="agent", img_size=224, num_a
 """
 
 from subquad.attention import ATTENTION
+from subquad.backends import BACKENDS, use_backend
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ATTENTION",
+    "BACKENDS",
     "SubquadError",
     "TokenGrid",
     "convert_checkpoint",
@@ -22,4 +24,5 @@ __all__ = [
     "load_checkpoint",
     "restore_model",
     "save_weights",
+    "use_backend",
 ]

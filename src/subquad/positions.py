@@ -7,6 +7,7 @@ Letters: h heads, n tokens, d channels of a head, a agents, y x rows and columns
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -134,6 +135,21 @@ def square_grid(num_tokens: int, prefix: int) -> TokenGrid:
     return TokenGrid(side, side, prefix)
 
 
+class BiasTables(NamedTuple):
+    """A bias (h, a, n) as the sum of a block (h, a, s, s), rows (h, a, y) and columns (h, a, x); prefix (h, a, p)."""
+
+    block: Tensor
+    rows: Tensor
+    columns: Tensor
+    prefix: Tensor | None
+
+    def written_out(self) -> Tensor:
+        """(h, a, n): the block resampled to the map, and numbers of the prefix in front."""
+        block = resampled(self.block, (self.rows.shape[2], self.columns.shape[2]), "bilinear")
+        bias = (block + self.rows[..., :, None] + self.columns[..., None, :]).flatten(2)
+        return bias if self.prefix is None else torch.cat([self.prefix, bias], dim=2)
+
+
 class GridBias(GridTable):
     """A bias for each pair of an agent and a token: called with a grid it gives (h, a, n).
 
@@ -158,13 +174,16 @@ class GridBias(GridTable):
             start_normal(table)
 
     def forward(self, grid: TokenGrid, agents: TokenGrid | None = None) -> Tensor:
+        return self.tables(grid, agents).written_out()
+
+    def tables(self, grid: TokenGrid, agents: TokenGrid | None = None) -> BiasTables:
+        """What the bias is the sum of, on `grid` and for `agents`."""
         same_prefix(self.grid, grid)
         agents = agents or self.agents
-        block = resampled(self._for_agents(self.block, agents), grid.shape, "bilinear")
         rows = resample_line(self._for_agents(self.rows, agents), grid.height)
         columns = resample_line(self._for_agents(self.columns, agents), grid.width)
-        bias = (block + rows[..., :, None] + columns[..., None, :]).flatten(2)
-        return bias if self.prefix is None else torch.cat([self._for_agents(self.prefix, agents), bias], dim=2)
+        prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)
+        return BiasTables(self._for_agents(self.block, agents), rows, columns, prefix)
 
     def fitted(self, name: str, tensor: Tensor) -> Tensor:
         length = {"rows": self.grid.height, "columns": self.grid.width}.get(name)

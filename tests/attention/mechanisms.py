@@ -26,14 +26,16 @@ def build(name: str, grid: TokenGrid, *, local: bool = True, kv_grid: TokenGrid 
     return module
 
 
-def inputs_of(module: nn.Module, grid: TokenGrid, *, kv_grid: TokenGrid | None = None, seed: int = 0) -> dict:
+def inputs_of(
+    module: nn.Module, grid: TokenGrid, *, kv_grid: TokenGrid | None = None, seed: int = 0, dim: int = DIM
+) -> dict:
     """Float64 inputs under the names that the mechanism asks for; no padding and no mask."""
     generator = torch.Generator().manual_seed(seed)
     kv_grid = kv_grid or grid
     supply = {}
     for name in module.inputs:
         tokens = kv_grid.num_tokens if name in ("k", "v") else grid.num_tokens
-        shape = (BATCH, tokens, DIM) if name == "x" else (BATCH, HEADS, tokens, DIM // HEADS)
+        shape = (BATCH, tokens, dim) if name == "x" else (BATCH, HEADS, tokens, dim // HEADS)
         supply[name] = torch.randn(shape, generator=generator, dtype=torch.float64) if name in MIXED else None
     return supply
 

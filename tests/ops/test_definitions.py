@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import elu, gelu, softplus
 
 from subquad import ATTENTION, TokenGrid
-from subquad.attention.inline import LocalKernel, filter_map
+from subquad.attention.inline import LocalKernel
 from subquad.ops import (
     agent_weights,
     focused_weights,
@@ -19,6 +19,7 @@ from subquad.ops import (
     polar_weights,
     softmax_weights,
 )
+from subquad.ops.local import filter_map
 from subquad.positions import GridBias
 
 N, D = 11, 6

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from subquad.attention.bricks import LocalConv, head_dim
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.ops import agent_attention, agent_weights
+from subquad.ops import agent_attention, agent_weights, pool_tokens
 from subquad.ops.padding import zero_padding
-from subquad.positions import GridBias
+from subquad.positions import BiasTables, GridBias
 
 
 class AgentAttention(nn.Module):
@@ -56,7 +56,7 @@ class AgentAttention(nn.Module):
     ) -> Tensor:
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
         y = agent_attention(q, agents, k, v, *self.biases(grid, kv_grid), padding, idle)
-        return y if self.local is None else y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
@@ -64,9 +64,9 @@ class AgentAttention(nn.Module):
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
         return agent_weights(q, agents, k, *self.biases(grid, kv_grid), padding, idle)[:, :, None]
 
-    def biases(self, grid: TokenGrid, kv_grid: TokenGrid) -> tuple[Tensor, Tensor]:
-        """Agents to keys (h, a, n_k) and queries to agents (h, n_q, a)."""
-        return self.agent_bias(kv_grid, self.agent_grid), self.query_bias(grid, self.agent_grid).mT
+    def biases(self, grid: TokenGrid, kv_grid: TokenGrid) -> tuple[BiasTables, BiasTables]:
+        """Of agents and keys, and of agents and queries."""
+        return self.agent_bias.tables(kv_grid, self.agent_grid), self.query_bias.tables(grid, self.agent_grid)
 
     def pool(
         self, q: Tensor, padding: Tensor | None, *, grid: TokenGrid, kv_grid: TokenGrid
@@ -74,7 +74,7 @@ class AgentAttention(nn.Module):
         """Agents (b, h, a, d), means of the queries over adaptive bins, and which found only padding (b, a)."""
         # padding describes the keys: where queries stand on another grid, none of them is absent
         if padding is None or grid != kv_grid:
-            return self._to_agents(F.adaptive_avg_pool2d(grid.to_map(q), self.agent_grid.shape)), None
+            return pool_tokens(q, grid, self.agent_grid), None
         means = F.adaptive_avg_pool2d(grid.to_map(zero_padding(q, padding)), self.agent_grid.shape)
         present = grid.to_map((~padding)[:, None, :, None].to(q.dtype))
         shares = F.adaptive_avg_pool2d(present, self.agent_grid.shape)

@@ -6,12 +6,12 @@ Letters: b batch, h heads, n tokens, d channels of a head, y x rows and columns.
 import math
 
 import torch
-import torch.nn.functional as F
 from einops import repeat
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.ops import add_local
 from subquad.ops.padding import zero_padding
 
 
@@ -23,11 +23,10 @@ def head_dim(dim: int, num_heads: int) -> int:
 
 
 class LocalConv(nn.Module):
-    """Depthwise convolution of the values on their map, in heads; prefix tokens get zeros.
+    """Depthwise convolution of the values on their map, added to tokens that it is given.
 
     `filters` says how many kernels there are: "channel" one for each of the h·d channels, "head_channel" d kernels
-    that the heads share, "head" h kernels that a head's channels share. On another grid than the queries' the values
-    are resized bilinearly first.
+    that the heads share, "head" h kernels that a head's channels share. See `add_local`.
     """
 
     def __init__(
@@ -55,15 +54,17 @@ class LocalConv(nn.Module):
             return repeat(parameter, "h ... -> (h d) ...", d=self.head_dim)
         return parameter
 
-    def forward(self, v: Tensor, *, grid: TokenGrid, kv_grid: TokenGrid, padding: Tensor | None = None) -> Tensor:
-        values = values_on(grid, kv_grid, zero_padding(v, padding))
-        weight = self._for_channels(self.weight)
+    def forward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gate: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+        padding: Tensor | None = None,
+    ) -> Tensor:
+        """(y + the branch of v) · gate, all (b, h, n, d)."""
+        weight = self._for_channels(self.weight[:, 0])
         bias = None if self.bias is None else self._for_channels(self.bias)
-        image = F.conv2d(values, weight, bias, padding=self.weight.shape[-1] // 2, groups=values.shape[1])
-        return grid.to_heads(image, self.num_heads)
-
-
-def values_on(grid: TokenGrid, kv_grid: TokenGrid, v: Tensor) -> Tensor:
-    """The map (b, h·d, y, x) of values v (b, h, n_k, d), resized bilinearly from their grid to that of the queries."""
-    image = kv_grid.to_map(v)
-    return image if kv_grid.shape == grid.shape else F.interpolate(image, grid.shape, mode="bilinear")
+        return add_local(y, zero_padding(v, padding), weight, bias, gate, grid=grid, kv_grid=kv_grid)

@@ -45,7 +45,7 @@ class FocusedAttention(nn.Module):
     ) -> Tensor:
         k = k + self.positions(kv_grid)
         y = focused_attention(q, k, v, F.softplus(self.temperature), padding, power=self.power).to(v.dtype)
-        return y if self.local is None else y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid

@@ -41,7 +41,7 @@ class LinearAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         y = linear_attention(q, k, v, padding, feature_map=self.feature_map)
-        return y if self.local is None else y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid

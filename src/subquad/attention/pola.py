@@ -48,10 +48,10 @@ class PolaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        y = polar_attention(*self._tempered(q, k, kv_grid), v, self._power(), padding)
-        if self.local is not None:
-            y = y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
-        return y * g
+        y = polar_attention(q, k, v, self._power(), padding, self._temperature(), self.positions(kv_grid))
+        if self.local is None:
+            return y * g
+        return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,
@@ -63,11 +63,10 @@ class PolaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        return polar_weights(*self._tempered(q, k, kv_grid), self._power(), padding)
+        return polar_weights(q, k, self._power(), padding, self._temperature(), self.positions(kv_grid))
 
-    def _tempered(self, q: Tensor, k: Tensor, kv_grid: TokenGrid) -> tuple[Tensor, Tensor]:
-        temperature = F.softplus(self.temperature)
-        return q / temperature, (k + self.positions(kv_grid)) / temperature
+    def _temperature(self) -> Tensor:
+        return F.softplus(self.temperature)
 
     def _power(self) -> Tensor:
         return 1 + self.alpha * torch.sigmoid(self.power)

@@ -6,13 +6,13 @@ Cost n m d + m³ a head with m landmarks. Lu et al. 2021, arXiv 2110.11945.
 import math
 
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
-from subquad.ops import INVERSES, gaussian_attention, gaussian_weights
+from subquad.ops import INVERSES, convolve_windows, gaussian_attention, gaussian_weights
+from subquad.ops.local import fill_window
 from subquad.ops.padding import zero_padding
 
 
@@ -60,37 +60,38 @@ class SoftAttention(nn.Module):
     def forward(
         self, q: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
-        q = q * q.shape[-1] ** -0.25
         landmarks, idle = self.landmarks(q, padding, grid)
         y = gaussian_attention(
-            q, landmarks, v, padding, idle, inverse=self.inverse, steps=self.newton_steps, gradient=self.gradient
+            q,
+            landmarks,
+            v,
+            padding,
+            idle,
+            inverse=self.inverse,
+            steps=self.newton_steps,
+            gradient=self.gradient,
+            scale=q.shape[-1] ** -0.25,
         )
-        return y if self.local is None else y + self.local(v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(self, q: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
-        q = q * q.shape[-1] ** -0.25
         landmarks, idle = self.landmarks(q, padding, grid)
-        weights = gaussian_weights(q, landmarks, padding, idle, inverse=self.inverse, steps=self.newton_steps)
+        weights = gaussian_weights(
+            q * q.shape[-1] ** -0.25, landmarks, padding, idle, inverse=self.inverse, steps=self.newton_steps
+        )
         return weights[:, :, None]
 
     def landmarks(self, q: Tensor, padding: Tensor | None, grid: TokenGrid) -> tuple[Tensor, Tensor | None]:
-        """Landmarks (b, h, m, d) of scaled queries, and which of them saw nothing but padding (b, m).
+        """Landmarks (b, h, m, d) of queries, which are scaled here, and which of them saw nothing but padding (b, m).
 
         Rows and columns that fill no window are left out, as published; a grid smaller than one window is filled up.
         """
-        image = self._fill_window(grid.to_map(zero_padding(q, padding)))
-        image = self.landmark(rearrange(image, "b (h d) y x -> (b h) d y x", h=self.num_heads))
-        tokens = rearrange(image, "(b h) d y x -> b h (y x) d", h=self.num_heads)
+        tokens = convolve_windows(zero_padding(q, padding), self.landmark.weight, grid) * q.shape[-1] ** -0.25
         tokens = F.gelu(self.landmark_norm(tokens))
         if padding is None:
             return tokens, None
-        present = self._fill_window(grid.to_map((~padding)[:, None, :, None].to(q.dtype)))
+        present = fill_window(grid.to_map((~padding)[:, None, :, None].to(q.dtype)), self.window)
         return tokens, F.max_pool2d(present, self.window, self.window).flatten(1) == 0
-
-    def _fill_window(self, image: Tensor) -> Tensor:
-        bottom = max(0, self.window[0] - image.shape[-2])
-        right = max(0, self.window[1] - image.shape[-1])
-        return F.pad(image, (0, right, 0, bottom)) if bottom or right else image
 
 
 def landmark_window(grid: TokenGrid, ratio: int | None, *, most: int = 49) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -87,9 +88,11 @@ def measure_blocks(
         times: dict[tuple[str, str], list[float]] = {key: [] for key in passes}
         for run in passes.values():
             run()
+        order = random.Random(0)
         for _ in range(repeats):
-            for key, run in passes.items():
-                times[key].append(1000 * seconds_of(run, device))
+            # in another order each time: what ran before leaves its data in the cache, or takes it out
+            for key in order.sample(list(passes), len(passes)):
+                times[key].append(1000 * seconds_of(passes[key], device))
         for name in mechanisms:
             if (name, "block") in passes:
                 rows.append(_row(name, length, times, peak_memory_mb(passes[name, "block"], device)))

@@ -1,4 +1,4 @@
-"""What there is: mechanisms, hosts and models as rows of text, for listings."""
+"""What there is: mechanisms, hosts, models and backends as rows of text, for listings."""
 
 import fnmatch
 import inspect
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from subquad.attention import ATTENTION, QUADRATIC
+from subquad.backends import BACKENDS, unavailable
 from subquad.errors import unknown_name
 from subquad.models.create import create_model, settings_of
 from subquad.models.networks import NETWORKS
@@ -47,6 +48,14 @@ def model_rows() -> list[Row]:
     return rows
 
 
+def backend_rows() -> list[Row]:
+    """Every backend: whether it works on this machine or why not, and what it is."""
+    return [
+        {"backend": name, "here": f"no: {reason}" if (reason := unavailable(name)) else "yes", "what": what}
+        for name, what in BACKENDS.items()
+    ]
+
+
 def pattern_of(attention: Any) -> str:
     """Mechanisms in words: "agent", or "agent agent agent×2+softmax×16 softmax" by stage."""
     if isinstance(attention, str):
@@ -84,6 +93,7 @@ LISTINGS: dict[str, Callable[[], list[Row]]] = {
     "mechanisms": mechanism_rows,
     "hosts": host_rows,
     "models": model_rows,
+    "backends": backend_rows,
 }
 
 

@@ -16,14 +16,17 @@ from subquad.ops.gaussian import (
 )
 from subquad.ops.inline import inline_attention, inline_weights
 from subquad.ops.linear import FEATURE_MAPS, linear_attention, linear_weights
+from subquad.ops.local import add_local, convolve_windows, pool_tokens
 from subquad.ops.polar import polar_attention, polar_weights
 from subquad.ops.softmax import softmax_attention, softmax_weights
 
 __all__ = [
     "FEATURE_MAPS",
     "INVERSES",
+    "add_local",
     "agent_attention",
     "agent_weights",
+    "convolve_windows",
     "focused_attention",
     "focused_weights",
     "gaussian_attention",
@@ -36,6 +39,7 @@ __all__ = [
     "newton_inverse",
     "polar_attention",
     "polar_weights",
+    "pool_tokens",
     "softmax_attention",
     "softmax_weights",
 ]

@@ -9,7 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad import native
+from subquad.backends import uses_native
+from subquad.ops.padding import no_padding
 from subquad.ops.precision import in_fp32
+from subquad.positions import BiasTables
 
 
 def agent_attention(
@@ -17,16 +21,23 @@ def agent_attention(
     agents: Tensor,
     k: Tensor,
     v: Tensor,
-    key_bias: Tensor,
-    query_bias: Tensor,
+    key_bias: Tensor | BiasTables,
+    query_bias: Tensor | BiasTables,
     padding: Tensor | None = None,
     idle: Tensor | None = None,
+    *,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), agents (b, h, a, d), k and v (b, h, n_k, d).
 
-    `key_bias` (h, a, n_k) is B₁, `query_bias` (h, n_q, a) is B₂; `padding` (b, n_k) and `idle` (b, a) leave out keys
-    and agents.
+    `key_bias` (h, a, n_k) is B₁, `query_bias` (h, n_q, a) is B₂, or each is the tables of (h, a, n); `padding` (b, n_k)
+    and `idle` (b, a) leave out keys and agents.
     """
+    biases = _parts(key_bias), _parts(query_bias.mT if isinstance(query_bias, Tensor) else query_bias)
+    tensors = q, agents, k, v, *biases[0], *biases[1]
+    if uses_native("agent attention", *tensors, cannot=no_padding(padding), backend=backend):
+        return native.agent_attention(q, agents, k, v, *biases)
+    key_bias, query_bias = _written_out(key_bias, query_bias)
     key_bias = _forbid(key_bias.to(q.dtype), padding)
     query_bias = _forbid(query_bias.to(q.dtype), idle)
     if _maps_are_small(q, agents):
@@ -36,6 +47,17 @@ def agent_attention(
         return (scaled @ q.mT + query_bias.mT).softmax(dim=-2).mT @ values
     values = F.scaled_dot_product_attention(agents, k, v, attn_mask=key_bias)
     return F.scaled_dot_product_attention(q, agents, values, attn_mask=query_bias)
+
+
+def _written_out(key_bias: Tensor | BiasTables, query_bias: Tensor | BiasTables) -> tuple[Tensor, Tensor]:
+    return (
+        key_bias if isinstance(key_bias, Tensor) else key_bias.written_out(),
+        query_bias if isinstance(query_bias, Tensor) else query_bias.written_out().mT,
+    )
+
+
+def _parts(bias: Tensor | BiasTables) -> list[Tensor]:
+    return [bias] if isinstance(bias, Tensor) else [table for table in bias if table is not None]
 
 
 SMALL = 2**20
@@ -57,13 +79,14 @@ def agent_weights(
     q: Tensor,
     agents: Tensor,
     k: Tensor,
-    key_bias: Tensor,
-    query_bias: Tensor,
+    key_bias: Tensor | BiasTables,
+    query_bias: Tensor | BiasTables,
     padding: Tensor | None = None,
     idle: Tensor | None = None,
 ) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `agent_attention`: the product of its two softmax maps."""
     scale = q.shape[-1] ** -0.5
+    key_bias, query_bias = _written_out(key_bias, query_bias)
     aggregate = (agents @ k.mT * scale + _forbid(key_bias, padding)).softmax(dim=-1)
     broadcast = (q @ agents.mT * scale + _forbid(query_bias, idle)).softmax(dim=-1)
     return broadcast @ aggregate

@@ -11,8 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from subquad import native
+from subquad.backends import uses_native
 from subquad.errors import unknown_name
-from subquad.ops.padding import zero_padding
+from subquad.ops.padding import no_padding, zero_padding
 from subquad.ops.precision import in_fp32
 
 
@@ -27,13 +29,18 @@ def gaussian_attention(
     inverse: str = "ridge",
     steps: int = 20,
     gradient: str = "steps",
+    scale: float = 1,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n, d) from q, which is also the key, (b, h, n, d), landmarks (b, h, m, d) and v (b, h, n, d).
 
     `padding` (b, n) leaves out keys, `idle` (b, m) landmarks. `inverse` is a name of INVERSES, with `steps` Newton
-    steps where it has some; for `gradient` see `newton_inverse`.
+    steps where it has some; for `gradient` see `newton_inverse`. Queries are multiplied by `scale`, landmarks are not.
     """
-    kernel, solve = _low_rank(q, landmarks, idle, inverse, steps, gradient)
+    if uses_native("softmax-free attention", q, landmarks, v, cannot=no_padding(padding), backend=backend):
+        solve = _solver(gaussian_kernel(landmarks, landmarks), inverse, steps, gradient)
+        return native.gaussian_spread(q, landmarks, solve(native.gaussian_gather(q, landmarks, v, scale)), scale)
+    kernel, solve = _low_rank(q * scale, landmarks, idle, inverse, steps, gradient)
     return kernel @ solve(kernel.mT @ zero_padding(v, padding))
 
 
@@ -59,15 +66,19 @@ def _low_rank(
     q: Tensor, landmarks: Tensor, idle: Tensor | None, inverse: str, steps: int, gradient: str
 ) -> tuple[Tensor, Solve]:
     """κ(q, landmarks), and A⁺ as what it does to a matrix of m rows."""
-    if inverse not in INVERSES:
-        raise unknown_name("inverse", inverse, INVERSES)
     kernel, gram = gaussian_kernel(q, landmarks), gaussian_kernel(landmarks, landmarks)
     if idle is not None:
         # an idle landmark sees no token and only itself: the others' inverse is as if it were not there
         kernel = kernel.masked_fill(idle[:, None, None, :], 0)
         pairs = (idle[:, None, :] | idle[:, :, None])[:, None]
         gram = torch.where(pairs, torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device), gram)
-    return kernel, INVERSES[inverse](gram, steps, gradient)
+    return kernel, _solver(gram, inverse, steps, gradient)
+
+
+def _solver(gram: Tensor, inverse: str, steps: int, gradient: str) -> Solve:
+    if inverse not in INVERSES:
+        raise unknown_name("inverse", inverse, INVERSES)
+    return INVERSES[inverse](gram, steps, gradient)
 
 
 def gaussian_kernel(x: Tensor, y: Tensor) -> Tensor:
@@ -109,6 +120,8 @@ def newton_inverse(
 
 
 def _iterate(gram: Tensor, alpha: Tensor, identity: Tensor, steps: int) -> Tensor:
+    if uses_native("Newton's steps", gram, alpha):
+        return native.newton_inverse(gram, alpha, steps)
     inverse = alpha * gram
     for _ in range(steps):
         # 2Y − YBY with the residual split off and kept symmetric: half the rounding error of the plain form in fp32

@@ -8,13 +8,19 @@ Rows sum to 1, entries may be negative.
 
 from torch import Tensor
 
-from subquad.ops.padding import count_tokens, mean_token, zero_padding
+from subquad import native
+from subquad.backends import uses_native
+from subquad.ops.padding import count_tokens, mean_token, no_padding, zero_padding
 from subquad.ops.precision import in_fp32
 
 
 @in_fp32
-def inline_attention(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
+def inline_attention(
+    q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, backend: str | None = None
+) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
+    if uses_native("InLine attention", q, k, v, cannot=no_padding(padding), backend=backend):
+        return native.inline_attention(q, k, v)
     # keys are centred before the product: subtracting afterwards cancels when they share a large mean
     k = zero_padding(k - mean_token(k, padding), padding)
     covariance = k.mT @ zero_padding(v, padding) / count_tokens(v, padding)

@@ -9,8 +9,10 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad import native
+from subquad.backends import uses_native
 from subquad.ops.images import by_image
-from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.padding import count_tokens, no_padding, zero_padding
 from subquad.ops.precision import in_fp32
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -21,9 +23,18 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @in_fp32
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, feature_map: str = "relu", eps: float = 1e-6
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Tensor | None = None,
+    *,
+    feature_map: str = "relu",
+    eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
+    if uses_native("linear attention", q, k, v, cannot=no_padding(padding), backend=backend):
+        return native.linear_attention(q, k, v, feature_map, eps)
     feature = FEATURE_MAPS[feature_map]
     return by_image(
         lambda q, k, v, padding: mix_features(feature(q), feature(k), v, padding, eps=eps), q, k, v, padding

@@ -9,18 +9,41 @@ PolaFormer, Meng et al. 2025, arXiv 2501.15061, eq. 5-8; v₁ and v₂ are the h
 import torch
 from torch import Tensor
 
+from subquad import native
+from subquad.backends import uses_native
 from subquad.ops.images import by_image
 from subquad.ops.linear import feature_weights
-from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.padding import count_tokens, no_padding, zero_padding
 from subquad.ops.precision import in_fp32
 
 
 @in_fp32
 def polar_attention(
-    q: Tensor, k: Tensor, v: Tensor, power: Tensor, padding: Tensor | None = None, *, eps: float = 1e-6
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    power: Tensor,
+    padding: Tensor | None = None,
+    temperature: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Tensor:
-    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d), p = `power` (h, 1, d); `padding` (b, n_k)."""
+    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d), p = `power` (h, 1, d); `padding` (b, n_k).
+
+    `positions` (h, n_k, d) are added to the keys, then queries and keys divided by `temperature` (h, 1, d).
+    """
+    parameters = power, temperature, positions
+    if uses_native("PolaFormer's attention", q, k, v, *parameters, cannot=no_padding(padding), backend=backend):
+        return native.polar_attention(q, k, v, *parameters, eps)
+    q, k = _tempered(q, k, temperature, positions)
     return by_image(lambda *image: _polar(*image, power=power, eps=eps), q, k, v, padding)
+
+
+def _tempered(q: Tensor, k: Tensor, temperature: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+    k = k if positions is None else k + positions
+    return (q, k) if temperature is None else (q / temperature, k / temperature)
 
 
 def _polar(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, power: Tensor, eps: float) -> Tensor:
@@ -49,9 +72,18 @@ def signed_power(x: Tensor, power: Tensor) -> Tensor:
 
 
 @in_fp32
-def polar_weights(q: Tensor, k: Tensor, power: Tensor, padding: Tensor | None = None, *, eps: float = 1e-6) -> Tensor:
+def polar_weights(
+    q: Tensor,
+    k: Tensor,
+    power: Tensor,
+    padding: Tensor | None = None,
+    temperature: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+) -> Tensor:
     """Explicit weights (b, h, 2, n_q, n_k) of `polar_attention`: the same-sign stream, then the opposite-sign one."""
-    q, k = polar_features(q, power), polar_features(k, power)
+    q, k = (polar_features(x, power) for x in _tempered(q, k, temperature, positions))
     swapped = q.roll(q.shape[-1] // 2, dims=-1)
     return torch.stack([feature_weights(x, k, padding, eps=eps) for x in (q, swapped)], dim=2)
 

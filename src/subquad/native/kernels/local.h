@@ -1,0 +1,102 @@
+// The depthwise branch: see ops/local.py.
+#pragma once
+#include "tokens.h"
+
+struct Map {
+    int64_t height, width, prefix;
+};
+
+struct Branch {
+    Tokens v, y, g, out;
+    Map map;
+    const float *weight, *bias;  // (taps, channels), (channels)
+    int64_t channels;
+    int kernel_size;
+};
+
+// `count` channels at c of the places x … x + X of a row; of the taps' columns only those from `first` to `last`. A
+// value that is loaded serves all X places; with X > 1 all columns have to be inside the map.
+template <int X, int K>
+inline void places(const Branch& it, int64_t b, int64_t h, int64_t row, int64_t x, int64_t c, int64_t channel, int64_t count) {
+    const int size = K ? K : it.kernel_size, half = size / 2;
+    const bool whole = count >= W;
+    const auto read = [&](const float* p) { return whole ? load(p) : load(p, count); };
+    const int64_t top = std::max<int64_t>(0, row - half), bottom = std::min(it.map.height, row + half + 1);
+    const int64_t token = it.map.prefix + row * it.map.width + x;
+    vec sums[X];
+    const vec bias = it.bias ? read(it.bias + channel) : vec{};
+    for (int i = 0; i < X; i++) sums[i] = read(it.y.at(b, h, token + i) + c) + bias;
+    for (int64_t r = top; r < bottom; r++) {
+        const float* taps = it.weight + (r - row + half) * size * it.channels + channel;
+        if constexpr (X > 1) {
+            const float* line = it.v.at(b, h, it.map.prefix + r * it.map.width + x - half) + c;
+            vec tap[K];
+            UNROLLED
+            for (int s = 0; s < K; s++) tap[s] = load(taps + s * it.channels);
+            UNROLLED
+            for (int s = 0; s < X + K - 1; s++) {
+                const vec value = load(line + s * it.v.token);
+                UNROLLED
+                for (int i = 0; i < X; i++)
+                    if (s - i >= 0 && s - i < K) sums[i] += value * tap[s - i];
+            }
+        } else {
+            const int64_t left = std::max<int64_t>(0, x - half), right = std::min(it.map.width, x + half + 1);
+            const float* line = it.v.at(b, h, it.map.prefix + r * it.map.width + left) + c;
+            for (int64_t s = left; s < right; s++, line += it.v.token)
+                sums[0] += read(line) * read(taps + (s - x + half) * it.channels);
+        }
+    }
+    for (int i = 0; i < X; i++) {
+        if (it.g.data) sums[i] *= read(it.g.at(b, h, token + i) + c);
+        float* to = it.out.at(b, h, token + i) + c;
+        whole ? store(to, sums[i]) : store(to, sums[i], count);
+    }
+}
+
+// One line of channels after the other: what a row's places share of it stays in the L1 cache
+template <int K>
+inline void branch_row(const Branch& it, const Shape& shape, int64_t b, int64_t row) {
+    constexpr int X = W == 16 ? 8 : 4, half = K / 2;  // as many sums at a time as keep the multipliers busy
+    for (int64_t h = 0; h < shape.heads; h++)
+        for (int64_t c = 0; c < shape.width; c += W) {
+            const int64_t channel = h * shape.width + c, count = shape.width - c;
+            int64_t x = 0;
+            if constexpr (K > 0)
+                if (count >= W) {
+                    for (; x < std::min<int64_t>(half, it.map.width); x++) places<1, 0>(it, b, h, row, x, c, channel, W);
+                    for (; x + X + half <= it.map.width; x += X) places<X, K>(it, b, h, row, x, c, channel, W);
+                    for (; x + X / 2 + half <= it.map.width; x += X / 2) places<X / 2, K>(it, b, h, row, x, c, channel, W);
+                }
+            for (; x < it.map.width; x++) places<1, 0>(it, b, h, row, x, c, channel, count);
+        }
+}
+
+// out = (y + depthwise of v [+ bias]) [· g]. Weights are (taps, h·d) for each image, `weight_batch` numbers apart (0 for
+// the same); tokens of the prefix have no place on the map and get y [· g].
+extern "C" void local_branch(
+    Shape shape, Tokens v, Tokens y, Tokens g, Tokens out, Map map, const float* weight, int64_t weight_batch,
+    const float* bias, int32_t kernel_size) {
+    Branch it{v, y, g, out, map, weight, bias, shape.heads * shape.width, kernel_size};
+    const auto side_by_side = [&](const Tokens& x) { return !x.data || x.head == shape.width; };
+    if (side_by_side(v) && side_by_side(y) && side_by_side(g) && side_by_side(out))
+        shape.width *= shape.heads, shape.heads = 1;  // longer lines
+    const int64_t rows = map.height + (map.prefix > 0), total = shape.batch * rows;
+    parallel(shape.threads, [&](int me, int all) {
+        Branch mine = it;
+        for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
+            const int64_t b = i / rows, row = i % rows - (map.prefix > 0);
+            mine.weight = weight + b * weight_batch;
+            if (row < 0) {
+                for (int64_t t = 0; t < map.prefix; t++)
+                    for (int64_t h = 0; h < shape.heads; h++)
+                        for (int64_t c = 0; c < shape.width; c++)
+                            out.at(b, h, t)[c] = y.at(b, h, t)[c] * (g.data ? g.at(b, h, t)[c] : 1);
+            } else if (kernel_size == 3) branch_row<3>(mine, shape, b, row);
+            else if (kernel_size == 5) branch_row<5>(mine, shape, b, row);
+            else if (kernel_size == 7) branch_row<7>(mine, shape, b, row);
+            else if (kernel_size == 9) branch_row<9>(mine, shape, b, row);
+            else branch_row<0>(mine, shape, b, row);
+        }
+    });
+}

@@ -1,0 +1,141 @@
+// What stands on the map: agents' biases and agents themselves; see positions.py and ops/local.py.
+#pragma once
+#include "local.h"
+
+// A bias of agents on the tokens of a map: written out, (h, n, a) any distance apart; or else the tables of which it is
+// the sum: bilinear(block (h, a, side, side)) + rows (h, a, y) + columns (h, a, x), and (h, a, p) for the prefix.
+struct Bias {
+    const float* written;
+    int64_t head, token, agent;
+    const float *block, *rows, *columns, *prefix;
+    int64_t side;
+    Map map;
+};
+
+constexpr float LOWEST = -1e30f;
+
+// The bias of one head as rows of agents; tables are summed where they are needed and never written out.
+class BiasRows {
+    const Bias& bias;
+    const int64_t agents, width;
+    int64_t of = -1, y_of = -1;
+    std::vector<float> block, rows, columns, line;
+
+    // (agents, count) as (count, padded agents), `beyond` the agents
+    void turn(const float* from, int64_t count, std::vector<float>& to, float beyond = 0) {
+        to.resize(count * width, beyond);
+        for (int64_t a = 0; a < agents; a++)
+            for (int64_t i = 0; i < count; i++) to[i * width + a] = from[a * count + i];
+    }
+
+    // Where place i of `length` lies among the block's, as F.interpolate without aligned corners
+    float between(int64_t i, int64_t length, int64_t& first, int64_t& second) const {
+        const float place = std::max(0.0f, (i + 0.5f) * bias.side / length - 0.5f);
+        first = std::min<int64_t>(int64_t(place), bias.side - 1);
+        second = std::min(first + 1, bias.side - 1);
+        return place - first;
+    }
+
+    void begin_head(int64_t h) {
+        of = h, y_of = -1;
+        turn(bias.block + h * agents * bias.side * bias.side, bias.side * bias.side, block);
+        turn(bias.rows + h * agents * bias.map.height, bias.map.height, rows);
+        turn(bias.columns + h * agents * bias.map.width, bias.map.width, columns, LOWEST);
+        line.resize(bias.side * width);
+    }
+
+    void begin_row(int64_t y) {
+        int64_t top, bottom;
+        const float down = between(y_of = y, bias.map.height, top, bottom);
+        for (int64_t s = 0; s < bias.side; s++)
+            for (int64_t a = 0; a < width; a += W) {
+                const vec upper = load(&block[(top * bias.side + s) * width + a]);
+                const vec lower = load(&block[(bottom * bias.side + s) * width + a]);
+                store(&line[s * width + a], upper + (lower - upper) * down + load(&rows[y * width + a]));
+            }
+    }
+
+    void gathered(const float* from, int64_t apart, float* to) const {
+        for (int64_t a = 0; a < agents; a++) to[a] = from[a * apart];
+        for (int64_t a = agents; a < width; a++) to[a] = LOWEST;
+    }
+
+    void from_tables(int64_t h, int64_t t, float* to) {
+        if (t < bias.map.prefix) return gathered(bias.prefix + h * agents * bias.map.prefix + t, bias.map.prefix, to);
+        const int64_t y = (t - bias.map.prefix) / bias.map.width, x = (t - bias.map.prefix) % bias.map.width;
+        if (of != h) begin_head(h);
+        if (y_of != y) begin_row(y);
+        int64_t left, right;
+        const float over = between(x, bias.map.width, left, right);
+        for (int64_t a = 0; a < width; a += W) {
+            const vec first = load(&line[left * width + a]), second = load(&line[right * width + a]);
+            store(to + a, first + (second - first) * over + load(&columns[x * width + a]));
+        }
+    }
+
+public:
+    BiasRows(const Bias& bias, int64_t agents) : bias(bias), agents(agents), width(padded(agents)) {}
+
+    // (count × padded agents); beyond the agents the lowest number, so that its exponential is 0
+    void fill(const Piece& piece, float* map) {
+        for (int64_t t = piece.first; t < piece.first + piece.count; t++, map += width)
+            if (bias.written) gathered(bias.written + piece.h * bias.head + t * bias.token, bias.agent, map);
+            else from_tables(piece.h, t, map);
+    }
+};
+
+// out (b, h, a, d) = means of the tokens over adaptive bins of the map, `across` of them in each of `down` rows
+extern "C" void pool(Shape shape, Tokens x, Map map, int64_t down, int64_t across, float* out) {
+    const int64_t d = shape.width, bins = down * across, total = shape.batch * down;
+    parallel(shape.threads, [&](int me, int all) {
+        for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
+            const int64_t b = i / down, row = i % down;
+            const int64_t top = row * map.height / down, bottom = ((row + 1) * map.height + down - 1) / down;
+            for (int64_t h = 0; h < shape.heads; h++)
+                for (int64_t column = 0; column < across; column++) {
+                    const int64_t left = column * map.width / across;
+                    const int64_t right = ((column + 1) * map.width + across - 1) / across;
+                    const float share = 1.0f / ((bottom - top) * (right - left));
+                    float* to = out + ((b * shape.heads + h) * bins + row * across + column) * d;
+                    for (int64_t c = 0; c < d; c += W) {
+                        vec total{};
+                        for (int64_t r = top; r < bottom; r++)
+                            for (int64_t s = left; s < right; s++) {
+                                const float* from = x.at(b, h, map.prefix + r * map.width + s) + c;
+                                total += d - c >= W ? load(from) : load(from, d - c);
+                            }
+                        d - c >= W ? store(to + c, total * share) : store(to + c, total * share, d - c);
+                    }
+                }
+        }
+    });
+}
+
+// out (b, h, m, d) = a convolution of each head's map whose windows lie side by side: `weight` (down, across, d, d_out)
+// for windows of down × across places; what fills no window is left out.
+extern "C" void convolve_windows(
+    Shape shape, Tokens x, Map map, int64_t down, int64_t across, const float* weight, float* out) {
+    const int64_t d = shape.width, row = padded(d), high = map.height / down, wide = map.width / across;
+    std::vector<float> spare;
+    if (row != d) {
+        spare.assign(down * across * d * row, 0.0f);
+        for (int64_t i = 0; i < down * across * d; i++) std::memcpy(&spare[i * row], weight + i * d, d * sizeof(float));
+        weight = spare.data();
+    }
+    const int64_t total = shape.batch * shape.heads * high;
+    parallel(shape.threads, [&](int me, int all) {
+        std::vector<float> sums(wide * row);
+        for (int64_t unit = total * me / all; unit < total * (me + 1) / all; unit++) {
+            const int64_t index = unit / high, y = unit % high;
+            std::fill(sums.begin(), sums.end(), 0.0f);
+            for (int64_t i = 0; i < down; i++)
+                for (int64_t j = 0; j < across; j++) {
+                    const int64_t first = map.prefix + (y * down + i) * map.width + j;
+                    const Strided a{x.at(index / shape.heads, index % shape.heads, first), across * x.token, 1};
+                    multiply(wide, row, d, a, weight + (i * across + j) * d * row, row, {sums.data(), row}, true);
+                }
+            for (int64_t m = 0; m < wide; m++)
+                std::memcpy(out + ((index * high + y) * wide + m) * d, &sums[m * row], d * sizeof(float));
+        }
+    });
+}

@@ -1,0 +1,174 @@
+// Small matrix products, exponentials and powers on vectors of the compiler's own kind: no intrinsics, so that one
+// source serves every processor that GCC or Clang knows.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+// W floats fill a vector register; a tile of R rows and V vectors, its V operands and a scalar fill the register file
+#if defined(__AVX512F__)
+constexpr int W = 16, V = 4, R = 6;
+#elif defined(__AVX__)
+constexpr int W = 8, V = 2, R = 6;
+#else
+constexpr int W = 4, V = 2, R = 5;
+#endif
+// Loops over registers, which must not stay loops
+#if defined(__clang__)
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 64")
+#endif
+constexpr int T = 64;  // tokens that are worked on at a time: with their features and maps they stay in the L1 cache
+
+typedef float vec __attribute__((vector_size(W * 4)));
+typedef int32_t ivec __attribute__((vector_size(W * 4)));
+typedef float loose __attribute__((vector_size(W * 4), aligned(4)));
+
+inline vec load(const float* p) { return *reinterpret_cast<const loose*>(p); }
+inline void store(float* p, vec x) { *reinterpret_cast<loose*>(p) = x; }
+inline vec fill(float x) { return vec{} + x; }
+inline int64_t padded(int64_t n) { return (n + W - 1) / W * W; }
+
+inline vec load(const float* p, int64_t n) {
+    vec x{};
+    std::memcpy(&x, p, std::min<int64_t>(n, W) * sizeof(float));
+    return x;
+}
+inline void store(float* p, vec x, int64_t n) { std::memcpy(p, &x, std::min<int64_t>(n, W) * sizeof(float)); }
+
+// The numbers of a vector become one, halves at a time
+template <int n, class Vector, class Join>
+inline float joined(Vector x, Join&& join) {
+    if constexpr (n == 1) {
+        float y;
+        std::memcpy(&y, &x, sizeof y);
+        return y;
+    } else if constexpr (n == 2) {
+        float y[2];
+        std::memcpy(y, &x, sizeof y);
+        return join(y[0], y[1]);
+    } else {
+        typedef float half __attribute__((vector_size(n * 2)));
+        half y[2];
+        std::memcpy(y, &x, sizeof y);
+        return joined<n / 2>(join(y[0], y[1]), join);
+    }
+}
+inline float sum(vec x) {
+    return joined<W>(x, [](auto a, auto b) { return a + b; });
+}
+inline float largest(vec x) {
+    return joined<W>(x, [](auto a, auto b) { return a > b ? a : b; });
+}
+inline vec max(vec x, vec y) { return x > y ? x : y; }
+
+// A matrix whose rows and columns lie any distance apart, and one whose columns lie side by side.
+struct Strided {
+    const float* data;
+    int64_t row, column;
+};
+struct Rows {
+    float* data;
+    int64_t row;
+};
+
+// c (r × v·W) = [c +] a (r × depth) b (depth × v·W)
+template <int r, int v>
+inline void tile(int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add) {
+    vec sums[r][v];
+    for (int i = 0; i < r; i++)
+        for (int j = 0; j < v; j++) sums[i][j] = vec{};
+    for (int64_t k = 0; k < depth; k++) {
+        vec line[v];
+        for (int j = 0; j < v; j++) line[j] = load(b + k * ldb + j * W);
+        for (int i = 0; i < r; i++) {
+            const float x = a.data[i * a.row + k * a.column];
+            for (int j = 0; j < v; j++) sums[i][j] += x * line[j];
+        }
+    }
+    for (int i = 0; i < r; i++)
+        for (int j = 0; j < v; j++) {
+            float* to = c.data + i * c.row + j * W;
+            // added at the end: a long sum rounds once for all of these
+            store(to, add ? load(to) + sums[i][j] : sums[i][j]);
+        }
+}
+
+template <int r, int v>
+inline void last_rows(int64_t rows, int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add) {
+    if constexpr (r > 0) {
+        if (rows == r) tile<r, v>(depth, a, b, ldb, c, add);
+        else last_rows<r - 1, v>(rows, depth, a, b, ldb, c, add);
+    }
+}
+
+template <int v>
+inline void columns(int64_t rows, int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add) {
+    for (; rows >= R; rows -= R, a.data += R * a.row, c.data += R * c.row) tile<R, v>(depth, a, b, ldb, c, add);
+    last_rows<R - 1, v>(rows, depth, a, b, ldb, c, add);
+}
+
+// c (rows × width) = [c +] a (rows × depth) b (depth × width); width is a multiple of W
+inline void multiply(
+    int64_t rows, int64_t width, int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add = false) {
+    int64_t j = 0;
+    for (; j + V * W <= width; j += V * W) columns<V>(rows, depth, a, b + j, ldb, {c.data + j, c.row}, add);
+    if constexpr (V >= 4)
+        for (; j + 2 * W <= width; j += 2 * W) columns<2>(rows, depth, a, b + j, ldb, {c.data + j, c.row}, add);
+    for (; j < width; j += W) columns<1>(rows, depth, a, b + j, ldb, {c.data + j, c.row}, add);
+}
+
+inline vec as_float(ivec x) { vec y; std::memcpy(&y, &x, sizeof y); return y; }
+inline ivec as_int(vec x) { ivec y; std::memcpy(&y, &x, sizeof y); return y; }
+inline vec nearest(vec x) { const vec magic = fill(12582912.0f); return (x + magic) - magic; }  // |x| < 2^22
+
+// 2^(whole + part) for whole numbers from -126 to 127 and parts within ± 1/2, to 1 ulp
+inline vec power_of_two(vec whole, vec part) {
+    const vec r = part * 0.693147180559945f;
+    vec y = fill(1.0f / 720);
+    y = y * r + 1.0f / 120;
+    y = y * r + 1.0f / 24;
+    y = y * r + 1.0f / 6;
+    y = y * r + 0.5f;
+    y = y * r + 1.0f;
+    y = y * r + 1.0f;
+    return y * as_float((__builtin_convertvector(whole, ivec) + 127) << 23);
+}
+
+// e^x, 0 below the smallest normal number; NaN stays NaN
+inline vec exponential(vec x) {
+    const vec low = fill(-87.0f), high = fill(88.0f);
+    vec y = x < low ? low : x;
+    y = y > high ? high : y;
+    const vec whole = nearest(y * 1.442695040888963f);
+    const vec rest = (y - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
+    return x < low ? vec{} : power_of_two(whole, rest * 1.442695040888963f);
+}
+
+// |x|^p for p > 0, to some ulps: p log2|x| with the whole part of the logarithm kept apart
+inline vec power(vec x, vec p) {
+    const vec size = as_float(as_int(x) & 0x7fffffff), smallest = fill(1.17549435e-38f);
+    const ivec bits = as_int(size < smallest ? smallest : size);
+    ivec exponent = (bits >> 23) - 127;
+    vec m = as_float((bits & 0x007fffff) | 0x3f800000);
+    const ivec above = m > fill(1.41421356f);  // -1 where true
+    m = above ? m * 0.5f : m;
+    exponent -= above;
+    const vec s = (m - 1.0f) / (m + 1.0f), s2 = s * s;  // ln m = 2 artanh s
+    vec log = fill(2.0f / 9);
+    log = log * s2 + 2.0f / 7;
+    log = log * s2 + 2.0f / 5;
+    log = log * s2 + 2.0f / 3;
+    log = log * s2 + 2.0f;
+    const vec e = __builtin_convertvector(exponent, vec), product = p * e;
+    const vec whole = nearest(max(fill(-126.0f), product < fill(127.0f) ? product : fill(127.0f)));
+    // (p e - whole) is exact enough where it matters: both are near each other
+    vec part = (product - whole) + p * (log * s * 1.442695040888963f);
+    const vec more = nearest(part);
+    const vec bounded = whole + more, limit = fill(127.0f), floor = fill(-126.0f);
+    const vec y = power_of_two(bounded > limit ? limit : (bounded < floor ? floor : bounded), part - more);
+    return (size < smallest) | (bounded < floor) ? vec{} : y;
+}

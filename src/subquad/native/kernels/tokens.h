@@ -1,0 +1,117 @@
+// Tokens (b, h, n, d) as they lie in memory, and how the work on them is shared among threads.
+#pragma once
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#include "tiles.h"
+
+struct Tokens {  // distances in numbers; channels of a head lie side by side
+    float* data;
+    int64_t batch, head, token;
+    float* at(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
+};
+
+struct Shape {
+    int64_t batch, heads, queries, keys, width;
+    int32_t threads;
+};
+
+// A piece of work: some tokens of one head of one image.
+struct Piece {
+    int64_t index;  // of the head among all heads of the batch
+    int64_t b, h, first, count;
+};
+
+// A thread's zeroed room for each head that it works on, to be summed over threads.
+struct Room {
+    int64_t first = 0, last = -1;
+    std::vector<float> data;
+};
+
+// Calls of `parallel` on all threads; `barrier` inside waits for all of them.
+template <class Function>
+void parallel(int threads, Function&& function) {
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+    function(omp_get_thread_num(), omp_get_num_threads());
+#else
+    function(0, 1);
+#endif
+}
+
+inline void barrier() {
+#ifdef _OPENMP
+#pragma omp barrier
+#endif
+}
+
+// The pieces of thread `me` of `all`, in order: of each head `tokens` tokens, T at a time.
+template <class Function>
+void pieces(const Shape& shape, int64_t tokens, int me, int all, Function&& function) {
+    const int64_t parts = (tokens + T - 1) / T, total = shape.batch * shape.heads * parts;
+    for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
+        const int64_t index = i / parts, first = i % parts * T;
+        function(Piece{index, index / shape.heads, index % shape.heads, first, std::min<int64_t>(T, tokens - first)});
+    }
+}
+
+// Sums over the keys: `gather(piece, sums)` adds to `size` numbers of its head, on every thread to its own;
+// afterwards, on all threads, `finish(index, rooms)` for each head, where `each_sum` goes through the threads' sums.
+struct Sums {
+    int64_t size;
+    std::vector<Room> rooms;
+    Sums(int threads, int64_t size) : size(size), rooms(threads) {}
+
+    float* of(int me, int64_t index) {
+        Room& room = rooms[me];
+        return index < room.first || index > room.last ? nullptr : room.data.data() + (index - room.first) * size;
+    }
+
+    template <class Gather>
+    void gather(const Shape& shape, int64_t tokens, int me, int all, Gather&& gather) {
+        const int64_t parts = (tokens + T - 1) / T, total = shape.batch * shape.heads * parts;
+        const int64_t low = total * me / all, high = total * (me + 1) / all;
+        if (low < high) {
+            rooms[me].first = low / parts, rooms[me].last = (high - 1) / parts;
+            rooms[me].data.assign((rooms[me].last - rooms[me].first + 1) * size, 0.0f);
+            pieces(shape, tokens, me, all, [&](const Piece& piece) { gather(piece, of(me, piece.index)); });
+        }
+        barrier();
+    }
+
+    template <class Function>
+    void each_sum(int64_t index, Function&& function) {
+        for (size_t thread = 0; thread < rooms.size(); thread++)
+            if (const float* sums = of(int(thread), index)) function(sums);
+    }
+};
+
+// `function(index)` for the heads of all images, shared among threads.
+template <class Function>
+void heads(const Shape& shape, int me, int all, Function&& function) {
+    for (int64_t i = me; i < shape.batch * shape.heads; i += all) function(i);
+    barrier();
+}
+
+// Values of a piece as rows of `padded` width: where they lie, or in `room`.
+inline Rows values_of(const Tokens& v, const Piece& piece, int64_t width, std::vector<float>& room) {
+    float* first = v.at(piece.b, piece.h, piece.first);
+    if (width % W == 0) return {first, v.token};
+    const int64_t row = padded(width);
+    room.resize(T * row, 0.0f);
+    for (int64_t t = 0; t < piece.count; t++) std::memcpy(&room[t * row], first + t * v.token, width * sizeof(float));
+    return {room.data(), row};
+}
+
+// a (rows × depth) b (depth × padded width), to tokens of `width`: `finish(t, row)` may change each row before.
+template <class Finish>
+void to_tokens(const Tokens& out, const Piece& piece, int64_t width, std::vector<float>& room, Finish&& finish) {
+    const int64_t row = padded(width);
+    float* first = out.at(piece.b, piece.h, piece.first);
+    const bool direct = width % W == 0;
+    if (!direct) room.resize(T * row, 0.0f);
+    const Rows c = direct ? Rows{first, out.token} : Rows{room.data(), row};
+    finish(c);
+    if (!direct)
+        for (int64_t t = 0; t < piece.count; t++) std::memcpy(first + t * out.token, &room[t * row], width * sizeof(float));
+}

@@ -1,0 +1,221 @@
+"""The CPU kernels against the eager form in float64, and when they are used."""
+
+import pytest
+import torch
+from mechanisms import inputs_of
+from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
+
+import subquad
+from subquad import ATTENTION, SubquadError, TokenGrid, native, ops
+from subquad.backends import unavailable, use_backend, uses_native
+from subquad.models.create import settings_of
+from subquad.native import library
+from subquad.positions import BiasTables
+
+pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
+
+WIDTHS = [7, 16, 24, 64, 130]
+GRIDS = [TokenGrid(5, 5), TokenGrid(14, 9, 1), TokenGrid(3, 22, 5), TokenGrid(1, 23), TokenGrid(17, 19)]
+# a mechanism that has kernels has them for all its parts, softmax has PyTorch's
+WITHOUT = {"softmax", "focused"}
+
+
+def projected(*shape, count=1):
+    """Tokens (b, h, n, d) as views of one fused projection."""
+    b, h, n, d = shape
+    return torch.randn(b, n, count, h, d).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("width", [8, 24, 64])
+def test_every_mechanism_is_what_it_is_in_double_precision(name, grid, width):
+    settings = {"num_agents": 9} if "num_agents" in settings_of(name) else {}
+    module = ATTENTION[name](2 * width, 2, grid=grid, kv_grid=grid, **settings)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape)
+    supply = inputs_of(module, grid, dim=2 * width)
+    narrow = {key: None if tensor is None else tensor.float() for key, tensor in supply.items()}
+    with torch.no_grad(), use_backend("auto" if name in WITHOUT else "native"):
+        got = module(**narrow, grid=grid, kv_grid=grid)
+    expected = module.double()(**supply, grid=grid, kv_grid=grid)
+    assert_close(got.double(), expected, rtol=1e-4, atol=2e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (65, 200), (300, 63)])
+def test_cores_at_any_width_and_length(width, threads, queries, keys):
+    torch.set_num_threads(threads)
+    try:
+        (q,), (k, v) = projected(2, 3, queries, width), projected(2, 3, keys, width, count=2)
+        agents, power = torch.randn(2, 3, 5, width), 1 + 4 * torch.rand(3, 1, width)
+        biases = torch.randn(3, 5, keys), torch.randn(3, queries, 5)
+        few = 0.3 * torch.randn(2, 3, 5, width)
+        calls = [
+            (ops.linear_attention, (q, k, v), {}),
+            (ops.linear_attention, (q, k, v), {"feature_map": "elu"}),
+            (ops.inline_attention, (q, k + 50, v), {}),
+            (ops.polar_attention, (q, k, v, power), {}),
+            (ops.polar_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
+            (ops.agent_attention, (q, agents, k, v, *biases), {}),
+            (ops.gaussian_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
+        ]
+        for operation, tensors, settings in calls:
+            got = operation(*tensors, **settings, backend="native")
+            wide = [None if tensor is None else tensor.double() for tensor in tensors]
+            expected = operation(*wide, **settings)
+            assert got.shape == expected.shape and got.transpose(1, 2).is_contiguous()
+            assert_close(got.double(), expected, rtol=1e-4, atol=1e-5 * max(1, expected.abs().max().item()))
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("grid", [*GRIDS, TokenGrid(2, 2), TokenGrid(30, 40, 2)], ids=str)
+@pytest.mark.parametrize("kernel_size", [1, 3, 5, 7, 9, 11])
+@pytest.mark.parametrize("own", [False, True])
+def test_the_local_branch(grid, kernel_size, own):
+    for width in (7, 16, 40):
+        y, v, gate = projected(2, 3, grid.num_tokens, width, count=3)
+        weight = torch.randn(*([2] if own else []), 3 * width, kernel_size, kernel_size)
+        for bias, scale in ((None, None), (torch.randn(3 * width), gate)):
+            tensors = y, v, weight, bias, scale
+            wide = [None if tensor is None else tensor.double() for tensor in tensors]
+            expected = ops.add_local(*wide, grid=grid, kv_grid=grid)
+            got = ops.add_local(y.clone(), *tensors[1:], grid=grid, kv_grid=grid, backend="native")
+            assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_means_windows_and_biases_of_the_map(grid):
+    (x,) = projected(2, 3, grid.num_tokens, 24)
+    for bins in (TokenGrid(1, 1), TokenGrid(1, 7), TokenGrid(grid.height, grid.width)):
+        got = ops.pool_tokens(x, grid, bins, backend="native")
+        assert_close(got.double(), ops.pool_tokens(x.double(), grid, bins), rtol=1e-5, atol=1e-6)
+    weight = torch.randn(24, 24, 1, 3)
+    got = ops.convolve_windows(x, weight, grid, backend="native")
+    assert_close(got.double(), ops.convolve_windows(x.double(), weight.double(), grid), rtol=1e-4, atol=1e-4)
+    tables = BiasTables(
+        torch.randn(3, 6, 7, 7),
+        torch.randn(3, 6, grid.height),
+        torch.randn(3, 6, grid.width),
+        torch.randn(3, 6, grid.prefix) if grid.prefix else None,
+    )
+    agents, written = torch.randn(2, 3, 6, 24), tables.written_out()
+    expected = ops.agent_attention(x, agents, x, x, written, written.mT, backend="native")
+    assert_close(ops.agent_attention(x, agents, x, x, tables, tables, backend="native"), expected)
+
+
+def test_powers_and_exponentials_over_their_range():
+    sizes = torch.logspace(-6, 3, 4000)
+    q = (sizes * torch.randn(4000).sign())[torch.randperm(4000)].reshape(1, 1, -1, 8)
+    k, v = torch.randn(1, 1, 30, 8).sign(), torch.randn(1, 1, 30, 8)
+    for p in (1.0, 1.7, 3.0, 5.0):
+        power = torch.full((1, 1, 8), p)
+        got = ops.polar_attention(q, k, v, power, eps=0, backend="native")
+        expected = ops.polar_attention(q.double(), k.double(), v.double(), power.double(), eps=0)
+        assert_close(got.double(), expected, rtol=1e-4, atol=1e-6)
+    x = torch.linspace(-100, 80, 5001).reshape(1, 1, -1, 1)
+    got = ops.linear_attention(x, x, x, feature_map="elu", backend="native")
+    assert_close(got.double(), ops.linear_attention(*(x.double(),) * 3, feature_map="elu"), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_a_number_stays_so_and_stays_where_it_is():
+    q, k, v = projected(1, 2, 40, 16, count=3)
+    q = q.clone()
+    q[0, 1, 3, 5] = float("nan")
+    for operation, more in ((ops.linear_attention, ()), (ops.polar_attention, (torch.full((2, 1, 16), 2.0),))):
+        y = operation(q, k, v, *more, backend="native")
+        assert y[0, 1, 3].isnan().all() and y.isnan().sum() == 16
+
+
+def test_asking_for_kernels_and_not_getting_them_is_an_error():
+    q, k, v = projected(1, 2, 9, 16, count=3)
+    refusals = {
+        "no gradients": (q.clone().requires_grad_(), k, v),
+        "fp32, and a tensor is float64": (q.double(), k.double(), v.double()),
+        "no padding": (q, k, v, torch.zeros(1, 9, dtype=torch.bool)),
+        "side by side": (q.mT.contiguous().mT, k, v),
+        "a tensor is on meta": (q.to("meta"), k, v),
+    }
+    for reason, tensors in refusals.items():
+        with pytest.raises(SubquadError, match=reason) as caught:
+            ops.linear_attention(*tensors, backend="native")
+        assert "\n" not in str(caught.value)
+    with use_backend("native"), pytest.raises(SubquadError, match="linear attention"):
+        ops.linear_attention(q.double(), k.double(), v.double())
+    with pytest.raises(SubquadError, match="unknown backend 'nativ': did you mean native"), use_backend("nativ"):
+        pass
+
+
+def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypatch):
+    (q,) = projected(1, 2, 9, 16)
+    assert uses_native("x", q) and not uses_native("x", q.double()) and not uses_native("x", q, cannot="reason")
+    assert not uses_native("x", q.clone().requires_grad_())
+    with torch.no_grad():
+        assert uses_native("x", q.clone().requires_grad_())
+    with use_backend("eager"):
+        assert not uses_native("x", q) and uses_native("x", q, backend="native")
+    monkeypatch.setenv("SUBQUAD_BACKEND", "eager")
+    assert not uses_native("x", q)
+    seen = []
+    torch.func.vmap(lambda x: seen.append(uses_native("x", x)) or x)(q)
+    assert seen == [False]
+
+
+def test_operations_are_operators_of_torch():
+    q, k, v = projected(1, 2, 12, 16, count=3)
+    few, power = torch.randn(1, 2, 4, 16), torch.full((2, 1, 16), 2.0)
+    bias = [torch.randn(2, 4, 12)]
+    gram = torch.eye(4).expand(2, 4, 4)
+    calls = {
+        native.linear_attention: (q, k, v, "relu", 1e-6),
+        native.inline_attention: (q, k, v),
+        native.polar_attention: (q, k, v, power, None, None, 1e-6),
+        native.agent_attention: (q, few, k, v, bias, bias),
+        native.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, 3, 4),
+        native.pool: (q, 3, 4, 2, 2),
+        native.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
+        native.gaussian_gather: (q, few, v, 1.0),
+        native.gaussian_spread: (q, few, few, 1.0),
+        native.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
+    }
+    operators = {value for name, value in vars(native).items() if name in native.__all__ and name != "missing"}
+    assert operators == calls.keys()
+    for operator, arguments in calls.items():
+        torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTION.keys() - WITHOUT))
+def test_operations_are_counted(name):
+    model = subquad.create_model("deit_tiny", attention=name, img_size=64, depths=(1,))
+    counts = {}
+    for backend in ("eager", "native"):
+        with torch.no_grad(), use_backend(backend), FlopCounterMode(display=False) as counter:
+            model.eval()(torch.randn(1, 3, 64, 64))
+        counts[backend] = counter.get_total_flops()
+    assert counts["native"] == pytest.approx(counts["eager"], rel=0.02)
+
+
+def test_without_a_compiler_there_is_a_reason_and_the_eager_form(monkeypatch, tmp_path):
+    (q,) = projected(1, 2, 9, 16)
+    expected = ops.linear_attention(q, q, q, backend="eager")
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path))
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho 'x.cpp:1: error: nothing works' >&2; exit 1\n")
+    broken.chmod(0o755)
+    for compiler, reason in (
+        (str(broken), "c\\+\\+ failed: x.cpp:1: error: nothing works"),
+        (None, "no C\\+\\+ compiler"),
+    ):
+        monkeypatch.setattr(library.shutil, "which", lambda name, found=compiler: found)
+        library._state.cache_clear()
+        with pytest.raises(SubquadError, match=reason):
+            ops.linear_attention(q, q, q, backend="native")
+        assert torch.equal(ops.linear_attention(q, q, q), expected)
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".so"]
+    monkeypatch.undo()
+    library._state.cache_clear()
+    assert library.missing() is None
