@@ -103,7 +103,10 @@ def make_parser() -> Parser:
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
     sub.add_argument("--grid", type=Path, help="write the picture grid here; predictions.png for a folder")
 
-    sub = command("bench", run_bench, "Time attention layers against their projections, softmax and the textbook form.")
+    text = "Time attention layers against their projections, softmax and the textbook form, or whole networks."
+    sub = command("bench", run_bench, text)
+    sub.add_argument("--model", nargs="+", metavar="NAME", help="networks, against the same hosts with softmax")
+    sub.add_argument("--img-size", nargs="+", type=positive, default=[224, 448], metavar="PX", help="of networks")
     sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help="all of them if left out")
     sub.add_argument("--tokens", nargs="+", type=positive, default=[196, 784, 3136], help="square numbers")
     sub.add_argument("--dim", type=positive, default=192, help="channels")
@@ -285,22 +288,34 @@ def run_bench(arguments: argparse.Namespace) -> None:
     """Measure and print."""
     import torch
 
-    from subquad.attention import ATTENTION
-    from subquad.bench import blocks_table, describe_device, measure_blocks, save_rows
+    from subquad.bench import describe_device, save_rows
 
-    settings = {
-        key: getattr(arguments, key) for key in ("dim", "num_heads", "batch_size", "dtype", "backward", "repeats")
-    }
+    keys = ["batch_size", "dtype", "backward", "repeats"] + ([] if arguments.model else ["dim", "num_heads"])
+    settings = {key: getattr(arguments, key) for key in keys}
     device = describe_device(arguments.device)
-    rows = measure_blocks(
-        arguments.mechanisms or list(ATTENTION), arguments.tokens, device=arguments.device, log=print, **settings
-    )
+    rows, table = _networks(arguments, settings) if arguments.model else _blocks(arguments, settings)
     what = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings.items())
-    print(f"\n{blocks_table(rows)}\n\n{device}, torch {torch.__version__}; {what}")
-    print("÷ proj.: layer over its projections. textbook ÷, softmax ÷: how many times faster the core is than these.")
+    print(f"\n{table}\n\n{device}, torch {torch.__version__}; {what}")
     if arguments.output is not None:
         save_rows(rows, arguments.output, {"device": device, "torch": torch.__version__, **settings})
         print(f"the rows are in {arguments.output}")
+
+
+def _blocks(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[Sequence[Any], str]:
+    from subquad.attention import ATTENTION
+    from subquad.bench import blocks_table, measure_blocks
+
+    mechanisms = arguments.mechanisms or list(ATTENTION)
+    rows = measure_blocks(mechanisms, arguments.tokens, device=arguments.device, log=print, **settings)
+    legend = "÷ proj.: layer over its projections. textbook ÷, softmax ÷: how many times faster the core is than these."
+    return rows, f"{blocks_table(rows)}\n{legend}"
+
+
+def _networks(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[Sequence[Any], str]:
+    from subquad.bench import measure_networks, networks_table
+
+    rows = measure_networks(arguments.model, arguments.img_size, device=arguments.device, log=print, **settings)
+    return rows, f"{networks_table(rows)}\nsoftmax ÷: how many times faster than the same host with softmax."
 
 
 def run_convert(arguments: argparse.Namespace) -> None:

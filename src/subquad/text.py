@@ -1,4 +1,6 @@
-"""Numbers as text, for people."""
+"""Numbers and tables as text, for people."""
+
+from collections.abc import Sequence
 
 
 def si(number: float) -> str:
@@ -13,3 +15,11 @@ def clock(seconds: float) -> str:
     """Minutes and seconds, or hours and minutes."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"
+
+
+def columns(lines: Sequence[Sequence[str]]) -> str:
+    """A table for a terminal, the first line its head: words on the left, numbers on the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
+    )

@@ -4,7 +4,6 @@ Cost 2 n d² a head and 9 n c for the branch. Han et al. 2024, arXiv 2412.06590,
 """
 
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from subquad.attention.bricks import head_dim
@@ -69,12 +68,12 @@ class LocalKernel(nn.Module):
             present = ~padding[..., None]
             mean = (x * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
         taps = by_head(self.fc2, F.gelu(by_head(self.fc1, mean)))
-        return rearrange(taps, "b (c i j) -> b c i j", i=3, j=3)
+        return taps.unflatten(1, (-1, 3, 3))
 
 
 def by_head(conv: nn.Conv1d, x: Tensor) -> Tensor:
     """A grouped convolution at one place, (b, c) -> (b, c'): products of matrices, which a convolution is slow at."""
     assert conv.bias is not None
-    weight = rearrange(conv.weight, "(h o) i 1 -> h i o", h=conv.groups)
-    heads = rearrange(x, "b (h i) -> h b i", h=conv.groups) @ weight
-    return rearrange(heads, "h b o -> b (h o)") + conv.bias
+    weight = conv.weight.unflatten(0, (conv.groups, -1)).flatten(2)  # (h, o, i)
+    heads = x.unflatten(1, (conv.groups, -1)).transpose(0, 1) @ weight.mT
+    return heads.transpose(0, 1).flatten(1) + conv.bias

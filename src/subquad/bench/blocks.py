@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from torch import Tensor
 
 from subquad.attention import ATTENTION
 from subquad.bench.memory import peak_memory_mb
-from subquad.bench.scaling import seconds_of, square
+from subquad.bench.scaling import interleaved_ms, square
 from subquad.bench.textbook import TEXTBOOK
 from subquad.errors import SubquadError, unknown_name
 from subquad.models.layers import SelfAttention
+from subquad.text import columns
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -85,14 +85,9 @@ def measure_blocks(
             for part, run in _parts(name, shape, num_heads, DTYPES[dtype], device, backward).items():
                 passes[name, part] = run
         log(f"{length} tokens: {len(passes)} passes, {repeats} times each")
-        times: dict[tuple[str, str], list[float]] = {key: [] for key in passes}
         for run in passes.values():
             run()
-        order = random.Random(0)
-        for _ in range(repeats):
-            # in another order each time: what ran before leaves its data in the cache, or takes it out
-            for key in order.sample(list(passes), len(passes)):
-                times[key].append(1000 * seconds_of(passes[key], device))
+        times = interleaved_ms(passes, repeats, device)
         for name in mechanisms:
             if (name, "block") in passes:
                 rows.append(_row(name, length, times, peak_memory_mb(passes[name, "block"], device)))
@@ -172,14 +167,11 @@ def blocks_table(rows: Sequence[BlockRow]) -> str:
         cells = [row.mechanism, str(row.tokens), f"{row.block_ms:.2f}", f"{row.over_projections:.2f}"]
         cells += [f"{row.core_ms:.2f}", f"{row.textbook_gain:.2f}", gain, f"{row.peak_mb:.1f}", f"{row.spread:.0%}"]
         lines.append(cells)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
-    )
+    return columns(lines)
 
 
-def save_rows(rows: Sequence[BlockRow], path: Path, about: dict[str, Any]) -> None:
-    """Write rows as .csv, or as .json with what they are `about`."""
+def save_rows(rows: Sequence[Any], path: Path, about: dict[str, Any]) -> None:
+    """Write rows, dataclasses of one kind, as .csv, or as .json with what they are `about`."""
     records = [dataclasses.asdict(row) for row in rows]
     if path.suffix == ".json":
         path.write_text(json.dumps({"about": about, "rows": records}, indent=1) + "\n")

@@ -1,11 +1,13 @@
 """Latency and memory of an attention layer against the number of tokens, all mechanisms in turn."""
 
 import math
+import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -64,11 +66,8 @@ def measure_scaling(
             log(f"{name} is left out from {length} tokens on: {first[name]:.1f} s a pass")
             running.remove(name)
             del passes[name]
-        seconds: dict[str, list[float]] = {name: [] for name in passes}
-        for _ in range(repeats):
-            for name, run in passes.items():
-                seconds[name].append(seconds_of(run, device))
-        rows += [_row(name, length, seconds[name], peak_memory_mb(run, device)) for name, run in passes.items()]
+        times = interleaved_ms(passes, repeats, device)
+        rows += [_row(name, length, times[name], peak_memory_mb(run, device)) for name, run in passes.items()]
     return rows
 
 
@@ -100,21 +99,21 @@ def crossover(rows: Sequence[ScalingRow], reference: str = "softmax") -> dict[st
     found: dict[str, float | None] = {}
     for name in dict.fromkeys(row.mechanism for row in rows if row.mechanism != reference):
         ratios = [
-            (row.num_tokens, math.log(row.median_ms / base[row.num_tokens]))
+            (row.num_tokens, row.median_ms / base[row.num_tokens])
             for row in sorted(rows, key=lambda row: row.num_tokens)
             if row.mechanism == name and row.num_tokens in base
         ]
-        found[name] = _last_descent(ratios)
+        found[name] = last_descent(ratios)
     return found
 
 
-def _last_descent(ratios: Sequence[tuple[int, float]]) -> float | None:
-    """Where the logarithm of a ratio goes below 0 for good."""
-    if not ratios or ratios[-1][1] >= 0:
+def last_descent(ratios: Sequence[tuple[int, float]]) -> float | None:
+    """Where a ratio, given at rising lengths, goes below 1 for good; None if it does not."""
+    if not ratios or ratios[-1][1] >= 1:
         return None
     for (left, above), (right, below) in reversed(list(pairwise(ratios))):
-        if above >= 0 > below:
-            share = above / (above - below)
+        if above >= 1 > below:
+            share = math.log(above) / (math.log(above) - math.log(below))
             return math.exp(math.log(left) + share * (math.log(right) - math.log(left)))
     return float(ratios[0][0])
 
@@ -145,7 +144,7 @@ def square(length: int) -> TokenGrid:
     return TokenGrid(side, side)
 
 
-def seconds_of(run: Callable[[], None], device: torch.device) -> float:
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     """How long a pass takes, the device's queue included."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
@@ -156,12 +155,31 @@ def seconds_of(run: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _row(name: str, length: int, seconds: Sequence[float], peak_mb: float) -> ScalingRow:
+Key = TypeVar("Key", bound=Hashable)
+
+
+def interleaved_ms(
+    passes: Mapping[Key, Callable[[], object]], repeats: int, device: torch.device
+) -> dict[Key, list[float]]:
+    """How many milliseconds each pass takes, `repeats` times.
+
+    All take turns, so that what else the machine does hits all alike, and in another order each time, as what ran
+    before leaves its data in the cache or takes it out.
+    """
+    times: dict[Key, list[float]] = {key: [] for key in passes}
+    order = random.Random(0)
+    for _ in range(repeats):
+        for key in order.sample(list(passes), len(passes)):
+            times[key].append(1000 * seconds_of(passes[key], device))
+    return times
+
+
+def _row(name: str, length: int, times: Sequence[float], peak_mb: float) -> ScalingRow:
     return ScalingRow(
         mechanism=name,
         num_tokens=length,
-        median_ms=1000 * statistics.median(seconds),
-        min_ms=1000 * min(seconds),
-        max_ms=1000 * max(seconds),
+        median_ms=statistics.median(times),
+        min_ms=min(times),
+        max_ms=max(times),
         peak_mb=peak_mb,
     )

@@ -60,7 +60,7 @@ class SelfAttention(nn.Module):
         `mask`, broadcastable to (b, h, n, n), is True for pairs that must not attend.
         """
         grid.check(x)
-        heads = rearrange(self.project(x), "b n (p h d) -> p b h n d", p=len(self.projected), h=self.num_heads)
+        heads = self.project(x).unflatten(-1, (len(self.projected), self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         supply: dict[str, Tensor | None] = dict(zip(self.projected, heads.unbind(0), strict=True))
         return self.mix(supply | {"x": x, "padding": padding, "mask": mask}, grid, grid)
 
@@ -71,7 +71,7 @@ class SelfAttention(nn.Module):
     def mix(self, supply: dict[str, Tensor | None], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """What the mechanism makes of its inputs, projected back: (b, n, c)."""
         y = self.inner(**{name: supply[name] for name in self.inner.inputs}, grid=grid, kv_grid=kv_grid)
-        return self.proj(rearrange(y, "b h n d -> b n (h d)"))
+        return self.proj(y.transpose(1, 2).flatten(2))
 
 
 def projected_by(mechanism: nn.Module) -> tuple[str, ...]:

@@ -41,10 +41,10 @@ extern "C" void agent_attention(
             for (int64_t a = 0; a < columns; a += W) {
                 vec high = load(most + a);
                 for (int64_t t = 0; t < piece.count; t++) high = max(high, load(&map[t * columns + a]));
-                const vec shrink = exponential(load(most + a) - high);
+                const vec shrink = falling_exponential(load(most + a) - high);
                 vec part{};
                 for (int64_t t = 0; t < piece.count; t++) {
-                    const vec weight = exponential(load(&map[t * columns + a]) - high);
+                    const vec weight = falling_exponential(load(&map[t * columns + a]) - high);
                     store(&map[t * columns + a], weight);
                     part += weight;
                 }
@@ -79,7 +79,7 @@ extern "C" void agent_attention(
                 for (int64_t a = W; a < columns; a += W) high = max(high, load(x + a));
                 const float most = largest(high);
                 for (int64_t a = 0; a < columns; a += W) {
-                    const vec weight = exponential(load(x + a) - most);
+                    const vec weight = falling_exponential(load(x + a) - most);
                     store(x + a, weight);
                     total += weight;
                 }
@@ -123,7 +123,7 @@ struct GaussianMap {
             for (int64_t a = 0; a < row; a += W) {
                 const vec exponent = load(&map[t * row + a]) * scale - norm - load(&norms[a]);
                 // rounding can make the distance of near points slightly negative
-                store(&map[t * row + a], exponential(exponent > vec{} ? vec{} : exponent));
+                store(&map[t * row + a], falling_exponential(exponent > vec{} ? vec{} : exponent));
             }
         }
     }

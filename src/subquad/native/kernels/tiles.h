@@ -125,27 +125,29 @@ inline vec as_float(ivec x) { vec y; std::memcpy(&y, &x, sizeof y); return y; }
 inline ivec as_int(vec x) { ivec y; std::memcpy(&y, &x, sizeof y); return y; }
 inline vec nearest(vec x) { const vec magic = fill(12582912.0f); return (x + magic) - magic; }  // |x| < 2^22
 
-// 2^(whole + part) for whole numbers from -126 to 127 and parts within ± 1/2, to 1 ulp
-inline vec power_of_two(vec whole, vec part) {
-    const vec r = part * 0.693147180559945f;
+// 2^whole e^rest for whole numbers from -126 to 127 and rests within ± ln 2 / 2, to 1 ulp
+inline vec scaled_exponential(vec whole, vec rest) {
     vec y = fill(1.0f / 720);
-    y = y * r + 1.0f / 120;
-    y = y * r + 1.0f / 24;
-    y = y * r + 1.0f / 6;
-    y = y * r + 0.5f;
-    y = y * r + 1.0f;
-    y = y * r + 1.0f;
+    y = y * rest + 1.0f / 120;
+    y = y * rest + 1.0f / 24;
+    y = y * rest + 1.0f / 6;
+    y = y * rest + 0.5f;
+    y = y * rest + 1.0f;
+    y = y * rest + 1.0f;
     return y * as_float((__builtin_convertvector(whole, ivec) + 127) << 23);
+}
+
+// e^x for x up to 0, 1.6e-38 below -87; NaN stays NaN
+inline vec falling_exponential(vec x) {
+    const vec low = fill(-87.0f), y = x < low ? low : x, whole = nearest(y * 1.442695040888963f);
+    return scaled_exponential(whole, (y - whole * 0.693359375f) + whole * 2.12194440e-4f);  // ln 2 in two parts
 }
 
 // e^x, 0 below the smallest normal number; NaN stays NaN
 inline vec exponential(vec x) {
-    const vec low = fill(-87.0f), high = fill(88.0f);
-    vec y = x < low ? low : x;
-    y = y > high ? high : y;
-    const vec whole = nearest(y * 1.442695040888963f);
-    const vec rest = (y - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
-    return x < low ? vec{} : power_of_two(whole, rest * 1.442695040888963f);
+    const vec high = fill(88.0f), y = x > high ? high : x, whole = nearest(y * 1.442695040888963f);
+    const vec value = scaled_exponential(whole, (y - whole * 0.693359375f) + whole * 2.12194440e-4f);
+    return x < fill(-87.0f) ? vec{} : value;
 }
 
 // |x|^p for p > 0, to some ulps: p log2|x| with the whole part of the logarithm kept apart
@@ -169,6 +171,7 @@ inline vec power(vec x, vec p) {
     vec part = (product - whole) + p * (log * s * 1.442695040888963f);
     const vec more = nearest(part);
     const vec bounded = whole + more, limit = fill(127.0f), floor = fill(-126.0f);
-    const vec y = power_of_two(bounded > limit ? limit : (bounded < floor ? floor : bounded), part - more);
+    const vec y = scaled_exponential(
+        bounded > limit ? limit : (bounded < floor ? floor : bounded), (part - more) * 0.693147180559945f);
     return (size < smallest) | (bounded < floor) ? vec{} : y;
 }

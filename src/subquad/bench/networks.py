@@ -1,0 +1,137 @@
+"""What whole networks cost at several image sizes, against their hosts with softmax, in one interleaved run."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad.bench.blocks import DTYPES
+from subquad.bench.memory import peak_memory_mb
+from subquad.bench.scaling import interleaved_ms, last_descent, seconds_of
+from subquad.errors import unknown_name
+from subquad.models import VARIANTS, create_model
+from subquad.models.networks import NETWORKS
+from subquad.text import columns
+
+
+@dataclass(frozen=True)
+class NetworkRow:
+    """One network at one image size: medians over interleaved repeats.
+
+    Attributes:
+        reference: the same host in the same size with softmax attention.
+        ms: a pass of the whole batch in milliseconds; spread is (max − min) / median.
+        images_per_s: of the batch.
+        reference_ms: the reference's.
+        gain: how many times faster than the reference; more is better.
+    """
+
+    network: str
+    px: int
+    ms: float
+    images_per_s: float
+    peak_mb: float
+    spread: float
+    reference: str
+    reference_ms: float | None
+    gain: float | None
+
+
+def measure_networks(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    batch_size: int = 1,
+    dtype: str = "fp32",
+    device: torch.device | str = "cpu",
+    backward: bool = False,
+    repeats: int = 7,
+    max_seconds: float = 60,
+    log: Callable[[str], None] = lambda line: None,
+) -> list[NetworkRow]:
+    """Time networks by name on square images; each takes turns with the others and with their references.
+
+    A network is left out from the size on at which a first pass takes longer than `max_seconds`.
+    """
+    for name in names:
+        if name not in VARIANTS and name not in NETWORKS:
+            raise unknown_name("model", name, [*VARIANTS, *NETWORKS])
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    device = torch.device(device)
+    references = {name: f"{NETWORKS[name].variant if name in NETWORKS else name} with softmax" for name in names}
+    running = list(dict.fromkeys([*names, *references.values()]))
+    rows: list[NetworkRow] = []
+    for px in sorted(sizes):
+        x = torch.randn(batch_size, 3, px, px, device=device, dtype=DTYPES[dtype])
+        passes = {name: _pass(_network(name, px, device, DTYPES[dtype]), x, backward) for name in running}
+        first = {name: seconds_of(run, device) for name, run in passes.items()}
+        for name in [name for name in running if first[name] > max_seconds]:
+            log(f"{name} is left out from {px} px on: {first[name]:.0f} s a pass")
+            running.remove(name)
+            del passes[name]
+        log(f"{px} px: {len(passes)} networks, {repeats} times each")
+        times = interleaved_ms(passes, repeats, device)
+        medians = {name: statistics.median(of) for name, of in times.items()}
+        for name in [name for name in names if name in passes]:
+            reference_ms, ms = medians.get(references[name]), medians[name]
+            rows.append(
+                NetworkRow(
+                    network=name,
+                    px=px,
+                    ms=ms,
+                    images_per_s=1000 * batch_size / ms,
+                    peak_mb=peak_memory_mb(passes[name], device),
+                    spread=(max(times[name]) - min(times[name])) / ms,
+                    reference=references[name],
+                    reference_ms=reference_ms,
+                    gain=None if reference_ms is None else reference_ms / ms,
+                )
+            )
+    return rows
+
+
+def _network(name: str, px: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    variant, _, softmax = name.partition(" with ")
+    settings: dict[str, Any] = {"attention": softmax} if softmax else {}
+    return create_model(variant, img_size=px, **settings).to(device=device, dtype=dtype)
+
+
+def _pass(model: nn.Module, x: Tensor, backward: bool) -> Callable[[], None]:
+    def forward() -> None:
+        with torch.inference_mode():
+            model(x)
+
+    def both() -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    model.train(backward)
+    return both if backward else forward
+
+
+def faster_from(rows: Sequence[NetworkRow]) -> dict[str, float | None]:
+    """The image size from which on each network is faster than its reference, None if it never was."""
+    found = {}
+    for name in dict.fromkeys(row.network for row in rows):
+        gains = [(row.px, row.gain) for row in rows if row.network == name and row.gain is not None]
+        found[name] = last_descent([(px, 1 / gain) for px, gain in gains])
+    return found
+
+
+def networks_table(rows: Sequence[NetworkRow]) -> str:
+    """The rows for a terminal, and from which size on each network is faster than its reference."""
+    lines = [["network", "px", "ms", "images/s", "softmax ÷", "peak MB", "spread"]]
+    for row in rows:
+        gain = "" if row.gain is None else f"{row.gain:.2f}"
+        lines.append([row.network, str(row.px), f"{row.ms:.1f}", f"{row.images_per_s:.1f}", gain])
+        lines[-1] += [f"{row.peak_mb:.0f}", f"{row.spread:.0%}"]
+    smallest = min(row.px for row in rows) if rows else 0
+    said = [columns(lines), "", "Faster than the same host with softmax:"]
+    for name, px in faster_from(rows).items():
+        where = "at no size measured" if px is None else f"from about {px:.0f} px on"
+        said.append(f"  {name} {'at every size measured' if px == smallest else where}")
+    return "\n".join(said)

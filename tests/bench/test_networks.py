@@ -1,0 +1,37 @@
+"""Whole networks against their hosts with softmax."""
+
+import pytest
+
+from subquad import SubquadError
+from subquad.bench import NetworkRow, faster_from, measure_networks, networks_table
+from subquad.cli import main
+
+
+def test_networks_are_measured_against_their_host_with_softmax(capsys, tmp_path):
+    output = tmp_path / "rows.csv"
+    sizes = ["--img-size", "16", "32", "--repeats", "1", "--output", str(output)]
+    assert main(["bench", "--model", "deit_micro", "agent_deit_tiny", *sizes]) == 0
+    shown = capsys.readouterr().out
+    assert "Faster than the same host with softmax" in shown and max(map(len, shown.splitlines())) <= 120
+    assert len(output.read_text().splitlines()) == 5
+
+
+def test_rows_hold_what_their_names_say():
+    (row,) = measure_networks(["linear_deit_tiny"], [32], repeats=2, batch_size=3, backward=True)
+    assert row.gain == row.reference_ms / row.ms and row.images_per_s == pytest.approx(3000 / row.ms)
+    assert row.reference == "deit_tiny with softmax"
+    heard = []
+    assert not measure_networks(["deit_micro"], [16], repeats=1, max_seconds=0, log=heard.append)
+    assert "left out from 16 px on" in heard[0]
+
+
+def test_from_which_size_on_a_network_is_faster():
+    rows = [NetworkRow("a", px, 1, 1, 1, 0, "s", gain, gain) for px, gain in ((224, 0.5), (448, 2.0))]
+    assert faster_from(rows)["a"] == pytest.approx((224 * 448) ** 0.5)
+    assert "from about 317 px on" in networks_table(rows)
+    assert faster_from(rows[:1]) == {"a": None} and faster_from(rows[1:]) == {"a": 448}
+
+
+def test_an_unknown_network_is_one_line():
+    with pytest.raises(SubquadError, match="unknown model 'agent_deit_tny': did you mean agent_deit_tiny"):
+        measure_networks(["agent_deit_tny"], [32])
