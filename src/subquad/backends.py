@@ -19,7 +19,7 @@ from subquad.errors import SubquadError, unknown_name
 BACKENDS = {
     "auto": "kernels where they can do what is asked, eager PyTorch otherwise",
     "eager": "PyTorch, on any device: the specification",
-    "native": "C++ kernels for CPUs, compiled at first use: fp32, without gradients",
+    "native": "C++ kernels for CPUs, compiled at first use: fp32; some have gradients",
 }
 
 _asked: ContextVar[str | None] = ContextVar("backend", default=None)
@@ -40,11 +40,17 @@ def unavailable(name: str) -> str | None:
     return native.missing() if _known(name) == "native" else None
 
 
-def uses_native(operation: str, *tensors: Tensor | None, cannot: str | None = None, backend: str | None = None) -> bool:
+def uses_native(
+    operation: str,
+    *tensors: Tensor | None,
+    cannot: str | None = None,
+    gradients: bool = False,
+    backend: str | None = None,
+) -> bool:
     """Whether the CPU kernels compute `operation` of these tensors (tokens (b, h, n, d) and parameters).
 
-    `cannot` is what keeps this call from them for reasons of its own. Raises SubquadError where "native" was asked for
-    and cannot be had.
+    `cannot` is what keeps this call from them for reasons of its own, `gradients` whether they have some. Raises
+    SubquadError where "native" was asked for and cannot be had.
     """
     if torch.compiler.is_compiling():
         asked = backend or "auto"
@@ -53,14 +59,14 @@ def uses_native(operation: str, *tensors: Tensor | None, cannot: str | None = No
         asked = _known(backend or _asked.get() or os.environ.get("SUBQUAD_BACKEND") or "auto")
         if asked == "eager":
             return False
-        reason = cannot or _native_refuses(tensors) or native.missing()
+        reason = cannot or _native_refuses(tensors, gradients) or native.missing()
     if reason is not None and asked == "native":
         raise SubquadError(f'backend "native" can\'t compute {operation}: {reason}; "auto" would take the eager form')
     return reason is None
 
 
-def _native_refuses(tensors: tuple[Tensor | None, ...]) -> str | None:
-    gradients = torch.is_grad_enabled()
+def _native_refuses(tensors: tuple[Tensor | None, ...], has_gradients: bool) -> str | None:
+    gradients = torch.is_grad_enabled() and not has_gradients
     for tensor in tensors:
         if tensor is None:
             continue

@@ -108,6 +108,58 @@ def test_means_windows_and_biases_of_the_map(grid):
     assert_close(ops.agent_attention(x, agents, x, x, tables, tables, backend="native"), expected)
 
 
+def gradients_of(function, tensors, weight):
+    """Gradients of a weighted sum, and of the sum of their squares."""
+    tensors = [tensor.detach().requires_grad_() for tensor in tensors]
+    first = torch.autograd.grad((function(*tensors) * weight).sum(), tensors, create_graph=True)
+    second = torch.autograd.grad(sum(grad.square().sum() for grad in first), tensors, allow_unused=True)
+    return [*first, *(grad for grad in second if grad is not None)]
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda *qkv, **more: ops.linear_attention(*qkv, **more),
+        lambda *qkv, **more: ops.linear_attention(*qkv, feature_map="elu", eps=0.01, **more),
+        ops.inline_attention,
+    ],
+    ids=["relu", "elu", "inline"],
+)
+def test_gradients_of_the_cores(operation, width, threads):
+    torch.set_num_threads(threads)
+    try:
+        (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+        expected = gradients_of(operation, [x.double() for x in (q, k, v)], weight.double())
+        got = gradients_of(lambda *x: operation(*x, backend="native"), [q, k, v], weight)
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("kernel_size", [1, 3, 5, 7, 9])
+@pytest.mark.parametrize("own", [False, True])
+def test_gradients_of_the_local_branch(grid, kernel_size, own):
+    y, v, gate, weight = projected(2, 3, grid.num_tokens, 24, count=4)
+    kernels = torch.randn(*([2] if own else []), 72, kernel_size, kernel_size)
+    tensors = y, v, kernels, torch.randn(72), gate
+
+    def branch(*given, backend=None):
+        return ops.add_local(*given, grid=grid, kv_grid=grid, backend=backend)
+
+    expected = gradients_of(branch, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *given: branch(*given, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    y.requires_grad_()
+    (grad,) = torch.autograd.grad(branch(y, v, kernels, backend="native").sum(), y)
+    assert (grad == 1).all()
+
+
 def test_powers_and_exponentials_over_their_range():
     sizes = torch.logspace(-6, 3, 4000)
     q = (sizes * torch.randn(4000).sign())[torch.randperm(4000)].reshape(1, 1, -1, 8)
@@ -134,7 +186,6 @@ def test_what_is_not_a_number_stays_so_and_stays_where_it_is():
 def test_asking_for_kernels_and_not_getting_them_is_an_error():
     q, k, v = projected(1, 2, 9, 16, count=3)
     refusals = {
-        "no gradients": (q.clone().requires_grad_(), k, v),
         "fp32, and a tensor is float64": (q.double(), k.double(), v.double()),
         "no padding": (q, k, v, torch.zeros(1, 9, dtype=torch.bool)),
         "side by side": (q.mT.contiguous().mT, k, v),
@@ -144,6 +195,8 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
         with pytest.raises(SubquadError, match=reason) as caught:
             ops.linear_attention(*tensors, backend="native")
         assert "\n" not in str(caught.value)
+    with pytest.raises(SubquadError, match="no gradients"):
+        ops.polar_attention(q.clone().requires_grad_(), k, v, torch.ones(2, 1, 16), backend="native")
     with use_backend("native"), pytest.raises(SubquadError, match="linear attention"):
         ops.linear_attention(q.double(), k.double(), v.double())
     with pytest.raises(SubquadError, match="unknown backend 'nativ': did you mean native"), use_backend("nativ"):
@@ -153,9 +206,10 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
 def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypatch):
     (q,) = projected(1, 2, 9, 16)
     assert uses_native("x", q) and not uses_native("x", q.double()) and not uses_native("x", q, cannot="reason")
-    assert not uses_native("x", q.clone().requires_grad_())
+    learned = q.clone().requires_grad_()
+    assert not uses_native("x", learned) and uses_native("x", learned, gradients=True)
     with torch.no_grad():
-        assert uses_native("x", q.clone().requires_grad_())
+        assert uses_native("x", learned)
     with use_backend("eager"):
         assert not uses_native("x", q) and uses_native("x", q, backend="native")
     monkeypatch.setenv("SUBQUAD_BACKEND", "eager")
@@ -175,15 +229,19 @@ def test_operations_are_operators_of_torch():
         native.inline_attention: (q, k, v),
         native.polar_attention: (q, k, v, power, None, None, 1e-6),
         native.agent_attention: (q, few, k, v, bias, bias),
-        native.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, 3, 4),
+        native.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
+        native.inline_attention_gradient: (q, q, k, v),
+        native.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
+        native.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
+        native.depthwise_gradient: (q, v, torch.randn(32, 3, 3), [3, 4]),
         native.pool: (q, 3, 4, 2, 2),
         native.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
         native.gaussian_gather: (q, few, v, 1.0),
         native.gaussian_spread: (q, few, few, 1.0),
         native.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
     }
-    operators = {value for name, value in vars(native).items() if name in native.__all__ and name != "missing"}
-    assert operators == calls.keys()
+    operators = {value for name, value in vars(native).items() if name in native.__all__}
+    assert operators - {native.missing, native.with_gradient} == calls.keys()
     for operator, arguments in calls.items():
         torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
 

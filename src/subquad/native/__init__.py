@@ -1,16 +1,22 @@
 """Fused kernels for the CPU, in C++: what eager PyTorch does in several passes over memory, in one or two.
 
-Forward only, fp32. `subquad.backends` decides when they are used; the operators are those of `torch.ops.subquad`.
+In fp32; some have gradients. `subquad.backends` decides when they are used; the operators are those of
+`torch.ops.subquad`.
 """
 
+from subquad.native.gradients import with_gradient
 from subquad.native.library import missing
 from subquad.native.operators import (
     agent_attention,
     convolve_windows,
+    depthwise,
+    depthwise_gradient,
     gaussian_gather,
     gaussian_spread,
     inline_attention,
+    inline_attention_gradient,
     linear_attention,
+    linear_attention_gradient,
     local_branch,
     newton_inverse,
     polar_attention,
@@ -20,13 +26,18 @@ from subquad.native.operators import (
 __all__ = [
     "agent_attention",
     "convolve_windows",
+    "depthwise",
+    "depthwise_gradient",
     "gaussian_gather",
     "gaussian_spread",
     "inline_attention",
+    "inline_attention_gradient",
     "linear_attention",
+    "linear_attention_gradient",
     "local_branch",
     "missing",
     "newton_inverse",
     "polar_attention",
     "pool",
+    "with_gradient",
 ]

@@ -42,16 +42,16 @@ def like_tokens(first: Tensor, *rest: Any) -> Tensor:
 
 
 def operator(
-    schema: str, flops: Callable[..., int] = lambda *shapes: 0, shape: Callable[..., Tensor] | None = like_tokens
+    schema: str,
+    flops: Callable[..., int] = lambda *shapes: 0,
+    shape: Callable[..., Any] | None = like_tokens,
+    result: str = "Tensor",
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Make `subquad::name` of a function: what it counts as from its arguments' shapes, and an empty result.
-
-    A function without a result changes its first argument.
-    """
+    """Make `subquad::name` of a function: what it counts as from its arguments' shapes, and empty results."""
     name = schema.partition("(")[0]
 
     def register(function: Callable[..., Any]) -> Any:
-        NAMESPACE.define(f"{schema} -> {'Tensor' if shape else '()'}")
+        NAMESPACE.define(f"{schema} -> {result}")
         NAMESPACE.impl(name, function, "CPU")
         torch.library.register_fake(f"subquad::{name}", shape or (lambda *given: None), lib=NAMESPACE)
         packet = getattr(torch.ops.subquad, name)
@@ -134,24 +134,108 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @operator(
-    "local_branch(Tensor(a!) y, Tensor v, Tensor? g, Tensor weight, Tensor? bias, int height, int width)",
-    lambda y, v, g, weight, *rest: 2 * y[0] * y[1] * y[3] * rest[1] * rest[2] * weight[-1] * weight[-2],
-    shape=None,
+    "linear_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, str feature_map, float eps)",
+    lambda grad, q, k, *rest: 3 * _product(q, k),
+    shape=lambda grad, q, k, v, *rest: tuple(map(empty_tokens, (q, k, v))),
+    result="(Tensor, Tensor, Tensor)",
 )
-def local_branch(
-    y: Tensor, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, height: int, width: int
+def linear_attention_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
+) -> tuple[Tensor, ...]:
+    """Of `linear_attention`, to q, k and v."""
+    grads = tuple(map(empty_tokens, (q, k, v)))
+    tokens = map(_tokens, (q, k, v, grad, *grads))
+    library().linear_attention_gradient(
+        _shape(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
+    )
+    return grads
+
+
+@operator(
+    "inline_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v)",
+    lambda grad, q, k, *rest: 3 * _product(q, k),
+    shape=lambda grad, q, k, v: tuple(map(empty_tokens, (q, k, v))),
+    result="(Tensor, Tensor, Tensor)",
+)
+def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Of `inline_attention`, to q, k and v."""
+    grads = tuple(map(empty_tokens, (q, k, v)))
+    library().inline_attention_gradient(_shape(q, k), *map(_tokens, (q, k, v, grad, *grads)))
+    return grads
+
+
+def _filter(v: Any, weight: Any, height: int, width: int) -> int:
+    """A depthwise convolution of the map."""
+    return 2 * v[0] * v[1] * v[3] * height * width * weight[-1] * weight[-2]
+
+
+def _run_branch(
+    out: Tensor, y: Tensor | None, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]
 ) -> None:
-    """Y ← (y + depthwise of v on its map) · g, from weight (h·d, k, k), or (b, h·d, k, k) of each image's own."""
     taps = weight.flatten(-2).mT.contiguous()
+    height, width = shape
     library().local_branch(
-        _shape(y, v),
-        *map(_tokens, (v, y, g, y)),
-        _Map(height, width, y.shape[2] - height * width),
+        _shape(out, v),
+        *map(_tokens, (v, y, g, out)),
+        _Map(height, width, out.shape[2] - height * width),
         _pointer(taps),
         *_long(taps.stride(0) if taps.dim() == 3 else 0),
         _pointer(None if bias is None else bias.contiguous()),
         ctypes.c_int32(weight.shape[-1]),
     )
+
+
+@operator(
+    "local_branch(Tensor(a!) y, Tensor v, Tensor? g, Tensor weight, Tensor? bias, int[] shape)",
+    lambda y, v, g, weight, bias, shape: _filter(v, weight, *shape),
+    shape=None,
+    result="()",
+)
+def local_branch(y: Tensor, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]) -> None:
+    """Y ← (y + depthwise of v on its map) · g, from weight (h·d, k, k), or (b, h·d, k, k) of each image's own."""
+    _run_branch(y, y, v, g, weight, bias, shape)
+
+
+@operator(
+    "depthwise(Tensor v, Tensor weight, Tensor? bias, int[] shape)",
+    lambda v, weight, bias, shape: _filter(v, weight, *shape),
+)
+def depthwise(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) -> Tensor:
+    """Depthwise convolution of the values on their map; 0 for tokens of the prefix."""
+    out = empty_tokens(v)
+    _run_branch(out, None, v, None, weight, bias, shape)
+    return out
+
+
+def _like_filter(weight: Tensor) -> tuple[Tensor, Tensor]:
+    return weight.new_empty(weight.shape), weight.new_empty(weight.shape[-3])
+
+
+@operator(
+    "depthwise_gradient(Tensor grad, Tensor v, Tensor weight, int[] shape)",
+    lambda grad, v, weight, shape: 2 * _filter(v, weight, *shape),
+    shape=lambda grad, v, weight, shape: (
+        empty_tokens(v),
+        torch.empty_like(weight),
+        weight.new_empty(weight.shape[-3]),
+    ),
+    result="(Tensor, Tensor, Tensor)",
+)
+def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]) -> tuple[Tensor, ...]:
+    """Of `depthwise`, to v, the weight and a bias."""
+    dv, bias = depthwise(grad, weight.flip(-1, -2), None, shape), weight.new_zeros(weight.shape[-3])
+    taps = weight.new_zeros(*weight.shape[:-3], weight.shape[-1] ** 2, weight.shape[-3])
+    height, width = shape
+    library().local_branch_gradient(
+        _shape(v, v),
+        *map(_tokens, (v, grad)),
+        _Map(height, width, v.shape[2] - height * width),
+        _pointer(taps),
+        *_long(taps.stride(0) if taps.dim() == 3 else 0),
+        _pointer(bias),
+        ctypes.c_int32(weight.shape[-1]),
+    )
+    return dv, taps.mT.unflatten(-1, weight.shape[-2:]).contiguous(), bias
 
 
 @operator(

@@ -19,8 +19,12 @@ def inline_attention(
     q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, backend: str | None = None
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
-    if uses_native("InLine attention", q, k, v, cannot=no_padding(padding), backend=backend):
-        return native.inline_attention(q, k, v)
+    if not uses_native("InLine attention", q, k, v, cannot=no_padding(padding), gradients=True, backend=backend):
+        return _inline(q, k, v, padding)
+    return native.with_gradient(native.inline_attention, native.inline_attention_gradient, _inline, q, k, v)
+
+
+def _inline(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
     # keys are centred before the product: subtracting afterwards cancels when they share a large mean
     k = zero_padding(k - mean_token(k, padding), padding)
     covariance = k.mT @ zero_padding(v, padding) / count_tokens(v, padding)

@@ -33,11 +33,20 @@ def linear_attention(
     backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
-    if uses_native("linear attention", q, k, v, cannot=no_padding(padding), backend=backend):
-        return native.linear_attention(q, k, v, feature_map, eps)
-    feature = FEATURE_MAPS[feature_map]
-    return by_image(
-        lambda q, k, v, padding: mix_features(feature(q), feature(k), v, padding, eps=eps), q, k, v, padding
+
+    def eager(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
+        feature = FEATURE_MAPS[feature_map]
+        return mix_features(feature(q), feature(k), v, padding, eps=eps)
+
+    if not uses_native("linear attention", q, k, v, cannot=no_padding(padding), gradients=True, backend=backend):
+        return by_image(eager, q, k, v, padding)
+    return native.with_gradient(
+        lambda *tokens: native.linear_attention(*tokens, feature_map, eps),
+        lambda grad, *tokens: native.linear_attention_gradient(grad, *tokens, feature_map, eps),
+        eager,
+        q,
+        k,
+        v,
     )
 
 

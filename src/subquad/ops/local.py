@@ -1,5 +1,6 @@
 """What is computed on the map: the local branch, a depthwise convolution of the values; sums over windows and bins."""
 
+import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
@@ -26,12 +27,36 @@ def add_local(
     grid than the queries' the values are resized bilinearly first. Prefix tokens, which have no place on the map, keep
     y · gate. The result may be `y` itself, changed.
     """
-    resized = None if grid == kv_grid else f"values on a grid of {kv_grid} are resized to {grid} first"
-    if uses_native("the local branch", y, v, gate, weight, bias, cannot=resized, backend=backend):
-        native.local_branch(y, v, gate, weight, bias, *grid.shape)
+    tensors = y, v, gate, weight, bias
+    learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    cannot = _kernels_cannot(weight.shape[-1], grid, kv_grid, learns)
+    fused = uses_native("the local branch", *tensors, cannot=cannot, gradients=True, backend=backend)
+    if fused and not learns:
+        native.local_branch(y, v, gate, weight, bias, grid.shape)
         return y
-    y = y + grid.to_heads(filter_map(values_on(grid, kv_grid, v), weight, bias), y.shape[1])
+
+    def branch(v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return grid.to_heads(filter_map(values_on(grid, kv_grid, v), weight, bias), y.shape[1])
+
+    def gradient(grad: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+        dv, of_weight, of_bias = native.depthwise_gradient(grad, v, weight, grid.shape)
+        return dv, of_weight, None if bias is None else of_bias
+
+    if fused:
+        y = y + native.with_gradient(
+            lambda *given: native.depthwise(*given, grid.shape), gradient, branch, v, weight, bias
+        )
+    else:
+        y = y + branch(v, weight, bias)
     return y if gate is None else y * gate
+
+
+def _kernels_cannot(kernel_size: int, grid: TokenGrid, kv_grid: TokenGrid, learns: bool) -> str | None:
+    if grid != kv_grid:
+        return f"values on a grid of {kv_grid} are resized to {grid} first"
+    if learns and kernel_size > 9:
+        return f"a kernel of {kernel_size} has no gradient there, only those up to 9"
+    return None
 
 
 def values_on(grid: TokenGrid, kv_grid: TokenGrid, v: Tensor) -> Tensor:

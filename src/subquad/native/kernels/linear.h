@@ -71,6 +71,94 @@ extern "C" void linear_attention(Shape shape, Tokens q, Tokens k, Tokens v, Toke
     });
 }
 
+// (rows × row) as its transpose, (width × row): rows and columns beyond `width` stay 0
+inline void transpose(const float* from, int64_t width, float* to) {
+    const int64_t row = padded(width);
+    for (int64_t i = 0; i < width; i++)
+        for (int64_t j = 0; j < width; j++) to[j * row + i] = from[i * row + j];
+}
+
+// A piece's rows of gradient, changed in place by the derivative of φ at x, to tokens
+inline void through_feature(const Tokens& x, const Piece& piece, int64_t width, int feature, Rows grad) {
+    for (int64_t t = 0; t < piece.count; t++) {
+        const float* from = x.at(piece.b, piece.h, piece.first + t);
+        for (int64_t c = 0; c < width; c += W) {
+            const int64_t n = width - c;
+            const vec value = n >= W ? load(from + c) : load(from + c, n), g = load(grad.data + t * grad.row + c);
+            const vec below = feature == RELU ? vec{} * g : g * exponential(value);
+            store(grad.data + t * grad.row + c, value > vec{} ? g : below);
+        }
+    }
+}
+
+// With y = φq S / (φq·z + ε): e = (g / den) Sᵀ, dφq = e - (φq·e / den) z, dS = φqᵀ (g / den), dz = -Σ (φq·e / den) φq
+// and from them dφk = (v dSᵀ + dz) / n, dv = φk dS / n.
+extern "C" void linear_attention_gradient(
+    Shape shape, Tokens q, Tokens k, Tokens v, Tokens grad, Tokens dq, Tokens dk, Tokens dv, int32_t feature,
+    float eps) {
+    const int64_t d = shape.width, row = padded(d), size = (d + 1) * row, square = d * row;
+    Sums sums(shape.threads, size), grads(shape.threads, size);
+    std::vector<float> states(shape.batch * shape.heads * (size + square)), turned(states.size());
+    // S or dS with z or dz behind, then its transpose
+    const auto collect = [&](Sums& from, std::vector<float>& to, int me, int all) {
+        heads(shape, me, all, [&](int64_t index) {
+            float* state = &to[index * (size + square)];
+            from.each_sum(index, [&](const float* part) {
+                for (int64_t i = 0; i < size; i++) state[i] += part[i] / float(shape.keys);
+            });
+            transpose(state, d, state + size);
+        });
+    };
+    parallel(shape.threads, [&](int me, int all) {
+        std::vector<float> room(T * row), scaled(T * row), spare, other;
+        sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
+            features(k, piece, d, feature, room.data());
+            const Rows values = values_of(v, piece, d, spare);
+            multiply(d, row, piece.count, {room.data(), 1, row}, values.data, values.row, {sum, row}, true);
+            add_rows(room.data(), row, piece.count, row, sum + square);
+        });
+        collect(sums, states, me, all);
+        grads.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
+            const float *state = &states[piece.index * (size + square)], *z = state + square;
+            features(q, piece, d, feature, room.data());
+            const Rows g = values_of(grad, piece, d, other);
+            float scales[T];
+            for (int64_t t = 0; t < piece.count; t++) {
+                scales[t] = 1 / (product(&room[t * row], z, row) + eps);
+                for (int64_t c = 0; c < row; c += W)
+                    store(&scaled[t * row + c], load(g.data + t * g.row + c) * scales[t]);
+            }
+            to_tokens(dq, piece, d, spare, [&](Rows e) {
+                multiply(piece.count, row, d, {scaled.data(), row, 1}, state + size, row, e);
+                for (int64_t t = 0; t < piece.count; t++) {
+                    const float lost = -product(&room[t * row], e.data + t * e.row, row) * scales[t];
+                    for (int64_t c = 0; c < row; c += W) {
+                        float *to = e.data + t * e.row + c, *dz = sum + square + c;
+                        store(dz, load(dz) + load(&room[t * row + c]) * lost);
+                        store(to, load(to) + load(z + c) * lost);
+                    }
+                }
+                through_feature(q, piece, d, feature, e);
+            });
+            multiply(d, row, piece.count, {room.data(), 1, row}, scaled.data(), row, {sum, row}, true);
+        });
+        collect(grads, turned, me, all);
+        pieces(shape, shape.keys, me, all, [&](const Piece& piece) {
+            const float* state = &turned[piece.index * (size + square)];
+            features(k, piece, d, feature, room.data());
+            to_tokens(dv, piece, d, spare, [&](Rows c) {
+                multiply(piece.count, row, d, {room.data(), row, 1}, state, row, c);
+            });
+            to_tokens(dk, piece, d, spare, [&](Rows c) {
+                for (int64_t t = 0; t < piece.count; t++)
+                    for (int64_t i = 0; i < row; i += W) store(c.data + t * c.row + i, load(state + square + i));
+                multiply(piece.count, row, d, {v.at(piece.b, piece.h, piece.first), v.token, 1}, state + size, row, c, true);
+                through_feature(k, piece, d, feature, c);
+            });
+        });
+    });
+}
+
 extern "C" void inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out) {
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row;  // the covariance, then the mean of v
     const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
@@ -112,6 +200,77 @@ extern "C" void inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, Toke
                 for (int64_t t = 0; t < piece.count; t++)
                     for (int64_t i = 0; i < row; i += W) store(c.data + t * c.row + i, load(state + d * row + i));
                 multiply(piece.count, row, d, {q.at(piece.b, piece.h, piece.first), q.token, 1}, state, row, c, true);
+            });
+        });
+    });
+}
+
+// With y = v̄ + q C, C = s (k - k̄)ᵀ v / n: dq = g Cᵀ, dC = qᵀ g, dv = s (k - k̄) dC / n + Σ g / n, dk = s (v - v̄) dCᵀ / n.
+extern "C" void inline_attention_gradient(
+    Shape shape, Tokens q, Tokens k, Tokens v, Tokens grad, Tokens dq, Tokens dk, Tokens dv) {
+    const int64_t d = shape.width, row = padded(d), square = d * row, all_heads = shape.batch * shape.heads;
+    const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
+    Sums sums(shape.threads, 2 * row), states(shape.threads, square), grads(shape.threads, square + row);
+    std::vector<float> means(all_heads * 2 * row), covariance(all_heads * square);
+    std::vector<float> gradient(all_heads * (2 * square + row));  // dC, Σ g, dCᵀ
+    parallel(shape.threads, [&](int me, int all) {
+        std::vector<float> room(T * row), spare, other;
+        const auto centred = [&](const Tokens& x, const Piece& piece, const float* mean) {
+            const Rows rows = values_of(x, piece, d, spare);
+            for (int64_t t = 0; t < piece.count; t++)
+                for (int64_t c = 0; c < row; c += W)
+                    store(&room[t * row + c], load(rows.data + t * rows.row + c) - load(mean + c));
+        };
+        sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
+            const Rows keys = values_of(k, piece, d, spare);
+            add_rows(keys.data, keys.row, piece.count, row, sum);
+            const Rows values = values_of(v, piece, d, spare);
+            add_rows(values.data, values.row, piece.count, row, sum + row);
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            sums.each_sum(index, [&](const float* part) {
+                for (int64_t i = 0; i < 2 * row; i++) means[index * 2 * row + i] += part[i] / float(shape.keys);
+            });
+        });
+        states.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
+            centred(k, piece, &means[piece.index * 2 * row]);
+            const Rows values = values_of(v, piece, d, spare);
+            multiply(d, row, piece.count, {room.data(), 1, row}, values.data, values.row, {sum, row}, true);
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            std::vector<float> total(square);
+            states.each_sum(index, [&](const float* part) {
+                for (int64_t i = 0; i < square; i++) total[i] += part[i] * scale;
+            });
+            transpose(total.data(), d, &covariance[index * square]);
+        });
+        grads.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
+            const Rows g = values_of(grad, piece, d, other);
+            add_rows(g.data, g.row, piece.count, row, sum + square);
+            multiply(d, row, piece.count, {q.at(piece.b, piece.h, piece.first), 1, q.token}, g.data, g.row, {sum, row}, true);
+            to_tokens(dq, piece, d, spare, [&](Rows c) {
+                multiply(piece.count, row, d, {g.data, g.row, 1}, &covariance[piece.index * square], row, c);
+            });
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            float* to = &gradient[index * (2 * square + row)];
+            grads.each_sum(index, [&](const float* part) {
+                for (int64_t i = 0; i < square; i++) to[i] += part[i] * scale;
+                for (int64_t i = square; i < square + row; i++) to[i] += part[i] / float(shape.keys);
+            });
+            transpose(to, d, to + square + row);
+        });
+        pieces(shape, shape.keys, me, all, [&](const Piece& piece) {
+            const float *dc = &gradient[piece.index * (2 * square + row)], *mean = &means[piece.index * 2 * row];
+            centred(k, piece, mean);
+            to_tokens(dv, piece, d, spare, [&](Rows c) {
+                for (int64_t t = 0; t < piece.count; t++)
+                    for (int64_t i = 0; i < row; i += W) store(c.data + t * c.row + i, load(dc + square + i));
+                multiply(piece.count, row, d, {room.data(), row, 1}, dc, row, c, true);
+            });
+            centred(v, piece, mean + row);
+            to_tokens(dk, piece, d, spare, [&](Rows c) {
+                multiply(piece.count, row, d, {room.data(), row, 1}, dc + square + row, row, c);
             });
         });
     });

@@ -25,7 +25,7 @@ inline void places(const Branch& it, int64_t b, int64_t h, int64_t row, int64_t 
     const int64_t token = it.map.prefix + row * it.map.width + x;
     vec sums[X];
     const vec bias = it.bias ? read(it.bias + channel) : vec{};
-    for (int i = 0; i < X; i++) sums[i] = read(it.y.at(b, h, token + i) + c) + bias;
+    for (int i = 0; i < X; i++) sums[i] = it.y.data ? read(it.y.at(b, h, token + i) + c) + bias : bias;
     for (int64_t r = top; r < bottom; r++) {
         const float* taps = it.weight + (r - row + half) * size * it.channels + channel;
         if constexpr (X > 1) {
@@ -72,8 +72,8 @@ inline void branch_row(const Branch& it, const Shape& shape, int64_t b, int64_t 
         }
 }
 
-// out = (y + depthwise of v [+ bias]) [· g]. Weights are (taps, h·d) for each image, `weight_batch` numbers apart (0 for
-// the same); tokens of the prefix have no place on the map and get y [· g].
+// out = ([y +] depthwise of v [+ bias]) [· g]. Weights are (taps, h·d) for each image, `weight_batch` numbers apart (0 for
+// the same); tokens of the prefix have no place on the map and get y [· g] or 0.
 extern "C" void local_branch(
     Shape shape, Tokens v, Tokens y, Tokens g, Tokens out, Map map, const float* weight, int64_t weight_batch,
     const float* bias, int32_t kernel_size) {
@@ -91,12 +91,69 @@ extern "C" void local_branch(
                 for (int64_t t = 0; t < map.prefix; t++)
                     for (int64_t h = 0; h < shape.heads; h++)
                         for (int64_t c = 0; c < shape.width; c++)
-                            out.at(b, h, t)[c] = y.at(b, h, t)[c] * (g.data ? g.at(b, h, t)[c] : 1);
+                            out.at(b, h, t)[c] = (y.data ? y.at(b, h, t)[c] : 0) * (g.data ? g.at(b, h, t)[c] : 1);
             } else if (kernel_size == 3) branch_row<3>(mine, shape, b, row);
             else if (kernel_size == 5) branch_row<5>(mine, shape, b, row);
             else if (kernel_size == 7) branch_row<7>(mine, shape, b, row);
             else if (kernel_size == 9) branch_row<9>(mine, shape, b, row);
             else branch_row<0>(mine, shape, b, row);
         }
+    });
+}
+
+// The gradient of the weights, (taps, channels) of an image or, with `weight_batch` 0, of all, and of the bias
+template <int K>
+inline void branch_gradient(
+    const Branch& it, const Tokens& grad, int64_t b, int64_t h, int64_t c, int64_t channel, int64_t count, float* weight,
+    float* bias) {
+    constexpr int half = K / 2;
+    const bool whole = count >= W;
+    const auto read = [&](const float* p) { return whole ? load(p) : load(p, count); };
+    const auto add = [&](float* p, vec x) { whole ? store(p, load(p) + x) : store(p, load(p, count) + x, count); };
+    const int64_t width = it.map.width;
+    for (int64_t row = 0; row < it.map.height; row++) {
+        const float* from = grad.at(b, h, it.map.prefix + row * width) + c;
+        vec total{};
+        for (int64_t x = 0; bias && x < width; x++) total += read(from + x * grad.token);
+        if (bias) add(bias + channel, total);
+        for (int64_t r = std::max<int64_t>(0, row - half); r < std::min(it.map.height, row + half + 1); r++) {
+            const float* line = it.v.at(b, h, it.map.prefix + r * width) + c;
+            vec sums[K]{};
+            const auto clipped = [&](int64_t x) {
+                const vec g = read(from + x * grad.token);
+                for (int s = 0; s < K; s++)
+                    if (x + s >= half && x + s - half < width) sums[s] += g * read(line + (x + s - half) * it.v.token);
+            };
+            int64_t x = 0;
+            for (; x < std::min<int64_t>(half, width); x++) clipped(x);
+            if (whole)
+                for (; x + half < width; x++) {
+                    const vec g = load(from + x * grad.token);
+                    UNROLLED
+                    for (int s = 0; s < K; s++) sums[s] += g * load(line + (x + s - half) * it.v.token);
+                }
+            for (; x < width; x++) clipped(x);
+            for (int s = 0; s < K; s++) add(weight + ((r - row + half) * K + s) * it.channels + channel, sums[s]);
+        }
+    }
+}
+
+extern "C" void local_branch_gradient(
+    Shape shape, Tokens v, Tokens grad, Map map, float* weight, int64_t weight_batch, float* bias,
+    int32_t kernel_size) {
+    const Branch it{v, {}, {}, {}, map, nullptr, nullptr, shape.heads * shape.width, kernel_size};
+    if (v.head == shape.width && grad.head == shape.width) shape.width *= shape.heads, shape.heads = 1;
+    const int64_t parts = (shape.width + W - 1) / W, total = shape.heads * parts;
+    parallel(shape.threads, [&](int me, int all) {
+        for (int64_t i = total * me / all; i < total * (me + 1) / all; i++)
+            for (int64_t b = 0; b < shape.batch; b++) {
+                const int64_t h = i / parts, c = i % parts * W, channel = h * shape.width + c, count = shape.width - c;
+                float* taps = weight + b * weight_batch;
+                if (kernel_size == 1) branch_gradient<1>(it, grad, b, h, c, channel, count, taps, bias);
+                if (kernel_size == 3) branch_gradient<3>(it, grad, b, h, c, channel, count, taps, bias);
+                if (kernel_size == 5) branch_gradient<5>(it, grad, b, h, c, channel, count, taps, bias);
+                if (kernel_size == 7) branch_gradient<7>(it, grad, b, h, c, channel, count, taps, bias);
+                if (kernel_size == 9) branch_gradient<9>(it, grad, b, h, c, channel, count, taps, bias);
+            }
     });
 }

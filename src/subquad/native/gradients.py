@@ -1,0 +1,50 @@
+"""Kernels with a gradient: the kernel's own, and where gradients of it are wanted too, that of the eager form."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernel: Callable[..., Tensor],
+        gradient: Callable[..., tuple[Tensor | None, ...]],
+        eager: Callable[..., Tensor],
+        *tensors: Tensor | None,
+    ) -> Tensor:
+        ctx.gradient, ctx.eager = gradient, eager
+        ctx.save_for_backward(*tensors)
+        return kernel(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), tensors = grads, ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            # a sum's gradient, for one, is a single number expanded
+            grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+            return None, None, None, *ctx.gradient(grad, *tensors)
+        wanted = [k for k, tensor in enumerate(tensors) if tensor is not None and tensor.requires_grad]
+        with torch.enable_grad():
+            result = ctx.eager(*tensors)
+        found = torch.autograd.grad(result, [tensors[k] for k in wanted], grad, create_graph=True, allow_unused=True)
+        places = dict(zip(wanted, found, strict=True))
+        return None, None, None, *(places.get(k) for k in range(len(tensors)))
+
+
+def with_gradient(
+    kernel: Callable[..., Tensor],
+    gradient: Callable[..., tuple[Tensor | None, ...]],
+    eager: Callable[..., Tensor],
+    *tensors: Tensor | None,
+) -> Tensor:
+    """`kernel(*tensors)`, differentiable by `gradient(grad, *tensors)`, which has a result for each of them.
+
+    Gradients of gradients go through `eager(*tensors)`, which computes the same.
+    """
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return _WithGradient.apply(kernel, gradient, eager, *tensors)
+    return kernel(*tensors)
