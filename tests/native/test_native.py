@@ -93,7 +93,12 @@ def test_means_windows_and_biases_of_the_map(grid):
     (x,) = projected(2, 3, grid.num_tokens, 24)
     for bins in (TokenGrid(1, 1), TokenGrid(1, 7), TokenGrid(grid.height, grid.width)):
         got = ops.pool_tokens(x, grid, bins, backend="native")
-        assert_close(got.double(), ops.pool_tokens(x.double(), grid, bins), rtol=1e-5, atol=1e-6)
+        expected = ops.pool_tokens(x.double(), grid, bins)
+        assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
+        ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+        (got,) = torch.autograd.grad(ops.pool_tokens(ours, grid, bins, backend="native"), ours, got)
+        (wide,) = torch.autograd.grad(ops.pool_tokens(theirs, grid, bins), theirs, expected)
+        assert_close(got.double(), wide, rtol=1e-4, atol=1e-5)
     weight = torch.randn(24, 24, 1, 3)
     got = ops.convolve_windows(x, weight, grid, backend="native")
     assert_close(got.double(), ops.convolve_windows(x.double(), weight.double(), grid), rtol=1e-4, atol=1e-4)
@@ -138,6 +143,39 @@ def test_gradients_of_the_cores(operation, width, threads):
             assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("count", [4, 17])
+def test_gradients_of_agent_attention(width, threads, count):
+    torch.set_num_threads(threads)
+    try:
+        (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+        biases = torch.randn(3, count, 130), torch.randn(3, 70, count)
+        tensors = q, torch.randn(2, 3, count, width), k, v, *biases
+        expected = gradients_of(ops.agent_attention, [x.double() for x in tensors], weight.double())
+        got = gradients_of(lambda *x: ops.agent_attention(*x, backend="native"), tensors, weight)
+        for one, other in zip(got, expected, strict=True):
+            assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("size", [1, 9, 49])
+@pytest.mark.parametrize("gradient", ["steps", "inverse"])
+def test_gradients_of_newtons_steps(size, gradient):
+    x = 0.3 * torch.randn(2, 3, size, 16)
+    weight = torch.randn(2, 3, size, size)
+
+    def inverse(x):
+        return ops.newton_inverse(ops.gaussian_kernel(x, x), gradient=gradient)
+
+    expected = gradients_of(inverse, [x.double()], weight.double())
+    with use_backend("native"):
+        got = gradients_of(inverse, [x], weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=2e-4 * other.abs().max().item())
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -231,13 +269,16 @@ def test_operations_are_operators_of_torch():
         native.agent_attention: (q, few, k, v, bias, bias),
         native.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
         native.inline_attention_gradient: (q, q, k, v),
+        native.agent_attention_gradient: (q, q, few, k, v, bias[0], bias[0]),
         native.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
         native.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
         native.depthwise_gradient: (q, v, torch.randn(32, 3, 3), [3, 4]),
-        native.pool: (q, 3, 4, 2, 2),
+        native.pool: (q, [3, 4], [2, 2]),
+        native.pool_gradient: (few, q, [3, 4], [2, 2]),
         native.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
         native.gaussian_gather: (q, few, v, 1.0),
         native.gaussian_spread: (q, few, few, 1.0),
+        native.newton_inverse_gradient: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
         native.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
     }
     operators = {value for name, value in vars(native).items() if name in native.__all__}

@@ -8,6 +8,7 @@ from subquad.native.gradients import with_gradient
 from subquad.native.library import missing
 from subquad.native.operators import (
     agent_attention,
+    agent_attention_gradient,
     convolve_windows,
     depthwise,
     depthwise_gradient,
@@ -19,12 +20,15 @@ from subquad.native.operators import (
     linear_attention_gradient,
     local_branch,
     newton_inverse,
+    newton_inverse_gradient,
     polar_attention,
     pool,
+    pool_gradient,
 )
 
 __all__ = [
     "agent_attention",
+    "agent_attention_gradient",
     "convolve_windows",
     "depthwise",
     "depthwise_gradient",
@@ -37,7 +41,9 @@ __all__ = [
     "local_branch",
     "missing",
     "newton_inverse",
+    "newton_inverse_gradient",
     "polar_attention",
     "pool",
+    "pool_gradient",
     "with_gradient",
 ]

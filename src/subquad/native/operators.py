@@ -285,16 +285,63 @@ def agent_attention(
     return out
 
 
+def _agent_gradients(
+    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
+) -> tuple[Tensor, ...]:
+    dq, dk, dv = map(empty_tokens, (q, k, v))
+    dkey_bias, dquery_bias = (x.new_empty(*x.shape[:3], agents.shape[2]) for x in (k, q))
+    return dq, agents.new_empty(agents.shape), dk, dv, dkey_bias, dquery_bias
+
+
 @operator(
-    "pool(Tensor x, int height, int width, int down, int across)",
-    shape=lambda x, height, width, down, across: x.new_empty(*x.shape[:2], down * across, x.shape[3]),
+    "agent_attention_gradient(Tensor grad, Tensor q, Tensor agents, Tensor k, Tensor v, Tensor key_bias, "
+    "Tensor query_bias)",
+    lambda grad, q, agents, k, *rest: 4 * q[0] * q[1] * q[3] * agents[2] * (2 * q[2] + 2 * k[2]),
+    shape=_agent_gradients,
+    result="(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def pool(x: Tensor, height: int, width: int, down: int, across: int) -> Tensor:
-    """Means (b, h, a, d) of the tokens on a map over `down` × `across` adaptive bins."""
-    out = x.new_empty(*x.shape[:2], down * across, x.shape[3])
+def agent_attention_gradient(
+    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
+) -> tuple[Tensor, ...]:
+    """Of `agent_attention` to all but the biases (h, a, n), and to these as (b, h, n, a)."""
+    grads = _agent_gradients(grad, q, agents, k, v, key_bias, query_bias)
+    dq, dagents, dk, dv, dkey_bias, dquery_bias = grads
+    library().agent_attention_gradient(
+        _shape(q, k),
+        _tokens(q),
+        _pointer(agents.contiguous()),
+        *_long(agents.shape[2]),
+        *map(_tokens, (k, v)),
+        *(_bias([bias]) for bias in (key_bias, query_bias)),
+        *map(_tokens, (grad, dq)),
+        _pointer(dagents),
+        *map(_tokens, (dk, dv)),
+        *map(_pointer, (dkey_bias, dquery_bias)),
+    )
+    return grads
+
+
+@operator(
+    "pool(Tensor x, int[] shape, int[] bins)",
+    shape=lambda x, shape, bins: x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3]),
+)
+def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
+    """Means (b, h, a, d) of the tokens on a map over its adaptive bins."""
+    height, width = shape
+    out = x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3])
     grid = _Map(height, width, x.shape[2] - height * width)
-    library().pool(_shape(x, x), _tokens(x), grid, *_long(down, across), _pointer(out))
+    library().pool(_shape(x, x), _tokens(x), grid, *_long(*bins), _pointer(out))
     return out
+
+
+@operator("pool_gradient(Tensor grad, Tensor x, int[] shape, int[] bins)", shape=lambda grad, x, *rest: empty_tokens(x))
+def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
+    """Of `pool`, to x."""
+    height, width = shape
+    dx = empty_tokens(x).zero_()
+    grid = _Map(height, width, x.shape[2] - height * width)
+    library().pool_gradient(_shape(x, x), _pointer(grad.contiguous()), grid, *_long(*bins), _tokens(dx))
+    return dx
 
 
 def _empty_windows(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
@@ -360,3 +407,22 @@ def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
         ctypes.c_int32(torch.get_num_threads()),
     )
     return out
+
+
+@operator(
+    "newton_inverse_gradient(Tensor grad, Tensor gram, Tensor alpha, int steps)",
+    lambda grad, gram, alpha, steps: 8 * steps * torch.Size(gram).numel() * gram[-1],
+    shape=lambda grad, gram, alpha, steps: (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)),
+    result="(Tensor, Tensor)",
+)
+def newton_inverse_gradient(grad: Tensor, gram: Tensor, alpha: Tensor, steps: int) -> tuple[Tensor, ...]:
+    """Of `newton_inverse`, to gram and alpha; both matrices are symmetric."""
+    grads, m = (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)), gram.shape[-1]
+    library().newton_inverse_gradient(
+        *(_pointer(x.contiguous()) for x in (grad, gram, alpha)),
+        *_long(gram.numel() // m**2, m),
+        ctypes.c_int32(steps),
+        *map(_pointer, grads),
+        ctypes.c_int32(torch.get_num_threads()),
+    )
+    return grads

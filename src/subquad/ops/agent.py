@@ -33,11 +33,38 @@ def agent_attention(
     `key_bias` (h, a, n_k) is B₁, `query_bias` (h, n_q, a) is B₂, or each is the tables of (h, a, n); `padding` (b, n_k)
     and `idle` (b, a) leave out keys and agents.
     """
+    agents = agents.contiguous()
     biases = _parts(key_bias), _parts(query_bias.mT if isinstance(query_bias, Tensor) else query_bias)
     tensors = q, agents, k, v, *biases[0], *biases[1]
-    if uses_native("agent attention", *tensors, cannot=no_padding(padding), backend=backend):
-        return native.agent_attention(q, agents, k, v, *biases)
-    key_bias, query_bias = _written_out(key_bias, query_bias)
+    fused = uses_native("agent attention", *tensors, cannot=no_padding(padding), gradients=True, backend=backend)
+    if not fused:
+        return _agent(q, agents, k, v, *_written_out(key_bias, query_bias), padding, idle)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        written = _written_out(key_bias, query_bias)
+        return native.with_gradient(_kernel, _kernel_gradient, _agent, q, agents, k, v, *written)
+    return native.agent_attention(q, agents, k, v, *biases)
+
+
+def _kernel(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor) -> Tensor:
+    return native.agent_attention(q, agents, k, v, [key_bias], [query_bias.mT])
+
+
+def _kernel_gradient(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    *others, query_bias = tensors
+    *grads, dkey_bias, dquery_bias = native.agent_attention_gradient(grad, *others, query_bias.mT)
+    return *grads, dkey_bias.sum(dim=0).mT, dquery_bias.sum(dim=0)
+
+
+def _agent(
+    q: Tensor,
+    agents: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor,
+    query_bias: Tensor,
+    padding: Tensor | None = None,
+    idle: Tensor | None = None,
+) -> Tensor:
     key_bias = _forbid(key_bias.to(q.dtype), padding)
     query_bias = _forbid(query_bias.to(q.dtype), idle)
     if _maps_are_small(q, agents):

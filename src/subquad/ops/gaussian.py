@@ -120,14 +120,23 @@ def newton_inverse(
 
 
 def _iterate(gram: Tensor, alpha: Tensor, identity: Tensor, steps: int) -> Tensor:
-    if uses_native("Newton's steps", gram, alpha):
-        return native.newton_inverse(gram, alpha, steps)
-    inverse = alpha * gram
-    for _ in range(steps):
-        # 2Y − YBY with the residual split off and kept symmetric: half the rounding error of the plain form in fp32
-        inverse = inverse + inverse @ (identity - gram @ inverse)
-        inverse = (inverse + inverse.mT) / 2
-    return inverse
+    def eager(gram: Tensor, alpha: Tensor) -> Tensor:
+        inverse = alpha * gram
+        for _ in range(steps):
+            # 2Y − YBY with the residual split off and kept symmetric: half the rounding error of the plain form in fp32
+            inverse = inverse + inverse @ (identity - gram @ inverse)
+            inverse = (inverse + inverse.mT) / 2
+        return inverse
+
+    if not uses_native("Newton's steps", gram, alpha, gradients=True):
+        return eager(gram, alpha)
+    return native.with_gradient(
+        lambda *matrices: native.newton_inverse(*matrices, steps),
+        lambda grad, *matrices: native.newton_inverse_gradient(grad, *matrices, steps),
+        eager,
+        gram,
+        alpha,
+    )
 
 
 def row_sum(gram: Tensor) -> Tensor:

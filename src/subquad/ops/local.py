@@ -80,9 +80,16 @@ def filter_map(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | None = None) -> Tensor:
     """Means (b, h, y·x of bins, d) of the tokens (b, h, n, d) on the map of `grid` over adaptive bins."""
-    if uses_native("means over the map", x, backend=backend):
-        return native.pool(x, *grid.shape, *bins.shape)
-    return bins.to_heads(F.adaptive_avg_pool2d(grid.to_map(x), bins.shape), x.shape[1])
+    shapes = grid.shape, bins.shape
+
+    def eager(x: Tensor) -> Tensor:
+        return bins.to_heads(F.adaptive_avg_pool2d(grid.to_map(x), bins.shape), x.shape[1])
+
+    if not uses_native("means over the map", x, gradients=True, backend=backend):
+        return eager(x)
+    return native.with_gradient(
+        lambda x: native.pool(x, *shapes), lambda grad, x: (native.pool_gradient(grad, x, *shapes),), eager, x
+    )
 
 
 def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str | None = None) -> Tensor:

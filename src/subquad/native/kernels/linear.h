@@ -24,20 +24,6 @@ inline void features(const Tokens& x, const Piece& piece, int64_t width, int fea
     }
 }
 
-inline void add_rows(const float* x, int64_t row, int64_t count, int64_t width, float* sums) {
-    for (int64_t c = 0; c < width; c += W) {
-        vec total = load(sums + c);
-        for (int64_t t = 0; t < count; t++) total += load(x + t * row + c);
-        store(sums + c, total);
-    }
-}
-
-inline float product(const float* x, const float* y, int64_t width) {
-    vec total{};
-    for (int64_t c = 0; c < width; c += W) total += load(x + c) * load(y + c);
-    return sum(total);
-}
-
 extern "C" void linear_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out, int32_t feature, float eps) {
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row;  // Σ φ(k)ᵀ v, then Σ φ(k)
     Sums sums(shape.threads, size);

@@ -84,30 +84,54 @@ public:
     }
 };
 
-// out (b, h, a, d) = means of the tokens over adaptive bins of the map, `across` of them in each of `down` rows
+// Adaptive bins, `across` of them in each of `down` rows: they overlap where they do not divide the map.
+struct Bin {
+    int64_t top, bottom, left, right;
+    float share;
+    Bin(const Map& map, int64_t row, int64_t column, int64_t down, int64_t across)
+        : top(row * map.height / down), bottom(((row + 1) * map.height + down - 1) / down),
+          left(column * map.width / across), right(((column + 1) * map.width + across - 1) / across),
+          share(1.0f / ((bottom - top) * (right - left))) {}
+};
+
+// out (b, h, a, d) = means of the tokens over the bins
 extern "C" void pool(Shape shape, Tokens x, Map map, int64_t down, int64_t across, float* out) {
-    const int64_t d = shape.width, bins = down * across, total = shape.batch * down;
+    const int64_t d = shape.width, bins = down * across, total = shape.batch * shape.heads * down;
     parallel(shape.threads, [&](int me, int all) {
         for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
-            const int64_t b = i / down, row = i % down;
-            const int64_t top = row * map.height / down, bottom = ((row + 1) * map.height + down - 1) / down;
-            for (int64_t h = 0; h < shape.heads; h++)
-                for (int64_t column = 0; column < across; column++) {
-                    const int64_t left = column * map.width / across;
-                    const int64_t right = ((column + 1) * map.width + across - 1) / across;
-                    const float share = 1.0f / ((bottom - top) * (right - left));
-                    float* to = out + ((b * shape.heads + h) * bins + row * across + column) * d;
-                    for (int64_t c = 0; c < d; c += W) {
-                        vec total{};
-                        for (int64_t r = top; r < bottom; r++)
-                            for (int64_t s = left; s < right; s++) {
-                                const float* from = x.at(b, h, map.prefix + r * map.width + s) + c;
-                                total += d - c >= W ? load(from) : load(from, d - c);
-                            }
-                        d - c >= W ? store(to + c, total * share) : store(to + c, total * share, d - c);
-                    }
+            const int64_t index = i / down, b = index / shape.heads, h = index % shape.heads, row = i % down;
+            for (int64_t column = 0; column < across; column++) {
+                const Bin bin(map, row, column, down, across);
+                float* to = out + (index * bins + row * across + column) * d;
+                for (int64_t c = 0; c < d; c += W) {
+                    vec sums{};
+                    for (int64_t r = bin.top; r < bin.bottom; r++)
+                        for (int64_t s = bin.left; s < bin.right; s++) {
+                            const float* from = x.at(b, h, map.prefix + r * map.width + s) + c;
+                            sums += d - c >= W ? load(from) : load(from, d - c);
+                        }
+                    d - c >= W ? store(to + c, sums * bin.share) : store(to + c, sums * bin.share, d - c);
                 }
+            }
         }
+    });
+}
+
+// dx of zeros += the share of each bin's gradient (b, h, a, d) for its tokens
+extern "C" void pool_gradient(Shape shape, const float* grad, Map map, int64_t down, int64_t across, Tokens dx) {
+    const int64_t d = shape.width, bins = down * across;
+    parallel(shape.threads, [&](int me, int all) {
+        heads(shape, me, all, [&](int64_t index) {
+            for (int64_t a = 0; a < bins; a++) {
+                const Bin bin(map, a / across, a % across, down, across);
+                const float* from = grad + (index * bins + a) * d;
+                for (int64_t r = bin.top; r < bin.bottom; r++)
+                    for (int64_t s = bin.left; s < bin.right; s++) {
+                        float* to = dx.at(index / shape.heads, index % shape.heads, map.prefix + r * map.width + s);
+                        for (int64_t c = 0; c < d; c++) to[c] += bin.share * from[c];
+                    }
+            }
+        });
     });
 }
 

@@ -115,3 +115,17 @@ void to_tokens(const Tokens& out, const Piece& piece, int64_t width, std::vector
     if (!direct)
         for (int64_t t = 0; t < piece.count; t++) std::memcpy(first + t * out.token, &room[t * row], width * sizeof(float));
 }
+
+inline void add_rows(const float* x, int64_t row, int64_t count, int64_t width, float* sums) {
+    for (int64_t c = 0; c < width; c += W) {
+        vec total = load(sums + c);
+        for (int64_t t = 0; t < count; t++) total += load(x + t * row + c);
+        store(sums + c, total);
+    }
+}
+
+inline float product(const float* x, const float* y, int64_t width) {
+    vec total{};
+    for (int64_t c = 0; c < width; c += W) total += load(x + c) * load(y + c);
+    return sum(total);
+}
