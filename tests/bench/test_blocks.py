@@ -39,6 +39,12 @@ def test_softmax_is_left_out_where_it_would_take_too_long():
     assert "None" not in blocks_table([row])
 
 
+def test_softmax_is_compared_with_where_its_textbook_form_would_fill_the_memory():
+    linear, softmax = measure_blocks(["linear", "softmax"], [4225], dim=2, num_heads=1, repeats=1)
+    assert linear.softmax_gain > 0 and softmax.textbook_ms is None and softmax.textbook_gain is None
+    assert "None" not in blocks_table([linear, softmax])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

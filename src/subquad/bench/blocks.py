@@ -13,7 +13,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from subquad.attention import ATTENTION
+from subquad.attention import ATTENTION, QUADRATIC
 from subquad.bench.memory import peak_memory_mb
 from subquad.bench.scaling import interleaved_ms, square
 from subquad.bench.textbook import TEXTBOOK
@@ -41,10 +41,10 @@ class BlockRow:
     block_ms: float
     projections_ms: float
     core_ms: float
-    textbook_ms: float
+    textbook_ms: float | None
     softmax_ms: float | None
     over_projections: float
-    textbook_gain: float
+    textbook_gain: float | None
     softmax_gain: float | None
     spread: float
     peak_mb: float
@@ -61,12 +61,13 @@ def measure_blocks(
     device: torch.device | str = "cpu",
     backward: bool = False,
     repeats: int = 15,
-    max_softmax_tokens: int = 4096,
+    max_softmax_tokens: int = 16384,
     log: Callable[[str], None] = lambda line: None,
 ) -> list[BlockRow]:
     """Time attention layers on square grids; all parts of all mechanisms take turns within each repeat.
 
-    Softmax is left out above `max_softmax_tokens`, where a repeat would take seconds.
+    Softmax is left out above `max_softmax_tokens`, where a repeat would take seconds, and above 4,096 its textbook
+    form, which writes its map out.
     """
     for mechanism in mechanisms:
         if mechanism not in ATTENTION:
@@ -118,12 +119,14 @@ def _parts(
     def projections() -> Tensor:
         return layer.project(x).sum() + layer.proj(x).sum() if backward else (layer.project(x), layer.proj(x))[1]
 
-    return {
+    parts = {
         "block": _timed(lambda: layer(x, grid=grid), backward),
         "projections": _timed(projections, backward),
         "core": _timed(lambda: layer.inner(**inputs, grid=grid, kv_grid=grid), backward),
-        "textbook": _timed(lambda: TEXTBOOK[name](layer.inner, supply, grid), backward),
     }
+    if name not in QUADRATIC or length <= 4096:
+        parts["textbook"] = _timed(lambda: TEXTBOOK[name](layer.inner, supply, grid), backward)
+    return parts
 
 
 def _timed(run: Callable[[], Tensor], backward: bool) -> Callable[[], Any]:
@@ -138,10 +141,10 @@ def _timed(run: Callable[[], Tensor], backward: bool) -> Callable[[], Any]:
 
 
 def _row(name: str, length: int, times: dict[tuple[str, str], list[float]], peak_mb: float) -> BlockRow:
-    block, projections, core, textbook = (
-        statistics.median(times[name, part]) for part in ("block", "projections", "core", "textbook")
+    block, projections, core = (statistics.median(times[name, part]) for part in ("block", "projections", "core"))
+    textbook, softmax = (
+        statistics.median(times[key]) if key in times else None for key in ((name, "textbook"), ("softmax", "core"))
     )
-    softmax = statistics.median(times["softmax", "core"]) if ("softmax", "core") in times else None
     return BlockRow(
         mechanism=name,
         tokens=length,
@@ -151,7 +154,7 @@ def _row(name: str, length: int, times: dict[tuple[str, str], list[float]], peak
         textbook_ms=textbook,
         softmax_ms=softmax,
         over_projections=block / projections,
-        textbook_gain=textbook / core,
+        textbook_gain=None if textbook is None else textbook / core,
         softmax_gain=None if softmax is None else softmax / core,
         spread=(max(times[name, "block"]) - min(times[name, "block"])) / block,
         peak_mb=peak_mb,
@@ -163,9 +166,9 @@ def blocks_table(rows: Sequence[BlockRow]) -> str:
     heads = ["mechanism", "tokens", "block ms", "÷ proj.", "core ms", "textbook ÷", "softmax ÷", "peak MB", "spread"]
     lines = [heads]
     for row in rows:
-        gain = "" if row.softmax_gain is None else f"{row.softmax_gain:.2f}"
+        gains = ["" if gain is None else f"{gain:.2f}" for gain in (row.textbook_gain, row.softmax_gain)]
         cells = [row.mechanism, str(row.tokens), f"{row.block_ms:.2f}", f"{row.over_projections:.2f}"]
-        cells += [f"{row.core_ms:.2f}", f"{row.textbook_gain:.2f}", gain, f"{row.peak_mb:.1f}", f"{row.spread:.0%}"]
+        cells += [f"{row.core_ms:.2f}", *gains, f"{row.peak_mb:.1f}", f"{row.spread:.0%}"]
         lines.append(cells)
     return columns(lines)
 

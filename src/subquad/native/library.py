@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def missing() -> str | None:
 
 @functools.cache
 def _state() -> ctypes.CDLL | str:
+    if sys.platform != "linux":
+        return f"they have been made for Linux, and this is {sys.platform}"
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return "there is no C++ compiler (c++, g++, clang++ or $CXX)"
