@@ -1,5 +1,7 @@
 """The CPU kernels against the eager form in float64, and when they are used."""
 
+import weakref
+
 import pytest
 import torch
 from mechanisms import inputs_of
@@ -318,3 +320,21 @@ def test_without_a_compiler_there_is_a_reason_and_the_eager_form(monkeypatch, tm
     monkeypatch.undo()
     library._state.cache_clear()
     assert library.missing() is None
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_nothing_is_held_after_a_step(name):
+    """A function that is kept for the backward pass and holds a tensor of the graph would keep all of it for good."""
+    grid = TokenGrid(4, 4)
+    settings = {"num_agents": 4} if "num_agents" in settings_of(name) else {}
+    module = ATTENTION[name](16, 2, grid=grid, kv_grid=grid, **settings)
+    supply = {
+        key: None if tensor is None else tensor.float().requires_grad_() * 1
+        for key, tensor in inputs_of(module, grid, dim=16).items()
+    }
+    held = [weakref.ref(tensor) for tensor in supply.values() if tensor is not None]
+    y = module(**supply, grid=grid, kv_grid=grid)
+    held.append(weakref.ref(y))
+    y.sum().backward()
+    del y, supply
+    assert not [reference for reference in held if reference() is not None]

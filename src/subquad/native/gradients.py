@@ -43,7 +43,8 @@ def with_gradient(
 ) -> Tensor:
     """`kernel(*tensors)`, differentiable by `gradient(grad, *tensors)`, which has a result for each of them.
 
-    Gradients of gradients go through `eager(*tensors)`, which computes the same.
+    Gradients of gradients go through `eager(*tensors)`, which computes the same. The functions are kept for the
+    backward pass and must hold no tensor of the graph themselves: it would never be freed.
     """
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return _WithGradient.apply(kernel, gradient, eager, *tensors)

@@ -35,19 +35,21 @@ def add_local(
         native.local_branch(y, v, gate, weight, bias, grid.shape)
         return y
 
+    # kept for the backward pass: were y in them, the graph would hold itself
+    num_heads = y.shape[1]
+
     def branch(v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return grid.to_heads(filter_map(values_on(grid, kv_grid, v), weight, bias), y.shape[1])
+        return grid.to_heads(filter_map(values_on(grid, kv_grid, v), weight, bias), num_heads)
+
+    def kernel(v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return native.depthwise(v, weight, bias, grid.shape)
 
     def gradient(grad: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
         dv, of_weight, of_bias = native.depthwise_gradient(grad, v, weight, grid.shape)
         return dv, of_weight, None if bias is None else of_bias
 
-    if fused:
-        y = y + native.with_gradient(
-            lambda *given: native.depthwise(*given, grid.shape), gradient, branch, v, weight, bias
-        )
-    else:
-        y = y + branch(v, weight, bias)
+    added = native.with_gradient(kernel, gradient, branch, v, weight, bias) if fused else branch(v, weight, bias)
+    y = y + added
     return y if gate is None else y * gate
 
 
