@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from subquad.backends import use_backend
+
 
 def count_parameters(model: nn.Module) -> int:
     """Numbers that are learned."""
@@ -26,8 +28,8 @@ def count_macs(model: nn.Module, img_size: tuple[int, int]) -> int:
     device = next(model.parameters()).device
     training = model.training
     model.eval()
-    # older torch counts nothing for the fused attention kernel on the CPU
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    # the same on every machine: the eager forms, as older torch counts nothing for its fused attention on the CPU
+    with torch.no_grad(), use_backend("eager"), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 3, *img_size, device=device))
     model.train(training)
     return counter.get_total_flops() // 2
