@@ -4,24 +4,26 @@ In fp32; some have gradients. `subquad.backends` decides when they are used; the
 `torch.ops.subquad`.
 """
 
-from subquad.native.gradients import with_gradient
-from subquad.native.library import missing
-from subquad.native.operators import (
+from subquad.native.cores import (
     agent_attention,
     agent_attention_gradient,
-    convolve_windows,
-    depthwise,
-    depthwise_gradient,
     gaussian_gather,
     gaussian_spread,
     inline_attention,
     inline_attention_gradient,
     linear_attention,
     linear_attention_gradient,
-    local_branch,
     newton_inverse,
     newton_inverse_gradient,
     polar_attention,
+)
+from subquad.native.gradients import with_gradient
+from subquad.native.library import missing
+from subquad.native.places import (
+    convolve_windows,
+    depthwise,
+    depthwise_gradient,
+    local_branch,
     pool,
     pool_gradient,
 )

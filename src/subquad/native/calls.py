@@ -1,0 +1,118 @@
+"""How a kernel becomes a PyTorch operator `subquad::…`, and how tensors are handed to it.
+
+An operator knows its results' shapes without running and what it counts as. Results are tokens (b, h, n, d) that lie in
+memory as (b, n, h, d), as the next projection wants them.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+NAMESPACE = torch.library.Library("subquad", "FRAGMENT")
+
+
+class Tokens(ctypes.Structure):
+    """`Tokens` of kernels/tokens.h."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("token", ctypes.c_int64),
+    ]
+
+
+class Shape(ctypes.Structure):
+    """`Shape` of kernels/tokens.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width")]
+    _fields_ += [("threads", ctypes.c_int32)]
+
+
+class Map(ctypes.Structure):
+    """`Map` of kernels/local.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("height", "width", "prefix")]
+
+
+def like_tokens(first: Tensor, *rest: Any) -> Tensor:
+    """The shape of most results: tokens like the first argument's."""
+    return empty_tokens(first)
+
+
+def operator(
+    schema: str,
+    flops: Callable[..., int] = lambda *shapes: 0,
+    shape: Callable[..., Any] | None = like_tokens,
+    result: str = "Tensor",
+) -> Callable[[Callable[..., Any]], Any]:
+    """Make `subquad::name` of a function: what it counts as from its arguments' shapes, and empty results."""
+    name = schema.partition("(")[0]
+
+    def register(function: Callable[..., Any]) -> Any:
+        NAMESPACE.define(f"{schema} -> {result}")
+        NAMESPACE.impl(name, function, "CPU")
+        torch.library.register_fake(f"subquad::{name}", shape or (lambda *given: None), lib=NAMESPACE)
+        packet = getattr(torch.ops.subquad, name)
+        register_flop_formula(packet)(lambda *shapes, out_shape=None, **settings: flops(*shapes))
+        return packet
+
+    return register
+
+
+def empty_tokens(like: Tensor) -> Tensor:
+    """Room for tokens (b, h, n, d), each token's heads side by side."""
+    b, h, n, d = like.shape
+    return like.new_empty(b, n, h, d).transpose(1, 2)
+
+
+def tokens_of(x: Tensor | None) -> Tokens:
+    """(b, h, n, d) whose channels lie side by side."""
+    if x is None:
+        return Tokens()
+    batch, head, token, _ = x.stride()
+    return Tokens(x.data_ptr(), batch, head, token)
+
+
+def shape_of(q: Tensor, k: Tensor) -> Shape:
+    """Of queries and keys, and how many threads there are."""
+    b, h, n, d = q.shape
+    return Shape(b, h, n, k.shape[2], d, torch.get_num_threads())
+
+
+class Bias(ctypes.Structure):
+    """`Bias` of kernels/places.h."""
+
+    _fields_ = [("written", ctypes.c_void_p)] + [(name, ctypes.c_int64) for name in ("head", "token", "agent")]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("block", "rows", "columns", "prefix")]
+    _fields_ += [("side", ctypes.c_int64), ("map", Map)]
+
+
+def pointer_to(x: Tensor | None) -> ctypes.c_void_p:
+    """To the numbers of a contiguous tensor, which lives as long as the pointer."""
+    assert x is None or x.is_contiguous()
+    pointer = ctypes.c_void_p(None if x is None else x.data_ptr())
+    pointer.owner = x  # type: ignore[attr-defined]
+    return pointer
+
+
+def bias_of(tensors: list[Tensor]) -> Bias:
+    """Of (h, a, n) written out, or of a block, rows, columns and perhaps a prefix."""
+    if len(tensors) == 1:
+        head, agent, token = tensors[0].stride()
+        return Bias(tensors[0].data_ptr(), head, token, agent)
+    tables = [table.contiguous() for table in tensors]
+    prefix = tables[3].shape[2] if len(tables) == 4 else 0
+    bias = Bias(None, 0, 0, 0, *(table.data_ptr() for table in tables))
+    bias.side, bias.map = tables[0].shape[2], Map(tables[1].shape[2], tables[2].shape[2], prefix)
+    bias.owner = tables
+    return bias
+
+
+def long(*numbers: int) -> list[ctypes.c_int64]:
+    """Numbers as C has them."""
+    return [ctypes.c_int64(number) for number in numbers]
