@@ -23,6 +23,13 @@ GRIDS = [TokenGrid(5, 5), TokenGrid(14, 9, 1), TokenGrid(3, 22, 5), TokenGrid(1,
 WITHOUT = {"softmax", "focused"}
 
 
+@pytest.fixture
+def threads(request):
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(1)
+
+
 def projected(*shape, count=1):
     """Tokens (b, h, n, d) as views of one fused projection."""
     b, h, n, d = shape
@@ -47,32 +54,28 @@ def test_every_mechanism_is_what_it_is_in_double_precision(name, grid, width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (65, 200), (300, 63)])
 def test_cores_at_any_width_and_length(width, threads, queries, keys):
-    torch.set_num_threads(threads)
-    try:
-        (q,), (k, v) = projected(2, 3, queries, width), projected(2, 3, keys, width, count=2)
-        agents, power = torch.randn(2, 3, 5, width), 1 + 4 * torch.rand(3, 1, width)
-        biases = torch.randn(3, 5, keys), torch.randn(3, queries, 5)
-        few = 0.3 * torch.randn(2, 3, 5, width)
-        calls = [
-            (ops.linear_attention, (q, k, v), {}),
-            (ops.linear_attention, (q, k, v), {"feature_map": "elu"}),
-            (ops.inline_attention, (q, k + 50, v), {}),
-            (ops.polar_attention, (q, k, v, power), {}),
-            (ops.polar_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
-            (ops.agent_attention, (q, agents, k, v, *biases), {}),
-            (ops.gaussian_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
-        ]
-        for operation, tensors, settings in calls:
-            got = operation(*tensors, **settings, backend="native")
-            wide = [None if tensor is None else tensor.double() for tensor in tensors]
-            expected = operation(*wide, **settings)
-            assert got.shape == expected.shape and got.transpose(1, 2).is_contiguous()
-            assert_close(got.double(), expected, rtol=1e-4, atol=1e-5 * max(1, expected.abs().max().item()))
-    finally:
-        torch.set_num_threads(1)
+    (q,), (k, v) = projected(2, 3, queries, width), projected(2, 3, keys, width, count=2)
+    agents, power = torch.randn(2, 3, 5, width), 1 + 4 * torch.rand(3, 1, width)
+    biases = torch.randn(3, 5, keys), torch.randn(3, queries, 5)
+    few = 0.3 * torch.randn(2, 3, 5, width)
+    calls = [
+        (ops.linear_attention, (q, k, v), {}),
+        (ops.linear_attention, (q, k, v), {"feature_map": "elu"}),
+        (ops.inline_attention, (q, k + 50, v), {}),
+        (ops.polar_attention, (q, k, v, power), {}),
+        (ops.polar_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
+        (ops.agent_attention, (q, agents, k, v, *biases), {}),
+        (ops.gaussian_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
+    ]
+    for operation, tensors, settings in calls:
+        got = operation(*tensors, **settings, backend="native")
+        wide = [None if tensor is None else tensor.double() for tensor in tensors]
+        expected = operation(*wide, **settings)
+        assert got.shape == expected.shape and got.transpose(1, 2).is_contiguous()
+        assert_close(got.double(), expected, rtol=1e-4, atol=1e-5 * max(1, expected.abs().max().item()))
 
 
 @pytest.mark.parametrize("grid", [*GRIDS, TokenGrid(2, 2), TokenGrid(30, 40, 2)], ids=str)
@@ -124,7 +127,7 @@ def gradients_of(function, tensors, weight):
 
 
 @pytest.mark.parametrize("width", [7, 16, 40])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize(
     "operation",
     [
@@ -135,33 +138,25 @@ def gradients_of(function, tensors, weight):
     ids=["relu", "elu", "inline"],
 )
 def test_gradients_of_the_cores(operation, width, threads):
-    torch.set_num_threads(threads)
-    try:
-        (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
-        expected = gradients_of(operation, [x.double() for x in (q, k, v)], weight.double())
-        got = gradients_of(lambda *x: operation(*x, backend="native"), [q, k, v], weight)
-        assert len(got) == len(expected)
-        for one, other in zip(got, expected, strict=True):
-            assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
-    finally:
-        torch.set_num_threads(1)
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+    expected = gradients_of(operation, [x.double() for x in (q, k, v)], weight.double())
+    got = gradients_of(lambda *x: operation(*x, backend="native"), [q, k, v], weight)
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
 
 
 @pytest.mark.parametrize("width", [7, 16, 40])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize("count", [4, 17])
 def test_gradients_of_agent_attention(width, threads, count):
-    torch.set_num_threads(threads)
-    try:
-        (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
-        biases = torch.randn(3, count, 130), torch.randn(3, 70, count)
-        tensors = q, torch.randn(2, 3, count, width), k, v, *biases
-        expected = gradients_of(ops.agent_attention, [x.double() for x in tensors], weight.double())
-        got = gradients_of(lambda *x: ops.agent_attention(*x, backend="native"), tensors, weight)
-        for one, other in zip(got, expected, strict=True):
-            assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
-    finally:
-        torch.set_num_threads(1)
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+    biases = torch.randn(3, count, 130), torch.randn(3, 70, count)
+    tensors = q, torch.randn(2, 3, count, width), k, v, *biases
+    expected = gradients_of(ops.agent_attention, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: ops.agent_attention(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
 
 
 @pytest.mark.parametrize("size", [1, 9, 49])
@@ -221,6 +216,15 @@ def test_what_is_not_a_number_stays_so_and_stays_where_it_is():
     for operation, more in ((ops.linear_attention, ()), (ops.polar_attention, (torch.full((2, 1, 16), 2.0),))):
         y = operation(q, k, v, *more, backend="native")
         assert y[0, 1, 3].isnan().all() and y.isnan().sum() == 16
+
+
+def test_what_is_infinite_has_the_feature_of_the_eager_form():
+    q, k, v = projected(1, 2, 40, 16, count=3)
+    q = q.clone()
+    q[0, 1, 3, 5] = -float("inf")
+    expected = ops.linear_attention(q, k, v, backend="eager")
+    assert expected.isfinite().all()
+    assert_close(ops.linear_attention(q, k, v, backend="native"), expected)
 
 
 def test_asking_for_kernels_and_not_getting_them_is_an_error():
@@ -284,7 +288,7 @@ def test_operations_are_operators_of_torch():
         native.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
     }
     operators = {value for name, value in vars(native).items() if name in native.__all__}
-    assert operators - {native.missing, native.with_gradient} == calls.keys()
+    assert operators - {native.learns, native.missing, native.with_gradient} == calls.keys()
     for operator, arguments in calls.items():
         torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
 

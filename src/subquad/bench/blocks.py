@@ -24,6 +24,13 @@ from subquad.text import columns
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """A name of DTYPES as torch has it."""
+    if name not in DTYPES:
+        raise unknown_name("dtype", name, DTYPES)
+    return DTYPES[name]
+
+
 @dataclass(frozen=True)
 class BlockRow:
     """One mechanism at one length: medians in milliseconds over interleaved repeats, and ratios of these medians.
@@ -72,9 +79,7 @@ def measure_blocks(
     for mechanism in mechanisms:
         if mechanism not in ATTENTION:
             raise unknown_name("attention", mechanism, ATTENTION)
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
-    device = torch.device(device)
+    kind, device = dtype_of(dtype), torch.device(device)
     rows: list[BlockRow] = []
     for length in sorted(tokens):
         shape = (batch_size, length, dim)
@@ -83,7 +88,7 @@ def measure_blocks(
         for name in dict.fromkeys([*mechanisms, *(["softmax"] if with_softmax else [])]):
             if name == "softmax" and not with_softmax:
                 continue
-            for part, run in _parts(name, shape, num_heads, DTYPES[dtype], device, backward).items():
+            for part, run in _parts(name, shape, num_heads, kind, device, backward).items():
                 passes[name, part] = run
         log(f"{length} tokens: {len(passes)} passes, {repeats} times each")
         for run in passes.values():

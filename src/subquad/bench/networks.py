@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.bench.blocks import DTYPES
+from subquad.bench.blocks import dtype_of
 from subquad.bench.memory import peak_memory_mb
 from subquad.bench.scaling import interleaved_ms, last_descent, seconds_of
 from subquad.errors import unknown_name
@@ -59,15 +59,13 @@ def measure_networks(
     for name in names:
         if name not in VARIANTS and name not in NETWORKS:
             raise unknown_name("model", name, [*VARIANTS, *NETWORKS])
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
-    device = torch.device(device)
+    kind, device = dtype_of(dtype), torch.device(device)
     references = {name: f"{NETWORKS[name].variant if name in NETWORKS else name} with softmax" for name in names}
     running = list(dict.fromkeys([*names, *references.values()]))
     rows: list[NetworkRow] = []
     for px in sorted(sizes):
-        x = torch.randn(batch_size, 3, px, px, device=device, dtype=DTYPES[dtype])
-        passes = {name: _pass(_network(name, px, device, DTYPES[dtype]), x, backward) for name in running}
+        x = torch.randn(batch_size, 3, px, px, device=device, dtype=kind)
+        passes = {name: _pass(_network(name, px, device, kind), x, backward) for name in running}
         first = {name: seconds_of(run, device) for name, run in passes.items()}
         for name in [name for name in running if first[name] > max_seconds]:
             log(f"{name} is left out from {px} px on: {first[name]:.0f} s a pass")

@@ -17,7 +17,7 @@ from subquad.native.cores import (
     newton_inverse_gradient,
     polar_attention,
 )
-from subquad.native.gradients import with_gradient
+from subquad.native.gradients import learns, with_gradient
 from subquad.native.library import missing
 from subquad.native.places import (
     convolve_windows,
@@ -38,6 +38,7 @@ __all__ = [
     "gaussian_spread",
     "inline_attention",
     "inline_attention_gradient",
+    "learns",
     "linear_attention",
     "linear_attention_gradient",
     "local_branch",

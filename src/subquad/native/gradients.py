@@ -35,6 +35,11 @@ class _WithGradient(torch.autograd.Function):
         return None, None, None, *(places.get(k) for k in range(len(tensors)))
 
 
+def learns(*tensors: Tensor | None) -> bool:
+    """Whether a gradient of any of these is wanted."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
 def with_gradient(
     kernel: Callable[..., Tensor],
     gradient: Callable[..., tuple[Tensor | None, ...]],
@@ -46,6 +51,6 @@ def with_gradient(
     Gradients of gradients go through `eager(*tensors)`, which computes the same. The functions are kept for the
     backward pass and must hold no tensor of the graph themselves: it would never be freed.
     """
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    if learns(*tensors):
         return _WithGradient.apply(kernel, gradient, eager, *tensors)
     return kernel(*tensors)

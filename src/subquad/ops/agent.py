@@ -39,7 +39,7 @@ def agent_attention(
     fused = uses_native("agent attention", *tensors, cannot=no_padding(padding), gradients=True, backend=backend)
     if not fused:
         return _agent(q, agents, k, v, *_written_out(key_bias, query_bias), padding, idle)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if native.learns(*tensors):
         written = _written_out(key_bias, query_bias)
         return native.with_gradient(_kernel, _kernel_gradient, _agent, q, agents, k, v, *written)
     return native.agent_attention(q, agents, k, v, *biases)

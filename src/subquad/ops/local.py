@@ -1,6 +1,5 @@
 """What is computed on the map: the local branch, a depthwise convolution of the values; sums over windows and bins."""
 
-import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
@@ -28,7 +27,7 @@ def add_local(
     y · gate. The result may be `y` itself, changed.
     """
     tensors = y, v, gate, weight, bias
-    learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    learns = native.learns(*tensors)
     cannot = _kernels_cannot(weight.shape[-1], grid, kv_grid, learns)
     fused = uses_native("the local branch", *tensors, cannot=cannot, gradients=True, backend=backend)
     if fused and not learns:

@@ -38,7 +38,7 @@ struct GaussianMap {
     }
 };
 
-// out (b, h, m, d) = κ(x, landmarks)ᵀ v, or with `spread` tokens = κ(x, landmarks) u from u in the place of `out`
+// out (b, h, m, d) = κ(scale x, landmarks)ᵀ v
 extern "C" void gaussian_gather(
     Shape shape, Tokens x, const float* landmarks, int64_t count, Tokens v, float scale, float* out) {
     const int64_t d = shape.width, row = padded(d);
@@ -63,6 +63,7 @@ extern "C" void gaussian_gather(
     });
 }
 
+// out = κ(scale x, landmarks) u, as tokens, from u (b, h, m, d)
 extern "C" void gaussian_spread(
     Shape shape, Tokens x, const float* landmarks, int64_t count, const float* u, float scale, Tokens out) {
     const int64_t d = shape.width, row = padded(d);

@@ -2,10 +2,16 @@
 #pragma once
 #include "tokens.h"
 
+// One line as each of `count` rows
+inline void repeat(const float* line, int64_t count, int64_t width, Rows to) {
+    for (int64_t t = 0; t < count; t++)
+        for (int64_t c = 0; c < width; c += W) store(to.data + t * to.row + c, load(line + c));
+}
+
 enum Feature { RELU, ELU };
 
 inline vec feature_of(vec x, int feature) {
-    const vec above = x > vec{} ? x : vec{} * x;  // NaN stays
+    const vec above = x < vec{} ? vec{} : x;  // NaN stays
     return feature == RELU ? above : (x > vec{} ? x + 1.0f : exponential(x));
 }
 
@@ -57,21 +63,21 @@ extern "C" void linear_attention(Shape shape, Tokens q, Tokens k, Tokens v, Toke
     });
 }
 
-// (rows × row) as its transpose, (width × row): rows and columns beyond `width` stay 0
+// The transpose of a (width × padded width) matrix; what is beyond `width` stays as it was
 inline void transpose(const float* from, int64_t width, float* to) {
     const int64_t row = padded(width);
     for (int64_t i = 0; i < width; i++)
         for (int64_t j = 0; j < width; j++) to[j * row + i] = from[i * row + j];
 }
 
-// A piece's rows of gradient, changed in place by the derivative of φ at x, to tokens
+// A piece's rows of gradient times the derivative of φ at x, in place
 inline void through_feature(const Tokens& x, const Piece& piece, int64_t width, int feature, Rows grad) {
     for (int64_t t = 0; t < piece.count; t++) {
         const float* from = x.at(piece.b, piece.h, piece.first + t);
         for (int64_t c = 0; c < width; c += W) {
             const int64_t n = width - c;
             const vec value = n >= W ? load(from + c) : load(from + c, n), g = load(grad.data + t * grad.row + c);
-            const vec below = feature == RELU ? vec{} * g : g * exponential(value);
+            const vec below = feature == RELU ? vec{} : g * exponential(value);
             store(grad.data + t * grad.row + c, value > vec{} ? g : below);
         }
     }
@@ -136,13 +142,22 @@ extern "C" void linear_attention_gradient(
                 multiply(piece.count, row, d, {room.data(), row, 1}, state, row, c);
             });
             to_tokens(dk, piece, d, spare, [&](Rows c) {
-                for (int64_t t = 0; t < piece.count; t++)
-                    for (int64_t i = 0; i < row; i += W) store(c.data + t * c.row + i, load(state + square + i));
+                repeat(state + square, piece.count, row, c);
                 multiply(piece.count, row, d, {v.at(piece.b, piece.h, piece.first), v.token, 1}, state + size, row, c, true);
                 through_feature(k, piece, d, feature, c);
             });
         });
     });
+}
+
+// A piece's tokens less their mean, as rows of padded width
+inline void centred(
+    const Tokens& x, const Piece& piece, int64_t width, const float* mean, std::vector<float>& room, float* to) {
+    const Rows rows = values_of(x, piece, width, room);
+    const int64_t row = padded(width);
+    for (int64_t t = 0; t < piece.count; t++)
+        for (int64_t c = 0; c < row; c += W)
+            store(to + t * row + c, load(rows.data + t * rows.row + c) - load(mean + c));
 }
 
 extern "C" void inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out) {
@@ -165,10 +180,7 @@ extern "C" void inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, Toke
                     for (int64_t c = 0; c < row; c++) mean[c] += part[c] / float(shape.keys);
                 });
             }
-            const Rows keys = values_of(k, piece, d, spare);
-            for (int64_t t = 0; t < piece.count; t++)
-                for (int64_t c = 0; c < row; c += W)
-                    store(&room[t * row + c], load(keys.data + t * keys.row + c) - load(&mean[c]));
+            centred(k, piece, d, mean.data(), spare, room.data());
             const Rows values = values_of(v, piece, d, spare);
             multiply(d, row, piece.count, {room.data(), 1, row}, values.data, values.row, {sum, row}, true);
             add_rows(values.data, values.row, piece.count, row, sum + d * row);
@@ -183,8 +195,7 @@ extern "C" void inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, Toke
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
             const float* state = &states[piece.index * size];
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                for (int64_t t = 0; t < piece.count; t++)
-                    for (int64_t i = 0; i < row; i += W) store(c.data + t * c.row + i, load(state + d * row + i));
+                repeat(state + d * row, piece.count, row, c);
                 multiply(piece.count, row, d, {q.at(piece.b, piece.h, piece.first), q.token, 1}, state, row, c, true);
             });
         });
@@ -201,12 +212,6 @@ extern "C" void inline_attention_gradient(
     std::vector<float> gradient(all_heads * (2 * square + row));  // dC, Σ g, dCᵀ
     parallel(shape.threads, [&](int me, int all) {
         std::vector<float> room(T * row), spare, other;
-        const auto centred = [&](const Tokens& x, const Piece& piece, const float* mean) {
-            const Rows rows = values_of(x, piece, d, spare);
-            for (int64_t t = 0; t < piece.count; t++)
-                for (int64_t c = 0; c < row; c += W)
-                    store(&room[t * row + c], load(rows.data + t * rows.row + c) - load(mean + c));
-        };
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const Rows keys = values_of(k, piece, d, spare);
             add_rows(keys.data, keys.row, piece.count, row, sum);
@@ -219,7 +224,7 @@ extern "C" void inline_attention_gradient(
             });
         });
         states.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
-            centred(k, piece, &means[piece.index * 2 * row]);
+            centred(k, piece, d, &means[piece.index * 2 * row], spare, room.data());
             const Rows values = values_of(v, piece, d, spare);
             multiply(d, row, piece.count, {room.data(), 1, row}, values.data, values.row, {sum, row}, true);
         });
@@ -248,13 +253,12 @@ extern "C" void inline_attention_gradient(
         });
         pieces(shape, shape.keys, me, all, [&](const Piece& piece) {
             const float *dc = &gradient[piece.index * (2 * square + row)], *mean = &means[piece.index * 2 * row];
-            centred(k, piece, mean);
+            centred(k, piece, d, mean, spare, room.data());
             to_tokens(dv, piece, d, spare, [&](Rows c) {
-                for (int64_t t = 0; t < piece.count; t++)
-                    for (int64_t i = 0; i < row; i += W) store(c.data + t * c.row + i, load(dc + square + i));
+                repeat(dc + square, piece.count, row, c);
                 multiply(piece.count, row, d, {room.data(), row, 1}, dc, row, c, true);
             });
-            centred(v, piece, mean + row);
+            centred(v, piece, d, mean + row, spare, room.data());
             to_tokens(dk, piece, d, spare, [&](Rows c) {
                 multiply(piece.count, row, d, {room.data(), row, 1}, dc + square + row, row, c);
             });

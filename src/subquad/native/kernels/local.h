@@ -14,8 +14,8 @@ struct Branch {
     int kernel_size;
 };
 
-// `count` channels at c of the places x … x + X of a row; of the taps' columns only those from `first` to `last`. A
-// value that is loaded serves all X places; with X > 1 all columns have to be inside the map.
+// `count` channels at c of X places of a row from x on. A value that is loaded serves all of them; with X > 1 all the
+// columns that the taps reach have to be inside the map.
 template <int X, int K>
 inline void places(const Branch& it, int64_t b, int64_t h, int64_t row, int64_t x, int64_t c, int64_t channel, int64_t count) {
     const int size = K ? K : it.kernel_size, half = size / 2;

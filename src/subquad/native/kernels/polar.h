@@ -16,8 +16,9 @@ inline void polar_features(
             if (place) value += n >= W ? load(place + c) : load(place + c, n);
             value *= load(sharpness + c);
             const vec size = power(value, load(powers + c));
-            store(to + t * 2 * row + c, value > vec{} ? size : vec{} * value);
-            store(to + t * 2 * row + row + c, value < vec{} ? size : vec{} * value);
+            // NaN stays, in both halves
+            store(to + t * 2 * row + c, value < vec{} ? vec{} : (value > vec{} ? size : value));
+            store(to + t * 2 * row + row + c, value > vec{} ? vec{} : (value < vec{} ? size : value));
         }
     }
 }
@@ -36,7 +37,7 @@ extern "C" void polar_attention(
         std::memcpy(&exponents[h * row], powers + h * d, d * sizeof(float));
     }
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * 2 * row), spare, scales(2 * T);
+        std::vector<float> room(T * 2 * row), spare;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             polar_features(k, positions, piece, d, &sharp[piece.h * row], &exponents[piece.h * row], room.data());
             const Rows values = values_of(v, piece, d, spare);

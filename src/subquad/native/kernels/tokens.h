@@ -103,7 +103,7 @@ inline Rows values_of(const Tokens& v, const Piece& piece, int64_t width, std::v
     return {room.data(), row};
 }
 
-// a (rows × depth) b (depth × padded width), to tokens of `width`: `finish(t, row)` may change each row before.
+// Rows of padded width that `finish` fills, as the piece's tokens of `width`: in place, or by way of `room`.
 template <class Finish>
 void to_tokens(const Tokens& out, const Piece& piece, int64_t width, std::vector<float>& room, Finish&& finish) {
     const int64_t row = padded(width);
