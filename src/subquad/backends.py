@@ -2,7 +2,8 @@
 
 `auto` takes kernels wherever they can do what is asked and the eager form otherwise. A backend that was asked for by
 name, at a call or with `use_backend`, and cannot do it is an error, never a silent fallback. $SUBQUAD_BACKEND is what
-holds where nothing was said.
+holds where nothing was said. Inside torch.compile only what a call says is seen (the oldest torch that we support
+cannot trace a context variable): all else is the eager form there.
 """
 
 import os
