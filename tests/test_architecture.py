@@ -16,7 +16,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "subquad"
 ORDER = [
     ["errors", "text", "home"],
     ["grid"],
-    ["native"],
+    ["operators"],
+    ["native", "triton"],
     ["backends"],
     ["positions"],
     ["ops"],

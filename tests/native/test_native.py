@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 import subquad
-from subquad import ATTENTION, SubquadError, TokenGrid, native, ops
-from subquad.backends import unavailable, use_backend, uses_native
+from subquad import ATTENTION, SubquadError, TokenGrid, backends, operators, ops
+from subquad.backends import kernel_for, unavailable, use_backend
 from subquad.models.create import settings_of
 from subquad.native import library
 from subquad.positions import BiasTables
@@ -230,7 +230,7 @@ def test_what_is_infinite_has_the_feature_of_the_eager_form():
 def test_asking_for_kernels_and_not_getting_them_is_an_error():
     q, k, v = projected(1, 2, 9, 16, count=3)
     refusals = {
-        "fp32, and a tensor is float64": (q.double(), k.double(), v.double()),
+        "fp32, and a tensor is fp64": (q.double(), k.double(), v.double()),
         "no padding": (q, k, v, torch.zeros(1, 9, dtype=torch.bool)),
         "side by side": (q.mT.contiguous().mT, k, v),
         "a tensor is on meta": (q.to("meta"), k, v),
@@ -249,18 +249,49 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
 
 def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypatch):
     (q,) = projected(1, 2, 9, 16)
-    assert uses_native("x", q) and not uses_native("x", q.double()) and not uses_native("x", q, cannot="reason")
+    linear, polar = operators.linear_attention, operators.polar_attention
+    assert kernel_for(linear, q) == "native"
+    assert kernel_for(linear, q.double()) is None and kernel_for(linear, q, cannot="reason") is None
     learned = q.clone().requires_grad_()
-    assert not uses_native("x", learned) and uses_native("x", learned, gradients=True)
+    assert kernel_for(polar, learned) is None and kernel_for(linear, learned) == "native"
     with torch.no_grad():
-        assert uses_native("x", learned)
+        assert kernel_for(polar, learned) == "native"
     with use_backend("eager"):
-        assert not uses_native("x", q) and uses_native("x", q, backend="native")
-    monkeypatch.setenv("SUBQUAD_BACKEND", "eager")
-    assert not uses_native("x", q)
+        assert kernel_for(linear, q) is None and kernel_for(linear, q, backend="native") == "native"
+    monkeypatch.setattr(backends, "_asked", "eager")
+    assert kernel_for(linear, q) is None
+    monkeypatch.undo()
     seen = []
-    torch.func.vmap(lambda x: seen.append(uses_native("x", x)) or x)(q)
-    assert seen == [False]
+    torch.func.vmap(lambda x: seen.append(kernel_for(linear, x)) or x)(q)
+    assert seen == [None]
+
+
+def test_what_a_backend_has_no_kernel_for_is_eager_unless_that_very_call_asks(monkeypatch):
+    q, k, v = projected(1, 2, 9, 16, count=3)
+    monkeypatch.delitem(operators.declaring.IMPLEMENTED, "inline_attention")
+    monkeypatch.setitem(operators.declaring.IMPLEMENTED, "inline_attention", {"triton"})
+    expected = ops.inline_attention(q, k, v, backend="eager")
+    with use_backend("native"):
+        assert torch.equal(ops.inline_attention(q, k, v), expected)
+    with pytest.raises(SubquadError, match='backend "native" has no kernel for InLine attention'):
+        ops.inline_attention(q, k, v, backend="native")
+
+
+def test_the_context_holds_inside_compiled_code():
+    q, k, v = projected(1, 2, 9, 16, count=3)
+    graphs = []
+    compiled = torch.compile(
+        lambda *x: ops.inline_attention(*x), backend=lambda graph, _: graphs.append(str(graph.graph)) or graph
+    )
+    results = []
+    for backend in ("native", "auto", "eager", "native"):
+        with use_backend(backend):
+            results.append(compiled(q, k, v))
+    assert ["subquad.inline_attention" in graph for graph in graphs] == [True, False, False]
+    assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+    assert torch.equal(results[0], results[3])
+    with use_backend("native"), pytest.raises(Exception, match="InLine attention: it computes in fp32"):
+        compiled(q.double(), k.double(), v.double())
 
 
 def test_operations_are_operators_of_torch():
@@ -269,26 +300,26 @@ def test_operations_are_operators_of_torch():
     bias = [torch.randn(2, 4, 12)]
     gram = torch.eye(4).expand(2, 4, 4)
     calls = {
-        native.linear_attention: (q, k, v, "relu", 1e-6),
-        native.inline_attention: (q, k, v),
-        native.polar_attention: (q, k, v, power, None, None, 1e-6),
-        native.agent_attention: (q, few, k, v, bias, bias),
-        native.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
-        native.inline_attention_gradient: (q, q, k, v),
-        native.agent_attention_gradient: (q, q, few, k, v, bias[0], bias[0]),
-        native.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
-        native.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
-        native.depthwise_gradient: (q, v, torch.randn(32, 3, 3), [3, 4]),
-        native.pool: (q, [3, 4], [2, 2]),
-        native.pool_gradient: (few, q, [3, 4], [2, 2]),
-        native.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
-        native.gaussian_gather: (q, few, v, 1.0),
-        native.gaussian_spread: (q, few, few, 1.0),
-        native.newton_inverse_gradient: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
-        native.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
+        operators.linear_attention: (q, k, v, "relu", 1e-6),
+        operators.inline_attention: (q, k, v),
+        operators.polar_attention: (q, k, v, power, None, None, 1e-6),
+        operators.agent_attention: (q, few, k, v, bias, bias),
+        operators.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
+        operators.inline_attention_gradient: (q, q, k, v),
+        operators.agent_attention_gradient: (q, q, few, k, v, bias[0], bias[0]),
+        operators.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
+        operators.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
+        operators.depthwise_gradient: (q, v, torch.randn(32, 3, 3), [3, 4]),
+        operators.pool: (q, [3, 4], [2, 2]),
+        operators.pool_gradient: (few, q, [3, 4], [2, 2]),
+        operators.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
+        operators.gaussian_gather: (q, few, v, 1.0),
+        operators.gaussian_spread: (q, few, few, 1.0),
+        operators.newton_inverse_gradient: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
+        operators.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
     }
-    operators = {value for name, value in vars(native).items() if name in native.__all__}
-    assert operators - {native.learns, native.missing, native.with_gradient} == calls.keys()
+    ours = {name for name, backends in operators.declaring.IMPLEMENTED.items() if "native" in backends}
+    assert ours == {operators.name_of(operator) for operator in calls}
     for operator, arguments in calls.items():
         torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
 

@@ -1,52 +1,28 @@
 """Fused kernels for the CPU, in C++: what eager PyTorch does in several passes over memory, in one or two.
 
-In fp32; some have gradients. `subquad.backends` decides when they are used; the operators are those of
-`torch.ops.subquad`.
+In fp32; some have gradients. `subquad.backends` decides when they are used.
 """
 
-from subquad.native.cores import (
-    agent_attention,
-    agent_attention_gradient,
-    gaussian_gather,
-    gaussian_spread,
-    inline_attention,
-    inline_attention_gradient,
-    linear_attention,
-    linear_attention_gradient,
-    newton_inverse,
-    newton_inverse_gradient,
-    polar_attention,
-)
-from subquad.native.gradients import learns, with_gradient
-from subquad.native.library import missing
-from subquad.native.places import (
-    convolve_windows,
-    depthwise,
-    depthwise_gradient,
-    local_branch,
-    pool,
-    pool_gradient,
-)
+import sys
 
-__all__ = [
-    "agent_attention",
-    "agent_attention_gradient",
-    "convolve_windows",
-    "depthwise",
-    "depthwise_gradient",
-    "gaussian_gather",
-    "gaussian_spread",
-    "inline_attention",
-    "inline_attention_gradient",
-    "learns",
-    "linear_attention",
-    "linear_attention_gradient",
-    "local_branch",
-    "missing",
-    "newton_inverse",
-    "newton_inverse_gradient",
-    "polar_attention",
-    "pool",
-    "pool_gradient",
-    "with_gradient",
-]
+import torch
+
+from subquad.native import cores, places
+from subquad.native.calls import WHERE
+from subquad.native.library import missing as not_built
+
+DEVICES = ("cpu",)
+DTYPES = (torch.float32,)
+
+
+def most_channels() -> int:
+    """Of a head: any number."""
+    return sys.maxsize
+
+
+def missing() -> str | None:
+    """Why these kernels can't run here, in one line; None where they can."""
+    return not_built() if WHERE else "TRITON_INTERPRET is set, and Triton's interpreter computes in their place"
+
+
+__all__ = ["DEVICES", "DTYPES", "cores", "missing", "most_channels", "places"]

@@ -1,18 +1,13 @@
-"""How a kernel becomes a PyTorch operator `subquad::…`, and how tensors are handed to it.
-
-An operator knows its results' shapes without running and what it counts as. Results are tokens (b, h, n, d) that lie in
-memory as (b, n, h, d), as the next projection wants them.
-"""
+"""How tensors are handed to a kernel."""
 
 import ctypes
-from collections.abc import Callable
-from typing import Any
+import os
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-NAMESPACE = torch.library.Library("subquad", "FRAGMENT")
+WHERE = () if os.environ.get("TRITON_INTERPRET") == "1" else ("cpu",)
+"""Where these kernels compute: nowhere in a process in which Triton's interpreter stands for a GPU."""
 
 
 class Tokens(ctypes.Structure):
@@ -37,37 +32,6 @@ class Map(ctypes.Structure):
     """`Map` of kernels/local.h."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("height", "width", "prefix")]
-
-
-def like_tokens(first: Tensor, *rest: Any) -> Tensor:
-    """The shape of most results: tokens like the first argument's."""
-    return empty_tokens(first)
-
-
-def operator(
-    schema: str,
-    flops: Callable[..., int] = lambda *shapes: 0,
-    shape: Callable[..., Any] | None = like_tokens,
-    result: str = "Tensor",
-) -> Callable[[Callable[..., Any]], Any]:
-    """Make `subquad::name` of a function: what it counts as from its arguments' shapes, and empty results."""
-    name = schema.partition("(")[0]
-
-    def register(function: Callable[..., Any]) -> Any:
-        NAMESPACE.define(f"{schema} -> {result}")
-        NAMESPACE.impl(name, function, "CPU")
-        torch.library.register_fake(f"subquad::{name}", shape or (lambda *given: None), lib=NAMESPACE)
-        packet = getattr(torch.ops.subquad, name)
-        register_flop_formula(packet)(lambda *shapes, out_shape=None, **settings: flops(*shapes))
-        return packet
-
-    return register
-
-
-def empty_tokens(like: Tensor) -> Tensor:
-    """Room for tokens (b, h, n, d), each token's heads side by side."""
-    b, h, n, d = like.shape
-    return like.new_empty(b, n, h, d).transpose(1, 2)
 
 
 def tokens_of(x: Tensor | None) -> Tokens:

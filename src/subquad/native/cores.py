@@ -1,27 +1,23 @@
-"""The mechanisms as operators.
+"""The mechanisms' operators on CPUs.
 
 Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks.
 """
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from subquad.native.calls import bias_of, empty_tokens, long, operator, pointer_to, shape_of, tokens_of
+from subquad import operators
+from subquad.native.calls import WHERE, bias_of, long, pointer_to, shape_of, tokens_of
 from subquad.native.library import library
+from subquad.operators import implements
+from subquad.operators.declaring import empty_tokens
 
 FEATURES = {"relu": 0, "elu": 1}
 
 
-def _product(q: Any, k: Any, *rest: Any) -> int:
-    """Two products of every token with a (d, d) state."""
-    b, h, n, d = q
-    return 2 * b * h * (n + k[2]) * d * d
-
-
-@operator("linear_attention(Tensor q, Tensor k, Tensor v, str feature_map, float eps)", _product)
+@implements(operators.linear_attention, "native", *WHERE)
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float) -> Tensor:
     """See subquad.ops.linear_attention."""
     out = empty_tokens(q)
@@ -30,7 +26,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: flo
     return out
 
 
-@operator("inline_attention(Tensor q, Tensor k, Tensor v)", _product)
+@implements(operators.inline_attention, "native", *WHERE)
 def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """See subquad.ops.inline_attention."""
     out = empty_tokens(q)
@@ -38,12 +34,7 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out
 
 
-@operator(
-    "linear_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, str feature_map, float eps)",
-    lambda grad, q, k, *rest: 3 * _product(q, k),
-    shape=lambda grad, q, k, v, *rest: tuple(map(empty_tokens, (q, k, v))),
-    result="(Tensor, Tensor, Tensor)",
-)
+@implements(operators.linear_attention_gradient, "native", *WHERE)
 def linear_attention_gradient(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
 ) -> tuple[Tensor, ...]:
@@ -56,12 +47,7 @@ def linear_attention_gradient(
     return grads
 
 
-@operator(
-    "inline_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v)",
-    lambda grad, q, k, *rest: 3 * _product(q, k),
-    shape=lambda grad, q, k, v: tuple(map(empty_tokens, (q, k, v))),
-    result="(Tensor, Tensor, Tensor)",
-)
+@implements(operators.inline_attention_gradient, "native", *WHERE)
 def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Of `inline_attention`, to q, k and v."""
     grads = tuple(map(empty_tokens, (q, k, v)))
@@ -69,10 +55,7 @@ def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> 
     return grads
 
 
-@operator(
-    "polar_attention(Tensor q, Tensor k, Tensor v, Tensor power, Tensor? temperature, Tensor? positions, float eps)",
-    lambda *shapes: 2 * _product(*shapes),
-)
+@implements(operators.polar_attention, "native", *WHERE)
 def polar_attention(
     q: Tensor, k: Tensor, v: Tensor, power: Tensor, temperature: Tensor | None, positions: Tensor | None, eps: float
 ) -> Tensor:
@@ -90,15 +73,7 @@ def polar_attention(
     return out
 
 
-def _two_maps(q: Any, few: Any, k: Any, *rest: Any) -> int:
-    """Two maps between tokens and a few others, each with two products."""
-    b, h, n, d = q
-    return 4 * b * h * (n + k[2]) * few[2] * d
-
-
-@operator(
-    "agent_attention(Tensor q, Tensor agents, Tensor k, Tensor v, Tensor[] key_bias, Tensor[] query_bias)", _two_maps
-)
+@implements(operators.agent_attention, "native", *WHERE)
 def agent_attention(
     q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: list[Tensor], query_bias: list[Tensor]
 ) -> Tensor:
@@ -116,27 +91,15 @@ def agent_attention(
     return out
 
 
-def _agent_gradients(
-    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
-) -> tuple[Tensor, ...]:
-    dq, dk, dv = map(empty_tokens, (q, k, v))
-    dkey_bias, dquery_bias = (x.new_empty(*x.shape[:3], agents.shape[2]) for x in (k, q))
-    return dq, agents.new_empty(agents.shape), dk, dv, dkey_bias, dquery_bias
-
-
-@operator(
-    "agent_attention_gradient(Tensor grad, Tensor q, Tensor agents, Tensor k, Tensor v, Tensor key_bias, "
-    "Tensor query_bias)",
-    lambda grad, q, agents, k, *rest: 4 * q[0] * q[1] * q[3] * agents[2] * (2 * q[2] + 2 * k[2]),
-    shape=_agent_gradients,
-    result="(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
+@implements(operators.agent_attention_gradient, "native", *WHERE)
 def agent_attention_gradient(
     grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
 ) -> tuple[Tensor, ...]:
-    """Of `agent_attention` to all but the biases (h, a, n), and to these as (b, h, n, a)."""
-    grads = _agent_gradients(grad, q, agents, k, v, key_bias, query_bias)
-    dq, dagents, dk, dv, dkey_bias, dquery_bias = grads
+    """Of `agent_attention` with biases (h, a, n), whose gradients are (h, n, a)."""
+    dq, dk, dv = map(empty_tokens, (q, k, v))
+    dagents = agents.new_empty(agents.shape)
+    # biases' own of each image, (b, h, n, a), are summed in the end
+    dkey_bias, dquery_bias = (x.new_empty(*x.shape[:3], agents.shape[2]) for x in (k, q))
     library().agent_attention_gradient(
         shape_of(q, k),
         tokens_of(q),
@@ -149,19 +112,10 @@ def agent_attention_gradient(
         *map(tokens_of, (dk, dv)),
         *map(pointer_to, (dkey_bias, dquery_bias)),
     )
-    return grads
+    return dq, dagents, dk, dv, *(bias.sum(dim=0) for bias in (dkey_bias, dquery_bias))
 
 
-def _one_map(q: Any, few: Any, *rest: Any) -> int:
-    """A map between tokens and a few others, and a product with it."""
-    return 4 * q[0] * q[1] * q[2] * few[2] * q[3]
-
-
-@operator(
-    "gaussian_gather(Tensor x, Tensor landmarks, Tensor v, float scale)",
-    _one_map,
-    shape=lambda x, landmarks, v, scale: landmarks.new_empty(landmarks.shape),
-)
+@implements(operators.gaussian_gather, "native", *WHERE)
 def gaussian_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks)ᵀ v: (b, h, m, d)."""
     out = landmarks.new_empty(landmarks.shape)
@@ -170,7 +124,7 @@ def gaussian_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Te
     return out
 
 
-@operator("gaussian_spread(Tensor x, Tensor landmarks, Tensor u, float scale)", _one_map)
+@implements(operators.gaussian_spread, "native", *WHERE)
 def gaussian_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks) u: (b, h, n, d)."""
     out = empty_tokens(x)
@@ -179,11 +133,7 @@ def gaussian_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Te
     return out
 
 
-@operator(
-    "newton_inverse(Tensor gram, Tensor alpha, int steps)",
-    lambda gram, alpha, steps: 4 * steps * torch.Size(gram).numel() * gram[-1],
-    shape=lambda gram, alpha, steps: gram.new_empty(gram.shape),
-)
+@implements(operators.newton_inverse, "native", *WHERE)
 def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
     """From `alpha` (..., 1, 1) times `gram` (..., m, m), ridge included."""
     out, m = gram.new_empty(gram.shape), gram.shape[-1]
@@ -198,12 +148,7 @@ def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
     return out
 
 
-@operator(
-    "newton_inverse_gradient(Tensor grad, Tensor gram, Tensor alpha, int steps)",
-    lambda grad, gram, alpha, steps: 8 * steps * torch.Size(gram).numel() * gram[-1],
-    shape=lambda grad, gram, alpha, steps: (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)),
-    result="(Tensor, Tensor)",
-)
+@implements(operators.newton_inverse_gradient, "native", *WHERE)
 def newton_inverse_gradient(grad: Tensor, gram: Tensor, alpha: Tensor, steps: int) -> tuple[Tensor, ...]:
     """Of `newton_inverse`, to gram and alpha; both matrices are symmetric."""
     grads, m = (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)), gram.shape[-1]

@@ -1,22 +1,19 @@
-"""What is computed on the map, as operators: the local branch, means over bins, windows.
+"""What is computed on the map, on CPUs: the local branch, means over bins, windows.
 
 Letters: b batch, h heads, n tokens, d channels of a head, a bins, m windows. `shape` is (height, width) of the map;
 tokens in front of it are its prefix.
 """
 
 import ctypes
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from subquad.native.calls import Map, empty_tokens, long, operator, pointer_to, shape_of, tokens_of
+from subquad import operators
+from subquad.native.calls import WHERE, Map, long, pointer_to, shape_of, tokens_of
 from subquad.native.library import library
-
-
-def _filter(v: Any, weight: Any, height: int, width: int) -> int:
-    """A depthwise convolution of the map."""
-    return 2 * v[0] * v[1] * v[3] * height * width * weight[-1] * weight[-2]
+from subquad.operators import implements
+from subquad.operators.declaring import empty_tokens
+from subquad.operators.places import empty_windows
 
 
 def _run_branch(
@@ -35,21 +32,13 @@ def _run_branch(
     )
 
 
-@operator(
-    "local_branch(Tensor(a!) y, Tensor v, Tensor? g, Tensor weight, Tensor? bias, int[] shape)",
-    lambda y, v, g, weight, bias, shape: _filter(v, weight, *shape),
-    shape=None,
-    result="()",
-)
+@implements(operators.local_branch, "native", *WHERE)
 def local_branch(y: Tensor, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]) -> None:
     """Y ← (y + depthwise of v on its map) · g, from weight (h·d, k, k), or (b, h·d, k, k) of each image's own."""
     _run_branch(y, y, v, g, weight, bias, shape)
 
 
-@operator(
-    "depthwise(Tensor v, Tensor weight, Tensor? bias, int[] shape)",
-    lambda v, weight, bias, shape: _filter(v, weight, *shape),
-)
+@implements(operators.depthwise, "native", *WHERE)
 def depthwise(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) -> Tensor:
     """Depthwise convolution of the values on their map; 0 for tokens of the prefix."""
     out = empty_tokens(v)
@@ -57,20 +46,7 @@ def depthwise(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) 
     return out
 
 
-def _like_filter(weight: Tensor) -> tuple[Tensor, Tensor]:
-    return weight.new_empty(weight.shape), weight.new_empty(weight.shape[-3])
-
-
-@operator(
-    "depthwise_gradient(Tensor grad, Tensor v, Tensor weight, int[] shape)",
-    lambda grad, v, weight, shape: 2 * _filter(v, weight, *shape),
-    shape=lambda grad, v, weight, shape: (
-        empty_tokens(v),
-        torch.empty_like(weight),
-        weight.new_empty(weight.shape[-3]),
-    ),
-    result="(Tensor, Tensor, Tensor)",
-)
+@implements(operators.depthwise_gradient, "native", *WHERE)
 def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]) -> tuple[Tensor, ...]:
     """Of `depthwise`, to v, the weight and a bias."""
     dv, bias = depthwise(grad, weight.flip(-1, -2), None, shape), weight.new_zeros(weight.shape[-3])
@@ -88,10 +64,7 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
     return dv, taps.mT.unflatten(-1, weight.shape[-2:]).contiguous(), bias
 
 
-@operator(
-    "pool(Tensor x, int[] shape, int[] bins)",
-    shape=lambda x, shape, bins: x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3]),
-)
+@implements(operators.pool, "native", *WHERE)
 def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     """Means (b, h, a, d) of the tokens on a map over its adaptive bins."""
     height, width = shape
@@ -101,7 +74,7 @@ def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     return out
 
 
-@operator("pool_gradient(Tensor grad, Tensor x, int[] shape, int[] bins)", shape=lambda grad, x, *rest: empty_tokens(x))
+@implements(operators.pool_gradient, "native", *WHERE)
 def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     """Of `pool`, to x."""
     height, width = shape
@@ -111,19 +84,10 @@ def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) ->
     return dx
 
 
-def _empty_windows(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
-    count = height // weight.shape[2] * (width // weight.shape[3])
-    return x.new_empty(*x.shape[:2], count, weight.shape[0])
-
-
-@operator(
-    "convolve_windows(Tensor x, Tensor weight, int height, int width)",
-    lambda x, weight, height, width: 2 * x[0] * x[1] * height * width * weight[0] * weight[1],
-    shape=_empty_windows,
-)
+@implements(operators.convolve_windows, "native", *WHERE)
 def convolve_windows(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
     """A convolution (d, d, i, j) of each head's map whose windows lie side by side: (b, h, m, d)."""
-    out = _empty_windows(x, weight, height, width)
+    out = empty_windows(x, weight, height, width)
     grid = Map(height, width, x.shape[2] - height * width)
     windows = *long(*weight.shape[2:]), pointer_to(weight.permute(2, 3, 1, 0).contiguous())
     library().convolve_windows(shape_of(x, x), tokens_of(x), grid, *windows, pointer_to(out))

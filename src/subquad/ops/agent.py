@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad import native
-from subquad.backends import uses_native
+from subquad import operators
+from subquad.backends import kernel_for
+from subquad.operators import learns, with_gradient
 from subquad.ops.padding import no_padding
 from subquad.ops.precision import in_fp32
 from subquad.positions import BiasTables
@@ -34,25 +35,25 @@ def agent_attention(
     and `idle` (b, a) leave out keys and agents.
     """
     agents = agents.contiguous()
-    biases = _parts(key_bias), _parts(query_bias.mT if isinstance(query_bias, Tensor) else query_bias)
-    tensors = q, agents, k, v, *biases[0], *biases[1]
-    fused = uses_native("agent attention", *tensors, cannot=no_padding(padding), gradients=True, backend=backend)
-    if not fused:
-        return _agent(q, agents, k, v, *_written_out(key_bias, query_bias), padding, idle)
-    if native.learns(*tensors):
-        written = _written_out(key_bias, query_bias)
-        return native.with_gradient(_kernel, _kernel_gradient, _agent, q, agents, k, v, *written)
-    return native.agent_attention(q, agents, k, v, *biases)
+    tables = _parts(key_bias), _parts(query_bias.mT if isinstance(query_bias, Tensor) else query_bias)
+    tensors = q, agents, k, v, *tables[0], *tables[1]
+    kernels = kernel_for(operators.agent_attention, *tensors, cannot=no_padding(padding), backend=backend)
+    if kernels == "native" and not learns(*tensors):
+        return operators.agent_attention(q, agents, k, v, *tables)
+    biases = _written_out(key_bias, query_bias)
+    if kernels is None:
+        return _agent(q, agents, k, v, *biases, padding, idle)
+    return with_gradient(_kernel, _kernel_gradient, _agent, q, agents, k, v, *biases)
 
 
 def _kernel(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor) -> Tensor:
-    return native.agent_attention(q, agents, k, v, [key_bias], [query_bias.mT])
+    return operators.agent_attention(q, agents, k, v, [key_bias], [query_bias.mT])
 
 
 def _kernel_gradient(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
     *others, query_bias = tensors
-    *grads, dkey_bias, dquery_bias = native.agent_attention_gradient(grad, *others, query_bias.mT)
-    return *grads, dkey_bias.sum(dim=0).mT, dquery_bias.sum(dim=0)
+    *grads, dkey_bias, dquery_bias = operators.agent_attention_gradient(grad, *others, query_bias.mT)
+    return *grads, dkey_bias.mT, dquery_bias
 
 
 def _agent(

@@ -11,14 +11,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from subquad import native
-from subquad.backends import uses_native
+from subquad import operators
+from subquad.backends import kernel_for
 from subquad.errors import unknown_name
+from subquad.operators import with_gradient
 from subquad.ops.padding import no_padding, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, in_fp32_on_cpus
 
 
-@in_fp32
+@in_fp32_on_cpus
 def gaussian_attention(
     q: Tensor,
     landmarks: Tensor,
@@ -37,9 +38,59 @@ def gaussian_attention(
     `padding` (b, n) leaves out keys, `idle` (b, m) landmarks. `inverse` is a name of INVERSES, with `steps` Newton
     steps where it has some; for `gradient` see `newton_inverse`. Queries are multiplied by `scale`, landmarks are not.
     """
-    if uses_native("softmax-free attention", q, landmarks, v, cannot=no_padding(padding), backend=backend):
-        solve = _solver(gaussian_kernel(landmarks, landmarks), inverse, steps, gradient)
-        return native.gaussian_spread(q, landmarks, solve(native.gaussian_gather(q, landmarks, v, scale)), scale)
+    cannot = no_padding(padding)
+    if not kernel_for(operators.gaussian_gather, q, landmarks, v, cannot=cannot, backend=backend):
+        return _eager(q, landmarks, v, padding, idle, inverse=inverse, steps=steps, gradient=gradient, scale=scale)
+
+    # landmarks are few: what is between the two maps is of no weight, and in fp32
+    wide = landmarks.to(torch.promote_types(landmarks.dtype, torch.float32))
+    gathered = with_gradient(
+        lambda *tensors: operators.gaussian_gather(*tensors, scale),
+        lambda grad, *tensors: operators.gaussian_gather_gradient(grad, *tensors, scale),
+        lambda x, landmarks, v: _gather(x * scale, landmarks, v),
+        q,
+        wide,
+        v,
+    )
+    solved = _solve(wide, gathered, inverse=inverse, steps=steps, gradient=gradient)
+    return with_gradient(
+        lambda *tensors: operators.gaussian_spread(*tensors, scale),
+        lambda grad, *tensors: operators.gaussian_spread_gradient(grad, *tensors, scale),
+        lambda x, landmarks, u: _spread(x * scale, landmarks, u),
+        q,
+        wide,
+        solved,
+    )
+
+
+@in_fp32
+def _gather(x: Tensor, landmarks: Tensor, v: Tensor) -> Tensor:
+    return gaussian_kernel(landmarks, x) @ v
+
+
+@in_fp32
+def _spread(x: Tensor, landmarks: Tensor, u: Tensor) -> Tensor:
+    return gaussian_kernel(x, landmarks) @ u
+
+
+@in_fp32
+def _solve(landmarks: Tensor, gathered: Tensor, *, inverse: str, steps: int, gradient: str) -> Tensor:
+    return _solver(gaussian_kernel(landmarks, landmarks), inverse, steps, gradient)(gathered)
+
+
+@in_fp32
+def _eager(
+    q: Tensor,
+    landmarks: Tensor,
+    v: Tensor,
+    padding: Tensor | None,
+    idle: Tensor | None,
+    *,
+    inverse: str,
+    steps: int,
+    gradient: str,
+    scale: float,
+) -> Tensor:
     kernel, solve = _low_rank(q * scale, landmarks, idle, inverse, steps, gradient)
     return kernel @ solve(kernel.mT @ zero_padding(v, padding))
 
@@ -128,11 +179,11 @@ def _iterate(gram: Tensor, alpha: Tensor, identity: Tensor, steps: int) -> Tenso
             inverse = (inverse + inverse.mT) / 2
         return inverse
 
-    if not uses_native("Newton's steps", gram, alpha, gradients=True):
+    if not kernel_for(operators.newton_inverse, gram, alpha):
         return eager(gram, alpha)
-    return native.with_gradient(
-        lambda *matrices: native.newton_inverse(*matrices, steps),
-        lambda grad, *matrices: native.newton_inverse_gradient(grad, *matrices, steps),
+    return with_gradient(
+        lambda *matrices: operators.newton_inverse(*matrices, steps),
+        lambda grad, *matrices: operators.newton_inverse_gradient(grad, *matrices, steps),
         eager,
         gram,
         alpha,

@@ -8,22 +8,24 @@ Rows sum to 1, entries may be negative.
 
 from torch import Tensor
 
-from subquad import native
-from subquad.backends import uses_native
+from subquad import operators
+from subquad.backends import kernel_for
+from subquad.operators import with_gradient
 from subquad.ops.padding import count_tokens, mean_token, no_padding, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, in_fp32_on_cpus
 
 
-@in_fp32
+@in_fp32_on_cpus
 def inline_attention(
     q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, backend: str | None = None
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
-    if not uses_native("InLine attention", q, k, v, cannot=no_padding(padding), gradients=True, backend=backend):
+    if not kernel_for(operators.inline_attention, q, k, v, cannot=no_padding(padding), backend=backend):
         return _inline(q, k, v, padding)
-    return native.with_gradient(native.inline_attention, native.inline_attention_gradient, _inline, q, k, v)
+    return with_gradient(operators.inline_attention, operators.inline_attention_gradient, _inline, q, k, v)
 
 
+@in_fp32
 def _inline(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
     # keys are centred before the product: subtracting afterwards cancels when they share a large mean
     k = zero_padding(k - mean_token(k, padding), padding)

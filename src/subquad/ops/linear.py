@@ -9,11 +9,12 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad import native
-from subquad.backends import uses_native
+from subquad import operators
+from subquad.backends import kernel_for
+from subquad.operators import with_gradient
 from subquad.ops.images import by_image
 from subquad.ops.padding import count_tokens, no_padding, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, in_fp32_on_cpus
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -21,7 +22,7 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@in_fp32
+@in_fp32_on_cpus
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -35,19 +36,24 @@ def linear_attention(
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
 
     def eager(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
-        feature = FEATURE_MAPS[feature_map]
-        return mix_features(feature(q), feature(k), v, padding, eps=eps)
+        return _eager(q, k, v, padding, feature_map=feature_map, eps=eps)
 
-    if not uses_native("linear attention", q, k, v, cannot=no_padding(padding), gradients=True, backend=backend):
+    if not kernel_for(operators.linear_attention, q, k, v, cannot=no_padding(padding), backend=backend):
         return by_image(eager, q, k, v, padding)
-    return native.with_gradient(
-        lambda *tokens: native.linear_attention(*tokens, feature_map, eps),
-        lambda grad, *tokens: native.linear_attention_gradient(grad, *tokens, feature_map, eps),
+    return with_gradient(
+        lambda *tokens: operators.linear_attention(*tokens, feature_map, eps),
+        lambda grad, *tokens: operators.linear_attention_gradient(grad, *tokens, feature_map, eps),
         eager,
         q,
         k,
         v,
     )
+
+
+@in_fp32
+def _eager(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, feature_map: str, eps: float) -> Tensor:
+    feature = FEATURE_MAPS[feature_map]
+    return mix_features(feature(q), feature(k), v, padding, eps=eps)
 
 
 @in_fp32

@@ -4,9 +4,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from subquad import native
-from subquad.backends import uses_native
+from subquad import operators
+from subquad.backends import kernel_for
 from subquad.grid import TokenGrid
+from subquad.operators import with_gradient
 
 
 def add_local(
@@ -27,11 +28,12 @@ def add_local(
     y · gate. The result may be `y` itself, changed.
     """
     tensors = y, v, gate, weight, bias
-    learns = native.learns(*tensors)
+    learns = operators.learns(*tensors)
     cannot = _kernels_cannot(weight.shape[-1], grid, kv_grid, learns)
-    fused = uses_native("the local branch", *tensors, cannot=cannot, gradients=True, backend=backend)
+    operator = operators.depthwise if learns else operators.local_branch
+    fused = kernel_for(operator, *tensors, cannot=cannot, backend=backend)
     if fused and not learns:
-        native.local_branch(y, v, gate, weight, bias, grid.shape)
+        operators.local_branch(y, v, gate, weight, bias, grid.shape)
         return y
 
     # kept for the backward pass: were y in them, the graph would hold itself
@@ -41,13 +43,13 @@ def add_local(
         return grid.to_heads(filter_map(values_on(grid, kv_grid, v), weight, bias), num_heads)
 
     def kernel(v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return native.depthwise(v, weight, bias, grid.shape)
+        return operators.depthwise(v, weight, bias, grid.shape)
 
     def gradient(grad: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-        dv, of_weight, of_bias = native.depthwise_gradient(grad, v, weight, grid.shape)
+        dv, of_weight, of_bias = operators.depthwise_gradient(grad, v, weight, grid.shape)
         return dv, of_weight, None if bias is None else of_bias
 
-    added = native.with_gradient(kernel, gradient, branch, v, weight, bias) if fused else branch(v, weight, bias)
+    added = with_gradient(kernel, gradient, branch, v, weight, bias) if fused else branch(v, weight, bias)
     y = y + added
     return y if gate is None else y * gate
 
@@ -86,10 +88,10 @@ def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | N
     def eager(x: Tensor) -> Tensor:
         return bins.to_heads(F.adaptive_avg_pool2d(grid.to_map(x), bins.shape), x.shape[1])
 
-    if not uses_native("means over the map", x, gradients=True, backend=backend):
+    if not kernel_for(operators.pool, x, backend=backend):
         return eager(x)
-    return native.with_gradient(
-        lambda x: native.pool(x, *shapes), lambda grad, x: (native.pool_gradient(grad, x, *shapes),), eager, x
+    return with_gradient(
+        lambda x: operators.pool(x, *shapes), lambda grad, x: (operators.pool_gradient(grad, x, *shapes),), eager, x
     )
 
 
@@ -101,8 +103,8 @@ def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str
     """
     rows, columns = weight.shape[2:]
     small = f"a map of {grid} is smaller than a window" if grid.height < rows or grid.width < columns else None
-    if uses_native("a convolution of windows", x, weight, cannot=small, backend=backend):
-        return native.convolve_windows(x, weight, *grid.shape)
+    if kernel_for(operators.convolve_windows, x, weight, cannot=small, backend=backend):
+        return operators.convolve_windows(x, weight, *grid.shape)
     image = fill_window(grid.to_map(x), (rows, columns))
     image = image[..., : image.shape[-2] // rows * rows, : image.shape[-1] // columns * columns]
     windows = rearrange(image, "b (h d) (y i) (x j) -> b h (y x) (i j d)", h=x.shape[1], i=rows, j=columns)

@@ -9,15 +9,16 @@ PolaFormer, Meng et al. 2025, arXiv 2501.15061, eq. 5-8; v₁ and v₂ are the h
 import torch
 from torch import Tensor
 
-from subquad import native
-from subquad.backends import uses_native
+from subquad import operators
+from subquad.backends import kernel_for
+from subquad.operators import with_gradient
 from subquad.ops.images import by_image
 from subquad.ops.linear import feature_weights
 from subquad.ops.padding import count_tokens, no_padding, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, in_fp32_on_cpus
 
 
-@in_fp32
+@in_fp32_on_cpus
 def polar_attention(
     q: Tensor,
     k: Tensor,
@@ -34,9 +35,36 @@ def polar_attention(
 
     `positions` (h, n_k, d) are added to the keys, then queries and keys divided by `temperature` (h, 1, d).
     """
-    parameters = power, temperature, positions
-    if uses_native("PolaFormer's attention", q, k, v, *parameters, cannot=no_padding(padding), backend=backend):
-        return native.polar_attention(q, k, v, *parameters, eps)
+
+    def eager(
+        q: Tensor, k: Tensor, v: Tensor, power: Tensor, temperature: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        return _eager(q, k, v, power, padding, temperature, positions, eps=eps)
+
+    def gradient(grad: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        dq, dk, dv, dpower, dtemperature = operators.polar_attention_gradient(grad, *tensors, eps)
+        *_, temperature, positions = tensors
+        dpositions = None if positions is None else dk.sum(dim=0, dtype=torch.float32)
+        return dq, dk, dv, dpower, None if temperature is None else dtemperature, dpositions
+
+    tensors = q, k, v, power, temperature, positions
+    if not kernel_for(operators.polar_attention, *tensors, cannot=no_padding(padding), backend=backend):
+        return eager(*tensors)
+    return with_gradient(lambda *tensors: operators.polar_attention(*tensors, eps), gradient, eager, *tensors)
+
+
+@in_fp32
+def _eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    power: Tensor,
+    padding: Tensor | None,
+    temperature: Tensor | None,
+    positions: Tensor | None,
+    *,
+    eps: float,
+) -> Tensor:
     q, k = _tempered(q, k, temperature, positions)
     return by_image(lambda *image: _polar(*image, power=power, eps=eps), q, k, v, padding)
 

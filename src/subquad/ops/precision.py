@@ -7,6 +7,8 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
+from subquad.triton import INTERPRETED
+
 P = ParamSpec("P")
 
 HALF = (torch.float16, torch.bfloat16)
@@ -31,6 +33,21 @@ def in_fp32(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         if first.dtype in HALF:
             return function(*map(_raise, tensors), **settings).to(first.dtype)  # type: ignore[arg-type]
         return function(*tensors, **settings)
+
+    return raised
+
+
+def in_fp32_on_cpus(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """`in_fp32` on CPUs alone, whose kernels know nothing less; for functions whose eager form is `in_fp32` itself."""
+    everywhere = in_fp32(function)
+
+    @functools.wraps(function)
+    def raised(*tensors: P.args, **settings: P.kwargs) -> Tensor:
+        first = tensors[0]
+        assert isinstance(first, Tensor)
+        # in Triton's interpreter the CPU stands for a GPU
+        on_cpu = first.device.type == "cpu" and not INTERPRETED
+        return everywhere(*tensors, **settings) if on_cpu else function(*tensors, **settings)
 
     return raised
 

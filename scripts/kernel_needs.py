@@ -1,0 +1,60 @@
+"""What each Triton kernel needs of a GPU, which need not be here: registers, what they do not hold, shared memory.
+
+python scripts/kernel_needs.py [--capability 9.0] [--dtype bf16 …] [--channels 32 …]
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from subquad.text import columns
+from subquad.triton import inline, linear, maps
+from subquad.triton.offline import needs_of
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def calls(channels: int, dtype: torch.dtype, few: int = 49) -> dict[str, Callable[[], Any]]:
+    """One call for every mechanism, forward (backward repeats it), by name."""
+    (b, h, n, d) = 2, 2, 64, channels
+    q, k, v, grad = torch.randn(b, n, 4, h, d, dtype=dtype).permute(2, 0, 3, 1, 4).unbind(0)
+    agents, landmarks, power = torch.randn(b, h, few, d, dtype=dtype), torch.randn(b, h, few, d), torch.ones(h, 1, d)
+    bias, places = torch.randn(h, few, n), torch.randn(h, n, d)
+    return {
+        "linear": lambda: linear.linear_attention(q, k, v, "relu", 1e-6),
+        "linear backward": lambda: linear.linear_attention_gradient(grad, q, k, v, "relu", 1e-6),
+        "inline": lambda: inline.inline_attention(q, k, v),
+        "inline backward": lambda: inline.inline_attention_gradient(grad, q, k, v),
+        "pola": lambda: linear.polar_attention(q, k, v, power, power, places, 1e-6),
+        "pola backward": lambda: linear.polar_attention_gradient(grad, q, k, v, power, power, places, 1e-6),
+        "agent": lambda: maps.agent_attention(q, agents, k, v, [bias], [bias]),
+        "agent backward": lambda: maps.agent_attention_gradient(grad, q, agents, k, v, bias, bias),
+        "soft gather": lambda: maps.gaussian_gather(k, landmarks, v, 0.5),
+        "soft gather backward": lambda: maps.gaussian_gather_gradient(landmarks, k, landmarks, v, 0.5),
+        "soft spread": lambda: maps.gaussian_spread(k, landmarks, landmarks, 0.5),
+        "soft spread backward": lambda: maps.gaussian_spread_gradient(grad, k, landmarks, landmarks, 0.5),
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--capability", default="9.0", help="of the GPU")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--channels", nargs="+", type=int, default=[32, 64, 128], help="of a head")
+    given = parser.parse_args()
+    major, minor = map(int, given.capability.split("."))
+    lines = [["dtype", "channels", "call", "kernel", "warps", "registers", "spilled bytes", "shared KB"]]
+    for dtype in given.dtype:
+        for channels in given.channels:
+            for name, call in calls(channels, DTYPES[dtype]).items():
+                for needs in needs_of(call, (major, minor)):
+                    cells = needs.kernel, needs.warps, needs.registers, needs.spilled, f"{needs.shared / 1024:.0f}"
+                    lines.append([dtype, str(channels), name, *map(str, cells)])
+    print(columns(lines))
+
+
+if __name__ == "__main__":
+    main()

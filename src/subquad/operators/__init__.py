@@ -1,0 +1,63 @@
+"""The fused operators `torch.ops.subquad.…`: what each is, apart from who computes it (`native`, `triton`).
+
+`subquad.backends` decides when they are used.
+"""
+
+from subquad.operators.declaring import TITLES, Operator, has_gradient, has_kernel, implements, kernels_of, name_of
+from subquad.operators.gradients import learns, with_gradient
+from subquad.operators.mechanisms import (
+    agent_attention,
+    agent_attention_gradient,
+    gaussian_gather,
+    gaussian_gather_gradient,
+    gaussian_spread,
+    gaussian_spread_gradient,
+    inline_attention,
+    inline_attention_gradient,
+    linear_attention,
+    linear_attention_gradient,
+    newton_inverse,
+    newton_inverse_gradient,
+    polar_attention,
+    polar_attention_gradient,
+)
+from subquad.operators.places import (
+    convolve_windows,
+    depthwise,
+    depthwise_gradient,
+    local_branch,
+    pool,
+    pool_gradient,
+)
+
+__all__ = [
+    "TITLES",
+    "Operator",
+    "agent_attention",
+    "agent_attention_gradient",
+    "convolve_windows",
+    "depthwise",
+    "depthwise_gradient",
+    "gaussian_gather",
+    "gaussian_gather_gradient",
+    "gaussian_spread",
+    "gaussian_spread_gradient",
+    "has_gradient",
+    "has_kernel",
+    "implements",
+    "inline_attention",
+    "inline_attention_gradient",
+    "kernels_of",
+    "learns",
+    "linear_attention",
+    "linear_attention_gradient",
+    "local_branch",
+    "name_of",
+    "newton_inverse",
+    "newton_inverse_gradient",
+    "polar_attention",
+    "polar_attention_gradient",
+    "pool",
+    "pool_gradient",
+    "with_gradient",
+]

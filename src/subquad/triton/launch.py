@@ -1,0 +1,72 @@
+"""How a kernel is started: the shape of its tiles, and over how many programs a sequence is split."""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+import triton
+
+PROGRAMS = 4
+"""For each multiprocessor: fewer leave it idle at the end, more split sequences for nothing."""
+
+INTERPRETED_PROCESSORS = 2
+"""What stands for a GPU's number of multiprocessors in Triton's interpreter."""
+
+
+MIDDLE = 64
+"""Channels of a head beyond which tiles are smaller."""
+
+
+class Split(NamedTuple):
+    """Tokens in `pieces` of `chunk`, the last of which may be shorter."""
+
+    pieces: int
+    chunk: int
+
+
+def split_of(tokens: Tensor, block: int, *, times: int = 1) -> Split:
+    """Tokens (b, h, n, d) split so that small batches fill the device, where each sequence is read `times` over."""
+    if tokens.is_cuda:
+        processors = torch.cuda.get_device_properties(tokens.device).multi_processor_count
+    else:
+        processors = INTERPRETED_PROCESSORS
+    b, h, n, _ = tokens.shape
+    blocks = -(-n // block)
+    wanted = min(max(1, PROGRAMS * processors // (b * h * times)), blocks)
+    chunk = -(-blocks // wanted) * block
+    return Split(-(-n // chunk), chunk)
+
+
+def tile_of(tokens: Tensor, *, heavy: bool = False, exact: bool = False) -> dict[str, Any]:
+    """The settings that all kernels share, for tokens (b, h, n, d): as many rows at once as registers hold.
+
+    `heavy` kernels, those of gradients above all, have much else to hold (scripts/kernel_needs.py shows what).
+    Products of bf16 are of bf16 numbers. Those of fp16 are of tf32 ones, which have as many digits and the range that
+    features, states and sums over tokens need; with `exact` those of bf16 too. Sums are in fp32.
+    """
+    d, fp32 = tokens.shape[-1], tokens.dtype == torch.float32
+    width = max(16, triton.next_power_of_2(d))
+    block = 16 if fp32 else 64 // (2 if heavy else 1) // (2 if width > MIDDLE else 1)
+    return {
+        "D": d,
+        "BLOCK_D": width,
+        "BLOCK": block,
+        "DOT": tl.bfloat16 if tokens.dtype == torch.bfloat16 and not exact else tl.float32,
+        "PRECISION": "ieee" if fp32 else "tf32",
+        "num_warps": 16 if fp32 and width > MIDDLE else 8,
+        "num_stages": 1 if fp32 else 2,
+        "enable_fp_fusion": True,
+    }
+
+
+def few_of(count: int, tile: dict[str, Any]) -> int:
+    """How many of `count` agents or landmarks are in one tile."""
+    most = 32 if tile["PRECISION"] == "ieee" or (tile["BLOCK_D"] > MIDDLE and tile["BLOCK"] < 32) else 64
+    return min(most, max(16, triton.next_power_of_2(count)))
+
+
+def total(partial: Tensor) -> Tensor:
+    """The sum over splits of (b·h, splits, …), which is nothing to do for one."""
+    return partial[:, 0] if partial.shape[1] == 1 else partial.sum(dim=1)

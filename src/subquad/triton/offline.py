@@ -1,0 +1,100 @@
+"""What the kernels need of a GPU that is not here: compiled for it, not run.
+
+Triton's interpreter takes much that its compiler refuses, and says nothing of registers and memory.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+import triton
+
+DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Of one launch: registers a thread, bytes a thread that do not fit in them, bytes of shared memory a program."""
+
+    kernel: str
+    registers: int
+    spilled: int
+    shared: int
+    warps: int
+    settings: dict[str, Any]
+
+
+def needs_of(call: Callable[[], Any], capability: tuple[int, int] = (9, 0)) -> list[Needs]:
+    """What the kernels that `call` launches, on tensors that may lie on the CPU, need on a GPU of that capability."""
+    found: list[Needs] = []
+
+    def compiled(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> None:
+        options = {name: settings.pop(name) for name in OPTIONS if name in settings}
+        found.append(_compile(kernel, arguments, settings, options, capability[0] * 10 + capability[1]))
+
+    with mock.patch.object(JITFunction, "run", compiled):
+        call()
+    return found
+
+
+def _compile(
+    kernel: Any, arguments: tuple[Any, ...], settings: dict[str, Any], options: dict[str, Any], arch: int
+) -> Needs:
+    signature: dict[str, Any] = {}
+    constants: dict[str, Any] = dict(settings)
+    for name, value in zip(kernel.arg_names, arguments, strict=False):
+        signature[name] = _type_of(value)
+        if value is None:
+            constants[name] = None
+    signature |= dict.fromkeys(settings, "constexpr")
+    divisible = [["tt.divisibility", 16]]
+    hints = dict.fromkeys(_aligned(list(signature.values())), divisible)
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=hints)
+    binary = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    with _file(binary.asm["cubin"]) as path:
+        usage = subprocess.run([DISASSEMBLER, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    registers, spilled = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
+    return Needs(kernel.__name__, registers, spilled, binary.metadata.shared, options["num_warps"], settings)
+
+
+def _type_of(value: Any) -> Any:
+    """An argument's type as Triton writes it."""
+    if value is None:
+        return "constexpr"
+    if isinstance(value, tuple):
+        # strides are 32 or 64 bits wide, as they come
+        return type(value)(*(_type_of(part) if isinstance(part, Tensor) else "i64" for part in value))
+    if isinstance(value, Tensor):
+        return POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def _aligned(types: list[Any]) -> Iterator[tuple[int, ...]]:
+    """The places of pointers and strides, which are multiples of 16 as a rule."""
+    for place, kind in enumerate(types):
+        if isinstance(kind, tuple):
+            yield from ((place, part) for part in range(len(kind)))
+        elif kind.startswith("*"):
+            yield (place,)
+
+
+@contextmanager
+def _file(content: bytes) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(content)
+        file.flush()
+        yield file.name

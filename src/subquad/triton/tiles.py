@@ -1,0 +1,95 @@
+"""What the kernels are made of: how tokens are handed to them, tiles read and written, products.
+
+Letters in shapes: n tokens of a block, d channels of a head.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Tokens(NamedTuple):
+    """Tokens (b, h, n, d) as a kernel sees them: where they begin, and the strides of their first three axes."""
+
+    data: Any
+    batch: Any
+    head: Any
+    token: Any
+
+
+class Bias(NamedTuple):
+    """A bias (h, f, n) as a kernel sees it: where it begins, and its strides."""
+
+    data: Any
+    head: Any
+    few: Any
+    token: Any
+
+
+def tokens_of(x: Tensor | None) -> Tokens | None:
+    """Of (b, h, n, d); (h, n, d) is the same for all images."""
+    if x is None:
+        return None
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    return Tokens(x, *x.stride()[:3]) if x.dim() == 4 else Tokens(x, 0, *x.stride()[:2])
+
+
+def bias_of(x: Tensor | None) -> Bias | None:
+    """Of (h, f, n)."""
+    return None if x is None else Bias(x, *x.stride())
+
+
+@triton.jit
+def program(splits, heads):
+    """Which split, image and head a program computes."""
+    place = tl.program_id(0).to(tl.int64)
+    return place % splits, place // splits // heads, place // splits % heads
+
+
+@triton.jit
+def read(x, batch, head, rows, columns, count, D: tl.constexpr):
+    """The tile (n, d) of `rows`; zeros from `count` on."""
+    at = x.data + batch * x.batch + head * x.head + rows.to(tl.int64)[:, None] * x.token + columns[None, :]
+    return tl.load(at, mask=(rows[:, None] < count) & (columns[None, :] < D), other=0.0)
+
+
+@triton.jit
+def write(x, tile, batch, head, rows, columns, count, D: tl.constexpr):
+    """Store a tile (n, d)."""
+    at = x.data + batch * x.batch + head * x.head + rows.to(tl.int64)[:, None] * x.token + columns[None, :]
+    tl.store(at, tile.to(x.data.dtype.element_ty), mask=(rows[:, None] < count) & (columns[None, :] < D))
+
+
+@triton.jit
+def read_square(x, columns, D: tl.constexpr):
+    """A matrix (d, d)."""
+    inside = (columns[:, None] < D) & (columns[None, :] < D)
+    return tl.load(x + columns[:, None] * D + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def write_square(x, tile, columns, D: tl.constexpr):
+    """Store a matrix (d, d)."""
+    inside = (columns[:, None] < D) & (columns[None, :] < D)
+    tl.store(x + columns[:, None] * D + columns[None, :], tile, mask=inside)
+
+
+@triton.jit
+def read_row(x, row, columns, D: tl.constexpr):
+    """Row `row` of a matrix (…, d)."""
+    return tl.load(x + row * D + columns, mask=columns < D, other=0.0)
+
+
+@triton.jit
+def write_row(x, row, values, columns, D: tl.constexpr):
+    """Store row `row` of a matrix (…, d)."""
+    tl.store(x + row * D + columns, values, mask=columns < D)
+
+
+@triton.jit
+def product(a, b, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """The product of two tiles, summed in fp32."""
+    return tl.dot(a.to(DOT), b.to(DOT), input_precision=PRECISION)

@@ -1,0 +1,44 @@
+"""Triton's compiler takes every kernel, and a GPU has room for it, whether there is one or not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from subquad.triton import INTERPRETED
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+pytest.importorskip("triton")
+if INTERPRETED:
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+import kernel_needs
+
+from subquad.triton.offline import needs_of
+
+CALLS = list(kernel_needs.calls(16, torch.float32))
+
+
+def check(name, dtype, channels, capability, kilobytes):
+    found = needs_of(kernel_needs.calls(channels, dtype)[name], capability)
+    assert found
+    for needs in found:
+        assert needs.shared <= kilobytes * 1024, needs
+        # states of 128² numbers fit nowhere: PolaFormer's backward pass spills most of one on Ampere
+        assert channels > 64 or needs.spilled <= 1024, needs
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "backward" in name or "soft" not in name])
+def test_kernels_compile_for_a_gpu(name):
+    check(name, torch.bfloat16, 64, (9, 0), 99)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    ("dtype", "channels", "capability", "kilobytes"),
+    [(torch.float32, 64, (8, 6), 99), (torch.float16, 64, (8, 9), 99), (torch.bfloat16, 128, (8, 0), 160)],
+)
+def test_kernels_fit_the_gpu(name, dtype, channels, capability, kilobytes):
+    check(name, dtype, channels, capability, kilobytes)

@@ -1,0 +1,248 @@
+"""The Triton kernels against the explicit weights in float64: on a GPU, or with TRITON_INTERPRET=1 on the CPU.
+
+Their sums are in fp32, their results in the precision of the tokens; an error is measured against the size of what it
+is an error of.
+"""
+
+import pytest
+import torch
+from mechanisms import inputs_of
+from torch.utils.flop_counter import FlopCounterMode
+
+from subquad import ATTENTION, SubquadError, TokenGrid, operators, ops
+from subquad.backends import kernel_for, unavailable, use_backend
+from subquad.models.create import settings_of
+from subquad.triton import INTERPRETED, launch
+
+pytestmark = pytest.mark.skipif(unavailable("triton") is not None, reason=f"no kernels: {unavailable('triton')}")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# numpy, which interprets, has no bf16
+DTYPES = [torch.float32, torch.float16, *([] if INTERPRETED else [torch.bfloat16])]
+ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def projected(b, h, n, d, count):
+    """Tokens (b, h, n, d) as views of one fused projection."""
+    return torch.randn(b, n, count, h, d, device=DEVICE).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def streams(weights, v):
+    """Weights (b, h, 2, n, n) of two streams, each of which weighs its half of the values."""
+    same = (v.shape[-1] + 1) // 2
+    return torch.cat([weights[:, :, 0] @ v[..., :same], weights[:, :, 1] @ v[..., same:]], dim=-1)
+
+
+def cases(b, h, n_q, n_k, d):
+    """By name what is called, what it is by its explicit weights, and its tensors."""
+    (q,), (k, v) = projected(b, h, n_q, d, 1), projected(b, h, n_k, d, 2)
+    power, warm, places = 1 + 2 * torch.rand(h, 1, d), 1 + torch.rand(h, 1, d), torch.randn(h, n_k, d)
+    found = {
+        "relu": (ops.linear_attention, lambda q, k, v: ops.linear_weights(q, k) @ v, (q, k, v)),
+        "elu": (
+            lambda *qkv, **more: ops.linear_attention(*qkv, feature_map="elu", eps=0.01, **more),
+            lambda q, k, v: ops.linear_weights(q, k, feature_map="elu", eps=0.01) @ v,
+            (q, k, v),
+        ),
+        "inline": (ops.inline_attention, lambda q, k, v: ops.inline_weights(q, k) @ v, (q, k + 3, v)),
+        "pola": (
+            ops.polar_attention,
+            lambda q, k, v, power: streams(ops.polar_weights(q, k, power), v),
+            (q, k, v, power),
+        ),
+        "pola with positions": (
+            lambda q, k, v, power, t, places, **more: ops.polar_attention(q, k, v, power, None, t, places, **more),
+            lambda q, k, v, power, t, places: streams(ops.polar_weights(q, k, power, None, t, places), v),
+            (q, k, v, power, warm, places),
+        ),
+    }
+    for few in (9, 70):
+        agents, landmarks = torch.randn(b, h, few, d), 2 * torch.randn(b, h, few, d) / d**0.5
+        found[f"{few} agents"] = (
+            ops.agent_attention,
+            lambda q, agents, k, v, *biases: ops.agent_weights(q, agents, k, *biases) @ v,
+            (q, agents, k, v, torch.randn(h, few, n_k), torch.randn(h, n_q, few)),
+        )
+        found[f"{few} landmarks"] = (
+            lambda *given, **more: ops.gaussian_attention(*given, inverse="cholesky", scale=0.3 / d**0.5, **more),
+            lambda k, landmarks, v: ops.gaussian_weights(k * 0.3 / d**0.5, landmarks, inverse="cholesky") @ v,
+            (k, landmarks, v),
+        )
+    return found
+
+
+NAMES = list(cases(1, 1, 1, 1, 2))
+SHAPES = [(2, 2, 70, 200, 24), (1, 3, 3, 2, 6), (1, 1, 300, 130, 64), (3, 1, 65, 33, 128)]
+
+
+def with_gradients(function, tensors, weight):
+    """The result, and its weighed sum's gradients."""
+    tensors = [tensor.detach().requires_grad_() for tensor in tensors]
+    result = function(*tensors)
+    return [result, *torch.autograd.grad((result * weight.to(result.dtype)).sum(), tensors)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_results_and_gradients_are_those_of_the_explicit_weights(name, dtype, shape):
+    call, weights, tensors = cases(*shape)[name]
+    tensors = [tensor.to(DEVICE, dtype) for tensor in tensors]
+    weight = torch.randn_like(tensors[0])
+    got = with_gradients(lambda *given: call(*given, backend="triton"), tensors, weight)
+    expected = with_gradients(weights, [tensor.double() for tensor in tensors], weight.double())
+    for place, (one, other) in enumerate(zip(got, expected, strict=True)):
+        assert one.dtype == dtype and one.shape == other.shape
+        error = (one.double() - other).norm() / other.norm().clamp(min=1e-3)
+        assert error < ROUNDING[dtype], f"{place}: {error:.1e}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sequence_may_be_split_in_any_way(name, monkeypatch):
+    call, _, tensors = cases(1, 2, 260, 270, 16)[name]
+    weight = torch.randn_like(tensors[0])
+    results = []
+    for programs in (1, 1000):
+        monkeypatch.setattr(launch, "PROGRAMS", programs)
+        results.append(with_gradients(lambda *given: call(*given, backend="triton"), tensors, weight))
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTION.keys() - {"softmax", "focused"}))
+@pytest.mark.parametrize("grid", [TokenGrid(7, 7), TokenGrid(6, 11, 1)], ids=str)
+def test_every_mechanism_is_what_it_is_in_double_precision(name, grid):
+    settings = {"num_agents": 9} if "num_agents" in settings_of(name) else {}
+    module = ATTENTION[name](32, 2, grid=grid, kv_grid=grid, **settings).to(DEVICE)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape)
+    supply = {
+        key: None if tensor is None else tensor.to(DEVICE) for key, tensor in inputs_of(module, grid, dim=32).items()
+    }
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("eager", torch.float64)):
+        module = module.to(dtype)
+        module.zero_grad()
+        given = {key: None if x is None else x.detach().to(dtype).requires_grad_() for key, x in supply.items()}
+        with use_backend(backend):
+            y = module(**given, grid=grid, kv_grid=grid)
+        y.sum().backward()
+        learned = [*module.parameters(), *(x for x in given.values() if x is not None)]
+        found.append([y, *(x.grad for x in learned)])
+    for one, other in zip(*found, strict=True):
+        assert (one.double() - other).norm() <= 2e-5 * other.norm().clamp(min=1)
+
+
+def test_gradients_of_gradients_are_those_of_the_eager_form():
+    q, k, v = projected(1, 2, 9, 16, 3)
+    for backend in ("triton", "eager"):
+        given = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+        first = torch.autograd.grad(ops.linear_attention(*given, backend=backend).sum(), given, create_graph=True)
+        second = torch.autograd.grad(sum(grad.square().sum() for grad in first), given)
+        if backend == "triton":
+            found = second
+    for one, other in zip(found, second, strict=True):
+        assert (one - other).norm() <= 1e-4 * other.norm()
+
+
+def test_what_is_not_a_number_or_infinite_stays_where_it_is():
+    q, k, v = projected(1, 2, 40, 16, 3)
+    q = q.clone()
+    q[0, 1, 3, 5], q[0, 0, 4, 2] = float("nan"), -float("inf")
+    for operation, more in ((ops.linear_attention, ()), (ops.inline_attention, ())):
+        y = operation(q, k, v, *more, backend="triton")
+        expected = operation(q, k, v, *more, backend="eager")
+        assert torch.equal(y.isnan(), expected.isnan()) and torch.equal(y.isfinite(), expected.isfinite())
+
+
+def test_keys_with_a_large_mean_do_not_cancel():
+    q, k, v = projected(1, 1, 500, 16, 3)
+    got = ops.inline_attention(q, k + 300, v, backend="triton")
+    expected = ops.inline_attention(q.double(), (k + 300).double(), v.double())
+    assert (got.double() - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_keys_that_a_bias_forbids_have_no_weight():
+    q, k, v = projected(1, 2, 150, 16, 3)
+    agents, query_bias = torch.randn(1, 2, 4, 16, device=DEVICE), torch.zeros(2, 150, 4, device=DEVICE)
+    key_bias = torch.zeros(2, 4, 150, device=DEVICE)
+    key_bias[..., 20:] = -float("inf")
+    got = ops.agent_attention(q, agents, k, v, key_bias, query_bias, backend="triton")
+    few = k[:, :, :20], v[:, :, :20], key_bias[..., :20]
+    expected = ops.agent_attention(q, agents, *few, query_bias, backend="eager")
+    assert (got - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_asking_for_kernels_and_not_getting_them_is_an_error():
+    q, k, v = projected(1, 2, 9, 16, 3)
+    wide = torch.randn(3, 1, 1, 5, 130, device=DEVICE)
+    refusals = {
+        "it computes in fp32 fp16 bf16, and a tensor is fp64": (q.double(), k.double(), v.double()),
+        "no padding": (q, k, v, torch.zeros(1, 9, dtype=torch.bool, device=DEVICE)),
+        "heads of up to 128 channels here, and these have 130": wide,
+    }
+    for reason, tensors in refusals.items():
+        with pytest.raises(SubquadError, match=reason) as caught:
+            ops.linear_attention(*tensors, backend="triton")
+        assert "\n" not in str(caught.value)
+        with use_backend("triton"), pytest.raises(SubquadError, match=reason):
+            ops.linear_attention(*tensors)
+    grid = TokenGrid(3, 3)
+    with pytest.raises(SubquadError, match='backend "triton" has no kernel for means over the map'):
+        ops.pool_tokens(q, grid, grid, backend="triton")
+    with use_backend("triton"):
+        assert torch.equal(ops.pool_tokens(q, grid, grid), ops.pool_tokens(q, grid, grid, backend="eager"))
+
+
+def test_auto_takes_them_for_cuda_tensors():
+    (q,) = projected(1, 2, 9, 16, 1)
+    assert kernel_for(operators.linear_attention, q) == ("triton" if q.is_cuda else None)
+    assert kernel_for(operators.linear_attention, q.double()) is None
+
+
+def test_operations_are_operators_of_torch():
+    q, k, v = (x.requires_grad_() for x in projected(1, 2, 12, 16, 3))
+    few, power = torch.randn(1, 2, 4, 16, device=DEVICE), torch.full((2, 1, 16), 2.0, device=DEVICE)
+    bias = torch.randn(2, 4, 12, device=DEVICE)
+    calls = {
+        operators.linear_attention: (q, k, v, "relu", 1e-6),
+        operators.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
+        operators.inline_attention: (q, k, v),
+        operators.inline_attention_gradient: (q, q, k, v),
+        operators.polar_attention: (q, k, v, power, None, bias.new_zeros(2, 12, 16), 1e-6),
+        operators.polar_attention_gradient: (q, q, k, v, power, power, None, 1e-6),
+        operators.agent_attention: (q, few, k, v, [bias], [bias]),
+        operators.agent_attention_gradient: (q, q, few, k, v, bias, bias),
+        operators.gaussian_gather: (q, few, v, 0.5),
+        operators.gaussian_gather_gradient: (few, q, few, v, 0.5),
+        operators.gaussian_spread: (q, few, few, 0.5),
+        operators.gaussian_spread_gradient: (q, q, few, few, 0.5),
+    }
+    ours = {name for name, backends in operators.declaring.IMPLEMENTED.items() if "triton" in backends}
+    assert ours == {operators.name_of(operator) for operator in calls}
+    for operator, arguments in calls.items():
+        arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+        torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_they_compile_without_a_graph_break_forward_and_backward():
+    q, k, v = projected(1, 2, 20, 16, 3)
+    compiled = torch.compile(lambda *x: ops.inline_attention(*x), backend="aot_eager", fullgraph=True)
+    with use_backend("triton"):
+        got = with_gradients(compiled, [q, k, v], q)
+    expected = with_gradients(lambda *x: ops.inline_attention(*x, backend="eager"), [q, k, v], q)
+    for one, other in zip(got, expected, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+# softmax-free attention computes its map twice instead of keeping it, and says so
+@pytest.mark.parametrize("name", ["relu", "inline", "pola", "9 agents"])
+def test_operations_are_counted(name):
+    call, _, tensors = cases(1, 2, 40, 40, 16)[name]
+    counts = []
+    for backend in ("triton", "eager"):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            call(*tensors, backend=backend)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == pytest.approx(counts[1], rel=0.1)
