@@ -26,7 +26,7 @@ def check(name, dtype, channels, capability, kilobytes):
     for needs in found:
         assert needs.shared <= kilobytes * 1024, needs
         # states of 128² numbers fit nowhere: PolaFormer's backward pass spills most of one on Ampere
-        assert channels > 64 or needs.spilled <= 1024, needs
+        assert channels > 64 or needs.spilled <= 1536, needs
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if "backward" in name or "soft" not in name])
