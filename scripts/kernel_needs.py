@@ -16,9 +16,11 @@ from subquad.triton.offline import needs_of
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def calls(channels: int, dtype: torch.dtype, few: int = 49) -> dict[str, Callable[[], Any]]:
+def calls(
+    channels: int, dtype: torch.dtype, *, images: int = 2, heads: int = 2, tokens: int = 64, few: int = 49
+) -> dict[str, Callable[[], Any]]:
     """One call for every mechanism, forward (backward repeats it), by name."""
-    (b, h, n, d) = 2, 2, 64, channels
+    b, h, n, d = images, heads, tokens, channels
     q, k, v, grad = torch.randn(b, n, 4, h, d, dtype=dtype).permute(2, 0, 3, 1, 4).unbind(0)
     agents, landmarks, power = torch.randn(b, h, few, d, dtype=dtype), torch.randn(b, h, few, d), torch.ones(h, 1, d)
     bias, places = torch.randn(h, few, n), torch.randn(h, n, d)

@@ -36,6 +36,12 @@ def test_kernels_compile_for_a_gpu(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
+def test_sizes_of_one_which_triton_treats_apart_compile(name):
+    assert needs_of(kernel_needs.calls(16, torch.float16, images=1, heads=1, tokens=1, few=1)[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
     ("dtype", "channels", "capability", "kilobytes"),
     [(torch.float32, 64, (8, 6), 99), (torch.float16, 64, (8, 9), 99), (torch.bfloat16, 128, (8, 0), 160)],

@@ -55,11 +55,13 @@ def _compile(
     kernel: Any, arguments: tuple[Any, ...], settings: dict[str, Any], options: dict[str, Any], arch: int
 ) -> Needs:
     signature: dict[str, Any] = {}
-    constants: dict[str, Any] = dict(settings)
-    for name, value in zip(kernel.arg_names, arguments, strict=False):
+    constants: dict[Any, Any] = {(kernel.arg_names.index(name),): value for name, value in settings.items()}
+    for place, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
         signature[name] = _type_of(value)
-        if value is None:
-            constants[name] = None
+        parts = enumerate(value) if isinstance(value, tuple) else ()
+        constants |= {(place, part): 1 for part, stride in parts if _is_one(stride)}
+        if value is None or _is_one(value):
+            constants[place,] = value
     signature |= dict.fromkeys(settings, "constexpr")
     divisible = [["tt.divisibility", 16]]
     hints = dict.fromkeys(_aligned(list(signature.values())), divisible)
@@ -73,21 +75,25 @@ def _compile(
 
 def _type_of(value: Any) -> Any:
     """An argument's type as Triton writes it."""
-    if value is None:
+    if value is None or _is_one(value):
         return "constexpr"
     if isinstance(value, tuple):
-        # strides are 32 or 64 bits wide, as they come
-        return type(value)(*(_type_of(part) if isinstance(part, Tensor) else "i64" for part in value))
+        return type(value)(*map(_type_of, value))
     if isinstance(value, Tensor):
         return POINTERS[value.dtype]
-    return "fp32" if isinstance(value, float) else "i32"
+    return "fp32" if isinstance(value, float) else "i64" if value >= 2**31 else "i32"
+
+
+def _is_one(value: Any) -> bool:
+    """Whether it is the number that Triton compiles a kernel of its own for."""
+    return isinstance(value, int) and value == 1
 
 
 def _aligned(types: list[Any]) -> Iterator[tuple[int, ...]]:
     """The places of pointers and strides, which are multiples of 16 as a rule."""
     for place, kind in enumerate(types):
         if isinstance(kind, tuple):
-            yield from ((place, part) for part in range(len(kind)))
+            yield from ((place, part) for part in range(len(kind)) if kind[part] != "constexpr")
         elif kind.startswith("*"):
             yield (place,)
 
