@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import itertools
 import os
 import sys
 import types
@@ -12,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, check_suffix
 
 RUNS = Path("runs")
 
@@ -103,7 +104,7 @@ def make_parser() -> Parser:
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
     sub.add_argument("--grid", type=Path, help="write the picture grid here; predictions.png for a folder")
 
-    text = "Time attention layers against their projections, softmax and the textbook form, or whole networks."
+    text = "Time attention layers, operations or whole networks against what they have to beat."
     sub = command("bench", run_bench, text)
     sub.add_argument("--model", nargs="+", metavar="NAME", help="networks, against the same hosts with softmax")
     sub.add_argument("--img-size", nargs="+", type=positive, default=[224, 448], metavar="PX", help="of networks")
@@ -111,12 +112,15 @@ def make_parser() -> Parser:
     sub.add_argument("--tokens", nargs="+", type=positive, default=[196, 784, 3136], help="square numbers")
     sub.add_argument("--dim", type=positive, default=192, help="channels")
     sub.add_argument("--num-heads", type=positive, default=3, help="heads")
-    sub.add_argument("--batch-size", type=positive, default=1, help="images at a time")
-    sub.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="of parameters and tokens")
+    sub.add_argument("--ops", action="store_true", help="without projections and local branch: the operations alone")
+    sub.add_argument("--batch-size", nargs="+", type=positive, default=[1], metavar="N", help="images at a time")
+    dtypes = ("fp32", "bf16", "fp16")
+    sub.add_argument("--dtype", nargs="+", choices=dtypes, default=["fp32"], help="of parameters and tokens")
     sub.add_argument("--device", default="cpu", help="cpu, cuda, …")
     sub.add_argument("--backward", action="store_true", help="time forward and backward together")
     sub.add_argument("--repeats", type=positive, default=15, help="of each pass, in turn; medians are printed")
     sub.add_argument("--output", type=Path, help="write the rows here, as .csv or .json")
+    sub.add_argument("--picture", type=Path, help="draw milliseconds against length or image size here, as .svg")
 
     sub = command("convert-checkpoint", run_convert, "Write the authors' weights as safetensors of ours.")
     sub.add_argument("source", type=Path, metavar="IN", help="the authors' file; no code in it is run")
@@ -288,33 +292,55 @@ def run_bench(arguments: argparse.Namespace) -> None:
     """Measure and print."""
     import torch
 
-    from subquad.bench import describe_device, save_rows
+    from subquad.bench import MEASUREMENTS, describe_device, save_rows
+    from subquad.report import PICTURES, bench_picture
 
-    keys = ["batch_size", "dtype", "backward", "repeats"] + ([] if arguments.model else ["dim", "num_heads"])
+    for path, kinds in ((arguments.output, MEASUREMENTS), (arguments.picture, PICTURES)):
+        if path is not None:
+            check_suffix(path, *kinds)
+    keys = ["backward", "repeats"] + ([] if arguments.model else ["dim", "num_heads", "ops"])
     settings = {key: getattr(arguments, key) for key in keys}
     device = describe_device(arguments.device)
-    rows, table = _networks(arguments, settings) if arguments.model else _blocks(arguments, settings)
-    what = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings.items())
-    print(f"\n{table}\n\n{device}, torch {torch.__version__}; {what}")
+    several = itertools.product(arguments.batch_size, arguments.dtype)
+    each = [settings | {"batch_size": batch_size, "dtype": dtype} for batch_size, dtype in several]
+    rows, table = (_networks if arguments.model else _blocks)(arguments, each)
+    said = settings | {"batch_size": arguments.batch_size, "dtype": arguments.dtype}
+    what = ", ".join(f"{key.replace('_', ' ')} {_plainly(value)}" for key, value in said.items())
+    print(f"\n{table}\n\n{device}, torch {torch.__version__};\n{what}")
     if arguments.output is not None:
-        save_rows(rows, arguments.output, {"device": device, "torch": torch.__version__, **settings})
+        save_rows(rows, arguments.output, {"device": device, "torch": torch.__version__, **said})
         print(f"the rows are in {arguments.output}")
+    if arguments.picture is not None:
+        bench_picture(rows, arguments.picture)
+        print(f"the picture is in {arguments.picture}")
 
 
-def _blocks(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[Sequence[Any], str]:
+def _plainly(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _blocks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
     from subquad.attention import ATTENTION
     from subquad.bench import blocks_table, measure_blocks
 
-    mechanisms = arguments.mechanisms or list(ATTENTION)
-    rows = measure_blocks(mechanisms, arguments.tokens, device=arguments.device, log=print, **settings)
-    legend = "÷ proj.: layer over its projections. textbook ÷, softmax ÷: how many times faster the core is than these."
-    return rows, f"{blocks_table(rows)}\n{legend}"
+    names, lengths = arguments.mechanisms or list(ATTENTION), arguments.tokens
+    rows = [
+        row
+        for settings in each
+        for row in measure_blocks(names, lengths, device=arguments.device, log=print, **settings)
+    ]
+    return rows, blocks_table(rows)
 
 
-def _networks(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[Sequence[Any], str]:
+def _networks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
     from subquad.bench import measure_networks, networks_table
 
-    rows = measure_networks(arguments.model, arguments.img_size, device=arguments.device, log=print, **settings)
+    names, sizes = arguments.model, arguments.img_size
+    rows = [
+        row
+        for settings in each
+        for row in measure_networks(names, sizes, device=arguments.device, log=print, **settings)
+    ]
     return rows, f"{networks_table(rows)}\nsoftmax ÷: how many times faster than the same host with softmax."
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class SubquadError(ValueError):
@@ -18,3 +19,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str], error: type[Subquad
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return error(f"unknown {kind} '{name}': {hint}")
+
+
+def check_suffix(path: Path, what: str, *suffixes: str) -> None:
+    """Raise where a file to write is not named as one that can be written."""
+    if path.suffix not in suffixes:
+        raise SubquadError(f"{what} written as {' or '.join(suffixes)}, got {path.name}")

@@ -2,16 +2,28 @@
 
 import csv
 import json
+from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from mechanisms import build, inputs_of
 
 from subquad import ATTENTION, SubquadError, TokenGrid
-from subquad.bench import BlockRow, blocks_table, describe_device, measure_blocks, save_rows
+from subquad.bench import (
+    blocks_table,
+    describe_device,
+    faster_than_softmax,
+    measure_blocks,
+    measure_networks,
+    save_rows,
+)
+from subquad.bench.floors import moved_bytes
 from subquad.bench.textbook import TEXTBOOK
 from subquad.cli import main
+from subquad.report import bench_picture
 
+SVG = "{http://www.w3.org/2000/svg}"
 every_mechanism = pytest.mark.parametrize("name", ATTENTION)
 
 
@@ -60,10 +72,10 @@ def test_what_does_not_fit_is_said_in_one_line(settings, message):
 
 
 def test_rows_are_written_as_csv_or_json(tmp_path):
-    row = BlockRow("linear", 16, 2.0, 1.0, 0.5, 1.0, None, 2.0, 2.0, None, 0.1, 3.0)
+    (row,) = measure_blocks(["linear"], [16], dim=16, num_heads=2, repeats=1)
     save_rows([row], tmp_path / "rows.csv", {})
     with (tmp_path / "rows.csv").open() as file:
-        assert next(csv.DictReader(file))["over_projections"] == "2.0"
+        assert float(next(csv.DictReader(file))["over_projections"]) == row.over_projections
     save_rows([row], tmp_path / "rows.json", {"device": "here"})
     assert json.loads((tmp_path / "rows.json").read_text())["about"] == {"device": "here"}
     with pytest.raises(SubquadError, match=r"written as \.csv or \.json, got rows\.txt"):
@@ -78,3 +90,43 @@ def test_the_command_prints_the_table_and_names_the_device(capsys, tmp_path):
     assert main(["bench", *sizes, "--device", "nowhere"]) == 2
     assert "device 'nowhere' can't be used" in capsys.readouterr().err
     assert describe_device("cpu").startswith("CPU")
+
+
+def test_operations_alone_are_measured_against_a_copy_of_their_tokens():
+    rows = measure_blocks(list(ATTENTION), [16], dim=16, num_heads=2, repeats=1, ops=True)
+    assert len({row.floor_ms for row in rows if row.mechanism != "pola"} - {rows[-1].floor_ms}) == 1
+    for row in rows:
+        assert row.block_ms is None and row.over_projections is None and row.textbook_gain > 0
+        assert row.of_floor == row.floor_ms / row.core_ms > 0
+    assert "÷proj" not in blocks_table(rows)
+
+
+def test_bytes_that_must_move_are_those_of_inputs_outputs_and_their_gradients():
+    shape, numbers = (2, 10, 8), 160
+    assert moved_bytes(3, shape, torch.float32, backward=False) == 4 * (3 + 1) * numbers
+    assert moved_bytes(3, shape, torch.bfloat16, backward=True) == 2 * (4 + 3 + 1 + 3) * numbers
+
+
+def test_the_length_from_which_on_a_layer_is_faster_than_softmax():
+    rows = measure_blocks(["linear"], [16, 64], dim=8, num_heads=1, repeats=1)
+    slow, fast = (replace(row, block_ms=ms, softmax_block_ms=4.0) for row, ms in zip(rows, (8.0, 2.0), strict=True))
+    assert faster_than_softmax([slow, fast])["linear", 1, "fp32"] == pytest.approx(32)
+    assert [*faster_than_softmax([slow]).values(), *faster_than_softmax([fast]).values()] == [None, 64]
+    assert "linear from about 32 tokens on" in blocks_table([slow, fast])
+
+
+def test_a_picture_shows_every_mechanism_and_softmax(tmp_path):
+    rows = measure_blocks(["linear", "agent"], [16, 36], dim=8, num_heads=1, repeats=1)
+    bench_picture(rows, tmp_path / "bench.svg")
+    names = {"".join(text.itertext()) for text in ElementTree.parse(tmp_path / "bench.svg").iter(f"{SVG}text")}
+    assert {"tokens", "milliseconds"} <= names
+    assert all(any(name in shown for shown in names) for name in ("linear", "agent", "softmax"))
+    bench_picture(measure_networks(["linear_deit_tiny"], [32, 64], repeats=1), tmp_path / "networks.svg")
+    assert "px" in (tmp_path / "networks.svg").read_text()
+
+
+def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(capsys, tmp_path):
+    for flag, name, known in (("--output", "rows.txt", ".csv or .json"), ("--picture", "p.png", ".svg")):
+        assert main(["bench", flag, str(tmp_path / name)]) == 2
+        said = capsys.readouterr()
+        assert f"written as {known}, got {name}" in said.err and "passes" not in said.out

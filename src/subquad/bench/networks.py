@@ -31,6 +31,8 @@ class NetworkRow:
 
     network: str
     px: int
+    batch_size: int
+    dtype: str
     ms: float
     images_per_s: float
     peak_mb: float
@@ -80,6 +82,8 @@ def measure_networks(
                 NetworkRow(
                     network=name,
                     px=px,
+                    batch_size=batch_size,
+                    dtype=dtype,
                     ms=ms,
                     images_per_s=1000 * batch_size / ms,
                     peak_mb=peak_memory_mb(passes[name], device),
@@ -111,25 +115,28 @@ def _pass(model: nn.Module, x: Tensor, backward: bool) -> Callable[[], None]:
     return both if backward else forward
 
 
-def faster_from(rows: Sequence[NetworkRow]) -> dict[str, float | None]:
-    """The image size from which on each network is faster than its reference, None if it never was."""
+def faster_from(rows: Sequence[NetworkRow]) -> dict[tuple[str, int, str], float | None]:
+    """By network, batch size and dtype the image size from which on it is faster than its reference, if it is."""
     found = {}
-    for name in dict.fromkeys(row.network for row in rows):
-        gains = [(row.px, row.gain) for row in rows if row.network == name and row.gain is not None]
-        found[name] = last_descent([(px, 1 / gain) for px, gain in gains])
+    for key in dict.fromkeys((row.network, row.batch_size, row.dtype) for row in rows):
+        own = [row for row in rows if (row.network, row.batch_size, row.dtype) == key]
+        found[key] = last_descent([(row.px, 1 / row.gain) for row in own if row.gain is not None])
     return found
 
 
 def networks_table(rows: Sequence[NetworkRow]) -> str:
     """The rows for a terminal, and from which size on each network is faster than its reference."""
-    lines = [["network", "px", "ms", "images/s", "softmax ÷", "peak MB", "spread"]]
+    several = len({(row.batch_size, row.dtype) for row in rows}) > 1
+    heads = ["network", "px", *(["batch", "dtype"] if several else [])]
+    lines = [[*heads, "ms", "images/s", "softmax ÷", "peak MB", "spread"]]
     for row in rows:
         gain = "" if row.gain is None else f"{row.gain:.2f}"
-        lines.append([row.network, str(row.px), f"{row.ms:.1f}", f"{row.images_per_s:.1f}", gain])
-        lines[-1] += [f"{row.peak_mb:.0f}", f"{row.spread:.0%}"]
+        lines.append([row.network, str(row.px), *([str(row.batch_size), row.dtype] if several else [])])
+        lines[-1] += [f"{row.ms:.1f}", f"{row.images_per_s:.1f}", gain, f"{row.peak_mb:.0f}", f"{row.spread:.0%}"]
     smallest = min(row.px for row in rows) if rows else 0
     said = [columns(lines), "", "Faster than the same host with softmax:"]
-    for name, px in faster_from(rows).items():
+    for (name, batch_size, dtype), px in faster_from(rows).items():
         where = "at no size measured" if px is None else f"from about {px:.0f} px on"
-        said.append(f"  {name} {'at every size measured' if px == smallest else where}")
+        at = f" (batch {batch_size}, {dtype})" if several else ""
+        said.append(f"  {name}{at} {'at every size measured' if px == smallest else where}")
     return "\n".join(said)

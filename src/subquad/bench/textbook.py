@@ -46,7 +46,7 @@ def focused(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
         return rearrange(flat, "b n (h d) -> b h n d", h=x.shape[1])
 
     y = linear(module, {"q": focus(q), "k": focus(k), "v": s["v"]}, grid)
-    return y + _shared_conv(module.local, s["v"], grid)
+    return y if module.local is None else y + _shared_conv(module.local, s["v"], grid)
 
 
 def inline(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
@@ -56,6 +56,8 @@ def inline(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
     state = (k.transpose(-2, -1) * (scale / n) ** 0.5) @ (v * (scale / n) ** 0.5)
     mean_k, mean_v = k.mean(dim=-2, keepdim=True), v.mean(dim=-2, keepdim=True)
     y = q @ state + (1 - q @ mean_k.transpose(-2, -1) * scale) * mean_v
+    if module.local is None:
+        return y
     kernels = module.local(x)
     image = rearrange(v, "b h (y x) d -> b (h d) y x", y=grid.height)
     b, c = image.shape[:2]
@@ -78,6 +80,8 @@ def agent(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
 
     values = ((agents * scale) @ k.transpose(-2, -1) + bias(module.agent_bias)).softmax(dim=-1) @ v
     weights = ((q * scale) @ agents.transpose(-2, -1) + bias(module.query_bias).transpose(-2, -1)).softmax(dim=-1)
+    if module.local is None:
+        return weights @ values
     image = rearrange(v, "b h (y x) d -> b (h d) y x", y=grid.height)
     local = F.conv2d(image, module.local.weight, module.local.bias, padding=1, groups=image.shape[1])
     return weights @ values + rearrange(local, "b (h d) y x -> b h (y x) d", h=h)
@@ -95,7 +99,8 @@ def pola(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
     for queries, values in zip((q_same, q_opposite), v.chunk(2, dim=-1), strict=True):
         normalizer = 1 / (queries @ k.mean(dim=-2, keepdim=True).transpose(-2, -1) + 1e-6)
         outputs.append(queries @ ((k.transpose(-2, -1) * n**-0.5) @ (values * n**-0.5)) * normalizer)
-    return (torch.cat(outputs, dim=-1) + _shared_conv(module.local, v, grid)) * s["g"]
+    y = torch.cat(outputs, dim=-1)
+    return (y if module.local is None else y + _shared_conv(module.local, v, grid)) * s["g"]
 
 
 def soft(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
@@ -117,6 +122,8 @@ def soft(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
     for _ in range(20):
         inverse = 2 * inverse - inverse @ gram @ inverse
     y = (wide.transpose(-2, -1) @ inverse) @ (wide @ v)
+    if module.local is None:
+        return y
     maps = rearrange(v, "b h (y x) d -> (b d) h y x", y=grid.height)
     local = F.conv2d(maps, module.local.weight, padding=module.local.weight.shape[-1] // 2, groups=h)
     return y + rearrange(local, "(b d) h y x -> b h (y x) d", b=len(v))
