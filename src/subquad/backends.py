@@ -18,10 +18,10 @@ from subquad.errors import SubquadError, unknown_name
 from subquad.operators import TITLES, Operator, has_gradient, has_kernel, name_of
 
 BACKENDS = {
-    "auto": "kernels where they can do what is asked, eager PyTorch otherwise",
-    "eager": "PyTorch, on any device: the specification",
-    "native": "C++ kernels for CPUs, compiled at first use: fp32; some have gradients",
-    "triton": "Triton kernels for CUDA devices: fp32, fp16, bf16, with gradients",
+    "auto": "kernels where they can, PyTorch otherwise",
+    "eager": "PyTorch on any device: the specification",
+    "native": "C++ kernels for CPUs: fp32",
+    "triton": "kernels for CUDA devices: fp32 fp16 bf16",
 }
 KERNELS = {"native": native, "triton": triton}
 

@@ -128,9 +128,11 @@ def make_parser() -> Parser:
     sub.add_argument("--model", help="the network; found out from the file if left out, where only one fits")
     sub.add_argument("--img-size", type=positive, metavar="PX", help="resample its tables for images of this size")
 
-    sub = command("list", run_list, "What there is: mechanisms, hosts, models, backends.")
-    sub.add_argument("what", nargs="?", help="mechanisms, hosts, models or backends; all of them if left out")
-    sub.add_argument("--backends", action="store_true", help="only the backends, and why one does not work here")
+    sub = command("list", run_list, "What there is: mechanisms, hosts, models, backends and what they compute.")
+    sub.add_argument("what", nargs="?", help="mechanisms, hosts, models, backends or operations; all if left out")
+    sub.add_argument(
+        "--backends", action="store_true", help="only backends, why one does not work here, and what has kernels"
+    )
     sub.add_argument("--filter", default="*", metavar="PATTERN", help="names to show, as the shell matches files")
 
     sub = command("report", run_report, "Write one HTML page about runs, which opens anywhere without a network.")
@@ -359,8 +361,8 @@ def run_list(arguments: argparse.Namespace) -> None:
     """Print one listing or all of them."""
     from subquad.models.catalogue import LISTINGS, listing
 
-    what = "backends" if arguments.backends else arguments.what
-    wanted = LISTINGS if what is None else [what]
+    wanted = LISTINGS if arguments.what is None else [arguments.what]
+    wanted = ["backends", "operations"] if arguments.backends else wanted
     tables = [table for what in wanted if (table := listing(what, arguments.filter))]
     if not tables:
         raise SubquadError(f"no name matches '{arguments.filter}': see subquad list")

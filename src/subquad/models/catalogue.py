@@ -1,4 +1,4 @@
-"""What there is: mechanisms, hosts, models and backends as rows of text, for listings."""
+"""What there is: mechanisms, hosts, models, backends and their kernels as rows of text, for listings."""
 
 import fnmatch
 import inspect
@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from subquad.attention import ATTENTION, QUADRATIC
-from subquad.backends import BACKENDS, unavailable
+from subquad.backends import BACKENDS, KERNELS, unavailable
 from subquad.errors import unknown_name
 from subquad.models.create import create_model, settings_of
 from subquad.models.networks import NETWORKS
 from subquad.models.variants import HOSTS, VARIANTS
+from subquad.operators import kernels_by_title
 from subquad.text import si
 
 Row = dict[str, str]
@@ -49,10 +50,18 @@ def model_rows() -> list[Row]:
 
 
 def backend_rows() -> list[Row]:
-    """Every backend: whether it works on this machine or why not, and what it is."""
+    """Every backend: what it is, and whether it works on this machine or why not."""
     return [
-        {"backend": name, "here": f"no: {reason}" if (reason := unavailable(name)) else "yes", "what": what}
+        {"backend": name, "what": what, "here": f"no: {reason}" if (reason := unavailable(name)) else "yes"}
         for name, what in BACKENDS.items()
+    ]
+
+
+def operation_rows() -> list[Row]:
+    """What each backend has kernels for, all else being PyTorch's; "forward" where only without a gradient."""
+    return [
+        {"operation": title, **{name: backends.get(name, "") for name in KERNELS}}
+        for title, backends in kernels_by_title().items()
     ]
 
 
@@ -94,6 +103,7 @@ LISTINGS: dict[str, Callable[[], list[Row]]] = {
     "hosts": host_rows,
     "models": model_rows,
     "backends": backend_rows,
+    "operations": operation_rows,
 }
 
 

@@ -3,7 +3,15 @@
 `subquad.backends` decides when they are used.
 """
 
-from subquad.operators.declaring import TITLES, Operator, has_gradient, has_kernel, implements, kernels_of, name_of
+from subquad.operators.declaring import (
+    TITLES,
+    Operator,
+    has_gradient,
+    has_kernel,
+    implements,
+    kernels_by_title,
+    name_of,
+)
 from subquad.operators.gradients import learns, with_gradient
 from subquad.operators.mechanisms import (
     agent_attention,
@@ -47,7 +55,7 @@ __all__ = [
     "implements",
     "inline_attention",
     "inline_attention_gradient",
-    "kernels_of",
+    "kernels_by_title",
     "learns",
     "linear_attention",
     "linear_attention_gradient",

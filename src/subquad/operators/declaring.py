@@ -74,12 +74,19 @@ def has_kernel(operator: Operator, backend: str) -> bool:
     return backend in IMPLEMENTED[name_of(operator)]
 
 
-def kernels_of(backend: str) -> list[str]:
-    """The titles of what `backend` has kernels for, gradients left out."""
-    names = [name for name, backends in IMPLEMENTED.items() if backend in backends and "_gradient" not in name]
-    return list(dict.fromkeys(TITLES[name] for name in names))
-
-
 def has_gradient(operator: Operator, backend: str) -> bool:
     """Whether `backend` has a kernel for the operator's gradient."""
     return backend in IMPLEMENTED.get(f"{name_of(operator)}_gradient", ())
+
+
+def kernels_by_title() -> dict[str, dict[str, str]]:
+    """What has kernels, by its title and backend: "yes", or "forward" where a gradient is computed by PyTorch."""
+    found: dict[str, dict[str, str]] = {}
+    for name, backends in IMPLEMENTED.items():
+        if name.endswith("_gradient"):
+            continue
+        for backend in backends:
+            # a title may stand for several operators, the last of which is the one with a gradient
+            learned = backend in IMPLEMENTED.get(f"{name}_gradient", ())
+            found.setdefault(TITLES[name], {})[backend] = "yes" if learned else "forward"
+    return found

@@ -35,7 +35,7 @@ def missing() -> str | None:
     if INTERPRETED:
         return None
     if not torch.cuda.is_available() or torch.version.hip:
-        return "there is no CUDA device (TRITON_INTERPRET=1 runs them on the CPU, slowly)"
+        return "there is no CUDA device"
     found = torch.cuda.get_device_capability()
     if found < LEAST_CAPABILITY:
         needed, has = (".".join(map(str, numbers)) for numbers in (LEAST_CAPABILITY, found))
