@@ -3,7 +3,7 @@
 `auto` takes kernels wherever they can do what is asked and the eager form otherwise. A backend that was asked for by
 name, at a call or with `use_backend`, and cannot do it is an error, never a silent fallback; only what it has no kernel
 for at all (`subquad list --backends` says what it has) is computed by PyTorch. $SUBQUAD_BACKEND is what holds where
-nothing was said. Inside torch.compile `auto` takes kernels on GPUs; on CPUs the compiler fuses the eager form itself.
+nothing was said. Inside torch.compile kernels stay what they are; what is exported has the eager form.
 """
 
 import os
@@ -73,12 +73,10 @@ def kernel_for(
 def _for_device(tensors: tuple[Tensor | None, ...]) -> str | None:
     """The backend for the device of the first tensor."""
     first = tensors[0]
-    assert first is not None
-    device = first.device.type
-    if device == "cuda":
-        return "triton"
-    # torch.compile fuses the eager form itself on a CPU
-    return "native" if device == "cpu" and not torch.compiler.is_compiling() else None
+    # what is exported is to run where there is none of our code
+    if first is None or torch.compiler.is_exporting():
+        return None
+    return {"cpu": "native", "cuda": "triton"}.get(first.device.type)
 
 
 @torch.compiler.assume_constant_result

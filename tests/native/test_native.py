@@ -287,11 +287,20 @@ def test_the_context_holds_inside_compiled_code():
     for backend in ("native", "auto", "eager", "native"):
         with use_backend(backend):
             results.append(compiled(q, k, v))
-    assert ["subquad.inline_attention" in graph for graph in graphs] == [True, False, False]
-    assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+    assert ["subquad.inline_attention" in graph for graph in graphs] == [True, True, False]
+    assert_close(results[0], results[2], rtol=1e-5, atol=1e-5)
     assert torch.equal(results[0], results[3])
     with use_backend("native"), pytest.raises(Exception, match="InLine attention: it computes in fp32"):
         compiled(q.double(), k.double(), v.double())
+
+
+def test_what_is_exported_has_none_of_our_operators():
+    class Mix(torch.nn.Module):
+        def forward(self, q, k, v):
+            return ops.inline_attention(q, k, v)
+
+    exported = torch.export.export(Mix(), projected(1, 2, 9, 16, count=3))
+    assert "subquad" not in str(exported.graph)
 
 
 def test_operations_are_operators_of_torch():
