@@ -74,9 +74,15 @@ def _for_device(tensors: tuple[Tensor | None, ...]) -> str | None:
     """The backend for the device of the first tensor."""
     first = tensors[0]
     # what is exported is to run where there is none of our code
-    if first is None or torch.compiler.is_exporting():
+    if first is None or _is_exporting():
         return None
     return {"cpu": "native", "cuda": "triton"}.get(first.device.type)
+
+
+@torch.compiler.assume_constant_result
+def _is_exporting() -> bool:
+    # torch 2.11 takes the function itself for true wherever it traces it
+    return torch.compiler.is_exporting()
 
 
 @torch.compiler.assume_constant_result
