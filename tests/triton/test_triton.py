@@ -240,8 +240,6 @@ def test_operations_are_operators_of_torch():
         torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
-# torch 2.11 makes an object of every autograd function that it traces, and warns of it
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_they_compile_without_a_graph_break_forward_and_backward():
     q, k, v = projected(1, 2, 20, 16, 3)
     compiled = torch.compile(lambda *x: ops.inline_attention(*x), backend="aot_eager", fullgraph=True)
