@@ -34,3 +34,14 @@ def test_too_few_tokens_are_refused_with_the_numbers():
 def test_an_empty_grid_is_refused(sizes):
     with pytest.raises(SubquadError):
         TokenGrid(*sizes)
+
+
+def test_grids_are_compared_inside_compiled_code_of_changing_size():
+    def same(x, one, other):
+        return x if one != other else x + 1
+
+    torch._dynamo.reset()
+    for n in (3, 4, 5):
+        x, grid = torch.zeros(n), TokenGrid(n, n)
+        assert torch.compile(lambda x=x, grid=grid: same(x, grid, grid), backend="eager", fullgraph=True)().sum() == n
+    assert TokenGrid(2, 3) != TokenGrid(3, 2) and not (TokenGrid(2, 3) != TokenGrid(2, 3))  # noqa: SIM202

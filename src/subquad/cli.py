@@ -118,6 +118,7 @@ def make_parser() -> Parser:
     sub.add_argument("--dtype", nargs="+", choices=dtypes, default=["fp32"], help="of parameters and tokens")
     sub.add_argument("--device", default="cpu", help="cpu, cuda, …")
     sub.add_argument("--backward", action="store_true", help="time forward and backward together")
+    sub.add_argument("--compile", action="store_true", help="time what torch.compile makes of layers or operations")
     sub.add_argument("--repeats", type=positive, default=15, help="of each pass, in turn; medians are printed")
     sub.add_argument("--output", type=Path, help="write the rows here, as .csv or .json")
     sub.add_argument("--picture", type=Path, help="draw milliseconds against length or image size here, as .svg")
@@ -300,7 +301,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
     for path, kinds in ((arguments.output, MEASUREMENTS), (arguments.picture, PICTURES)):
         if path is not None:
             check_suffix(path, *kinds)
-    keys = ["backward", "repeats"] + ([] if arguments.model else ["dim", "num_heads", "ops"])
+    keys = ["backward", "repeats"] + ([] if arguments.model else ["dim", "num_heads", "ops", "compile"])
     settings = {key: getattr(arguments, key) for key in keys}
     device = describe_device(arguments.device)
     several = itertools.product(arguments.batch_size, arguments.dtype)

@@ -27,6 +27,10 @@ class TokenGrid:
         if self.height < 1 or self.width < 1 or self.prefix < 0:
             raise SubquadError(f"a grid needs at least one row and one column and no negative prefix, got {self}")
 
+    def __ne__(self, other: object) -> bool:
+        # torch.compile traces a dataclass's equality where sizes are symbols, but not its absence
+        return not self == other
+
     def __str__(self) -> str:
         prefix = f" after {self.prefix} prefix tokens" if self.prefix else ""
         return f"{self.height}×{self.width}{prefix}"

@@ -130,3 +130,9 @@ def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(c
         assert main(["bench", flag, str(tmp_path / name)]) == 2
         said = capsys.readouterr()
         assert f"written as {known}, got {name}" in said.err and "passes" not in said.out
+
+
+@pytest.mark.slow
+def test_compiled_layers_are_measured():
+    (row,) = measure_blocks(["linear"], [16], dim=16, num_heads=2, repeats=1, compile=True)
+    assert row.over_projections > 1 and row.textbook_gain > 0

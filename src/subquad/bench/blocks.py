@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,7 @@ def measure_blocks(
     device: torch.device | str = "cpu",
     backward: bool = False,
     ops: bool = False,
+    compile: bool = False,
     repeats: int = 15,
     max_softmax_tokens: int = 16384,
     log: Callable[[str], None] = lambda line: None,
@@ -90,7 +92,7 @@ def measure_blocks(
 
     With `ops` the operations alone: without projections and without the branch that is local. Softmax is left out
     above `max_softmax_tokens`, where a repeat would take seconds, and above 4,096 its textbook form, which writes its
-    map out.
+    map out. With `compile` all that is timed is made by torch.compile, textbook forms too.
     """
     for mechanism in mechanisms:
         if mechanism not in ATTENTION:
@@ -107,7 +109,7 @@ def measure_blocks(
         for name in dict.fromkeys([*mechanisms, *(["softmax"] if with_softmax else [])]):
             if name == "softmax" and not with_softmax:
                 continue
-            parts, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops)
+            parts, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops, compile)
             passes |= {(name, part): run for part, run in parts.items()}
         log(f"{length} tokens: {len(passes)} passes, {repeats} times each")
         for run in passes.values():
@@ -129,6 +131,7 @@ def _parts(
     device: torch.device,
     backward: bool,
     ops: bool,
+    compile: bool,
 ) -> tuple[dict[str, Callable[[], Any]], int]:
     """What is timed of a mechanism: the layer, its projections, its core, its textbook form; its inputs' number."""
     batch, length, dim = shape
@@ -145,16 +148,19 @@ def _parts(
     supply |= {"x": x, "padding": None, "mask": None}
     inputs = {key: supply[key] for key in layer.inner.inputs}
 
-    def projections() -> Tensor:
-        return layer.project(x).sum() + layer.proj(x).sum() if backward else (layer.project(x), layer.proj(x))[1]
+    def projections() -> Tensor | tuple[Tensor, Tensor]:
+        return layer.project(x).sum() + layer.proj(x).sum() if backward else (layer.project(x), layer.proj(x))
 
-    parts = {"core": _timed(lambda: layer.inner(**inputs, grid=grid, kv_grid=grid), backward)}
+    parts: dict[str, Callable[[], Any]] = {"core": lambda: layer.inner(**inputs, grid=grid, kv_grid=grid)}
     if not ops:
-        parts["block"] = _timed(lambda: layer(x, grid=grid), backward)
-        parts["projections"] = _timed(projections, backward)
+        parts |= {"block": lambda: layer(x, grid=grid), "projections": projections}
     if name not in QUADRATIC or length <= 4096:
-        parts["textbook"] = _timed(lambda: TEXTBOOK[name](layer.inner, supply, grid), backward)
-    return parts, len(layer.projected)
+        parts["textbook"] = lambda: TEXTBOOK[name](layer.inner, supply, grid)
+    if compile:
+        # each is a graph of its own, and all lambdas are of the same few lines
+        torch._dynamo.config.recompile_limit = sys.maxsize
+        parts = {part: torch.compile(run) for part, run in parts.items()}
+    return {part: _timed(run, backward) for part, run in parts.items()}, len(layer.projected)
 
 
 def _timed(run: Callable[[], Tensor], backward: bool) -> Callable[[], Any]:
