@@ -24,7 +24,7 @@ ORDER = [
     ["attention"],
     ["models"],
     ["data"],
-    ["evaluation", "analysis", "bench"],
+    ["evaluation", "analysis", "bench", "diffusion"],
     ["training"],
     ["report"],
     ["cli"],

@@ -1,0 +1,101 @@
+"""Self-attention on merged tokens, through agents: AgentSD, Han et al. 2023, arXiv 2312.08874, section 4.4.
+
+    V_A = softmax(d^-½ G Kᵀ) V        O = softmax(d^(-k_scale/2) Q Gᵀ) V_A + k_shortcut V
+
+Q, K, V of the merged tokens; G, the agents' queries, of the same tokens merged further. Nothing is learned.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from subquad.diffusion.settings import Settings
+from subquad.grid import TokenGrid
+from subquad.ops.merging import Merge, match
+
+
+class Shared:
+    """What all patched blocks of one U-Net share: the settings that hold now, and this step's random offsets."""
+
+    def __init__(self, settings: Settings, random: bool) -> None:
+        self.settings, self.random = settings, random
+        self.offsets: dict[tuple[int, int, int, int], Tensor] = {}
+
+    def offsets_for(self, grid: TokenGrid, device: torch.device) -> Tensor | None:
+        """Which token of each cell is a destination, the same in all blocks of a step; None for the first of each."""
+        if not self.random:
+            return None
+        sx, sy = self.settings.sx, self.settings.sy
+        key = grid.height, grid.width, sx, sy
+        if key not in self.offsets:
+            cells = grid.height // sy, grid.width // sx
+            self.offsets[key] = torch.randint(sx * sy, cells, device=device)
+        return self.offsets[key]
+
+
+class MergedAttention:
+    """A processor of diffusers for a block's self-attention, which is given the block's tokens before their norm."""
+
+    def __init__(self, original: Any, shared: Shared) -> None:
+        self.original, self.shared = original, shared
+        self.grid: TokenGrid | None = None
+        self.tokens: Tensor | None = None
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        tokens, self.tokens = self.tokens, None
+        whole = tokens is None or self.grid is None or encoder_hidden_states is not None or attention_mask is not None
+        cuts = None if whole else self._cuts(tokens, self.grid)  # type: ignore[arg-type]
+        if cuts is None:
+            return self.original(attn, hidden_states, encoder_hidden_states, attention_mask, *args, **kwargs)
+        settings, (features, coarse) = self.shared.settings, cuts
+        x = features.merge(hidden_states)
+        q, k, v = (_heads(project(x), attn.heads) for project in (attn.to_q, attn.to_k, attn.to_v))
+        q, k = _normed(attn.norm_q, q), _normed(attn.norm_k, k)
+        if coarse is None:
+            y = F.scaled_dot_product_attention(q, k, v, scale=attn.scale)
+        else:
+            agents = _normed(attn.norm_q, _heads(attn.to_q(coarse.merge(hidden_states)), attn.heads))
+            y = merged_agent_attention(q, k, v, agents, attn.scale, settings.k_scale, settings.k_shortcut)
+        y = attn.to_out[1](attn.to_out[0](rearrange(y, "b h n d -> b n (h d)").to(q.dtype)))
+        return features.unmerge(y) / attn.rescale_output_factor
+
+    def _cuts(self, tokens: Tensor, grid: TokenGrid) -> tuple[Merge, Merge | None] | None:
+        """How features are merged and how agents, if there are any; None where nothing is."""
+        settings, n = self.shared.settings, tokens.shape[1]
+        if int(n * settings.ratio) < 1:
+            return None
+        matching = match(tokens, grid, (settings.sy, settings.sx), self.shared.offsets_for(grid, tokens.device))
+        if matching is None:
+            return None
+        features = matching.cut(int(n * settings.ratio))
+        if settings.agent_ratio is None:
+            return features, None
+        left = n - min(int(n * settings.agent_ratio), matching.sources.shape[1])
+        return features, matching.cut(n - left) if 2 * left < features.count else None
+
+
+def merged_agent_attention(
+    q: Tensor, k: Tensor, v: Tensor, agents: Tensor, scale: float, k_scale: float, k_shortcut: float
+) -> Tensor:
+    """(b, h, n, d) from q, k and v (b, h, n, d) and agents (b, h, m, d), in two fused attentions."""
+    values = F.scaled_dot_product_attention(agents, k, v, scale=scale)
+    return F.scaled_dot_product_attention(q, agents, values, scale=scale**k_scale) + k_shortcut * v
+
+
+def _heads(x: Tensor, count: int) -> Tensor:
+    return rearrange(x, "b n (h d) -> b h n d", h=count)
+
+
+def _normed(norm: Any, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)

@@ -1,0 +1,41 @@
+"""What can be set of AgentSD and of token merging, and the schedule that its authors publish."""
+
+from dataclasses import dataclass
+
+from subquad.errors import SubquadError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How tokens of a U-Net's self-attention are merged.
+
+    Attributes:
+        sx, sy: columns and rows of a cell, in each of which one token is a destination.
+        ratio: the share of tokens that is merged away; at most what is not a destination.
+        agent_ratio: the share merged away for the agents, None for token merging without agents. They are used only
+            where there are less than half as many of them as tokens.
+        k_scale: the second softmax is scaled by d^(-k_scale / 2).
+        k_shortcut: the weight of the values that are added.
+    """
+
+    sx: int = 4
+    sy: int = 4
+    ratio: float = 0.4
+    agent_ratio: float | None = 0.95
+    k_scale: float = 0.3
+    k_shortcut: float = 0.075
+
+    def __post_init__(self) -> None:
+        if self.sx < 1 or self.sy < 1:
+            raise SubquadError(f"a cell has at least one row and one column, got sx={self.sx}, sy={self.sy}")
+        for name in ("ratio", "agent_ratio"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise SubquadError(f"{name} is a share of the tokens, from 0 to 1, got {share}")
+
+
+EARLY, LATE = Settings(), Settings(sx=2, sy=2, agent_ratio=0.5)
+"""The authors' two phases, the second of which has too many agents to use any."""
+
+SWITCH = 0.6
+"""The share of the training steps from which down the late phase holds: the first 20 of 50 steps are above it."""

@@ -1,0 +1,166 @@
+"""One line on, one line off: what a patched pipeline computes, and that nothing is left of it."""
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+import tiny
+from diffusers.models.attention_processor import AttnProcessor2_0
+
+from subquad import SubquadError
+from subquad.diffusion import (
+    EARLY,
+    LATE,
+    Settings,
+    apply_agent_attention,
+    apply_token_merging,
+    remove_agent_attention,
+)
+from subquad.diffusion.processor import MergedAttention
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return tiny.pipeline()
+
+
+@pytest.fixture(autouse=True)
+def restored(pipe):
+    yield
+    remove_agent_attention(pipe)
+
+
+def traces(unet):
+    """What a patch leaves on a model."""
+    hooks = [hook for module in unet.modules() for hook in module._forward_pre_hooks.values()]
+    return hooks + [p for p in unet.attn_processors.values() if isinstance(p, MergedAttention)]
+
+
+def test_a_pipeline_is_patched_and_restored_to_the_bit(pipe):
+    before = tiny.latents(pipe)
+    handle = apply_agent_attention(pipe)
+    assert handle.active and (tiny.latents(pipe) - before).abs().max() > 1e-4
+    assert torch.equal(tiny.latents(pipe), tiny.latents(pipe))
+    apply_token_merging(pipe)
+    assert not handle.active
+    again = apply_agent_attention(pipe)
+    again.remove()
+    assert not again.active and not traces(pipe.unet) and torch.equal(tiny.latents(pipe), before)
+    with apply_token_merging(pipe, ratio=0.3):
+        assert not torch.equal(tiny.latents(pipe), before)
+    assert not traces(pipe.unet) and torch.equal(tiny.latents(pipe), before)
+
+
+def test_nothing_merged_is_the_untouched_image_to_the_bit(pipe):
+    before = tiny.latents(pipe)
+    with apply_agent_attention(pipe, ratio=0.0) as handle:
+        assert handle.active and torch.equal(tiny.latents(pipe), before)
+
+
+def test_a_copy_is_patched_and_restored_by_itself(pipe):
+    before = tiny.latents(pipe)
+    apply_agent_attention(pipe)
+    patched, copied = tiny.latents(pipe), copy.deepcopy(pipe.unet)
+    remove_agent_attention(pipe)
+    assert torch.equal(tiny.latents(pipe), before)
+    original, pipe.unet = pipe.unet, copied
+    try:
+        assert torch.equal(tiny.latents(pipe), patched)
+        remove_agent_attention(pipe)
+        assert not traces(copied) and torch.equal(tiny.latents(pipe), before)
+    finally:
+        pipe.unet = original
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 24), (24, 56)])
+@pytest.mark.parametrize("guidance", [1.0, 7.5])
+def test_any_size_with_and_without_guidance_and_random_destinations(pipe, height, width, guidance):
+    with apply_agent_attention(pipe, random=True):
+        assert tiny.latents(pipe, height, width, guidance_scale=guidance).isfinite().all()
+
+
+def test_phases_go_by_the_noise_level_whatever_the_number_of_steps(pipe):
+    handle = apply_agent_attention(pipe)
+    shared = next(iter(handle.processors.values())).shared
+    seen = []
+
+    def note(pipe, step, t, kwargs):
+        seen.append((int(t) >= 600, shared.settings))
+        return kwargs
+
+    for steps in (3, 10):
+        tiny.latents(pipe, steps=steps, callback_on_step_end=note)
+    assert {early for early, _ in seen} == {True, False}
+    assert all(settings == (EARLY if early else LATE) for early, settings in seen)
+
+
+def test_one_phase_of_ones_own_holds_at_every_level(pipe):
+    handle = apply_agent_attention(pipe.unet, sx=4, sy=4, ratio=0.4, agent_ratio=0.95, max_downsample=1)
+    shared = next(iter(handle.processors.values())).shared
+    tiny.latents(pipe)
+    assert shared.settings == Settings() and len(handle.processors) == 3
+
+
+def test_sdxl_is_patched_at_the_first_level_that_has_attention():
+    pipe = tiny.pipeline_xl()
+    before = tiny.latents(pipe, 64, 48)
+    with apply_agent_attention(pipe) as handle:
+        assert len(handle.processors) == 8
+        assert not torch.equal(tiny.latents(pipe, 64, 48), before)
+    assert torch.equal(tiny.latents(pipe, 64, 48), before)
+    with pytest.raises(SubquadError, match="max_downsample=1 patches nothing: self-attention stands at 1/2 here"):
+        apply_agent_attention(pipe, max_downsample=1)
+
+
+def test_what_can_not_be_patched_is_said_in_one_line_and_left_alone(pipe):
+    class Other(AttnProcessor2_0):
+        pass
+
+    attention = pipe.unet.down_blocks[0].attentions[0].transformer_blocks[0].attn1
+    attention.processor, original = Other(), attention.processor
+    try:
+        with pytest.raises(SubquadError, match=r"down_blocks.0.attentions.0.transformer_blocks.0.attn1 has a Other"):
+            apply_agent_attention(pipe)
+        assert not traces(pipe.unet)
+    finally:
+        attention.processor = original
+    for model, reason in ((torch.nn.Linear(2, 2), "Linear has no blocks"), (object(), "object has no U-Net")):
+        with pytest.raises(SubquadError, match=reason):
+            apply_agent_attention(model)
+    with pytest.raises(SubquadError, match=r"ratio is a share of the tokens, from 0 to 1, got 1\.5"):
+        apply_agent_attention(pipe, ratio=1.5)
+
+
+@pytest.mark.slow
+def test_a_patched_unet_compiles_without_a_break_and_a_phase_costs_one_more_graph(pipe):
+    graphs = []
+    compiled = torch.compile(pipe.unet, backend=lambda graph, _: graphs.append(1) or graph, fullgraph=True)
+    handle = apply_agent_attention(compiled)
+    x, text = torch.randn(1, 4, 16, 12), torch.randn(1, 7, 32)
+    for level, phase in ((900, EARLY), (10, LATE), (700, EARLY), (300, LATE)):
+        with torch.no_grad():
+            got = compiled(x, torch.tensor(level), text).sample
+            assert handle.noise.shared.settings == phase
+            torch.testing.assert_close(got, pipe.unet(x, torch.tensor(level), text).sample)
+    assert len(graphs) == 2 and handle.active
+    remove_agent_attention(compiled)
+    assert not traces(compiled._orig_mod) and not compiled._forward_pre_hooks
+
+
+def test_the_callback_enters_the_phase_of_the_step_to_come(pipe):
+    handle = apply_agent_attention(pipe)
+    seen = []
+
+    def note(pipe, step, t, kwargs):
+        handle.callback(pipe, step, t, kwargs)
+        seen.append(handle.noise.shared.settings)
+        return kwargs
+
+    tiny.latents(pipe, steps=5, callback_on_step_end=note)
+    levels = [float(t) for t in pipe.scheduler.timesteps]
+    expected = [EARLY if level >= 600 else LATE for level in [*levels[1:], levels[0]]]
+    assert seen == expected
