@@ -107,6 +107,8 @@ def make_parser() -> Parser:
     text = "Time attention layers, operations or whole networks against what they have to beat."
     sub = command("bench", run_bench, text)
     sub.add_argument("--model", nargs="+", metavar="NAME", help="networks, against the same hosts with softmax")
+    sub.add_argument("--unet", metavar="NAME", help="a step of a diffusion U-Net instead: sd15 or sd21, random weights")
+    sub.add_argument("--ratio", nargs="+", type=float, default=[0.4], help="shares of tokens that are merged there")
     sub.add_argument("--img-size", nargs="+", type=positive, default=[224, 448], metavar="PX", help="of networks")
     sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help="all of them if left out")
     sub.add_argument("--tokens", nargs="+", type=positive, default=[196, 784, 3136], help="square numbers")
@@ -301,12 +303,16 @@ def run_bench(arguments: argparse.Namespace) -> None:
     for path, kinds in ((arguments.output, MEASUREMENTS), (arguments.picture, PICTURES)):
         if path is not None:
             check_suffix(path, *kinds)
-    keys = ["backward", "repeats"] + ([] if arguments.model else ["dim", "num_heads", "ops", "compile"])
+    if arguments.unet and arguments.picture:
+        raise SubquadError("--picture draws layers and networks, not --unet")
+    keys = ["repeats"] if arguments.unet else ["backward", "repeats"]
+    keys += [] if arguments.model or arguments.unet else ["dim", "num_heads", "ops", "compile"]
     settings = {key: getattr(arguments, key) for key in keys}
     device = describe_device(arguments.device)
     several = itertools.product(arguments.batch_size, arguments.dtype)
     each = [settings | {"batch_size": batch_size, "dtype": dtype} for batch_size, dtype in several]
-    rows, table = (_networks if arguments.model else _blocks)(arguments, each)
+    measure = _unets if arguments.unet else _networks if arguments.model else _blocks
+    rows, table = measure(arguments, each)
     said = settings | {"batch_size": arguments.batch_size, "dtype": arguments.dtype}
     what = ", ".join(f"{key.replace('_', ' ')} {_plainly(value)}" for key, value in said.items())
     print(f"\n{table}\n\n{device}, torch {torch.__version__};\n{what}")
@@ -345,6 +351,18 @@ def _networks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tupl
         for row in measure_networks(names, sizes, device=arguments.device, log=print, **settings)
     ]
     return rows, f"{networks_table(rows)}\nsoftmax ÷: how many times faster than the same host with softmax."
+
+
+def _unets(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
+    from subquad.bench import measure_unet, unets_table
+
+    name, sizes, ratios = arguments.unet, arguments.img_size, arguments.ratio
+    rows = [
+        row
+        for settings in each
+        for row in measure_unet(name, sizes, ratios, device=arguments.device, log=print, **settings)
+    ]
+    return rows, unets_table(rows)
 
 
 def run_convert(arguments: argparse.Namespace) -> None:

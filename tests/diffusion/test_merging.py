@@ -101,7 +101,7 @@ def test_destinations_may_be_any_token_of_their_cells():
 def test_chunks_do_not_change_the_matching(monkeypatch):
     x = torch.randn(2, 64, 8)
     whole = match(x, TokenGrid(8, 8), (2, 2))
-    monkeypatch.setattr(merging, "CHUNK", 100)
+    monkeypatch.setattr(merging, "CHUNK", {"cpu": 100})
     parts = match(x, TokenGrid(8, 8), (2, 2))
     assert torch.equal(whole.sources, parts.sources) and torch.equal(whole.owners, parts.owners)
 

@@ -105,6 +105,22 @@ def test_one_phase_of_ones_own_holds_at_every_level(pipe):
     assert shared.settings == Settings() and len(handle.processors) == 3
 
 
+def test_a_fixed_number_of_agents_keeps_it_whatever_the_size_of_the_map():
+    for side in (8, 16, 32, 64):
+        rows, columns = Settings(agents=16).cell(side, side)
+        assert (side // rows) * (side // columns) == 16
+    assert Settings(agents=256).cell(64, 64) == (EARLY.sy, EARLY.sx)
+
+
+def test_a_fixed_number_of_agents_is_the_early_phase_where_that_has_as_many(pipe):
+    x, text = torch.randn(1, 4, 16, 16), torch.randn(1, 7, 32)
+    found = []
+    for settings in ({"agents": 16}, {"sx": 4}, {"agents": 4}):
+        with apply_agent_attention(pipe, **settings), torch.no_grad():
+            found.append(pipe.unet(x, 900, text).sample)
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
 def test_sdxl_is_patched_at_the_first_level_that_has_attention():
     pipe = tiny.pipeline_xl()
     before = tiny.latents(pipe, 64, 48)

@@ -12,13 +12,16 @@ from subquad.bench.blocks import (
 from subquad.bench.memory import peak_memory_mb
 from subquad.bench.networks import NetworkRow, faster_from, measure_networks, networks_table
 from subquad.bench.scaling import ScalingRow, crossover, describe_device, describe_scaling, measure_scaling
+from subquad.bench.unets import UNETS, UnetRow, measure_unet, unets_table
 
 __all__ = [
     "DTYPES",
     "MEASUREMENTS",
+    "UNETS",
     "BlockRow",
     "NetworkRow",
     "ScalingRow",
+    "UnetRow",
     "blocks_table",
     "crossover",
     "describe_device",
@@ -28,7 +31,9 @@ __all__ = [
     "measure_blocks",
     "measure_networks",
     "measure_scaling",
+    "measure_unet",
     "networks_table",
     "peak_memory_mb",
     "save_rows",
+    "unets_table",
 ]

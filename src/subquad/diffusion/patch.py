@@ -7,6 +7,7 @@ a patched model is patched, and can be restored, by itself.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -106,6 +107,7 @@ def apply_agent_attention(
     sy: int | None = None,
     ratio: float | None = None,
     agent_ratio: float | None = None,
+    agents: int | None = None,
     k_scale: float = 0.3,
     k_shortcut: float = 0.075,
     max_downsample: int | None = None,
@@ -115,11 +117,13 @@ def apply_agent_attention(
 
     Args:
         model: a pipeline of diffusers with a U-Net, or the U-Net.
-        sx: columns of a cell; given any of these four, one phase holds for all noise levels, else the authors' two,
+        sx: columns of a cell; given any of these five, one phase holds for all noise levels, else the authors' two,
             the early one from 0.6 of the training steps up.
         sy: rows of a cell.
         ratio: the share of tokens that is merged away.
         agent_ratio: the share that is merged away for the agents.
+        agents: about how many agents there are, whatever the size of the map, in place of sx, sy and agent_ratio: the
+            time grows as the tokens do then. The released method has a share of them, and its time their square.
         k_scale: the second softmax is scaled by d^(-k_scale / 2).
         k_shortcut: the weight of the values that are added.
         max_downsample: levels up to this factor below the latent are patched: 1, 2, 4 or 8. The first that has
@@ -129,13 +133,12 @@ def apply_agent_attention(
     Raises:
         SubquadError: the model has no such blocks, no level fits, or a layer has a processor that can't be replaced.
     """
-    given = {"sx": sx, "sy": sy, "ratio": ratio, "agent_ratio": agent_ratio}
+    given = {"sx": sx, "sy": sy, "ratio": ratio, "agent_ratio": agent_ratio, "agents": agents}
     own = {name: value for name, value in given.items() if value is not None}
-    common = {"k_scale": k_scale, "k_shortcut": k_shortcut}
     if own:
-        phase = Settings(**own, **common)  # type: ignore[arg-type]
+        phase = Settings(**own, k_scale=k_scale, k_shortcut=k_shortcut)  # type: ignore[arg-type]
         return _patch(model, phase, phase, max_downsample, random)
-    early, late = (Settings(p.sx, p.sy, p.ratio, p.agent_ratio, **common) for p in (EARLY, LATE))
+    early, late = (replace(phase, k_scale=k_scale, k_shortcut=k_shortcut) for phase in (EARLY, LATE))
     return _patch(model, early, late, max_downsample, random)
 
 
@@ -179,7 +182,7 @@ def _unet_of(model: Any) -> nn.Module:
 def _patch(model: Any, early: Settings, late: Settings, max_downsample: int | None, random: bool) -> Handle:
     unet = _unet_of(model)
     remove_agent_attention(unet)
-    levels = list(_levels(unet))
+    levels = list(spatial_transformers(unet))
     if not levels:
         raise SubquadError(
             f"{type(unet).__name__} has no blocks of self-attention over a map of image tokens: "
@@ -211,7 +214,7 @@ def _patch(model: Any, early: Settings, late: Settings, max_downsample: int | No
     return Handle(model, processors, noise)
 
 
-def _levels(unet: nn.Module) -> Iterator[tuple[int, str, Any]]:
+def spatial_transformers(unet: nn.Module) -> Iterator[tuple[int, str, Any]]:
     """The spatial transformers of a U-Net: how far below the latent each stands, its name and itself."""
     widths = getattr(getattr(unet, "config", None), "block_out_channels", None)
     if widths is None:

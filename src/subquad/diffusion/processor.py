@@ -28,11 +28,11 @@ class Shared:
         """Which token of each cell is a destination, the same in all blocks of a step; None for the first of each."""
         if not self.random:
             return None
-        sx, sy = self.settings.sx, self.settings.sy
-        key = grid.height, grid.width, sx, sy
+        rows, columns = self.settings.cell(grid.height, grid.width)
+        key = grid.height, grid.width, rows, columns
         if key not in self.offsets:
-            cells = grid.height // sy, grid.width // sx
-            self.offsets[key] = torch.randint(sx * sy, cells, device=device)
+            cells = grid.height // rows, grid.width // columns
+            self.offsets[key] = torch.randint(rows * columns, cells, device=device)
         return self.offsets[key]
 
 
@@ -75,14 +75,14 @@ class MergedAttention:
         settings, n = self.shared.settings, tokens.shape[1]
         if int(n * settings.ratio) < 1:
             return None
-        matching = match(tokens, grid, (settings.sy, settings.sx), self.shared.offsets_for(grid, tokens.device))
+        cell = settings.cell(grid.height, grid.width)
+        matching = match(tokens, grid, cell, self.shared.offsets_for(grid, tokens.device))
         if matching is None:
             return None
-        features = matching.cut(int(n * settings.ratio))
-        if settings.agent_ratio is None:
+        features, more = matching.cut(int(n * settings.ratio)), settings.merged_for_agents(n)
+        if more is None or 2 * (n - min(more, matching.sources.shape[1])) >= features.count:
             return features, None
-        left = n - min(int(n * settings.agent_ratio), matching.sources.shape[1])
-        return features, matching.cut(n - left) if 2 * left < features.count else None
+        return features, matching.cut(more)
 
 
 def merged_agent_attention(

@@ -1,5 +1,6 @@
 """What can be set of AgentSD and of token merging, and the schedule that its authors publish."""
 
+import math
 from dataclasses import dataclass
 
 from subquad.errors import SubquadError
@@ -16,6 +17,9 @@ class Settings:
             where there are less than half as many of them as tokens.
         k_scale: the second softmax is scaled by d^(-k_scale / 2).
         k_shortcut: the weight of the values that are added.
+        agents: about how many agents there are on a map of any size: its cells grow with it and all sources are merged
+            for the agents, so that time grows as the tokens do, where the released method's grows as their square. sx,
+            sy and agent_ratio are not used then.
     """
 
     sx: int = 4
@@ -24,10 +28,26 @@ class Settings:
     agent_ratio: float | None = 0.95
     k_scale: float = 0.3
     k_shortcut: float = 0.075
+    agents: int | None = None
+
+    def cell(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of a cell on a map of this size."""
+        if self.agents is None:
+            return self.sy, self.sx
+        side = max(2, math.ceil(math.sqrt(height * width / self.agents)))
+        return side, side
+
+    def merged_for_agents(self, num_tokens: int) -> int | None:
+        """How many of the tokens are merged away for the agents, None where there are to be none."""
+        if self.agents is not None:
+            return num_tokens
+        return None if self.agent_ratio is None else int(num_tokens * self.agent_ratio)
 
     def __post_init__(self) -> None:
         if self.sx < 1 or self.sy < 1:
             raise SubquadError(f"a cell has at least one row and one column, got sx={self.sx}, sy={self.sy}")
+        if self.agents is not None and self.agents < 1:
+            raise SubquadError(f"there is at least one agent, got agents={self.agents}")
         for name in ("ratio", "agent_ratio"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
