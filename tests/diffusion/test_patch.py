@@ -132,6 +132,16 @@ def test_sdxl_is_patched_at_the_first_level_that_has_attention():
         apply_agent_attention(pipe, max_downsample=1)
 
 
+def test_processors_that_something_else_has_replaced_are_left_and_noticed(pipe):
+    before = tiny.latents(pipe)
+    handle = apply_agent_attention(pipe)
+    pipe.unet.set_attn_processor(AttnProcessor2_0())
+    assert not handle.active and torch.equal(tiny.latents(pipe), before)
+    assert all(processor.tokens is None for processor in handle.processors.values())
+    handle.remove()
+    assert not traces(pipe.unet) and torch.equal(tiny.latents(pipe), before)
+
+
 def test_what_can_not_be_patched_is_said_in_one_line_and_left_alone(pipe):
     class Other(AttnProcessor2_0):
         pass

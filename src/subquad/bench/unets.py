@@ -124,7 +124,7 @@ def _methods(ratios: Sequence[float]) -> dict[str, Callable[[nn.Module], Any]]:
     """By name what each does to the U-Net."""
     found: dict[str, Callable[[nn.Module], Any]] = {"softmax": remove_agent_attention}
     for ratio in ratios:
-        early = {"sx": EARLY.sx, "sy": EARLY.sy, "ratio": ratio, "agent_ratio": EARLY.agent_ratio}
+        early: dict[str, Any] = {"sx": EARLY.sx, "sy": EARLY.sy, "ratio": ratio, "agent_ratio": EARLY.agent_ratio}
         found[f"tome {ratio:.0%}"] = functools.partial(apply_token_merging, ratio=ratio)
         found[f"agent {ratio:.0%}"] = functools.partial(apply_agent_attention, **early)
     return found
@@ -209,5 +209,5 @@ def unets_table(rows: Sequence[UnetRow]) -> str:
         lines.append([*cells, f"{row.matching:.0%}", f"{row.peak_mb:.0f}"])
     return (
         f"{columns(lines)}\ngain: how many times faster than SDPA. attn: self-attention at the patched level.\n"
-        "ceiling: of a step without that attention. agent: the early phase; the late one is tome."
+        "ceiling: of a step without that attention.\nagent: its early phase; the late one is tome."
     )

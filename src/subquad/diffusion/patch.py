@@ -64,7 +64,9 @@ class SeesTokens:
         self.processor = processor
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.processor.tokens = args[0] if args else kwargs["hidden_states"]
+        # what loads adapters puts other processors in place, and tokens must not be kept for one that is never asked
+        if module.attn1.processor is self.processor:  # type: ignore[union-attr]
+            self.processor.tokens = args[0] if args else kwargs["hidden_states"]
 
 
 HOOKS = SeesNoise, SeesMap, SeesTokens
@@ -233,8 +235,8 @@ def _check(name: str, attention: Any) -> None:
     kind = type(attention.processor).__name__
     if kind not in REPLACEABLE:
         raise SubquadError(f"{name} has a {kind}, which can't be replaced: reset it with set_default_attn_processor()")
-    for extra in ("group_norm", "spatial_norm"):
-        if getattr(attention, extra, None) is not None:
+    for extra in ("group_norm", "spatial_norm", "residual_connection"):
+        if getattr(attention, extra, None):
             raise SubquadError(f"{name} has a {extra}, which merged attention does not know")
 
 

@@ -1,0 +1,35 @@
+"""A step of a diffusion U-Net is measured whole and in its self-attention."""
+
+import pytest
+
+pytest.importorskip("diffusers")
+
+from subquad import SubquadError
+from subquad.bench import measure_unet, unets, unets_table
+
+TINY = {
+    "block_out_channels": (32, 64),
+    "layers_per_block": 1,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "cross_attention_dim": 32,
+    "attention_head_dim": 4,
+    "norm_num_groups": 8,
+}
+
+
+def test_softmax_token_merging_and_agents_take_turns(monkeypatch):
+    monkeypatch.setitem(unets.UNETS, "tiny", TINY)
+    rows = measure_unet("tiny", [64, 128], [0.2, 0.4], repeats=2)
+    methods = ["softmax", "tome 20%", "agent 20%", "tome 40%", "agent 40%"]
+    assert [(row.px, row.method) for row in rows] == [(px, method) for px in (64, 128) for method in methods]
+    for row in rows:
+        assert 0 < row.attention_ms < row.step_ms and row.ceiling > 1 and row.peak_mb > 0
+        assert (row.matching > 0) == (row.method != "softmax") and row.matching < 1
+        assert (row.gain == row.attention_gain == 1) == (row.method == "softmax")
+    assert max(map(len, unets_table(rows).splitlines())) <= 80
+
+
+def test_a_network_that_is_not_known_is_said():
+    with pytest.raises(SubquadError, match="unknown U-Net 'sd14'"):
+        measure_unet("sd14", [64], [0.4])
