@@ -86,7 +86,11 @@ def cases(b, h, n_q, n_k, d):
 
 
 NAMES = list(cases(1, 1, 1, 1, 2))
-SHAPES = [(2, 2, 70, 200, 24), (1, 3, 3, 2, 6), (1, 1, 300, 130, 64), (3, 1, 65, 33, 128)]
+SHAPES = [
+    (2, 2, 70, 200, 24),
+    (1, 3, 3, 2, 6),
+    *(pytest.param(shape, marks=pytest.mark.slow) for shape in [(1, 1, 300, 130, 64), (3, 1, 65, 33, 128)]),
+]
 
 
 def with_gradients(function, tensors, weight):
@@ -111,6 +115,7 @@ def test_results_and_gradients_are_those_of_the_explicit_weights(name, dtype, sh
         assert error < ROUNDING[dtype], f"{place}: {error:.1e}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sequence_may_be_split_in_any_way(name, monkeypatch):
     call, _, tensors = cases(1, 2, 260, 270, 16)[name]
@@ -124,7 +129,7 @@ def test_a_sequence_may_be_split_in_any_way(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTION.keys() - {"softmax", "focused"}))
-@pytest.mark.parametrize("grid", [TokenGrid(7, 7), TokenGrid(6, 11, 1)], ids=str)
+@pytest.mark.parametrize("grid", [TokenGrid(5, 5), pytest.param(TokenGrid(6, 11, 1), marks=pytest.mark.slow)], ids=str)
 def test_every_mechanism_is_what_it_is_in_double_precision(name, grid):
     settings = {"num_agents": 9} if "num_agents" in settings_of(name) else {}
     module = ATTENTION[name](32, 2, grid=grid, kv_grid=grid, **settings).to(DEVICE)
