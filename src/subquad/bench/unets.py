@@ -208,6 +208,6 @@ def unets_table(rows: Sequence[UnetRow]) -> str:
         cells += [f"{row.ceiling:.2f}", f"{row.attention_ms:.0f}", f"{row.attention_gain:.2f}"]
         lines.append([*cells, f"{row.matching:.0%}", f"{row.peak_mb:.0f}"])
     return (
-        f"{columns(lines)}\ngain: how many times faster than SDPA. attn: self-attention at the patched level.\n"
+        f"{columns(lines)}\ngain: how many times faster than SDPA. attn: the patched level's attention.\n"
         "ceiling: of a step without that attention.\nagent: its early phase; the late one is tome."
     )
