@@ -3,23 +3,16 @@
 import pytest
 
 pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+import tiny
 
 from subquad import SubquadError
 from subquad.bench import measure_unet, unets, unets_table
 
-TINY = {
-    "block_out_channels": (32, 64),
-    "layers_per_block": 1,
-    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
-    "cross_attention_dim": 32,
-    "attention_head_dim": 4,
-    "norm_num_groups": 8,
-}
-
 
 def test_softmax_token_merging_and_agents_take_turns(monkeypatch):
-    monkeypatch.setitem(unets.UNETS, "tiny", TINY)
+    monkeypatch.setitem(unets.UNETS, "tiny", tiny.UNET)
     rows = measure_unet("tiny", [64, 128], [0.2, 0.4], repeats=2)
     methods = ["softmax", "tome 20%", "agent 20%", "tome 40%", "agent 40%"]
     assert [(row.px, row.method) for row in rows] == [(px, method) for px in (64, 128) for method in methods]

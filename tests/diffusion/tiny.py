@@ -34,19 +34,21 @@ def scheduler():
     return DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1, **betas)
 
 
+# self-attention at the latent's own size; 4 heads of 8 (diffusers calls their number attention_head_dim)
+UNET = {
+    "sample_size": 16,
+    "block_out_channels": (32, 64),
+    "layers_per_block": 1,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "cross_attention_dim": 32,
+    "attention_head_dim": 4,
+    "norm_num_groups": 8,
+}
+
+
 def unet(**changes):
-    """Self-attention at the latent's own size; 4 heads of 8 (diffusers calls their number attention_head_dim)."""
-    settings = {
-        "sample_size": 16,
-        "block_out_channels": (32, 64),
-        "layers_per_block": 1,
-        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
-        "cross_attention_dim": 32,
-        "attention_head_dim": 4,
-        "norm_num_groups": 8,
-    }
-    return UNet2DConditionModel(**settings | changes).eval()
+    return UNet2DConditionModel(**UNET | changes).eval()
 
 
 def unet_xl():
