@@ -17,11 +17,11 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest --quiet -n 2
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet -n 2 tests/triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet -n 2 tests/gpu
 
 test-fast: $(READY)
 	$(BIN)/python -m pytest --quiet -n 2 -m 'not slow'
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet -n 2 tests/triton -m 'not slow'
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet -n 2 tests/gpu -m 'not slow'
 
 lint: $(READY)
 	$(BIN)/ruff check .
