@@ -8,10 +8,10 @@ Formulas: subquad.ops.inline.
 """
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-import triton
 from subquad.operators.declaring import empty_tokens
 from subquad.triton.launch import split_of, tile_of, total
 from subquad.triton.tiles import (

@@ -3,10 +3,9 @@
 from typing import Any, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
-
-import triton
 
 PROGRAMS = 4
 """For each multiprocessor: fewer leave it idle at the end, more split sequences for nothing."""

@@ -7,9 +7,9 @@ sequence that are summed; queries read it in another. Backward, queries make the
 Formulas: subquad.ops.linear and subquad.ops.polar.
 """
 
+import triton
 import triton.language as tl
 
-import triton
 from subquad.triton.tiles import (
     product,
     program,

@@ -7,9 +7,9 @@ splits of the tokens; spreading is wᵀ u, (b, h, n, d). Tiles of a map are (few
 Formulas: subquad.ops.agent and subquad.ops.gaussian.
 """
 
+import triton
 import triton.language as tl
 
-import triton
 from subquad.triton.tiles import product, program, read, write
 
 
