@@ -1,5 +1,8 @@
 """The CPU kernels against the eager form in float64, and when they are used."""
 
+import os
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -382,3 +385,14 @@ def test_nothing_is_held_after_a_step(name):
     y.sum().backward()
     del y, supply
     assert not [reference for reference in held if reference() is not None]
+
+
+def test_the_environment_says_what_holds_where_nothing_was_said():
+    code = (
+        "import torch; from subquad import backends, operators; "
+        "print(backends.kernel_for(operators.pool, torch.ones(1, 1, 1, 1)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "SUBQUAD_BACKEND": "eager"}, capture_output=True, text=True
+    )
+    assert run.stdout == "None\n", run.stderr
