@@ -21,7 +21,6 @@ test: $(READY)
 
 test-fast: $(READY)
 	$(BIN)/python -m pytest --quiet -n 2 -m 'not slow'
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet -n 2 tests/gpu -m 'not slow'
 
 lint: $(READY)
 	$(BIN)/ruff check .

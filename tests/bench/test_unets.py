@@ -11,6 +11,7 @@ from subquad import SubquadError
 from subquad.bench import measure_unet, unets, unets_table
 
 
+@pytest.mark.slow
 def test_softmax_token_merging_and_agents_take_turns(monkeypatch):
     monkeypatch.setitem(unets.UNETS, "tiny", tiny.UNET)
     rows = measure_unet("tiny", [64, 128], [0.2, 0.4], repeats=2)

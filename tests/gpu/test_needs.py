@@ -29,6 +29,7 @@ def check(name, dtype, channels, capability, kilobytes):
         assert channels > 64 or needs.spilled <= 1536, needs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CALLS if "backward" in name])
 def test_kernels_compile_for_a_gpu(name):
     check(name, torch.bfloat16, 64, (9, 0), 99)
