@@ -6,6 +6,8 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
 import tiny
+import torch
+from diffusers import UNet2DConditionModel
 
 from subquad import SubquadError
 from subquad.bench import measure_unet, unets, unets_table
@@ -27,3 +29,10 @@ def test_softmax_token_merging_and_agents_take_turns(monkeypatch):
 def test_a_network_that_is_not_known_is_said():
     with pytest.raises(SubquadError, match="unknown U-Net 'sd14'"):
         measure_unet("sd14", [64], [0.4])
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("sd15", 859_520_964), ("sd21", 865_910_724)])
+def test_configurations_are_those_of_the_released_networks(name, parameters):
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(**unets.UNETS[name])
+    assert sum(parameter.numel() for parameter in unet.parameters()) == parameters

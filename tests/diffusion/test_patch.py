@@ -9,6 +9,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
 import tiny
+from diffusers import StableDiffusionImg2ImgPipeline
 from diffusers.models.attention_processor import AttnProcessor2_0
 
 from subquad import SubquadError
@@ -96,6 +97,34 @@ def test_phases_go_by_the_noise_level_whatever_the_number_of_steps(pipe):
         tiny.latents(pipe, steps=steps, callback_on_step_end=note)
     assert {early for early, _ in seen} == {True, False}
     assert all(settings == (EARLY if early else LATE) for early, settings in seen)
+
+
+def test_image_to_image_starts_in_the_phase_of_its_noise(pipe):
+    other = StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
+    other.set_progress_bar_config(disable=True)
+    image, phases = torch.rand(1, 3, 32, 24), []
+
+    def latents(**settings):
+        generator = torch.Generator().manual_seed(0)
+        return other("a", image=image, strength=0.5, generator=generator, output_type="latent", **settings).images
+
+    before = latents(num_inference_steps=6)
+    with apply_agent_attention(other) as handle:
+
+        def note(pipe, step, t, kwargs):
+            phases.append(handle.noise.shared.settings)
+            return kwargs
+
+        assert not torch.equal(latents(num_inference_steps=6, callback_on_step_end=note), before)
+    assert set(phases) == {LATE} and torch.equal(latents(num_inference_steps=6), before)
+
+
+def test_half_precision_merges_the_tokens_that_full_precision_does():
+    unet, x, text = tiny.unet(), torch.randn(1, 4, 16, 16), torch.randn(1, 7, 32)
+    with torch.no_grad(), apply_agent_attention(unet):
+        expected = unet(x, 900, text).sample
+        got = unet.bfloat16()(x.bfloat16(), 900, text.bfloat16()).sample
+    assert got.dtype == torch.bfloat16 and (got - expected).norm() < 0.1 * expected.norm()
 
 
 def test_one_phase_of_ones_own_holds_at_every_level(pipe):

@@ -17,15 +17,19 @@ from subquad.models.create import settings_of
 from subquad.triton import INTERPRETED, launch
 
 
+def release(package):
+    """Major and minor version."""
+    return tuple(map(int, version(package).split(".")[:2]))
+
+
 def why_not():
     """Why nothing can be tested here, if so."""
     if not INTERPRETED:
         return unavailable("triton")
     # loops of Triton 3.6's interpreter take numbers from arrays as numpy does no more
-    old = tuple(map(int, version("triton").split(".")[:2])) < (3, 7) and tuple(
-        map(int, version("numpy").split(".")[:2])
-    )
-    return "this interpreter needs an older numpy" if old and old >= (2, 4) else unavailable("triton")
+    if release("triton") < (3, 7) and release("numpy") >= (2, 4):
+        return "this interpreter needs an older numpy"
+    return unavailable("triton")
 
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no kernels: {why_not()}")
