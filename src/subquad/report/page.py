@@ -246,7 +246,7 @@ def _short(command: str) -> str:
     """A command without the folder that its program lies in."""
     program, _, rest = command.partition(" ")
     name = Path(program).name
-    return f"{'subquad' if name in ('__main__.py', 'cli.py') else name} {rest}".strip()
+    return f"{'subquad' if name == '__main__.py' else name} {rest}".strip()
 
 
 def _section(title: str, lead: str, content: str) -> str:

@@ -1,0 +1,106 @@
+"""`subquad bench`."""
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from subquad.cli.parser import Commands, positive
+from subquad.errors import SubquadError, check_suffix
+
+
+def add_commands(commands: Commands) -> None:
+    """The command `bench`."""
+    text = "Time attention layers, operations or whole networks against what they have to beat."
+    sub = commands.add("bench", run_bench, text)
+    sub.add_argument("--model", nargs="+", metavar="NAME", help="networks, against the same hosts with softmax")
+    sub.add_argument("--unet", metavar="NAME", help="a step of a diffusion U-Net instead: sd15 or sd21, random weights")
+    sub.add_argument("--ratio", nargs="+", type=float, default=[0.4], help="shares of tokens that are merged there")
+    sub.add_argument("--img-size", nargs="+", type=positive, default=[224, 448], metavar="PX", help="of networks")
+    sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help="all of them if left out")
+    sub.add_argument("--tokens", nargs="+", type=positive, default=[196, 784, 3136], help="square numbers")
+    sub.add_argument("--dim", type=positive, default=192, help="channels")
+    sub.add_argument("--num-heads", type=positive, default=3, help="heads")
+    sub.add_argument("--ops", action="store_true", help="without projections and local branch: the operations alone")
+    sub.add_argument("--batch-size", nargs="+", type=positive, default=[1], metavar="N", help="images at a time")
+    dtypes = ("fp32", "bf16", "fp16")
+    sub.add_argument("--dtype", nargs="+", choices=dtypes, default=["fp32"], help="of parameters and tokens")
+    sub.add_argument("--device", default="cpu", help="cpu, cuda, …")
+    sub.add_argument("--backward", action="store_true", help="time forward and backward together")
+    sub.add_argument("--compile", action="store_true", help="time what torch.compile makes of layers or operations")
+    sub.add_argument("--repeats", type=positive, default=15, help="of each pass, in turn; medians are printed")
+    sub.add_argument("--output", type=Path, help="write the rows here, as .csv or .json")
+    sub.add_argument("--picture", type=Path, help="draw milliseconds against length or image size here, as .svg")
+
+
+def run_bench(arguments: argparse.Namespace) -> None:
+    """Measure and print."""
+    import torch
+
+    from subquad.bench import MEASUREMENTS, describe_device, save_rows
+    from subquad.report import PICTURES, bench_picture
+
+    for path, kinds in ((arguments.output, MEASUREMENTS), (arguments.picture, PICTURES)):
+        if path is not None:
+            check_suffix(path, *kinds)
+    if arguments.unet and arguments.picture:
+        raise SubquadError("--picture draws layers and networks, not --unet")
+    keys = ["repeats"] if arguments.unet else ["backward", "repeats"]
+    keys += [] if arguments.model or arguments.unet else ["dim", "num_heads", "ops", "compile"]
+    settings = {key: getattr(arguments, key) for key in keys}
+    device = describe_device(arguments.device)
+    several = itertools.product(arguments.batch_size, arguments.dtype)
+    each = [settings | {"batch_size": batch_size, "dtype": dtype} for batch_size, dtype in several]
+    measure = _unets if arguments.unet else _networks if arguments.model else _blocks
+    rows, table = measure(arguments, each)
+    said = settings | {"batch_size": arguments.batch_size, "dtype": arguments.dtype}
+    what = ", ".join(f"{key.replace('_', ' ')} {_plainly(value)}" for key, value in said.items())
+    print(f"\n{table}\n\n{device}, torch {torch.__version__};\n{what}")
+    if arguments.output is not None:
+        save_rows(rows, arguments.output, {"device": device, "torch": torch.__version__, **said})
+        print(f"the rows are in {arguments.output}")
+    if arguments.picture is not None:
+        bench_picture(rows, arguments.picture)
+        print(f"the picture is in {arguments.picture}")
+
+
+def _plainly(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _blocks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
+    from subquad.attention import ATTENTION
+    from subquad.bench import blocks_table, measure_blocks
+
+    names, lengths = arguments.mechanisms or list(ATTENTION), arguments.tokens
+    rows = [
+        row
+        for settings in each
+        for row in measure_blocks(names, lengths, device=arguments.device, log=print, **settings)
+    ]
+    return rows, blocks_table(rows)
+
+
+def _networks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
+    from subquad.bench import measure_networks, networks_table
+
+    names, sizes = arguments.model, arguments.img_size
+    rows = [
+        row
+        for settings in each
+        for row in measure_networks(names, sizes, device=arguments.device, log=print, **settings)
+    ]
+    return rows, f"{networks_table(rows)}\nsoftmax ÷: how many times faster than the same host with softmax."
+
+
+def _unets(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
+    from subquad.bench import measure_unet, unets_table
+
+    name, sizes, ratios = arguments.unet, arguments.img_size, arguments.ratio
+    rows = [
+        row
+        for settings in each
+        for row in measure_unet(name, sizes, ratios, device=arguments.device, log=print, **settings)
+    ]
+    return rows, unets_table(rows)
