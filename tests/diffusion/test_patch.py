@@ -183,7 +183,10 @@ def test_what_can_not_be_patched_is_said_in_one_line_and_left_alone(pipe):
         assert not traces(pipe.unet)
     finally:
         attention.processor = original
-    for model, reason in ((torch.nn.Linear(2, 2), "Linear has no blocks"), (object(), "object has no U-Net")):
+    for model, reason in (
+        (torch.nn.Linear(2, 2), "Linear has no blocks"),
+        (object(), "object has no U-Net or transformer"),
+    ):
         with pytest.raises(SubquadError, match=reason):
             apply_agent_attention(model)
     with pytest.raises(SubquadError, match=r"ratio is a share of the tokens, from 0 to 1, got 1\.5"):

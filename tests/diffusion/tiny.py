@@ -4,6 +4,10 @@ import torch
 from diffusers import (
     AutoencoderKL,
     DDIMScheduler,
+    DiTPipeline,
+    DiTTransformer2DModel,
+    PixArtAlphaPipeline,
+    PixArtTransformer2DModel,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
@@ -81,6 +85,31 @@ def pipeline_xl():
     made = StableDiffusionXLPipeline(vae=vae(), unet=unet_xl(), scheduler=scheduler(), **texts, add_watermarker=False)
     made.set_progress_bar_config(disable=True)
     return made
+
+
+TRANSFORMER = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "in_channels": 4,
+    "out_channels": 8,
+    "num_layers": 2,
+    "patch_size": 2,
+    "sample_size": 32,
+}
+
+
+def pipeline_dit():
+    torch.manual_seed(0)
+    transformer = DiTTransformer2DModel(**TRANSFORMER, num_embeds_ada_norm=1000, norm_elementwise_affine=False)
+    return DiTPipeline(transformer.eval(), vae(), scheduler())
+
+
+def pipeline_pixart():
+    """Without its text encoder: it is to be given embeddings."""
+    torch.manual_seed(0)
+    sizes = {"cross_attention_dim": 16, "caption_channels": 32, "use_additional_conditions": False}
+    transformer = PixArtTransformer2DModel(**TRANSFORMER, **sizes)
+    return PixArtAlphaPipeline(None, None, vae(), transformer.eval(), scheduler())
 
 
 def latents(pipe, height=32, width=24, **settings):

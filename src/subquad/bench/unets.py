@@ -15,7 +15,7 @@ from subquad.bench.blocks import dtype_of
 from subquad.bench.memory import peak_memory_mb
 from subquad.bench.scaling import interleaved_ms
 from subquad.diffusion import EARLY, apply_agent_attention, apply_token_merging, processor, remove_agent_attention
-from subquad.diffusion.patch import spatial_transformers
+from subquad.diffusion.networks import maps_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.text import columns
 
@@ -155,9 +155,9 @@ class _Clock:
         self.parts: dict[tuple[str, str], list[float]] = {}
         self.spent = {"attention": 0.0, "matching": 0.0}
         self.started = 0.0
-        first = min(level for level, _, _ in spatial_transformers(unet))
-        for level, _, transformer in spatial_transformers(unet):
-            for block in transformer.transformer_blocks if level == first else ():
+        first = min(place.downsample for place in maps_of(unet))
+        for place in maps_of(unet):
+            for _, block in place.blocks() if place.downsample == first else ():
                 block.attn1.register_forward_pre_hook(self._start)
                 block.attn1.register_forward_hook(self._stop)
 

@@ -5,6 +5,7 @@
 Q, K, V of the merged tokens; G, the agents' queries, of the same tokens merged further. Nothing is learned.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -14,35 +15,70 @@ from torch import Tensor
 
 from subquad.diffusion.settings import Settings
 from subquad.grid import TokenGrid
-from subquad.ops.merging import Merge, match
+from subquad.ops.merging import Matching, Merge, match
 
 
 class Shared:
-    """What all patched blocks of one U-Net share: the settings that hold now, and this step's random offsets."""
+    """What all patched blocks of one network share: the settings that hold now, and what is kept between blocks.
 
-    def __init__(self, settings: Settings, random: bool) -> None:
-        self.settings, self.random = settings, random
-        self.offsets: dict[tuple[int, int, int, int], Tensor] = {}
+    Attributes:
+        settings: of the phase that holds now.
+        random: whether destinations are drawn.
+        reuse: for how many steps a map's matching holds, in all blocks on maps of that size; 0 to match in each block.
+    """
 
-    def offsets_for(self, grid: TokenGrid, device: torch.device) -> Tensor | None:
-        """Which token of each cell is a destination, the same in all blocks of a step; None for the first of each."""
-        if not self.random:
-            return None
+    def __init__(self, settings: Settings, random: bool = False, reuse: int = 0) -> None:
+        self.settings, self.random, self.reuse = settings, random, reuse
+        self.level, self.age = -math.inf, 0
+        self.offsets: dict[tuple[int, ...], Tensor] = {}
+        self.matchings: dict[tuple[int, ...], Matching | None] = {}
+
+    def enter(self, level: float) -> None:
+        """Forget what does not hold in a step at this noise level, which is below the last one's in the same image."""
+        if level != self.level:
+            self.offsets.clear()
+        self.age = self.age + 1 if level < self.level else self.reuse
+        self.level = level
+        if self.age >= self.reuse:
+            self.matchings.clear()
+            self.age = 0
+
+    def matching(self, tokens: Tensor, grid: TokenGrid) -> Matching | None:
+        """How the tokens of a map are matched, or were in an earlier block or step."""
         rows, columns = self.settings.cell(grid.height, grid.width)
-        key = grid.height, grid.width, rows, columns
+        offsets = self._offsets((grid.height, grid.width, rows, columns), tokens.device)
+        if not self.reuse:
+            return match(tokens, grid, (rows, columns), offsets)
+        key = grid.height, grid.width, rows, columns, len(tokens)
+        if key not in self.matchings:
+            self.matchings[key] = match(tokens, grid, (rows, columns), offsets)
+        return self.matchings[key]
+
+    def _offsets(self, key: tuple[int, int, int, int], device: torch.device) -> Tensor | None:
+        """Which token of each cell is a destination, the same in all blocks and calls of a step; None: the first."""
+        height, width, rows, columns = key
+        if not self.random or height < rows or width < columns:
+            return None
         if key not in self.offsets:
-            cells = grid.height // rows, grid.width // columns
-            self.offsets[key] = torch.randint(rows * columns, cells, device=device)
+            self.offsets[key] = torch.randint(rows * columns, (height // rows, width // columns), device=device)
         return self.offsets[key]
 
 
 class MergedAttention:
-    """A processor of diffusers for a block's self-attention, which is given the block's tokens before their norm."""
+    """A processor of diffusers for a block's self-attention, which is given the block's tokens before their norm.
 
-    def __init__(self, original: Any, shared: Shared) -> None:
-        self.original, self.shared = original, shared
+    Made without arguments, as loading an IP-Adapter does with the class of whatever is in place, it is plain attention.
+    """
+
+    def __init__(self, original: Any = None, shared: Shared | None = None) -> None:
+        if original is None:
+            from diffusers.models.attention_processor import AttnProcessor2_0
+
+            original = AttnProcessor2_0()
+        self.original, self.shared = original, shared or Shared(Settings(ratio=0.0))
         self.grid: TokenGrid | None = None
         self.tokens: Tensor | None = None
+        self.features: Merge | None = None
 
     def __call__(
         self,
@@ -59,6 +95,7 @@ class MergedAttention:
         if cuts is None:
             return self.original(attn, hidden_states, encoder_hidden_states, attention_mask, *args, **kwargs)
         settings, (features, coarse) = self.shared.settings, cuts
+        self.features = features if settings.merge_mlp else None
         x = features.merge(hidden_states)
         q, k, v = (_heads(project(x), attn.heads) for project in (attn.to_q, attn.to_k, attn.to_v))
         q, k = _normed(attn.norm_q, q), _normed(attn.norm_k, k)
@@ -75,8 +112,7 @@ class MergedAttention:
         settings, n = self.shared.settings, tokens.shape[1]
         if int(n * settings.ratio) < 1:
             return None
-        cell = settings.cell(grid.height, grid.width)
-        matching = match(tokens, grid, cell, self.shared.offsets_for(grid, tokens.device))
+        matching = self.shared.matching(tokens, grid)
         if matching is None:
             return None
         features, more = matching.cut(int(n * settings.ratio)), settings.merged_for_agents(n)

@@ -20,6 +20,7 @@ class Settings:
         agents: about how many agents there are on a map of any size: its cells grow with it and all sources are merged
             for the agents, so that time grows as the tokens do, where the released method's grows as their square. sx,
             sy and agent_ratio are not used then.
+        merge_mlp: whether the blocks' MLPs run on the merged tokens too.
     """
 
     sx: int = 4
@@ -29,6 +30,7 @@ class Settings:
     k_scale: float = 0.3
     k_shortcut: float = 0.075
     agents: int | None = None
+    merge_mlp: bool = False
 
     def cell(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of a cell on a map of this size."""

@@ -1,0 +1,90 @@
+"""Where the networks of diffusers have self-attention over a map of image tokens, and what may stand there."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from subquad.errors import SubquadError
+
+TRANSFORMERS = {"DiTTransformer2DModel", "PixArtTransformer2DModel"}
+"""Networks whose blocks attend over image tokens alone, without positions in the attention."""
+
+REPLACEABLE = {"AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "FusedAttnProcessor2_0"}
+"""Processors of diffusers that compute plain softmax attention, which can be done on merged tokens."""
+
+SERVED = "agent attention is for U-Nets like those of Stable Diffusion 1, 2 and XL, for DiT and for PixArt"
+
+
+@dataclass(frozen=True)
+class Map:
+    """A module that is given a map (b, c, height, width) whose tokens its blocks attend over.
+
+    Attributes:
+        downsample: how far below the network's input the tokens of self-attention stand.
+        name: of the module in the network, empty for the network itself.
+        patch: places of the map along a side of one token.
+    """
+
+    downsample: int
+    name: str
+    module: nn.Module
+    patch: int = 1
+
+    def blocks(self) -> Iterator[tuple[str, Any]]:
+        """The blocks, by the name of their self-attention."""
+        for k, block in enumerate(self.module.transformer_blocks):  # type: ignore[arg-type]
+            yield f"{self.name}.transformer_blocks.{k}.attn1".lstrip("."), block
+
+
+def outermost_of(model: Any) -> nn.Module:
+    """The denoising network of a pipeline, or the network that is given; as it is called, compiled or not."""
+    for name in ("unet", "transformer"):
+        if isinstance(getattr(model, name, None), nn.Module):
+            return getattr(model, name)
+    if not isinstance(model, nn.Module):
+        raise SubquadError(f"{type(model).__name__} has no U-Net or transformer: {SERVED}")
+    return model
+
+
+def network_of(model: Any) -> nn.Module:
+    """The denoising network itself, whatever wraps it."""
+    outermost = outermost_of(model)
+    return getattr(outermost, "_orig_mod", outermost)
+
+
+def maps_of(network: nn.Module) -> list[Map]:
+    """All maps of a network."""
+    config = getattr(network, "config", None)
+    if type(network).__name__ in TRANSFORMERS:
+        return [Map(1, "", network, config.patch_size)]  # type: ignore[union-attr]
+    widths = getattr(config, "block_out_channels", ())
+    # those of videos attend over frames, in modules of another class
+    transformers = [pair for pair in network.named_modules() if type(pair[1]).__name__ == "Transformer2DModel"]
+    return [Map(_downsample(name, len(widths)), name, module) for name, module in transformers if widths]
+
+
+def _downsample(name: str, levels: int) -> int:
+    """Of a module of a U-Net with this many levels, by its name; what is in the middle is at the last."""
+    side, _, rest = name.partition(".")
+    if side not in ("down_blocks", "up_blocks"):
+        return 2 ** (levels - 1)
+    number = int(rest.partition(".")[0])
+    return 2 ** (number if side == "down_blocks" else levels - 1 - number)
+
+
+def position_of(network: nn.Module, name: str) -> int:
+    """Where an argument of the network's forward stands among those given by position."""
+    return list(inspect.signature(network.forward).parameters).index(name)
+
+
+def check_replaceable(name: str, attention: Any) -> None:
+    """Raise where a layer's processor or the layer does what merged attention would not."""
+    kind = type(attention.processor).__name__
+    if kind not in REPLACEABLE:
+        raise SubquadError(f"{name} has a {kind}, which can't be replaced: reset it with set_default_attn_processor()")
+    for extra in ("group_norm", "spatial_norm", "residual_connection"):
+        if getattr(attention, extra, None):
+            raise SubquadError(f"{name} has a {extra}, which merged attention does not know")

@@ -1,0 +1,109 @@
+"""Adapters keep working on a patched pipeline, and nothing of the patch is left when both have gone."""
+
+import pytest
+import torch
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import tiny
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
+
+from subquad.diffusion import apply_agent_attention, remove_agent_attention
+from subquad.diffusion.processor import MergedAttention
+
+
+@pytest.fixture
+def pipe():
+    return tiny.pipeline()
+
+
+def ip_adapter(unet):
+    """The weights of an IP-Adapter for a tiny U-Net, in the layout that is published."""
+    projection = {"proj.weight": torch.randn(4 * 32, 32), "proj.bias": torch.randn(4 * 32)}
+    projection |= {"norm.weight": torch.randn(32), "norm.bias": torch.randn(32)}
+    attention, modules = {}, dict(unet.named_modules())
+    crossing = [name.removesuffix(".processor") for name in unet.attn_processors if "attn2" in name]
+    for k, name in enumerate(crossing):
+        for part in ("k", "v"):
+            shape = getattr(modules[name], f"to_{part}").weight.shape
+            attention[f"{2 * k + 1}.to_{part}_ip.weight"] = torch.randn(shape)
+    return {"image_proj": projection, "ip_adapter": attention}
+
+
+def load(pipe):
+    pipe.load_ip_adapter(ip_adapter(pipe.unet), subfolder="", weight_name="", image_encoder_folder=None)
+
+
+def seen(pipe):
+    """What the pipeline makes of a picture's embedding and the text."""
+    torch.manual_seed(3)
+    return tiny.latents(pipe, ip_adapter_image_embeds=[torch.randn(2, 1, 32)])
+
+
+def test_an_ip_adapter_that_is_there_works_with_the_patch(pipe):
+    plain = tiny.latents(pipe)
+    load(pipe)
+    before = seen(pipe)
+    with apply_agent_attention(pipe) as handle:
+        assert handle.active and not torch.equal(seen(pipe), before)
+    assert torch.equal(seen(pipe), before)
+    pipe.unload_ip_adapter()
+    assert torch.equal(tiny.latents(pipe), plain)
+
+
+def test_an_ip_adapter_that_comes_later_switches_the_patch_off_which_the_handle_tells(pipe):
+    plain = tiny.latents(pipe)
+    handle = apply_agent_attention(pipe)
+    patched = tiny.latents(pipe)
+    torch.manual_seed(0)
+    load(pipe)
+    assert not handle.active
+    off = seen(pipe)
+    again = apply_agent_attention(pipe)
+    assert again.active and not handle.active and not torch.equal(seen(pipe), off)
+    pipe.unload_ip_adapter()
+    assert not again.active and torch.equal(tiny.latents(pipe), plain)
+    assert torch.equal(tiny.latents(pipe), plain) and apply_agent_attention(pipe).active
+    assert torch.equal(tiny.latents(pipe), patched)
+    remove_agent_attention(pipe)
+    kinds = {type(processor).__name__ for processor in pipe.unet.attn_processors.values()}
+    assert kinds == {"AttnProcessor2_0"} and torch.equal(tiny.latents(pipe), plain)
+
+
+def test_a_processor_made_without_arguments_is_plain_attention(pipe):
+    plain = tiny.latents(pipe)
+    for module in pipe.unet.modules():
+        if hasattr(module, "processor"):
+            module.processor = MergedAttention()
+    assert torch.equal(tiny.latents(pipe), plain)
+
+
+def test_lora_weights_come_and_go_on_a_patched_pipeline(pipe, tmp_path):
+    plain = tiny.latents(pipe)
+    trained = tiny.unet()
+    trained.add_adapter(LoraConfig(r=4, target_modules=["to_q", "to_k", "to_v", "to_out.0"], init_lora_weights=False))
+    pipe.save_lora_weights(tmp_path, unet_lora_layers=get_peft_model_state_dict(trained))
+    pipe.load_lora_weights(tmp_path)
+    adapted = tiny.latents(pipe)
+    pipe.unload_lora_weights()
+    assert not torch.equal(adapted, plain)
+
+    handle = apply_agent_attention(pipe)
+    patched = tiny.latents(pipe)
+    pipe.load_lora_weights(tmp_path)
+    assert handle.active and not torch.equal(tiny.latents(pipe), patched)
+    remove_agent_attention(pipe)
+    assert torch.equal(tiny.latents(pipe), adapted)
+    pipe.unload_lora_weights()
+    assert torch.equal(tiny.latents(pipe), plain)
+
+
+def test_fused_projections_are_taken_over_and_given_back(pipe):
+    pipe.unet.fuse_qkv_projections()
+    plain = tiny.latents(pipe)
+    with apply_agent_attention(pipe) as handle:
+        assert handle.active and not torch.equal(tiny.latents(pipe), plain)
+    assert torch.equal(tiny.latents(pipe), plain)
