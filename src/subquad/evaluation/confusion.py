@@ -10,6 +10,7 @@ from torch import Tensor
 
 from subquad.errors import SubquadError
 from subquad.evaluation.figures import INK, MUTED, new_figure, save_figure, shorten
+from subquad.writing import replacing
 
 MATRIX_CLASSES = 20
 """Up to so many classes the text is a matrix, and the cells of the picture have numbers."""
@@ -67,13 +68,10 @@ def save_confusion(confusion: Tensor, classes: Sequence[str], path: Path | str) 
     """Write the matrix as a table to `path` with the ending .csv and as a picture to `path` with .png."""
     _check(confusion, classes)
     table, picture = Path(path).with_suffix(".csv"), Path(path).with_suffix(".png")
-    table.parent.mkdir(parents=True, exist_ok=True)
-    partial = table.with_name(f".{table.name}.part")
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with replacing(table) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["true \\ predicted", *classes])
         writer.writerows([name, *row] for name, row in zip(classes, confusion.tolist(), strict=True))
-    partial.replace(table)
     _save_picture(confusion, classes, picture)
     return [table, picture]
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.errors import SubquadError
+from subquad.writing import replacing
 
 INK, MUTED, WRONG = "#1f2933", "#7b8794", "#c81e1e"
 
@@ -23,10 +24,8 @@ def save_figure(figure: Any, path: Path) -> None:
     kind = path.suffix.removeprefix(".").lower()
     if kind not in formats:
         raise SubquadError(f"can't write a picture to {path}: its name must end in one of .{', .'.join(formats)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    figure.savefig(partial, format=kind, dpi=150)
-    partial.replace(path)
+    with replacing(path) as aside:
+        figure.savefig(aside, format=kind, dpi=150)
 
 
 def shorten(name: str, length: int) -> str:

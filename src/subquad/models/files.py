@@ -15,6 +15,7 @@ from subquad.errors import SubquadError
 from subquad.models.create import create_model
 from subquad.models.fitting import Adapted, adapt, misfits
 from subquad.models.pickles import read_pickle
+from subquad.writing import replacing
 
 WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
 """Under which keys trainers put the weights, the preferred one first."""
@@ -25,9 +26,8 @@ def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | 
     path = Path(path)
     note = {"creation": getattr(model, "creation", None), **(metadata or {})}
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
-    partial = path.with_name(f".{path.name}.part")
-    save_file(tensors, partial, metadata={"format": "pt", "subquad": json.dumps(note)})
-    partial.replace(path)
+    with replacing(path) as aside:
+        save_file(tensors, aside, metadata={"format": "pt", "subquad": json.dumps(note)})
 
 
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,7 +1,5 @@
 """What every mechanism attends to: the explicit weights of one query, as small pictures beside the image."""
 
-import base64
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +13,7 @@ from subquad.analysis import LayerAttention, attention_weights
 from subquad.data import ImageDataset
 from subquad.errors import SubquadError
 from subquad.evaluation import images_of, load_trained
+from subquad.report.parts import data_uri
 from subquad.report.runs import Group
 
 _SIDE = 112
@@ -105,10 +104,10 @@ def _table(
         labels=[label for label, _ in shown],
         signed=signed,
         images=[
-            (_data_uri(_marked(picture, query, grid.shape)), name)
+            (data_uri(_marked(picture, query, grid.shape)), name)
             for (picture, name), query in zip(pictures, queries, strict=True)
         ],
-        maps=[[_data_uri(_coloured(cell, sign)) for cell, sign in zip(row, signed, strict=True)] for row in rows],
+        maps=[[data_uri(_coloured(cell, sign)) for cell, sign in zip(row, signed, strict=True)] for row in rows],
     )
 
 
@@ -158,9 +157,3 @@ def _coloured(values: NDArray[np.float32], signed: bool) -> Image.Image:
     channels = [np.interp(shares, stops, [colour[k] for _, colour in anchors]) for k in range(3)]
     image = Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
     return image.resize((_SIDE, _SIDE), Image.Resampling.NEAREST)
-
-
-def _data_uri(image: Image.Image) -> str:
-    file = io.BytesIO()
-    image.quantize(64).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -6,13 +6,12 @@ One HTML file with everything in it: it opens from a disk, without a network.
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from subquad.bench import ScalingRow, crossover
-from subquad.errors import SubquadError
 from subquad.report.charts import Axis, Series, line_chart, point_chart
 from subquad.report.maps import MapTable, attention_maps
+from subquad.report.parts import check_page, section, short_command, write_page
 from subquad.report.runs import Group, find_runs, group_runs
 from subquad.report.table import accuracy_table
 from subquad.text import clock, si
@@ -37,8 +36,7 @@ def write_report(
         scaling_note: on what that was measured.
         log: hears what could not be shown.
     """
-    if path.suffix != ".html":
-        raise SubquadError(f"the report is an HTML page: name it like {path.with_suffix('.html')}")
+    check_page(path)
     groups = group_runs(find_runs(runs))
     colours = {group.label: f"c{place % _COLOURS}" for place, group in enumerate(groups)}
     sections = [
@@ -49,19 +47,7 @@ def write_report(
         _maps(attention_maps(groups, log)),
         _provenance(groups),
     ]
-    page = files("subquad.report")
-    style, script = ((page / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    text = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(_title(groups))}</title><style>{style}</style></head>"
-        f'<body><main>{"".join(sections)}</main><div id="tip" role="status"></div>'
-        f"<script>{script}</script></body></html>\n"
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_page(path, _title(groups), sections)
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -118,7 +104,7 @@ def _accuracy(groups: Sequence[Group], colours: dict[str, str]) -> str:
     ]
     chart = point_chart(clouds, Axis("training images/s"), Axis("top-1 %"), width=600, height=320)
     picture = f'<figure class="wide">{chart}<figcaption>Up is more accurate, right is faster.</figcaption></figure>'
-    return _section(
+    return section(
         "Accuracy and cost",
         "The best epoch’s accuracy on images that were not trained on. MACs are multiply-adds of one image; time is "
         "training and evaluation. Click a header to sort; the best value of a column is bold.",
@@ -138,7 +124,7 @@ def _curves(groups: Sequence[Group], colours: dict[str, str]) -> str:
     if min(len(group.curve("train_loss")) for group in groups) < 2:
         return ""
     both = chart("eval_top1", "top-1 %", " %") + chart("train_loss", "training loss", "")
-    return _section(
+    return section(
         "Learning curves",
         "By epoch, the mean over the seeds; the training loss includes label smoothing and augmentation.",
         f'{_legend(groups, colours)}<div class="pair">{both}</div>',
@@ -157,7 +143,7 @@ def _legend(groups: Sequence[Group], colours: dict[str, str]) -> str:
 
 def _scaling(rows: Sequence[ScalingRow], note: str, groups: Sequence[Group], colours: dict[str, str]) -> str:
     if not rows:
-        return _section("Against sequence length", "Latency and memory against sequence length were not measured.", "")
+        return section("Against sequence length", "Latency and memory against sequence length were not measured.", "")
     # a mechanism has the colour of its first group
     known = {group.first.attention.split(":")[0]: colours[group.label] for group in reversed(groups)}
     names = [name for name in dict.fromkeys(row.mechanism for row in rows) if name in known]
@@ -173,7 +159,7 @@ def _scaling(rows: Sequence[ScalingRow], note: str, groups: Sequence[Group], col
     both = chart("milliseconds", "ms", lambda row: row.median_ms) + chart(
         "peak memory, MB", "MB", lambda row: row.peak_mb
     )
-    return _section(
+    return section(
         "Against sequence length",
         f"One attention layer with its projections, forward, on logarithmic axes. {note}",
         f'<div class="pair">{both}</div>{_crossings(rows, names)}',
@@ -198,7 +184,7 @@ def _crossings(rows: Sequence[ScalingRow], names: Sequence[str]) -> str:
 
 def _maps(tables: Sequence[MapTable]) -> str:
     if not tables:
-        return _section("Attention maps", "No run has kept weights whose attention could be shown.", "")
+        return section("Attention maps", "No run has kept weights whose attention could be shown.", "")
     blocks = []
     for table in tables:
         head = "".join(
@@ -221,7 +207,7 @@ def _maps(tables: Sequence[MapTable]) -> str:
     keys = '<span class="ramp sequential"></span>0 to the largest'
     if any(any(table.signed) for table in tables):
         keys += ' &nbsp; <span class="ramp diverging"></span>± : minus the largest, 0, plus the largest'
-    return _section(
+    return section(
         "What they attend to",
         "How much the framed patch takes from every patch of its image: the explicit weights of its query, averaged "
         "over the heads. Each picture has its own scale; the local branches are not part of the weights.",
@@ -234,20 +220,9 @@ def _provenance(groups: Sequence[Group]) -> str:
     commands = dict.fromkeys(str(run.facts["command"]) for group in groups for run in group.runs)
     versions = ", ".join(f"{name} {number}" for name, number in groups[0].first.facts["versions"].items())
     total = sum(group.seconds * len(group.runs) for group in groups)
-    lines = "\n".join(escape(_short(command)) for command in commands)
+    lines = "\n".join(escape(short_command(command)) for command in commands)
     return (
         f"<footer><h2>How it was made</h2><pre>{lines}</pre>"
         f"<p>{escape(versions)}; {clock(total)} of training in all. Accuracy is top-1 on the held-out images, of "
         "the best epoch. On a CPU, peak memory is that of the whole process, libraries included.</p></footer>"
     )
-
-
-def _short(command: str) -> str:
-    """A command without the folder that its program lies in."""
-    program, _, rest = command.partition(" ")
-    name = Path(program).name
-    return f"{'subquad' if name == '__main__.py' else name} {rest}".strip()
-
-
-def _section(title: str, lead: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2><p>{escape(lead)}</p>{content}</section>"

@@ -8,6 +8,7 @@ from pathlib import Path
 from subquad.bench import BlockRow, NetworkRow
 from subquad.errors import check_suffix
 from subquad.report.charts import Axis, Series, line_chart
+from subquad.writing import write_text
 
 COLOURS = 9
 """Of the page's style."""
@@ -33,7 +34,7 @@ def bench_picture(rows: Sequence[BlockRow] | Sequence[NetworkRow], path: Path) -
     head, _, body = chart.partition(">")
     attributes = 'xmlns="http://www.w3.org/2000/svg" width="680" height="420"'
     background = '<rect width="100%" height="100%" fill="#fcfcfa"/>'
-    path.write_text(f"{head} {attributes}><style>{_style()}</style>{background}{body}\n", encoding="utf-8")
+    write_text(path, f"{head} {attributes}><style>{_style()}</style>{background}{body}\n")
 
 
 def _style() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from subquad.errors import SubquadError
-from subquad.training.run_folder import replacing
+from subquad.writing import replacing
 
 
 @dataclass

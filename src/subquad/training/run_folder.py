@@ -6,14 +6,13 @@ Everything is written aside and moved into place, so that a killed run leaves wh
 import csv
 import io
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from subquad.errors import SubquadError
 from subquad.training.recipe import Recipe, load_recipe
+from subquad.writing import write_text
 
 Row = dict[str, float]
 # may differ between a run and its continuation: they do not change what is learned
@@ -77,20 +76,3 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_text(self._summary, json.dumps(summary, indent=2) + "\n")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` if the block goes well."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield aside
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing."""
-    with replacing(path) as aside:
-        aside.write_text(text)
