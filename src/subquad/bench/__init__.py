@@ -5,20 +5,24 @@ from subquad.bench.blocks import (
     MEASUREMENTS,
     BlockRow,
     blocks_table,
+    dtype_of,
     faster_than_softmax,
     measure_blocks,
     save_rows,
 )
 from subquad.bench.memory import peak_memory_mb
 from subquad.bench.networks import NetworkRow, faster_from, measure_networks, networks_table
+from subquad.bench.pipelines import METHODS, MethodRow, images_table, make_images
 from subquad.bench.scaling import ScalingRow, crossover, describe_device, describe_scaling, measure_scaling
 from subquad.bench.unets import UNETS, UnetRow, measure_unet, unets_table
 
 __all__ = [
     "DTYPES",
     "MEASUREMENTS",
+    "METHODS",
     "UNETS",
     "BlockRow",
+    "MethodRow",
     "NetworkRow",
     "ScalingRow",
     "UnetRow",
@@ -26,8 +30,11 @@ __all__ = [
     "crossover",
     "describe_device",
     "describe_scaling",
+    "dtype_of",
     "faster_from",
     "faster_than_softmax",
+    "images_table",
+    "make_images",
     "measure_blocks",
     "measure_networks",
     "measure_scaling",

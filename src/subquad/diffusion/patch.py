@@ -72,10 +72,10 @@ def apply_agent_attention(
 
     Args:
         model: a pipeline of diffusers with a U-Net, a DiT or a PixArt transformer; or that network; or a ControlNet.
-        sx: columns of a cell; given any of these five, one phase holds for all noise levels, else the authors' two,
-            the early one from 0.6 of the training steps up.
+        sx: columns of a cell; given any of sx, sy, agent_ratio and agents, one phase holds for all noise levels, else
+            the authors' two, the early one from 0.6 of the training steps up.
         sy: rows of a cell.
-        ratio: the share of tokens that is merged away.
+        ratio: the share of tokens that is merged away, in all phases.
         agent_ratio: the share that is merged away for the agents.
         agents: about how many agents there are, whatever the size of the map, in place of sx, sy and agent_ratio: the
             time grows as the tokens do then. The released method has a share of them, and its time their square.
@@ -91,9 +91,10 @@ def apply_agent_attention(
     Raises:
         SubquadError: the model has no such blocks, no level fits, or a layer has a processor that can't be replaced.
     """
-    given = {"sx": sx, "sy": sy, "ratio": ratio, "agent_ratio": agent_ratio, "agents": agents}
+    given = {"sx": sx, "sy": sy, "agent_ratio": agent_ratio, "agents": agents}
     own = {name: value for name, value in given.items() if value is not None}
     common = {"k_scale": k_scale, "k_shortcut": k_shortcut, "merge_mlp": merge_mlp}
+    common |= {} if ratio is None else {"ratio": ratio}
     if own:
         phase = Settings(**own, **common)  # type: ignore[arg-type]
         return _patch(model, phase, phase, max_downsample, random, reuse)

@@ -1,0 +1,99 @@
+"""A folder of images that a pipeline made: each is there, with a row on it, once it is made, and none is made twice."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from subquad.errors import SubquadError
+from subquad.writing import replacing, write_text
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """One image.
+
+    Attributes:
+        file: its name in the folder.
+        seconds: from the prompt to the picture.
+        psnr: how near it is to the first method's image of the same noise, in decibels; None for that one, and where
+            there is none or both are equal.
+        difference: the mean absolute difference of a colour, which goes from 0 to 255.
+    """
+
+    prompt: str
+    seed: int
+    method: str
+    file: str
+    seconds: float
+    psnr: float | None = None
+    difference: float | None = None
+
+
+class ImageFolder:
+    """The images, images.jsonl with a row on each, and settings.json with what they were made by.
+
+    Raises:
+        SubquadError: the folder has images of other settings, or something else.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.folder, self.settings = folder, json.loads(json.dumps(settings))
+        self.rows: list[ImageRow] = []
+        self.peaks: dict[str, float] = {}
+        if (folder / "settings.json").is_file():
+            self._go_on()
+        elif folder.is_dir() and any(folder.iterdir()):
+            raise SubquadError(f"{folder} is not empty, and no folder of `subquad diffuse`: name another --output")
+
+    def _go_on(self) -> None:
+        theirs = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
+        self.peaks = theirs.pop("peaks_mb")
+        other = [key for key in {**theirs, **self.settings} if theirs.get(key) != self.settings.get(key)]
+        if other:
+            raise SubquadError(f"{self.folder} has images of other {' and '.join(other)}: name another --output")
+        rows = self.folder / "images.jsonl"
+        lines = rows.read_text(encoding="utf-8").splitlines() if rows.is_file() else []
+        found = [ImageRow(**json.loads(line)) for line in lines]
+        self.rows = [row for row in found if (self.folder / row.file).is_file()]
+
+    def find(self, prompt: str, seed: int, method: str) -> ImageRow | None:
+        """The row of an image that was made before."""
+        return next((row for row in self.rows if (row.prompt, row.seed, row.method) == (prompt, seed, method)), None)
+
+    def image(self, row: ImageRow) -> Image.Image:
+        """As it was written."""
+        with Image.open(self.folder / row.file) as image:
+            return image.convert("RGB")
+
+    def add(self, image: Image.Image, first: Image.Image | None, row: ImageRow) -> ImageRow:
+        """Write an image and its row, which gets a file's name and how far it is from `first`."""
+        numbers = {row.prompt: int(row.file.split("-")[0]) for row in self.rows}
+        number = numbers.get(row.prompt, max(numbers.values(), default=-1) + 1)
+        done = asdict(row) | {"file": f"{number:03}-{row.seed}-{row.method}.png"}
+        done |= {} if first is None else difference_of(image, first)
+        self._write_settings()
+        with replacing(self.folder / done["file"]) as aside:
+            image.save(aside, "PNG")
+        self.rows.append(ImageRow(**done))
+        write_text(self.folder / "images.jsonl", "".join(json.dumps(asdict(row)) + "\n" for row in self.rows))
+        return self.rows[-1]
+
+    def keep_peak(self, method: str, peak_mb: float) -> None:
+        """Keep what was measured once."""
+        self.peaks[method] = peak_mb
+        self._write_settings()
+
+    def _write_settings(self) -> None:
+        text = json.dumps({**self.settings, "peaks_mb": self.peaks}, indent=2) + "\n"
+        write_text(self.folder / "settings.json", text)
+
+
+def difference_of(image: Image.Image, other: Image.Image) -> dict[str, float | None]:
+    """Peak signal to noise in decibels, None where both are equal, and the mean absolute difference of a colour."""
+    a, b = (np.asarray(each.convert("RGB"), dtype=np.float64) for each in (image, other))
+    error = float(np.mean((a - b) ** 2))
+    return {"psnr": 10 * float(np.log10(255**2 / error)) if error else None, "difference": float(np.mean(abs(a - b)))}

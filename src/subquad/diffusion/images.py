@@ -1,0 +1,98 @@
+"""Images of a pipeline of diffusers: it is loaded without running anyone's code, and makes one image of one noise."""
+
+import inspect
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from subquad.errors import SubquadError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How images are made; what is None is left to the pipeline.
+
+    Attributes:
+        steps: of denoising.
+        guidance_scale: how strongly the prompt is followed; 1 is without guidance.
+        height, width: of the image, in pixels.
+        negative_prompt: what is to be avoided.
+    """
+
+    steps: int | None = None
+    guidance_scale: float | None = None
+    height: int | None = None
+    width: int | None = None
+    negative_prompt: str | None = None
+
+
+ARGUMENTS = {"steps": "num_inference_steps"}
+"""Fields of Sampling that pipelines call by another name."""
+
+
+def load_pipeline(model: str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Any:
+    """A pipeline from a folder or by its name on a hub; only safetensors are read, and no code of its own is run."""
+    try:
+        from diffusers import DiffusionPipeline
+        from diffusers.utils import logging
+        from transformers.utils import logging as logging_of_texts
+    except ImportError:
+        raise SubquadError("diffusers is not installed: pip install 'subquad[diffusion]'") from None
+    logging.set_verbosity_error()
+    logging_of_texts.set_verbosity_error()
+    is_folder = Path(model).is_dir()
+    if is_folder and not (Path(model) / "model_index.json").is_file():
+        raise SubquadError(f"no pipeline of diffusers in {model}: it has no model_index.json")
+    if not is_folder and (model.count("/") != 1 or model.startswith((".", "/", "~"))):
+        raise SubquadError(f"no pipeline at {model}: neither a folder, nor a name like owner/model")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=dtype, use_safetensors=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise SubquadError(f"{model} can't be loaded: {_first_line(error)}") from None
+    return pipe.to(device)
+
+
+def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: Any) -> Image.Image:
+    """One image of the noise that `seed` stands for, the same on all devices.
+
+    Args:
+        pipe: a pipeline of diffusers that makes images of texts or, as DiT does, of the names or numbers of classes.
+        prompt: what to show.
+        seed: of the noise.
+        sampling: how.
+        more: further arguments of the pipeline.
+
+    Raises:
+        SubquadError: the pipeline does not take what is given.
+    """
+    taken = inspect.signature(pipe.__call__).parameters
+    given = {ARGUMENTS.get(key, key): value for key, value in vars(sampling).items() if value is not None}
+    unknown = [name for name in given if name not in taken]
+    if unknown:
+        raise SubquadError(f"{type(pipe).__name__} takes no {' and no '.join(unknown)}: leave it out")
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        return pipe(**_condition(pipe, prompt, taken), **given, generator=generator, **more).images[0]
+    except ValueError as error:
+        raise SubquadError(f"{type(pipe).__name__}: {_first_line(error)}") from None
+
+
+def _condition(pipe: Any, prompt: str, taken: Any) -> dict[str, Any]:
+    if "prompt" in taken:
+        return {"prompt": prompt}
+    if "class_labels" not in taken:
+        raise SubquadError(f"{type(pipe).__name__} makes images neither of texts nor of classes")
+    label = int(prompt) if prompt.isdigit() else getattr(pipe, "labels", {}).get(prompt)
+    if label is None:
+        raise SubquadError(f"'{prompt}' is no class of {type(pipe).__name__}: give its number, or its ImageNet name")
+    return {"class_labels": [label]}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,128 @@
+"""`subquad diffuse`: images with and without, from the same noise, with a page; stopped and gone on with."""
+
+import json
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+import tiny
+
+from subquad import SubquadError
+from subquad.bench import METHODS, images_table, make_images
+from subquad.cli import main
+from subquad.diffusion.folder import difference_of
+from subquad.diffusion.images import Sampling, load_pipeline, make_image
+
+SMALL = Sampling(steps=2, height=32, width=24)
+ALL = {name: {} for name in METHODS}
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return tiny.pipeline()
+
+
+@pytest.fixture(scope="module")
+def saved(pipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipeline")
+    pipe.save_pretrained(folder)
+    return folder
+
+
+def test_every_method_makes_an_image_of_the_same_noise(pipe, tmp_path):
+    rows, summary = make_images(pipe, ["a", "b"], tmp_path / "new", methods=ALL, sampling=SMALL, seeds=[0, 1])
+    assert [(row.prompt, row.seed, row.method) for row in rows] == [
+        (prompt, seed, method) for prompt in "ab" for seed in (0, 1) for method in METHODS
+    ]
+    assert len({row.file for row in rows}) == len(rows)
+    for row in rows:
+        with Image.open(tmp_path / "new" / row.file) as image:
+            assert image.size == (24, 32) and row.seconds > 0
+        assert (row.difference is None) == (row.method == "softmax")
+    assert [row.method for row in summary] == list(METHODS)
+    assert all(row.peak_mb > 0 and (row.gain is None) == (row.method == "softmax") for row in summary)
+    assert max(map(len, images_table(summary).splitlines())) <= 80
+    # a method that changes nothing makes the same image
+    same = make_images(pipe, ["a"], tmp_path / "same", methods={"softmax": {}, "agent": {"ratio": 0.0}}, sampling=SMALL)
+    assert (same[0][1].difference, same[0][1].psnr) == (0.0, None)
+
+
+def test_what_is_there_is_not_made_again(pipe, tmp_path, monkeypatch):
+    made = []
+
+    def counted(*given):
+        made.append(given[1])
+        return make_image(*given)
+
+    monkeypatch.setattr("subquad.bench.pipelines.make_image", counted)
+    settings = {"methods": {"softmax": {}, "agent": {}}, "sampling": SMALL, "memory": False}
+    first, _ = make_images(pipe, ["a"], tmp_path / "x", **settings)
+    (tmp_path / "x" / first[1].file).unlink()
+    second, _ = make_images(pipe, ["a", "b"], tmp_path / "x", **settings)
+    assert made == ["a", "a", "a", "b", "b"] and len(second) == 4
+    assert sorted((row.prompt, row.method) for row in second) == sorted(
+        (p, m) for p in "ab" for m in ALL if m != "tome"
+    )
+    with pytest.raises(SubquadError, match="has images of other sampling: name another --output"):
+        make_images(pipe, ["a"], tmp_path / "x", **settings | {"sampling": Sampling(steps=3)})
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y" / "mine.txt").touch()
+    with pytest.raises(SubquadError, match="is not empty, and no folder of `subquad diffuse`"):
+        make_images(pipe, ["a"], tmp_path / "y", **settings)
+
+
+def test_the_command_makes_images_and_a_page(saved, tmp_path, capsys):
+    folder = tmp_path / "out"
+    flags = ["--steps", "2", "--height", "32", "--width", "24", "--output", str(folder), "--device", "cpu"]
+    command = ["diffuse", "--model", str(saved), "--prompt", "a <cat>", "--compare", "--reuse", "2", "--agents", "9"]
+    assert main([*command, *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "softmax" in shown and "agent" in shown and "PSNR dB" in shown and "compare.html" in shown
+    assert max(map(len, shown.splitlines()[:-2])) <= 80
+    page = (folder / "compare.html").read_text()
+    assert "a &lt;cat&gt;" in page and "difference of agent" in page and page.count("data:image/png") == 3
+    assert "http://" not in page and "https://" not in page
+    assert json.loads((folder / "settings.json").read_text())["methods"]["agent"] == {"agents": 9, "reuse": 2}
+    plain = ["diffuse", "--model", str(saved), "--prompt", "a", *flags[:-4], "--output", str(tmp_path / "plain")]
+    assert main(plain) == 0 and not list((tmp_path / "plain").glob("*.html"))
+
+
+def test_images_of_classes_are_asked_for_by_number_or_name():
+    pipe = tiny.pipeline_dit()
+    pipe.labels = {"tench": 0}
+    by_number, by_name = (make_image(pipe, label, 0, Sampling(steps=2)) for label in ("0", "tench"))
+    assert difference_of(by_number, by_name)["difference"] == 0
+    with pytest.raises(SubquadError, match="'cat' is no class of DiTPipeline: give its number"):
+        make_image(pipe, "cat", 0, Sampling(steps=2))
+    with pytest.raises(SubquadError, match="DiTPipeline takes no height: leave it out"):
+        make_image(pipe, "0", 0, Sampling(height=32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--model", "FOLDER"], "it has no model_index.json"),
+        (["--model", "./nowhere"], "neither a folder, nor a name like owner/model"),
+        (["--model", "PIPE", "--ratio", "0.3"], "--ratio changes nothing without --agent or --tome"),
+        (["--model", "PIPE", "--tome", "--agents", "9"], "--agents changes nothing without --agent"),
+        (["--model", "PIPE", "--agent", "--ratio", "1.5"], "ratio is a share of the tokens, from 0 to 1, got 1.5"),
+        (["--model", "PIPE", "--agent", "--max-downsample", "0"], "0 is less than 1"),
+    ],
+)
+def test_mistakes_are_one_line(saved, tmp_path, capsys, arguments, reason):
+    places = {"FOLDER": str(tmp_path), "PIPE": str(saved)}
+    given = [places.get(argument, argument) for argument in arguments]
+    assert main(["diffuse", *given, "--prompt", "a", "--steps", "2", "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("subquad: ") and reason in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_could_run_code_are_not_read(saved, tmp_path, pipe):
+    folder = tmp_path / "pickled"
+    pipe.save_pretrained(folder, safe_serialization=False)
+    with pytest.raises(SubquadError, match="can't be loaded"):
+        load_pipeline(str(folder))
