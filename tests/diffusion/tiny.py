@@ -55,18 +55,17 @@ def unet(**changes):
     return UNet2DConditionModel(**UNET | changes).eval()
 
 
-def unet_xl():
-    """None at the latent's own size, as in SDXL."""
-    return unet(
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=64,
-        transformer_layers_per_block=(1, 2),
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=6 * 8 + 32,
-        use_linear_projection=True,
-    )
+# none at the latent's own size, as in SDXL
+UNET_XL = UNET | {
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "cross_attention_dim": 64,
+    "transformer_layers_per_block": (1, 2),
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 8,
+    "projection_class_embeddings_input_dim": 6 * 8 + 32,
+    "use_linear_projection": True,
+}
 
 
 def pipeline():
@@ -82,7 +81,9 @@ def pipeline_xl():
     torch.manual_seed(0)
     texts = {"text_encoder": text_encoder(CLIPTextModel), "tokenizer": tokenizer()}
     texts |= {"text_encoder_2": text_encoder(CLIPTextModelWithProjection), "tokenizer_2": tokenizer()}
-    made = StableDiffusionXLPipeline(vae=vae(), unet=unet_xl(), scheduler=scheduler(), **texts, add_watermarker=False)
+    made = StableDiffusionXLPipeline(
+        vae=vae(), unet=unet(**UNET_XL), scheduler=scheduler(), **texts, add_watermarker=False
+    )
     made.set_progress_bar_config(disable=True)
     return made
 

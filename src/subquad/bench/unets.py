@@ -14,7 +14,14 @@ from torch import nn
 from subquad.bench.blocks import dtype_of
 from subquad.bench.memory import peak_memory_mb
 from subquad.bench.scaling import interleaved_ms
-from subquad.diffusion import EARLY, apply_agent_attention, apply_token_merging, processor, remove_agent_attention
+from subquad.diffusion import (
+    EARLY,
+    Settings,
+    apply_agent_attention,
+    apply_token_merging,
+    processor,
+    remove_agent_attention,
+)
 from subquad.diffusion.networks import maps_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.text import columns
@@ -27,6 +34,19 @@ UNETS: dict[str, dict[str, Any]] = {
         "cross_attention_dim": 1024,
         "attention_head_dim": (5, 10, 20, 20),
         "use_linear_projection": True,
+    },
+    "sdxl": {
+        "sample_size": 128,
+        "block_out_channels": (320, 640, 1280),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "transformer_layers_per_block": (1, 2, 10),
+        "cross_attention_dim": 2048,
+        "attention_head_dim": (5, 10, 20),
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 1280 + 6 * 256,
     },
 }
 PIXELS = 8
@@ -42,6 +62,7 @@ class UnetRow:
         matching: the share of that which is matching.
         gain, attention_gain: how many times faster than with PyTorch's fused softmax attention.
         ceiling: the gain of a step if that attention took no time at all.
+        distance: of the step's result from that with softmax, relative to its size; of random weights.
     """
 
     method: str
@@ -55,6 +76,7 @@ class UnetRow:
     attention_gain: float
     ceiling: float
     peak_mb: float
+    distance: float
 
 
 def measure_unet(
@@ -62,6 +84,8 @@ def measure_unet(
     sizes: Sequence[int],
     ratios: Sequence[float],
     *,
+    agents: int | None = None,
+    reuse: int = 0,
     batch_size: int = 1,
     dtype: str = "fp32",
     device: torch.device | str = "cpu",
@@ -70,10 +94,12 @@ def measure_unet(
 ) -> list[UnetRow]:
     """Time one step of a U-Net with random weights on square images: softmax, and for each ratio ToMe and AgentSD.
 
-    AgentSD is measured in its early phase; its late one is ToMe.
+    AgentSD is measured in its early phase; its late one is ToMe. With `agents` also AgentSD with that many of them;
+    `reuse` is what `apply_agent_attention` has it for.
     """
     if name not in UNETS:
         raise unknown_name("U-Net", name, UNETS)
+    methods = _methods(ratios, agents, reuse)
     kind, device = dtype_of(dtype), torch.device(device)
     unet = _unet(name).to(device=device, dtype=kind).eval()
     clock = _Clock(unet, device)
@@ -81,11 +107,10 @@ def measure_unet(
     for px in sorted(sizes):
         side = px // PIXELS
         x = torch.randn(batch_size, 4, side, side, device=device, dtype=kind)
-        text = torch.randn(batch_size, 77, UNETS[name]["cross_attention_dim"], device=device, dtype=kind)
-        passes = {method: _pass(unet, clock, method, change, x, text) for method, change in _methods(ratios).items()}
+        inputs = {"sample": x, "timestep": 900, **_conditions(unet, x)}
+        passes = {method: _pass(unet, clock, method, change, inputs) for method, change in methods.items()}
         log(f"{px} px: {len(passes)} methods, {repeats} times each")
-        for run in passes.values():
-            run()
+        results = {method: run() for method, run in passes.items()}
         clock.parts.clear()
         steps = {method: statistics.median(of) for method, of in interleaved_ms(passes, repeats, device).items()}
         attention, matching = (
@@ -106,6 +131,7 @@ def measure_unet(
                     attention_gain=attention["softmax"] / attention[method],
                     ceiling=steps["softmax"] / (steps["softmax"] - attention["softmax"]),
                     peak_mb=peak_memory_mb(run, device),
+                    distance=float((results[method] - results["softmax"]).norm() / results["softmax"].norm()),
                 )
             )
     return rows
@@ -120,13 +146,31 @@ def _unet(name: str) -> Any:
     return UNet2DConditionModel(**UNETS[name])
 
 
-def _methods(ratios: Sequence[float]) -> dict[str, Callable[[nn.Module], Any]]:
+def _conditions(unet: Any, x: torch.Tensor) -> dict[str, Any]:
+    """What a step is told besides its noise: 77 tokens of text and, for XL, the sizes of the image."""
+    config, batch = unet.config, len(x)
+    given: dict[str, Any] = {"encoder_hidden_states": x.new_empty(batch, 77, config.cross_attention_dim).normal_()}
+    if config.addition_embed_type == "text_time":
+        sizes = 6
+        pooled = config.projection_class_embeddings_input_dim - sizes * config.addition_time_embed_dim
+        told = {"text_embeds": x.new_empty(batch, pooled).normal_(), "time_ids": x.new_ones(batch, sizes)}
+        given["added_cond_kwargs"] = told
+    return given
+
+
+def _methods(ratios: Sequence[float], agents: int | None, reuse: int) -> dict[str, Callable[[nn.Module], Any]]:
     """By name what each does to the U-Net."""
+    for ratio in ratios:
+        # said before a network is built
+        Settings(ratio=ratio, agents=agents)
     found: dict[str, Callable[[nn.Module], Any]] = {"softmax": remove_agent_attention}
     for ratio in ratios:
         early: dict[str, Any] = {"sx": EARLY.sx, "sy": EARLY.sy, "ratio": ratio, "agent_ratio": EARLY.agent_ratio}
-        found[f"tome {ratio:.0%}"] = functools.partial(apply_token_merging, ratio=ratio)
-        found[f"agent {ratio:.0%}"] = functools.partial(apply_agent_attention, **early)
+        found[f"tome {ratio:.0%}"] = functools.partial(apply_token_merging, ratio=ratio, reuse=reuse)
+        found[f"agent {ratio:.0%}"] = functools.partial(apply_agent_attention, **early, reuse=reuse)
+        if agents is not None:
+            fixed = functools.partial(apply_agent_attention, ratio=ratio, agents=agents, reuse=reuse)
+            found[f"{agents} agents {ratio:.0%}"] = fixed
     return found
 
 
@@ -135,14 +179,14 @@ def _pass(
     clock: "_Clock",
     method: str,
     change: Callable[[nn.Module], Any],
-    x: torch.Tensor,
-    text: torch.Tensor,
-) -> Callable[[], None]:
-    def run() -> None:
+    inputs: dict[str, Any],
+) -> Callable[[], torch.Tensor]:
+    def run() -> torch.Tensor:
         change(unet)
         with torch.inference_mode(), clock.of(method):
-            unet(x, 900, text)
+            result: torch.Tensor = unet(**inputs).sample
         remove_agent_attention(unet)
+        return result
 
     return run
 
@@ -202,12 +246,16 @@ class _Step:
 
 def unets_table(rows: Sequence[UnetRow]) -> str:
     """The rows for a terminal."""
-    lines = [["method", "px", "batch", "step ms", "gain", "ceiling", "attn ms", "gain", "matching", "MB"]]
+    several = len({row.batch_size for row in rows}) > 1
+    head = ["method", *(["batch"] if several else []), "px", "step ms", "gain", "ceiling"]
+    lines = [[*head, "attn ms", "gain", "match", "MB", "off"]]
     for row in rows:
-        cells = [row.method, str(row.px), str(row.batch_size), f"{row.step_ms:.0f}", f"{row.gain:.2f}"]
-        cells += [f"{row.ceiling:.2f}", f"{row.attention_ms:.0f}", f"{row.attention_gain:.2f}"]
-        lines.append([*cells, f"{row.matching:.0%}", f"{row.peak_mb:.0f}"])
+        cells = [row.method, *([str(row.batch_size)] if several else []), str(row.px), f"{row.step_ms:.0f}"]
+        cells += [f"{row.gain:.2f}", f"{row.ceiling:.2f}", f"{row.attention_ms:.0f}", f"{row.attention_gain:.2f}"]
+        lines.append([*cells, f"{row.matching:.0%}", f"{row.peak_mb:.0f}", f"{row.distance:.3f}"])
     return (
         f"{columns(lines)}\ngain: how many times faster than SDPA. attn: the patched level's attention.\n"
-        "ceiling: of a step without that attention.\nagent: its early phase; the late one is tome."
+        "ceiling: of a step without that attention. match: the share of matching in it.\n"
+        "off: how far the result is from softmax's, relative to it; the weights are random.\n"
+        "agent: its early phase; the late one is tome."
     )

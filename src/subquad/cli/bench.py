@@ -15,8 +15,10 @@ def add_commands(commands: Commands) -> None:
     text = "Time attention layers, operations or whole networks against what they have to beat."
     sub = commands.add("bench", run_bench, text)
     sub.add_argument("--model", nargs="+", metavar="NAME", help="networks, against the same hosts with softmax")
-    sub.add_argument("--unet", metavar="NAME", help="a step of a diffusion U-Net instead: sd15 or sd21, random weights")
+    sub.add_argument("--unet", metavar="NAME", help="a step of a diffusion U-Net instead: sd15, sd21, sdxl")
     sub.add_argument("--ratio", nargs="+", type=float, default=[0.4], help="shares of tokens that are merged there")
+    sub.add_argument("--agents", type=positive, help="there: also with this fixed number of agents")
+    sub.add_argument("--reuse", type=int, default=0, help="there: 1 matches once for all blocks of a level")
     sub.add_argument("--img-size", nargs="+", type=positive, default=[224, 448], metavar="PX", help="of networks")
     sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help="all of them if left out")
     sub.add_argument("--tokens", nargs="+", type=positive, default=[196, 784, 3136], help="square numbers")
@@ -98,9 +100,10 @@ def _unets(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[S
     from subquad.bench import measure_unet, unets_table
 
     name, sizes, ratios = arguments.unet, arguments.img_size, arguments.ratio
+    own = {"agents": arguments.agents, "reuse": arguments.reuse}
     rows = [
         row
         for settings in each
-        for row in measure_unet(name, sizes, ratios, device=arguments.device, log=print, **settings)
+        for row in measure_unet(name, sizes, ratios, device=arguments.device, log=print, **own, **settings)
     ]
     return rows, unets_table(rows)
