@@ -255,7 +255,7 @@ def unets_table(rows: Sequence[UnetRow]) -> str:
         lines.append([*cells, f"{row.matching:.0%}", f"{row.peak_mb:.0f}", f"{row.distance:.3f}"])
     return (
         f"{columns(lines)}\ngain: how many times faster than SDPA. attn: the patched level's attention.\n"
-        "ceiling: of a step without that attention. match: the share of matching in it.\n"
-        "off: how far the result is from softmax's, relative to it; the weights are random.\n"
+        "ceiling: of a step without that attention. match: matching's share of attn.\n"
+        "off: how far the result is from softmax's, relative to it; weights are random.\n"
         "agent: its early phase; the late one is tome."
     )
