@@ -17,7 +17,7 @@ def test_a_packaged_recipe_survives_being_written_and_read(name, tmp_path):
 def test_a_packaged_recipe_names_its_source_and_its_command(name):
     import subquad.training.recipe as module
 
-    head = (module.RECIPES / f"{name}.yaml").read_text().splitlines()[:3]
+    head = (module.RECIPES / "classify" / f"{name}.yaml").read_text().splitlines()[:3]
     assert all(line.startswith("# ") for line in head[:2])
     assert f"--config {name}" in " ".join(head)
 

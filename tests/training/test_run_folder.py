@@ -2,7 +2,8 @@ import pytest
 
 from subquad.errors import SubquadError
 from subquad.training import Recipe
-from subquad.training.run_folder import RunFolder, replacing
+from subquad.training.run_folder import RunFolder
+from subquad.writing import replacing
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):

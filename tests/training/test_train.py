@@ -11,8 +11,9 @@ import torch
 from subquad.errors import SubquadError
 from subquad.models import restore_model
 from subquad.training import load_recipe, train
-from subquad.training import loop as loop_module
+from subquad.training import optim as optim_module
 from subquad.training.journal import epoch_line
+from subquad.training.tasks import make_task
 
 SUMMARY = {
     "status",
@@ -120,7 +121,7 @@ def test_every_part_of_a_recipe_works_together(tiny, tmp_path):
     assert len(rows) == summary["epochs"] == 3
     assert {"ema_loss", "ema_top1", "ema_top5"} <= rows[0].keys()
     assert summary["best_top1"] == max(max(row["eval_top1"], row["ema_top1"]) for row in rows)
-    assert len(epoch_line(rows[0], 300)) <= 80
+    assert len(epoch_line(make_task(recipe), rows[0], 300)) <= 80
 
 
 def test_a_network_starts_from_given_weights(tiny, tmp_path, same_weights):
@@ -158,14 +159,14 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(changes, message, tiny, tmp_
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_good_epoch(tiny, tmp_path, monkeypatch):
-    good = loop_module.Objective.loss
+    good = optim_module.Objective.loss
 
     def spoil(self, logits, target):
         spoil.calls += 1
         return good(self, logits, target) * (math.nan if spoil.calls == 8 else 1)
 
     spoil.calls = 0
-    monkeypatch.setattr(loop_module.Objective, "loss", spoil)
+    monkeypatch.setattr(optim_module.Objective, "loss", spoil)
     with pytest.raises(
         SubquadError, match=r"loss is nan in epoch 2, step 3, at lr .*; 1 whole epochs are kept"
     ) as error:

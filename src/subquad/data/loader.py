@@ -1,5 +1,6 @@
 """Batches: broken images left out, shards without repeats."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ def create_loader(
     pin_memory: bool = False,
     rank: int = 0,
     world_size: int = 1,
+    collate: Callable[[list[Any]], Any] | None = None,
 ) -> DataLoader:
-    """Batches (images, labels) of a data set whose broken images are None.
+    """Batches (images, labels) of a data set whose broken images are None; or what `collate` makes of its items.
 
     A batch of nothing but broken images has length 0. With `world_size` processes each gets its own images of one
     evaluation, none twice; the numbers of images may differ by one.
@@ -37,7 +39,7 @@ def create_loader(
         drop_last=drop_last,
         generator=generator,
         pin_memory=pin_memory,
-        collate_fn=_Collate(dataset),
+        collate_fn=collate or _Collate(dataset),
     )
 
 

@@ -1,8 +1,9 @@
 """Training: recipes, the loop, the run folder, and the comparison of mechanisms."""
 
 from subquad.training.compare import compare, comparison_table
+from subquad.training.fields import parse_settings
 from subquad.training.loop import train
-from subquad.training.recipe import Recipe, load_recipe, parse_settings, recipe_fields, recipe_names
+from subquad.training.recipe import Recipe, load_recipe, recipe_fields, recipe_names
 
 __all__ = [
     "Recipe",

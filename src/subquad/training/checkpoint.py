@@ -19,7 +19,7 @@ class State:
         epochs: how many are done.
         updates: of the weights, so far.
         total_batch: images of one update.
-        best_top1: the best accuracy so far, of the weights or of their average.
+        best: the best value of the task's metric so far, of the weights or of their average.
         best_epoch: the epoch it was reached in.
         model, optimizer, ema, scaler: state dicts; empty for what the recipe does without.
     """
@@ -27,7 +27,7 @@ class State:
     epochs: int
     updates: int
     total_batch: int
-    best_top1: float
+    best: float
     best_epoch: int
     model: dict[str, Any]
     optimizer: dict[str, Any]

@@ -11,11 +11,11 @@ from typing import Any
 
 from subquad.errors import SubquadError
 from subquad.text import si
+from subquad.training.classification import build_model
 from subquad.training.journal import Log, silent
 from subquad.training.loop import train
 from subquad.training.recipe import Recipe
 from subquad.training.run_folder import RunFolder
-from subquad.training.setup import build_model
 from subquad.writing import write_text
 
 _COLUMNS = ("mechanism", "top-1 %", "params", "MACs", "img/s", "time", "peak MB")

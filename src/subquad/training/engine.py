@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from subquad.errors import SubquadError
-from subquad.training.recipe import Recipe
+from subquad.training.common import CommonRecipe
 
 
-def make_accelerator(recipe: Recipe) -> Any:
+def make_accelerator(recipe: CommonRecipe) -> Any:
     """An Accelerator for this recipe; it finds out by itself how many processes there are, and on what."""
     try:
         from accelerate import Accelerator

@@ -16,9 +16,7 @@ import torch
 from subquad.errors import SubquadError
 from subquad.models import attention_label
 from subquad.text import si
-from subquad.training.recipe import Recipe
-from subquad.training.run_folder import Row
-from subquad.training.setup import Setup
+from subquad.training.task import Row, Task
 
 Log = Callable[[str], None]
 
@@ -27,20 +25,19 @@ def silent(line: str) -> None:
     """The log of a caller who gave none."""
 
 
-def describe_setup(recipe: Recipe, setup: Setup, params: int, macs: int) -> str:
+def describe_setup(task: Task, params: int, macs: int) -> str:
     """What is trained on what, in one line."""
-    images = f"{len(setup.train_images)}+{len(setup.eval_images)} images"
+    recipe = task.recipe
     attention = attention_label(recipe.model, recipe.attention)
-    return f"{recipe.model}, {attention}: {si(params)} parameters, {si(macs)} MACs; {recipe.data}, {images}"
+    return f"{recipe.model}, {attention}: {si(params)} parameters, {si(macs)} MACs; {task.describe()}"
 
 
-def epoch_line(row: Row, num_epochs: int) -> str:
+def epoch_line(task: Task, row: Row, num_epochs: int) -> str:
     """One epoch in one line of a terminal."""
-    top1 = f"top-1 {row['eval_top1']:.2f}"
-    average = f" (EMA {row['ema_top1']:.2f})" if "ema_top1" in row else ""
+    speed = row["images_per_second"]
     return (
-        f"epoch {row['epoch'] + 1:.0f}/{num_epochs}  loss {row['train_loss']:.3f}  {top1}{average}"
-        f"  {row['images_per_second']:.0f} img/s  {row['epoch_seconds']:.1f} s"
+        f"epoch {row['epoch'] + 1:.0f}/{num_epochs}  loss {row['train_loss']:.3f}  {task.words(row)}"
+        f"  {speed:.{0 if speed > 10 else 1}f} img/s  {row['epoch_seconds']:.1f} s"
     )
 
 
@@ -60,15 +57,16 @@ def describe_run(accelerator: Any) -> dict[str, Any]:
     }
 
 
-def summarise(rows: list[Row], best_top1: float, best_epoch: int, params: int, macs: int) -> dict[str, Any]:
+def summarise(rows: list[Row], metric: str, best: float, best_epoch: int, params: int, macs: int) -> dict[str, Any]:
     """A finished run in a few numbers."""
+    loss = {"eval_loss": rows[-1]["eval_loss"]} if "eval_loss" in rows[-1] else {}
     return {
         "status": "finished",
         "epochs": len(rows),
-        "best_top1": best_top1,
+        f"best_{metric}": best,
         "best_epoch": best_epoch,
-        "last_top1": rows[-1]["eval_top1"],
-        "eval_loss": rows[-1]["eval_loss"],
+        f"last_{metric}": rows[-1][f"eval_{metric}"],
+        **loss,
         "params": params,
         "macs": macs,
         "train_seconds": sum(row["epoch_seconds"] for row in rows),

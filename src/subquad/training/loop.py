@@ -20,24 +20,24 @@ from tqdm import tqdm
 
 from subquad.data import create_loader
 from subquad.errors import SubquadError
-from subquad.evaluation import EvalResult, evaluate
 from subquad.models import save_weights
 from subquad.training.checkpoint import State, load_state, save_state
-from subquad.training.cost import count_macs, count_parameters, peak_memory_mb, reset_peak_memory
+from subquad.training.common import CommonRecipe
+from subquad.training.cost import count_parameters, peak_memory_mb, reset_peak_memory
 from subquad.training.engine import interruptible, make_accelerator
 from subquad.training.journal import Log, describe_run, describe_setup, epoch_line, make_writer, silent, summarise
-from subquad.training.optim import Objective, learning_rates, make_optimizer, make_scheduler
+from subquad.training.optim import learning_rates, make_optimizer, make_scheduler
 from subquad.training.order import STEPS, WEIGHTS, EpochView, seed_all
-from subquad.training.recipe import Recipe
-from subquad.training.run_folder import Row, RunFolder
-from subquad.training.setup import Setup, set_up
+from subquad.training.run_folder import RunFolder
+from subquad.training.task import Row, Task
+from subquad.training.tasks import make_task
 
 
-def train(recipe: Recipe, run: Path | str, *, resume: bool = False, log: Log = silent) -> dict[str, Any]:
+def train(recipe: CommonRecipe, run: Path | str, *, resume: bool = False, log: Log = silent) -> dict[str, Any]:
     """Train a recipe in the folder `run` and return its summary.
 
     Args:
-        recipe: what to train.
+        recipe: what to train, one of any task.
         run: a folder that is not there yet; it gets recipe, metrics, weights and summary.
         resume: go on with the run in that folder instead; one that has finished is left as it is.
         log: gets a line an epoch.
@@ -55,7 +55,7 @@ def train(recipe: Recipe, run: Path | str, *, resume: bool = False, log: Log = s
         folder.check_new()
     accelerator = make_accelerator(recipe)
     seed_all(recipe.seed, WEIGHTS)
-    trainer = Trainer(recipe, folder, set_up(recipe), accelerator, log)
+    trainer = Trainer(make_task(recipe), folder, accelerator, log)
     # every process has looked at the folder before the first one writes to it
     accelerator.wait_for_everyone()
     try:
@@ -63,7 +63,7 @@ def train(recipe: Recipe, run: Path | str, *, resume: bool = False, log: Log = s
             return trainer.run(resume)
     except KeyboardInterrupt:
         kept = f"{trainer.epochs_done} of {trainer.num_epochs} epochs are kept"
-        raise SubquadError(f"interrupted: {kept}, subquad train --resume {folder.path} goes on") from None
+        raise SubquadError(f"interrupted: {kept}, subquad {recipe.command} --resume {folder.path} goes on") from None
     finally:
         accelerator.free_memory()
 
@@ -71,32 +71,32 @@ def train(recipe: Recipe, run: Path | str, *, resume: bool = False, log: Log = s
 class Trainer:
     """One run, from set-up to summary."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, setup: Setup, accelerator: Any, log: Log):
-        self.recipe, self.folder, self.setup, self.accelerator = recipe, folder, setup, accelerator
+    def __init__(self, task: Task, folder: RunFolder, accelerator: Any, log: Log):
+        recipe = task.recipe
+        self.task, self.recipe, self.folder, self.accelerator = task, recipe, folder, accelerator
         self.is_main = accelerator.is_main_process
         self.log = log if self.is_main else silent
         self.total_batch = recipe.batch_size * recipe.grad_accum_steps * accelerator.num_processes
-        self.updates_per_epoch = len(setup.train_images) // self.total_batch
+        self.updates_per_epoch = len(task.train_images) // self.total_batch
         if not self.updates_per_epoch:
             raise SubquadError(
-                f"{len(setup.train_images)} training images are less than one batch of {self.total_batch}: "
+                f"{len(task.train_images)} training images are less than one batch of {self.total_batch}: "
                 f"take a smaller --batch-size"
             )
-        self.bare: nn.Module = setup.model.to(accelerator.device)
+        self.bare: nn.Module = task.model.to(accelerator.device)
         self.ema = None
         if recipe.model_ema:
             self.ema = ModelEmaV3(self.bare, decay=recipe.model_ema_decay, use_warmup=recipe.model_ema_warmup)
         self.params = count_parameters(self.bare)
-        self.macs = count_macs(self.bare, setup.input.img_size)
-        self.objective = Objective(recipe, setup.num_classes)
+        self.macs = task.macs()
         rates = learning_rates(recipe, self.total_batch)
         optimizer = make_optimizer(recipe, self.bare, rates.peak)
         self.scheduler, self.num_epochs = make_scheduler(recipe, optimizer, rates, self.updates_per_epoch)
-        self.view = EpochView(setup.train_images, self.updates_per_epoch * self.total_batch, recipe.seed)
+        self.view = EpochView(task.train_images, self.updates_per_epoch * self.total_batch, recipe.seed)
         loader, self.eval_loader = self._loaders()
         self.model, self.optimizer, self.loader = accelerator.prepare(self.bare, optimizer, loader)
         self.epochs_done = self.updates = 0
-        self.best_top1, self.best_epoch = -1.0, -1
+        self.best, self.best_epoch = -1.0, -1
         self.rows: list[Row] = []
 
     def run(self, resume: bool) -> dict[str, Any]:
@@ -106,18 +106,18 @@ class Trainer:
             self._restore()
         elif self.is_main:
             self.folder.create(self.recipe, self._facts())
-        self.log(describe_setup(self.recipe, self.setup, self.params, self.macs))
+        self.log(describe_setup(self.task, self.params, self.macs))
         writer = make_writer(self.folder.tensorboard, self.epochs_done) if self.is_main else None
         for epoch in range(self.epochs_done, self.num_epochs):
             row = self._epoch(epoch)
-            self.log(epoch_line(row, self.num_epochs))
+            self.log(epoch_line(self.task, row, self.num_epochs))
             if writer is not None:
                 for name, value in row.items():
                     writer.add_scalar(name, value, epoch)
                 writer.flush()
         if writer is not None:
             writer.close()
-        summary = summarise(self.rows, self.best_top1, self.best_epoch, self.params, self.macs)
+        summary = summarise(self.rows, self.task.metric, self.best, self.best_epoch, self.params, self.macs)
         if self.is_main:
             self.folder.finish(summary)
         self.accelerator.wait_for_everyone()
@@ -130,7 +130,7 @@ class Trainer:
         train_seconds = time.perf_counter() - start
         row: Row = {"epoch": epoch, "train_loss": train_loss} | self._evaluate()
         # the last update of an epoch shows in no training loss
-        self._check_finite(row["eval_loss"], f"the evaluation after epoch {epoch + 1}", lr)
+        self._check_finite(row.get("eval_loss", 0), f"the evaluation after epoch {epoch + 1}", lr)
         row |= {
             "lr": lr,
             "epoch_seconds": time.perf_counter() - start,
@@ -140,8 +140,8 @@ class Trainer:
         self.rows.append(row)
         self._save(row)
         self.epochs_done = epoch + 1
-        if epoch == 0 and (broken := self.setup.train_images.num_broken):
-            first = self.setup.train_images.broken_paths()[0]
+        if epoch == 0 and (broken := self.task.train_images.num_broken):
+            first = self.task.train_images.broken_paths()[0]
             self.log(f"skipped {broken} broken training images, the first is {first}")
         return row
 
@@ -153,9 +153,9 @@ class Trainer:
         losses: list[float] = []
         pending: list[Tensor] = []
         lr = 0.0
-        for images, labels in self._progress(epoch):
+        for batch in self._progress(epoch):
             lr = max(group["lr"] for group in self.optimizer.param_groups)
-            pending.append(self._step(images, labels))
+            pending.append(self._step(batch))
             if len(pending) == self.recipe.log_interval:
                 losses += self._checked(pending, epoch, len(losses), lr)
                 pending = []
@@ -163,15 +163,10 @@ class Trainer:
             losses += self._checked(pending, epoch, len(losses), lr)
         return statistics.fmean(losses), lr
 
-    def _step(self, images: Tensor, labels: Tensor) -> Tensor:
+    def _step(self, batch: Any) -> Tensor:
         """One batch of this process, and an update with the last one of those that are accumulated; its loss."""
-        images, target = self.objective.mix(images, labels)
         with self.accelerator.accumulate(self.model):
-            if len(images):
-                loss = self.objective.loss(self.model(images), target) + self._auxiliary_loss()
-            else:
-                # nothing but broken images: the other processes still wait for this one's part of the gradient
-                loss = 0 * self.model(images.new_zeros(1, *images.shape[1:])).sum()
+            loss = self.task.loss(self.model, batch)
             self.accelerator.backward(loss)
             if self.accelerator.sync_gradients and self.recipe.clip_grad:
                 self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
@@ -183,11 +178,6 @@ class Trainer:
             if self.ema is not None:
                 self.ema.update(self.bare, step=self.updates)
         return loss.detach()
-
-    def _auxiliary_loss(self) -> Any:
-        """What a model adds to the loss of its own accord, as LaViT does."""
-        own: Any = getattr(self.bare, "auxiliary_loss", None)
-        return 0 if own is None else own()
 
     def _checked(self, losses: list[Tensor], epoch: int, first: int, lr: float) -> list[float]:
         """The losses, means over the processes; raises if one is not finite."""
@@ -206,41 +196,33 @@ class Trainer:
             )
 
     def _evaluate(self) -> Row:
-        """Accuracy and loss of the weights and of their average."""
-        result = self._evaluated(self.bare)
-        row = {"eval_loss": result.loss, "eval_top1": result.top1, "eval_top5": result.top5}
-        if self.ema is not None:
-            average = self._evaluated(self.ema.module)
-            row |= {"ema_loss": average.loss, "ema_top1": average.top1, "ema_top5": average.top5}
-        return row
-
-    def _evaluated(self, model: nn.Module) -> EvalResult:
+        """What the weights and their average are worth."""
+        models = {"eval": self.bare} | ({} if self.ema is None else {"ema": self.ema.module})
         amp_dtype = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.recipe.amp]
-        return evaluate(
-            model,
-            self.eval_loader,
-            device=self.accelerator.device,
-            amp_dtype=amp_dtype,
-            num_classes=self.setup.num_classes,
-        )
+        row: Row = {}
+        for kind, model in models.items():
+            found = self.task.judge(model, self.eval_loader, self.accelerator.device, amp_dtype)
+            row |= {f"{kind}_{name}": value for name, value in found.items()}
+        return row
 
     def _save(self, row: Row) -> None:
         """Write weights, metrics and, last of all, the state from which a run goes on."""
-        candidates: dict[str, nn.Module] = {"eval_top1": self.bare}
+        metric = self.task.metric
+        candidates: dict[str, nn.Module] = {f"eval_{metric}": self.bare}
         if self.ema is not None:
-            candidates["ema_top1"] = self.ema.module
+            candidates[f"ema_{metric}"] = self.ema.module
         best = max(candidates, key=lambda name: row[name])
-        better = row[best] > self.best_top1
+        better = row[best] > self.best
         if better:
-            self.best_top1, self.best_epoch = row[best], int(row["epoch"])
+            self.best, self.best_epoch = row[best], int(row["epoch"])
         if not self.is_main:
             return
-        metadata = self.setup.metadata() | {"epoch": row["epoch"]}
+        metadata = self.task.metadata() | {"epoch": row["epoch"]}
         if better:
-            save_weights(candidates[best], self.folder.best_weights, metadata | {"top1": row[best]})
-        save_weights(self.bare, self.folder.last_weights, metadata | {"top1": row["eval_top1"]})
+            save_weights(candidates[best], self.folder.best_weights, metadata | {metric: row[best]})
+        save_weights(self.bare, self.folder.last_weights, metadata | {metric: row[f"eval_{metric}"]})
         if self.ema is not None:
-            save_weights(self.ema.module, self.folder.last_ema_weights, metadata | {"top1": row["ema_top1"]})
+            save_weights(self.ema.module, self.folder.last_ema_weights, metadata | {metric: row[f"ema_{metric}"]})
         self.folder.write_rows(self.rows)
         save_state(self._state(), self.folder.state)
 
@@ -250,7 +232,7 @@ class Trainer:
             epochs=len(self.rows),
             updates=self.updates,
             total_batch=self.total_batch,
-            best_top1=self.best_top1,
+            best=self.best,
             best_epoch=self.best_epoch,
             model=self.bare.state_dict(),
             optimizer=self.optimizer.state_dict(),
@@ -275,13 +257,13 @@ class Trainer:
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state.scaler)
         self.epochs_done, self.updates = state.epochs, state.updates
-        self.best_top1, self.best_epoch = state.best_top1, state.best_epoch
+        self.best, self.best_epoch = state.best, state.best_epoch
         self.rows = self.folder.rows()[: state.epochs]
         self.scheduler.step_update(self.updates)
 
     def _facts(self) -> dict[str, Any]:
         costs = {"params": self.params, "macs": self.macs}
-        return describe_run(self.accelerator) | self.setup.metadata() | {"creation": self.bare.creation} | costs
+        return describe_run(self.accelerator) | self.task.metadata() | {"creation": self.bare.creation} | costs
 
     def _loaders(self) -> tuple[Any, Any]:
         """Batches to train on, which Accelerate will share out, and this process's share of those to judge by."""
@@ -290,11 +272,12 @@ class Trainer:
             batch_size=self.recipe.batch_size,
             workers=self.recipe.workers,
             pin_memory=self.accelerator.device.type == "cuda",
+            collate=self.task.collate,
         )
         share = {"rank": self.accelerator.process_index, "world_size": self.accelerator.num_processes}
-        return load(self.view, drop_last=True), load(self.setup.eval_images, **share)
+        return load(self.view, drop_last=True), load(self.task.eval_images, **share)
 
-    def _progress(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
+    def _progress(self, epoch: int) -> Iterable[Any]:
         """The batches of this epoch, behind a bar where there is a terminal to draw it on."""
         hidden = not (self.is_main and sys.stderr.isatty())
         return tqdm(self.loader, desc=f"epoch {epoch + 1}/{self.num_epochs}", leave=False, disable=hidden)

@@ -11,6 +11,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
+from subquad.training.common import CommonRecipe
 from subquad.training.recipe import Recipe
 
 
@@ -23,7 +24,7 @@ class LearningRates:
     end: float
 
 
-def learning_rates(recipe: Recipe, total_batch: int) -> LearningRates:
+def learning_rates(recipe: CommonRecipe, total_batch: int) -> LearningRates:
     """The rates at `total_batch` images an update: the papers scale them in proportion to it."""
     factor = total_batch / recipe.lr_base_size
     peak = recipe.lr_base * factor if recipe.lr is None else recipe.lr
@@ -31,7 +32,7 @@ def learning_rates(recipe: Recipe, total_batch: int) -> LearningRates:
     return LearningRates(recipe.warmup_lr * ends, peak, recipe.min_lr * ends)
 
 
-def make_optimizer(recipe: Recipe, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+def make_optimizer(recipe: CommonRecipe, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The optimizer, without decay on 1-d weights, biases and what `model.no_weight_decay()` names."""
     if recipe.opt not in list_optimizers():
         raise unknown_name("optimizer", recipe.opt, list_optimizers())
@@ -51,17 +52,23 @@ def make_optimizer(recipe: Recipe, model: nn.Module, lr: float) -> torch.optim.O
 
 
 def make_scheduler(
-    recipe: Recipe, optimizer: torch.optim.Optimizer, rates: LearningRates, updates_per_epoch: int
+    recipe: CommonRecipe, optimizer: torch.optim.Optimizer, rates: LearningRates, updates_per_epoch: int
 ) -> tuple[Scheduler, int]:
     """The schedule, stepped after every update, and the number of epochs with the cool-down."""
+    warmup: float = recipe.warmup_epochs
+    if recipe.warmup_updates is not None:
+        warmup = recipe.warmup_updates / updates_per_epoch
+    shape = {"poly": {"decay_rate": recipe.sched_power}}.get(recipe.sched, {})
     scheduler, _ = create_scheduler_v2(
         optimizer,
         sched=recipe.sched,
         num_epochs=recipe.epochs,
+        decay_milestones=recipe.decay_epochs or (),
         cooldown_epochs=recipe.cooldown_epochs,
         min_lr=rates.end,
         warmup_lr=rates.warmup,
-        warmup_epochs=recipe.warmup_epochs,
+        warmup_epochs=warmup,
+        **shape,
         step_on_epochs=False,
         updates_per_epoch=updates_per_epoch,
     )

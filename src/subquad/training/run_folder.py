@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from subquad.errors import SubquadError
-from subquad.training.recipe import Recipe, load_recipe
+from subquad.training.common import CommonRecipe
+from subquad.training.recipe import load_recipe
+from subquad.training.task import Row
 from subquad.writing import write_text
 
-Row = dict[str, float]
 # may differ between a run and its continuation: they do not change what is learned
 _FREE_FIELDS = ("data_dir", "workers", "log_interval", "grad_checkpointing", "compile")
 
@@ -39,17 +40,17 @@ class RunFolder:
             hint = f"go on with --resume {self.path}, or take another --experiment"
             raise SubquadError(f"{self.path} exists already: {hint}")
 
-    def check_resumable(self, recipe: Recipe) -> None:
+    def check_resumable(self, recipe: CommonRecipe) -> None:
         """Raise if there is no run of this recipe here."""
         if not self.recipe.is_file():
             raise SubquadError(f"no run in {self.path} to resume: leave out --resume to start it")
-        old, new = load_recipe(self.recipe).to_dict(), recipe.to_dict()
+        old, new = load_recipe(self.recipe, type(recipe)).to_dict(), recipe.to_dict()
         changed = [f"{name} {old[name]} → {new[name]}" for name in old if old[name] != new[name]]
         changed = [change for change in changed if change.split()[0] not in _FREE_FIELDS]
         if changed:
             raise SubquadError(f"{self.path} was begun with another recipe ({', '.join(changed)}): take its own")
 
-    def create(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
+    def create(self, recipe: CommonRecipe, facts: Mapping[str, Any]) -> None:
         """Make the folder with the recipe and the facts of this run."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_text(self.facts, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")

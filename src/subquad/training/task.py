@@ -1,0 +1,56 @@
+"""What the loop needs to know of what it trains: a network, data, a loss and a judgement."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad.training.common import CommonRecipe
+
+Row = dict[str, float]
+
+
+class Task:
+    """A recipe made into objects, checked before a run begins.
+
+    Attributes:
+        recipe: what was asked for.
+        model: the network, with its initial weights and its `creation`.
+        train_images, eval_images: data sets whose items are None where an image is broken.
+        metric: the entry of a judgement by which the best weights are chosen, the higher the better.
+        collate: makes a batch of items; pairs of images and labels are stacked where it is None.
+    """
+
+    metric: str
+    collate: Callable[[list[Any]], Any] | None = None
+
+    def __init__(self, recipe: Any, model: nn.Module, train_images: Any, eval_images: Any) -> None:
+        self.recipe: Any = recipe
+        self.model: Any = model
+        self.train_images, self.eval_images = train_images, eval_images
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch; a batch without images still passes through the network, for the other processes."""
+        raise NotImplementedError
+
+    def judge(self, model: nn.Module, loader: Any, device: torch.device, amp_dtype: torch.dtype | None) -> Row:
+        """What the loader's images say about a network, `metric` among it; of all processes together."""
+        raise NotImplementedError
+
+    def macs(self) -> int:
+        """Multiply-adds of one image."""
+        raise NotImplementedError
+
+    def metadata(self) -> dict[str, Any]:
+        """What a weight file says beside the arguments of the model."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """What is trained on what, in a few words."""
+        recipe: CommonRecipe = self.recipe
+        return f"{recipe.data}, {len(self.train_images)}+{len(self.eval_images)} images"
+
+    def words(self, row: Row) -> str:
+        """A judgement, the entries of a row that begin with eval_ and ema_, in a few words."""
+        raise NotImplementedError

@@ -1,0 +1,13 @@
+"""The tasks there are, by the recipe that asks for them."""
+
+from subquad.training.classification import Classification
+from subquad.training.common import CommonRecipe
+from subquad.training.recipe import Recipe
+from subquad.training.task import Task
+
+TASKS: dict[type[CommonRecipe], type[Task]] = {Recipe: Classification}
+
+
+def make_task(recipe: CommonRecipe) -> Task:
+    """Data and network of a recipe, checked."""
+    return TASKS[type(recipe)](recipe)  # type: ignore[call-arg]
