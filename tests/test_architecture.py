@@ -24,7 +24,7 @@ ORDER = [
     ["attention"],
     ["models"],
     ["data"],
-    ["diffusion"],
+    ["diffusion", "dense"],
     ["evaluation", "analysis", "bench"],
     ["training"],
     ["report"],

@@ -11,6 +11,11 @@ def si(number: float) -> str:
     return f"{number:.0f}"
 
 
+def speed_text(per_second: float) -> str:
+    """Images a second: with a decimal where there are few."""
+    return f"{per_second:.{0 if per_second >= 10 else 1}f}"
+
+
 def clock(seconds: float) -> str:
     """Minutes and seconds, or hours and minutes."""
     minutes, rest = divmod(round(seconds), 60)

@@ -35,3 +35,19 @@ def test_from_which_size_on_a_network_is_faster():
 def test_an_unknown_network_is_one_line():
     with pytest.raises(SubquadError, match="unknown model 'agent_deit_tny': did you mean agent_deit_tiny"):
         measure_networks(["agent_deit_tny"], [32])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["fpn", "retinanet"])
+def test_networks_are_measured_under_a_dense_head(head):
+    (row,) = measure_networks(["agent_pvt_tiny"], [64], head=head, repeats=1)
+    (alone,) = measure_networks(["agent_pvt_tiny"], [64], repeats=1)
+    assert row.ms > alone.ms and row.reference == "pvt_tiny with softmax"
+
+
+def test_a_dense_head_that_can_not_be_measured_is_one_line(capsys):
+    with pytest.raises(SubquadError, match="unknown head 'fpm': did you mean fpn"):
+        measure_networks(["agent_pvt_tiny"], [64], head="fpm")
+    with pytest.raises(SubquadError, match="leave out --backward"):
+        measure_networks(["agent_pvt_tiny"], [64], head="fpn", backward=True)
+    assert main(["bench", "--head", "fpn"]) == 2 and "name them with --model" in capsys.readouterr().err

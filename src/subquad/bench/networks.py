@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from subquad.bench.blocks import dtype_of
 from subquad.bench.memory import peak_memory_mb
 from subquad.bench.scaling import interleaved_ms, last_descent, seconds_of
-from subquad.errors import unknown_name
+from subquad.dense import SEGMENTERS, build_segmenter
+from subquad.dense.detectors import DETECTORS, build_detector
+from subquad.errors import SubquadError, unknown_name
 from subquad.models import VARIANTS, create_model
 from subquad.models.networks import NETWORKS
 from subquad.text import columns
@@ -46,6 +48,7 @@ def measure_networks(
     names: Sequence[str],
     sizes: Sequence[int],
     *,
+    head: str | None = None,
     batch_size: int = 1,
     dtype: str = "fp32",
     device: torch.device | str = "cpu",
@@ -56,8 +59,13 @@ def measure_networks(
 ) -> list[NetworkRow]:
     """Time networks by name on square images; each takes turns with the others and with their references.
 
-    A network is left out from the size on at which a first pass takes longer than `max_seconds`.
+    With `head`, a name of `SEGMENTERS` or `DETECTORS`, they are backbones under it, with as many classes as ADE20K or
+    COCO have. A network is left out from the size on at which a first pass takes longer than `max_seconds`.
     """
+    if head is not None and head not in (*SEGMENTERS, *DETECTORS):
+        raise unknown_name("head", head, [*SEGMENTERS, *DETECTORS])
+    if head is not None and backward:
+        raise SubquadError("dense networks are measured forward: leave out --backward")
     for name in names:
         if name not in VARIANTS and name not in NETWORKS:
             raise unknown_name("model", name, [*VARIANTS, *NETWORKS])
@@ -67,7 +75,7 @@ def measure_networks(
     rows: list[NetworkRow] = []
     for px in sorted(sizes):
         x = torch.randn(batch_size, 3, px, px, device=device, dtype=kind)
-        passes = {name: _pass(_network(name, px, device, kind), x, backward) for name in running}
+        passes = {name: _pass(_network(name, px, head).to(device=device, dtype=kind), x, backward) for name in running}
         first = {name: seconds_of(run, device) for name, run in passes.items()}
         for name in [name for name in running if first[name] > max_seconds]:
             log(f"{name} is left out from {px} px on: {first[name]:.0f} s a pass")
@@ -96,10 +104,14 @@ def measure_networks(
     return rows
 
 
-def _network(name: str, px: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _network(name: str, px: int, head: str | None) -> nn.Module:
     variant, _, softmax = name.partition(" with ")
-    settings: dict[str, Any] = {"attention": softmax} if softmax else {}
-    return create_model(variant, img_size=px, **settings).to(device=device, dtype=dtype)
+    arguments: dict[str, Any] = {"name": variant, "img_size": px, **({"attention": softmax} if softmax else {})}
+    if head is None:
+        return create_model(**arguments)
+    if head in SEGMENTERS:
+        return build_segmenter(arguments, head=head, num_classes=150)
+    return build_detector(arguments, head=head, num_classes=80, short_side=[px], long_side=2 * px)
 
 
 def _pass(model: nn.Module, x: Tensor, backward: bool) -> Callable[[], None]:

@@ -15,6 +15,7 @@ def add_commands(commands: Commands) -> None:
     text = "Time attention layers, operations or whole networks against what they have to beat."
     sub = commands.add("bench", run_bench, text)
     sub.add_argument("--model", nargs="+", metavar="NAME", help="networks, against the same hosts with softmax")
+    sub.add_argument("--head", metavar="NAME", help="networks as backbones under it: fpn, upernet, mask_rcnn, …")
     sub.add_argument("--unet", metavar="NAME", help="a step of a diffusion U-Net instead: sd15, sd21, sdxl")
     sub.add_argument("--ratio", nargs="+", type=float, default=[0.4], help="shares of tokens that are merged there")
     sub.add_argument("--agents", type=positive, help="there: also with this fixed number of agents")
@@ -46,9 +47,12 @@ def run_bench(arguments: argparse.Namespace) -> None:
     for path, kinds in ((arguments.output, MEASUREMENTS), (arguments.picture, PICTURES)):
         if path is not None:
             check_suffix(path, *kinds)
+    if arguments.head and not arguments.model:
+        raise SubquadError("--head stands on backbones: name them with --model")
     if arguments.unet and arguments.picture:
         raise SubquadError("--picture draws layers and networks, not --unet")
     keys = ["repeats"] if arguments.unet else ["backward", "repeats"]
+    keys += ["head"] if arguments.head else []
     keys += [] if arguments.model or arguments.unet else ["dim", "num_heads", "ops", "compile"]
     settings = {key: getattr(arguments, key) for key in keys}
     device = describe_device(arguments.device)

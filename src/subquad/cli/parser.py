@@ -34,6 +34,10 @@ class Commands:
     def __init__(self, parser: Parser) -> None:
         self.parsers = parser.add_subparsers(required=True, metavar="command", parser_class=Parser)
 
+    def group(self, name: str, text: str) -> "Commands":
+        """Commands of commands: `subquad <name> <one of them>`."""
+        return Commands(self.parsers.add_parser(name, help=text, description=text))
+
     def add(self, name: str, run: Callable[[argparse.Namespace], None], text: str) -> Parser:
         """A command of this name, which `run` carries out."""
         parser = self.parsers.add_parser(name, help=text, description=text)

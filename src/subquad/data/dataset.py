@@ -20,12 +20,16 @@ from subquad.errors import SubquadError
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 
 
-class BrokenImageError(SubquadError):
-    """An image that can't be read."""
+class DataError(SubquadError):
+    """Data that is not as it must be."""
 
     def __init__(self, message: str):
         # a loader process hands its errors over inside a traceback: the message is its last line
-        super().__init__(message.strip().splitlines()[-1].removeprefix(f"{__name__}.BrokenImageError: "))
+        super().__init__(message.strip().splitlines()[-1].removeprefix(f"{__name__}.{type(self).__name__}: "))
+
+
+class BrokenImageError(DataError):
+    """An image that can't be read."""
 
 
 def read_image(file: Path | BinaryIO | Image.Image) -> Image.Image:

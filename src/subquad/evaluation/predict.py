@@ -58,7 +58,7 @@ def predict(
         strict: raise at a broken image instead of skipping it.
         log: gets a line for each image that is skipped.
     """
-    files = _files([paths] if isinstance(paths, str | Path) else paths)
+    files = image_files([paths] if isinstance(paths, str | Path) else paths)
     transform = eval_transform(input_config)
     predictions: list[Prediction] = []
     bar = tqdm(files, desc="predicting", leave=False, disable=None)
@@ -98,7 +98,7 @@ def _all_named(classes: Sequence[str], outputs: int) -> list[str]:
     return [*classes, *(f"class {place}" for place in range(len(classes), outputs))]
 
 
-def _files(paths: Iterable[Path | str]) -> list[Path]:
+def image_files(paths: Iterable[Path | str]) -> list[Path]:
     """Image files, those in folders included."""
     files: list[Path] = []
     for path in map(Path, paths):

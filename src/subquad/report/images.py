@@ -9,7 +9,7 @@ from PIL import Image
 
 from subquad.bench import MethodRow
 from subquad.diffusion.folder import ImageRow
-from subquad.report.parts import data_uri, section, short_command, write_page
+from subquad.report.parts import figure, section, short_command, write_page
 
 AMPLIFIED = 4
 """How many times stronger than they are differences are shown."""
@@ -67,9 +67,9 @@ def _pictures(path: Path, rows: Sequence[ImageRow], names: Sequence[str]) -> str
     blocks = []
     for (prompt, seed), found in groups.items():
         images = {name: _open(path.parent / found[name].file) for name in names if name in found}
-        figures = [_figure(image, f"{name}, {found[name].seconds:.2f} s") for name, image in images.items()]
+        figures = [figure(image, f"{name}, {found[name].seconds:.2f} s") for name, image in images.items()]
         figures += [
-            _figure(_difference(image, images[names[0]]), f"difference of {name}")
+            figure(_difference(image, images[names[0]]), f"difference of {name}")
             for name, image in images.items()
             if name != names[0] and names[0] in images
         ]
@@ -81,11 +81,6 @@ def _pictures(path: Path, rows: Sequence[ImageRow], names: Sequence[str]) -> str
 def _open(path: Path) -> Image.Image:
     with Image.open(path) as image:
         return image.convert("RGB")
-
-
-def _figure(image: Image.Image, text: str) -> str:
-    picture = f'<img src="{data_uri(image, colours=None)}" alt="{escape(text, quote=True)}">'
-    return f"<figure>{picture}<figcaption>{escape(text)}</figcaption></figure>"
 
 
 def _difference(image: Image.Image, other: Image.Image) -> Image.Image:

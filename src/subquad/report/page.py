@@ -10,11 +10,13 @@ from pathlib import Path
 
 from subquad.bench import ScalingRow, crossover
 from subquad.report.charts import Axis, Series, line_chart, point_chart
+from subquad.report.gallery import gallery
 from subquad.report.maps import MapTable, attention_maps
+from subquad.report.measures import measure_of
 from subquad.report.parts import check_page, section, short_command, write_page
 from subquad.report.runs import Group, find_runs, group_runs
 from subquad.report.table import accuracy_table
-from subquad.text import clock, si
+from subquad.text import clock, si, speed_text
 
 _COLOURS = 9
 
@@ -44,7 +46,7 @@ def write_report(
         _accuracy(groups, colours),
         _curves(groups, colours),
         _scaling(scaling, scaling_note, groups, colours),
-        _maps(attention_maps(groups, log)),
+        gallery(groups, log) or _maps(attention_maps(groups, log)),
         _provenance(groups),
     ]
     write_page(path, _title(groups), sections)
@@ -74,14 +76,15 @@ def _header(groups: Sequence[Group]) -> str:
     ]
     cards = ""
     if len(groups) > 1:
-        best = max(groups, key=lambda group: group.mean("eval_top1"))
+        measure = measure_of(groups)
+        best = max(groups, key=lambda group: group.mean(measure.main))
         fast = max(groups, key=lambda group: group.cost("images_per_second"))
         lean = min(groups, key=lambda group: group.first.facts["macs"])
         cards = "".join(
             f'<div class="card"><b>{escape(number)}</b><span>{escape(what)}</span></div>'
             for number, what in (
-                (f"{best.mean('eval_top1'):.1f} %", f"highest top-1: {best.label}"),
-                (f"{fast.cost('images_per_second'):.0f} images/s", f"fastest in training: {fast.label}"),
+                (f"{best.mean(measure.main):.1f} %", f"highest {measure.short}: {best.label}"),
+                (f"{speed_text(fast.cost('images_per_second'))} images/s", f"fastest in training: {fast.label}"),
                 (f"{si(lean.first.facts['macs'])} MACs", f"fewest for an image: {lean.label}"),
             )
         )
@@ -93,16 +96,20 @@ def _header(groups: Sequence[Group]) -> str:
 
 
 def _accuracy(groups: Sequence[Group], colours: dict[str, str]) -> str:
+    measure = measure_of(groups)
     clouds = [
         Series(
             group.label,
             colours[group.label],
-            [(group.cost("images_per_second"), group.mean("eval_top1"))],
-            [f"{group.label}: {group.mean('eval_top1'):.2f} % at {group.cost('images_per_second'):.0f} images/s"],
+            [(group.cost("images_per_second"), group.mean(measure.main))],
+            [
+                f"{group.label}: {group.mean(measure.main):.2f} % at "
+                f"{speed_text(group.cost('images_per_second'))} images/s"
+            ],
         )
         for group in groups
     ]
-    chart = point_chart(clouds, Axis("training images/s"), Axis("top-1 %"), width=600, height=320)
+    chart = point_chart(clouds, Axis("training images/s"), Axis(measure.title), width=600, height=320)
     picture = f'<figure class="wide">{chart}<figcaption>Up is more accurate, right is faster.</figcaption></figure>'
     return section(
         "Accuracy and cost",
@@ -123,7 +130,8 @@ def _curves(groups: Sequence[Group], colours: dict[str, str]) -> str:
 
     if min(len(group.curve("train_loss")) for group in groups) < 2:
         return ""
-    both = chart("eval_top1", "top-1 %", " %") + chart("train_loss", "training loss", "")
+    measure = measure_of(groups)
+    both = chart(measure.main, measure.title, " %") + chart("train_loss", "training loss", "")
     return section(
         "Learning curves",
         "By epoch, the mean over the seeds; the training loss includes label smoothing and augmentation.",
@@ -223,6 +231,6 @@ def _provenance(groups: Sequence[Group]) -> str:
     lines = "\n".join(escape(short_command(command)) for command in commands)
     return (
         f"<footer><h2>How it was made</h2><pre>{lines}</pre>"
-        f"<p>{escape(versions)}; {clock(total)} of training in all. Accuracy is top-1 on the held-out images, of "
+        f"<p>{escape(versions)}; {clock(total)} of training in all. Accuracy is {measure_of(groups).words}, of "
         "the best epoch. On a CPU, peak memory is that of the whole process, libraries included.</p></footer>"
     )

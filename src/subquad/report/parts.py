@@ -45,6 +45,13 @@ def short_command(command: str) -> str:
     return f"{'subquad' if name == '__main__.py' else name} {rest}".strip()
 
 
+def figure(image: Image.Image, text: str, *, colours: int | None = None) -> str:
+    """A picture with its caption."""
+    source = data_uri(image, colours=colours)
+    caption = f"<figcaption>{escape(text)}</figcaption>"
+    return f'<figure><img src="{source}" alt="{escape(text, quote=True)}">{caption}</figure>'
+
+
 def data_uri(image: Image.Image, *, colours: int | None = 64) -> str:
     """A picture in the page itself; with as many colours as it has where `colours` is None."""
     file = io.BytesIO()

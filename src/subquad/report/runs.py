@@ -24,6 +24,11 @@ class Run:
     rows: list[dict[str, float]]
 
     @property
+    def task(self) -> str:
+        """What was trained for."""
+        return str(self.facts.get("task", "classify"))
+
+    @property
     def attention(self) -> str:
         """The mechanism with its settings, as on the command line."""
         name = attention_label(str(self.recipe.get("model")), self.recipe.get("attention"))

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 
+from subquad.report.measures import measure_of
 from subquad.report.runs import Group
-from subquad.text import clock, si
+from subquad.text import clock, si, speed_text
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Column:
 
 def columns_of(groups: Sequence[Group]) -> list[Column]:
     """The columns for these runs."""
+    entries = measure_of(groups).entries
 
     def accuracy(metric: str) -> Callable[[Group], str]:
         def text(group: Group) -> str:
@@ -29,14 +32,17 @@ def columns_of(groups: Sequence[Group]) -> list[Column]:
         return text
 
     return [
-        Column("top-1 %", lambda g: g.mean("eval_top1"), accuracy("eval_top1"), True),
-        Column("top-5 %", lambda g: g.mean("eval_top5"), accuracy("eval_top5"), True),
+        *(Column(title, partial(Group.mean, metric=entry), accuracy(entry), True) for entry, title in entries),
         Column("parameters", lambda g: g.first.facts["params"], lambda g: si(g.first.facts["params"]), False),
         Column("MACs", lambda g: g.first.facts["macs"], lambda g: si(g.first.facts["macs"]), False),
-        Column("images/s", lambda g: g.cost("images_per_second"), lambda g: f"{g.cost('images_per_second'):.0f}", True),
+        Column("images/s", _speed, lambda g: speed_text(_speed(g)), True),
         Column("time", lambda g: g.seconds, lambda g: clock(g.seconds), False),
         Column("peak MB", lambda g: g.cost("peak_memory_mb"), lambda g: f"{g.cost('peak_memory_mb'):.0f}", False),
     ]
+
+
+def _speed(group: Group) -> float:
+    return group.cost("images_per_second")
 
 
 def accuracy_table(groups: Sequence[Group], colours: dict[str, str]) -> str:

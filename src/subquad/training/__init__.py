@@ -1,12 +1,16 @@
 """Training: recipes, the loop, the run folder, and the comparison of mechanisms."""
 
 from subquad.training.compare import compare, comparison_table
+from subquad.training.detection import DetectRecipe
 from subquad.training.fields import parse_settings
 from subquad.training.loop import train
 from subquad.training.recipe import Recipe, load_recipe, recipe_fields, recipe_names
+from subquad.training.segmentation import SegmentRecipe
 
 __all__ = [
+    "DetectRecipe",
     "Recipe",
+    "SegmentRecipe",
     "compare",
     "comparison_table",
     "load_recipe",

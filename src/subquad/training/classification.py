@@ -12,6 +12,7 @@ from subquad.evaluation import evaluate
 from subquad.models import create_model, load_checkpoint, read_weights
 from subquad.training.common import CommonRecipe
 from subquad.training.cost import count_macs
+from subquad.training.networks import arguments_of
 from subquad.training.optim import Objective
 from subquad.training.recipe import Recipe
 from subquad.training.task import Row, Task
@@ -19,8 +20,6 @@ from subquad.training.task import Row, Task
 
 class Classification(Task):
     """Trained by cross-entropy, judged by accuracy."""
-
-    metric = "top1"
 
     def __init__(self, recipe: Recipe) -> None:
         """Load the data and build the model; a wrong name or number ends here."""
@@ -88,23 +87,7 @@ class Classification(Task):
 
 def build_model(recipe: CommonRecipe, num_classes: int, **more: Any) -> Any:
     """The network of a recipe, with its initial weights; `more` are further arguments of it."""
-    attention = recipe.attention
-    given: dict[str, Any] = {
-        "attention": attention.split("+") if attention and "+" in attention else attention,
-        "img_size": recipe.img_size,
-        "num_classes": num_classes,
-        "patch_size": recipe.patch_size,
-        "embed_dim": recipe.embed_dim,
-        "depths": None if recipe.depth is None else (recipe.depth,),
-        "num_heads": recipe.num_heads,
-        "drop_path_rate": recipe.drop_path,
-        **more,
-    }
-    arguments = {key: value for key, value in given.items() if value is not None}
-    # a pyramid has several numbers of these, which only settings can hold
-    if twice := (given.keys() - {"depths", "num_heads"} | arguments.keys()) & recipe.settings.keys():
-        raise SubquadError(f"settings are those of the mechanism, {', '.join(sorted(twice))} is a field of the recipe")
-    model: Any = create_model(recipe.model, **arguments, **recipe.settings)
+    model: Any = create_model(**arguments_of(recipe), num_classes=num_classes, **more)
     if recipe.initial_checkpoint:
         # weights of other classes start everything but the head
         head = read_weights(recipe.initial_checkpoint)[0].get("head.weight")

@@ -21,10 +21,16 @@ Self = TypeVar("Self", bound="CommonRecipe")
 
 @dataclass(frozen=True)
 class CommonRecipe:
-    """Settings of one training run. None stands for "as the model or the data have it"."""
+    """Settings of one training run. None stands for "as the model or the data have it".
+
+    Each task's class says how the task is called, by what command it is trained, and by which entry of a judgement the
+    best weights are chosen, the higher the better, and what that is called in a table.
+    """
 
     task: ClassVar[str]
     command: ClassVar[str]
+    metric: ClassVar[str]
+    metric_title: ClassVar[str]
 
     model: str = option("deit_tiny", "model, see `subquad list`")
     attention: str | None = option(None, "mechanism; name:setting=value,… for settings, a+b+… for one a stage or block")

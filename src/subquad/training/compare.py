@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from subquad.errors import SubquadError
-from subquad.text import si
-from subquad.training.classification import build_model
+from subquad.models import create_model
+from subquad.text import si, speed_text
+from subquad.training.common import CommonRecipe
 from subquad.training.journal import Log, silent
 from subquad.training.loop import train
-from subquad.training.recipe import Recipe
+from subquad.training.networks import arguments_of
 from subquad.training.run_folder import RunFolder
 from subquad.writing import write_text
 
-_COLUMNS = ("mechanism", "top-1 %", "params", "MACs", "img/s", "time", "peak MB")
+_COLUMNS = ("params", "MACs", "img/s", "time", "peak MB")
 
 
 def compare(
-    recipe: Recipe, mechanisms: Sequence[str], seeds: Sequence[int], folder: Path, log: Log = silent
+    recipe: CommonRecipe, mechanisms: Sequence[str], seeds: Sequence[int], folder: Path, log: Log = silent
 ) -> list[dict[str, Any]]:
     """Train `recipe` with every mechanism and seed in `folder` and return a row for each mechanism.
 
@@ -40,7 +41,7 @@ def compare(
     folder = Path(folder)
     # a wrong name is found now, not after the runs before it
     for mechanism in mechanisms:
-        build_model(recipe.replace(attention=mechanism, initial_checkpoint=None), recipe.num_classes or 10)
+        create_model(**arguments_of(recipe.replace(attention=mechanism)), num_classes=recipe.num_classes or 10)
     rows = []
     for mechanism in mechanisms:
         summaries = []
@@ -49,9 +50,9 @@ def compare(
             log(f"— {mechanism}, seed {seed}")
             own = recipe.replace(attention=mechanism, seed=seed)
             summaries.append(train(own, run.path, resume=run.recipe.is_file(), log=log))
-        rows.append(aggregate(mechanism, seeds, summaries))
+        rows.append(aggregate(mechanism, seeds, summaries, recipe.metric))
     # every process of a distributed run gets here, and they all write the same
-    write_comparison(rows, folder)
+    write_comparison(rows, folder, recipe.metric_title)
     return rows
 
 
@@ -60,28 +61,31 @@ def slug(mechanism: str) -> str:
     return re.sub(r"[^\w.+=-]+", "_", mechanism)
 
 
-def aggregate(mechanism: str, seeds: Sequence[int], summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One row: accuracy as mean and standard deviation over the seeds, costs as means."""
-    top1 = [summary["best_top1"] for summary in summaries]
+def aggregate(
+    mechanism: str, seeds: Sequence[int], summaries: Sequence[dict[str, Any]], metric: str = "top1"
+) -> dict[str, Any]:
+    """One row: the best values of the metric as mean and standard deviation over the seeds, costs as means."""
+    best = [summary[f"best_{metric}"] for summary in summaries]
     mean = {
         name: statistics.fmean(summary[name] for summary in summaries)
-        for name in ("last_top1", "images_per_second", "train_seconds", "peak_memory_mb")
+        for name in (f"last_{metric}", "images_per_second", "train_seconds", "peak_memory_mb")
     }
     return {
         "mechanism": mechanism,
         "seeds": list(seeds),
         "runs": [f"{slug(mechanism)}-s{seed}" for seed in seeds],
-        "top1_mean": statistics.fmean(top1),
-        "top1_std": statistics.stdev(top1) if len(top1) > 1 else None,
+        "metric": metric,
+        f"{metric}_mean": statistics.fmean(best),
+        f"{metric}_std": statistics.stdev(best) if len(best) > 1 else None,
         "params": summaries[0]["params"],
         "macs": summaries[0]["macs"],
         **mean,
     }
 
 
-def comparison_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows for a terminal of 80 columns."""
-    lines = [_COLUMNS, *map(_cells, rows)]
+def comparison_table(rows: Sequence[dict[str, Any]], title: str = "top-1 %") -> str:
+    """The rows for a terminal of 80 columns; `title` is what the metric is called."""
+    lines = [("mechanism", title, *_COLUMNS), *map(_cells, rows)]
     # a long name gives way: the numbers need 57 columns
     lines = [(_shorten(first, 23), *rest) for first, *rest in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -94,7 +98,7 @@ def comparison_table(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def write_comparison(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+def write_comparison(rows: Sequence[dict[str, Any]], folder: Path, title: str = "top-1 %") -> None:
     """compare.json, compare.csv and compare.md."""
     write_text(folder / "compare.json", json.dumps(list(rows), indent=2) + "\n")
     text = io.StringIO()
@@ -102,19 +106,20 @@ def write_comparison(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     writer.writeheader()
     writer.writerows({**row, "seeds": " ".join(map(str, row["seeds"])), "runs": " ".join(row["runs"])} for row in rows)
     write_text(folder / "compare.csv", text.getvalue())
-    lines = [_COLUMNS, ("---", *["---:"] * (len(_COLUMNS) - 1)), *map(_cells, rows)]
+    lines = [("mechanism", title, *_COLUMNS), ("---", *["---:"] * (1 + len(_COLUMNS))), *map(_cells, rows)]
     write_text(folder / "compare.md", "".join(f"| {' | '.join(cells)} |\n" for cells in lines))
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    spread = f" ± {row['top1_std']:.2f}" if row["top1_std"] is not None else ""
+    mean, deviation = row[f"{row['metric']}_mean"], row[f"{row['metric']}_std"]
+    spread = f" ± {deviation:.2f}" if deviation is not None else ""
     minutes, seconds = divmod(round(row["train_seconds"]), 60)
     return (
         row["mechanism"],
-        f"{row['top1_mean']:.2f}{spread}",
+        f"{mean:.2f}{spread}",
         si(row["params"]),
         si(row["macs"]),
-        f"{row['images_per_second']:.0f}",
+        speed_text(row["images_per_second"]),
         f"{minutes}:{seconds:02}",
         f"{row['peak_memory_mb']:.0f}",
     )

@@ -15,7 +15,7 @@ import torch
 
 from subquad.errors import SubquadError
 from subquad.models import attention_label
-from subquad.text import si
+from subquad.text import si, speed_text
 from subquad.training.task import Row, Task
 
 Log = Callable[[str], None]
@@ -34,10 +34,9 @@ def describe_setup(task: Task, params: int, macs: int) -> str:
 
 def epoch_line(task: Task, row: Row, num_epochs: int) -> str:
     """One epoch in one line of a terminal."""
-    speed = row["images_per_second"]
     return (
         f"epoch {row['epoch'] + 1:.0f}/{num_epochs}  loss {row['train_loss']:.3f}  {task.words(row)}"
-        f"  {speed:.{0 if speed > 10 else 1}f} img/s  {row['epoch_seconds']:.1f} s"
+        f"  {speed_text(row['images_per_second'])} img/s  {row['epoch_seconds']:.1f} s"
     )
 
 

@@ -117,7 +117,7 @@ class Trainer:
                 writer.flush()
         if writer is not None:
             writer.close()
-        summary = summarise(self.rows, self.task.metric, self.best, self.best_epoch, self.params, self.macs)
+        summary = summarise(self.rows, self.recipe.metric, self.best, self.best_epoch, self.params, self.macs)
         if self.is_main:
             self.folder.finish(summary)
         self.accelerator.wait_for_everyone()
@@ -207,7 +207,7 @@ class Trainer:
 
     def _save(self, row: Row) -> None:
         """Write weights, metrics and, last of all, the state from which a run goes on."""
-        metric = self.task.metric
+        metric = self.recipe.metric
         candidates: dict[str, nn.Module] = {f"eval_{metric}": self.bare}
         if self.ema is not None:
             candidates[f"ema_{metric}"] = self.ema.module
@@ -272,10 +272,11 @@ class Trainer:
             batch_size=self.recipe.batch_size,
             workers=self.recipe.workers,
             pin_memory=self.accelerator.device.type == "cuda",
-            collate=self.task.collate,
         )
         share = {"rank": self.accelerator.process_index, "world_size": self.accelerator.num_processes}
-        return load(self.view, drop_last=True), load(self.task.eval_images, **share)
+        task = self.task
+        judged = load(task.eval_images, collate=task.eval_collate, **share)
+        return load(self.view, collate=task.collate, drop_last=True), judged
 
     def _progress(self, epoch: int) -> Iterable[Any]:
         """The batches of this epoch, behind a bar where there is a terminal to draw it on."""

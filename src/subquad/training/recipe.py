@@ -23,6 +23,8 @@ class Recipe(CommonRecipe):
 
     task: ClassVar[str] = "classify"
     command: ClassVar[str] = "train"
+    metric: ClassVar[str] = "top1"
+    metric_title: ClassVar[str] = "top-1 %"
 
     smoothing: float = option(0.1, "label smoothing")
     drop: float = option(0.0, "dropout")

@@ -18,12 +18,12 @@ class Task:
         recipe: what was asked for.
         model: the network, with its initial weights and its `creation`.
         train_images, eval_images: data sets whose items are None where an image is broken.
-        metric: the entry of a judgement by which the best weights are chosen, the higher the better.
-        collate: makes a batch of items; pairs of images and labels are stacked where it is None.
+        collate, eval_collate: make a batch of items, to train on and to judge by; pairs of images and labels are
+            stacked where it is None.
     """
 
-    metric: str
     collate: Callable[[list[Any]], Any] | None = None
+    eval_collate: Callable[[list[Any]], Any] | None = None
 
     def __init__(self, recipe: Any, model: nn.Module, train_images: Any, eval_images: Any) -> None:
         self.recipe: Any = recipe
@@ -35,7 +35,7 @@ class Task:
         raise NotImplementedError
 
     def judge(self, model: nn.Module, loader: Any, device: torch.device, amp_dtype: torch.dtype | None) -> Row:
-        """What the loader's images say about a network, `metric` among it; of all processes together."""
+        """What the loader's images say about a network, the recipe's metric among it; of all processes together."""
         raise NotImplementedError
 
     def macs(self) -> int:

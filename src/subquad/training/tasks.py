@@ -2,10 +2,16 @@
 
 from subquad.training.classification import Classification
 from subquad.training.common import CommonRecipe
+from subquad.training.detection import Detection, DetectRecipe
 from subquad.training.recipe import Recipe
+from subquad.training.segmentation import Segmentation, SegmentRecipe
 from subquad.training.task import Task
 
-TASKS: dict[type[CommonRecipe], type[Task]] = {Recipe: Classification}
+TASKS: dict[type[CommonRecipe], type[Task]] = {
+    Recipe: Classification,
+    SegmentRecipe: Segmentation,
+    DetectRecipe: Detection,
+}
 
 
 def make_task(recipe: CommonRecipe) -> Task:

@@ -1,0 +1,84 @@
+"""`subquad detect train`, `compare`, `eval` and `predict`."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from subquad.cli.parser import Commands
+from subquad.cli.recipes import add_compare, add_train, compare_recipe, given_fields, train_recipe
+from subquad.errors import SubquadError
+
+
+def add_commands(commands: Commands) -> None:
+    """The commands of `detect`."""
+    from subquad.training import DetectRecipe
+
+    parts = commands.group("detect", "Detection and instance segmentation: train, compare, evaluate, predict.")
+    add_train(parts.add("train", run_train, "Train a detector with a recipe; flags override it."), DetectRecipe)
+    text = "Train one host with several mechanisms and seeds, and print one table."
+    add_compare(parts.add("compare", run_compare, text), DetectRecipe)
+
+    sub = parts.add("eval", run_eval, "Average precision of trained weights, as COCO has it.")
+    sub.add_argument("checkpoint", type=Path, help="run folder, or a weight file of one")
+    sub.add_argument("--data", help="folder or archive in COCO's layout; the one trained on if left out")
+    sub.add_argument("--split", choices=("validation", "test", "train"), default="validation", help="which part of it")
+    sub.add_argument("--strict", action="store_true", help="stop at a broken image or an empty box")
+
+    sub = parts.add("predict", run_predict, "Objects of images, drawn with their boxes and masks.")
+    sub.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="image files, or folders of them")
+    sub.add_argument("--checkpoint", type=Path, required=True, help="run folder or weight file")
+    sub.add_argument("--threshold", type=float, default=0.5, help="show what has at least this score")
+    sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
+    sub.add_argument("--output", type=Path, default=Path("detected"), help="folder for the pictures")
+
+
+def recipe_of(arguments: argparse.Namespace) -> Any:
+    """The recipe that the flags describe, on top of --config or of the defaults."""
+    from subquad.training import DetectRecipe, load_recipe
+
+    base = load_recipe(arguments.config, DetectRecipe) if arguments.config else DetectRecipe()
+    return base.replace(**given_fields(arguments, DetectRecipe))
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    """Train, or go on with a run."""
+    from subquad.training import DetectRecipe
+
+    train_recipe(arguments, DetectRecipe, recipe_of)
+
+
+def run_compare(arguments: argparse.Namespace) -> None:
+    """Train with several mechanisms and print the table."""
+    compare_recipe(arguments, recipe_of(arguments))
+
+
+def run_eval(arguments: argparse.Namespace) -> None:
+    """Evaluate and print."""
+    from subquad.evaluation import judge_detector, load_detector, precision_text
+
+    trained = load_detector(arguments.checkpoint)
+    found = judge_detector(trained, data=arguments.data, split=arguments.split, strict=arguments.strict)
+    print(f"{found.count} images, {found.images_per_second:.1f} images/s on {trained.device}; average precision in %")
+    if found.broken:
+        print(f"{len(found.broken)} broken images were skipped, the first is {found.broken[0]}")
+    print(f"\n{precision_text(found.result, trained.classes)}")
+
+
+def run_predict(arguments: argparse.Namespace) -> None:
+    """Predict, and write the pictures."""
+    from subquad.evaluation import load_detector, predict_objects
+
+    if not 0 <= arguments.threshold <= 1:
+        raise SubquadError(f"--threshold is a score from 0 to 1, got {arguments.threshold:g}")
+    trained = load_detector(arguments.checkpoint)
+    for image in predict_objects(
+        trained,
+        arguments.images,
+        arguments.output,
+        threshold=arguments.threshold,
+        strict=arguments.strict,
+        log=print,
+    ):
+        names = ", ".join(f"{name} {score:.2f}" for name, score, *_ in image.objects[:5])
+        print(f"{image.path}: {len(image.objects)} objects{': ' if names else ''}{names}")
+    print(f"the pictures are in {arguments.output}")

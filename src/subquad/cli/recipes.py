@@ -1,0 +1,99 @@
+"""What commands that train share: a flag for every field of a recipe, run folders, and the comparison of mechanisms."""
+
+import argparse
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from subquad.cli.parser import Parser
+from subquad.errors import SubquadError
+
+RUNS = Path("runs")
+
+
+def add_train(parser: Parser, kind: Any) -> None:
+    """The arguments of a command that trains recipes of a kind."""
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
+    add_recipe_flags(parser, kind)
+
+
+def add_compare(parser: Parser, kind: Any) -> None:
+    """The arguments of a command that trains a recipe with several mechanisms."""
+    parser.add_argument(
+        "--attention", dest="mechanisms", nargs="+", metavar="NAME", help="mechanisms; all of them if left out"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="a run for each")
+    add_recipe_flags(parser, kind, without=("attention", "seed"))
+
+
+def add_recipe_flags(parser: Parser, kind: Any, without: Sequence[str] = ()) -> None:
+    """--config, where runs go, and a flag for every field of a recipe."""
+    from subquad.training import recipe_fields, recipe_names
+
+    where = parser.add_argument_group("run")
+    named = ", ".join(recipe_names(kind.task))
+    where.add_argument("--config", metavar="RECIPE", help=f"a YAML file, or one of {named}; by the data if left out")
+    where.add_argument("--output", type=Path, default=RUNS, help="folder of runs")
+    where.add_argument("--experiment", help="name of the run's folder; made of model, attention and data if left out")
+    group = parser.add_argument_group("recipe", "each overrides the recipe's value")
+    defaults = kind()
+    for name, (type_of, text) in recipe_fields(kind).items():
+        if name in without:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if is_switch(type_of):
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+            continue
+        shown = getattr(defaults, name)
+        text = text if shown in (None, "", {}) else f"{text} (default of a recipe that is silent: {shown})"
+        metavar = name.rsplit("_", 1)[-1].upper()
+        # several numbers may be written with commas or, as timm has it, with spaces
+        count = "+" if "tuple" in str(type_of) else None
+        group.add_argument(flag, default=argparse.SUPPRESS, metavar=metavar, nargs=count, help=text.replace("%", "%%"))
+
+
+def is_switch(kind: Any) -> bool:
+    """Whether a field's type makes it an on-off flag."""
+    return kind is bool or (isinstance(kind, types.UnionType) and bool in typing.get_args(kind))
+
+
+def given_fields(arguments: argparse.Namespace, kind: Any) -> dict[str, Any]:
+    """The fields of a recipe that flags name."""
+    from subquad.training import recipe_fields
+
+    given = {name: value for name, value in vars(arguments).items() if name in recipe_fields(kind)}
+    return {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def train_recipe(arguments: argparse.Namespace, kind: Any, new: Callable[[argparse.Namespace], Any]) -> None:
+    """Train the recipe that `new` makes of the flags, or go on with a run."""
+    from subquad.training import load_recipe, train
+
+    if arguments.resume is not None:
+        file = arguments.resume / "recipe.yaml"
+        if not file.is_file():
+            raise SubquadError(f"no run in {arguments.resume} to resume: it has no recipe.yaml")
+        recipe = load_recipe(file, kind).replace(**given_fields(arguments, kind))
+        folder = arguments.resume
+    else:
+        recipe = new(arguments)
+        name = arguments.experiment or "-".join(filter(None, [recipe.model, recipe.attention, Path(recipe.data).name]))
+        folder = arguments.output / name.replace(":", "_").replace("/", "_")
+    summary = train(recipe, folder, resume=arguments.resume is not None, log=print)
+    best, epoch = summary[f"best_{recipe.metric}"], summary["best_epoch"] + 1
+    what = recipe.metric_title.removesuffix(" %")
+    print(f"best {what} {best:.2f} % in epoch {epoch} of {summary['epochs']}; everything is in {folder}")
+
+
+def compare_recipe(arguments: argparse.Namespace, recipe: Any) -> None:
+    """Train a recipe with several mechanisms and print the table."""
+    from subquad.attention import ATTENTION
+    from subquad.training import compare, comparison_table
+
+    mechanisms = arguments.mechanisms or list(ATTENTION)
+    folder = arguments.output / (arguments.experiment or f"compare-{recipe.model}-{Path(recipe.data).name}")
+    rows = compare(recipe, mechanisms, arguments.seeds, folder, log=print)
+    table = comparison_table(rows, recipe.metric_title)
+    print(f"\n{table}\n\neverything is in {folder}; `subquad report {folder}` makes a page of it")

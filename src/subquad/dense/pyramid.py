@@ -1,0 +1,101 @@
+"""The maps that dense heads stand on: four levels at strides 4, 8, 16 and 32 of any backbone, each normed."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError
+from subquad.models.backbone import Backbone
+
+STRIDES = (4, 8, 16, 32)
+
+
+class Pyramid(nn.Module):
+    """Maps of a backbone, finest first.
+
+    A network of stages gives one map each, with a LayerNorm of its own, as the papers' dense networks have. The last
+    map of a plain ViT is brought to four sizes by (de)convolutions: Li et al. 2022, arXiv 2203.16527, section 3.
+
+    Args:
+        backbone: a network without a classifier, of four stages or of one; what its maps do not need is dropped.
+        frozen_stages: how many stages, the patch embedding with the first of them, are not trained.
+        first: which of the four maps is the finest that is given, counted from 0.
+    """
+
+    def __init__(self, backbone: Backbone, *, frozen_stages: int = 0, first: int = 0) -> None:
+        super().__init__()
+        stages = len(backbone.stages)
+        if stages not in (1, len(STRIDES)):
+            raise SubquadError(f"a pyramid is made of four stages or of one, and this backbone has {stages}")
+        if not 0 <= frozen_stages <= stages:
+            raise SubquadError(f"frozen_stages={frozen_stages}: the backbone has {stages}")
+        self.is_plain = stages == 1
+        self.indices = backbone.prune_intermediate_layers(1 if self.is_plain else stages, prune_norm=not self.is_plain)
+        infos = [backbone.feature_info[i] for i in self.indices]
+        widths = [info["num_chs"] for info in infos]
+        self.strides = STRIDES[first:]
+        self.channels: list[int] = widths * len(self.strides) if self.is_plain else widths[first:]
+        self.backbone, self.frozen_stages = backbone, frozen_stages
+        self.norms: nn.ModuleList = (
+            nn.ModuleList() if self.is_plain else nn.ModuleList(map(nn.LayerNorm, self.channels))
+        )
+        self.scales: nn.ModuleList = nn.ModuleList()
+        if self.is_plain:
+            self.scales.extend(_rescaled(widths[0], infos[0]["reduction"] / stride) for stride in self.strides)
+        elif [info["reduction"] for info in infos] != list(STRIDES):
+            raise SubquadError(f"a pyramid has strides 4, 8, 16 and 32, not {[info['reduction'] for info in infos]}")
+        for stage in backbone.stages[:frozen_stages]:
+            stage.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "Pyramid":
+        """Frozen stages stay as they are in evaluation."""
+        super().train(mode)
+        for stage in self.backbone.stages[: self.frozen_stages]:
+            stage.eval()
+        return self
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Images (b, 3, height, width) of any size to maps (b, c, ⌈height / stride⌉, ⌈width / stride⌉)."""
+        size = x.shape[-2:]
+        # maps of a plain network at four sizes fit each other where its own is even
+        x = pad_to_multiple(x, STRIDES[-1])
+        given: dict[str, Any] = {"indices": self.indices, "intermediates_only": True}
+        if self.is_plain:
+            (last,) = self.backbone.forward_intermediates(x, norm=True, **given)
+            maps = [scale(last) for scale in self.scales]
+        else:
+            maps = self.backbone.forward_intermediates(x, **given)[-len(self.strides) :]
+            maps = [_normed(norm, image) for norm, image in zip(self.norms, maps, strict=True)]
+        return [
+            image[..., : -(-size[0] // stride), : -(-size[1] // stride)]
+            for image, stride in zip(maps, self.strides, strict=True)
+        ]
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Zeros below and on the right, up to whole multiples."""
+    height, width = x.shape[-2:]
+    return F.pad(x, (0, -width % multiple, 0, -height % multiple))
+
+
+def _normed(norm: nn.Module, image: Tensor) -> Tensor:
+    y = norm(rearrange(image, "b c y x -> b y x c"))
+    return rearrange(y, "b y x c -> b c y x").contiguous()
+
+
+def _rescaled(width: int, factor: float) -> nn.Module:
+    """(De)convolutions that make a map `factor` times finer; it is a power of two."""
+    layers: list[nn.Module] = []
+    while factor > 1:
+        if layers:
+            layers += [nn.GroupNorm(1, width), nn.GELU()]
+        layers.append(nn.ConvTranspose2d(width, width, 2, stride=2))
+        factor /= 2
+    while factor < 1:
+        layers.append(nn.MaxPool2d(2))
+        factor *= 2
+    if factor != 1:
+        raise SubquadError("the patches of a plain backbone under dense heads have 4, 8, 16, 32 or 64 px")
+    return nn.Sequential(*layers)

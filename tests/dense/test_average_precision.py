@@ -1,0 +1,89 @@
+"""Average precision is that of pycocotools, on made objects and findings of them."""
+
+import contextlib
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from subquad import SubquadError
+from subquad.evaluation.detection import MEASURES, as_coco, judge_objects
+
+SIZE = 200
+
+
+def made(seed, classes):
+    """Objects of all sizes, some of them crowds, and findings that are near some of them."""
+    rng = np.random.default_rng(seed)
+    images = [{"id": k, "height": SIZE, "width": SIZE} for k in range(1, 9)]
+    annotations, found = [], []
+    for image in images:
+        boxes, labels, scores, masks = [], [], [], []
+        for _ in range(rng.integers(1, 7)):
+            w, h = rng.integers(8, 120, 2)
+            left, top = rng.integers(SIZE - w), rng.integers(SIZE - h)
+            kind = int(rng.integers(1, classes + 1))
+            polygon = [float(v) for v in (left, top, left + w, top, left + w, top + h, left, top + h)]
+            own = {"id": len(annotations) + 1, "image_id": image["id"], "category_id": kind}
+            own |= {"bbox": [int(left), int(top), int(w), int(h)], "area": float(w * h)}
+            annotations.append({**own, "iscrowd": int(rng.random() < 0.1), "segmentation": [polygon]})
+            for _ in range(rng.integers(0, 3)):
+                exact = np.array([left, top, left + w, top + h])
+                near = np.clip(exact + rng.normal(0, 0.15 * min(w, h), 4), 0, SIZE)
+                mask = torch.zeros(1, SIZE, SIZE)
+                x0, y0, x1, y1 = near.round().astype(int)
+                if x1 <= x0 or y1 <= y0:
+                    continue
+                mask[:, y0:y1, x0:x1] = 1
+                boxes.append(near), labels.append(kind), scores.append(rng.random()), masks.append(mask)
+        one = {"boxes": torch.tensor(np.array(boxes)).reshape(-1, 4), "labels": torch.tensor(labels, dtype=torch.long)}
+        stacked = torch.stack(masks) if masks else torch.zeros(0, 1, SIZE, SIZE)
+        found += as_coco(image["id"], one | {"scores": torch.tensor(scores), "masks": stacked})
+    categories = [{"id": k, "name": str(k)} for k in range(1, classes + 1)]
+    for annotation in annotations:
+        if annotation["iscrowd"]:
+            annotation["segmentation"] = {"size": [SIZE, SIZE], "counts": counts_of(annotation["bbox"])}
+    return {"info": {}, "images": images, "annotations": annotations, "categories": categories}, found
+
+
+def counts_of(box):
+    """Run lengths of a box, down the columns."""
+    mask = np.zeros((SIZE, SIZE), int)
+    mask[box[1] : box[1] + box[3], box[0] : box[0] + box[2]] = 1
+    flat = mask.T.ravel()
+    edges = np.flatnonzero(np.diff(flat)) + 1
+    return [int(run) for run in np.diff([0, *edges, flat.size])]
+
+
+def reference(truth, found, kind):
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO()
+        coco.dataset = truth
+        coco.createIndex()
+        own = [{k: v for k, v in one.items() if kind == "segm" or k != "segmentation"} for one in found]
+        judge = COCOeval(coco, coco.loadRes(own), kind)
+        judge.evaluate(), judge.accumulate(), judge.summarize()
+    return [float(value) for value in judge.stats[:6]]
+
+
+@pytest.mark.parametrize(("seed", "classes"), [(0, 1), (1, 3), (2, 5)])
+def test_the_numbers_are_those_of_pycocotools(seed, classes):
+    truth, found = made(seed, classes)
+    result = judge_objects(truth, found, masks=True)
+    for values, kind in ((result.box, "bbox"), (result.mask, "segm")):
+        expected = [math.nan if value < 0 else 100 * value for value in reference(truth, found, kind)]
+        assert list(values) == list(MEASURES)
+        assert list(values.values()) == pytest.approx(expected, abs=1e-6, nan_ok=True)
+    assert np.nanmean(result.classes) == pytest.approx(result.box["ap"], abs=1e-6)
+
+
+def test_nothing_found_is_zero_and_nothing_to_find_is_said():
+    truth, found = made(0, 2)
+    result = judge_objects(truth, [], masks=True)
+    assert set(result.box.values()) == set(result.mask.values()) == {0.0}
+    with pytest.raises(SubquadError, match="no objects to evaluate"):
+        judge_objects(truth | {"annotations": []}, found, masks=False)

@@ -1,0 +1,105 @@
+"""`subquad detect`, from images with objects to a table: trained, gone on with, judged, and shown."""
+
+import json
+
+import pytest
+import torch
+import worlds
+from safetensors.torch import load_file
+
+from subquad import SubquadError
+from subquad.cli import main
+from subquad.evaluation import judge_detector, load_detector
+from subquad.report import write_report
+from subquad.training import DetectRecipe, load_recipe, recipe_names, train
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+    return worlds.objects(tmp_path_factory.mktemp("data") / "objects")
+
+
+@pytest.fixture(scope="module")
+def recipe(objects):
+    settings = {"embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]}
+    sizes = {"img_size": (64, 64), "short_side": (48, 64), "long_side": 96, "batch_size": 2, "head_channels": 16}
+    schedule = {"epochs": 2, "warmup_epochs": 0, "lr": 1e-3}
+    return DetectRecipe(model="pvt_tiny", attention="inline", settings=settings, data=str(objects), **sizes, **schedule)
+
+
+@pytest.fixture(scope="module")
+def run(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    train(recipe, folder)
+    return folder
+
+
+def test_a_run_says_everything_and_is_restored(run, recipe):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {"eval_box_ap", "eval_box_ap50", "eval_mask_ap", "train_loss"} <= rows[0].keys()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["best_box_ap"] == max(row["eval_box_ap"] for row in rows)
+    assert load_recipe(run / "recipe.yaml", DetectRecipe) == recipe
+    found = judge_detector(load_detector(run))
+    assert found.count == 3 and found.result.box["ap"] == pytest.approx(summary["best_box_ap"], abs=0.5)
+
+
+def test_a_broken_off_run_ends_with_the_same_weights(run, recipe, tmp_path):
+    def stop(line):
+        if line.startswith("epoch 1/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(SubquadError, match="detect train --resume"):
+        train(recipe, tmp_path / "run", log=stop)
+    train(recipe, tmp_path / "run", resume=True)
+    first, second = (load_file(folder / "last.safetensors") for folder in (run, tmp_path / "run"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_boxes_are_learned(recipe, tmp_path):
+    learning = recipe.replace(head="faster_rcnn", epochs=40, lr=3e-3, head_channels=32, short_side=(64,), hflip=0.0)
+    summary = train(learning, tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["train_loss"] < 0.6 * rows[0]["train_loss"]
+    assert max(row["eval_box_ap50"] for row in rows) > 20 and summary["best_box_ap"] > 5
+
+
+def test_the_commands_judge_and_show(run, objects, tmp_path, capsys):
+    assert main(["detect", "eval", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "3 images" in shown and "masks" in shown and "AP75" in shown and "green" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    out = tmp_path / "out"
+    images = str(objects / "val2017")
+    assert (
+        main(["detect", "predict", images, "--checkpoint", str(run), "--threshold", "0.05", "--output", str(out)]) == 0
+    )
+    assert len(list(out.glob("*-objects.png"))) == 3 and "objects" in capsys.readouterr().out
+    write_report([run], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "box AP %" in page and "Predictions against truth" in page and "truth: 2 objects" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["train", "--data", "nowhere"], "there is no folder or archive nowhere"),
+        (["train", "--data", "OBJECTS", "--head", "retinanett"], "did you mean retinanet"),
+        (["train", "--data", "OBJECTS", "--short-side", "800", "--long-side", "600"], "short_side goes from 1 to"),
+        (["train", "--data", "OBJECTS", "--sched", "multistep"], "decay_epochs: give both or neither"),
+        (["predict", "a.png", "--checkpoint", "RUN", "--threshold", "2"], "--threshold is a score from 0 to 1, got 2"),
+        (["predict", "a.png", "--checkpoint", "RUN"], "there is no image or folder a.png"),
+    ],
+)
+def test_mistakes_are_one_line(run, objects, tmp_path, capsys, arguments, reason):
+    places = {"OBJECTS": str(objects), "RUN": str(run)}
+    given = [places.get(argument, argument) for argument in arguments]
+    assert main(["detect", *given, "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("subquad: ") and reason in said[-1] and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", recipe_names("detect"))
+def test_packaged_recipes_load(name):
+    assert isinstance(load_recipe(name, DetectRecipe), DetectRecipe)

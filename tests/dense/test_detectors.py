@@ -1,0 +1,81 @@
+"""Every detector stands on every kind of backbone, is trained by finite losses, and is restored from its file."""
+
+import pytest
+import torch
+from hosts import small
+
+from subquad import SubquadError
+from subquad.dense import restore_dense
+from subquad.dense.detectors import DETECTORS, WITH_MASKS, build_detector
+from subquad.models import save_weights
+from subquad.training.networks import DENSE_AGENTS
+
+SIZES = {"num_classes": 2, "short_side": [64], "long_side": 128, "head_channels": 16}
+
+
+def made(head, host="pvt", attention="linear", **changes):
+    torch.manual_seed(0)
+    return build_detector(small(host, attention, num_classes=0).creation, head=head, **SIZES | changes)
+
+
+def batch():
+    images = [torch.rand(3, 50, 70), torch.rand(3, 64, 40)]
+    boxes = [torch.tensor([[5.0, 5, 30, 40], [20, 10, 60, 45]]), torch.zeros(0, 4)]
+    labels = [torch.tensor([1, 2]), torch.zeros(0, dtype=torch.long)]
+    masks = [torch.zeros(2, 50, 70, dtype=torch.uint8), torch.zeros(0, 64, 40, dtype=torch.uint8)]
+    masks[0][0, 5:40, 5:30] = masks[0][1, 10:45, 20:60] = 1
+    return images, [{"boxes": b, "labels": k, "masks": m} for b, k, m in zip(boxes, labels, masks, strict=True)]
+
+
+@pytest.mark.parametrize("head", DETECTORS)
+@pytest.mark.parametrize("host", ["pvt", "vit"])
+def test_losses_reach_every_parameter_and_detections_have_their_parts(head, host):
+    model, (images, targets) = made(head, host).train(), batch()
+    losses = model(images, targets)
+    assert all(loss.isfinite() for loss in losses.values())
+    sum(losses.values()).backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None]
+    assert not without
+    found = model.eval()(images)
+    assert len(found) == 2 and all({"boxes", "labels", "scores"} <= one.keys() for one in found)
+    for one, image in zip(found, images, strict=True):
+        assert ("masks" in one) == (head in WITH_MASKS)
+        assert (one["labels"] >= 1).all() and (one["labels"] <= 2).all()
+        if "masks" in one:
+            assert one["masks"].shape == (len(one["boxes"]), 1, *image.shape[-2:])
+
+
+def test_a_cascade_matches_more_closely_from_stage_to_stage():
+    stages = made("cascade_mask_rcnn").network.roi_heads.stages
+    assert [stage.proposal_matcher.high_threshold for stage in stages] == [0.5, 0.6, 0.7]
+    losses = made("cascade_mask_rcnn").train()(*batch())
+    assert {f"{kind}_{k}" for kind in ("classes", "boxes", "masks") for k in range(3)} <= losses.keys()
+
+
+@pytest.mark.parametrize("head", DETECTORS)
+def test_a_detector_is_restored_from_its_file(head, tmp_path):
+    model = made(head, frozen_stages=1).eval()
+    save_weights(model, tmp_path / "a.safetensors", {"classes": ["a", "b"]})
+    again, _ = restore_dense(tmp_path / "a.safetensors", "detect")
+    images = batch()[0]
+    with torch.no_grad():
+        for one, other in zip(model(images), again.eval()(images), strict=True):
+            assert all(torch.equal(one[key], other[key]) for key in one)
+    with pytest.raises(SubquadError, match="is for `subquad detect`, not for `subquad segment`"):
+        restore_dense(tmp_path / "a.safetensors", "segment")
+
+
+@pytest.mark.parametrize("host", DENSE_AGENTS)
+def test_the_papers_agents_work_on_maps_of_any_size(host):
+    agents = list(DENSE_AGENTS[host])
+    model = made("faster_rcnn", host, "agent", short_side=[96]).eval()
+    paper = build_detector({**model.creation["backbone"], "pooled_agents": agents}, head="faster_rcnn", **SIZES).eval()
+    layers = [m for m in paper.modules() if hasattr(m, "agent_grid")]
+    assert {layer.agent_grid.num_places for layer in layers} == set(agents)
+    with torch.no_grad():
+        assert len(paper(batch()[0])) == 2
+
+
+def test_a_head_that_is_not_known_is_said():
+    with pytest.raises(SubquadError, match="unknown head 'mask_rcn': did you mean mask_rcnn"):
+        made("mask_rcn")

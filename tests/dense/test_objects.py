@@ -1,0 +1,132 @@
+"""Objects are read as COCO has them, and what is wrong with them is said in one line."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import worlds
+from PIL import Image
+
+from subquad import SubquadError
+from subquad.data.dataset import BrokenImageError, DataError
+from subquad.dense.object_transforms import ObjectTransform, as_lists
+from subquad.dense.objects import load_objects
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return worlds.objects(tmp_path / "objects")
+
+
+@pytest.fixture
+def change(folder):
+    """Change the training annotations."""
+    file = folder / "annotations/instances_train2017.json"
+
+    def changed(what):
+        content = json.loads(file.read_text())
+        what(content)
+        file.write_text(json.dumps(content))
+
+    return changed
+
+
+def test_categories_with_gaps_are_numbered_from_one(folder):
+    images = load_objects(folder, split="train", masks=True)
+    picture, target = images[0]
+    assert images.classes == ("red", "green") and len(images) == 6 and picture.size == (64, 48)
+    assert target["labels"].tolist() == [1, 2] and target["image_id"] == 10
+    assert target["boxes"].shape == (2, 4) and target["masks"].shape == (2, 48, 64)
+    red = np.asarray(picture)[..., 0] == 200
+    assert (target["masks"][0].bool().numpy() >= red).mean() > 0.99
+    for box, mask in zip(target["boxes"].int().tolist(), target["masks"], strict=True):
+        rows, places = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
+        edges = [places[0], rows[0], places[-1] + 1, rows[-1] + 1]
+        assert max(abs(int(a) - b) for a, b in zip(edges, box, strict=True)) <= 1
+
+
+def test_a_flip_and_a_crop_move_boxes_and_masks_with_the_picture(folder):
+    images = load_objects(folder, split="train", masks=True)
+    for settings in ({"hflip": 1.0}, {"crop": 1.0}, {"hflip": 1.0, "crop": 1.0}):
+        torch.manual_seed(1)
+        image, target = ObjectTransform(**settings)(*images[2])
+        assert image.shape[-2:] == target["masks"].shape[-2:] and image.min() >= 0 and image.max() <= 1
+        for box, mask, label in zip(target["boxes"].round().int(), target["masks"], target["labels"], strict=True):
+            left, top, right, bottom = box.tolist()
+            assert mask[top:bottom, left:right].sum() >= 0.95 * mask.sum() > 0
+            part = image[:, top:bottom, left:right].flatten(1).mean(1)
+            assert part.argmax() == label - 1 or len(target["labels"]) > 1
+
+
+def test_batches_keep_images_of_any_size_and_leave_out_broken_ones(folder):
+    Image.new("RGB", (10, 10)).save(folder / "train2017/000001.png")
+    (folder / "train2017/000002.png").write_bytes(b"no picture")
+    images = load_objects(folder, split="train")
+    images.transform = ObjectTransform()
+    batch, targets = as_lists([images[0], images[2]])
+    assert len(batch) == len(targets) == 1 and images.num_broken == 1
+    with pytest.raises(DataError, match="has 10×10 px, its annotations are for 64×48"):
+        images[1]
+    with pytest.raises(BrokenImageError, match=r"broken image .*000002\.png"):
+        load_objects(folder, split="train", strict=True)[2]
+
+
+def test_empty_boxes_are_left_out_and_counted(folder, change):
+    change(lambda content: content["annotations"][0].update(bbox=[3, 3, 0, 5]))
+    images = load_objects(folder, split="train")
+    assert images.num_empty == 1 and images[0][1]["labels"].tolist() == [2]
+    with pytest.raises(SubquadError, match=r"annotation 1 in .* has an empty box \[3, 3, 0, 5\]"):
+        load_objects(folder, split="train", strict=True)
+
+
+def test_crowds_are_not_trained_on(folder, change):
+    change(lambda content: content["annotations"][1].update(iscrowd=1))
+    images = load_objects(folder, split="train")
+    assert images[0][1]["labels"].tolist() == [1] and len(images.truth["annotations"]) == 12
+
+
+def test_masks_are_read_as_polygons_and_as_run_lengths_and_others_are_said(folder, change):
+    counts = [0, 48 * 32, 48 * 32]
+    change(lambda content: content["annotations"][0].update(segmentation={"size": [48, 64], "counts": counts}))
+    masks = load_objects(folder, split="train", masks=True)[0][1]["masks"]
+    assert masks[0, :, :32].all() and not masks[0, :, 32:].any()
+    change(lambda content: content["annotations"][0].update(segmentation={"size": [40, 64], "counts": counts}))
+    with pytest.raises(DataError, match="the mask of annotation 1 has 64×40 px, its image 64×48"):
+        load_objects(folder, split="train", masks=True)[0]
+    change(lambda content: content["annotations"][0].pop("segmentation"))
+    with pytest.raises(DataError, match="annotation 1 has no mask: take a head without masks"):
+        load_objects(folder, split="train", masks=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (
+            lambda content: content["annotations"][0].update(category_id=5),
+            "has category 5, and the 2 categories are 3, 7",
+        ),
+        (
+            lambda content: content["images"][0].update(file_name="a.png"),
+            r"1 of 6 images that .* names are not in .*a\.png",
+        ),
+        (lambda content: content.pop("categories"), "has no categories, as COCO's annotations have"),
+    ],
+)
+def test_annotations_that_do_not_fit_together_are_said(folder, change, what, reason):
+    change(what)
+    with pytest.raises(SubquadError, match=reason):
+        load_objects(folder, split="train")
+
+
+def test_data_that_is_not_there_is_said(folder, tmp_path):
+    with pytest.raises(SubquadError, match="there is no folder or archive"):
+        load_objects(tmp_path / "nowhere", split="train")
+    with pytest.raises(SubquadError, match=r"has no annotations/instances_test2017\.json"):
+        load_objects(folder, split="test")
+    (folder / "annotations/instances_train2017.json").write_text("{")
+    with pytest.raises(SubquadError, match="is not JSON"):
+        load_objects(folder, split="train")
+    (folder / "val2017").rename(folder / "elsewhere")
+    with pytest.raises(SubquadError, match="has no folder val2017 with the images"):
+        load_objects(folder, split="validation")

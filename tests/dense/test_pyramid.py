@@ -1,0 +1,106 @@
+"""Every backbone gives four normed maps of any image, and dense heads of every kind stand on them."""
+
+import pytest
+import torch
+from hosts import small
+
+import subquad
+from subquad import ATTENTION, SubquadError
+from subquad.dense import SEGMENTERS, Pyramid, Segmenter, build_segmenter, restore_dense
+from subquad.models import HOSTS, save_weights
+
+STRIDES = (4, 8, 16, 32)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("size", [(64, 64), (45, 83)])
+def test_maps_of_every_host_stand_at_four_strides(host, size):
+    pyramid = Pyramid(small(host, num_classes=0)).eval()
+    with torch.no_grad():
+        maps = pyramid(torch.randn(2, 3, *size))
+    assert [list(m.shape) for m in maps] == [
+        [2, c, -(-size[0] // s), -(-size[1] // s)] for c, s in zip(pyramid.channels, STRIDES, strict=True)
+    ]
+    names = [name for name, _ in pyramid.named_parameters()]
+    assert not any("head" in name for name in names)
+
+
+@pytest.mark.parametrize("host", [host for host in HOSTS if "vit" not in host])
+def test_maps_of_stages_are_normed_each_by_itself(host):
+    pyramid = Pyramid(small(host, num_classes=0)).eval()
+    with torch.no_grad():
+        for image in pyramid(torch.randn(1, 3, 64, 64)):
+            torch.testing.assert_close(image.mean(1), torch.zeros_like(image[:, 0]), atol=1e-5, rtol=0)
+            assert image.var(1, correction=0).max() < 1.001
+
+
+def test_padding_below_and_on_the_right_is_all_that_odd_sizes_change():
+    pyramid = Pyramid(small("pvt", num_classes=0)).eval()
+    x = torch.zeros(1, 3, 64, 96)
+    x[..., :40, :70] = torch.randn(1, 3, 40, 70)
+    with torch.no_grad():
+        whole, part = pyramid(x), pyramid(x[..., :40, :70])
+    for a, b in zip(whole, part, strict=True):
+        torch.testing.assert_close(a[..., : b.shape[-2], : b.shape[-1]], b)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 3])
+def test_frozen_stages_are_not_trained_and_stay_in_evaluation(frozen):
+    pyramid = Pyramid(small("pvt", num_classes=0, drop_path_rate=0.5), frozen_stages=frozen).train()
+    for number, stage in enumerate(pyramid.backbone.stages):
+        assert stage.training == (number >= frozen)
+        assert all(p.requires_grad == (number >= frozen) for p in stage.parameters())
+    sum(m.sum() for m in pyramid(torch.randn(1, 3, 64, 64))).backward()
+
+
+def test_what_is_no_pyramid_is_said():
+    with pytest.raises(SubquadError, match="frozen_stages=5: the backbone has 4"):
+        Pyramid(small("pvt", num_classes=0), frozen_stages=5)
+    two = subquad.create_model("pvt_tiny", depths=(1, 1), embed_dims=(8, 16), num_heads=(1, 2), num_classes=0)
+    with pytest.raises(SubquadError, match="made of four stages or of one, and this backbone has 2"):
+        Pyramid(two)
+
+
+@pytest.mark.parametrize("head", SEGMENTERS)
+def test_logits_stand_at_every_pixel_of_any_size(head):
+    model = Segmenter(Pyramid(small("pvt", num_classes=0)), head=head, num_classes=4)
+    x = torch.randn(2, 3, 47, 70)
+    with torch.no_grad():
+        trained, judged = model.train()(x), model.eval()(x)
+    several = trained if isinstance(trained, tuple) else (trained,)
+    assert len(several) == (2 if model.auxiliary is not None else 1)
+    assert all(logits.shape == (2, 4, 47, 70) for logits in (*several, judged))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_large_oblong_images_run_with_every_mechanism(attention):
+    model = Segmenter(Pyramid(small("pvt", attention, num_classes=0)), head="fpn", num_classes=3).eval()
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 800, 1216)).isfinite().all()
+
+
+@pytest.mark.parametrize("host", ["pvt", "vit"])
+def test_a_segmenter_is_restored_from_its_file(host, tmp_path):
+    backbone = small(host, "agent", num_agents=4, num_classes=0).creation
+    made = build_segmenter(backbone, head="fpn", num_classes=3, frozen_stages=1).eval()
+    save_weights(made, tmp_path / "a.safetensors", {"classes": ["a", "b", "c"]})
+    again, note = restore_dense(tmp_path / "a.safetensors", "segment")
+    x = torch.randn(1, 3, 40, 56)
+    with torch.no_grad():
+        assert torch.equal(again.eval()(x), made(x))
+    assert note["classes"] == ["a", "b", "c"] and again.pyramid.frozen_stages == 1
+    with pytest.raises(SubquadError, match="is for `subquad classify`, not for `subquad segment`"):
+        save_weights(small(host), tmp_path / "b.safetensors")
+        restore_dense(tmp_path / "b.safetensors", "segment")
+
+
+def test_a_backbone_starts_from_a_classifiers_weights(tmp_path):
+    classifier = small("pvt", "pola", num_classes=7)
+    save_weights(classifier, tmp_path / "best.safetensors")
+    arguments = small("pvt", "pola", num_classes=0).creation
+    for source in (tmp_path / "best.safetensors", tmp_path):
+        made = build_segmenter({**arguments, "checkpoint": str(source)}, head="fpn", num_classes=3)
+        theirs, own = classifier.state_dict(), made.pyramid.backbone.state_dict()
+        assert own and all(torch.equal(own[name], theirs[name]) for name in own)
+        assert "checkpoint" not in made.creation["backbone"]

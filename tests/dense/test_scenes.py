@@ -1,0 +1,103 @@
+"""Scenes are read as they lie, and what is wrong with them is said in one line."""
+
+import numpy as np
+import pytest
+import torch
+import worlds
+from PIL import Image
+
+from subquad import SubquadError
+from subquad.data.dataset import BrokenImageError, DataError
+from subquad.dense import load_scenes
+from subquad.dense.scene_transforms import SceneInput, SceneTransform, TrainingTransform
+from subquad.dense.scenes import VOID, read_class_names
+
+INPUT = SceneInput((32, 48), None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return worlds.scenes(tmp_path / "scenes")
+
+
+def test_labels_count_from_zero_and_nothing_is_void(folder):
+    images = load_scenes(folder, split="train")
+    picture, labels = images[0]
+    raw = np.asarray(Image.open(folder / "annotations/training/0.png"))
+    assert picture.size == (56, 40) and images.classes == ("ground", "red", "green") and len(images) == 6
+    assert (labels[:, :2] == VOID).all() and (labels[:, 2:] == raw[:, 2:] - 1).all()
+
+
+def test_a_tar_of_scenes_is_unpacked(folder, tmp_path, monkeypatch):
+    import tarfile
+
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "home"))
+    with tarfile.open(tmp_path / "scenes.tar", "w") as tar:
+        tar.add(folder, "scenes")
+    assert len(load_scenes(tmp_path / "scenes.tar", split="validation")) == 3
+
+
+def test_training_crops_are_all_of_one_size_with_void_where_there_is_no_picture(folder):
+    images = load_scenes(folder, split="train")
+    for scale in ((0.5, 0.5), (1.0, 1.0), (2.0, 2.0)):
+        torch.manual_seed(0)
+        image, labels = TrainingTransform(INPUT, scale=scale, distort=False)(*images[1])
+        assert image.shape == (3, 32, 48) and labels.shape == (32, 48) and image.dtype == torch.float32
+        beyond = labels[20:] if scale[0] == 0.5 else labels[:0]
+        assert (beyond == VOID).all()
+        known = labels != VOID
+        # a red pixel is labelled red wherever it has gone
+        red = (image[0] > 1) & (image[1] < -1) & known
+        assert red.any() and (labels[red] == 1).float().mean() > 0.9
+
+
+def test_what_is_judged_is_resized_and_its_labels_are_not(folder):
+    images = load_scenes(folder, split="validation")
+    images.transform = SceneTransform(SceneInput((32, 48), 20, INPUT.mean, INPUT.std))
+    image, labels = images[0]
+    assert image.shape == (3, 20, 28) and labels.shape == (40, 56)
+
+
+def test_a_broken_picture_is_left_out_and_counted(folder):
+    (folder / "images/training/2.png").write_bytes(b"no picture")
+    images = load_scenes(folder, split="train")
+    assert images[2] is None and images.num_broken == 1 and images.broken_paths()[0].endswith("2.png")
+    with pytest.raises(BrokenImageError, match=r"broken image .*2\.png"):
+        load_scenes(folder, split="train", strict=True)[2]
+
+
+def test_annotations_that_do_not_fit_are_said(folder):
+    annotations = folder / "annotations/training"
+    Image.fromarray(np.full((40, 56), 4, np.uint8)).save(annotations / "0.png")
+    Image.fromarray(np.ones((20, 56), np.uint8)).save(annotations / "1.png")
+    (annotations / "2.png").write_bytes(b"no picture")
+    images = load_scenes(folder, split="train")
+    for index, reason in enumerate(("has label 4, and there are 3 classes", "has 56×20 px, its image 56×40", "read")):
+        with pytest.raises(DataError, match=reason):
+            images[index]
+
+
+def test_data_that_is_not_there_is_said(folder, tmp_path):
+    with pytest.raises(SubquadError, match="there is no folder or archive"):
+        load_scenes(tmp_path / "nowhere", split="train")
+    with pytest.raises(SubquadError, match="has no images/testing: scenes lie in images/training"):
+        load_scenes(folder, split="test")
+    (folder / "annotations/validation/1.png").unlink()
+    with pytest.raises(SubquadError, match=r"1 of 3 images in .* have no annotation, the first: 1\.png"):
+        load_scenes(folder, split="validation")
+    with pytest.raises(SubquadError, match="names 3 classes, not 5"):
+        load_scenes(folder, split="train", num_classes=5)
+    (folder / "objectInfo.txt").unlink()
+    with pytest.raises(SubquadError, match=r"no objectInfo.txt with the names of classes: give --num-classes"):
+        load_scenes(folder, split="train")
+    assert load_scenes(folder, split="train", num_classes=3).classes == ("class 1", "class 2", "class 3")
+
+
+def test_class_names_are_read_as_ade20k_writes_them(tmp_path):
+    file = tmp_path / "objectInfo150.txt"
+    rows = ["Idx\tRatio\tTrain\tVal\tStuff\tName", "1\t0.15\t11664\t1172\t1\twall, bulkhead"]
+    file.write_text("\n".join([*rows, "2\t0.1\t6046\t612\t1\tsky"]))
+    assert read_class_names(file) == ["wall", "sky"]
+    file.write_text("1\twall\n3\tsky\n")
+    with pytest.raises(SubquadError, match="does not name classes 1, 2, 3"):
+        read_class_names(file)

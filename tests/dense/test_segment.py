@@ -1,0 +1,117 @@
+"""`subquad segment`, from scenes to a table: trained, gone on with, judged, and shown."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import worlds
+from PIL import Image
+from safetensors.torch import load_file
+
+from subquad import SubquadError
+from subquad.cli import main
+from subquad.evaluation import judge_segmenter, load_segmenter
+from subquad.training import SegmentRecipe, load_recipe, recipe_names, train
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return worlds.scenes(tmp_path_factory.mktemp("data") / "scenes")
+
+
+@pytest.fixture(scope="module")
+def recipe(scenes):
+    settings = {"embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]}
+    sizes = {"img_size": (32, 32), "batch_size": 2, "epochs": 2, "warmup_epochs": 0, "lr": 1e-3, "scale": (1.0, 1.0)}
+    return SegmentRecipe(model="pvt_tiny", attention="inline", settings=settings, data=str(scenes), **sizes)
+
+
+@pytest.fixture(scope="module")
+def run(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    train(recipe, folder)
+    return folder
+
+
+def test_a_run_says_everything_and_is_restored(run, recipe):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {"eval_miou", "eval_accuracy", "eval_class_accuracy", "train_loss"} <= rows[0].keys()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["best_miou"] == max(row["eval_miou"] for row in rows)
+    assert load_recipe(run / "recipe.yaml", SegmentRecipe) == recipe
+    found = judge_segmenter(load_segmenter(run))
+    assert found.result.miou == pytest.approx(summary["best_miou"], abs=1e-4) and found.count == 3
+
+
+def test_a_broken_off_run_ends_with_the_same_weights(run, recipe, tmp_path):
+    def stop(line):
+        if line.startswith("epoch 1/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(SubquadError, match=r"1 of 2 epochs are kept|0 of 2 epochs are kept"):
+        train(recipe, tmp_path / "run", log=stop)
+    train(recipe, tmp_path / "run", resume=True)
+    first, second = (load_file(folder / "last.safetensors") for folder in (run, tmp_path / "run"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_boxes_are_learned(recipe, tmp_path):
+    learning = recipe.replace(epochs=25, lr=3e-3, model_ema=True, model_ema_decay=0.5, head="upernet", slide=True)
+    summary = train(learning, tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["train_loss"] < 0.6 * rows[0]["train_loss"] and summary["best_miou"] > 60
+    assert "ema_miou" in rows[0]
+
+
+def test_the_commands_train_judge_and_show(scenes, tmp_path, capsys):
+    config = tmp_path / "small.yaml"
+    config.write_text(
+        "settings: {embed_dims: [8, 16, 24, 32], num_heads: [1, 2, 2, 4], depths: [1, 1, 1, 1]}\n"
+        "img_size: 32\nbatch_size: 2\nepochs: 1\nwarmup_epochs: 0\nlr: 1.0e-3\n"
+    )
+    base = ["--config", str(config), "--data", str(scenes), "--output", str(tmp_path / "runs")]
+    assert main(["segment", "compare", "--attention", "agent", "softmax", *base, "--experiment", "both"]) == 0
+    shown = capsys.readouterr().out
+    assert "mIoU %" in shown and "agent" in shown and max(map(len, shown.splitlines()[-8:-3])) <= 80
+    run = tmp_path / "runs" / "both" / "agent-s0"
+    assert main(["segment", "eval", str(run), "--slide", "--output", str(tmp_path / "confusion")]) == 0
+    shown = capsys.readouterr().out
+    assert "3 images: mIoU" in shown and "pixel accuracy" in shown and "ground" in shown
+    assert (tmp_path / "confusion.csv").is_file()
+    pictures = scenes / "images" / "validation"
+    assert main(["segment", "predict", str(pictures), "--checkpoint", str(run), "--output", str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"{k}{kind}.png" for k in range(3) for kind in ("", "-overlay")
+    }
+    with Image.open(tmp_path / "out" / "0.png") as labels:
+        values = np.asarray(labels)
+    assert values.shape == (40, 56) and values.min() >= 1 and values.max() <= 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["train", "--data", "nowhere"], "there is no folder or archive nowhere"),
+        (["train", "--data", "SCENES", "--head", "fpm"], "unknown head 'fpm': did you mean fpn"),
+        (
+            ["train", "--data", "SCENES", "--dense-agents", "--model", "deit_tiny"],
+            "for pvt and swin, not for vit",
+        ),
+        (["train", "--data", "SCENES", "--scale", "2", "1"], "scale goes from a factor to a larger one"),
+        (["eval", "RUNS"], "holds no best.safetensors"),
+    ],
+)
+def test_mistakes_are_one_line(scenes, tmp_path, capsys, arguments, reason):
+    places = {"SCENES": str(scenes), "RUNS": str(tmp_path)}
+    given = [places.get(argument, argument) for argument in arguments]
+    own = ["--output", str(tmp_path / "runs")] if arguments[0] == "train" else []
+    assert main(["segment", *given, *own]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("subquad: ") and reason in said[-1] and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", recipe_names("segment"))
+def test_packaged_recipes_load(name):
+    assert isinstance(load_recipe(name, SegmentRecipe), SegmentRecipe)
