@@ -2,10 +2,9 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from subquad.cli.parser import Commands
-from subquad.cli.recipes import add_compare, add_train, compare_recipe, given_fields, train_recipe
+from subquad.cli.recipes import add_training
 from subquad.errors import SubquadError
 
 
@@ -14,9 +13,7 @@ def add_commands(commands: Commands) -> None:
     from subquad.training import DetectRecipe
 
     parts = commands.group("detect", "Detection and instance segmentation: train, compare, evaluate, predict.")
-    add_train(parts.add("train", run_train, "Train a detector with a recipe; flags override it."), DetectRecipe)
-    text = "Train one host with several mechanisms and seeds, and print one table."
-    add_compare(parts.add("compare", run_compare, text), DetectRecipe)
+    add_training(parts, DetectRecipe, "detector")
 
     sub = parts.add("eval", run_eval, "Average precision of trained weights, as COCO has it.")
     sub.add_argument("checkpoint", type=Path, help="run folder, or a weight file of one")
@@ -30,26 +27,6 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--threshold", type=float, default=0.5, help="show what has at least this score")
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
     sub.add_argument("--output", type=Path, default=Path("detected"), help="folder for the pictures")
-
-
-def recipe_of(arguments: argparse.Namespace) -> Any:
-    """The recipe that the flags describe, on top of --config or of the defaults."""
-    from subquad.training import DetectRecipe, load_recipe
-
-    base = load_recipe(arguments.config, DetectRecipe) if arguments.config else DetectRecipe()
-    return base.replace(**given_fields(arguments, DetectRecipe))
-
-
-def run_train(arguments: argparse.Namespace) -> None:
-    """Train, or go on with a run."""
-    from subquad.training import DetectRecipe
-
-    train_recipe(arguments, DetectRecipe, recipe_of)
-
-
-def run_compare(arguments: argparse.Namespace) -> None:
-    """Train with several mechanisms and print the table."""
-    compare_recipe(arguments, recipe_of(arguments))
 
 
 def run_eval(arguments: argparse.Namespace) -> None:

@@ -7,10 +7,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Parser
+from subquad.cli.parser import Commands, Parser
 from subquad.errors import SubquadError
 
 RUNS = Path("runs")
+
+
+def add_training(parts: Commands, kind: Any, what: str) -> None:
+    """The commands `train` and `compare` of a task."""
+
+    def recipe_of(arguments: argparse.Namespace) -> Any:
+        from subquad.training import load_recipe
+
+        base = load_recipe(arguments.config, kind) if arguments.config else kind()
+        return base.replace(**given_fields(arguments, kind))
+
+    def train(arguments: argparse.Namespace) -> None:
+        train_recipe(arguments, kind, recipe_of)
+
+    def compare(arguments: argparse.Namespace) -> None:
+        compare_recipe(arguments, recipe_of(arguments))
+
+    add_train(parts.add("train", train, f"Train a {what} with a recipe; flags override it."), kind)
+    text = "Train one host with several mechanisms and seeds, and print one table."
+    add_compare(parts.add("compare", compare, text), kind)
 
 
 def add_train(parser: Parser, kind: Any) -> None:

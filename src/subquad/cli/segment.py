@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.cli.parser import Commands
-from subquad.cli.recipes import add_compare, add_train, compare_recipe, given_fields, train_recipe
+from subquad.cli.recipes import add_training
 
 
 def add_commands(commands: Commands) -> None:
@@ -13,9 +13,7 @@ def add_commands(commands: Commands) -> None:
     from subquad.training import SegmentRecipe
 
     parts = commands.group("segment", "Semantic segmentation: train, compare, evaluate, predict.")
-    add_train(parts.add("train", run_train, "Train a segmenter with a recipe; flags override it."), SegmentRecipe)
-    text = "Train one host with several mechanisms and seeds, and print one table."
-    add_compare(parts.add("compare", run_compare, text), SegmentRecipe)
+    add_training(parts, SegmentRecipe, "segmenter")
 
     sub = parts.add("eval", run_eval, "Mean and per-class IoU and pixel accuracy of trained weights.")
     sub.add_argument("checkpoint", type=Path, help="run folder, or a weight file of one")
@@ -36,26 +34,6 @@ def add_view(parser: Any) -> None:
     text = "through windows that overlap by a third; as in training if left out"
     parser.add_argument("--slide", action=argparse.BooleanOptionalAction, help=text)
     parser.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
-
-
-def recipe_of(arguments: argparse.Namespace) -> Any:
-    """The recipe that the flags describe, on top of --config or of the defaults."""
-    from subquad.training import SegmentRecipe, load_recipe
-
-    base = load_recipe(arguments.config, SegmentRecipe) if arguments.config else SegmentRecipe()
-    return base.replace(**given_fields(arguments, SegmentRecipe))
-
-
-def run_train(arguments: argparse.Namespace) -> None:
-    """Train, or go on with a run."""
-    from subquad.training import SegmentRecipe
-
-    train_recipe(arguments, SegmentRecipe, recipe_of)
-
-
-def run_compare(arguments: argparse.Namespace) -> None:
-    """Train with several mechanisms and print the table."""
-    compare_recipe(arguments, recipe_of(arguments))
 
 
 def run_eval(arguments: argparse.Namespace) -> None:

@@ -19,8 +19,8 @@ from subquad.dense import restore_dense
 from subquad.dense.detectors import Detector
 from subquad.dense.object_transforms import ObjectTransform, as_lists
 from subquad.dense.objects import load_objects
-from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import evaluating
+from subquad.evaluation.classes import check_classes
 from subquad.evaluation.detection import DetectionResult, evaluate_detection
 from subquad.evaluation.predict import image_files
 from subquad.evaluation.scenes import colour
@@ -73,12 +73,7 @@ def judge_detector(
 ) -> ObjectJudgement:
     """Average precision on what a detector was trained on, or on other images with the same classes."""
     images = load_objects(data or trained.data, split=split, strict=strict)
-    if images.classes != trained.classes:
-        strange = sorted(set(images.classes) - set(trained.classes)) or ["another order"]
-        raise SubquadError(
-            f"{images.name} has {len(images.classes)} classes, the model {len(trained.classes)}, and they differ: "
-            f"{', '.join(strange[:5])}"
-        )
+    check_classes(images.name, images.classes, trained.classes)
     images.transform = ObjectTransform()
     loader = create_loader(images, batch_size=1, collate=as_lists)
     start = time.perf_counter()

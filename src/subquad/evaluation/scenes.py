@@ -19,8 +19,8 @@ from subquad.data.dataset import BrokenImageError, read_image
 from subquad.dense import load_scenes, restore_dense
 from subquad.dense.scene_transforms import SceneInput, SceneTransform, leave_apart
 from subquad.dense.scenes import VOID
-from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import evaluating
+from subquad.evaluation.classes import check_classes
 from subquad.evaluation.predict import image_files
 from subquad.evaluation.segmentation import SegmentationResult, evaluate_segmentation, segment
 from subquad.text import columns
@@ -97,12 +97,7 @@ def judge_segmenter(
 ) -> SceneJudgement:
     """Intersection over union on what a segmenter was trained on, or on other scenes with the same classes."""
     images = load_scenes(data or trained.data, split=split, strict=strict)
-    if images.classes != trained.classes:
-        strange = sorted(set(images.classes) - set(trained.classes)) or ["another order"]
-        raise SubquadError(
-            f"{images.name} has {len(images.classes)} classes, the model {len(trained.classes)}, and they differ: "
-            f"{', '.join(strange[:5])}"
-        )
+    check_classes(images.name, images.classes, trained.classes)
     images.transform = SceneTransform(trained.input)
     loader = create_loader(images, batch_size=1, collate=leave_apart)
     start = time.perf_counter()

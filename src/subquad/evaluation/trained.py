@@ -11,6 +11,7 @@ from torch import nn
 from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
 from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import EvalResult, evaluate
+from subquad.evaluation.classes import check_classes
 from subquad.evaluation.throughput import measure_throughput
 from subquad.models import restore_model
 
@@ -103,12 +104,7 @@ def images_of(
     if name is None:
         raise SubquadError("the weight file does not say what it was trained on: name the data")
     images = load_dataset(name, split=split, data_dir=data_dir or (None if data else trained.data_dir), strict=strict)
-    if images.classes != trained.classes:
-        strange = sorted(set(images.classes) - set(trained.classes)) or ["another order"]
-        raise SubquadError(
-            f"{name} has {len(images.classes)} classes, the model {len(trained.classes)}, and they differ: "
-            f"{', '.join(strange[:5])}"
-        )
+    check_classes(name, images.classes, trained.classes)
     images.transform = eval_transform(trained.input)
     return images
 

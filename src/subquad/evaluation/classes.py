@@ -1,0 +1,15 @@
+"""Whether data has the classes that a network was trained to tell apart."""
+
+from collections.abc import Sequence
+
+from subquad.errors import SubquadError
+
+
+def check_classes(data: str, found: Sequence[str], known: Sequence[str]) -> None:
+    """Raise where the classes `found` in `data` are not those `known` to a network, in the same order."""
+    if tuple(found) == tuple(known):
+        return
+    strange = sorted(set(found) - set(known)) or ["another order"]
+    raise SubquadError(
+        f"{data} has {len(found)} classes, the model {len(known)}, and they differ: {', '.join(strange[:5])}"
+    )
