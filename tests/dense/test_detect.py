@@ -11,7 +11,7 @@ from subquad import SubquadError
 from subquad.cli import main
 from subquad.evaluation import judge_detector, load_detector
 from subquad.report import write_report
-from subquad.training import DetectRecipe, load_recipe, recipe_names, train
+from subquad.training import DetectRecipe, load_recipe, train
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,3 @@ def test_mistakes_are_one_line(run, objects, tmp_path, capsys, arguments, reason
     assert main(["detect", *given, "--output", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[-1].startswith("subquad: ") and reason in said[-1] and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", recipe_names("detect"))
-def test_packaged_recipes_load(name):
-    assert isinstance(load_recipe(name, DetectRecipe), DetectRecipe)

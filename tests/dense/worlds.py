@@ -52,14 +52,13 @@ def objects(folder, counts=(6, 3), size=(48, 64)):
         images, annotations = [], []
         for number in range(count):
             shapes = boxes(rng, *size)
-            file = f"{part}2017/{number:06}.png"
-            Image.fromarray(picture(rng, *size, shapes)).save(folder / file)
-            images.append({"id": 10 + number, "file_name": file[9:].lstrip("/"), "height": size[0], "width": size[1]})
+            name = f"{number:06}.png"
+            Image.fromarray(picture(rng, *size, shapes)).save(folder / f"{part}2017" / name)
+            images.append({"id": 10 + number, "file_name": name, "height": size[0], "width": size[1]})
             for k, left, top, w, h in shapes:
                 polygon = [left, top, left + w, top, left + w, top + h, left, top + h]
                 own = {"id": len(annotations) + 1, "image_id": 10 + number, "category_id": (3, 7)[k], "iscrowd": 0}
                 annotations.append({**own, "bbox": [left, top, w, h], "area": w * h, "segmentation": [polygon]})
-        images = [image | {"file_name": image["file_name"].split("/")[-1]} for image in images]
         categories = [{"id": 7, "name": "green"}, {"id": 3, "name": "red"}]
         content = {"images": images, "annotations": annotations, "categories": categories}
         (folder / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(content))

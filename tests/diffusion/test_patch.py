@@ -119,12 +119,13 @@ def test_image_to_image_starts_in_the_phase_of_its_noise(pipe):
     assert set(phases) == {LATE} and torch.equal(latents(num_inference_steps=6), before)
 
 
-def test_half_precision_merges_the_tokens_that_full_precision_does():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_merges_the_tokens_that_full_precision_does(dtype):
     unet, x, text = tiny.unet(), torch.randn(1, 4, 16, 16), torch.randn(1, 7, 32)
     with torch.no_grad(), apply_agent_attention(unet):
         expected = unet(x, 900, text).sample
-        got = unet.bfloat16()(x.bfloat16(), 900, text.bfloat16()).sample
-    assert got.dtype == torch.bfloat16 and (got - expected).norm() < 0.1 * expected.norm()
+        got = unet.to(dtype)(x.to(dtype), 900, text.to(dtype)).sample
+    assert got.dtype == dtype and (got - expected).norm() < 0.1 * expected.norm()
 
 
 def test_one_phase_of_ones_own_holds_at_every_level(pipe):

@@ -44,6 +44,7 @@ def test_accuracy_is_mean_and_deviation_over_the_seeds():
 def test_the_table_fits_a_terminal():
     row = {
         "mechanism": "linear:feature_map=elu,local=true,more=settings",
+        "metric": "top1",
         "top1_mean": 100.0,
         "top1_std": 10.123,
         "params": 123_456_789,

@@ -4,20 +4,23 @@ import pytest
 
 from subquad.errors import SubquadError
 from subquad.training import Recipe, load_recipe, parse_settings, recipe_fields, recipe_names
+from subquad.training.tasks import TASKS
+
+PACKAGED = [(kind, name) for kind in TASKS for name in recipe_names(kind.task)]
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_a_packaged_recipe_survives_being_written_and_read(name, tmp_path):
-    recipe = load_recipe(name)
+@pytest.mark.parametrize(("kind", "name"), PACKAGED)
+def test_a_packaged_recipe_survives_being_written_and_read(kind, name, tmp_path):
+    recipe = load_recipe(name, kind)
     (tmp_path / "again.yaml").write_text(recipe.to_yaml())
-    assert load_recipe(tmp_path / "again.yaml") == recipe
+    assert load_recipe(tmp_path / "again.yaml", kind) == recipe
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_a_packaged_recipe_names_its_source_and_its_command(name):
+@pytest.mark.parametrize(("kind", "name"), PACKAGED)
+def test_a_packaged_recipe_names_its_source_and_its_command(kind, name):
     import subquad.training.recipe as module
 
-    head = (module.RECIPES / "classify" / f"{name}.yaml").read_text().splitlines()[:3]
+    head = (module.RECIPES / kind.task / f"{name}.yaml").read_text().splitlines()[:3]
     assert all(line.startswith("# ") for line in head[:2])
     assert f"--config {name}" in " ".join(head)
 
@@ -27,8 +30,9 @@ def test_the_recipes_of_the_papers_are_there():
     assert papers <= set(recipe_names())
 
 
-def test_every_field_has_one_line_of_help():
-    for name, (_, text) in recipe_fields().items():
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_field_has_one_line_of_help(kind):
+    for name, (_, text) in recipe_fields(kind).items():
         assert text and "\n" not in text, name
 
 

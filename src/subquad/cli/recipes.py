@@ -54,7 +54,8 @@ def add_recipe_flags(parser: Parser, kind: Any, without: Sequence[str] = ()) -> 
 
     where = parser.add_argument_group("run")
     named = ", ".join(recipe_names(kind.task))
-    where.add_argument("--config", metavar="RECIPE", help=f"a YAML file, or one of {named}; by the data if left out")
+    silent = "by the data" if kind.task == "classify" else "the defaults"
+    where.add_argument("--config", metavar="RECIPE", help=f"a YAML file, or one of {named}; {silent} if left out")
     where.add_argument("--output", type=Path, default=RUNS, help="folder of runs")
     where.add_argument("--experiment", help="name of the run's folder; made of model, attention and data if left out")
     group = parser.add_argument_group("recipe", "each overrides the recipe's value")

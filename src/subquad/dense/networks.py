@@ -20,6 +20,8 @@ AUXILIARY_WEIGHT = 0.4
 def _semantic_fpn(channels: list[int], width: int = 256) -> tuple[nn.Module, int, int]:
     from segmentation_models_pytorch.decoders.fpn.decoder import FPNDecoder
 
+    if width % 64:
+        raise SubquadError(f"the decoder fpn norms groups of channels: head_channels is a multiple of 64, got {width}")
     sizes = {"pyramid_channels": width, "segmentation_channels": width // 2, "dropout": 0.1}
     decoder = FPNDecoder(encoder_channels=_with_stem(channels), encoder_depth=5, merge_policy="add", **sizes)
     return decoder, width // 2, 0
@@ -129,6 +131,8 @@ def restore_dense(path: Path | str, task: str) -> tuple[Any, dict[str, Any]]:
     path = Path(path)
     if path.is_dir():
         path = path / "best.safetensors"
+        if not path.is_file():
+            raise SubquadError(f"{path.parent} holds no best.safetensors: name a run folder that has finished an epoch")
     state, note = read_weights(path)
     creation = dict(note.get("creation") or {})
     found = creation.pop("task", "classify" if "name" in creation else None)

@@ -103,8 +103,10 @@ def _nearest(x: Tensor, sources: Tensor, destinations: Tensor) -> tuple[Tensor, 
     """Each source's highest cosine similarity with a destination, and whose: (b, s) each."""
     # half precision has so many ties that the order would be arbitrary
     x = x if x.dtype == torch.float64 else x.float()
-    unit = x / x.norm(dim=2, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    theirs = unit[:, destinations].mT
+    lengths = x.norm(dim=2).clamp(min=torch.finfo(x.dtype).tiny)
+    theirs = (x[:, destinations] / lengths[:, destinations, None]).mT
     step = max(1, CHUNK.get(x.device.type, 2**20) // (len(x) * len(destinations)))
-    found = [(unit[:, some] @ theirs).max(dim=2) for some in sources.split(step)]
-    return torch.cat([best.values for best in found], dim=1), torch.cat([best.indices for best in found], dim=1)
+    # a source's own length decides on its place among the sources, not on whose it is
+    found = [(x[:, some] @ theirs).max(dim=2) for some in sources.split(step)]
+    scores = torch.cat([best.values for best in found], dim=1) / lengths[:, sources]
+    return scores, torch.cat([best.indices for best in found], dim=1)
