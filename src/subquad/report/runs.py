@@ -31,8 +31,16 @@ class Run:
     @property
     def attention(self) -> str:
         """The mechanism with its settings, as on the command line."""
+        return self.attention_with(self.settings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of its network and mechanism."""
+        return self.recipe.get("settings") or {}
+
+    def attention_with(self, settings: dict[str, Any]) -> str:
+        """The mechanism with these settings."""
         name = attention_label(str(self.recipe.get("model")), self.recipe.get("attention"))
-        settings = self.recipe.get("settings") or {}
         given = ",".join(f"{key}={value}" for key, value in settings.items())
         return f"{name}:{given}" if given and ":" not in name else name
 
@@ -129,6 +137,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    """The mechanism, behind the model and the data where those differ within the report."""
+    """The mechanism, behind the model and the data where those differ within the report; so do its settings."""
     parts = [str(run.recipe[key]) for key in ("model", "data") if len({str(r.recipe.get(key)) for r in runs}) > 1]
-    return " ".join([*parts, run.attention])
+    several = len({str(r.recipe.get("attention")) for r in runs}) > 1
+    own = {key: v for key, v in run.settings.items() if not several or any(r.settings.get(key) != v for r in runs)}
+    return " ".join([*parts, run.attention_with(own)])
