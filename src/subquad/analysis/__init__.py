@@ -1,5 +1,27 @@
-"""Looking inside: the explicit attention of a whole network."""
+"""Looking inside: the explicit attention of a whole network, and what can be measured on it."""
 
 from subquad.analysis.attention import LayerAttention, attention_weights
+from subquad.analysis.confusion import confused_queries
+from subquad.analysis.maps import Diagonality, diagonality, drift, map_similarity, symmetry
+from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
+from subquad.analysis.spectra import Ranks, centred, ranks, token_similarity
 
-__all__ = ["LayerAttention", "attention_weights"]
+__all__ = [
+    "Diagonality",
+    "LayerAttention",
+    "Ranks",
+    "attention_distance",
+    "attention_weights",
+    "centred",
+    "confused_queries",
+    "diagonality",
+    "drift",
+    "entropy",
+    "local_mass",
+    "map_similarity",
+    "negative_mass",
+    "ranks",
+    "symmetry",
+    "token_similarity",
+    "uniform_weights",
+]
