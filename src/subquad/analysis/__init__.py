@@ -2,26 +2,42 @@
 
 from subquad.analysis.attention import LayerAttention, attention_weights
 from subquad.analysis.confusion import confused_queries
+from subquad.analysis.kernels import (
+    Convergence,
+    best_error,
+    half_correlation,
+    newton_convergence,
+    newton_filter,
+    nystrom_error,
+    usual_alpha,
+)
 from subquad.analysis.maps import Diagonality, diagonality, drift, map_similarity, symmetry
 from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
 from subquad.analysis.spectra import Ranks, centred, ranks, token_similarity
 
 __all__ = [
+    "Convergence",
     "Diagonality",
     "LayerAttention",
     "Ranks",
     "attention_distance",
     "attention_weights",
+    "best_error",
     "centred",
     "confused_queries",
     "diagonality",
     "drift",
     "entropy",
+    "half_correlation",
     "local_mass",
     "map_similarity",
     "negative_mass",
+    "newton_convergence",
+    "newton_filter",
+    "nystrom_error",
     "ranks",
     "symmetry",
     "token_similarity",
     "uniform_weights",
+    "usual_alpha",
 ]
