@@ -41,7 +41,7 @@ def newton_convergence(gram: Tensor, steps: int, *, ridge: float = 0.01) -> Conv
 
 
 def newton_filter(eigenvalues: Tensor, alpha: Tensor | float, steps: int) -> Tensor:
-    """What Newton's steps make of an eigenvalue w of B: (1 − (1 − αw²)^(2^steps)) / w, near 1/w where they converged."""
+    """What Newton's steps make of an eigenvalue w of B: (1 − (1 − αw²)^(2^steps)) / w, nearly 1/w in the end."""
     return (1 - (1 - alpha * eigenvalues.square()) ** (2**steps)) / eigenvalues
 
 
