@@ -1,4 +1,4 @@
-"""What a bench measured as one picture: milliseconds against length, on logarithmic axes."""
+"""Charts as files that stand alone; what a bench measured as one of them."""
 
 import re
 from collections.abc import Sequence
@@ -30,9 +30,15 @@ def bench_picture(rows: Sequence[BlockRow] | Sequence[NetworkRow], path: Path) -
         Series(name, f"c{k % COLOURS}", sorted(points.items()), [f"{name}: {ms:.3g} ms" for ms in points.values()])
         for k, (name, points) in enumerate(lines.items())
     ]
-    chart = line_chart(series, Axis(unit, log=True), Axis("milliseconds", log=True), width=680, height=420)
-    head, _, body = chart.partition(">")
-    attributes = 'xmlns="http://www.w3.org/2000/svg" width="680" height="420"'
+    save_lines(series, Axis(unit, log=True), Axis("milliseconds", log=True), path)
+
+
+def save_lines(series: Sequence[Series], x: Axis, y: Axis, path: Path) -> None:
+    """Write a chart of lines to `path`, an SVG that stands alone."""
+    check_suffix(path, *PICTURES)
+    width, height = 680, 420
+    head, _, body = line_chart(series, x, y, width=width, height=height).partition(">")
+    attributes = f'xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
     background = '<rect width="100%" height="100%" fill="#fcfcfa"/>'
     write_text(path, f"{head} {attributes}><style>{_style()}</style>{background}{body}\n")
 
