@@ -68,7 +68,9 @@ def test_a_broken_picture_is_left_out_and_counted(folder):
 
 def test_annotations_that_do_not_fit_are_said(folder):
     annotations = folder / "annotations/training"
-    Image.fromarray(np.full((40, 56), 4, np.uint8)).save(annotations / "0.png")
+    labels = np.full((40, 56), 4, np.uint8)
+    labels[0] = VOID
+    Image.fromarray(labels).save(annotations / "0.png")
     Image.fromarray(np.ones((20, 56), np.uint8)).save(annotations / "1.png")
     (annotations / "2.png").write_bytes(b"no picture")
     images = load_scenes(folder, split="train")
@@ -88,6 +90,8 @@ def test_data_that_is_not_there_is_said(folder, tmp_path):
     with pytest.raises(SubquadError, match="names 3 classes, not 5"):
         load_scenes(folder, split="train", num_classes=5)
     (folder / "objectInfo.txt").unlink()
+    with pytest.raises(SubquadError, match="has 300 classes, and labels of a byte tell 254 apart"):
+        load_scenes(folder, split="train", num_classes=300)
     with pytest.raises(SubquadError, match=r"no objectInfo.txt with the names of classes: give --num-classes"):
         load_scenes(folder, split="train")
     assert load_scenes(folder, split="train", num_classes=3).classes == ("class 1", "class 2", "class 3")

@@ -72,8 +72,8 @@ class SceneDataset(Dataset):
         height, width = values.shape
         if size is not None and (width, height) != size:
             raise DataError(f"annotation {path} has {width}×{height} px, its image {size[0]}×{size[1]}")
-        highest = int(values.max(initial=0))
-        if highest > len(self.classes) and highest != VOID:
+        highest = int(values[values != VOID].max(initial=0))
+        if highest > len(self.classes):
             raise DataError(f"annotation {path} has label {highest}, and there are {len(self.classes)} classes")
         return np.where((values == 0) | (values == VOID), VOID, values - 1).astype(np.uint8)
 
@@ -121,7 +121,10 @@ def load_scenes(
         raise SubquadError(f"{len(missing)} of {len(files)} images in {images} have no annotation, the first: {few}")
     if not pairs:
         raise SubquadError(f"{images} has no images")
-    return SceneDataset(pairs[:max_images], _class_names(path, num_classes), str(data), strict=strict)
+    names = _class_names(path, num_classes)
+    if len(names) >= VOID:
+        raise SubquadError(f"{path} has {len(names)} classes, and labels of a byte tell {VOID - 1} apart")
+    return SceneDataset(pairs[:max_images], names, str(data), strict=strict)
 
 
 def _class_names(path: Path, num_classes: int | None) -> list[str]:
