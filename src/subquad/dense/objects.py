@@ -144,7 +144,7 @@ def decode_mask(annotation: dict[str, Any], height: int, width: int) -> NDArray[
             return coding.decode(shape)
         coded = coding.frPyObjects(shape, height, width)
         return coding.decode(coding.merge(coded) if isinstance(coded, list) else coded)
-    except Exception as error:
+    except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
         raise DataError(f"the mask of annotation {number} can't be read: {error}") from None
 
 

@@ -1,5 +1,6 @@
 """What the loop needs to know of what it trains: a network, data, a loss and a judgement."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from subquad.training.common import CommonRecipe
 Row = dict[str, float]
 
 
-class Task:
+class Task(ABC):
     """A recipe made into objects, checked before a run begins.
 
     Attributes:
@@ -30,27 +31,27 @@ class Task:
         self.model: Any = model
         self.train_images, self.eval_images = train_images, eval_images
 
+    @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch; a batch without images still passes through the network, for the other processes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def judge(self, model: nn.Module, loader: Any, device: torch.device, amp_dtype: torch.dtype | None) -> Row:
         """What the loader's images say about a network, the recipe's metric among it; of all processes together."""
-        raise NotImplementedError
 
+    @abstractmethod
     def macs(self) -> int:
         """Multiply-adds of one image."""
-        raise NotImplementedError
 
+    @abstractmethod
     def metadata(self) -> dict[str, Any]:
         """What a weight file says beside the arguments of the model."""
-        raise NotImplementedError
 
     def describe(self) -> str:
         """What is trained on what, in a few words."""
         recipe: CommonRecipe = self.recipe
         return f"{recipe.data}, {len(self.train_images)}+{len(self.eval_images)} images"
 
+    @abstractmethod
     def words(self, row: Row) -> str:
         """A judgement, the entries of a row that begin with eval_ and ema_, in a few words."""
-        raise NotImplementedError
