@@ -1,6 +1,6 @@
 """Looking inside: the explicit attention of a whole network, and what can be measured on it."""
 
-from subquad.analysis.attention import LayerAttention, attention_weights
+from subquad.analysis.attention import LayerAttention, attention_weights, visit_attention
 from subquad.analysis.confusion import confused_queries
 from subquad.analysis.kernels import (
     Convergence,
@@ -12,13 +12,17 @@ from subquad.analysis.kernels import (
     usual_alpha,
 )
 from subquad.analysis.maps import Diagonality, diagonality, drift, map_similarity, symmetry
+from subquad.analysis.network import ALL_MEASURES, Measure, MeasureRow, measure_network
 from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
 from subquad.analysis.spectra import Ranks, centred, ranks, token_similarity
 
 __all__ = [
+    "ALL_MEASURES",
     "Convergence",
     "Diagonality",
     "LayerAttention",
+    "Measure",
+    "MeasureRow",
     "Ranks",
     "attention_distance",
     "attention_weights",
@@ -31,6 +35,7 @@ __all__ = [
     "half_correlation",
     "local_mass",
     "map_similarity",
+    "measure_network",
     "negative_mass",
     "newton_convergence",
     "newton_filter",
@@ -40,4 +45,5 @@ __all__ = [
     "token_similarity",
     "uniform_weights",
     "usual_alpha",
+    "visit_attention",
 ]

@@ -1,5 +1,6 @@
 """The explicit attention of every layer of a network, for given images. Quadratic in the number of tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +36,21 @@ def attention_weights(model: nn.Module, images: Tensor) -> list[LayerAttention]:
     The network is left as it was: its mode, its parameters, its hooks.
     """
     layers: list[LayerAttention] = []
+    visit_attention(model, images, layers.append)
+    return layers
+
+
+def visit_attention(model: nn.Module, images: Tensor, visit: Callable[[LayerAttention], None]) -> None:
+    """Hand each layer's attention to `visit` while `images` pass through the network: one map is held at a time.
+
+    The network is left as it was, and computes what it would have.
+    """
     names = {cls: name for name, cls in ATTENTION.items()}
 
     def record(name: str, module: Any, supply: dict[str, Any]) -> None:
         given = {word: value for word, value in supply.items() if word != "v"}
         kind = names.get(type(module), type(module).__name__)
-        layers.append(LayerAttention(name, kind, module.weights(**given), supply["grid"], supply["kv_grid"]))
+        visit(LayerAttention(name, kind, module.weights(**given), supply["grid"], supply["kv_grid"]))
 
     modes = [(module, module.training) for module in model.modules()]
     hooks = [
@@ -59,4 +69,3 @@ def attention_weights(model: nn.Module, images: Tensor) -> list[LayerAttention]:
             hook.remove()
         for module, training in modes:
             module.training = training
-    return layers

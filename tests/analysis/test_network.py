@@ -1,0 +1,87 @@
+"""Every measure of every mechanism's layers, on a page, without a change to the network."""
+
+import csv
+import json
+import math
+
+import pytest
+import torch
+from hosts import small
+
+import subquad
+from subquad import ATTENTION, SubquadError
+from subquad.analysis import ALL_MEASURES, attention_weights, entropy, measure_network
+from subquad.cli import main
+from subquad.models import HOSTS
+
+
+def network(name):
+    return subquad.create_model(
+        "deit_micro", attention=name, depths=(3,), num_classes=3, img_size=(6, 8), patch_size=2, embed_dim=16
+    )
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_every_measure_has_a_value_in_every_layer(name):
+    model, images = network(name), torch.randn(4, 3, 6, 8)
+    before = model.eval()(images)
+    rows = measure_network(model, images.split(2), network="a")
+    assert torch.equal(model(images), before)
+    heads = range(model.blocks[0].attn.num_heads + 1)
+    for measure in ALL_MEASURES:
+        layers = (2, 3) if measure == "similarity" else (1, 2, 3)
+        own = [row for row in rows if row.measure == measure]
+        assert [(row.layer, row.head) for row in own] == [(layer, head) for layer in layers for head in heads]
+        assert all(math.isfinite(row.mean) and row.low <= row.high and row.mechanism == name for row in own)
+        assert {row.network for row in own} == {"a"}
+
+
+def test_rows_are_means_over_all_images_of_all_batches():
+    model, images = network("softmax").eval(), torch.randn(5, 3, 6, 8)
+    rows = [row for row in measure_network(model, images.split(2), ["entropy"]) if row.layer == 2]
+    expected = entropy(attention_weights(model, images)[1].weights[:, :, 0], normalised=True).mean(-1)
+    assert [row.mean for row in rows[1:]] == pytest.approx(expected.mean(0).tolist(), rel=1e-5)
+    assert rows[0].mean == pytest.approx(expected.mean().item(), rel=1e-5) and rows[0].baseline == 1
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_every_host_is_measured_where_it_can_be(host):
+    model, images = small(host), torch.randn(1, 3, 64, 64)
+    if not attention_weights(model, images):
+        with pytest.raises(SubquadError, match="shows no attention: none of its layers gives its weights"):
+            measure_network(model, [images])
+        return
+    rows = measure_network(model, [images])
+    assert {"entropy", "negative"} <= {row.measure for row in rows}
+    assert all(math.isfinite(row.mean) for row in rows)
+
+
+def test_what_can_not_be_measured_is_said():
+    with pytest.raises(SubquadError, match="unknown measure 'entropie': did you mean entropy"):
+        measure_network(network("softmax"), [], ["entropie"])
+    with pytest.raises(SubquadError, match="Linear shows no attention"):
+        measure_network(torch.nn.Linear(8, 2), [torch.randn(1, 3, 6, 8)])
+
+
+def test_the_command_writes_a_page_a_table_and_json(tmp_path, capsys):
+    from PIL import Image
+
+    sizes = ["--depth", "2", "--epochs", "1", "--warmup-epochs", "0", "--max-train-images", "64", "--data", "digits"]
+    for name in ("softmax", "inline"):
+        assert main(["train", *sizes, "--attention", name, "--output", str(tmp_path), "--experiment", name]) == 0
+    for k in range(3):
+        Image.new("RGB", (8, 8), (80 * k, 30, 200)).save(tmp_path / f"{k}.png")
+    pictures = [str(tmp_path / f"{k}.png") for k in range(3)]
+    runs, out = [str(tmp_path / name) for name in ("softmax", "inline")], tmp_path / "out"
+    capsys.readouterr()
+    assert main(["analyze", *runs, "--images", *pictures, "--batch-size", "2", "--output", str(out)]) == 0
+    assert "softmax: 2 layers, 3 images" in capsys.readouterr().out
+    page = (out / "analysis.html").read_text()
+    assert all(measure.says.split(".")[0].replace("'", "&#x27;") in page for measure in ALL_MEASURES.values())
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    rows = json.loads((out / "analysis.json").read_text())["rows"]
+    with (out / "analysis.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
+    assert {row["network"] for row in rows} == {"softmax", "inline"}
+    assert main(["analyze", runs[0], "--images", *pictures, "--measures", "rang", "--output", str(out)]) == 2
+    assert "unknown measure 'rang': did you mean rank" in capsys.readouterr().err
