@@ -44,6 +44,7 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     assert found.count == 3 and found.result.box["ap"] == pytest.approx(summary["best_box_ap"], abs=0.5)
 
 
+@pytest.mark.slow
 def test_a_broken_off_run_ends_with_the_same_weights(run, recipe, tmp_path):
     def stop(line):
         if line.startswith("epoch 1/"):

@@ -10,6 +10,8 @@ from subquad.dense.detectors import DETECTORS, WITH_MASKS, build_detector
 from subquad.models import save_weights
 from subquad.training.networks import DENSE_AGENTS
 
+# masks are drawn for a hundred boxes an image, which takes seconds
+HEADS = [pytest.param(head, marks=pytest.mark.slow if head in WITH_MASKS else ()) for head in DETECTORS]
 SIZES = {"num_classes": 2, "short_side": [64], "long_side": 128, "head_channels": 16}
 
 
@@ -27,7 +29,7 @@ def batch():
     return images, [{"boxes": b, "labels": k, "masks": m} for b, k, m in zip(boxes, labels, masks, strict=True)]
 
 
-@pytest.mark.parametrize("head", DETECTORS)
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("host", ["pvt", "vit"])
 def test_losses_reach_every_parameter_and_detections_have_their_parts(head, host):
     model, (images, targets) = made(head, host).train(), batch()
@@ -52,7 +54,7 @@ def test_a_cascade_matches_more_closely_from_stage_to_stage():
     assert {f"{kind}_{k}" for kind in ("classes", "boxes", "masks") for k in range(3)} <= losses.keys()
 
 
-@pytest.mark.parametrize("head", DETECTORS)
+@pytest.mark.parametrize("head", HEADS)
 def test_a_detector_is_restored_from_its_file(head, tmp_path):
     model = made(head, frozen_stages=1).eval()
     save_weights(model, tmp_path / "a.safetensors", {"classes": ["a", "b"]})

@@ -45,6 +45,7 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     assert found.result.miou == pytest.approx(summary["best_miou"], abs=1e-4) and found.count == 3
 
 
+@pytest.mark.slow
 def test_a_broken_off_run_ends_with_the_same_weights(run, recipe, tmp_path):
     def stop(line):
         if line.startswith("epoch 1/"):
