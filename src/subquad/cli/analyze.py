@@ -31,9 +31,8 @@ def run_analyze(arguments: argparse.Namespace) -> None:
     from subquad.analysis import ALL_MEASURES, measure_network
     from subquad.bench import save_rows
     from subquad.data import eval_transform
-    from subquad.data.dataset import read_image
     from subquad.evaluation import load_trained
-    from subquad.evaluation.predict import image_files
+    from subquad.evaluation.predict import image_files, readable_images
     from subquad.report import write_analysis
 
     measures = arguments.measures or list(ALL_MEASURES)
@@ -43,17 +42,16 @@ def run_analyze(arguments: argparse.Namespace) -> None:
     for path in arguments.checkpoint:
         trained = load_trained(path)
         transform = eval_transform(trained.input)
-        starts = range(0, len(chosen), arguments.batch_size)
-        batches = (
-            torch.stack([transform(read_image(file)) for file in chosen[start : start + arguments.batch_size]])
-            for start in starts
-        )
+        inputs = [image for _, image in readable_images(chosen, transform, strict=False, log=print)]
+        if not inputs:
+            raise SubquadError(f"none of {len(chosen)} images can be read, the first is {chosen[0]}")
+        batches = torch.stack(inputs).split(arguments.batch_size)
         name = path.name if path.is_dir() else path.stem
         if name in rows:
             raise SubquadError(f"two networks are called {name}: rename a folder")
         moved = (batch.to(trained.device) for batch in batches)
         rows[name] = measure_network(trained.model, moved, measures, network=name)
-        print(f"{name}: {max(row.layer for row in rows[name])} layers, {len(chosen)} images")
+        print(f"{name}: {max(row.layer for row in rows[name])} layers, {len(inputs)} images")
     note = f"{len(chosen)} images, torch {torch.__version__}; means over heads and images"
     every = [row for found in rows.values() for row in found]
     for ending in (".csv", ".json"):

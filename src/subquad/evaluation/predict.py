@@ -62,7 +62,7 @@ def predict(
     transform = eval_transform(input_config)
     predictions: list[Prediction] = []
     bar = tqdm(files, desc="predicting", leave=False, disable=None)
-    inputs = _readable(bar, transform, strict, log)
+    inputs = readable_images(bar, transform, strict, log)
     with evaluating(model):
         while batch := list(islice(inputs, _BATCH)):
             logits = model(torch.stack([image for _, image in batch]).to(device))
@@ -77,7 +77,7 @@ def predict(
     return predictions
 
 
-def _readable(
+def readable_images(
     files: Iterable[Path], transform: Callable[..., Tensor], strict: bool, log: Callable[[str], None]
 ) -> Iterable[tuple[Path, Tensor]]:
     """The files that are images, with the tensors that the model takes."""

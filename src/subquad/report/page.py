@@ -134,7 +134,7 @@ def _curves(groups: Sequence[Group], colours: dict[str, str]) -> str:
     both = chart(measure.main, measure.title, " %") + chart("train_loss", "training loss", "")
     return section(
         "Learning curves",
-        "By epoch, the mean over the seeds; the training loss includes label smoothing and augmentation.",
+        "By epoch, the mean over the seeds; the training loss has the augmentation and smoothing of its recipe.",
         f'{_legend(groups, colours)}<div class="pair">{both}</div>',
     )
 
