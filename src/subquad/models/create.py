@@ -79,13 +79,9 @@ def create_model(
         raise SubquadError(f"{name} has attention of its own and takes no other, got {attention!r}")
     if attention is None:
         attention = network.attention if network else "softmax"
-    blocks = [parse_attention(entry) for entry in per_block(attention, depths, "attention")]
-    for mechanism, _ in blocks:
-        if mechanism not in ATTENTION:
-            raise unknown_name("attention", mechanism, ATTENTION)
-
+    blocks = parse_blocks(attention, depths)
     own = inspect.signature(host).parameters
-    _check_names(settings, set(own), {mechanism for mechanism, _ in blocks})
+    check_names(settings, set(own), {mechanism for mechanism, _ in blocks})
     row = variant.arguments | (network.settings if network else {})
     if img_size is None:
         img_size = row.get("img_size", own["img_size"].default)
@@ -95,21 +91,38 @@ def create_model(
     if "depths" in own:
         arguments["depths"] = depths
     _check_stages(arguments, own, depths)
-    shared = {key: per_block(value, depths, key) for key, value in (row | settings).items() if key not in own}
-    stages = [s for s, depth in enumerate(depths) for _ in range(depth)]
-    mechanisms = [
-        _mechanism(
-            *block,
-            usual=_usual(variant.host, block[0], stages[i], depths),
-            shared={key: values[i] for key, values in shared.items()},
-        )
-        for i, block in enumerate(blocks)
-    ]
+    shared = {key: value for key, value in (row | settings).items() if key not in own}
+    mechanisms = make_mechanisms(variant.host, blocks, depths, shared)
     with nullcontext() if device is None else torch.device(device):
         model = host(mechanisms, **arguments)
     # through JSON, so that a model made here and one restored from its file say the same
     model.creation = json.loads(json.dumps({key: value for key, value in given.items() if value is not None}))
     return model if dtype is None else model.to(dtype)
+
+
+def parse_blocks(attention: Names, depths: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
+    """Name and own settings of each block's mechanism."""
+    blocks = [parse_attention(entry) for entry in per_block(attention, depths, "attention")]
+    for mechanism, _ in blocks:
+        if mechanism not in ATTENTION:
+            raise unknown_name("attention", mechanism, ATTENTION)
+    return blocks
+
+
+def make_mechanisms(
+    host: str, blocks: Sequence[tuple[str, dict[str, Any]]], depths: Sequence[int], settings: dict[str, Any]
+) -> list[Mechanism]:
+    """The mechanism of each block, with its own settings, with those of `settings` it knows, else the host's usual."""
+    shared = {key: per_block(value, depths, key) for key, value in settings.items()}
+    stages = [s for s, depth in enumerate(depths) for _ in range(depth)]
+    return [
+        _mechanism(
+            *block,
+            usual=_usual(host, block[0], stages[i], depths),
+            shared={key: values[i] for key, values in shared.items()},
+        )
+        for i, block in enumerate(blocks)
+    ]
 
 
 def _reach(host: Any, arguments: dict[str, Any], names: list[str], depths: Sequence[int]) -> dict[str, Any]:
@@ -207,7 +220,8 @@ def settings_of(mechanism: str) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
 
 
-def _check_names(settings: dict[str, Any], own: set[str], mechanisms: set[str]) -> None:
+def check_names(settings: dict[str, Any], own: set[str], mechanisms: set[str]) -> None:
+    """Raise for a setting that neither a host, which takes `own`, nor one of its mechanisms takes."""
     known = (own | {key for mechanism in mechanisms for key in settings_of(mechanism)}) - {"attention"}
     for key in settings:
         if key not in known:

@@ -1,0 +1,162 @@
+"""A classifier of sequences: the small network of the Long Range Arena, whose mixing is any mechanism.
+
+Tokens are numbers, 0 is padding. As in Nyströmformer (Xiong et al. 2021, arXiv 2102.03902) and Skyformer (Chen et al. 2021,
+arXiv 2111.00035): 2 pre-norm blocks of width 64, learned positions, the mean of the tokens, a small head. Unlike
+theirs the mean is over the tokens that are there; mechanisms have no dropout on their weights.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.models.create import Names, check_names, make_mechanisms, parse_blocks
+from subquad.models.layers import Block, Mechanism, SelfAttention
+
+
+class SequenceClassifier(nn.Module):
+    """Sequences of numbers (b, n) to logits (b, num_classes); pairs of them (b, 2, n) where `pairs`.
+
+    All sequences are filled up to `max_length`, and padding is left out of every sum and mean: an answer does not
+    depend on how much of it there is. Agents and landmarks stand at fixed places of the `max_length` tokens.
+
+    Args:
+        attention: the mechanism of each block.
+        vocab_size: tokens there are, padding among them.
+        max_length: tokens a sequence has at most.
+        num_classes: classes of the head.
+        embed_dim: channels.
+        num_heads: heads of every block.
+        mlp_ratio: width of the MLPs over `embed_dim`.
+        drop_rate: dropout behind the embedding, the attention and the layers of the MLPs.
+        pairs: read two sequences u, v with one network, and the head [u, v, u·v, u − v].
+    """
+
+    def __init__(
+        self,
+        attention: Sequence[Mechanism],
+        *,
+        vocab_size: int,
+        max_length: int,
+        num_classes: int,
+        embed_dim: int = 64,
+        num_heads: int = 2,
+        mlp_ratio: float = 2,
+        drop_rate: float = 0.1,
+        pairs: bool = False,
+    ) -> None:
+        super().__init__()
+        self.creation: dict[str, Any] = {}
+        self.max_length, self.num_classes, self.pairs = max_length, num_classes, pairs
+        self.grid = TokenGrid(1, max_length)
+        self.embed = nn.Embedding(vocab_size, embed_dim)
+        self.pos_embed = nn.Parameter(torch.empty(max_length, embed_dim))
+        nn.init.normal_(self.embed.weight, std=0.02)
+        nn.init.normal_(self.pos_embed, std=0.02)
+        self.drop = nn.Dropout(drop_rate)
+        self.blocks = nn.ModuleList(
+            SequenceBlock(
+                embed_dim,
+                SelfAttention(embed_dim, num_heads, mechanism, grid=self.grid),
+                mlp_ratio=mlp_ratio,
+                drop=drop_rate,
+                eps=1e-5,
+            )
+            for mechanism in attention
+        )
+        self.norm = nn.LayerNorm(embed_dim)
+        width = 2 * embed_dim
+        self.head = nn.Sequential(
+            nn.Linear(embed_dim * (4 if pairs else 1), width), nn.ReLU(), nn.Linear(width, num_classes)
+        )
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that are tables."""
+        return {"embed.weight", "pos_embed"}
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See the class.
+
+        Raises:
+            SubquadError: for a sequence that is too long, or not of the shape that the network reads.
+        """
+        if tokens.dim() != 2 + self.pairs:
+            raise SubquadError(f"expected {'pairs of ' * self.pairs}sequences, got shape {tuple(tokens.shape)}")
+        if not self.pairs:
+            return self.head(self.encode(tokens))
+        u, v = self.encode(tokens.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
+        return self.head(torch.cat([u, v, u * v, u - v], dim=-1))
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Sequences (b, n) to the means of their tokens (b, c)."""
+        tokens = self._fill_up(tokens)
+        padding = tokens == 0
+        x = self.drop(self.embed(tokens) + self.pos_embed)
+        for block in self.blocks:
+            x = block(x, grid=self.grid, padding=padding)
+        present = ~padding[..., None]
+        return (self.norm(x) * present).sum(1) / present.sum(1).clamp(min=1)
+
+    def _fill_up(self, tokens: Tensor) -> Tensor:
+        """To `max_length` tokens; padding beyond it is cut off, but nothing else."""
+        length = tokens.shape[-1]
+        if length > self.max_length:
+            if not torch.compiler.is_compiling() and tokens[:, self.max_length :].any():
+                longest = int((tokens != 0).any(0).nonzero().max()) + 1
+                raise SubquadError(f"a sequence of {longest} tokens, the network is made for {self.max_length}: cut it")
+            return tokens[:, : self.max_length]
+        return F.pad(tokens, (0, self.max_length - length))
+
+
+class SequenceBlock(Block):
+    """A block that leaves out padding, with dropout on what attention gives."""
+
+    def __init__(self, *arguments: Any, drop: float = 0, **settings: Any) -> None:
+        super().__init__(*arguments, drop=drop, **settings)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None) -> Tensor:
+        x = x + self.drop(self.attn(self.norm1(x), grid=grid, padding=padding))
+        return x + self.mlp(self.norm2(x))
+
+
+SIZES = frozenset({"embed_dim", "num_heads", "mlp_ratio", "drop_rate", "pairs"})
+
+
+def create_sequence_model(
+    attention: Names = "softmax", *, vocab_size: int, max_length: int, num_classes: int, depth: int = 2, **settings: Any
+) -> SequenceClassifier:
+    """A `SequenceClassifier` with mechanisms by name; its `creation` holds the arguments of this call.
+
+    Args:
+        attention: one mechanism for all blocks, or one for each, see `create_model`.
+        vocab_size: tokens there are, padding among them.
+        max_length: tokens a sequence has at most.
+        num_classes: classes of the head.
+        depth: blocks.
+        settings: further arguments of the network, and those of the mechanisms.
+
+    Raises:
+        SubquadError: for a name, a setting or a number that does not fit, in one line.
+    """
+    for name, value in {"vocab_size": vocab_size, "max_length": max_length, "depth": depth}.items():
+        if value < 1:
+            raise SubquadError(f"{name} must be at least 1, got {value}")
+    settings = {key: value for key, value in settings.items() if value is not None}
+    given = {"attention": attention, "vocab_size": vocab_size, "max_length": max_length, "num_classes": num_classes}
+    given |= {"depth": depth, **settings}
+    blocks = parse_blocks(attention, (depth,))
+    check_names(settings, set(SIZES), {mechanism for mechanism, _ in blocks})
+    own = {key: value for key, value in settings.items() if key in SIZES}
+    others = {key: value for key, value in settings.items() if key not in SIZES}
+    mechanisms = make_mechanisms("sequence", blocks, (depth,), others)
+    model = SequenceClassifier(
+        mechanisms, vocab_size=vocab_size, max_length=max_length, num_classes=num_classes, **own
+    )
+    model.creation = {"task": "lra", **json.loads(json.dumps(given))}
+    return model

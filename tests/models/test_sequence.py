@@ -1,0 +1,85 @@
+"""The sequence classifier: sizes of the literature, padding that changes no answer, and complaints."""
+
+import pytest
+import torch
+
+from subquad import ATTENTION, SubquadError
+from subquad.models.sequence import create_sequence_model
+
+# with softmax, as Skyformer's sizes give them
+KNOWN = {
+    "listops": (209_802, {"vocab_size": 32, "max_length": 2048, "num_classes": 10}),
+    "pathfinder": (173_954, {"vocab_size": 512, "max_length": 1024, "num_classes": 2}),
+    "retrieval": (395_138, {"vocab_size": 512, "max_length": 4096, "num_classes": 2, "pairs": True}),
+    "text": (370_562, {"vocab_size": 512, "max_length": 4096, "num_classes": 2}),
+    "image": (158_602, {"vocab_size": 256, "max_length": 1024, "num_classes": 10}),
+}
+
+
+def small(attention, **settings):
+    torch.manual_seed(0)
+    model = create_sequence_model(attention, vocab_size=20, max_length=60, num_classes=3, embed_dim=32, **settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model.eval().double()
+
+
+@pytest.mark.parametrize("task", KNOWN)
+def test_the_usual_networks_have_the_known_number_of_parameters(task):
+    known, sizes = KNOWN[task]
+    assert sum(p.numel() for p in create_sequence_model("softmax", **sizes).parameters()) == known
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_padding_changes_no_answer(attention):
+    model = small(attention)
+    tokens = torch.randint(1, 20, (3, 23))
+    tokens[0, 9:] = 0
+    with torch.no_grad():
+        alone = torch.cat([model(tokens[:1, :9]), model(tokens[1:])])
+        assert torch.allclose(model(tokens), alone, atol=1e-12)
+        for longer in (40, 60, 75):
+            padded = torch.nn.functional.pad(tokens, (0, longer - 23))
+            assert torch.allclose(model(padded), alone, atol=1e-12)
+        padded = torch.nn.functional.pad(tokens, (0, 37))
+        # what stands where the padding is does not matter either: the embedding of 0 is never seen
+        model.embed.weight[0] += 10
+        assert torch.allclose(model(padded), alone, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_pairs_are_read_by_one_network(attention):
+    model = small(attention, pairs=True)
+    tokens = torch.randint(1, 20, (2, 2, 30))
+    tokens[0, 1, 11:] = 0
+    with torch.no_grad():
+        u, v = model.encode(tokens[:, 0]), model.encode(tokens[:, 1])
+        assert torch.allclose(model(tokens), model.head(torch.cat([u, v, u * v, u - v], -1)))
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_every_parameter_but_unused_taps_gets_a_gradient(attention):
+    model = small(attention).train()
+    model(torch.randint(1, 20, (2, 50))).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+
+
+def test_an_empty_sequence_has_an_answer():
+    with torch.no_grad():
+        assert small("linear")(torch.zeros(1, 5, dtype=torch.long)).isfinite().all()
+
+
+def test_complaints_name_the_numbers():
+    model = small("linear")
+    with pytest.raises(SubquadError, match="61 tokens, the network is made for 60"):
+        model(torch.ones(1, 61, dtype=torch.long))
+    with pytest.raises(SubquadError, match="expected sequences"):
+        model(torch.ones(1, 2, 7, dtype=torch.long))
+    with pytest.raises(SubquadError, match="unknown attention 'sofmax'"):
+        small("sofmax")
+    with pytest.raises(SubquadError, match="num_agent"):
+        small("agent", num_agent=3)
+    with pytest.raises(SubquadError, match="max_length must be at least 1"):
+        create_sequence_model("linear", vocab_size=2, max_length=0, num_classes=2)
