@@ -11,16 +11,14 @@ expression has several values.
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from subquad.data.archives import data_home
-from subquad.errors import SubquadError, unknown_name
-from subquad.writing import replacing
+from subquad.data.generated import kept, part_of
+from subquad.errors import SubquadError
 
 OPERATIONS: dict[str, Callable[[Sequence[int]], int]] = {
     "[MIN": min,
@@ -139,22 +137,12 @@ def load_listops(
         shortest: tokens of an expression at least.
         longest: tokens of an expression at most.
     """
-    if split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)
     if count < 100:
         raise SubquadError(f"{count} expressions leave none to judge by: ask for 100 or more")
-    path = data_home() / f"listops-{seed}-{count}-{shortest}-{longest}.npz"
-    with FileLock(f"{path}.lock"):
-        if not path.is_file():
-            made = _generated(seed, count, shortest, longest)
-            with replacing(path) as aside, aside.open("wb") as file:
-                np.savez_compressed(file, tokens=made.tokens, lengths=made.lengths, labels=made.labels)
-    with np.load(path, allow_pickle=False) as file:
-        whole = Sequences(file["tokens"], file["lengths"], file["labels"])
-    names = list(SPLITS)
-    first = round(count * sum(SPLITS[name] for name in names[: names.index(split)]))
-    part = slice(first, first + round(count * SPLITS[split]))
-    return Sequences(whole.tokens[part], whole.lengths[part], whole.labels[part])
+    part = part_of(split, SPLITS, count)
+    name = f"listops-{seed}-{count}-{shortest}-{longest}"
+    whole = kept(name, lambda: asdict(_generated(seed, count, shortest, longest)))
+    return Sequences(**{key: values[part] for key, values in whole.items()})
 
 
 def _generated(seed: int, count: int, shortest: int, longest: int) -> Sequences:

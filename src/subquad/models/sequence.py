@@ -1,7 +1,7 @@
 """A classifier of sequences: the small network of the Long Range Arena, whose mixing is any mechanism.
 
-Tokens are numbers, 0 is padding. As in Nyströmformer (Xiong et al. 2021, arXiv 2102.03902) and Skyformer (Chen et al. 2021,
-arXiv 2111.00035): 2 pre-norm blocks of width 64, learned positions, the mean of the tokens, a small head. Unlike
+Tokens are numbers, 0 is padding. As in Nyströmformer (Xiong et al. 2021, arXiv 2102.03902) and Skyformer (Chen et al.
+2021, arXiv 2111.00035): 2 pre-norm blocks of width 64, learned positions, the mean of the tokens, a small head. Unlike
 theirs the mean is over the tokens that are there; mechanisms have no dropout on their weights.
 """
 
@@ -155,8 +155,6 @@ def create_sequence_model(
     own = {key: value for key, value in settings.items() if key in SIZES}
     others = {key: value for key, value in settings.items() if key not in SIZES}
     mechanisms = make_mechanisms("sequence", blocks, (depth,), others)
-    model = SequenceClassifier(
-        mechanisms, vocab_size=vocab_size, max_length=max_length, num_classes=num_classes, **own
-    )
+    model = SequenceClassifier(mechanisms, vocab_size=vocab_size, max_length=max_length, num_classes=num_classes, **own)
     model.creation = {"task": "lra", **json.loads(json.dumps(given))}
     return model

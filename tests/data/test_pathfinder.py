@@ -1,0 +1,102 @@
+"""Pathfinder and same-different: what the labels say is in the images, and they look as the released ones do."""
+
+import time
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from subquad import SubquadError
+from subquad.data import pathfinder, same_different
+
+# of 60 released images each: dashes, share of zero pixels, share above 64, mean
+RELEASED = [(6, 0.77, 0.08, 13), (9, 0.73, 0.09, 16), (14, 0.66, 0.12, 20)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "zero", "bright", "mean"), RELEASED)
+def test_images_have_the_released_statistics(length, zero, bright, mean):
+    images, labels = pathfinder.draw_images(pathfinder.Setting(contour_length=length), 0, 0, 256)
+    assert images.shape == (256, 32, 32) and images.dtype == np.uint8 and images.max() == 255
+    assert (images == 0).mean() == pytest.approx(zero, abs=0.06)
+    assert (images > 64).mean() == pytest.approx(bright, abs=0.02)
+    assert images.mean() == pytest.approx(mean, abs=4)
+    assert 0.4 < labels.mean() < 0.6
+
+
+def bright_discs(image):
+    """How many places look like a marker: a bright square of 3 pixels."""
+    solid = ndimage.minimum_filter(image.astype(float), 3) > 180
+    return ndimage.label(solid, np.ones((3, 3)))[1]
+
+
+def test_two_discs_mark_what_is_asked():
+    images, _ = pathfinder.draw_images(pathfinder.Setting(contour_length=6, distractors=0), 1, 0, 200)
+    assert np.mean([bright_discs(image) == 2 for image in images]) > 0.9
+
+
+def test_joined_discs_lie_on_one_contour():
+    """Without distractors, widened dashes grow together: joined discs then mostly touch one piece, others two."""
+    images, labels = pathfinder.draw_images(pathfinder.Setting(contour_length=6, distractors=0), 2, 0, 200)
+    together = []
+    for image in images:
+        solid, _ = ndimage.label(ndimage.minimum_filter(image.astype(float), 3) > 180, np.ones((3, 3)))
+        pieces, _ = ndimage.label(ndimage.binary_dilation(image > 60, np.ones((3, 3))), np.ones((3, 3)))
+        discs = [pieces[solid == k][0] for k in range(1, solid.max() + 1)]
+        together.append(len(set(discs)) == 1)
+    together = np.array(together)
+    assert together[labels == 1].mean() > 0.9 and together[labels == 0].mean() < 0.6
+
+
+def test_larger_images_have_longer_paths():
+    setting = pathfinder.Setting(size=64, contour_length=20)
+    images, _ = pathfinder.draw_images(setting, 0, 0, 8)
+    assert images.shape == (8, 64, 64)
+    assert pathfinder.Setting(size=64, contour_length=14).count == 20  # five on a quarter of the area
+
+
+@pytest.mark.parametrize("load", [pathfinder.load_pathfinder, same_different.load_same_different])
+def test_parts_are_kept_and_follow_from_the_seed(load, monkeypatch, tmp_path):
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path))
+    train, validation = load("train", count=40), load("validation", count=40)
+    assert len(train[0]) == len(train[1]) == 32 and len(validation[0]) == 4
+    assert np.array_equal(load("train", count=40)[0], train[0])
+    assert not np.array_equal(load("train", count=40, seed=1)[0], train[0])
+    assert len({image.tobytes() for image in np.concatenate([train[0], validation[0]])}) == 36
+
+
+def test_patterns_are_equal_where_they_are_called_so():
+    setting = same_different.Setting(size=48, distance=20)
+    images, labels = same_different.draw_images(setting, 0, 0, 64)
+    for image, label in zip(images, labels, strict=True):
+        drawn, count = ndimage.label(image != 64)
+        boxes = ndimage.find_objects(drawn)
+        assert count == 2
+        one, other = (image[box] for box in boxes)
+        corners = np.array([[side.start for side in box] for box in boxes])
+        assert np.abs(corners[0] - corners[1]).max() == 20
+        differing = (one != other).mean()
+        assert (differing == 0) if label else differing >= 6 / 16
+
+
+def test_complaints_name_the_numbers():
+    for wrong, text in [
+        (lambda: pathfinder.Setting(contour_length=40), "2 to 16 dashes, got 40: take a larger size"),
+        (lambda: pathfinder.Setting(size=8), "at least 24 pixels, got 8"),
+        (lambda: pathfinder.Setting(distractors=-1), "distractors must be at least 0, got -1"),
+        (lambda: same_different.Setting(distance=40), "9 to 24 px apart, got 40"),
+        (lambda: pathfinder.load_pathfinder("held", count=40), "unknown split 'held'"),
+        (lambda: pathfinder.load_pathfinder("test", count=3), "leaves none for test: ask for 10 or more"),
+    ]:
+        with pytest.raises(SubquadError, match=text):
+            wrong()
+
+
+@pytest.mark.slow
+def test_drawing_is_fast_enough_to_be_used():
+    """A hundred hard images a second are asked for; a busy machine may take three times as long."""
+    setting = pathfinder.Setting(contour_length=14)
+    pathfinder.draw_images(setting, 0, 1, 8)
+    start = time.perf_counter()
+    pathfinder.draw_images(setting, 0, 0, 512)
+    assert 512 / (time.perf_counter() - start) > 33
