@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from subquad.cli import analyze, bench, detect, diffuse, library, segment, trained, training
+from subquad.cli import analyze, bench, detect, diffuse, library, lra, segment, trained, training
 from subquad.cli.parser import Commands, Parser
 from subquad.errors import SubquadError
 
@@ -45,6 +45,6 @@ def make_parser() -> Parser:
     parser = Parser(prog="subquad", description="Sub-quadratic attention for vision: train, compare, look inside.")
     parser.add_argument("--version", action="version", version=f"subquad {version('subquad')}")
     commands = Commands(parser)
-    for room in (training, trained, detect, segment, diffuse, analyze, bench, library):
+    for room in (training, trained, detect, segment, diffuse, lra, analyze, bench, library):
         room.add_commands(commands)
     return parser

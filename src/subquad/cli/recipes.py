@@ -61,7 +61,7 @@ def add_recipe_flags(parser: Parser, kind: Any, without: Sequence[str] = ()) -> 
     group = parser.add_argument_group("recipe", "each overrides the recipe's value")
     defaults = kind()
     for name, (type_of, text) in recipe_fields(kind).items():
-        if name in without:
+        if name in without or name in kind.hidden:
             continue
         flag = f"--{name.replace('_', '-')}"
         if is_switch(type_of):

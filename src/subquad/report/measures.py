@@ -41,6 +41,7 @@ MEASURES = {
         (("eval_box_ap", "box AP %"), ("eval_box_ap50", "box AP50 %"), ("eval_mask_ap", "mask AP %")),
         "the average precision of boxes on the held-out images",
     ),
+    "lra": Measure((("eval_top1", "accuracy %"),), "accuracy on the held-out sequences"),
     "segment": Measure(
         (("eval_miou", "mIoU %"), ("eval_accuracy", "pixels %"), ("eval_class_accuracy", "classes %")),
         "the mean intersection over union on the held-out images",

@@ -24,13 +24,15 @@ class CommonRecipe:
     """Settings of one training run. None stands for "as the model or the data have it".
 
     Each task's class says how the task is called, by what command it is trained, and by which entry of a judgement the
-    best weights are chosen, the higher the better, and what that is called in a table.
+    best weights are chosen, the higher the better, and what that is called in a table. Fields that are `hidden` mean
+    nothing to it and have no flag.
     """
 
     task: ClassVar[str]
     command: ClassVar[str]
     metric: ClassVar[str]
     metric_title: ClassVar[str]
+    hidden: ClassVar[frozenset[str]] = frozenset()
 
     model: str = option("deit_tiny", "model, see `subquad list`")
     attention: str | None = option(None, "mechanism; name:setting=value,… for settings, a+b+… for one a stage or block")
@@ -50,6 +52,7 @@ class CommonRecipe:
     workers: int = option(0, "processes that load images")
 
     epochs: int = option(300, "epochs, the cool-down not counted")
+    updates_per_epoch: int | None = option(None, "updates of an epoch, of images drawn anew; all images if left out")
     batch_size: int = option(128, "images a step and process")
     grad_accum_steps: int = option(1, "steps whose gradients make one update")
     seed: int = option(42, "seed of weights, order and augmentation")

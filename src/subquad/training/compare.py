@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from subquad.errors import SubquadError
-from subquad.models import create_model
 from subquad.text import si, speed_text
 from subquad.training.common import CommonRecipe
 from subquad.training.journal import Log, silent
 from subquad.training.loop import train
-from subquad.training.networks import arguments_of
 from subquad.training.run_folder import RunFolder
+from subquad.training.tasks import TASKS
 from subquad.writing import write_text
 
 _COLUMNS = ("params", "MACs", "img/s", "time", "peak MB")
@@ -41,7 +40,7 @@ def compare(
     folder = Path(folder)
     # a wrong name is found now, not after the runs before it
     for mechanism in mechanisms:
-        create_model(**arguments_of(recipe.replace(attention=mechanism)), num_classes=recipe.num_classes or 10)
+        TASKS[type(recipe)].network(recipe.replace(attention=mechanism))
     rows = []
     for mechanism in mechanisms:
         summaries = []

@@ -83,6 +83,13 @@ class Trainer:
                 f"{len(task.train_images)} training images are less than one batch of {self.total_batch}: "
                 f"take a smaller --batch-size"
             )
+        if recipe.updates_per_epoch is not None:
+            if not 1 <= recipe.updates_per_epoch <= self.updates_per_epoch:
+                raise SubquadError(
+                    f"updates_per_epoch goes from 1 to {self.updates_per_epoch}, as many as {len(task.train_images)} "
+                    f"training images have, got {recipe.updates_per_epoch}"
+                )
+            self.updates_per_epoch = recipe.updates_per_epoch
         self.bare: nn.Module = task.model.to(accelerator.device)
         self.ema = None
         if recipe.model_ema:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.models import create_model
 from subquad.training.common import CommonRecipe
+from subquad.training.networks import arguments_of
 
 Row = dict[str, float]
 
@@ -30,6 +32,11 @@ class Task(ABC):
         self.recipe: Any = recipe
         self.model: Any = model
         self.train_images, self.eval_images = train_images, eval_images
+
+    @classmethod
+    def network(cls, recipe: Any) -> nn.Module:
+        """A network of the recipe without its data and weights: a wrong name or setting raises here."""
+        return create_model(**arguments_of(recipe), num_classes=recipe.num_classes or 10)
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from subquad.training.classification import Classification
 from subquad.training.common import CommonRecipe
 from subquad.training.detection import Detection, DetectRecipe
+from subquad.training.lra import LongRange, LraRecipe
 from subquad.training.recipe import Recipe
 from subquad.training.segmentation import Segmentation, SegmentRecipe
 from subquad.training.task import Task
@@ -11,6 +12,7 @@ TASKS: dict[type[CommonRecipe], type[Task]] = {
     Recipe: Classification,
     SegmentRecipe: Segmentation,
     DetectRecipe: Detection,
+    LraRecipe: LongRange,
 }
 
 

@@ -1,0 +1,234 @@
+"""The tasks of the Long Range Arena (Tay et al. 2020, arXiv 2011.04006) as sequences of numbers, 0 for padding.
+
+ListOps and Pathfinder are generated; Image is CIFAR-10 in grey, from its folder or archive; Text and Retrieval are read
+from the archives where a user has them. Every symbol is above 0, black pixels too: padding hides nothing. Of Text a
+tenth of the training set is held out to choose weights by, where published codes choose them on the test set.
+"""
+
+import csv
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from subquad.data import listops, pathfinder
+from subquad.data.archives import is_archive, unpack
+from subquad.data.catalogue import load_dataset
+from subquad.data.dataset import ImageDataset
+from subquad.data.generated import kept
+from subquad.data.sampling import hold_out, thin_out
+from subquad.errors import SubquadError, unknown_name
+
+Read = Callable[[int], Sequence[NDArray[Any]]]
+"""From a place: its sequence, or the two of a pair."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where sequences come from.
+
+    Attributes:
+        read: symbols from 1 on.
+        labels: indices into `classes`.
+    """
+
+    read: Read
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+    def part(self, places: Sequence[int]) -> "Source":
+        """Only those at `places`."""
+        return Source(lambda index: self.read(places[index]), self.labels[np.asarray(places, int)], self.classes)
+
+
+class SequenceDataset(Dataset):
+    """Pairs of a sequence of `max_length` numbers, cut or filled up with 0, and its label.
+
+    Where two texts are compared an item's sequence is (2, max_length).
+    """
+
+    num_broken = 0
+
+    def __init__(self, source: Source, name: str, max_length: int) -> None:
+        self.classes, self.labels = source.classes, source.labels
+        self.name, self.max_length = name, max_length
+        self._read = source.read
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        sequences = self._read(index)
+        tokens = np.zeros((len(sequences), self.max_length), np.int64)
+        for row, symbols in zip(tokens, sequences, strict=True):
+            cut = symbols[: self.max_length]
+            row[: len(cut)] = cut
+        return torch.from_numpy(tokens if len(tokens) > 1 else tokens[0]), int(self.labels[index])
+
+    def broken_paths(self) -> list[str]:
+        """Nothing is broken: files that can't be read end before this."""
+        return []
+
+
+def load_sequences(
+    task: str,
+    *,
+    split: str,
+    max_length: int,
+    data_dir: Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    max_sequences: int | None = None,
+) -> SequenceDataset:
+    """The sequences of a task.
+
+    Args:
+        task: one of `SEQUENCES`.
+        split: "train", "validation" or "test".
+        max_length: tokens of a sequence at most; what is behind them is cut off.
+        data_dir: where CIFAR-10, IMDb or the pairs of AAN are.
+        settings: of what is generated: `count`, `seed`, and for listops `shortest` and `longest`, for pathfinder those
+            of `pathfinder.Setting`.
+        max_sequences: keep so many at most, the classes in proportion.
+    """
+    if task not in SEQUENCES:
+        raise unknown_name("task", task, SEQUENCES)
+    if split not in ("train", "validation", "test"):
+        raise unknown_name("split", split, ("train", "validation", "test"))
+    load, settings = SEQUENCES[task].load, dict(settings or {})
+    known = {name for name, p in signature(load).parameters.items() if p.kind is p.KEYWORD_ONLY} | _GENERATED.get(
+        task, set()
+    )
+    for name in settings:
+        if name not in known:
+            raise unknown_name(f"setting of the data of {task}", name, known or {"(it has none)"})
+    source = load(split, Path(data_dir).expanduser() if data_dir else None, **settings)
+    if max_sequences is not None:
+        source = source.part(thin_out(source.labels.tolist(), max_sequences))
+    return SequenceDataset(source, task, max_length)
+
+
+def _listops(split: str, data_dir: Path | None, **settings: Any) -> Source:
+    found = listops.load_listops(split, **settings)
+    return Source(lambda index: [found.tokens[index, : found.lengths[index]]], found.labels, tuple(map(str, range(10))))
+
+
+def _pathfinder(split: str, data_dir: Path | None, **settings: Any) -> Source:
+    images, labels = pathfinder.load_pathfinder(split, **settings)
+    return Source(lambda index: [_symbols(images[index])], labels, pathfinder.CLASSES)
+
+
+def _image(split: str, data_dir: Path | None) -> Source:
+    name = "validation" if split == "test" else "train"
+    images = load_dataset("cifar10", split=name, data_dir=data_dir, strict=True)
+    # named by where they are, so that another folder is not taken for this one
+    label = f"cifar10-grey-{name}-{len(images)}-{crc32(images.path(0).encode()):08x}"
+    grey = kept(label, lambda: {"images": np.stack([to_grey(images, index) for index in range(len(images))])})["images"]
+    source = Source(lambda index: [_symbols(grey[index])], np.asarray(images.labels, np.int64), images.classes)
+    if split == "test":
+        return source
+    train, validation = hold_out(list(images.labels))
+    return source.part(train if split == "train" else validation)
+
+
+def to_grey(images: ImageDataset, index: int) -> NDArray[np.uint8]:
+    """An image in the grey levels that the arena's are in: weights 0.2989, 0.5870, 0.1140, rounded down from 255.5."""
+    picture = np.asarray(images.picture(index), np.float32) / 255
+    return np.floor(255.5 * (picture @ np.float32([0.2989, 0.5870, 0.1140]))).clip(0, 255).astype(np.uint8)
+
+
+def _text(split: str, data_dir: Path | None) -> Source:
+    folder = _folder(data_dir, "text", "IMDb's archive aclImdb_v1.tar.gz, or the folder in it")
+    classes = ("neg", "pos")
+    part = folder / ("test" if split == "test" else "train")
+    files = [sorted((part / name).glob("*.txt")) for name in classes]
+    if not all(files):
+        raise SubquadError(f"{part} has no reviews: it needs the folders neg and pos with .txt files")
+    every = [path for paths in files for path in paths]
+    labels = np.repeat(np.arange(2), [len(paths) for paths in files])
+    source = Source(lambda index: [_bytes(every[index].read_bytes())], labels, classes)
+    if split == "test":
+        return source
+    train, validation = hold_out(labels.tolist())
+    return source.part(train if split == "train" else validation)
+
+
+def _retrieval(split: str, data_dir: Path | None) -> Source:
+    folder = _folder(data_dir, "retrieval", "the files new_aan_pairs.train.tsv, .eval.tsv and .test.tsv")
+    file = folder / f"new_aan_pairs.{'eval' if split == 'validation' else split}.tsv"
+    if not file.is_file():
+        raise SubquadError(f"{file} is missing: retrieval needs new_aan_pairs.train.tsv, .eval.tsv and .test.tsv")
+    csv.field_size_limit(sys.maxsize)
+    texts: list[tuple[bytes, bytes]] = []
+    labels = []
+    with file.open(encoding="utf-8", newline="") as lines:
+        for number, row in enumerate(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), start=1):
+            if len(row) != 5 or row[0] not in ("0", "1", "0.0", "1.0"):
+                raise SubquadError(f"line {number} of {file} is no pair: label, two numbers, two texts, got {len(row)}")
+            labels.append(int(float(row[0])))
+            # as many characters as the released pipeline takes
+            texts.append((row[3][:10_000].encode(), row[4][:10_000].encode()))
+    if not labels:
+        raise SubquadError(f"{file} is empty")
+    return Source(lambda index: [_bytes(text) for text in texts[index]], np.asarray(labels), ("other", "same"))
+
+
+def _folder(data_dir: Path | None, task: str, what: str) -> Path:
+    if data_dir is None:
+        raise SubquadError(f"{task} is not ours to give away: name with data_dir where {what} is")
+    folder = unpack(data_dir) if is_archive(data_dir) else data_dir
+    if not folder.is_dir():
+        raise SubquadError(f"there is no folder or archive {data_dir}: {task} needs {what}")
+    return folder
+
+
+def _symbols(image: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Pixels row by row, black as 1."""
+    return image.reshape(-1).astype(np.int64) + 1
+
+
+def _bytes(text: bytes) -> NDArray[np.int64]:
+    return np.frombuffer(text, np.uint8).astype(np.int64) + 1
+
+
+@dataclass(frozen=True)
+class SequenceTask:
+    """A task.
+
+    Attributes:
+        load: its sequences.
+        symbols: there are, padding among them.
+        num_classes: there are.
+        pairs: whether two texts are compared.
+        what: it is, in a few words.
+    """
+
+    load: Callable[..., Source]
+    symbols: int
+    num_classes: int
+    what: str
+    pairs: bool = False
+
+
+SEQUENCES = {
+    "listops": SequenceTask(_listops, len(listops.VOCABULARY), 10, "the value of nested operations on digits"),
+    "image": SequenceTask(_image, 257, 10, "CIFAR-10 in grey, pixel by pixel"),
+    "pathfinder": SequenceTask(_pathfinder, 257, 2, "whether two discs are joined by a dashed path"),
+    "text": SequenceTask(_text, 257, 2, "the opinion of film reviews, byte by byte"),
+    "retrieval": SequenceTask(_retrieval, 257, 2, "whether papers cite each other, byte by byte", pairs=True),
+}
+"""The tasks by name."""
+
+_GENERATED = {
+    "listops": set(signature(listops.load_listops).parameters) - {"split"},
+    "pathfinder": {"count", "seed", *pathfinder.Setting.__dataclass_fields__},
+}
+"""What generated data can be told."""

@@ -1,0 +1,111 @@
+"""Several mechanisms and seeds on a task of the Long Range Arena, judged on its test set, beside what is published."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from subquad.evaluation.arena import COLUMNS, PUBLISHED, guesses, judge_arena
+from subquad.text import clock, columns, si
+from subquad.training.compare import compare
+from subquad.training.journal import Log, silent
+from subquad.training.lra import LraRecipe
+from subquad.writing import write_text
+
+
+@dataclass(frozen=True)
+class ArenaRow:
+    """A mechanism: accuracy in percent on the test set of the weights that were best on the held-out part, by seed."""
+
+    mechanism: str
+    accuracies: tuple[float, ...]
+    held_out: float
+    params: int
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over the seeds; None for a single one."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    @property
+    def text(self) -> str:
+        """Mean and spread."""
+        return f"{self.mean:.2f}" + (f" ± {self.spread:.2f}" if self.spread is not None else "")
+
+
+@dataclass(frozen=True)
+class ArenaTable:
+    """What was found, what guessing reaches, and what was published."""
+
+    task: str
+    rows: tuple[ArenaRow, ...]
+    guesses: dict[str, float]
+
+    @property
+    def published(self) -> list[tuple[str, str, float]]:
+        """Name, source and accuracy."""
+        return [(name, source, values[COLUMNS.index(self.task)]) for name, (source, values) in PUBLISHED.items()]
+
+
+def run_arena(
+    recipe: LraRecipe, mechanisms: Sequence[str], seeds: Sequence[int], folder: Path, log: Log = silent
+) -> ArenaTable:
+    """Train a recipe with every mechanism and seed in `folder`, as `compare` does, and judge all on the test set.
+
+    Runs that have finished, and judgements of them, are kept; broken-off runs go on. Writes lra.json and lra.md beside
+    what `compare` writes.
+    """
+    compared = compare(recipe, mechanisms, seeds, folder, log)
+    rows = []
+    for row in compared:
+        accuracies = tuple(_tested(folder / name, recipe) for name in row["runs"])
+        rows.append(
+            ArenaRow(row["mechanism"], accuracies, row[f"{recipe.metric}_mean"], row["params"], row["train_seconds"])
+        )
+    table = ArenaTable(recipe.data, tuple(rows), guesses(recipe.data, recipe.data_settings))
+    _write(table, folder)
+    return table
+
+
+def _tested(run: Path, recipe: LraRecipe) -> float:
+    """The test accuracy of a finished run, which is kept in its folder."""
+    file = run / "test.json"
+    if not file.is_file():
+        result = judge_arena(run, data_dir=recipe.data_dir, batch_size=recipe.batch_size).result
+        write_text(file, json.dumps({"top1": result.top1, "loss": result.loss, "count": result.count}) + "\n")
+    return float(json.loads(file.read_text())["top1"])
+
+
+def arena_text(table: ArenaTable) -> str:
+    """The table for a terminal of 80 columns, with lines for guessing; what is published stands in lra.md."""
+    lines = [("mechanism", "test %", "held out %", "params", "time")]
+    lines += [(r.mechanism[:30], r.text, f"{r.held_out:.2f}", si(r.params), clock(r.seconds)) for r in table.rows]
+    lines += [(name, f"{value:.2f}", "", "", "") for name, value in table.guesses.items()]
+    return columns(lines)
+
+
+def _write(table: ArenaTable, folder: Path) -> None:
+    content = {
+        "task": table.task,
+        "rows": [
+            {"mechanism": r.mechanism, "test": r.accuracies, "mean": r.mean, "std": r.spread, "held_out": r.held_out}
+            for r in table.rows
+        ],
+        "guesses": table.guesses,
+        "published": [{"name": n, "source": s, "accuracy": a} for n, s, a in table.published],
+    }
+    write_text(folder / "lra.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    lines = ["| | test % | held out % | params | time |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines += [
+        f"| {r.mechanism} | {r.text} | {r.held_out:.2f} | {si(r.params)} | {clock(r.seconds)} |" for r in table.rows
+    ]
+    lines += [f"| *{name}* | {value:.2f} | | | |" for name, value in table.guesses.items()]
+    lines += [f"| {name} ({source}) | {accuracy:.2f} | | | |" for name, source, accuracy in table.published]
+    write_text(folder / "lra.md", "\n".join(lines) + "\n")
