@@ -7,7 +7,7 @@ import pytest
 from scipy import ndimage
 
 from subquad import SubquadError
-from subquad.data import pathfinder, same_different
+from subquad.data import load_dataset, pathfinder, same_different
 
 # of 60 released images each: dashes, share of zero pixels, share above 64, mean
 RELEASED = [(6, 0.77, 0.08, 13), (9, 0.73, 0.09, 16), (14, 0.66, 0.12, 20)]
@@ -100,3 +100,18 @@ def test_drawing_is_fast_enough_to_be_used():
     start = time.perf_counter()
     pathfinder.draw_images(setting, 0, 0, 512)
     assert 512 / (time.perf_counter() - start) > 33
+
+
+def test_drawn_images_are_data_by_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path))
+    data = load_dataset("same_different:size=40,distance=20,count=30", split="validation")
+    assert len(data) == 3 and data.classes == same_different.CLASSES and data[0][0].size == (40, 40)
+    assert len(load_dataset("pathfinder:contour_length=6,count=20", split="train")) == 16
+    for name, text in [
+        ("same_different:distanc=3", "unknown setting of same_different 'distanc'"),
+        ("pathfinder:size=big", "size of pathfinder is a whole number, got 'big'"),
+    ]:
+        with pytest.raises(SubquadError, match=text):
+            load_dataset(name, split="train")
+    with pytest.raises(SubquadError, match="drawn and not read"):
+        load_dataset("pathfinder", split="train", data_dir=tmp_path)

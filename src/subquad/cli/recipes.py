@@ -90,7 +90,7 @@ def given_fields(arguments: argparse.Namespace, kind: Any) -> dict[str, Any]:
 
 def train_recipe(arguments: argparse.Namespace, kind: Any, new: Callable[[argparse.Namespace], Any]) -> None:
     """Train the recipe that `new` makes of the flags, or go on with a run."""
-    from subquad.training import load_recipe, train
+    from subquad.training import load_recipe, slug, train
 
     if arguments.resume is not None:
         file = arguments.resume / "recipe.yaml"
@@ -101,7 +101,7 @@ def train_recipe(arguments: argparse.Namespace, kind: Any, new: Callable[[argpar
     else:
         recipe = new(arguments)
         name = arguments.experiment or "-".join(filter(None, [recipe.model, recipe.attention, Path(recipe.data).name]))
-        folder = arguments.output / name.replace(":", "_").replace("/", "_")
+        folder = arguments.output / slug(name)
     summary = train(recipe, folder, resume=arguments.resume is not None, log=print)
     best, epoch = summary[f"best_{recipe.metric}"], summary["best_epoch"] + 1
     what = recipe.metric_title.removesuffix(" %")
@@ -111,10 +111,10 @@ def train_recipe(arguments: argparse.Namespace, kind: Any, new: Callable[[argpar
 def compare_recipe(arguments: argparse.Namespace, recipe: Any) -> None:
     """Train a recipe with several mechanisms and print the table."""
     from subquad.attention import ATTENTION
-    from subquad.training import compare, comparison_table
+    from subquad.training import compare, comparison_table, slug
 
     mechanisms = arguments.mechanisms or list(ATTENTION)
-    folder = arguments.output / (arguments.experiment or f"compare-{recipe.model}-{Path(recipe.data).name}")
+    folder = arguments.output / (arguments.experiment or slug(f"compare-{recipe.model}-{Path(recipe.data).name}"))
     rows = compare(recipe, mechanisms, arguments.seeds, folder, log=print)
     table = comparison_table(rows, recipe.metric_title)
     print(f"\n{table}\n\neverything is in {folder}; `subquad report {folder}` makes a page of it")

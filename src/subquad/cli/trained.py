@@ -13,6 +13,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--data", help="data set; the one trained on if left out")
     sub.add_argument("--data-dir", help="its folder")
     sub.add_argument("--split", choices=("validation", "train"), default="validation", help="which part of it")
+    sub.add_argument("--img-size", type=positive, metavar="PX", help="look at images of another size than in training")
     sub.add_argument("--batch-size", type=positive, default=64, help="images at a time")
     sub.add_argument("--workers", type=int, default=0, help="processes that load images")
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
@@ -31,7 +32,7 @@ def run_eval(arguments: argparse.Namespace) -> None:
     from subquad.evaluation import confusion_text, judge, load_trained, save_confusion
 
     found = judge(
-        load_trained(arguments.checkpoint),
+        load_trained(arguments.checkpoint, img_size=arguments.img_size),
         data=arguments.data,
         data_dir=arguments.data_dir,
         split=arguments.split,

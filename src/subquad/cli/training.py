@@ -21,8 +21,8 @@ def default_recipe(given: dict[str, Any]) -> str:
     """The recipe for flags without --config: by the data where they have one of their own, else by the model."""
     from subquad.models import VARIANTS
 
-    by_data = {"digits": "digits", "cifar10": "cifar10_small"}
-    data, model = given.get("data", "digits"), given.get("model")
+    by_data = {"digits": "digits", "cifar10": "cifar10_small", "pathfinder": "reach", "same_different": "reach"}
+    data, model = given.get("data", "digits").partition(":")[0], given.get("model")
     if data in by_data:
         return by_data[data]
     return VARIANTS[model].recipe if model in VARIANTS else "deit"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from subquad.data.dataset import ImageDataset, Source
+from subquad.data.drawn import DRAWN, read_drawn
 from subquad.data.folders import LAYOUT, SPLITS, read_folder
 from subquad.data.named import read_digits, read_hub, read_torch
 from subquad.data.sampling import thin_out
@@ -13,6 +14,8 @@ NAMES = {
     "cifar10": "60,000 photographs of 32×32 pixels in 10 classes, from data_dir or downloaded",
     "imagenet": f"a folder data_dir with {LAYOUT}",
     "folder": "any folder of images data_dir, or an archive of one",
+    "pathfinder:<settings>": "drawn: are two discs joined by a path? size=32,contour_length=14,count=20000",
+    "same_different:<settings>": "drawn: are two patterns equal? size=32,distance=12,count=20000",
     "torch/<name>": "a data set of torchvision",
     "hfds/<name>": "a data set of the Hugging Face hub",
 }
@@ -41,6 +44,11 @@ def load_dataset(
 
 def _find(name: str, split: str, data_dir: Path | None) -> Source:
     kind, _, rest = name.partition("/")
+    drawn, _, settings = name.partition(":")
+    if drawn in DRAWN:
+        if data_dir:
+            raise SubquadError(f"{drawn} is drawn and not read from {data_dir}: leave out data_dir")
+        return read_drawn(drawn, split, settings)
     if name == "digits":
         if data_dir:
             raise SubquadError(f"digits come with scikit-learn and are not read from {data_dir}: ask for data 'folder'")

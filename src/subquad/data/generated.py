@@ -51,8 +51,8 @@ Draw = Callable[[int, int, int], tuple[NDArray[np.uint8], NDArray[np.int64]]]
 def draw_many(draw: Draw, seed: int, count: int) -> Arrays:
     """The first `count` images and labels from a seed, a chunk at a time."""
     chunks = [
-        draw(seed, start // CHUNK, CHUNK)
+        draw(seed, start // CHUNK, min(CHUNK, count - start))
         for start in tqdm(range(0, count, CHUNK), desc="drawing", unit=f"×{CHUNK} images", leave=False, disable=None)
     ]
-    images, labels = (np.concatenate(parts)[:count] for parts in zip(*chunks, strict=True))
+    images, labels = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
     return {"images": images, "labels": labels}

@@ -46,8 +46,11 @@ class Judgement:
     device: torch.device
 
 
-def load_trained(path: Path | str) -> Trained:
-    """The best weights of a run folder, or a weight file that training wrote, on the fastest device there is."""
+def load_trained(path: Path | str, *, img_size: int | None = None) -> Trained:
+    """The best weights of a run folder, or a weight file that training wrote, on the fastest device there is.
+
+    Images are brought to the size that it was trained at, or to `img_size`.
+    """
     path = Path(path)
     file = path / "best.safetensors" if path.is_dir() else path
     if path.is_dir() and not file.is_file():
@@ -57,7 +60,7 @@ def load_trained(path: Path | str) -> Trained:
     if missing:
         raise SubquadError(f"{file} does not say its {' and '.join(missing)}: only files written by training do")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    size: Any = model.img_size
+    size: Any = model.img_size if img_size is None else (img_size, img_size)
     config = InputConfig(img_size=size, **note["input"])
     named = _recipe_of(file.parent)
     return Trained(

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from subquad.bench import ScalingRow, crossover
+from subquad.report.arena import arena_table
 from subquad.report.charts import Axis, Series, line_chart, point_chart
 from subquad.report.gallery import gallery
 from subquad.report.maps import MapTable, attention_maps
@@ -46,7 +47,7 @@ def write_report(
         _accuracy(groups, colours),
         _curves(groups, colours),
         _scaling(scaling, scaling_note, groups, colours),
-        gallery(groups, log) or _maps(attention_maps(groups, log)),
+        arena_table(groups) or gallery(groups, log) or _maps(attention_maps(groups, log)),
         _provenance(groups),
     ]
     write_page(path, _title(groups), sections)

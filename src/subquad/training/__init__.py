@@ -1,7 +1,7 @@
 """Training: recipes, the loop, the run folder, and the comparison of mechanisms."""
 
 from subquad.training.arena import ArenaRow, ArenaTable, arena_text, run_arena
-from subquad.training.compare import compare, comparison_table
+from subquad.training.compare import compare, comparison_table, slug
 from subquad.training.detection import DetectRecipe
 from subquad.training.fields import parse_settings
 from subquad.training.loop import train
@@ -24,5 +24,6 @@ __all__ = [
     "recipe_fields",
     "recipe_names",
     "run_arena",
+    "slug",
     "train",
 ]

@@ -109,8 +109,8 @@ class LongRange(Task):
         }
 
     def describe(self) -> str:
-        sizes = f"{len(self.train_images)}+{len(self.eval_images)} sequences"
-        return f"{self.recipe.data}, {sizes} of up to {self.recipe.max_length}"
+        sizes = f"{len(self.train_images)}+{len(self.eval_images)}"
+        return f"{self.recipe.data}, {sizes} of {self.recipe.max_length}"
 
     def words(self, row: Row) -> str:
         average = f" (EMA {row['ema_top1']:.2f})" if "ema_top1" in row else ""

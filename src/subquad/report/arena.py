@@ -1,0 +1,42 @@
+"""The Long Range Arena on the page: the runs on the test set, beside what guessing reaches and what is published."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from html import escape
+
+from subquad.evaluation.arena import COLUMNS, PUBLISHED, guesses
+from subquad.report.parts import section
+from subquad.report.runs import Group
+
+_LEAD = (
+    "Accuracy on the test set of the weights that were best on the held-out part. What is published comes from several "
+    "code bases, with other networks and lengths; guessing looks at no whole sequence."
+)
+
+
+def arena_table(groups: Sequence[Group]) -> str:
+    """Markup of the section, nothing for other tasks."""
+    first = groups[0].first
+    if first.task != "lra":
+        return ""
+    task = str(first.facts["data"])
+    rows = []
+    for group in groups:
+        files = [run.path / "test.json" for run in group.runs]
+        found = [json.loads(file.read_text())["top1"] for file in files if file.is_file()]
+        if found:
+            spread = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
+            rows.append((group.label, f"{statistics.fmean(found):.2f}{spread}", "ours"))
+    rows += [(name, f"{value:.2f}", "guess") for name, value in guesses(task, first.facts["data_settings"]).items()]
+    rows += [
+        (name, f"{values[COLUMNS.index(task)]:.2f}", f"as {source} print it")
+        for name, (source, values) in PUBLISHED.items()
+    ]
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td><td>{escape(whose)}</td></tr>'
+        for name, value, whose in rows
+    )
+    head = '<tr><th scope="col"></th><th scope="col">accuracy %</th><th scope="col"></th></tr>'
+    table = f'<div class="scroll"><table class="sortable"><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+    return section("Beside what is known", _LEAD, table)

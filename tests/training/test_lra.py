@@ -1,0 +1,135 @@
+"""The Long Range Arena from the command line: trained, judged on the test set, resumed, and beside what is known."""
+
+import json
+
+import pytest
+import torch
+
+from subquad import ATTENTION, SubquadError
+from subquad.cli import main
+from subquad.evaluation.arena import COLUMNS, PUBLISHED, guesses, judge_arena, load_sequence_model
+from subquad.training import LraRecipe, load_recipe, recipe_names
+
+SMALL = ["--task", "listops", "--data-settings", "count=200,shortest=5,longest=24", "--max-length", "24"]
+SMALL += [
+    "--epochs",
+    "2",
+    "--updates-per-epoch",
+    "2",
+    "--warmup-updates",
+    "1",
+    "--batch-size",
+    "8",
+    "--embed-dim",
+    "16",
+]
+
+
+@pytest.fixture
+def runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "home"))
+    return ["--output", str(tmp_path)]
+
+
+def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tmp_path, capsys):
+    command = ["lra", *SMALL, *runs, "--attention", "linear", "agent:num_agents=4", "--seeds", "0", "1"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "root operator alone" in out and "chance" in out
+    table = out[out.index("mechanism") :].split("\n\n")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    folder = tmp_path / "lra-listops"
+    content = json.loads((folder / "lra.json").read_text())
+    assert [row["mechanism"] for row in content["rows"]] == ["linear", "agent:num_agents=4"]
+    assert all(len(row["test"]) == 2 for row in content["rows"])
+    assert {"name": "Skyformer", "source": "Chen et al.", "accuracy": 38.69} in content["published"]
+    assert "| *root operator alone* |" in (folder / "lra.md").read_text()
+    run = folder / "linear-s0"
+    result = judge_arena(run).result
+    assert result.count == 4 and result.top1 == content["rows"][0]["test"][0]
+    # what has finished is kept, and its judgement, too
+    (run / "test.json").write_text('{"top1": 77.0, "loss": 0, "count": 4}')
+    assert main(command) == 0
+    assert json.loads((folder / "lra.json").read_text())["rows"][0]["test"][0] == 77.0
+    page = tmp_path / "report.html"
+    assert main(["report", str(folder), "--no-scaling", "--output", str(page)]) == 0
+    assert "Beside what is known" in page.read_text() and "Skyformer" in page.read_text()
+
+
+def test_a_broken_off_run_goes_on(runs, tmp_path, monkeypatch):
+    from subquad.training import loop
+
+    command = ["lra", *SMALL, *runs, "--attention", "linear"]
+    whole = loop.Trainer._epoch
+
+    def stop_at_second(self, epoch):
+        if epoch:
+            raise KeyboardInterrupt
+        return whole(self, epoch)
+
+    monkeypatch.setattr(loop.Trainer, "_epoch", stop_at_second)
+    assert main(command) == 2
+    monkeypatch.setattr(loop.Trainer, "_epoch", whole)
+    assert main(command) == 0
+    broken, _ = load_sequence_model(tmp_path / "lra-listops" / "linear-s0" / "last.safetensors")
+    assert main([*command, "--experiment", "unbroken"]) == 0
+    unbroken, _ = load_sequence_model(tmp_path / "unbroken" / "linear-s0" / "last.safetensors")
+    for one, other in zip(broken.parameters(), unbroken.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", recipe_names("lra"))
+def test_every_recipe_loads_and_takes_every_mechanism(name):
+    from subquad.training.lra import LongRange
+
+    recipe = load_recipe(name, LraRecipe)
+    for attention in ATTENTION:
+        LongRange.network(recipe.replace(attention=attention))
+
+
+def test_the_usual_set_up_is_as_published():
+    recipe = load_recipe("listops", LraRecipe)
+    assert sum(p.numel() for p in network_of(recipe).parameters()) == 209_802
+    assert recipe.epochs * recipe.updates_per_epoch == 5000 and recipe.warmup_updates == 1000
+    pathfinder = load_recipe("pathfinder", LraRecipe)
+    assert sum(p.numel() for p in network_of(pathfinder).parameters()) == 173_954
+    assert pathfinder.epochs * pathfinder.updates_per_epoch == 62_400
+
+
+def network_of(recipe):
+    from subquad.training.lra import LongRange
+
+    return LongRange.network(recipe)
+
+
+def test_published_tables_are_whole():
+    assert all(len(values) == len(COLUMNS) for _, values in PUBLISHED.values())
+    # averages as printed
+    printed = {"Transformer": 58.14, "Skyformer": 59.39, "PolaFormer, α = 3": 60.72, "PolaFormer, α = 5": 60.47}
+    for name, mean in printed.items():
+        assert sum(PUBLISHED[name][1]) / 5 == pytest.approx(mean, abs=0.006)
+
+
+@pytest.mark.slow
+def test_the_root_operator_alone_is_worth_what_is_known(monkeypatch, tmp_path):
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path))
+    found = guesses("listops", {"count": 5000})
+    assert found["chance"] == 10
+    # of a hundred test expressions only
+    assert found["root operator alone"] == pytest.approx(36.3, abs=12)
+    assert guesses("pathfinder", {}) == {"chance": 50}
+
+
+def test_complaints_are_one_line(runs, tmp_path, capsys):
+    for wrong, text in [
+        (["--task", "listops", "--config", "image"], "the recipe image is for image"),
+        (["--task", "text"], "text is not ours to give away"),
+        ([*SMALL, "--attention", "sofmax"], "unknown attention 'sofmax'"),
+        ([*SMALL, "--vocab-size", "4"], "listops has 16 symbols, a vocab_size of 4 is too few"),
+        ([*SMALL, "--updates-per-epoch", "900"], "updates_per_epoch goes from 1 to 24"),
+    ]:
+        assert main(["lra", *wrong, *runs]) == 2
+        err = capsys.readouterr().err
+        assert text in err and err.count("\n") == 1, err
+    with pytest.raises(SubquadError, match="holds no best"):
+        load_sequence_model(tmp_path)
