@@ -13,22 +13,30 @@ from subquad.analysis.kernels import (
 )
 from subquad.analysis.maps import Diagonality, diagonality, drift, map_similarity, symmetry
 from subquad.analysis.network import ALL_MEASURES, Measure, MeasureRow, measure_network
+from subquad.analysis.removal import REMOVALS, Removal, removed_pairs, removing
 from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
 from subquad.analysis.spectra import Ranks, centred, ranks, token_similarity
+from subquad.analysis.survey import USUAL_REMOVALS, Counts, count_confusions, count_hits, survey
 
 __all__ = [
     "ALL_MEASURES",
+    "REMOVALS",
+    "USUAL_REMOVALS",
     "Convergence",
+    "Counts",
     "Diagonality",
     "LayerAttention",
     "Measure",
     "MeasureRow",
     "Ranks",
+    "Removal",
     "attention_distance",
     "attention_weights",
     "best_error",
     "centred",
     "confused_queries",
+    "count_confusions",
+    "count_hits",
     "diagonality",
     "drift",
     "entropy",
@@ -41,6 +49,9 @@ __all__ = [
     "newton_filter",
     "nystrom_error",
     "ranks",
+    "removed_pairs",
+    "removing",
+    "survey",
     "symmetry",
     "token_similarity",
     "uniform_weights",

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from subquad.analysis.attention import LayerAttention, visit_attention
+from subquad.analysis.attention import LayerAttention, is_mechanism, visit_attention
 from subquad.analysis.maps import diagonality, map_similarity, symmetry
 from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
-from subquad.analysis.spectra import ranks
+from subquad.analysis.spectra import centred, ranks
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 
@@ -50,6 +50,30 @@ def _if_square(measure: Callable[[Tensor], Tensor]) -> Callable[[LayerAttention]
 def _effective_rank(layer: LayerAttention) -> Tensor | None:
     count = min(layer.weights.shape[-2:])
     return ranks(layer.weights).effective / count if count <= MOST_TOKENS else None
+
+
+def mixed(layer: LayerAttention, *, branch: bool = True) -> Tensor | None:
+    """What a layer makes of its values, (b, h, n_q, d), with its local branch or without; gates are open."""
+    v = layer.inputs.get("v")
+    if v is None or layer.module is None:
+        return None
+    streams = v.unflatten(-1, (layer.weights.shape[2], -1)).movedim(-2, 2)
+    whole = (layer.weights @ streams).movedim(2, -2).flatten(-2)
+    if not branch or not is_mechanism(layer.module):
+        return whole
+    opened = {word: torch.ones_like(value) if word == "g" else value for word, value in layer.inputs.items()}
+    # not by a call: the hook that shows the layer would come again
+    return layer.module.forward(**opened, grid=layer.grid, kv_grid=layer.kv_grid)
+
+
+def _feature_rank(branch: bool) -> Callable[[LayerAttention], Tensor | None]:
+    def measure(layer: LayerAttention) -> Tensor | None:
+        features = mixed(layer, branch=branch)
+        if features is None or min(features.shape[-2:]) > MOST_TOKENS:
+            return None
+        return (ranks(centred(features)).effective / min(features.shape[-2:]))[:, :, None]
+
+    return measure
 
 
 MEASURES: dict[str, Measure] = {
@@ -99,6 +123,18 @@ MEASURES: dict[str, Measure] = {
         "Whether two tokens look at each other alike: 1 where they do, 0 by chance, −1 where the opposite holds; the "
         "mean is taken off first. LaViT holds its maps to it.",
         lambda grid: 0.0,
+    ),
+    "features": Measure(
+        _feature_rank(True),
+        "effective rank, of a head's channels",
+        "How many directions the tokens that a layer gives differ in, their mean taken off, with the local branch "
+        "where it has one. PolaFormer and FLatten add the branch to raise it.",
+    ),
+    "global": Measure(
+        _feature_rank(False),
+        "effective rank, of a head's channels",
+        "The same without the local branch: what attention alone gives. The difference from the measure before is what "
+        "the branch is worth.",
     ),
 }
 """Measures of one layer, by name."""
@@ -200,5 +236,5 @@ class _Watcher:
             if value is not None:
                 # streams beside images: both are maps of a head
                 self.found.setdefault((number, name), []).append(value.movedim(2, 1).flatten(0, 1).cpu())
-        # without the map, which is large
+        # without the map and what it was made of, which are large
         self.layers.append(LayerAttention(layer.name, layer.mechanism, layer.weights[:0], layer.grid, layer.kv_grid))

@@ -137,6 +137,12 @@ class ScoreAttention(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=scores)
         return self.proj(rearrange(y, "b h n d -> b n (h d)")), kept
 
+    def scores(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """What goes into the softmax, (b, h, n, n)."""
+        q, k, _ = rearrange(self.project(x), "b n (p h d) -> p b h n d", p=3, h=self.num_heads)
+        own = q @ k.mT * q.shape[-1] ** -0.5
+        return own if residual is None else own + residual
+
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Nothing here stands on a grid."""
 

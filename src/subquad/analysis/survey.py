@@ -1,0 +1,124 @@
+"""What is counted image by image over a whole data set: kept as it goes, and gone on with after an interruption."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
+from tqdm import tqdm
+
+from subquad.analysis.attention import LayerAttention, visit_attention
+from subquad.analysis.confusion import confused_queries
+from subquad.analysis.removal import Removal, removing
+from subquad.data import create_loader
+from subquad.errors import SubquadError
+from subquad.writing import write_text
+
+Counts = dict[str, list[float]]
+"""By name, a number for each image."""
+
+EVERY = 15.0
+"""Seconds between two times that the counts are kept."""
+
+USUAL_REMOVALS = (
+    Removal(),
+    *(Removal(kind, window) for window in (3, 5, 7) for kind in ("local", "random")),
+)
+
+
+def survey(
+    images: Any,
+    count: Callable[[Tensor, Tensor], Counts],
+    *,
+    about: dict[str, Any],
+    batch_size: int,
+    device: torch.device,
+    file: Path | None = None,
+    title: str = "",
+) -> Counts:
+    """What `count` says of batches of (images, labels), over a whole data set.
+
+    Args:
+        images: a data set of pairs, None for broken images, which are left out.
+        count: gives a number an image under each of its names.
+        about: what is counted of what, as JSON holds it: counts in `file` that are about something else begin anew.
+        batch_size: images at a time.
+        device: where `count` wants them.
+        file: where counts are kept meanwhile, and afterwards.
+        title: of the progress bar.
+    """
+    done, found = 0, Counts()
+    # through JSON, as the file has it
+    about = json.loads(json.dumps(about | {"images": len(images)}))
+    if file is not None and file.is_file():
+        kept = json.loads(file.read_text())
+        if kept["about"] == about:
+            done, found = kept["done"], kept["counts"]
+
+    def keep() -> None:
+        if file is not None:
+            write_text(file, json.dumps({"about": about, "done": done, "counts": found}) + "\n")
+
+    rest = Subset(images, range(done, len(images)))
+    saved = time.monotonic()
+    with tqdm(total=len(images), initial=done, desc=title, unit=" images", leave=False, disable=None) as bar:
+        try:
+            for batch, labels in create_loader(rest, batch_size=batch_size):
+                if len(labels):
+                    for name, values in count(batch.to(device), labels.to(device)).items():
+                        found.setdefault(name, []).extend(values)
+                step = min(batch_size, len(images) - done)
+                done += step
+                bar.update(step)
+                if time.monotonic() - saved > EVERY:
+                    keep()
+                    saved = time.monotonic()
+        finally:
+            keep()
+    if not found:
+        raise SubquadError("there are no images to count")
+    return found
+
+
+def count_hits(
+    model: nn.Module, removals: Sequence[Removal] = USUAL_REMOVALS, *, branches: bool = True
+) -> Callable[[Tensor, Tensor], Counts]:
+    """Counts whether the class is right without each of these keys: 1 or 0, by the name of the removal."""
+
+    def count(images: Tensor, labels: Tensor) -> Counts:
+        found = Counts()
+        for removal in removals:
+            with removing(model, removal, images, branches=branches), torch.no_grad():
+                model.eval()
+                found[str(removal)] = (model(images).argmax(-1) == labels).double().tolist()
+        return found
+
+    return count
+
+
+def count_confusions(model: nn.Module, **thresholds: Any) -> Callable[[Tensor, Tensor], Counts]:
+    """Counts the pairs of queries of an image that are confused, see `confused_queries`, over heads and layers.
+
+    Layers that attend in windows count the pairs of a window.
+    """
+
+    def count(images: Tensor, labels: Tensor) -> Counts:
+        total = torch.zeros(len(images), dtype=torch.float64, device=images.device)
+
+        def visit(layer: LayerAttention) -> None:
+            queries = layer.inputs.get("q")
+            if queries is None:
+                return
+            # both streams of a query have to be those of another one
+            rows = layer.weights.transpose(2, 3).flatten(3)
+            pairs = confused_queries(rows, queries, **thresholds).double().sum(1)
+            total.add_(pairs.unflatten(0, (len(images), -1)).sum(1))
+
+        visit_attention(model, images, visit)
+        return {"confused": total.tolist()}
+
+    return count
