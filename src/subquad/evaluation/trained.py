@@ -12,6 +12,7 @@ from subquad.data import ImageDataset, InputConfig, create_loader, eval_transfor
 from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import EvalResult, evaluate
 from subquad.evaluation.classes import check_classes
+from subquad.evaluation.foreign import fingerprint, load_timm
 from subquad.evaluation.throughput import measure_throughput
 from subquad.models import restore_model
 
@@ -22,7 +23,7 @@ class Trained:
 
     Attributes:
         model: in evaluation mode, on `device`.
-        classes: their names, in the order of the logits.
+        classes: their names, in the order of the logits; none where they are not known.
         input: how images are brought to the network.
         data, data_dir: what it was trained on; None where the file does not say.
     """
@@ -33,6 +34,11 @@ class Trained:
     data: str | None
     data_dir: str | None
     device: torch.device
+
+    @property
+    def fingerprint(self) -> str:
+        """A few digits that networks with other weights do not have."""
+        return fingerprint(self.model)
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,11 @@ class Judgement:
 def load_trained(path: Path | str, *, img_size: int | None = None) -> Trained:
     """The best weights of a run folder, or a weight file that training wrote, on the fastest device there is.
 
-    Images are brought to the size that it was trained at, or to `img_size`.
+    Images are brought to the size that it was trained at, or to `img_size`. "timm/NAME" and "timm/NAME=FILE" are
+    networks of timm's, see `load_timm`.
     """
+    if str(path).startswith("timm/"):
+        return _trained(*load_timm(str(path).removeprefix("timm/"), img_size))
     path = Path(path)
     file = path / "best.safetensors" if path.is_dir() else path
     if path.is_dir() and not file.is_file():
@@ -59,18 +68,21 @@ def load_trained(path: Path | str, *, img_size: int | None = None) -> Trained:
     missing = [key for key in ("classes", "input") if key not in note]
     if missing:
         raise SubquadError(f"{file} does not say its {' and '.join(missing)}: only files written by training do")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size: Any = model.img_size if img_size is None else (img_size, img_size)
     config = InputConfig(img_size=size, **note["input"])
     named = _recipe_of(file.parent)
-    return Trained(
-        model=model.eval().to(device),
-        classes=tuple(note["classes"]),
-        input=config,
-        data=named.get("data", note.get("data")),
-        data_dir=named.get("data_dir"),
-        device=device,
-    )
+    return _trained(model, config, tuple(note["classes"]), named.get("data", note.get("data")), named.get("data_dir"))
+
+
+def _trained(
+    model: nn.Module,
+    config: InputConfig,
+    classes: tuple[str, ...] = (),
+    data: str | None = None,
+    data_dir: str | None = None,
+) -> Trained:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Trained(model.eval().to(device), classes, config, data, data_dir, device)
 
 
 def judge(
@@ -107,7 +119,8 @@ def images_of(
     if name is None:
         raise SubquadError("the weight file does not say what it was trained on: name the data")
     images = load_dataset(name, split=split, data_dir=data_dir or (None if data else trained.data_dir), strict=strict)
-    check_classes(name, images.classes, trained.classes)
+    if trained.classes:
+        check_classes(name, images.classes, trained.classes)
     images.transform = eval_transform(trained.input)
     return images
 

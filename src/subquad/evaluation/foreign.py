@@ -1,0 +1,48 @@
+"""Classifiers of timm, to be looked into beside ours."""
+
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from subquad.data import InputConfig
+from subquad.errors import SubquadError, unknown_name
+from subquad.models import read_weights
+
+
+def load_timm(source: str, img_size: int | None = None) -> tuple[nn.Module, InputConfig]:
+    """A network and its input, from "NAME" with timm's weights or "NAME=FILE" with those of a file.
+
+    Raises:
+        SubquadError: timm has no such network, or the weights can't be had or do not fit.
+    """
+    name, _, file = source.partition("=")
+    if name.partition(".")[0] not in timm.list_models():
+        raise unknown_name("network of timm", name, timm.list_models())
+    state = read_weights(file)[0] if file else None
+    given: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    if state is not None:
+        head = next((state[key] for key in ("head.weight", "head.fc.weight", "fc.weight") if key in state), None)
+        given["num_classes"] = 0 if head is None else len(head)
+    try:
+        model: Any = timm.create_model(name, pretrained=state is None, **given)
+        if state is not None:
+            model.load_state_dict(state)
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise SubquadError(
+            f"can't load timm/{source}: {reason[:200]}" + ("" if file else "; name a file, timm/NAME=FILE")
+        ) from None
+    config = timm.data.resolve_model_data_config(model)
+    size = tuple(config["input_size"][1:]) if img_size is None else (img_size, img_size)
+    same = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
+    return model, InputConfig(img_size=(size[0], size[1]), **same)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A few digits that other weights do not have."""
+    total = torch.zeros((), dtype=torch.float64)
+    for place, parameter in enumerate(model.parameters(), start=1):
+        total += place * parameter.detach().double().cpu().abs().mean()
+    return f"{float(total):.12g}"

@@ -1,0 +1,99 @@
+"""`subquad analyze`: a page whose maps can be clicked, counts that go on, networks of timm beside ours."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import subquad
+from subquad.analysis import attention_weights
+from subquad.analysis.looking import looking
+from subquad.cli import main
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    sizes = ["--depth", "2", "--epochs", "1", "--warmup-epochs", "0", "--max-train-images", "64", "--data", "digits"]
+    for name in ("softmax", "inline"):
+        assert main(["train", *sizes, "--attention", name, "--output", str(folder), "--experiment", name]) == 0
+    return folder
+
+
+def test_held_out_images_are_counted_and_counts_are_kept(runs, tmp_path, capsys):
+    command = ["analyze", str(runs / "softmax"), str(runs / "inline"), "--removed", "--confusion", "--max-images", "4"]
+    command += ["--max-held-out", "40", "--measures", "entropy", "--shown", "2", "--output", str(tmp_path)]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "softmax, top-1 % without keys: none" in out and "confused pairs an image" in out
+    content = json.loads((tmp_path / "analysis.json").read_text())["about"]
+    assert set(content["removed"]) == set(content["confused"]) == {"softmax", "inline"}
+    hits = content["removed"]["softmax"]
+    assert len(hits) == 7 and all(len(values) == 40 for values in hits.values())
+    page = (tmp_path / "analysis.html").read_text()
+    assert "Removed keys" in page and "Confused queries" in page and page.count('class="viewer"') == 2
+    # again: nothing is counted anew
+    file = tmp_path / "removed-softmax.json"
+    kept = json.loads(file.read_text())
+    kept["counts"]["none"] = [0.0] * 40
+    file.write_text(json.dumps(kept))
+    assert main(command) == 0 and "softmax, top-1 % without keys: none 0.0" in capsys.readouterr().out
+
+
+def test_the_page_has_the_maps_of_every_layer(runs, tmp_path):
+    Image.new("RGB", (16, 16), (200, 30, 90)).save(tmp_path / "a.png")
+    command = ["analyze", str(runs / "inline"), "--images", str(tmp_path / "a.png"), "--measures", "entropy"]
+    assert main([*command, "--output", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "analysis.html").read_text()
+    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page)[1])
+    assert len(data["layers"]) == 2
+    layer = data["layers"][0]
+    assert layer["queries"] == layer["keys"] == [4, 4] and layer["prefix"]
+    # of 16 places and the class token
+    assert len(base64.b64decode(layer["weights"])) == 17 * 16
+    assert 'src="http' not in page and "fetch(" not in page
+
+
+def test_small_maps_are_the_layers_own():
+    model = subquad.create_model("deit_micro", depths=(1,), num_classes=3, img_size=(6, 8), patch_size=2).eval()
+    images = torch.randn(2, 3, 6, 8)
+    whole = attention_weights(model, images)[0].weights.mean((1, 2))
+    for look, weights in zip((layers[0] for layers in looking(model, images)), whole, strict=True):
+        expected = torch.cat([weights[1:, 1:], weights[:1, 1:]]).numpy()
+        assert look.queries == look.keys == (3, 4) and look.has_prefix
+        assert np.abs(look.weights * look.scale - expected).max() <= look.scale / 2 + 1e-7
+
+
+def test_large_maps_are_averaged_and_keep_their_weight():
+    model = subquad.create_model("pvt_tiny", attention="linear", num_classes=2, img_size=128).eval()
+    layers = looking(model, torch.randn(1, 3, 128, 128))[0]
+    assert layers[0].queries == (16, 16) and layers[0].keys == (16, 16)
+    for look in layers:
+        assert (look.weights * look.scale).sum(1) == pytest.approx(1, abs=0.6)
+
+
+def test_networks_of_timm_stand_beside_ours(runs, tmp_path, capsys):
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=5, img_size=48)
+    save_file(model.state_dict(), tmp_path / "vit.safetensors")
+    Image.new("RGB", (48, 48), (200, 30, 90)).save(tmp_path / "a.png")
+    source = f"timm/vit_tiny_patch16_224={tmp_path / 'vit.safetensors'}"
+    command = ["--images", str(tmp_path / "a.png"), "--measures", "entropy", "local", "--output", str(tmp_path)]
+    assert main(["analyze", source, "--img-size", "48", *command]) == 0
+    assert "vit_tiny_patch16_224: 12 layers, 1 images" in capsys.readouterr().out
+    for wrong, text in [
+        (["timm/vit_tinny"], "unknown network of timm 'vit_tinny'"),
+        ([source], "can't load timm/vit_tiny_patch16_224="),
+        ([f"timm/vit_tiny_patch16_224={tmp_path / 'no.safetensors'}"], "no weight file at"),
+        ([str(runs / "softmax"), str(runs / "softmax")], "two networks are called softmax"),
+    ]:
+        assert main(["analyze", *wrong, *command]) == 2
+        err = capsys.readouterr().err
+        assert text in err and err.count("\n") == 1, err
+    assert main(["analyze", source, "--img-size", "48", "--output", str(tmp_path)]) == 2
+    assert "does not say what it was trained on: name the data" in capsys.readouterr().err
