@@ -80,11 +80,11 @@ def _measure(arguments: argparse.Namespace, trained: Any, name: str, found: Any)
     measures = arguments.measures or list(ALL_MEASURES)
     moved = (batch.to(trained.device) for batch in batches)
     rows = found.rows[name] = measure_network(trained.model, moved, measures, network=name)
-    shown = min(arguments.shown, len(pictures))
-    if shown > 0:
-        looks = (looking(trained.model, image[None].to(trained.device)) for image in inputs[:shown])
+    if shown := min(arguments.shown, len(pictures)):
+        chosen = [k * len(pictures) // shown for k in range(shown)]
+        looks = (looking(trained.model, inputs[k][None].to(trained.device)) for k in chosen)
         found.looks[name] = [layers for (layers,) in looks]
-        found.pictures[:] = pictures[:shown]
+        found.pictures[:] = [pictures[k] for k in chosen]
     print(f"{name}: {max(row.layer for row in rows)} layers, {len(inputs)} images")
     return f"{len(inputs)} images"
 
