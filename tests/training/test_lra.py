@@ -56,7 +56,7 @@ def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tm
     assert "Beside what is known" in page.read_text() and "Skyformer" in page.read_text()
 
 
-def test_a_broken_off_run_goes_on(runs, tmp_path, monkeypatch):
+def test_a_broken_off_run_goes_on(runs, tmp_path, monkeypatch, capsys):
     from subquad.training import loop
 
     command = ["lra", *SMALL, *runs, "--attention", "linear"]
@@ -69,6 +69,7 @@ def test_a_broken_off_run_goes_on(runs, tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop.Trainer, "_epoch", stop_at_second)
     assert main(command) == 2
+    assert "interrupted: 1 of 2 epochs are kept, the same command goes on" in capsys.readouterr().err
     monkeypatch.setattr(loop.Trainer, "_epoch", whole)
     assert main(command) == 0
     broken, _ = load_sequence_model(tmp_path / "lra-listops" / "linear-s0" / "last.safetensors")

@@ -12,7 +12,8 @@ from subquad.analysis.kernels import (
     usual_alpha,
 )
 from subquad.analysis.maps import Diagonality, diagonality, drift, map_similarity, symmetry
-from subquad.analysis.network import ALL_MEASURES, Measure, MeasureRow, measure_network
+from subquad.analysis.measures import ALL_MEASURES, Measure
+from subquad.analysis.network import MeasureRow, measure_network
 from subquad.analysis.removal import REMOVALS, Removal, removed_pairs, removing
 from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
 from subquad.analysis.spectra import Ranks, centred, ranks, token_similarity

@@ -48,7 +48,7 @@ class PolaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        y = polar_attention(q, k, v, self._power(), padding, self._temperature(), self.positions(kv_grid))
+        y = polar_attention(q, k, v, self.powers(), padding, self._temperature(), self.positions(kv_grid))
         if self.local is None:
             return y * g
         return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
@@ -63,10 +63,11 @@ class PolaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        return polar_weights(q, k, self._power(), padding, self._temperature(), self.positions(kv_grid))
+        return polar_weights(q, k, self.powers(), padding, self._temperature(), self.positions(kv_grid))
 
     def _temperature(self) -> Tensor:
         return F.softplus(self.temperature)
 
-    def _power(self) -> Tensor:
+    def powers(self) -> Tensor:
+        """What features are raised to, 1 to 1 + alpha, (h, 1, d)."""
         return 1 + self.alpha * torch.sigmoid(self.power)

@@ -27,7 +27,7 @@ class NetworkRow:
         reference: the same host in the same size with softmax attention.
         ms: a pass of the whole batch in milliseconds; spread is (max − min) / median.
         images_per_s: of the batch.
-        reference_ms: the reference's.
+        reference_ms, reference_mb: the reference's.
         gain: how many times faster than the reference; more is better.
     """
 
@@ -41,6 +41,7 @@ class NetworkRow:
     spread: float
     reference: str
     reference_ms: float | None
+    reference_mb: float | None
     gain: float | None
 
 
@@ -84,6 +85,7 @@ def measure_networks(
         log(f"{px} px: {len(passes)} networks, {repeats} times each")
         times = interleaved_ms(passes, repeats, device)
         medians = {name: statistics.median(of) for name, of in times.items()}
+        memory = {name: peak_memory_mb(run, device) for name, run in passes.items()}
         for name in [name for name in names if name in passes]:
             reference_ms, ms = medians.get(references[name]), medians[name]
             rows.append(
@@ -94,10 +96,11 @@ def measure_networks(
                     dtype=dtype,
                     ms=ms,
                     images_per_s=1000 * batch_size / ms,
-                    peak_mb=peak_memory_mb(passes[name], device),
+                    peak_mb=memory[name],
                     spread=(max(times[name]) - min(times[name])) / ms,
                     reference=references[name],
                     reference_ms=reference_ms,
+                    reference_mb=memory.get(references[name]),
                     gain=None if reference_ms is None else reference_ms / ms,
                 )
             )
@@ -140,11 +143,19 @@ def networks_table(rows: Sequence[NetworkRow]) -> str:
     """The rows for a terminal, and from which size on each network is faster than its reference."""
     several = len({(row.batch_size, row.dtype) for row in rows}) > 1
     heads = ["network", "px", *(["batch", "dtype"] if several else [])]
-    lines = [[*heads, "ms", "images/s", "softmax ÷", "peak MB", "spread"]]
+    lines = [[*heads, "ms", "images/s", "softmax ÷", "peak MB", "softmax MB", "spread"]]
     for row in rows:
         gain = "" if row.gain is None else f"{row.gain:.2f}"
+        other = "" if row.reference_mb is None else f"{row.reference_mb:.0f}"
         lines.append([row.network, str(row.px), *([str(row.batch_size), row.dtype] if several else [])])
-        lines[-1] += [f"{row.ms:.1f}", f"{row.images_per_s:.1f}", gain, f"{row.peak_mb:.0f}", f"{row.spread:.0%}"]
+        lines[-1] += [
+            f"{row.ms:.1f}",
+            f"{row.images_per_s:.1f}",
+            gain,
+            f"{row.peak_mb:.0f}",
+            other,
+            f"{row.spread:.0%}",
+        ]
     smallest = min(row.px for row in rows) if rows else 0
     said = [columns(lines), "", "Faster than the same host with softmax:"]
     for (name, batch_size, dtype), px in faster_from(rows).items():

@@ -15,7 +15,7 @@ NAMES = {
     "imagenet": f"a folder data_dir with {LAYOUT}",
     "folder": "any folder of images data_dir, or an archive of one",
     "pathfinder:<settings>": "drawn: are two discs joined by a path? size=32,contour_length=14,count=20000",
-    "same_different:<settings>": "drawn: are two patterns equal? size=32,distance=12,count=20000",
+    "same_different:<settings>": "drawn: are two patterns equal? size=32,distance=12,cells=2,count=20000",
     "torch/<name>": "a data set of torchvision",
     "hfds/<name>": "a data set of the Hugging Face hub",
 }

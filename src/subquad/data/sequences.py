@@ -142,7 +142,7 @@ def _image(split: str, data_dir: Path | None) -> Source:
 def to_grey(images: ImageDataset, index: int) -> NDArray[np.uint8]:
     """An image in the grey levels that the arena's are in: weights 0.2989, 0.5870, 0.1140, rounded down from 255.5."""
     picture = np.asarray(images.picture(index), np.float32) / 255
-    return np.floor(255.5 * (picture @ np.float32([0.2989, 0.5870, 0.1140]))).clip(0, 255).astype(np.uint8)
+    return np.floor(255.5 * (picture @ np.array([0.2989, 0.5870, 0.1140], np.float32))).clip(0, 255).astype(np.uint8)
 
 
 def _text(split: str, data_dir: Path | None) -> Source:

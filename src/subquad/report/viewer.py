@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from typing import Any
 
 from PIL import Image
 
@@ -34,7 +35,8 @@ def attention_viewer(pictures: Sequence[Image.Image], looks: Mapping[str, Sequen
 def _viewer(picture: Image.Image, networks: Mapping[str, Sequence[Looking]]) -> str:
     if not networks:
         return ""
-    layers, rows = [], []
+    layers: list[dict[str, Any]] = []
+    rows = []
     for name, looks in networks.items():
         cells = []
         for look in looks:

@@ -7,6 +7,7 @@ them. A recipe is written as YAML with the fields as keys.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import yaml
@@ -103,6 +104,10 @@ class CommonRecipe:
             raise SubquadError("the multistep schedule, and no other, has decay_epochs: give both or neither")
         if self.amp not in _PRECISIONS:
             raise unknown_name("precision for amp", self.amp, _PRECISIONS[1:])
+
+    def continued(self, run: Path) -> str:
+        """The command that goes on with a run."""
+        return f"subquad {self.command} --resume {run}"
 
     def replace(self: Self, **changes: Any) -> Self:
         """This recipe with some fields changed; values may be given as text, as on the command line."""

@@ -63,7 +63,7 @@ def train(recipe: CommonRecipe, run: Path | str, *, resume: bool = False, log: L
             return trainer.run(resume)
     except KeyboardInterrupt:
         kept = f"{trainer.epochs_done} of {trainer.num_epochs} epochs are kept"
-        raise SubquadError(f"interrupted: {kept}, subquad {recipe.command} --resume {folder.path} goes on") from None
+        raise SubquadError(f"interrupted: {kept}, {recipe.continued(folder.path)} goes on") from None
     finally:
         accelerator.free_memory()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -53,6 +54,10 @@ class LraRecipe(CommonRecipe):
             raise SubquadError(
                 f"{self.data} has {SEQUENCES[self.data].symbols} symbols, a vocab_size of {self.vocab_size} is too few"
             )
+
+    def continued(self, run: Path) -> str:
+        """There is one command for all runs."""
+        return "the same command"
 
 
 class LongRange(Task):
