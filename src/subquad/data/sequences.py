@@ -9,7 +9,6 @@ import csv
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -103,14 +102,11 @@ def load_sequences(
         raise unknown_name("task", task, SEQUENCES)
     if split not in ("train", "validation", "test"):
         raise unknown_name("split", split, ("train", "validation", "test"))
-    load, settings = SEQUENCES[task].load, dict(settings or {})
-    known = {name for name, p in signature(load).parameters.items() if p.kind is p.KEYWORD_ONLY} | _GENERATED.get(
-        task, set()
-    )
+    what, settings = SEQUENCES[task], dict(settings or {})
     for name in settings:
-        if name not in known:
-            raise unknown_name(f"setting of the data of {task}", name, known or {"(it has none)"})
-    source = load(split, Path(data_dir).expanduser() if data_dir else None, **settings)
+        if name not in what.settings:
+            raise unknown_name(f"setting of the data of {task}", name, what.settings or {"it has none"})
+    source = what.load(split, Path(data_dir).expanduser() if data_dir else None, **settings)
     if max_sequences is not None:
         source = source.part(thin_out(source.labels.tolist(), max_sequences))
     return SequenceDataset(source, task, max_length)
@@ -209,6 +205,7 @@ class SequenceTask:
         num_classes: there are.
         pairs: whether two texts are compared.
         what: it is, in a few words.
+        settings: what its data can be told, where they are generated.
     """
 
     load: Callable[..., Source]
@@ -216,19 +213,26 @@ class SequenceTask:
     num_classes: int
     what: str
     pairs: bool = False
+    settings: frozenset[str] = frozenset()
 
 
 SEQUENCES = {
-    "listops": SequenceTask(_listops, len(listops.VOCABULARY), 10, "the value of nested operations on digits"),
+    "listops": SequenceTask(
+        _listops,
+        len(listops.VOCABULARY),
+        10,
+        "the value of nested operations on digits",
+        settings=frozenset({"count", "seed", "shortest", "longest"}),
+    ),
     "image": SequenceTask(_image, 257, 10, "CIFAR-10 in grey, pixel by pixel"),
-    "pathfinder": SequenceTask(_pathfinder, 257, 2, "whether two discs are joined by a dashed path"),
+    "pathfinder": SequenceTask(
+        _pathfinder,
+        257,
+        2,
+        "whether two discs are joined by a dashed path",
+        settings=frozenset({"count", "seed", *pathfinder.Setting.__dataclass_fields__}),
+    ),
     "text": SequenceTask(_text, 257, 2, "the opinion of film reviews, byte by byte"),
     "retrieval": SequenceTask(_retrieval, 257, 2, "whether papers cite each other, byte by byte", pairs=True),
 }
 """The tasks by name."""
-
-_GENERATED = {
-    "listops": set(signature(listops.load_listops).parameters) - {"split"},
-    "pathfinder": {"count", "seed", *pathfinder.Setting.__dataclass_fields__},
-}
-"""What generated data can be told."""

@@ -34,9 +34,13 @@ def arena_table(groups: Sequence[Group]) -> str:
         for name, (source, values) in PUBLISHED.items()
     ]
     body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td><td>{escape(whose)}</td></tr>'
+        f'<tr><th scope="row">{escape(name)}</th><td data-value="{value.split()[0]}">{escape(value)}</td>'
+        f"<td>{escape(whose)}</td></tr>"
         for name, value, whose in rows
     )
-    head = '<tr><th scope="col"></th><th scope="col">accuracy %</th><th scope="col"></th></tr>'
-    table = f'<div class="scroll"><table class="sortable"><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+    titles = ("attention", "accuracy %", "whose")
+    head = "".join(f'<th scope="col"><button type="button">{title}</button></th>' for title in titles)
+    table = (
+        f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
     return section("Beside what is known", _LEAD, table)
