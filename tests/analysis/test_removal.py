@@ -122,8 +122,19 @@ def test_lavits_layers_are_read():
     assert [layer.mechanism for layer in layers] == ["softmax"] * 3 + ["less"] * 3
     assert all(torch.allclose(layer.weights.sum(-1), torch.ones(()), atol=1e-5) for layer in layers)
     assert torch.equal(model(images), before)
-    with pytest.raises(SubquadError, match="shows no attention that keys could be removed from"):
-        removing(model, Removal(), images).__enter__()
+    with torch.no_grad(), removing(model, Removal(), images):
+        assert torch.equal(model(images), before)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        # with all but itself removed, every layer gives a token's own value
+        patch.setattr(
+            "subquad.analysis.removal.removed_pairs", lambda grid, *_: ~torch.eye(grid.num_tokens, dtype=torch.bool)
+        )
+        with removing(model, Removal("local", 3), images):
+            for block in (model.blocks[0], model.blocks[4]):
+                attn, x = block.attn, torch.randn(2, 17, 16)
+                y, _ = attn(x, torch.randn(2, 2, 17, 17), grid=TokenGrid(4, 4, 1))
+                assert torch.allclose(y, attn.proj(attn.values(x).transpose(1, 2).flatten(2)), atol=1e-5)
+    assert torch.equal(model(images), before)
 
 
 class Pictures(torch.utils.data.Dataset):
@@ -187,6 +198,8 @@ def test_confusions_are_counted_by_image():
 
 
 def test_complaints_name_the_numbers():
+    with pytest.raises(SubquadError, match="Linear shows no attention that keys could be removed from"):
+        removing(torch.nn.Linear(3, 2), Removal(), torch.randn(1, 3)).__enter__()
     with pytest.raises(SubquadError, match="unknown removal 'near'"):
         Removal("near")
     with pytest.raises(SubquadError, match="odd side, got 4"):

@@ -24,6 +24,7 @@ from subquad.analysis.attention import (
 )
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
+from subquad.models.less_attention import LessAttention, ScoreAttention
 
 KINDS = ("none", "local", "random")
 
@@ -118,6 +119,8 @@ def removing(model: nn.Module, removal: Removal, images: Tensor, *, branches: bo
         for module in model.modules():
             if is_mechanism(module):
                 changes.enter_context(_mechanism(module, removal, count, branches))
+            elif isinstance(module, ScoreAttention | LessAttention):
+                changes.enter_context(_scores(module, removal, count))
             elif gives_weights(module):
                 changes.enter_context(_timm(module, removal, count, model, images))
             else:
@@ -148,6 +151,26 @@ def _mechanism(module: Any, removal: Removal, layer: int, branches: bool) -> Ite
         gate = inputs.get("g")
         mixed = mixed if gate is None else mixed * gate
         return y + mixed if branches else mixed
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+@contextmanager
+def _scores(module: Any, removal: Removal, layer: int) -> Iterator[None]:
+    """LaViT's layers; the scores that they hand on stay whole."""
+    whole = module.forward
+
+    def forward(x: Tensor, scores: Tensor | None, *, grid: TokenGrid) -> tuple[Tensor, Tensor | None]:
+        y, kept = whole(x, scores, grid=grid)
+        if removal.kind == "none" or grid.height < 2:
+            return y, kept
+        own = module.scores(x, scores) if kept is None else kept
+        left = renormalised(own.softmax(-1), removed_pairs(grid, removal, layer).to(x.device))
+        return module.proj((left @ module.values(x)).transpose(1, 2).flatten(2)), kept
 
     module.forward = forward
     try:

@@ -143,6 +143,10 @@ class ScoreAttention(nn.Module):
         own = q @ k.mT * q.shape[-1] ** -0.5
         return own if residual is None else own + residual
 
+    def values(self, x: Tensor) -> Tensor:
+        """What is weighed, (b, h, n, d)."""
+        return rearrange(self.project(x), "b n (p h d) -> p b h n d", p=3, h=self.num_heads)[2]
+
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Nothing here stands on a grid."""
 
@@ -181,8 +185,11 @@ class LessAttention(nn.Module):
         new = self.transform(scores, grid)
         if self.score_norm:
             new = new * (mean_square(scores) / mean_square(new).clamp(min=1e-12)).sqrt()
-        v = rearrange(self.value(x), "b n (h d) -> b h n d", h=self.num_heads)
-        return self.proj(rearrange(weigh(new, v), "b h n d -> b n (h d)")), new
+        return self.proj(rearrange(weigh(new, self.values(x)), "b h n d -> b n (h d)")), new
+
+    def values(self, x: Tensor) -> Tensor:
+        """What is weighed, (b, h, n, d)."""
+        return rearrange(self.value(x), "b n (h d) -> b h n d", h=self.num_heads)
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make the transform for another grid."""
