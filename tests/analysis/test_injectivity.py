@@ -15,7 +15,7 @@ def draw(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @sizes
 def test_with_enough_keys_softmax_and_inline_tell_queries_apart(seed, dim, more):
     keys = draw(seed, dim + more, dim)
@@ -28,7 +28,7 @@ def test_with_enough_keys_softmax_and_inline_tell_queries_apart(seed, dim, more)
         assert (apart[distance > 0] > 0).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31), dim=st.integers(2, 8), few=st.integers(1, 8))
 def test_with_too_few_keys_they_do_not(seed, dim, few):
     keys = draw(seed, min(few, dim), dim)
@@ -40,7 +40,7 @@ def test_with_too_few_keys_they_do_not(seed, dim, few):
         assert torch.allclose(rows[0], rows[1], atol=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @sizes
 def test_linear_attention_confuses_queries_whatever_the_keys(seed, dim, more):
     keys = draw(seed, dim + more, dim)
@@ -53,7 +53,7 @@ def test_linear_attention_confuses_queries_whatever_the_keys(seed, dim, more):
     assert not torch.allclose(rows[0], rows[1], atol=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @sizes
 def test_keys_on_a_plane_tell_nothing_across_it(seed, dim, more):
     keys = draw(seed, dim + more + 1, dim + 1)

@@ -48,6 +48,7 @@ def test_joined_discs_lie_on_one_contour():
     assert together[labels == 1].mean() > 0.9 and together[labels == 0].mean() < 0.6
 
 
+@pytest.mark.slow
 def test_larger_images_have_longer_paths():
     setting = pathfinder.Setting(size=64, contour_length=20)
     images, _ = pathfinder.draw_images(setting, 0, 0, 8)

@@ -31,6 +31,7 @@ def runs(monkeypatch, tmp_path):
     return ["--output", str(tmp_path)]
 
 
+@pytest.mark.slow
 def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tmp_path, capsys):
     command = ["lra", *SMALL, *runs, "--attention", "linear", "agent:num_agents=4", "--seeds", "0", "1"]
     assert main(command) == 0
