@@ -26,7 +26,7 @@ def test_rows_hold_what_their_names_say():
 
 
 def test_from_which_size_on_a_network_is_faster():
-    rows = [NetworkRow("a", px, 1, "fp32", 1, 1, 1, 0, "s", gain, gain) for px, gain in ((224, 0.5), (448, 2.0))]
+    rows = [NetworkRow("a", px, 1, "fp32", 1, 1, 1, 0, "s", gain, 1, gain) for px, gain in ((224, 0.5), (448, 2.0))]
     assert faster_from(rows)["a", 1, "fp32"] == pytest.approx((224 * 448) ** 0.5)
     assert "from about 317 px on" in networks_table(rows)
     assert [*faster_from(rows[:1]).values(), *faster_from(rows[1:]).values()] == [None, 448]

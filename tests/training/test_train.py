@@ -192,8 +192,11 @@ def test_a_run_that_has_finished_is_left_as_it_is(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_says_how_it_goes_on_and_does(number, tiny, tmp_path, same_weights):
+def test_an_interrupted_run_says_how_it_goes_on_and_does(number, tiny, tmp_path, same_weights, request):
     handler = signal.getsignal(signal.SIGTERM)
+    # what was started in the background of a shell ignores SIGINT
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     recipe = tiny.replace(epochs=4)
 
     def interrupt(line):
