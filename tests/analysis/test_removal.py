@@ -198,6 +198,9 @@ def test_confusions_are_counted_by_image():
 
 
 def test_complaints_name_the_numbers():
+    model = subquad.create_model("lavit_deit_tiny", img_size=16, patch_size=4, embed_dim=16, num_heads=2, depths=(6,))
+    with pytest.raises(SubquadError, match=r"no layer of .* shows its queries"):
+        count_confusions(model)(torch.randn(1, 3, 16, 16), torch.zeros(1))
     with pytest.raises(SubquadError, match="Linear shows no attention that keys could be removed from"):
         removing(torch.nn.Linear(3, 2), Removal(), torch.randn(1, 3)).__enter__()
     with pytest.raises(SubquadError, match="unknown removal 'near'"):

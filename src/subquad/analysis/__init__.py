@@ -17,7 +17,7 @@ from subquad.analysis.network import MeasureRow, measure_network
 from subquad.analysis.removal import REMOVALS, Removal, removed_pairs, removing
 from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
 from subquad.analysis.spectra import Ranks, centred, ranks, token_similarity
-from subquad.analysis.survey import USUAL_REMOVALS, Counts, count_confusions, count_hits, survey
+from subquad.analysis.survey import USUAL_REMOVALS, Counts, NoQueriesError, count_confusions, count_hits, survey
 
 __all__ = [
     "ALL_MEASURES",
@@ -29,6 +29,7 @@ __all__ = [
     "LayerAttention",
     "Measure",
     "MeasureRow",
+    "NoQueriesError",
     "Ranks",
     "Removal",
     "attention_distance",

@@ -30,6 +30,10 @@ USUAL_REMOVALS = (
 )
 
 
+class NoQueriesError(SubquadError):
+    """A network whose weights are not computed from queries that could be compared."""
+
+
 def survey(
     images: Any,
     count: Callable[[Tensor, Tensor], Counts],
@@ -103,22 +107,28 @@ def count_hits(
 def count_confusions(model: nn.Module, **thresholds: Any) -> Callable[[Tensor, Tensor], Counts]:
     """Counts the pairs of queries of an image that are confused, see `confused_queries`, over heads and layers.
 
-    Layers that attend in windows count the pairs of a window.
+    Layers that attend in windows count the pairs of a window. Counting raises where no layer shows its queries, as in
+    LaViT, whose later layers have none.
     """
 
     def count(images: Tensor, labels: Tensor) -> Counts:
         total = torch.zeros(len(images), dtype=torch.float64, device=images.device)
+        layers = 0
 
         def visit(layer: LayerAttention) -> None:
+            nonlocal layers
             queries = layer.inputs.get("q")
             if queries is None:
                 return
+            layers += 1
             # both streams of a query have to be those of another one
             rows = layer.weights.transpose(2, 3).flatten(3)
             pairs = confused_queries(rows, queries, **thresholds).double().sum(1)
             total.add_(pairs.unflatten(0, (len(images), -1)).sum(1))
 
         visit_attention(model, images, visit)
+        if not layers:
+            raise NoQueriesError(f"no layer of {type(model).__name__} shows its queries: confusion can't be counted")
         return {"confused": total.tolist()}
 
     return count

@@ -112,7 +112,7 @@ def _count(arguments: argparse.Namespace, trained: Any, name: str, found: Any) -
     """What is counted over all held-out images."""
     from torch.utils.data import Subset
 
-    from subquad.analysis import count_confusions, count_hits, survey
+    from subquad.analysis import NoQueriesError, count_confusions, count_hits, survey
     from subquad.evaluation import images_of
     from subquad.report import confusion_words, removal_shares
 
@@ -137,12 +137,16 @@ def _count(arguments: argparse.Namespace, trained: Any, name: str, found: Any) -
         shares = removal_shares(found.hits[name])
         print(f"{name}, top-1 % without keys: " + ", ".join(f"{key} {value:.1f}" for key, value in shares.items()))
     if arguments.confusion:
-        found.confusions[name] = survey(
-            images,
-            count_confusions(trained.model),
-            about=about,
-            file=arguments.output / f"confused-{name}.json",
-            title=f"{name}, confusion",
-            **given,
-        )
-        print(f"{name}: {confusion_words(found.confusions[name])}")
+        try:
+            found.confusions[name] = survey(
+                images,
+                count_confusions(trained.model),
+                about=about,
+                file=arguments.output / f"confused-{name}.json",
+                title=f"{name}, confusion",
+                **given,
+            )
+            print(f"{name}: {confusion_words(found.confusions[name])}")
+        except NoQueriesError as error:
+            # the other networks are still to be counted
+            print(f"{name}: {error}")
