@@ -77,6 +77,7 @@ def test_predict_with_strict_stops_at_a_broken_image(run, pictures, capsys):
     assert "broken.png" in complaint(capsys, "predict", str(pictures), "--checkpoint", str(run), "--strict")
 
 
+@pytest.mark.slow
 def test_list_shows_everything_and_filters(capsys):
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
@@ -163,6 +164,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_in_one_line(capsys, tmp_path)
     assert "the loss is" in said and "--lr" in said
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_program_and_a_closed_pipe_is_no_error(tmp_path):
     command = f"{sys.executable} -m subquad list | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ, cwd=tmp_path, check=True)

@@ -57,6 +57,7 @@ def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tm
     assert "Beside what is known" in page.read_text() and "Skyformer" in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_broken_off_run_goes_on(runs, tmp_path, monkeypatch, capsys):
     from subquad.training import loop
 
