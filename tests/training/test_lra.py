@@ -46,7 +46,7 @@ def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tm
     assert {"name": "Skyformer", "source": "Chen et al.", "accuracy": 38.69} in content["published"]
     assert "| *root operator alone* |" in (folder / "lra.md").read_text()
     run = folder / "linear-s0"
-    result = judge_arena(run).result
+    result = judge_arena(run)
     assert result.count == 4 and result.top1 == content["rows"][0]["test"][0]
     # what has finished is kept, and its judgement, too
     (run / "test.json").write_text('{"top1": 77.0, "loss": 0, "count": 4}')

@@ -1,7 +1,6 @@
 """The Long Range Arena: what is published, what guessing reaches, and what a trained run does on the test set."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +41,6 @@ PolaFormer's table (arXiv 2501.15061) puts figures of several code bases side by
 """
 
 
-@dataclass(frozen=True)
-class Arena:
-    """A trained run on the test set."""
-
-    result: EvalResult
-    model: SequenceClassifier
-    task: str
-
-
 def load_sequence_model(path: Path | str) -> tuple[SequenceClassifier, dict[str, Any]]:
     """The network in a run folder or a weight file of `subquad lra`, and the file's metadata."""
     path = Path(path)
@@ -66,7 +56,7 @@ def load_sequence_model(path: Path | str) -> tuple[SequenceClassifier, dict[str,
     return model.eval(), note
 
 
-def judge_arena(path: Path | str, *, data_dir: str | None = None, batch_size: int = 64) -> Arena:
+def judge_arena(path: Path | str, *, data_dir: str | None = None, batch_size: int = 64) -> EvalResult:
     """The best weights of a run folder, on the test set of their task."""
     model, note = load_sequence_model(path)
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
@@ -81,8 +71,7 @@ def judge_arena(path: Path | str, *, data_dir: str | None = None, batch_size: in
         settings=note["data_settings"],
     )
     loader = create_loader(sequences, batch_size=batch_size)
-    result = evaluate(model.to(device), loader, device=device, num_classes=model.num_classes)
-    return Arena(result, model, note["data"])
+    return evaluate(model.to(device), loader, device=device, num_classes=model.num_classes)
 
 
 def guesses(task: str, settings: Mapping[str, Any]) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import timm
-import torch
 from torch import nn
 
 from subquad.data import InputConfig
@@ -38,11 +37,3 @@ def load_timm(source: str, img_size: int | None = None) -> tuple[nn.Module, Inpu
     size = tuple(config["input_size"][1:]) if img_size is None else (img_size, img_size)
     same = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
     return model, InputConfig(img_size=(size[0], size[1]), **same)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A few digits that other weights do not have."""
-    total = torch.zeros((), dtype=torch.float64)
-    for place, parameter in enumerate(model.parameters(), start=1):
-        total += place * parameter.detach().double().cpu().abs().mean()
-    return f"{float(total):.12g}"

@@ -12,7 +12,7 @@ from subquad.data import ImageDataset, InputConfig, create_loader, eval_transfor
 from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import EvalResult, evaluate
 from subquad.evaluation.classes import check_classes
-from subquad.evaluation.foreign import fingerprint, load_timm
+from subquad.evaluation.foreign import load_timm
 from subquad.evaluation.throughput import measure_throughput
 from subquad.models import restore_model
 
@@ -38,7 +38,10 @@ class Trained:
     @property
     def fingerprint(self) -> str:
         """A few digits that networks with other weights do not have."""
-        return fingerprint(self.model)
+        total = torch.zeros((), dtype=torch.float64)
+        for place, parameter in enumerate(self.model.parameters(), start=1):
+            total += place * parameter.detach().double().cpu().abs().mean()
+        return f"{float(total):.12g}"
 
 
 @dataclass(frozen=True)

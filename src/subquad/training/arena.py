@@ -78,7 +78,7 @@ def _tested(run: Path, recipe: LraRecipe) -> float:
     """The test accuracy of a finished run, which is kept in its folder."""
     file = run / "test.json"
     if not file.is_file():
-        result = judge_arena(run, data_dir=recipe.data_dir, batch_size=recipe.batch_size).result
+        result = judge_arena(run, data_dir=recipe.data_dir, batch_size=recipe.batch_size)
         write_text(file, json.dumps({"top1": result.top1, "loss": result.loss, "count": result.count}) + "\n")
     return float(json.loads(file.read_text())["top1"])
 
