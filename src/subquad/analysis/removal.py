@@ -132,6 +132,16 @@ def removing(model: nn.Module, removal: Removal, images: Tensor, *, branches: bo
 
 
 @contextmanager
+def _replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """A module that computes something else meanwhile."""
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+@contextmanager
 def _mechanism(module: Any, removal: Removal, layer: int, branches: bool) -> Iterator[None]:
     whole, change = module.forward, REMOVALS.get(NAMES.get(type(module), ""), renormalised)
 
@@ -152,11 +162,8 @@ def _mechanism(module: Any, removal: Removal, layer: int, branches: bool) -> Ite
         mixed = mixed if gate is None else mixed * gate
         return y + mixed if branches else mixed
 
-    module.forward = forward
-    try:
+    with _replaced(module, forward):
         yield
-    finally:
-        del module.forward
 
 
 @contextmanager
@@ -172,11 +179,8 @@ def _scores(module: Any, removal: Removal, layer: int) -> Iterator[None]:
         left = renormalised(own.softmax(-1), removed_pairs(grid, removal, layer).to(x.device))
         return module.proj((left @ module.values(x)).transpose(1, 2).flatten(2)), kept
 
-    module.forward = forward
-    try:
+    with _replaced(module, forward):
         yield
-    finally:
-        del module.forward
 
 
 @contextmanager
