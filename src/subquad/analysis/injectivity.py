@@ -4,22 +4,28 @@ Softmax and InLine's subtraction tell all queries apart where the keys, with a o
 division by the sum of homogeneous features tells no two queries of one ray apart, whatever the keys.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.ops import inline_weights, linear_weights, softmax_weights
 
-KINDS = ("softmax", "inline", "linear")
+KINDS: dict[str, Callable[..., Tensor]] = {
+    "softmax": softmax_weights,
+    "inline": inline_weights,
+    "linear": partial(linear_weights, eps=0.0),
+}
+"""What computes explicit weights."""
 
 
 def weights_of(kind: str, queries: Tensor, keys: Tensor) -> Tensor:
     """Weights (…, n_q, n_k) of queries (…, n_q, d) on keys (…, n_k, d); linear attention's features are ReLU."""
     if kind not in KINDS:
         raise unknown_name("kind of attention", kind, KINDS)
-    compute = {"softmax": softmax_weights, "inline": inline_weights, "linear": linear_weights}[kind]
-    given = {"eps": 0.0} if kind == "linear" else {}
-    return compute(queries[None, None], keys[None, None], **given)[0, 0]  # type: ignore[operator]
+    return KINDS[kind](queries[None, None], keys[None, None])[0, 0]
 
 
 def tells_apart(keys: Tensor, *, tolerance: float = 1e-9) -> bool:

@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,12 @@ def _pictures(arguments: argparse.Namespace, trained: Any) -> tuple[list[Any], l
 
     if arguments.images is None:
         images = images_of(trained, data=arguments.data, data_dir=arguments.data_dir)
-        step = max(1, len(images) // arguments.max_images)
-        places = [k for k in range(0, len(images), step) if images[k] is not None][: arguments.max_images]
-        return [images.picture(k) for k in places], [images[k][0] for k in places]  # type: ignore[index]
+        places = range(0, len(images), max(1, len(images) // arguments.max_images))
+        pairs = ((k, images[k]) for k in places)
+        whole = list(islice(((k, pair[0]) for k, pair in pairs if pair is not None), arguments.max_images))
+        if not whole:
+            raise SubquadError(f"none of {len(images)} held-out images can be read, the first is {images.path(0)}")
+        return [images.picture(k) for k, _ in whole], [image for _, image in whole]
     files = image_files(arguments.images)
     chosen = files[:: max(1, len(files) // arguments.max_images)][: arguments.max_images]
     readable = list(readable_images(chosen, eval_transform(trained.input), strict=False, log=print))
