@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from subquad.positions import resampled
+from subquad.grid import TokenGrid
+from subquad.positions import PositionTable, resampled
 
 
 @pytest.mark.parametrize("old, new", [((14, 14), (25, 38)), ((14, 9), (4, 9)), ((7, 16), (8, 5)), ((1, 3), (2, 2))])
@@ -23,3 +24,11 @@ def test_resampling_to_changing_sizes_compiles_with_its_gradient():
         (expected,) = torch.autograd.grad(resampled(image, shape, "bicubic", antialias=True).square().sum(), image)
         (grad,) = torch.autograd.grad(compiled(image, shape, "bicubic", antialias=True).square().sum(), image)
         assert_close(grad, expected)
+
+
+def test_a_shorter_sequence_has_the_first_places_and_a_map_the_whole_picture():
+    row = PositionTable(2, 3, TokenGrid(1, 6, prefix=1), std=1)
+    assert torch.equal(row(TokenGrid(1, 4, prefix=1)), row.table[:, :5])
+    assert row(TokenGrid(1, 9, prefix=1)).shape == (2, 10, 3)
+    picture = PositionTable(1, 1, TokenGrid(2, 6), std=1)
+    assert not torch.equal(picture(TokenGrid(2, 3))[:, :3], picture.table[:, :3])

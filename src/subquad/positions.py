@@ -114,9 +114,14 @@ class PositionTable(GridTable):
 
 
 def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) -> Tensor:
-    """A table (h, n, d) from one grid to another; rows of prefix tokens stay."""
+    """A table (h, n, d) from one grid to another; rows of prefix tokens stay. A shorter sequence has the first places.
+
+    A sequence is a grid of one row: its places are numbers that count, it is not a picture at another resolution.
+    """
     if old.shape == new.shape:
         return table
+    if old.height == new.height == 1 and new.width < old.width:
+        return table[:, : new.num_tokens]
     prefix, places = table.split([old.prefix, old.num_places], dim=1)
     image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=old.height)
     image = resampled(image, new.shape, mode, antialias=mode == "bicubic")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subquad import ATTENTION, SubquadError
-from subquad.models.sequence import create_sequence_model
+from subquad.models.sequence import by_length, create_sequence_model
 
 # with softmax, as Skyformer's sizes give them
 KNOWN = {
@@ -46,6 +46,34 @@ def test_padding_changes_no_answer(attention):
         # what stands where the padding is does not matter either: the embedding of 0 is never seen
         model.embed.weight[0] += 10
         assert torch.allclose(model(padded), alone, atol=1e-12)
+
+
+def test_sequences_of_like_length_are_computed_together_and_up_to_the_longest_of_them():
+    lengths = torch.tensor([700, 30, 0, 1900, 40, 650, 1, 690])
+    tokens = (torch.arange(2000) < lengths[:, None]).long() * torch.randint(1, 9, (8, 2000))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        order, groups = by_length(tokens)
+    finally:
+        torch.set_num_threads(threads)
+    assert [tuple(group.shape) for group in groups] == [(2, 1), (2, 40), (2, 690), (2, 1900)]
+    assert lengths[order].tolist() == sorted(lengths.tolist())
+    for row, place in zip([row for group in groups for row in group], order, strict=True):
+        assert torch.equal(row[row != 0], tokens[place][: lengths[place]])
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_a_batch_of_groups_is_answered_in_its_order(attention):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 9, "max_length": 3000, "num_classes": 3, "embed_dim": 16}
+    model = create_sequence_model(attention, **sizes).eval().double()
+    tokens = torch.randint(1, 9, (2 * torch.get_num_threads() + 3, 3000))
+    tokens[:-1] *= torch.arange(3000) < 7
+    tokens[1] *= torch.arange(3000) < 3
+    with torch.no_grad():
+        alone = torch.cat([model(one[None]) for one in tokens])
+        assert torch.allclose(model(tokens), alone, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", ATTENTION)

@@ -49,8 +49,12 @@ every entry to all of it; docs/adding-a-mechanism.md walks through one.
 QUADRATIC = frozenset({"softmax"})
 """Mechanisms whose cost grows with n²; the others' is linear in n."""
 
+POOLING = frozenset({"agent", "soft"})
+"""Mechanisms that pool over parts of the grid: the same tokens at the head of a longer row are answered differently."""
+
 __all__ = [
     "ATTENTION",
+    "POOLING",
     "QUADRATIC",
     "AgentAttention",
     "FocusedAttention",
