@@ -1,4 +1,4 @@
-"""The Long Range Arena: what is published, what guessing reaches, and what a trained run does on the test set."""
+"""The Long Range Arena: what guessing reaches, and what a trained run does on the test set."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,31 +14,6 @@ from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import EvalResult, evaluate
 from subquad.models import read_weights
 from subquad.models.sequence import SequenceClassifier, create_sequence_model
-
-COLUMNS = ("text", "listops", "retrieval", "pathfinder", "image")
-
-PUBLISHED: dict[str, tuple[str, tuple[float, ...]]] = {
-    "Transformer": ("PolaFormer", (61.55, 38.71, 80.93, 70.39, 39.14)),
-    "Local attention": ("Tay et al.", (52.98, 15.82, 53.39, 66.63, 41.46)),
-    "Linear Transformer": ("Tay et al.", (65.90, 16.13, 53.09, 75.30, 42.34)),
-    "Reformer": ("Tay et al.", (56.10, 37.27, 53.40, 68.50, 38.07)),
-    "Performer": ("Tay et al.", (65.40, 18.01, 53.82, 77.05, 42.77)),
-    "Longformer": ("Tay et al.", (62.85, 35.63, 56.89, 69.71, 42.22)),
-    "Informer": ("PolaFormer", (62.13, 37.05, 79.35, 56.44, 37.86)),
-    "Linformer": ("PolaFormer", (57.29, 36.44, 77.85, 65.39, 38.43)),
-    "Kernelized": ("PolaFormer", (60.02, 38.46, 82.11, 69.86, 32.63)),
-    "cosFormer": ("PolaFormer", (63.54, 37.20, 80.28, 70.00, 35.84)),
-    "Nyströmformer": ("PolaFormer", (62.36, 37.95, 80.89, 69.34, 38.94)),
-    "Skyformer": ("Chen et al.", (64.70, 38.69, 82.06, 70.73, 40.77)),
-    "Hedgehog": ("PolaFormer", (64.60, 37.15, 82.24, 74.16, 40.15)),
-    "PolaFormer, α = 3": ("PolaFormer", (73.06, 37.35, 80.50, 70.53, 42.15)),
-    "PolaFormer, α = 5": ("PolaFormer", (72.33, 38.76, 80.37, 68.98, 41.91)),
-    "PolaFormer, α = 7": ("PolaFormer", (71.93, 37.60, 81.47, 69.09, 42.77)),
-}
-"""Test accuracy in percent, by `COLUMNS`, and whose figures they are.
-
-PolaFormer's table (arXiv 2501.15061) puts figures of several code bases side by side: other networks, other lengths.
-"""
 
 
 def load_sequence_model(path: Path | str) -> tuple[SequenceClassifier, dict[str, Any]]:

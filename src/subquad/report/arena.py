@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Sequence
 from html import escape
 
-from subquad.evaluation.arena import COLUMNS, PUBLISHED, guesses
+from subquad.evaluation.arena import guesses
+from subquad.evaluation.arena_published import PUBLISHED
 from subquad.report.parts import section
 from subquad.report.runs import Group
 
@@ -29,10 +30,7 @@ def arena_table(groups: Sequence[Group]) -> str:
             spread = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
             rows.append((group.label, f"{statistics.fmean(found):.2f}{spread}", "ours"))
     rows += [(name, f"{value:.2f}", "guess") for name, value in guesses(task, first.facts["data_settings"]).items()]
-    rows += [
-        (name, f"{values[COLUMNS.index(task)]:.2f}", f"as {source} print it")
-        for name, (source, values) in PUBLISHED.items()
-    ]
+    rows += [(row.name, f"{row.on(task):.2f}", f"as {row.source} print it") for row in PUBLISHED]
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td data-value="{value.split()[0]}">{escape(value)}</td>'
         f"<td>{escape(whose)}</td></tr>"

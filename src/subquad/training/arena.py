@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from subquad.evaluation.arena import COLUMNS, PUBLISHED, guesses, judge_arena
+from subquad.evaluation.arena import guesses, judge_arena
+from subquad.evaluation.arena_published import PUBLISHED
 from subquad.text import clock, columns, si
 from subquad.training.compare import compare
 from subquad.training.journal import Log, silent
@@ -42,16 +43,11 @@ class ArenaRow:
 
 @dataclass(frozen=True)
 class ArenaTable:
-    """What was found, what guessing reaches, and what was published."""
+    """What was found on a task, and what guessing reaches."""
 
     task: str
     rows: tuple[ArenaRow, ...]
     guesses: dict[str, float]
-
-    @property
-    def published(self) -> list[tuple[str, str, float]]:
-        """Name, source and accuracy."""
-        return [(name, source, values[COLUMNS.index(self.task)]) for name, (source, values) in PUBLISHED.items()]
 
 
 def run_arena(
@@ -99,7 +95,7 @@ def _write(table: ArenaTable, folder: Path) -> None:
             for r in table.rows
         ],
         "guesses": table.guesses,
-        "published": [{"name": n, "source": s, "accuracy": a} for n, s, a in table.published],
+        "published": [{"name": p.name, "source": p.source, "accuracy": p.on(table.task)} for p in PUBLISHED],
     }
     write_text(folder / "lra.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     lines = ["| | test % | held out % | params | time |", "| --- | ---: | ---: | ---: | ---: |"]
@@ -107,5 +103,5 @@ def _write(table: ArenaTable, folder: Path) -> None:
         f"| {r.mechanism} | {r.text} | {r.held_out:.2f} | {si(r.params)} | {clock(r.seconds)} |" for r in table.rows
     ]
     lines += [f"| *{name}* | {value:.2f} | | | |" for name, value in table.guesses.items()]
-    lines += [f"| {name} ({source}) | {accuracy:.2f} | | | |" for name, source, accuracy in table.published]
+    lines += [f"| {p.name} ({p.source}) | {p.on(table.task):.2f} | | | |" for p in PUBLISHED]
     write_text(folder / "lra.md", "\n".join(lines) + "\n")
