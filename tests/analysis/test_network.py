@@ -15,7 +15,7 @@ from subquad.cli import main
 from subquad.models import HOSTS
 
 # measures of one mechanism alone
-OWN = {"gates": "pola", "power": "pola", "inverse": "soft"}
+OWN = {"gates": "pola", "power": "pola", "inverse": "soft", "kernel": "soft"}
 
 
 def network(name):

@@ -2,6 +2,7 @@
 
 from subquad.analysis.attention import LayerAttention, attention_weights, visit_attention
 from subquad.analysis.confusion import confused_queries
+from subquad.analysis.injectivity import confused_by, tells_apart
 from subquad.analysis.kernels import (
     Convergence,
     best_error,
@@ -36,6 +37,7 @@ __all__ = [
     "attention_weights",
     "best_error",
     "centred",
+    "confused_by",
     "confused_queries",
     "count_confusions",
     "count_hits",
@@ -55,6 +57,7 @@ __all__ = [
     "removing",
     "survey",
     "symmetry",
+    "tells_apart",
     "token_similarity",
     "uniform_weights",
     "usual_alpha",

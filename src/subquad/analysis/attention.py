@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from subquad.analysis.spectra import Ranks, ranks
 from subquad.attention import ATTENTION
 from subquad.grid import TokenGrid
 from subquad.models.less_attention import LessAttention, ScoreAttention
@@ -41,6 +43,11 @@ class LayerAttention:
     kv_grid: TokenGrid
     module: nn.Module | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """Of the weights, (b, h, s) each; several measures are made of them, and they are cubic in the tokens."""
+        return ranks(self.weights)
 
 
 Visit = Callable[[LayerAttention], None]
