@@ -106,7 +106,7 @@ MEASURES: dict[str, Measure] = {
         feature_rank("numerical", branch=True),
         "numerical rank, of a head's channels",
         "How many singular values of what a layer gives, with the local branch where it has one, are above a "
-        "thousandth of the largest, the mean token taken off. All of them is usual.",
+        "thousandth of the largest, the mean token taken off.",
     ),
     "gates": Measure(
         gate_correlation,
