@@ -39,6 +39,12 @@ def test_a_warm_up_may_be_given_in_updates():
     assert found[5] == pytest.approx(1 - 5 / 40)
 
 
+def test_a_schedule_may_begin_behind_the_warm_up():
+    found = rates_of(epochs=4, sched="poly", warmup_updates=5, warmup_lr=0.1, warmup_prefix=True)
+    assert found[:5] == pytest.approx([0.1, 0.28, 0.46, 0.64, 0.82])
+    assert found[5:] == pytest.approx([1 - t / 35 for t in range(35)])
+
+
 def test_steps_and_their_epochs_belong_together():
     for fields in ({"sched": "multistep"}, {"sched": "cosine", "decay_epochs": (1,)}):
         with pytest.raises(SubquadError, match="decay_epochs: give both or neither"):

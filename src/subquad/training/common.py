@@ -74,6 +74,7 @@ class CommonRecipe:
     decay_epochs: tuple[int, ...] | None = option(None, "epochs after which the multistep schedule divides by 10")
     warmup_epochs: int = option(5, "epochs of linear warm-up, within the epochs")
     warmup_updates: int | None = option(None, "updates of linear warm-up, in place of warmup_epochs")
+    warmup_prefix: bool = option(False, "the schedule begins when the warm-up is over, and is as much shorter")
     warmup_lr: float = option(1e-6, "learning rate at the start of the warm-up")
     min_lr: float = option(0.0, "learning rate at the end")
     lr_scale_ends: bool = option(False, "scale warmup_lr and min_lr with the batch as lr_base is")

@@ -62,12 +62,14 @@ def make_scheduler(
     scheduler, _ = create_scheduler_v2(
         optimizer,
         sched=recipe.sched,
-        num_epochs=recipe.epochs,
+        # timm counts them without a warm-up that stands before the schedule
+        num_epochs=recipe.epochs - warmup if recipe.warmup_prefix else recipe.epochs,
         decay_milestones=recipe.decay_epochs or (),
         cooldown_epochs=recipe.cooldown_epochs,
         min_lr=rates.end,
         warmup_lr=rates.warmup,
         warmup_epochs=warmup,
+        warmup_prefix=recipe.warmup_prefix,
         **shape,
         step_on_epochs=False,
         updates_per_epoch=updates_per_epoch,
