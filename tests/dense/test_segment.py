@@ -45,6 +45,21 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     assert found.result.miou == pytest.approx(summary["best_miou"], abs=1e-4) and found.count == 3
 
 
+def test_the_backbone_is_looked_into(run, scenes, tmp_path, capsys):
+    command = ["analyze", str(run), "--images", str(scenes), "--max-images", "2", "--output", str(tmp_path)]
+    assert main([*command, "--measures", "entropy", "local"]) == 0
+    about = json.loads((tmp_path / "analysis.json").read_text())
+    assert {row["mechanism"] for row in about["rows"]} == {"inline"} and {row["layer"] for row in about["rows"]} == {
+        1,
+        2,
+        3,
+        4,
+    }
+    for wrong, complaint in (([*command, "--removed"], "gives none: leave it out"), (command[:2], "name photographs")):
+        assert main(wrong) == 2 and complaint in capsys.readouterr().err
+    assert main(["eval", str(run)]) == 2 and "it is for `subquad segment`" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_broken_off_run_ends_with_the_same_weights(run, recipe, tmp_path):
     def stop(line):

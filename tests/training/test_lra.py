@@ -57,6 +57,9 @@ def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tm
     page = tmp_path / "report.html"
     assert main(["report", str(folder), "--no-scaling", "--output", str(page)]) == 0
     assert "Beside what is known" in page.read_text() and "Skyformer" in page.read_text()
+    capsys.readouterr()
+    assert main(["analyze", str(folder / "linear-s0"), "--images", str(tmp_path)]) == 2
+    assert "it reads sequences" in capsys.readouterr().err
 
 
 @pytest.mark.slow

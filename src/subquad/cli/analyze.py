@@ -17,7 +17,7 @@ def add_commands(commands: Commands) -> None:
 
     text = "Measure what the layers of trained networks attend to, and write a page, a table and JSON."
     sub = commands.add("analyze", run_analyze, text)
-    what = "run folders or weight files of classifiers; timm/NAME or timm/NAME=FILE for a network of timm's"
+    what = "run folders or weight files, of segmenters and detectors too; timm/NAME or timm/NAME=FILE for timm's"
     sub.add_argument("checkpoint", nargs="+", help=what)
     sub.add_argument("--images", nargs="+", type=Path, help="image files, or folders of them; else held-out ones")
     sub.add_argument("--measures", nargs="+", metavar="NAME", help=f"of {', '.join(ALL_MEASURES)}; all if left out")
@@ -40,16 +40,18 @@ def run_analyze(arguments: argparse.Namespace) -> None:
     import torch
 
     from subquad.bench import save_rows
-    from subquad.evaluation import load_trained
+    from subquad.evaluation import load_looked_at
     from subquad.report import Findings, write_analysis
 
     found = Findings()
     notes: list[str] = []
     for source in arguments.checkpoint:
-        trained = load_trained(source, img_size=arguments.img_size)
+        trained = load_looked_at(source, img_size=arguments.img_size)
         name = _name_of(source)
         if name in found.names:
             raise SubquadError(f"two networks are called {name}: rename a folder")
+        if arguments.removed and not getattr(trained.model, "num_classes", 0):
+            raise SubquadError(f"--removed counts a classifier's answers, and {name} gives none: leave it out")
         notes.append(_measure(arguments, trained, name, found))
         _count(arguments, trained, name, found)
     note = f"{notes[0]}, torch {torch.__version__}; means over heads and images"
@@ -72,6 +74,7 @@ def _name_of(source: str) -> str:
 def _measure(arguments: argparse.Namespace, trained: Any, name: str, found: Any) -> str:
     """The measures of one network; on what."""
     import torch
+    from tqdm import tqdm
 
     from subquad.analysis import ALL_MEASURES, measure_network
     from subquad.analysis.looking import looking
@@ -79,7 +82,8 @@ def _measure(arguments: argparse.Namespace, trained: Any, name: str, found: Any)
     pictures, inputs = _pictures(arguments, trained)
     batches = torch.stack(inputs).split(arguments.batch_size)
     measures = arguments.measures or list(ALL_MEASURES)
-    moved = (batch.to(trained.device) for batch in batches)
+    bar = tqdm(batches, desc=f"measuring {name}", unit="batch", leave=False, disable=None)
+    moved = (batch.to(trained.device) for batch in bar)
     rows = found.rows[name] = measure_network(trained.model, moved, measures, network=name)
     if shown := min(arguments.shown, len(pictures)):
         chosen = [k * len(pictures) // shown for k in range(shown)]
@@ -97,6 +101,10 @@ def _pictures(arguments: argparse.Namespace, trained: Any) -> tuple[list[Any], l
     from subquad.evaluation.predict import image_files, readable_images
 
     if arguments.images is None:
+        if not (arguments.data or trained.data):
+            raise SubquadError(
+                "nothing says what was held out: name photographs with --images, or a data set with --data"
+            )
         images = images_of(trained, data=arguments.data, data_dir=arguments.data_dir)
         places = range(0, len(images), max(1, len(images) // arguments.max_images))
         pairs = ((k, images[k]) for k in places)

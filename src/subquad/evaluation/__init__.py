@@ -3,6 +3,7 @@
 from subquad.evaluation.accuracy import EvalResult, EvalSums, evaluate
 from subquad.evaluation.confusion import confused_pairs, confusion_text, save_confusion
 from subquad.evaluation.detection import evaluate_detection, judge_objects
+from subquad.evaluation.looked_at import load_looked_at
 from subquad.evaluation.objects import judge_detector, load_detector, precision_text, predict_objects
 from subquad.evaluation.pictures import save_picture_grid
 from subquad.evaluation.predict import Prediction, predict
@@ -30,6 +31,7 @@ __all__ = [
     "judge_objects",
     "judge_segmenter",
     "load_detector",
+    "load_looked_at",
     "load_segmenter",
     "load_trained",
     "measure_throughput",

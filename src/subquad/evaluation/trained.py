@@ -62,7 +62,7 @@ def load_trained(path: Path | str, *, img_size: int | None = None) -> Trained:
     networks of timm's, see `load_timm`.
     """
     if str(path).startswith("timm/"):
-        return _trained(*load_timm(str(path).removeprefix("timm/"), img_size))
+        return trained_on(*load_timm(str(path).removeprefix("timm/"), img_size))
     path = Path(path)
     file = path / "best.safetensors" if path.is_dir() else path
     if path.is_dir() and not file.is_file():
@@ -74,16 +74,17 @@ def load_trained(path: Path | str, *, img_size: int | None = None) -> Trained:
     size: Any = model.img_size if img_size is None else (img_size, img_size)
     config = InputConfig(img_size=size, **note["input"])
     named = _recipe_of(file.parent)
-    return _trained(model, config, tuple(note["classes"]), named.get("data", note.get("data")), named.get("data_dir"))
+    return trained_on(model, config, tuple(note["classes"]), named.get("data", note.get("data")), named.get("data_dir"))
 
 
-def _trained(
+def trained_on(
     model: nn.Module,
     config: InputConfig,
     classes: tuple[str, ...] = (),
     data: str | None = None,
     data_dir: str | None = None,
 ) -> Trained:
+    """A network on the fastest device there is, with what is known of its training."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Trained(model.eval().to(device), classes, config, data, data_dir, device)
 

@@ -101,6 +101,8 @@ def restore_model(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
     """The model that `save_weights` wrote to `path`, and the metadata that came with it."""
     state, note = read_weights(path)
     creation = note.get("creation")
+    if isinstance(creation, dict) and "task" in creation:
+        raise SubquadError(f"{path} holds no classifier of images: it is for `subquad {creation['task']}`")
     if not isinstance(creation, dict) or "name" not in creation:
         raise SubquadError(f"{path} does not say which model it holds: create the model and use load_checkpoint")
     model = create_model(**creation)
