@@ -96,4 +96,4 @@ def test_networks_of_timm_stand_beside_ours(runs, tmp_path, capsys):
         err = capsys.readouterr().err
         assert text in err and err.count("\n") == 1, err
     assert main(["analyze", source, "--img-size", "48", "--output", str(tmp_path)]) == 2
-    assert "does not say what it was trained on: name the data" in capsys.readouterr().err
+    assert "nothing says what was held out: name photographs with --images, or a data set" in capsys.readouterr().err
