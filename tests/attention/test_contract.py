@@ -226,6 +226,7 @@ def test_the_layer_exports_for_any_batch(name):
     torch.testing.assert_close(program.module()(x), layer(x, grid=grid), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @every_mechanism
 def test_cost_is_linear_in_the_number_of_tokens_unless_listed_as_quadratic(name):
     def products(side):

@@ -8,6 +8,7 @@ from subquad.training import compare, comparison_table
 from subquad.training.compare import aggregate, slug
 
 
+@pytest.mark.slow
 def test_a_comparison_has_a_run_for_each_mechanism_and_seed_and_a_row_for_each_mechanism(tiny, tmp_path):
     rows = compare(tiny, ["softmax", "linear:feature_map=elu,local=true"], [1, 2], tmp_path)
     runs = {path.name for path in tmp_path.iterdir() if path.is_dir()}

@@ -191,6 +191,7 @@ def test_a_run_that_has_finished_is_left_as_it_is(tiny, tmp_path):
     assert (tmp_path / "run" / "last.pt").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_says_how_it_goes_on_and_does(number, tiny, tmp_path, same_weights, request):
     handler = signal.getsignal(signal.SIGTERM)
