@@ -50,10 +50,11 @@ class TokenGrid:
         """(height, width)."""
         return self.height, self.width
 
-    def check(self, tokens: Tensor) -> None:
-        """Raise if `tokens` (b, h, n, d) or (b, n, c) are not as many as this grid holds."""
-        if tokens.shape[-2] != self.num_tokens:
-            raise SubquadError(f"{tokens.shape[-2]} tokens do not fill a grid of {self} ({self.num_tokens} tokens)")
+    def check(self, *several: Tensor) -> None:
+        """Raise if tokens, each (b, h, n, d) or (b, n, c), are not as many as this grid holds."""
+        for tokens in several:
+            if tokens.shape[-2] != self.num_tokens:
+                raise SubquadError(f"{tokens.shape[-2]} tokens do not fill a grid of {self} ({self.num_tokens} tokens)")
 
     def to_map(self, tokens: Tensor) -> Tensor:
         """(b, h, n, d) tokens to the map (b, h·d, y, x); prefix tokens are left out."""

@@ -148,6 +148,12 @@ class BiasTables(NamedTuple):
     columns: Tensor
     prefix: Tensor | None
 
+    @property
+    def grid(self) -> TokenGrid:
+        """What the bias is for."""
+        prefix = 0 if self.prefix is None else self.prefix.shape[2]
+        return TokenGrid(self.rows.shape[2], self.columns.shape[2], prefix)
+
     def written_out(self) -> Tensor:
         """(h, a, n): the block resampled to the map, and numbers of the prefix in front."""
         block = resampled(self.block, (self.rows.shape[2], self.columns.shape[2]), "bilinear")

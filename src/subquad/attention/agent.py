@@ -54,6 +54,8 @@ class AgentAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
         y = agent_attention(q, agents, k, v, *self.biases(grid, kv_grid), padding, idle)
         return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
@@ -61,6 +63,8 @@ class AgentAttention(nn.Module):
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
         return agent_weights(q, agents, k, *self.biases(grid, kv_grid), padding, idle)[:, :, None]
 

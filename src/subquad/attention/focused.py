@@ -43,6 +43,8 @@ class FocusedAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         k = k + self.positions(kv_grid)
         y = focused_attention(q, k, v, F.softplus(self.temperature), padding, power=self.power).to(v.dtype)
         return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
@@ -50,5 +52,7 @@ class FocusedAttention(nn.Module):
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         k = k + self.positions(kv_grid)
         return focused_weights(q, k, F.softplus(self.temperature), padding, power=self.power)[:, :, None]

@@ -33,6 +33,8 @@ class InLineAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
+        grid.check(q, x)
+        kv_grid.check(k)
         y = inline_attention(q, k, v, padding)
         if self.local is None:
             return y
@@ -50,6 +52,8 @@ class InLineAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         return inline_weights(q, k, padding)[:, :, None]
 
 

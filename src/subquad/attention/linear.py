@@ -40,10 +40,14 @@ class LinearAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         y = linear_attention(q, k, v, padding, feature_map=self.feature_map)
         return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         return linear_weights(q, k, padding, feature_map=self.feature_map)[:, :, None]

@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
 from subquad.grid import TokenGrid
+from subquad.operators import Shapes
 from subquad.ops import polar_attention, polar_weights
 from subquad.positions import PositionTable
+
+GATED = Shapes("PolaFormer's gate", y="b h n d", g="b h n d")
 
 
 class PolaAttention(nn.Module):
@@ -48,8 +51,11 @@ class PolaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         y = polar_attention(q, k, v, self.powers(), padding, self._temperature(), self.positions(kv_grid))
         if self.local is None:
+            GATED.check(y, g)
             return y * g
         return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
@@ -63,6 +69,8 @@ class PolaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         return polar_weights(q, k, self.powers(), padding, self._temperature(), self.positions(kv_grid))
 
     def _temperature(self) -> Tensor:

@@ -60,6 +60,7 @@ class SoftAttention(nn.Module):
     def forward(
         self, q: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
+        grid.check(q)
         landmarks, idle = self.landmarks(q, padding, grid)
         y = gaussian_attention(
             q,
@@ -75,6 +76,7 @@ class SoftAttention(nn.Module):
         return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(self, q: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
+        grid.check(q)
         landmarks, idle = self.landmarks(q, padding, grid)
         weights = gaussian_weights(
             q * q.shape[-1] ** -0.25, landmarks, padding, idle, inverse=self.inverse, steps=self.newton_steps

@@ -37,6 +37,8 @@ class SoftmaxAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         return softmax_attention(q, k, v, forbidden(padding, mask), self._bias(grid))
 
     def weights(
@@ -49,6 +51,8 @@ class SoftmaxAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
         return softmax_weights(q, k, forbidden(padding, mask), self._bias(grid))[:, :, None]
 
     def _bias(self, grid: TokenGrid) -> Tensor | None:

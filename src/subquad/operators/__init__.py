@@ -11,6 +11,7 @@ from subquad.operators.declaring import (
     implements,
     kernels_by_title,
     name_of,
+    shapes_of,
 )
 from subquad.operators.gradients import learns, with_gradient
 from subquad.operators.mechanisms import (
@@ -37,10 +38,12 @@ from subquad.operators.places import (
     pool,
     pool_gradient,
 )
+from subquad.operators.shapes import Shapes
 
 __all__ = [
     "TITLES",
     "Operator",
+    "Shapes",
     "agent_attention",
     "agent_attention_gradient",
     "convolve_windows",
@@ -67,5 +70,6 @@ __all__ = [
     "polar_attention_gradient",
     "pool",
     "pool_gradient",
+    "shapes_of",
     "with_gradient",
 ]

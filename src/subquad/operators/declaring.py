@@ -1,6 +1,6 @@
 """How an operator `subquad::…` of PyTorch is declared, and how a backend says that it computes it.
 
-An operator is declared once: its name, its results' shapes without running, what it counts as. Backends implement it
+An operator is declared once: its name, the shapes that it takes and gives, what it counts as. Backends implement it
 for a device. Results are tokens (b, h, n, d) that lie in memory as (b, n, h, d), as the next projection wants them.
 """
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from subquad.operators.shapes import Shapes
+
 NAMESPACE = torch.library.Library("subquad", "FRAGMENT")
 
 Operator = Any
@@ -18,6 +20,9 @@ Operator = Any
 
 TITLES: dict[str, str] = {}
 """What every operator is called where a person reads."""
+
+SHAPES: dict[str, Shapes] = {}
+"""The shapes of every operator's tensors, which stand first among its arguments."""
 
 IMPLEMENTED: dict[str, set[str]] = {}
 """The backends that have kernels for an operator, by its name."""
@@ -37,18 +42,35 @@ def like_tokens(first: Tensor, *rest: Any) -> Tensor:
 def operator(
     title: str,
     schema: str,
+    takes: dict[str, str],
     flops: Callable[..., int] = lambda *shapes: 0,
     shape: Callable[..., Any] | None = like_tokens,
     result: str = "Tensor",
 ) -> Operator:
-    """`subquad::name` of a schema: what it counts as from its arguments' shapes, and empty results."""
+    """`subquad::name` of a schema: the shapes of its tensors, what it counts as from them, and empty results."""
     name = schema.partition("(")[0]
-    TITLES[name], IMPLEMENTED[name] = title, set()
+    TITLES[name], SHAPES[name], IMPLEMENTED[name] = title, Shapes(title, **takes), set()
     NAMESPACE.define(f"{schema} -> {result}")
-    torch.library.register_fake(f"subquad::{name}", shape or (lambda *given: None), lib=NAMESPACE)
+
+    def without_running(*arguments: Any) -> Any:
+        check_arguments(name, arguments)
+        return None if shape is None else shape(*arguments)
+
+    torch.library.register_fake(f"subquad::{name}", without_running, lib=NAMESPACE)
     packet = getattr(torch.ops.subquad, name)
     register_flop_formula(packet)(lambda *shapes, out_shape=None, **settings: flops(*shapes))
     return packet
+
+
+def check_arguments(name: str, arguments: tuple[Any, ...]) -> None:
+    """Raise where the tensors among an operator's arguments do not fit each other."""
+    tensors = [value for value in arguments if value is None or isinstance(value, Tensor)]
+    SHAPES[name].check(*tensors)
+
+
+def shapes_of(operator: Operator) -> Shapes:
+    """The shapes of an operator's tensors."""
+    return SHAPES[name_of(operator)]
 
 
 def implements(operator: Operator, backend: str, *devices: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -11,10 +11,14 @@ from torch import Tensor
 
 from subquad import operators
 from subquad.backends import kernel_for
-from subquad.operators import learns, with_gradient
+from subquad.operators import Shapes, learns, shapes_of, with_gradient
 from subquad.ops.padding import no_padding
 from subquad.ops.precision import in_fp32
 from subquad.positions import BiasTables
+
+SHAPES = shapes_of(operators.agent_attention).extended(key_bias="h a m", query_bias="h n a", padding="b m", idle="b a")
+WEIGHTS_SHAPES = SHAPES.without("v")
+TABLES_SHAPES = Shapes("a bias of tables", block="h a s s", rows="h a y", columns="h a x", prefix="h a p")
 
 
 def agent_attention(
@@ -34,6 +38,8 @@ def agent_attention(
     `key_bias` (h, a, n_k) is B₁, `query_bias` (h, n_q, a) is B₂, or each is the tables of (h, a, n); `padding` (b, n_k)
     and `idle` (b, a) leave out keys and agents.
     """
+    _check_biases(agents, k, q, key_bias, query_bias)
+    SHAPES.check(q, agents, k, v, _tensor(key_bias), _tensor(query_bias), padding, idle)
     agents = agents.contiguous()
     tables = _parts(key_bias), _parts(query_bias.mT if isinstance(query_bias, Tensor) else query_bias)
     tensors = q, agents, k, v, *tables[0], *tables[1]
@@ -44,6 +50,19 @@ def agent_attention(
     if kernels is None:
         return _agent(q, agents, k, v, *biases, padding, idle)
     return with_gradient(_kernel, _kernel_gradient, _agent, q, agents, k, v, *biases)
+
+
+def _tensor(bias: Tensor | BiasTables) -> Tensor | None:
+    return bias if isinstance(bias, Tensor) else None
+
+
+def _check_biases(agents: Tensor, k: Tensor, q: Tensor, *biases: Tensor | BiasTables) -> None:
+    """Raise where tables are not those of these agents and as many places as there are keys and queries."""
+    for bias, tokens in zip(biases, (k, q), strict=True):
+        if isinstance(bias, Tensor):
+            continue
+        TABLES_SHAPES.check(*bias, h=agents.shape[1], a=agents.shape[2])
+        bias.grid.check(tokens)
 
 
 def _kernel(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor) -> Tensor:
@@ -113,6 +132,8 @@ def agent_weights(
     idle: Tensor | None = None,
 ) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `agent_attention`: the product of its two softmax maps."""
+    _check_biases(agents, k, q, key_bias, query_bias)
+    WEIGHTS_SHAPES.check(q, agents, k, _tensor(key_bias), _tensor(query_bias), padding, idle)
     scale = q.shape[-1] ** -0.5
     key_bias, query_bias = _written_out(key_bias, query_bias)
     aggregate = (agents @ k.mT * scale + _forbid(key_bias, padding)).softmax(dim=-1)

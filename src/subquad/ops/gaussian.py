@@ -14,9 +14,13 @@ from torch import Tensor
 from subquad import operators
 from subquad.backends import kernel_for
 from subquad.errors import unknown_name
-from subquad.operators import with_gradient
+from subquad.operators import Shapes, shapes_of, with_gradient
 from subquad.ops.padding import no_padding, zero_padding
 from subquad.ops.precision import in_fp32, in_fp32_on_cpus
+
+SHAPES = shapes_of(operators.gaussian_gather).extended(padding="b n", idle="b m")
+WEIGHTS_SHAPES = SHAPES.without("v")
+KERNEL_SHAPES = Shapes("a Gaussian kernel", x="... n d", y="... m d")
 
 
 @in_fp32_on_cpus
@@ -38,6 +42,7 @@ def gaussian_attention(
     `padding` (b, n) leaves out keys, `idle` (b, m) landmarks. `inverse` is a name of INVERSES, with `steps` Newton
     steps where it has some; for `gradient` see `newton_inverse`. Queries are multiplied by `scale`, landmarks are not.
     """
+    SHAPES.check(q, landmarks, v, padding, idle)
     cannot = no_padding(padding)
     if not kernel_for(operators.gaussian_gather, q, landmarks, v, cannot=cannot, backend=backend):
         return _eager(q, landmarks, v, padding, idle, inverse=inverse, steps=steps, gradient=gradient, scale=scale)
@@ -106,6 +111,7 @@ def gaussian_weights(
     steps: int = 20,
 ) -> Tensor:
     """Explicit weights (b, h, n, n) of `gaussian_attention`."""
+    WEIGHTS_SHAPES.check(q, landmarks, padding, idle)
     kernel, solve = _low_rank(q, landmarks, idle, inverse, steps, "steps")
     return kernel @ solve(zero_padding(kernel, padding).mT)
 
@@ -134,6 +140,7 @@ def _solver(gram: Tensor, inverse: str, steps: int, gradient: str) -> Solve:
 
 def gaussian_kernel(x: Tensor, y: Tensor) -> Tensor:
     """κ of all pairs: (..., n, d) and (..., m, d) -> (..., n, m)."""
+    KERNEL_SHAPES.check(x, y)
     squares = x.square().sum(dim=-1)[..., :, None] + y.square().sum(dim=-1)[..., None, :]
     # rounding can make the distance of near points slightly negative
     return torch.exp(-0.5 * (squares - 2 * x @ y.mT).clamp(min=0))
@@ -156,6 +163,7 @@ def newton_inverse(
         gradient: "steps" is the gradient of what is computed; "inverse" that of the exact inverse, −YᵀGYᵀ, as the
             released networks were trained with: less memory, and the same where the steps have converged.
     """
+    shapes_of(operators.newton_inverse).check(gram, alpha)
     if alpha is None:
         alpha = 0.9 * 2 / row_sum(gram).square()
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from subquad import operators
 from subquad.backends import kernel_for
-from subquad.operators import with_gradient
+from subquad.operators import shapes_of, with_gradient
 from subquad.ops.padding import count_tokens, mean_token, no_padding, zero_padding
 from subquad.ops.precision import in_fp32, in_fp32_on_cpus
+
+SHAPES = shapes_of(operators.inline_attention).extended(padding="b m")
+WEIGHTS_SHAPES = SHAPES.without("v")
 
 
 @in_fp32_on_cpus
@@ -20,6 +23,7 @@ def inline_attention(
     q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, backend: str | None = None
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
+    SHAPES.check(q, k, v, padding)
     if not kernel_for(operators.inline_attention, q, k, v, cannot=no_padding(padding), backend=backend):
         return _inline(q, k, v, padding)
     return with_gradient(operators.inline_attention, operators.inline_attention_gradient, _inline, q, k, v)
@@ -36,6 +40,7 @@ def _inline(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> T
 @in_fp32
 def inline_weights(q: Tensor, k: Tensor, padding: Tensor | None = None) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `inline_attention`."""
+    WEIGHTS_SHAPES.check(q, k, padding)
     k = k - mean_token(k, padding)
     weights = (1 + q @ k.mT * q.shape[-1] ** -0.5) / count_tokens(k, padding)
     return weights if padding is None else weights.masked_fill(padding[:, None, None, :], 0)

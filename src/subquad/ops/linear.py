@@ -11,10 +11,13 @@ from torch import Tensor
 
 from subquad import operators
 from subquad.backends import kernel_for
-from subquad.operators import with_gradient
+from subquad.operators import shapes_of, with_gradient
 from subquad.ops.images import by_image
 from subquad.ops.padding import count_tokens, no_padding, zero_padding
 from subquad.ops.precision import in_fp32, in_fp32_on_cpus
+
+SHAPES = shapes_of(operators.linear_attention).extended(padding="b m")
+WEIGHTS_SHAPES = SHAPES.without("v")
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -34,6 +37,7 @@ def linear_attention(
     backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
+    SHAPES.check(q, k, v, padding)
 
     def eager(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
         return _eager(q, k, v, padding, feature_map=feature_map, eps=eps)
@@ -61,6 +65,7 @@ def linear_weights(
     q: Tensor, k: Tensor, padding: Tensor | None = None, *, feature_map: str = "relu", eps: float = 1e-6
 ) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `linear_attention`."""
+    WEIGHTS_SHAPES.check(q, k, padding)
     feature = FEATURE_MAPS[feature_map]
     return feature_weights(feature(q), feature(k), padding, eps=eps)
 

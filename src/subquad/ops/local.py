@@ -6,8 +6,12 @@ from torch import Tensor
 
 from subquad import operators
 from subquad.backends import kernel_for
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.operators import with_gradient
+from subquad.operators import Shapes, shapes_of, with_gradient
+from subquad.operators.places import KERNELS
+
+SHAPES = Shapes("the local branch", y="b h n d", v="b h m d", weight=KERNELS, bias="h*d", gate="b h n d")
 
 
 def add_local(
@@ -27,12 +31,17 @@ def add_local(
     grid than the queries' the values are resized bilinearly first. Prefix tokens, which have no place on the map, keep
     y · gate. The result may be `y` itself, changed.
     """
+    SHAPES.check(y, v, weight, bias, gate, n=grid.num_tokens, m=kv_grid.num_tokens)
+    if weight.shape[-1] % 2 == 0:
+        raise SubquadError(f"the local branch needs kernels of odd size, got {tuple(weight.shape[-2:])}")
     tensors = y, v, gate, weight, bias
     learns = operators.learns(*tensors)
     cannot = _kernels_cannot(weight.shape[-1], grid, kv_grid, learns)
     operator = operators.depthwise if learns else operators.local_branch
     fused = kernel_for(operator, *tensors, cannot=cannot, backend=backend)
     if fused and not learns:
+        # of an expanded tensor several tokens are one place in memory
+        y = y.contiguous() if 0 in y.stride() else y
         operators.local_branch(y, v, gate, weight, bias, grid.shape)
         return y
 
@@ -83,6 +92,7 @@ def filter_map(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | None = None) -> Tensor:
     """Means (b, h, y·x of bins, d) of the tokens (b, h, n, d) on the map of `grid` over adaptive bins."""
+    shapes_of(operators.pool).check(x, n=grid.num_tokens)
     shapes = grid.shape, bins.shape
 
     def eager(x: Tensor) -> Tensor:
@@ -101,6 +111,7 @@ def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str
     `weight` is (d, d, i, j); places that fill no window are left out, and a map smaller than one is filled up with
     zeros. It is one product of matrices, on the CPU several times as fast as a convolution.
     """
+    shapes_of(operators.convolve_windows).check(x, weight, n=grid.num_tokens)
     rows, columns = weight.shape[2:]
     small = f"a map of {grid} is smaller than a window" if grid.height < rows or grid.width < columns else None
     if kernel_for(operators.convolve_windows, x, weight, cannot=small, backend=backend):

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from subquad import operators
 from subquad.backends import kernel_for
-from subquad.operators import with_gradient
+from subquad.operators import shapes_of, with_gradient
 from subquad.ops.images import by_image
 from subquad.ops.linear import feature_weights
 from subquad.ops.padding import count_tokens, no_padding, zero_padding
 from subquad.ops.precision import in_fp32, in_fp32_on_cpus
+
+SHAPES = shapes_of(operators.polar_attention).extended(padding="b m")
+WEIGHTS_SHAPES = SHAPES.without("v")
 
 
 @in_fp32_on_cpus
@@ -35,6 +38,7 @@ def polar_attention(
 
     `positions` (h, n_k, d) are added to the keys, then queries and keys divided by `temperature` (h, 1, d).
     """
+    SHAPES.check(q, k, v, power, temperature, positions, padding)
 
     def eager(
         q: Tensor, k: Tensor, v: Tensor, power: Tensor, temperature: Tensor | None, positions: Tensor | None
@@ -111,6 +115,7 @@ def polar_weights(
     eps: float = 1e-6,
 ) -> Tensor:
     """Explicit weights (b, h, 2, n_q, n_k) of `polar_attention`: the same-sign stream, then the opposite-sign one."""
+    WEIGHTS_SHAPES.check(q, k, power, temperature, positions, padding)
     q, k = (polar_features(x, power) for x in _tempered(q, k, temperature, positions))
     swapped = q.roll(q.shape[-1] // 2, dims=-1)
     return torch.stack([feature_weights(x, k, padding, eps=eps) for x in (q, swapped)], dim=2)
