@@ -122,11 +122,15 @@ def test_means_windows_and_biases_of_the_map(grid):
 
 
 def gradients_of(function, tensors, weight):
-    """Gradients of a weighted sum, and of the sum of their squares."""
+    """Gradients of a weighted sum, by `autograd.grad` alone and with a graph, and of the sum of their squares.
+
+    With a graph the eager form is what is differentiated: only without one are the kernels' own gradients computed.
+    """
     tensors = [tensor.detach().requires_grad_() for tensor in tensors]
+    plain = torch.autograd.grad((function(*tensors) * weight).sum(), tensors)
     first = torch.autograd.grad((function(*tensors) * weight).sum(), tensors, create_graph=True)
     second = torch.autograd.grad(sum(grad.square().sum() for grad in first), tensors, allow_unused=True)
-    return [*first, *(grad for grad in second if grad is not None)]
+    return [*plain, *first, *(grad for grad in second if grad is not None)]
 
 
 @pytest.mark.parametrize("width", [7, 16, 40])
@@ -196,6 +200,69 @@ def test_gradients_of_the_local_branch(grid, kernel_size, own):
     y.requires_grad_()
     (grad,) = torch.autograd.grad(branch(y, v, kernels, backend="native").sum(), y)
     assert (grad == 1).all()
+
+
+@pytest.fixture
+def gradient_kernels(monkeypatch):
+    """The names of the gradient operators that are really run."""
+    called = []
+    for name in operators.declaring.IMPLEMENTED:
+        if name.endswith("_gradient"):
+            packet = getattr(operators, name)
+            monkeypatch.setattr(operators, name, lambda *x, packet=packet: called.append(packet.__name__) or packet(*x))
+    return called
+
+
+GRADIENT_CALLS = {
+    "linear_attention_gradient": lambda x, few, grid: ops.linear_attention(x, x, x, backend="native"),
+    "inline_attention_gradient": lambda x, few, grid: ops.inline_attention(x, x, x, backend="native"),
+    "agent_attention_gradient": lambda x, few, grid: ops.agent_attention(
+        x, few, x, x, torch.randn(3, 4, grid.num_tokens), torch.randn(3, grid.num_tokens, 4), backend="native"
+    ),
+    "depthwise_gradient": lambda x, few, grid: ops.add_local(
+        x, x, torch.randn(48, 3, 3), grid=grid, kv_grid=grid, backend="native"
+    ),
+    "pool_gradient": lambda x, few, grid: ops.pool_tokens(x, grid, TokenGrid(2, 2), backend="native"),
+    "newton_inverse_gradient": lambda x, few, grid: ops.newton_inverse(ops.gaussian_kernel(few, few)),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name
+        for name, backends in operators.declaring.IMPLEMENTED.items()
+        if name.endswith("_gradient") and "native" in backends
+    ),
+)
+def test_plain_gradients_are_the_kernels_own(name, gradient_kernels):
+    grid = TokenGrid(5, 6)
+    x, few = (torch.randn(2, 3, count, 16, requires_grad=True) for count in (30, 4))
+    with use_backend("native"):
+        torch.autograd.grad(GRADIENT_CALLS[name](x, few, grid).sum(), (x, few), allow_unused=True)
+    assert gradient_kernels == [name]
+
+
+@pytest.mark.parametrize("keys", [1, 2, 200])
+@pytest.mark.parametrize("sharp", [1, 30, 300])
+@pytest.mark.parametrize("mean", [0, 30])
+def test_gradients_of_saturated_softmaxes_are_as_exact_as_eager_ones(keys, sharp, mean):
+    """Where one token has all the weight, differences of nearly equal numbers are what is left."""
+    (q, weight), (k, v) = projected(1, 2, 60, 64, count=2), projected(1, 2, keys, 64, count=2)
+    tensors = q * sharp, torch.randn(1, 2, 9, 64), k, v + mean, torch.randn(2, 9, keys), torch.randn(2, 60, 9)
+
+    def gradients(backend, tensors, weight):
+        tensors = [tensor.detach().requires_grad_() for tensor in tensors]
+        return torch.autograd.grad(ops.agent_attention(*tensors, backend=backend), tensors, weight)
+
+    exact = gradients("eager", [x.double() for x in tensors], weight.double())
+    # what a difference of products of gradients and values may be off by, times what it is multiplied with
+    products = (weight.norm(dim=-1).max() * (v + mean).norm(dim=-1).max()).item() * 2e-7
+    scales = {"q": 1, "agents": sharp * 60**0.5, "k": 60**0.5, "v": 0, "key_bias": 60**0.5, "query_bias": 1}
+    ours, theirs = (gradients(backend, tensors, weight) for backend in ("native", "eager"))
+    for (name, scale), wide, eager, got in zip(scales.items(), exact, theirs, ours, strict=True):
+        off, allowed = ((x.double() - wide).abs().max().item() for x in (got, eager))
+        assert off <= 3 * allowed + products * scale + 1e-6 * wide.abs().max().item(), name
 
 
 def test_powers_and_exponentials_over_their_range():

@@ -13,12 +13,8 @@ WHERE = () if os.environ.get("TRITON_INTERPRET") == "1" else ("cpu",)
 class Tokens(ctypes.Structure):
     """`Tokens` of kernels/tokens.h."""
 
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("head", ctypes.c_int64),
-        ("token", ctypes.c_int64),
-    ]
+    _fields_ = [("data", ctypes.c_void_p)]
+    _fields_ += [(name, ctypes.c_int64) for name in ("batch", "head", "token", "images", "heads", "count", "width")]
 
 
 class Shape(ctypes.Structure):
@@ -26,6 +22,12 @@ class Shape(ctypes.Structure):
 
     _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width")]
     _fields_ += [("threads", ctypes.c_int32)]
+
+
+class Numbers(ctypes.Structure):
+    """`Numbers` of kernels/tokens.h."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_int64)]
 
 
 class Map(ctypes.Structure):
@@ -39,7 +41,7 @@ def tokens_of(x: Tensor | None) -> Tokens:
     if x is None:
         return Tokens()
     batch, head, token, _ = x.stride()
-    return Tokens(x.data_ptr(), batch, head, token)
+    return Tokens(x.data_ptr(), batch, head, token, *x.shape)
 
 
 def shape_of(q: Tensor, k: Tensor) -> Shape:
@@ -51,29 +53,32 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
 class Bias(ctypes.Structure):
     """`Bias` of kernels/places.h."""
 
-    _fields_ = [("written", ctypes.c_void_p)] + [(name, ctypes.c_int64) for name in ("head", "token", "agent")]
-    _fields_ += [(name, ctypes.c_void_p) for name in ("block", "rows", "columns", "prefix")]
+    _fields_ = [("written", ctypes.c_void_p)]
+    _fields_ += [(name, ctypes.c_int64) for name in ("head", "token", "agent", "heads", "tokens", "agents")]
+    _fields_ += [(name, Numbers) for name in ("block", "rows", "columns", "prefix")]
     _fields_ += [("side", ctypes.c_int64), ("map", Map)]
 
 
-def pointer_to(x: Tensor | None) -> ctypes.c_void_p:
-    """To the numbers of a contiguous tensor, which lives as long as the pointer."""
-    assert x is None or x.is_contiguous()
-    pointer = ctypes.c_void_p(None if x is None else x.data_ptr())
-    pointer.owner = x  # type: ignore[attr-defined]
-    return pointer
+def numbers_of(x: Tensor | None) -> Numbers:
+    """A contiguous tensor, which lives as long as what is handed over."""
+    if x is None:
+        return Numbers()
+    assert x.is_contiguous()
+    numbers = Numbers(x.data_ptr(), x.numel())
+    numbers.owner = x
+    return numbers
 
 
 def bias_of(tensors: list[Tensor]) -> Bias:
     """Of (h, a, n) written out, or of a block, rows, columns and perhaps a prefix."""
     if len(tensors) == 1:
-        head, agent, token = tensors[0].stride()
-        return Bias(tensors[0].data_ptr(), head, token, agent)
-    tables = [table.contiguous() for table in tensors]
-    prefix = tables[3].shape[2] if len(tables) == 4 else 0
-    bias = Bias(None, 0, 0, 0, *(table.data_ptr() for table in tables))
-    bias.side, bias.map = tables[0].shape[2], Map(tables[1].shape[2], tables[2].shape[2], prefix)
-    bias.owner = tables
+        (heads, agents, tokens), (head, agent, token) = tensors[0].shape, tensors[0].stride()
+        return Bias(tensors[0].data_ptr(), head, token, agent, heads, tokens, agents)
+    block, rows, columns, *prefix = [table.contiguous() for table in tensors]
+    bias = Bias(None, *(0,) * 6, *map(numbers_of, (block, rows, columns, *prefix)))
+    bias.side = block.shape[2]
+    bias.map = Map(rows.shape[2], columns.shape[2], prefix[0].shape[2] if prefix else 0)
+    bias.owner = block, rows, columns, *prefix
     return bias
 
 

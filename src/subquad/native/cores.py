@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subquad import operators
-from subquad.native.calls import WHERE, bias_of, long, pointer_to, shape_of, tokens_of
+from subquad.native.calls import WHERE, bias_of, long, numbers_of, shape_of, tokens_of
 from subquad.native.library import library
 from subquad.operators import implements
 from subquad.operators.declaring import empty_tokens
@@ -66,8 +66,8 @@ def polar_attention(
     library().polar_attention(
         shape_of(q, k),
         *map(tokens_of, (q, k, v, places, out)),
-        pointer_to(sharpness.contiguous()),
-        pointer_to(power.contiguous()),
+        numbers_of(sharpness.contiguous()),
+        numbers_of(power.contiguous()),
         ctypes.c_float(eps),
     )
     return out
@@ -82,7 +82,7 @@ def agent_attention(
     library().agent_attention(
         shape_of(q, k),
         tokens_of(q),
-        pointer_to(agents.contiguous()),
+        numbers_of(agents.contiguous()),
         *long(agents.shape[2]),
         *map(tokens_of, (k, v)),
         *map(bias_of, (key_bias, query_bias)),
@@ -103,14 +103,14 @@ def agent_attention_gradient(
     library().agent_attention_gradient(
         shape_of(q, k),
         tokens_of(q),
-        pointer_to(agents.contiguous()),
+        numbers_of(agents.contiguous()),
         *long(agents.shape[2]),
         *map(tokens_of, (k, v)),
         *(bias_of([bias]) for bias in (key_bias, query_bias)),
         *map(tokens_of, (grad, dq)),
-        pointer_to(dagents),
+        numbers_of(dagents),
         *map(tokens_of, (dk, dv)),
-        *map(pointer_to, (dkey_bias, dquery_bias)),
+        *map(numbers_of, (dkey_bias, dquery_bias)),
     )
     return dq, dagents, dk, dv, *(bias.sum(dim=0) for bias in (dkey_bias, dquery_bias))
 
@@ -119,8 +119,8 @@ def agent_attention_gradient(
 def gaussian_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks)ᵀ v: (b, h, m, d)."""
     out = landmarks.new_empty(landmarks.shape)
-    few = pointer_to(landmarks.contiguous()), *long(landmarks.shape[2])
-    library().gaussian_gather(shape_of(x, v), tokens_of(x), *few, tokens_of(v), ctypes.c_float(scale), pointer_to(out))
+    few = numbers_of(landmarks.contiguous()), *long(landmarks.shape[2])
+    library().gaussian_gather(shape_of(x, v), tokens_of(x), *few, tokens_of(v), ctypes.c_float(scale), numbers_of(out))
     return out
 
 
@@ -128,7 +128,7 @@ def gaussian_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Te
 def gaussian_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks) u: (b, h, n, d)."""
     out = empty_tokens(x)
-    few = pointer_to(landmarks.contiguous()), *long(landmarks.shape[2]), pointer_to(u.contiguous())
+    few = numbers_of(landmarks.contiguous()), *long(landmarks.shape[2]), numbers_of(u.contiguous())
     library().gaussian_spread(shape_of(x, x), tokens_of(x), *few, ctypes.c_float(scale), tokens_of(out))
     return out
 
@@ -138,11 +138,11 @@ def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
     """From `alpha` (..., 1, 1) times `gram` (..., m, m), ridge included."""
     out, m = gram.new_empty(gram.shape), gram.shape[-1]
     library().newton_inverse(
-        pointer_to(gram.contiguous()),
-        pointer_to(alpha.contiguous()),
+        numbers_of(gram.contiguous()),
+        numbers_of(alpha.contiguous()),
         *long(gram.numel() // m**2, m),
         ctypes.c_int32(steps),
-        pointer_to(out),
+        numbers_of(out),
         ctypes.c_int32(torch.get_num_threads()),
     )
     return out
@@ -153,10 +153,10 @@ def newton_inverse_gradient(grad: Tensor, gram: Tensor, alpha: Tensor, steps: in
     """Of `newton_inverse`, to gram and alpha; both matrices are symmetric."""
     grads, m = (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)), gram.shape[-1]
     library().newton_inverse_gradient(
-        *(pointer_to(x.contiguous()) for x in (grad, gram, alpha)),
+        *(numbers_of(x.contiguous()) for x in (grad, gram, alpha)),
         *long(gram.numel() // m**2, m),
         ctypes.c_int32(steps),
-        *map(pointer_to, grads),
+        *map(numbers_of, grads),
         ctypes.c_int32(torch.get_num_threads()),
     )
     return grads

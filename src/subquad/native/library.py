@@ -14,12 +14,34 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from subquad.errors import SubquadError
 from subquad.home import home
 
 SOURCES = Path(__file__).parent / "kernels"
+FUNCTIONS = (
+    "agent_attention",
+    "agent_attention_gradient",
+    "convolve_windows",
+    "gaussian_gather",
+    "gaussian_spread",
+    "inline_attention",
+    "inline_attention_gradient",
+    "linear_attention",
+    "linear_attention_gradient",
+    "local_branch",
+    "local_branch_gradient",
+    "newton_inverse",
+    "newton_inverse_gradient",
+    "polar_attention",
+    "pool",
+    "pool_gradient",
+)
+"""What the library exports; each gives back whether lengths fitted."""
+
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 
 
@@ -52,9 +74,21 @@ def _state() -> ctypes.CDLL | str:
         path = home() / "native" / f"{_fingerprint(compiler)}.so"
         if not path.exists():
             _compile(compiler, path)
-        return ctypes.CDLL(str(path))
+        return _refusing(ctypes.CDLL(str(path)))
     except (OSError, NotBuiltError) as error:
         return " ".join(str(error).split())
+
+
+def _refusing(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library, whose functions raise where they were given lengths that do not fit each other."""
+    for name in FUNCTIONS:
+        getattr(library, name).errcheck = _refuse
+    return library
+
+
+def _refuse(answer: int, function: Any, arguments: tuple[Any, ...]) -> None:
+    if answer:
+        raise SubquadError(f"the kernel {function.__name__} was called with tensors that do not fit each other")
 
 
 def _fingerprint(compiler: str) -> str:

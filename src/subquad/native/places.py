@@ -9,7 +9,7 @@ import ctypes
 from torch import Tensor
 
 from subquad import operators
-from subquad.native.calls import WHERE, Map, long, pointer_to, shape_of, tokens_of
+from subquad.native.calls import WHERE, Map, long, numbers_of, shape_of, tokens_of
 from subquad.native.library import library
 from subquad.operators import implements
 from subquad.operators.declaring import empty_tokens
@@ -25,9 +25,9 @@ def _run_branch(
         shape_of(out, v),
         *map(tokens_of, (v, y, g, out)),
         Map(height, width, out.shape[2] - height * width),
-        pointer_to(taps),
+        numbers_of(taps),
         *long(taps.stride(0) if taps.dim() == 3 else 0),
-        pointer_to(None if bias is None else bias.contiguous()),
+        numbers_of(None if bias is None else bias.contiguous()),
         ctypes.c_int32(weight.shape[-1]),
     )
 
@@ -56,9 +56,9 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
         shape_of(v, v),
         *map(tokens_of, (v, grad)),
         Map(height, width, v.shape[2] - height * width),
-        pointer_to(taps),
+        numbers_of(taps),
         *long(taps.stride(0) if taps.dim() == 3 else 0),
-        pointer_to(bias),
+        numbers_of(bias),
         ctypes.c_int32(weight.shape[-1]),
     )
     return dv, taps.mT.unflatten(-1, weight.shape[-2:]).contiguous(), bias
@@ -70,7 +70,7 @@ def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     height, width = shape
     out = x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3])
     grid = Map(height, width, x.shape[2] - height * width)
-    library().pool(shape_of(x, x), tokens_of(x), grid, *long(*bins), pointer_to(out))
+    library().pool(shape_of(x, x), tokens_of(x), grid, *long(*bins), numbers_of(out))
     return out
 
 
@@ -80,7 +80,7 @@ def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) ->
     height, width = shape
     dx = empty_tokens(x).zero_()
     grid = Map(height, width, x.shape[2] - height * width)
-    library().pool_gradient(shape_of(x, x), pointer_to(grad.contiguous()), grid, *long(*bins), tokens_of(dx))
+    library().pool_gradient(shape_of(x, x), numbers_of(grad.contiguous()), grid, *long(*bins), tokens_of(dx))
     return dx
 
 
@@ -89,6 +89,6 @@ def convolve_windows(x: Tensor, weight: Tensor, height: int, width: int) -> Tens
     """A convolution (d, d, i, j) of each head's map whose windows lie side by side: (b, h, m, d)."""
     out = empty_windows(x, weight, height, width)
     grid = Map(height, width, x.shape[2] - height * width)
-    windows = *long(*weight.shape[2:]), pointer_to(weight.permute(2, 3, 1, 0).contiguous())
-    library().convolve_windows(shape_of(x, x), tokens_of(x), grid, *windows, pointer_to(out))
+    windows = *long(*weight.shape[2:]), numbers_of(weight.permute(2, 3, 1, 0).contiguous())
+    library().convolve_windows(shape_of(x, x), tokens_of(x), grid, *windows, numbers_of(out))
     return out

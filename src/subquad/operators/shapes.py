@@ -90,7 +90,10 @@ def _in_brackets(text: str) -> str:
 
 
 def _bind(form: Form, shape: tuple[int, ...], sizes: Sizes) -> tuple[bool, str] | None:
-    """Add what `shape` says of the letters of `form` to `sizes`, or say whether its axes are others, and what is wrong."""
+    """Add what `shape` says of the letters of `form` to `sizes`.
+
+    Where it does not fit: whether there are more or fewer axes, and what is wrong.
+    """
     if form[0] == "...":
         count = len(form) - 1
         if len(shape) < count:

@@ -114,13 +114,16 @@ struct Collected {
 };
 
 // A softmax over tokens, then one over agents.
-extern "C" void agent_attention(
-    Shape shape, Tokens q, const float* agents, int64_t count, Tokens k, Tokens v, Bias key_bias, Bias query_bias,
+extern "C" Answer agent_attention(
+    Shape shape, Tokens q, Numbers agents, int64_t count, Tokens k, Tokens v, Bias key_bias, Bias query_bias,
     Tokens out) {
+    if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
+    if (!fits(shape.batch * shape.heads * count * shape.width, agents)) return MISFIT;
+    if (!fits(shape, shape.keys, count, key_bias) || !fits(shape, shape.queries, count, query_bias)) return MISFIT;
     const int64_t d = shape.width, row = padded(d);
     Collected collected(shape, count);
     parallel(shape.threads, [&](int me, int all) {
-        AgentMaps maps(shape, agents, count, key_bias, query_bias);
+        AgentMaps maps(shape, agents.data, count, key_bias, query_bias);
         std::vector<float> spare;
         collected.run(shape, k, v, maps, me, all);
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
@@ -131,20 +134,27 @@ extern "C" void agent_attention(
             });
         });
     });
+    return DONE;
 }
 
 // With maps P₂ (n × a) and P₁ (a × n), v_A = P₁ v and g the gradient of P₂ v_A: dv_A = P₂ᵀ g, dP₂ = g v_Aᵀ,
 // dL = P ∘ (dP - Σ P ∘ dP), the sum along the softmax, dP₁ = dv_A vᵀ, dv = P₁ᵀ dv_A; dq, dk and dA from the logits'.
 // Gradients of the biases (b, h, n, a) are for each image.
-extern "C" void agent_attention_gradient(
-    Shape shape, Tokens q, const float* agents, int64_t count, Tokens k, Tokens v, Bias key_bias, Bias query_bias,
-    Tokens grad, Tokens dq, float* dagents, Tokens dk, Tokens dv, float* dkey_bias, float* dquery_bias) {
+extern "C" Answer agent_attention_gradient(
+    Shape shape, Tokens q, Numbers agents, int64_t count, Tokens k, Tokens v, Bias key_bias, Bias query_bias,
+    Tokens grad, Tokens dq, Numbers dagents, Tokens dk, Tokens dv, Numbers dkey_bias, Numbers dquery_bias) {
+    const int64_t all_heads = shape.batch * shape.heads;
+    if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
+    if (!fits(all_heads * count * shape.width, agents, dagents)) return MISFIT;
+    if (!fits(shape, shape.keys, count, key_bias) || !fits(shape, shape.queries, count, query_bias)) return MISFIT;
+    if (!fits(all_heads * shape.keys * count, dkey_bias) || !fits(all_heads * shape.queries * count, dquery_bias))
+        return MISFIT;
     const int64_t d = shape.width, row = padded(d), columns = padded(count), size = count * row;
     Collected collected(shape, count);
     Sums of_queries(shape.threads, 2 * size), of_keys(shape.threads, size);  // dv_A and dA; dA
     std::vector<float> dvalues(shape.batch * shape.heads * size), lost(shape.batch * shape.heads * columns);
     parallel(shape.threads, [&](int me, int all) {
-        AgentMaps maps(shape, agents, count, key_bias, query_bias);
+        AgentMaps maps(shape, agents.data, count, key_bias, query_bias);
         std::vector<float> spare, other, few, turned, gradient(T * columns);
         float *map = maps.map.data(), *dmap = gradient.data();
         int64_t of = -1;
@@ -161,7 +171,7 @@ extern "C" void agent_attention_gradient(
         };
         const auto begin = [&](const Piece& piece, const float* values) {
             if (of == piece.index) return;
-            as_rows(agents + (of = piece.index) * count * d, d, count, d, few);
+            as_rows(agents.data + (of = piece.index) * count * d, d, count, d, few);
             as_columns(values, row, count, d, 1, turned);
         };
         collected.run(shape, k, v, maps, me, all);
@@ -178,15 +188,18 @@ extern "C" void agent_attention_gradient(
                 for (int64_t a = 0; a < columns; a += W)
                     store(dmap + t * columns + a, load(map + t * columns + a) * (load(dmap + t * columns + a) - mean));
             }
-            finish(q, piece, dq, shape.queries, sum + size, dquery_bias);
+            finish(q, piece, dq, shape.queries, sum + size, dquery_bias.data);
         });
         heads(shape, me, all, [&](int64_t index) {
             float* to = &dvalues[index * size];
             of_queries.each_sum(index, [&](const float* part) {
                 for (int64_t i = 0; i < size; i++) to[i] += part[i];
             });
-            for (int64_t a = 0; a < count; a++)
-                lost[index * columns + a] = product(to + a * row, collected.values(index) + a * row, row);
+            // channel after channel, as `multiply` sums: where one token has all the weight the difference is then 0
+            const float* values = collected.values(index);
+            for (int64_t c = 0; c < d; c++)
+                for (int64_t a = 0; a < count; a++)
+                    lost[index * columns + a] += values[a * row + c] * to[a * row + c];
         });
         of = -1;
         of_keys.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
@@ -203,10 +216,10 @@ extern "C" void agent_attention_gradient(
                     float* to = dmap + t * columns + a;
                     store(to, load(map + t * columns + a) * (load(to) - load(mean + a)));
                 }
-            finish(k, piece, dk, shape.keys, sum, dkey_bias);
+            finish(k, piece, dk, shape.keys, sum, dkey_bias.data);
         });
         heads(shape, me, all, [&](int64_t index) {
-            float* to = dagents + index * count * d;
+            float* to = dagents.data + index * count * d;
             std::fill(to, to + count * d, 0.0f);
             const auto add = [&](const float* part) {
                 for (int64_t a = 0; a < count; a++)
@@ -216,4 +229,5 @@ extern "C" void agent_attention_gradient(
             of_keys.each_sum(index, add);
         });
     });
+    return DONE;
 }

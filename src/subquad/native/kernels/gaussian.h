@@ -39,21 +39,23 @@ struct GaussianMap {
 };
 
 // out (b, h, m, d) = κ(scale x, landmarks)ᵀ v
-extern "C" void gaussian_gather(
-    Shape shape, Tokens x, const float* landmarks, int64_t count, Tokens v, float scale, float* out) {
+extern "C" Answer gaussian_gather(
+    Shape shape, Tokens x, Numbers landmarks, int64_t count, Tokens v, float scale, Numbers out) {
+    if (!fits(shape, shape.keys, x, v)) return MISFIT;
+    if (!fits(shape.batch * shape.heads * count * shape.width, landmarks, out)) return MISFIT;
     const int64_t d = shape.width, row = padded(d);
     Sums sums(shape.threads, count * row);
     parallel(shape.threads, [&](int me, int all) {
         GaussianMap kernel;
         std::vector<float> spare;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
-            kernel.fill_in(x, piece, landmarks, count, d, scale);
+            kernel.fill_in(x, piece, landmarks.data, count, d, scale);
             const Rows rows = values_of(v, piece, d, spare);
             const Strided map{kernel.map.data(), 1, padded(count)};
             multiply(count, row, piece.count, map, rows.data, rows.row, {sum, row}, true);
         });
         heads(shape, me, all, [&](int64_t index) {
-            float* to = out + index * count * d;
+            float* to = out.data + index * count * d;
             std::fill(to, to + count * d, 0.0f);
             sums.each_sum(index, [&](const float* part) {
                 for (int64_t a = 0; a < count; a++)
@@ -61,25 +63,29 @@ extern "C" void gaussian_gather(
             });
         });
     });
+    return DONE;
 }
 
 // out = κ(scale x, landmarks) u, as tokens, from u (b, h, m, d)
-extern "C" void gaussian_spread(
-    Shape shape, Tokens x, const float* landmarks, int64_t count, const float* u, float scale, Tokens out) {
+extern "C" Answer gaussian_spread(
+    Shape shape, Tokens x, Numbers landmarks, int64_t count, Numbers u, float scale, Tokens out) {
+    if (!fits(shape, shape.queries, x, out)) return MISFIT;
+    if (!fits(shape.batch * shape.heads * count * shape.width, landmarks, u)) return MISFIT;
     const int64_t d = shape.width, row = padded(d);
     parallel(shape.threads, [&](int me, int all) {
         GaussianMap kernel;
         std::vector<float> spare, few;
         int64_t of = -1;
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
-            if (of != piece.index) as_rows(u + (of = piece.index) * count * d, d, count, d, few);
-            kernel.fill_in(x, piece, landmarks, count, d, scale);
+            if (of != piece.index) as_rows(u.data + (of = piece.index) * count * d, d, count, d, few);
+            kernel.fill_in(x, piece, landmarks.data, count, d, scale);
             to_tokens(out, piece, d, spare, [&](Rows c) {
                 const Strided map{kernel.map.data(), padded(count), 1};
                 multiply(piece.count, row, count, map, few.data(), row, c);
             });
         });
     });
+    return DONE;
 }
 
 // c (m × padded m) += a b, a few columns of a at a time: with all at once rounding errors are half as large again
@@ -126,35 +132,38 @@ inline void copy_out(int64_t m, const float* from, float* to) {
 }
 
 // From start[i]·A; A (matrices, m, m) with its ridge
-extern "C" void newton_inverse(
-    const float* gram, const float* start, int64_t matrices, int64_t m, int32_t steps, float* out, int32_t threads) {
+extern "C" Answer newton_inverse(
+    Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers out, int32_t threads) {
+    if (!fits(matrices * m * m, gram, out) || !fits(matrices, start) || steps < 0) return MISFIT;
     parallel(threads, [&](int me, int all) {
         Newton newton(m);
         for (int64_t i = me; i < matrices; i += all) {
-            newton.begin(gram + i * m * m, start[i]);
+            newton.begin(gram.data + i * m * m, start.data[i]);
             // rounding makes it unsymmetric only slowly
             for (int step = 0; step < steps; step++) newton.step(step % 4 == 3 || step + 1 == steps);
-            copy_out(m, newton.y.data(), out + i * m * m);
+            copy_out(m, newton.y.data(), out.data + i * m * m);
         }
     });
+    return DONE;
 }
 
 // All of G, the gradient of Y, are symmetric: G ← 2 G - (A Y G + its transpose), dA = -Σ Y G Y over the steps, and at the
 // start Y = αA: dA += αG, dα = Σ G ∘ A.
-extern "C" void newton_inverse_gradient(
-    const float* grad, const float* gram, const float* start, int64_t matrices, int64_t m, int32_t steps, float* dgram,
-    float* dstart, int32_t threads) {
+extern "C" Answer newton_inverse_gradient(
+    Numbers grad, Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers dgram,
+    Numbers dstart, int32_t threads) {
+    if (!fits(matrices * m * m, grad, gram, dgram) || !fits(matrices, start, dstart) || steps < 0) return MISFIT;
     const int64_t row = padded(m), size = m * row;
     parallel(threads, [&](int me, int all) {
         Newton newton(m);
         std::vector<float> history(steps * size), g(size), given, a(size), b(size), total;
         for (int64_t i = me; i < matrices; i += all) {
-            newton.begin(gram + i * m * m, start[i]);
+            newton.begin(gram.data + i * m * m, start.data[i]);
             for (int step = 0; step < steps; step++) {
                 std::copy(newton.y.begin(), newton.y.end(), history.begin() + step * size);
                 newton.step(true);
             }
-            as_rows(grad + i * m * m, m, m, m, given);
+            as_rows(grad.data + i * m * m, m, m, m, given);
             symmetric(m, given.data(), g.data());
             total.assign(size, 0.0f);
             for (int step = steps; step-- > 0;) {
@@ -173,10 +182,11 @@ extern "C" void newton_inverse_gradient(
             float product = 0;
             for (int64_t j = 0; j < size; j++) {
                 product -= g[j] * newton.negative[j];
-                total[j] += start[i] * g[j];
+                total[j] += start.data[i] * g[j];
             }
-            dstart[i] = product;
-            copy_out(m, total.data(), dgram + i * m * m);
+            dstart.data[i] = product;
+            copy_out(m, total.data(), dgram.data + i * m * m);
         }
     });
+    return DONE;
 }

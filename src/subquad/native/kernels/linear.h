@@ -30,7 +30,8 @@ inline void features(const Tokens& x, const Piece& piece, int64_t width, int fea
     }
 }
 
-extern "C" void linear_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out, int32_t feature, float eps) {
+extern "C" Answer linear_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out, int32_t feature, float eps) {
+    if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row;  // Σ φ(k)ᵀ v, then Σ φ(k)
     Sums sums(shape.threads, size);
     std::vector<float> states(shape.batch * shape.heads * size);
@@ -61,6 +62,7 @@ extern "C" void linear_attention(Shape shape, Tokens q, Tokens k, Tokens v, Toke
             });
         });
     });
+    return DONE;
 }
 
 // The transpose of a (width × padded width) matrix; what is beyond `width` stays as it was
@@ -85,9 +87,10 @@ inline void through_feature(const Tokens& x, const Piece& piece, int64_t width, 
 
 // With y = φq S / (φq·z + ε): e = (g / den) Sᵀ, dφq = e - (φq·e / den) z, dS = φqᵀ (g / den), dz = -Σ (φq·e / den) φq
 // and from them dφk = (v dSᵀ + dz) / n, dv = φk dS / n.
-extern "C" void linear_attention_gradient(
+extern "C" Answer linear_attention_gradient(
     Shape shape, Tokens q, Tokens k, Tokens v, Tokens grad, Tokens dq, Tokens dk, Tokens dv, int32_t feature,
     float eps) {
+    if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row, square = d * row;
     Sums sums(shape.threads, size), grads(shape.threads, size);
     std::vector<float> states(shape.batch * shape.heads * (size + square)), turned(states.size());
@@ -102,7 +105,7 @@ extern "C" void linear_attention_gradient(
         });
     };
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * row), scaled(T * row), spare, other;
+        std::vector<float> room(T * row), scaled(T * row), dz(row), spare, other;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             features(k, piece, d, feature, room.data());
             const Rows values = values_of(v, piece, d, spare);
@@ -122,16 +125,18 @@ extern "C" void linear_attention_gradient(
             }
             to_tokens(dq, piece, d, spare, [&](Rows e) {
                 multiply(piece.count, row, d, {scaled.data(), row, 1}, state + size, row, e);
+                std::fill(dz.begin(), dz.end(), 0.0f);
                 for (int64_t t = 0; t < piece.count; t++) {
                     const float lost = -product(&room[t * row], e.data + t * e.row, row) * scales[t];
                     for (int64_t c = 0; c < row; c += W) {
-                        float *to = e.data + t * e.row + c, *dz = sum + square + c;
-                        store(dz, load(dz) + load(&room[t * row + c]) * lost);
+                        float* to = e.data + t * e.row + c;
+                        store(&dz[c], load(&dz[c]) + load(&room[t * row + c]) * lost);
                         store(to, load(to) + load(z + c) * lost);
                     }
                 }
                 through_feature(q, piece, d, feature, e);
             });
+            for (int64_t c = 0; c < row; c += W) store(sum + square + c, load(sum + square + c) + load(&dz[c]));
             multiply(d, row, piece.count, {room.data(), 1, row}, scaled.data(), row, {sum, row}, true);
         });
         collect(grads, turned, me, all);
@@ -148,6 +153,7 @@ extern "C" void linear_attention_gradient(
             });
         });
     });
+    return DONE;
 }
 
 // A piece's tokens less their mean, as rows of padded width
@@ -160,7 +166,8 @@ inline void centred(
             store(to + t * row + c, load(rows.data + t * rows.row + c) - load(mean + c));
 }
 
-extern "C" void inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out) {
+extern "C" Answer inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out) {
+    if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row;  // the covariance, then the mean of v
     const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
     Sums means(shape.threads, row), sums(shape.threads, size);
@@ -200,11 +207,13 @@ extern "C" void inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, Toke
             });
         });
     });
+    return DONE;
 }
 
 // With y = v̄ + q C, C = s (k - k̄)ᵀ v / n: dq = g Cᵀ, dC = qᵀ g, dv = s (k - k̄) dC / n + Σ g / n, dk = s (v - v̄) dCᵀ / n.
-extern "C" void inline_attention_gradient(
+extern "C" Answer inline_attention_gradient(
     Shape shape, Tokens q, Tokens k, Tokens v, Tokens grad, Tokens dq, Tokens dk, Tokens dv) {
+    if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), square = d * row, all_heads = shape.batch * shape.heads;
     const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
     Sums sums(shape.threads, 2 * row), states(shape.threads, square), grads(shape.threads, square + row);
@@ -264,4 +273,5 @@ extern "C" void inline_attention_gradient(
             });
         });
     });
+    return DONE;
 }

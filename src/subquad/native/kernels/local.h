@@ -6,6 +6,10 @@ struct Map {
     int64_t height, width, prefix;
 };
 
+inline bool fits(int64_t tokens, const Map& map) {
+    return map.height > 0 && map.width > 0 && map.prefix >= 0 && map.height * map.width + map.prefix == tokens;
+}
+
 struct Branch {
     Tokens v, y, g, out;
     Map map;
@@ -74,10 +78,14 @@ inline void branch_row(const Branch& it, const Shape& shape, int64_t b, int64_t 
 
 // out = ([y +] depthwise of v [+ bias]) [· g]. Weights are (taps, h·d) for each image, `weight_batch` numbers apart (0 for
 // the same); tokens of the prefix have no place on the map and get y [· g] or 0.
-extern "C" void local_branch(
-    Shape shape, Tokens v, Tokens y, Tokens g, Tokens out, Map map, const float* weight, int64_t weight_batch,
-    const float* bias, int32_t kernel_size) {
-    Branch it{v, y, g, out, map, weight, bias, shape.heads * shape.width, kernel_size};
+extern "C" Answer local_branch(
+    Shape shape, Tokens v, Tokens y, Tokens g, Tokens out, Map map, Numbers weight, int64_t weight_batch, Numbers bias,
+    int32_t kernel_size) {
+    const int64_t channels = shape.heads * shape.width, taps = int64_t(kernel_size) * kernel_size * channels;
+    const int64_t kernels = weight_batch ? shape.batch : 1;
+    if (!fits(shape, shape.queries, v, y, g, out) || !fits(shape.queries, map) || !fits(taps * kernels, weight)) return MISFIT;
+    if (!fits(channels, bias) || kernel_size % 2 == 0 || (weight_batch && weight_batch != taps)) return MISFIT;
+    Branch it{v, y, g, out, map, weight.data, bias.data, shape.heads * shape.width, kernel_size};
     const auto side_by_side = [&](const Tokens& x) { return !x.data || x.head == shape.width; };
     if (side_by_side(v) && side_by_side(y) && side_by_side(g) && side_by_side(out))
         shape.width *= shape.heads, shape.heads = 1;  // longer lines
@@ -86,7 +94,7 @@ extern "C" void local_branch(
         Branch mine = it;
         for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
             const int64_t b = i / rows, row = i % rows - (map.prefix > 0);
-            mine.weight = weight + b * weight_batch;
+            mine.weight = weight.data + b * weight_batch;
             if (row < 0) {
                 for (int64_t t = 0; t < map.prefix; t++)
                     for (int64_t h = 0; h < shape.heads; h++)
@@ -99,6 +107,7 @@ extern "C" void local_branch(
             else branch_row<0>(mine, shape, b, row);
         }
     });
+    return DONE;
 }
 
 // The gradient of the weights, (taps, channels) of an image or, with `weight_batch` 0, of all, and of the bias
@@ -138,9 +147,14 @@ inline void branch_gradient(
     }
 }
 
-extern "C" void local_branch_gradient(
-    Shape shape, Tokens v, Tokens grad, Map map, float* weight, int64_t weight_batch, float* bias,
+extern "C" Answer local_branch_gradient(
+    Shape shape, Tokens v, Tokens grad, Map map, Numbers weight, int64_t weight_batch, Numbers bias,
     int32_t kernel_size) {
+    const int64_t channels = shape.heads * shape.width, size = int64_t(kernel_size) * kernel_size * channels;
+    const int64_t kernels = weight_batch ? shape.batch : 1;
+    if (!fits(shape, shape.queries, v, grad) || !fits(shape.queries, map) || !fits(size * kernels, weight)) return MISFIT;
+    if (!fits(channels, bias) || kernel_size % 2 == 0 || kernel_size > 9) return MISFIT;
+    if (weight_batch && weight_batch != size) return MISFIT;
     const Branch it{v, {}, {}, {}, map, nullptr, nullptr, shape.heads * shape.width, kernel_size};
     if (v.head == shape.width && grad.head == shape.width) shape.width *= shape.heads, shape.heads = 1;
     const int64_t parts = (shape.width + W - 1) / W, total = shape.heads * parts;
@@ -148,12 +162,13 @@ extern "C" void local_branch_gradient(
         for (int64_t i = total * me / all; i < total * (me + 1) / all; i++)
             for (int64_t b = 0; b < shape.batch; b++) {
                 const int64_t h = i / parts, c = i % parts * W, channel = h * shape.width + c, count = shape.width - c;
-                float* taps = weight + b * weight_batch;
-                if (kernel_size == 1) branch_gradient<1>(it, grad, b, h, c, channel, count, taps, bias);
-                if (kernel_size == 3) branch_gradient<3>(it, grad, b, h, c, channel, count, taps, bias);
-                if (kernel_size == 5) branch_gradient<5>(it, grad, b, h, c, channel, count, taps, bias);
-                if (kernel_size == 7) branch_gradient<7>(it, grad, b, h, c, channel, count, taps, bias);
-                if (kernel_size == 9) branch_gradient<9>(it, grad, b, h, c, channel, count, taps, bias);
+                float* taps = weight.data + b * weight_batch;
+                if (kernel_size == 1) branch_gradient<1>(it, grad, b, h, c, channel, count, taps, bias.data);
+                if (kernel_size == 3) branch_gradient<3>(it, grad, b, h, c, channel, count, taps, bias.data);
+                if (kernel_size == 5) branch_gradient<5>(it, grad, b, h, c, channel, count, taps, bias.data);
+                if (kernel_size == 7) branch_gradient<7>(it, grad, b, h, c, channel, count, taps, bias.data);
+                if (kernel_size == 9) branch_gradient<9>(it, grad, b, h, c, channel, count, taps, bias.data);
             }
     });
+    return DONE;
 }

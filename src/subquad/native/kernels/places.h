@@ -7,10 +7,19 @@
 struct Bias {
     const float* written;
     int64_t head, token, agent;
-    const float *block, *rows, *columns, *prefix;
+    int64_t heads, tokens, agents;
+    Numbers block, rows, columns, prefix;
     int64_t side;
     Map map;
 };
+
+inline bool fits(const Shape& shape, int64_t tokens, int64_t agents, const Bias& bias) {
+    if (bias.written) return bias.heads == shape.heads && bias.tokens == tokens && bias.agents == agents;
+    const int64_t pairs = shape.heads * agents;
+    return bias.side > 0 && fits(tokens, bias.map) && fits(pairs * bias.side * bias.side, bias.block) &&
+           fits(pairs * bias.map.height, bias.rows) && fits(pairs * bias.map.width, bias.columns) &&
+           fits(pairs * bias.map.prefix, bias.prefix);
+}
 
 constexpr float LOWEST = -1e30f;
 
@@ -38,9 +47,9 @@ class BiasRows {
 
     void begin_head(int64_t h) {
         of = h, y_of = -1;
-        turn(bias.block + h * agents * bias.side * bias.side, bias.side * bias.side, block);
-        turn(bias.rows + h * agents * bias.map.height, bias.map.height, rows);
-        turn(bias.columns + h * agents * bias.map.width, bias.map.width, columns, LOWEST);
+        turn(bias.block.data + h * agents * bias.side * bias.side, bias.side * bias.side, block);
+        turn(bias.rows.data + h * agents * bias.map.height, bias.map.height, rows);
+        turn(bias.columns.data + h * agents * bias.map.width, bias.map.width, columns, LOWEST);
         line.resize(bias.side * width);
     }
 
@@ -61,7 +70,7 @@ class BiasRows {
     }
 
     void from_tables(int64_t h, int64_t t, float* to) {
-        if (t < bias.map.prefix) return gathered(bias.prefix + h * agents * bias.map.prefix + t, bias.map.prefix, to);
+        if (t < bias.map.prefix) return gathered(bias.prefix.data + h * agents * bias.map.prefix + t, bias.map.prefix, to);
         const int64_t y = (t - bias.map.prefix) / bias.map.width, x = (t - bias.map.prefix) % bias.map.width;
         if (of != h) begin_head(h);
         if (y_of != y) begin_row(y);
@@ -95,14 +104,16 @@ struct Bin {
 };
 
 // out (b, h, a, d) = means of the tokens over the bins
-extern "C" void pool(Shape shape, Tokens x, Map map, int64_t down, int64_t across, float* out) {
+extern "C" Answer pool(Shape shape, Tokens x, Map map, int64_t down, int64_t across, Numbers out) {
     const int64_t d = shape.width, bins = down * across, total = shape.batch * shape.heads * down;
+    if (!fits(shape, shape.queries, x) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
+    if (!fits(total * across * d, out)) return MISFIT;
     parallel(shape.threads, [&](int me, int all) {
         for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
             const int64_t index = i / down, b = index / shape.heads, h = index % shape.heads, row = i % down;
             for (int64_t column = 0; column < across; column++) {
                 const Bin bin(map, row, column, down, across);
-                float* to = out + (index * bins + row * across + column) * d;
+                float* to = out.data + (index * bins + row * across + column) * d;
                 for (int64_t c = 0; c < d; c += W) {
                     vec sums{};
                     for (int64_t r = bin.top; r < bin.bottom; r++)
@@ -115,16 +126,19 @@ extern "C" void pool(Shape shape, Tokens x, Map map, int64_t down, int64_t acros
             }
         }
     });
+    return DONE;
 }
 
 // dx of zeros += the share of each bin's gradient (b, h, a, d) for its tokens
-extern "C" void pool_gradient(Shape shape, const float* grad, Map map, int64_t down, int64_t across, Tokens dx) {
+extern "C" Answer pool_gradient(Shape shape, Numbers grad, Map map, int64_t down, int64_t across, Tokens dx) {
     const int64_t d = shape.width, bins = down * across;
+    if (!fits(shape, shape.queries, dx) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
+    if (!fits(shape.batch * shape.heads * bins * d, grad)) return MISFIT;
     parallel(shape.threads, [&](int me, int all) {
         heads(shape, me, all, [&](int64_t index) {
             for (int64_t a = 0; a < bins; a++) {
                 const Bin bin(map, a / across, a % across, down, across);
-                const float* from = grad + (index * bins + a) * d;
+                const float* from = grad.data + (index * bins + a) * d;
                 for (int64_t r = bin.top; r < bin.bottom; r++)
                     for (int64_t s = bin.left; s < bin.right; s++) {
                         float* to = dx.at(index / shape.heads, index % shape.heads, map.prefix + r * map.width + s);
@@ -133,13 +147,17 @@ extern "C" void pool_gradient(Shape shape, const float* grad, Map map, int64_t d
             }
         });
     });
+    return DONE;
 }
 
 // out (b, h, m, d) = a convolution of each head's map whose windows lie side by side: `weight` (down, across, d, d_out)
 // for windows of down × across places; what fills no window is left out.
-extern "C" void convolve_windows(
-    Shape shape, Tokens x, Map map, int64_t down, int64_t across, const float* weight, float* out) {
+extern "C" Answer convolve_windows(
+    Shape shape, Tokens x, Map map, int64_t down, int64_t across, Numbers weights, Numbers out) {
+    if (!fits(shape, shape.queries, x) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
     const int64_t d = shape.width, row = padded(d), high = map.height / down, wide = map.width / across;
+    if (!fits(down * across * d * d, weights) || !fits(shape.batch * shape.heads * high * wide * d, out)) return MISFIT;
+    const float* weight = weights.data;
     std::vector<float> spare;
     if (row != d) {
         spare.assign(down * across * d * row, 0.0f);
@@ -159,7 +177,8 @@ extern "C" void convolve_windows(
                     multiply(wide, row, d, a, weight + (i * across + j) * d * row, row, {sums.data(), row}, true);
                 }
             for (int64_t m = 0; m < wide; m++)
-                std::memcpy(out + ((index * high + y) * wide + m) * d, &sums[m * row], d * sizeof(float));
+                std::memcpy(out.data + ((index * high + y) * wide + m) * d, &sums[m * row], d * sizeof(float));
         }
     });
+    return DONE;
 }

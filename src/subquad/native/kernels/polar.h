@@ -25,16 +25,18 @@ inline void polar_features(
 
 // `sharpness` (1 / temperature) and `powers` are (h, d). The first half of the values meets the same sign, the rest the
 // opposite one: a state with the halves of its rows exchanged there serves both with the same query features.
-extern "C" void polar_attention(
-    Shape shape, Tokens q, Tokens k, Tokens v, Tokens positions, Tokens out, const float* sharpness,
-    const float* powers, float eps) {
+extern "C" Answer polar_attention(
+    Shape shape, Tokens q, Tokens k, Tokens v, Tokens positions, Tokens out, Numbers sharpness, Numbers powers,
+    float eps) {
+    if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v, positions)) return MISFIT;
+    if (!fits(shape.heads * shape.width, sharpness, powers)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), same = (d + 1) / 2, size = 2 * row * (row + 1);
     Sums sums(shape.threads, size);  // Σ K̂ᵀ v (2 row × row), then Σ K̂ (2 row)
     std::vector<float> states(shape.batch * shape.heads * (size + 2 * row));  // mixed, Σ K̂ and Σ K̂ exchanged
     std::vector<float> sharp(shape.heads * row), exponents(shape.heads * row, 1.0f);
     for (int64_t h = 0; h < shape.heads; h++) {
-        std::memcpy(&sharp[h * row], sharpness + h * d, d * sizeof(float));
-        std::memcpy(&exponents[h * row], powers + h * d, d * sizeof(float));
+        std::memcpy(&sharp[h * row], sharpness.data + h * d, d * sizeof(float));
+        std::memcpy(&exponents[h * row], powers.data + h * d, d * sizeof(float));
     }
     parallel(shape.threads, [&](int me, int all) {
         std::vector<float> room(T * 2 * row), spare;
@@ -74,4 +76,5 @@ extern "C" void polar_attention(
             });
         });
     });
+    return DONE;
 }

@@ -8,6 +8,7 @@
 struct Tokens {  // distances in numbers; channels of a head lie side by side
     float* data;
     int64_t batch, head, token;
+    int64_t images, heads, count, width;  // how many there are
     float* at(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
 };
 
@@ -15,6 +16,28 @@ struct Shape {
     int64_t batch, heads, queries, keys, width;
     int32_t threads;
 };
+
+struct Numbers {  // side by side
+    float* data;
+    int64_t count;
+};
+
+// What every kernel gives back: lengths travel with the pointers, and nothing is touched where they do not fit.
+enum Answer : int32_t { DONE, MISFIT };
+
+// Whether these are `tokens` tokens of each head, or are not there
+inline bool fits(const Shape& shape, int64_t tokens, const Tokens& x) {
+    return !x.data || (x.images == shape.batch && x.heads == shape.heads && x.count == tokens && x.width == shape.width);
+}
+template <class... Rest>
+bool fits(const Shape& shape, int64_t tokens, const Tokens& x, const Rest&... rest) {
+    return fits(shape, tokens, x) && fits(shape, tokens, rest...);
+}
+
+// Whether these are `count` numbers, or are not there
+inline bool fits(int64_t count, const Numbers& x) { return !x.data || x.count == count; }
+template <class... Rest>
+bool fits(int64_t count, const Numbers& x, const Rest&... rest) { return fits(count, x) && fits(count, rest...); }
 
 // A piece of work: some tokens of one head of one image.
 struct Piece {
@@ -118,9 +141,10 @@ void to_tokens(const Tokens& out, const Piece& piece, int64_t width, std::vector
 
 inline void add_rows(const float* x, int64_t row, int64_t count, int64_t width, float* sums) {
     for (int64_t c = 0; c < width; c += W) {
-        vec total = load(sums + c);
+        vec total{};
         for (int64_t t = 0; t < count; t++) total += load(x + t * row + c);
-        store(sums + c, total);
+        // added at the end, as a product's sums are: a long sum rounds once a piece
+        store(sums + c, load(sums + c) + total);
     }
 }
 
