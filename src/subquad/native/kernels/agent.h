@@ -152,6 +152,7 @@ extern "C" Answer agent_attention_gradient(
     const int64_t d = shape.width, row = padded(d), columns = padded(count), size = count * row;
     Collected collected(shape, count);
     Sums of_queries(shape.threads, 2 * size), of_keys(shape.threads, size);  // dv_A and dA; dA
+    Sums of_maps(shape.threads, columns);
     std::vector<float> dvalues(shape.batch * shape.heads * size), lost(shape.batch * shape.heads * columns);
     parallel(shape.threads, [&](int me, int all) {
         AgentMaps maps(shape, agents.data, count, key_bias, query_bias);
@@ -195,22 +196,37 @@ extern "C" Answer agent_attention_gradient(
             of_queries.each_sum(index, [&](const float* part) {
                 for (int64_t i = 0; i < size; i++) to[i] += part[i];
             });
-            // channel after channel, as `multiply` sums: where one token has all the weight the difference is then 0
-            const float* values = collected.values(index);
-            for (int64_t c = 0; c < d; c++)
-                for (int64_t a = 0; a < count; a++)
-                    lost[index * columns + a] += values[a * row + c] * to[a * row + c];
+        });
+        of = -1;
+        // of a piece of keys: P₁ and dP₁
+        const auto meet = [&](const Piece& piece) {
+            begin(piece, &dvalues[piece.index * size]);
+            maps.over_tokens(k, piece, collected.most(piece.index), collected.total(piece.index));
+            const Strided values{v.at(piece.b, piece.h, piece.first), v.token, 1};
+            multiply(piece.count, columns, d, values, turned.data(), columns, {dmap, columns});
+        };
+        // Σ P₁ ∘ dP₁ of the very dP₁ from which it is taken: dv_A v_A is the same sum and costs nothing, but is rounded
+        // otherwise, and where few tokens have all the weight the difference is all that is left
+        of_maps.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
+            meet(piece);
+            for (int64_t a = 0; a < columns; a += W) {
+                vec total{};
+                for (int64_t t = 0; t < piece.count; t++) total += load(map + t * columns + a) * load(dmap + t * columns + a);
+                store(sum + a, load(sum + a) + total);
+            }
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            of_maps.each_sum(index, [&](const float* part) {
+                for (int64_t a = 0; a < columns; a++) lost[index * columns + a] += part[a];
+            });
         });
         of = -1;
         of_keys.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const float *dvalue = &dvalues[piece.index * size], *mean = &lost[piece.index * columns];
-            begin(piece, dvalue);
-            maps.over_tokens(k, piece, collected.most(piece.index), collected.total(piece.index));
+            meet(piece);
             to_tokens(dv, piece, d, spare, [&](Rows c) {
                 multiply(piece.count, row, count, {map, columns, 1}, dvalue, row, c);
             });
-            const Strided values{v.at(piece.b, piece.h, piece.first), v.token, 1};
-            multiply(piece.count, columns, d, values, turned.data(), columns, {dmap, columns});
             for (int64_t t = 0; t < piece.count; t++)
                 for (int64_t a = 0; a < columns; a += W) {
                     float* to = dmap + t * columns + a;
