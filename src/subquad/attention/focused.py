@@ -6,8 +6,11 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
 from subquad.grid import TokenGrid
+from subquad.operators import Shapes
 from subquad.ops import focused_attention, focused_weights
 from subquad.positions import PositionTable
+
+PLACED = Shapes("focused attention", k="b h m d", positions="h m d")
 
 
 class FocusedAttention(nn.Module):
@@ -45,7 +48,7 @@ class FocusedAttention(nn.Module):
     ) -> Tensor:
         grid.check(q)
         kv_grid.check(k)
-        k = k + self.positions(kv_grid)
+        k = self._placed(k, kv_grid)
         y = focused_attention(q, k, v, F.softplus(self.temperature), padding, power=self.power).to(v.dtype)
         return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
@@ -54,5 +57,11 @@ class FocusedAttention(nn.Module):
     ) -> Tensor:
         grid.check(q)
         kv_grid.check(k)
-        k = k + self.positions(kv_grid)
+        k = self._placed(k, kv_grid)
         return focused_weights(q, k, F.softplus(self.temperature), padding, power=self.power)[:, :, None]
+
+    def _placed(self, k: Tensor, kv_grid: TokenGrid) -> Tensor:
+        """The keys with their positions."""
+        positions = self.positions(kv_grid)
+        PLACED.check(k, positions)
+        return k + positions

@@ -20,6 +20,7 @@ from subquad.ops.precision import in_fp32, in_fp32_on_cpus
 
 SHAPES = shapes_of(operators.gaussian_gather).extended(padding="b n", idle="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
+INVERSE_SHAPES = shapes_of(operators.newton_inverse)
 KERNEL_SHAPES = Shapes("a Gaussian kernel", x="... n d", y="... m d")
 
 
@@ -163,7 +164,7 @@ def newton_inverse(
         gradient: "steps" is the gradient of what is computed; "inverse" that of the exact inverse, −YᵀGYᵀ, as the
             released networks were trained with: less memory, and the same where the steps have converged.
     """
-    shapes_of(operators.newton_inverse).check(gram, alpha)
+    INVERSE_SHAPES.check(gram, alpha)
     if alpha is None:
         alpha = 0.9 * 2 / row_sum(gram).square()
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)

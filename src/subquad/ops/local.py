@@ -12,6 +12,8 @@ from subquad.operators import Shapes, shapes_of, with_gradient
 from subquad.operators.places import KERNELS
 
 SHAPES = Shapes("the local branch", y="b h n d", v="b h m d", weight=KERNELS, bias="h*d", gate="b h n d")
+POOL_SHAPES = shapes_of(operators.pool)
+WINDOWS_SHAPES = shapes_of(operators.convolve_windows)
 
 
 def add_local(
@@ -92,7 +94,7 @@ def filter_map(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | None = None) -> Tensor:
     """Means (b, h, y·x of bins, d) of the tokens (b, h, n, d) on the map of `grid` over adaptive bins."""
-    shapes_of(operators.pool).check(x, n=grid.num_tokens)
+    POOL_SHAPES.check(x, n=grid.num_tokens)
     shapes = grid.shape, bins.shape
 
     def eager(x: Tensor) -> Tensor:
@@ -111,7 +113,7 @@ def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str
     `weight` is (d, d, i, j); places that fill no window are left out, and a map smaller than one is filled up with
     zeros. It is one product of matrices, on the CPU several times as fast as a convolution.
     """
-    shapes_of(operators.convolve_windows).check(x, weight, n=grid.num_tokens)
+    WINDOWS_SHAPES.check(x, weight, n=grid.num_tokens)
     rows, columns = weight.shape[2:]
     small = f"a map of {grid} is smaller than a window" if grid.height < rows or grid.width < columns else None
     if kernel_for(operators.convolve_windows, x, weight, cannot=small, backend=backend):

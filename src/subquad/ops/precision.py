@@ -1,7 +1,7 @@
 """Sums over tokens in fp32: half-precision inputs are raised, autocast is switched off, the result is lowered again."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec
 
 import torch
@@ -18,20 +18,19 @@ def in_fp32(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """Let `function` see fp32 where its tensors are half precision; its result has the dtype of the first one.
 
     Sums of products overflow fp16 at modest sizes, and autocast would lower every product inside `function`.
-    Tensors are the positional arguments; float64 and float32 pass through.
+    Float64 and float32 pass through.
     """
 
     @functools.wraps(function)
     def raised(*tensors: P.args, **settings: P.kwargs) -> Tensor:
-        first = tensors[0]
-        assert isinstance(first, Tensor)
+        first = _first(tensors, settings)
         device = first.device.type
         # the meta device has no autocast to ask about
         if device != "meta" and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
-                return function(*map(_raise, tensors), **settings).to(first.dtype)  # type: ignore[arg-type]
+                return function(*map(_raise, tensors), **_raised(settings)).to(first.dtype)  # type: ignore[arg-type]
         if first.dtype in HALF:
-            return function(*map(_raise, tensors), **settings).to(first.dtype)  # type: ignore[arg-type]
+            return function(*map(_raise, tensors), **_raised(settings)).to(first.dtype)  # type: ignore[arg-type]
         return function(*tensors, **settings)
 
     return raised
@@ -43,13 +42,24 @@ def in_fp32_on_cpus(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @functools.wraps(function)
     def raised(*tensors: P.args, **settings: P.kwargs) -> Tensor:
-        first = tensors[0]
-        assert isinstance(first, Tensor)
+        first = _first(tensors, settings)
         # in Triton's interpreter the CPU stands for a GPU
         on_cpu = first.device.type == "cpu" and not INTERPRETED
         return everywhere(*tensors, **settings) if on_cpu else function(*tensors, **settings)
 
     return raised
+
+
+def _first(tensors: Sequence[object], settings: Mapping[str, object]) -> Tensor:
+    """What decides on the dtype: the first argument, given by place or by name."""
+    first = tensors[0] if tensors else next(iter(settings.values()), None)
+    if not isinstance(first, Tensor):
+        raise TypeError(f"the first argument is a tensor, got {type(first).__name__}")
+    return first
+
+
+def _raised(settings: Mapping[str, object]) -> dict[str, object]:
+    return {name: _raise(value) for name, value in settings.items()}
 
 
 def _raise(value: object) -> object:

@@ -13,7 +13,7 @@ SHAPES = Shapes(
     "softmax attention",
     q="b h n d",
     k="b h m d",
-    v="b h m e",
+    v="b h m d",
     forbidden="?b ?h ?n ?m|?h ?n ?m|?n ?m",
     bias="h n m",
 )
@@ -23,7 +23,7 @@ WEIGHTS_SHAPES = SHAPES.without("v")
 def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, forbidden: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """(b, h, n_q, e) from q (b, h, n_q, d), k (b, h, n_k, d) and v (b, h, n_k, e).
+    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d).
 
     `forbidden` is bool and broadcastable to (b, h, n_q, n_k): True where a query must not see a key. `bias` (h, n_q,
     n_k) is added to the scores.

@@ -14,6 +14,7 @@ import torch
 
 from subquad import operators
 from subquad.operators import implements
+from subquad.operators.declaring import check_arguments
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
@@ -54,6 +55,7 @@ def _lazily(module: str, name: str) -> Callable[..., Any]:
     """A function of a module that is imported at its first call, run on the device of its first tensor."""
 
     def call(first: torch.Tensor, *rest: Any) -> Any:
+        check_arguments(name, (first, *rest))
         function = getattr(importlib.import_module(f"subquad.triton.{module}"), name)
         with torch.cuda.device_of(first):
             return function(first, *rest)
