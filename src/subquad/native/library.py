@@ -2,6 +2,10 @@
 
 There is nothing of PyTorch in their source, so that it compiles in seconds; the threads are those of PyTorch's own
 OpenMP. Where there is no compiler there are no kernels, and `missing` says so.
+
+What is kept in `home()`, which several users may share, is code: each user has a folder of their own there, and only
+what this user wrote, and nobody else may write, is loaded. Behind the library stands its digest; what is damaged is
+compiled again.
 """
 
 import ctypes
@@ -10,16 +14,18 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from subquad.errors import SubquadError
 from subquad.home import home
+from subquad.writing import replacing
 
 SOURCES = Path(__file__).parent / "kernels"
 FUNCTIONS = (
@@ -41,6 +47,8 @@ FUNCTIONS = (
     "pool_gradient",
 )
 """What the library exports; each gives back whether lengths fitted."""
+
+DIGEST_SIZE = hashlib.sha256().digest_size
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 
@@ -71,12 +79,46 @@ def _state() -> ctypes.CDLL | str:
     if compiler is None:
         return "there is no C++ compiler (c++, g++, clang++ or $CXX)"
     try:
-        path = home() / "native" / f"{_fingerprint(compiler)}.so"
-        if not path.exists():
-            _compile(compiler, path)
-        return _refusing(ctypes.CDLL(str(path)))
+        path = _own_folder() / f"{_fingerprint(compiler)}.so"
+        return _refusing(_loaded(path) or _loaded(_compile(compiler, path)) or _unreadable(path))
     except (OSError, NotBuiltError) as error:
         return " ".join(str(error).split())
+
+
+def _own_folder() -> Path:
+    """The folder of this user's libraries, which nobody else may write to."""
+    folder = home() / "native" / f"user-{os.geteuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise NotBuiltError(f"{folder} belongs to somebody else: set SUBQUAD_HOME to a folder of your own")
+    folder.chmod(0o700)
+    return folder
+
+
+def _loaded(path: Path) -> ctypes.CDLL | None:
+    """The library at `path`; None where there is none, or it is damaged or could have been written by others."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            return None
+        content = file.read()
+        if content[-DIGEST_SIZE:] != _digest(content[:-DIGEST_SIZE]):
+            return None
+        # by its descriptor: what was looked at is what is loaded
+        return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _unreadable(path: Path) -> NoReturn:
+    raise NotBuiltError(f"{path} was written and can't be read back")
 
 
 def _refusing(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -111,10 +153,9 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, path: Path) -> Path:
     """Compile to `path`; other processes see all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         made, built = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
         openmp = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))
         # linked against the OpenMP that torch brings, if it brings one: two of them fight over the cores
@@ -122,7 +163,11 @@ def _compile(compiler: str, path: Path) -> None:
         source = str(SOURCES / "kernels.cpp")
         _run([compiler, *FLAGS, *with_threads, "-c", source, "-o", str(made)])
         _run([compiler, "-shared", str(made), *map(str, openmp[:1]), "-o", str(built)])
-        built.replace(path)
+        content = built.read_bytes()
+    with replacing(path) as aside:
+        aside.write_bytes(content + _digest(content))
+        aside.chmod(0o700)
+    return path
 
 
 def _run(command: list[str]) -> None:

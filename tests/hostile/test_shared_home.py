@@ -1,0 +1,81 @@
+"""Kernels in a $SUBQUAD_HOME that others can write to: only what this user wrote, and whole, is ever loaded."""
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from subquad.native import library
+
+pytestmark = pytest.mark.skipif(library.missing() is not None, reason=f"no kernels: {library.missing()}")
+
+
+@pytest.fixture
+def own_home(tmp_path, monkeypatch):
+    """A home with a compiled library, by copy; the number of compilations; and what is loaded."""
+    (compiled,) = [path for path in library._own_folder().glob("*.so") if library._loaded(path)][-1:]
+    content = compiled.read_bytes()
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "_run", lambda command: command[-1].endswith(".so") and made(command[-1]))
+    compilations = []
+
+    def made(path):
+        compilations.append(path)
+        Path(path).write_bytes(content[: -library.DIGEST_SIZE])
+
+    def state():
+        library._state.cache_clear()
+        return library._state()
+
+    yield state, compilations, tmp_path / "native" / f"user-{os.geteuid()}"
+    library._state.cache_clear()
+
+
+def test_a_library_is_compiled_once_and_nobody_else_may_write_it(own_home):
+    state, compilations, folder = own_home
+    assert isinstance(state(), ctypes.CDLL) and isinstance(state(), ctypes.CDLL)
+    assert len(compilations) == 1
+    (file,) = folder.iterdir()
+    assert not file.stat().st_mode & 0o077 and not folder.stat().st_mode & 0o077
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(file.read_bytes()[:-5000]),
+        lambda file: file.write_bytes(file.read_bytes()[:3000] + b"\0" + file.read_bytes()[3001:]),
+        lambda file: file.write_bytes(os.urandom(20000)),
+        lambda file: file.chmod(0o777),
+        lambda file: (file.rename(file.with_suffix(".elsewhere")), file.symlink_to(file.with_suffix(".elsewhere"))),
+        lambda file: (file.unlink(), os.mkfifo(file)),
+    ],
+    ids=["empty", "truncated", "a byte", "noise", "writable", "a link", "a pipe"],
+)
+def test_a_damaged_or_foreign_library_is_compiled_again(own_home, damage):
+    state, compilations, folder = own_home
+    state()
+    (file,) = folder.iterdir()
+    damage(file)
+    assert isinstance(state(), ctypes.CDLL)
+    assert len(compilations) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_another_user_planted_is_not_loaded(own_home):
+    state, compilations, folder = own_home
+    state()
+    (file,) = folder.iterdir()
+    os.chown(file, 65534, 65534)
+    assert isinstance(state(), ctypes.CDLL) and len(compilations) == 2
+    os.chown(folder, 65534, 65534)
+    assert state() == f"{folder} belongs to somebody else: set SUBQUAD_HOME to a folder of your own"
+
+
+def test_a_home_that_cannot_be_written_to_is_a_reason_and_not_a_trace(own_home, monkeypatch, tmp_path):
+    state, _, _ = own_home
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "file"))
+    reason = state()
+    assert isinstance(reason, str) and "\n" not in reason and "file" in reason
