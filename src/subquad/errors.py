@@ -25,3 +25,22 @@ def check_suffix(path: Path, what: str, *suffixes: str) -> None:
     """Raise where a file to write is not named as one that can be written."""
     if path.suffix not in suffixes:
         raise SubquadError(f"{what} written as {' or '.join(suffixes)}, got {path.name}")
+
+
+def shown(value: object) -> str:
+    """A value as it stands in a message: on one line, and not endless."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:
+        # whole numbers of thousands of digits, which Python does not write
+        text = f"a {type(value).__name__} that is too long to show"
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a library gave up, on one line: what its exception says, or what kind it is where it says nothing."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    text = " ".join(text.split())
+    return (text if len(text) <= 300 else f"{text[:299]}…") or type(error).__name__

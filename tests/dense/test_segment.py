@@ -122,7 +122,7 @@ def test_the_commands_train_judge_and_show(scenes, tmp_path, capsys):
             ["train", "--data", "SCENES", "--dense-agents", "--model", "deit_tiny"],
             "for pvt and swin, not for vit",
         ),
-        (["train", "--data", "SCENES", "--scale", "2", "1"], "scale goes from a factor to a larger one"),
+        (["train", "--data", "SCENES", "--scale", "2", "1"], "scale goes from the smallest to the largest"),
         (["eval", "RUNS"], "holds no best.safetensors"),
     ],
 )

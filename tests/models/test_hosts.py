@@ -202,10 +202,10 @@ def test_one_reach_is_for_quadratic_blocks_and_a_list_for_all():
     [
         ("swin", {"num_heads": (3, 6, 12)}, "num_heads has 3 entries for 4 stages"),
         ("swin", {"window_size": [7, 7]}, "window_size has 2 entries for 4 stages and 6 blocks"),
-        ("swin", {"window_size": 0}, "at least one token on a side, got window_size 0"),
-        ("cswin", {"split_size": 0}, "at least one token wide, got split_size 0"),
+        ("swin", {"window_size": 0}, "window_size must be .* of at least 1, got .0"),
+        ("cswin", {"split_size": 0}, "split_size must be .* of at least 1, got .0"),
         ("cswin", {"num_heads": (1, 2, 4, 4)}, "even number of heads and channels, got 1 and 16"),
-        ("pvt", {"sr_ratio": 0}, "sr_ratio is at least 1, got 0"),
+        ("pvt", {"sr_ratio": 0}, "sr_ratio must be .* of at least 1, got .0"),
         ("vit", {"global_pool": "token", "class_token": False}, "this network has none"),
     ],
 )

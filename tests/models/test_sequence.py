@@ -109,5 +109,5 @@ def test_complaints_name_the_numbers():
         small("sofmax")
     with pytest.raises(SubquadError, match="num_agent"):
         small("agent", num_agent=3)
-    with pytest.raises(SubquadError, match="max_length must be at least 1"):
+    with pytest.raises(SubquadError, match="max_length must be a whole number of at least 1"):
         create_sequence_model("linear", vocab_size=2, max_length=0, num_classes=2)

@@ -62,7 +62,7 @@ def test_layer_decay_slows_the_lower_layers_down():
 
 
 def test_an_unknown_optimizer_suggests_the_nearest():
-    with pytest.raises(SubquadError, match="unknown optimizer 'adamv': did you mean adam "):
+    with pytest.raises(SubquadError, match="unknown opt 'adamv': did you mean adam "):
         make_optimizer(Recipe(opt="adamv"), model(), 1e-3)
 
 

@@ -14,6 +14,7 @@ from subquad.grid import TokenGrid
 from subquad.ops import agent_attention, agent_weights, pool_tokens
 from subquad.ops.padding import zero_padding
 from subquad.positions import BiasTables, GridBias
+from subquad.ranges import Positive, checks_arguments
 
 
 class AgentAttention(nn.Module):
@@ -25,15 +26,16 @@ class AgentAttention(nn.Module):
 
     inputs = ("q", "k", "v", "padding")
 
+    @checks_arguments
     def __init__(
         self,
-        dim: int,
-        num_heads: int,
+        dim: Positive,
+        num_heads: Positive,
         *,
         grid: TokenGrid,
         kv_grid: TokenGrid,
-        num_agents: int = 49,
-        pooled_agents: int | None = None,
+        num_agents: Positive = 49,
+        pooled_agents: Positive | None = None,
         local: bool = True,
     ) -> None:
         super().__init__()

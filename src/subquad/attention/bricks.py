@@ -17,7 +17,7 @@ from subquad.ops.padding import zero_padding
 
 def head_dim(dim: int, num_heads: int) -> int:
     """Channels of a head."""
-    if num_heads < 1 or dim % num_heads:
+    if num_heads < 1 or dim < 1 or dim % num_heads:
         raise SubquadError(f"{num_heads} heads do not divide a width of {dim}: choose num_heads among its divisors")
     return dim // num_heads
 

@@ -9,6 +9,7 @@ from subquad.grid import TokenGrid
 from subquad.operators import Shapes
 from subquad.ops import focused_attention, focused_weights
 from subquad.positions import PositionTable
+from subquad.ranges import AboveZero, Positive, checks_arguments
 
 PLACED = Shapes("focused attention", k="b h m d", positions="h m d")
 
@@ -18,16 +19,17 @@ class FocusedAttention(nn.Module):
 
     inputs = ("q", "k", "v", "padding")
 
+    @checks_arguments
     def __init__(
         self,
-        dim: int,
-        num_heads: int,
+        dim: Positive,
+        num_heads: Positive,
         *,
         grid: TokenGrid,
         kv_grid: TokenGrid,
-        power: float = 3,
+        power: AboveZero = 3,
         local: bool = True,
-        kernel_size: int = 5,
+        kernel_size: Positive = 5,
     ) -> None:
         super().__init__()
         width = head_dim(dim, num_heads)

@@ -10,6 +10,7 @@ from subquad.attention.bricks import head_dim
 from subquad.grid import TokenGrid
 from subquad.ops import add_local, inline_attention, inline_weights
 from subquad.ops.padding import zero_padding
+from subquad.ranges import Positive, checks_arguments
 
 
 class InLineAttention(nn.Module):
@@ -17,7 +18,10 @@ class InLineAttention(nn.Module):
 
     inputs = ("q", "k", "v", "x", "padding")
 
-    def __init__(self, dim: int, num_heads: int, *, grid: TokenGrid, kv_grid: TokenGrid, local: bool = True) -> None:
+    @checks_arguments
+    def __init__(
+        self, dim: Positive, num_heads: Positive, *, grid: TokenGrid, kv_grid: TokenGrid, local: bool = True
+    ) -> None:
         super().__init__()
         head_dim(dim, num_heads)
         self.local = LocalKernel(dim, num_heads) if local else None

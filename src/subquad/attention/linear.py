@@ -6,6 +6,7 @@ from subquad.attention.bricks import LocalConv, head_dim
 from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.ops import FEATURE_MAPS, linear_attention, linear_weights
+from subquad.ranges import Positive, checks_arguments
 
 
 class LinearAttention(nn.Module):
@@ -13,10 +14,11 @@ class LinearAttention(nn.Module):
 
     inputs = ("q", "k", "v", "padding")
 
+    @checks_arguments
     def __init__(
         self,
-        dim: int,
-        num_heads: int,
+        dim: Positive,
+        num_heads: Positive,
         *,
         grid: TokenGrid,
         kv_grid: TokenGrid,

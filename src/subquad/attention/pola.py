@@ -12,6 +12,7 @@ from subquad.grid import TokenGrid
 from subquad.operators import Shapes
 from subquad.ops import polar_attention, polar_weights
 from subquad.positions import PositionTable
+from subquad.ranges import NotNegative, Positive, checks_arguments
 
 GATED = Shapes("PolaFormer's gate", y="b h n d", g="b h n d")
 
@@ -21,16 +22,17 @@ class PolaAttention(nn.Module):
 
     inputs = ("q", "k", "v", "g", "padding")
 
+    @checks_arguments
     def __init__(
         self,
-        dim: int,
-        num_heads: int,
+        dim: Positive,
+        num_heads: Positive,
         *,
         grid: TokenGrid,
         kv_grid: TokenGrid,
-        alpha: float = 4,
+        alpha: NotNegative = 4,
         local: bool = True,
-        kernel_size: int = 5,
+        kernel_size: Positive = 5,
     ) -> None:
         super().__init__()
         width = head_dim(dim, num_heads)

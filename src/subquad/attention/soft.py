@@ -14,6 +14,7 @@ from subquad.grid import TokenGrid
 from subquad.ops import INVERSES, convolve_windows, gaussian_attention, gaussian_weights
 from subquad.ops.local import fill_window
 from subquad.ops.padding import zero_padding
+from subquad.ranges import Positive, checks_arguments
 
 
 class SoftAttention(nn.Module):
@@ -26,18 +27,19 @@ class SoftAttention(nn.Module):
 
     inputs = ("q", "v", "padding")
 
+    @checks_arguments
     def __init__(
         self,
-        dim: int,
-        num_heads: int,
+        dim: Positive,
+        num_heads: Positive,
         *,
         grid: TokenGrid,
         kv_grid: TokenGrid,
-        ratio: int | None = None,
+        ratio: Positive | None = None,
         local: bool = True,
-        kernel_size: int | None = None,
+        kernel_size: Positive | None = None,
         inverse: str = "ridge",
-        newton_steps: int = 20,
+        newton_steps: Positive = 20,
         gradient: str = "steps",
     ) -> None:
         super().__init__()

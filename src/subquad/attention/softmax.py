@@ -7,6 +7,7 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.ops import softmax_attention, softmax_weights
 from subquad.positions import RelativeBias
+from subquad.ranges import Positive, checks_arguments
 
 
 class SoftmaxAttention(nn.Module):
@@ -17,8 +18,9 @@ class SoftmaxAttention(nn.Module):
 
     inputs = ("q", "k", "v", "padding", "mask")
 
+    @checks_arguments
     def __init__(
-        self, dim: int, num_heads: int, *, grid: TokenGrid, kv_grid: TokenGrid, relative_bias: bool = False
+        self, dim: Positive, num_heads: Positive, *, grid: TokenGrid, kv_grid: TokenGrid, relative_bias: bool = False
     ) -> None:
         super().__init__()
         head_dim(dim, num_heads)

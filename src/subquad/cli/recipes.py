@@ -1,7 +1,6 @@
 """What commands that train share: a flag for every field of a recipe, run folders, and the comparison of mechanisms."""
 
 import argparse
-import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,24 +59,19 @@ def add_recipe_flags(parser: Parser, kind: Any, without: Sequence[str] = ()) -> 
     where.add_argument("--experiment", help="name of the run's folder; made of model, attention and data if left out")
     group = parser.add_argument_group("recipe", "each overrides the recipe's value")
     defaults = kind()
-    for name, (type_of, text) in recipe_fields(kind).items():
-        if name in without or name in kind.hidden:
+    for name, field in recipe_fields(kind).items():
+        if name in without or name in kind.hidden | kind.unused:
             continue
         flag = f"--{name.replace('_', '-')}"
-        if is_switch(type_of):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        if field.inner is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=field.text)
             continue
         shown = getattr(defaults, name)
-        text = text if shown in (None, "", {}) else f"{text} (default of a recipe that is silent: {shown})"
+        text = field.text if shown in (None, "", {}) else f"{field.text} (default of a recipe that is silent: {shown})"
         metavar = name.rsplit("_", 1)[-1].upper()
         # several numbers may be written with commas or, as timm has it, with spaces
-        count = "+" if "tuple" in str(type_of) else None
+        count = "+" if typing.get_origin(field.inner) is tuple else None
         group.add_argument(flag, default=argparse.SUPPRESS, metavar=metavar, nargs=count, help=text.replace("%", "%%"))
-
-
-def is_switch(kind: Any) -> bool:
-    """Whether a field's type makes it an on-off flag."""
-    return kind is bool or (isinstance(kind, types.UnionType) and bool in typing.get_args(kind))
 
 
 def given_fields(arguments: argparse.Namespace, kind: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from subquad.data.generated import kept, part_of
 from subquad.errors import SubquadError
+from subquad.ranges import Count, Positive, checks_arguments
 
 OPERATIONS: dict[str, Callable[[Sequence[int]], int]] = {
     "[MIN": min,
@@ -35,6 +36,9 @@ VOCABULARY = ("", *map(str, range(10)), *OPERATIONS, CLOSE)
 
 DEEPEST = 10
 MOST_ARGUMENTS = 10
+MOST_TRIES = 1_000_000
+"""In a row that bring nothing new, before it is said that there is nothing."""
+
 SPLITS = {"train": 0.96, "validation": 0.02, "test": 0.02}
 """Shares of the released sets of 100,000."""
 
@@ -84,11 +88,13 @@ def _draw(rng: random.Random, depth: int, tokens: list[str], longest: int) -> in
 
 
 def expressions(seed: int, *, shortest: int = 501, longest: int = 1999) -> Iterator[tuple[list[str], int]]:
-    """Distinct random expressions of `shortest` to `longest` tokens, with their values, without end."""
+    """Distinct random expressions of `shortest` to `longest` tokens, with their values, as long as there are some."""
     if not 1 <= shortest <= longest:
         raise SubquadError(f"expressions have from 1 token on, and lengths in order: got {shortest} to {longest}")
     rng, seen = random.Random(seed), set()
-    while True:
+    in_vain = 0
+    while in_vain < MOST_TRIES:
+        in_vain += 1
         found = draw(rng, longest + 1)
         if found is None or len(found[0]) < shortest:
             continue
@@ -96,6 +102,11 @@ def expressions(seed: int, *, shortest: int = 501, longest: int = 1999) -> Itera
         if key not in seen:
             seen.add(key)
             yield found
+            in_vain = 0
+    raise SubquadError(
+        f"there are hardly more than {len(seen)} expressions of {shortest} to {longest} tokens: "
+        "take a smaller count, or lengths that are further apart"
+    )
 
 
 def evaluate(tokens: Sequence[str]) -> int:
@@ -125,8 +136,9 @@ def encode(tokens: Sequence[str]) -> list[int]:
     return [VOCABULARY.index(token) for token in tokens]
 
 
+@checks_arguments
 def load_listops(
-    split: str, *, count: int = 100_000, seed: int = 0, shortest: int = 501, longest: int = 1999
+    split: str, *, count: Positive = 100_000, seed: Count = 0, shortest: Positive = 501, longest: Positive = 1999
 ) -> Sequences:
     """A part of `count` expressions, which are generated once and kept in the data folder.
 

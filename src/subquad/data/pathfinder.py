@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from subquad.data.dashes import REACH, SIDE, Canvas, Snakes, first_dash, grow
 from subquad.data.generated import draw_many, kept, part_of
 from subquad.errors import SubquadError
+from subquad.ranges import Count, Positive, checks_arguments
 
 CLASSES = ("apart", "joined")
 
@@ -212,8 +213,9 @@ SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 """Shares of the released sets."""
 
 
+@checks_arguments
 def load_pathfinder(
-    split: str, *, count: int = 20_000, seed: int = 0, **settings: Any
+    split: str, *, count: Positive = 20_000, seed: Count = 0, **settings: Any
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """A part of `count` images (n, size, size) and labels (n,), which are drawn once and kept in the data folder.
 
@@ -223,7 +225,7 @@ def load_pathfinder(
         seed: of the drawing.
         settings: those of `Setting`.
     """
-    setting, part = Setting(**settings), part_of(split, SPLITS, count)
+    setting, part = checks_arguments(Setting)(**settings), part_of(split, SPLITS, count)
     shape = f"{setting.size}-{setting.contour_length}-{setting.count}-{setting.dashes}"
     whole = kept(f"pathfinder-{seed}-{count}-{shape}", lambda: draw_many(partial(draw_images, setting), seed, count))
     return whole["images"][part], whole["labels"][part]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from subquad.data.generated import draw_many, kept, part_of
 from subquad.data.pathfinder import SPLITS
 from subquad.errors import SubquadError
+from subquad.ranges import Count, Positive, checks_arguments
 
 CLASSES = ("different", "same")
 
@@ -75,8 +76,9 @@ def draw_images(setting: Setting, seed: int, chunk: int, count: int) -> tuple[ND
     return images, labels
 
 
+@checks_arguments
 def load_same_different(
-    split: str, *, count: int = 20_000, seed: int = 0, **settings: Any
+    split: str, *, count: Positive = 20_000, seed: Count = 0, **settings: Any
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """A part of `count` images (n, size, size) and labels (n,), which are drawn once and kept in the data folder.
 
@@ -86,7 +88,7 @@ def load_same_different(
         seed: of the drawing.
         settings: those of `Setting`.
     """
-    setting, part = Setting(**settings), part_of(split, SPLITS, count)
+    setting, part = checks_arguments(Setting)(**settings), part_of(split, SPLITS, count)
     name = f"same_different-{seed}-{count}-{setting.size}-{setting.distance}-{setting.cells}"
     whole = kept(name, lambda: draw_many(partial(draw_images, setting), seed, count))
     return whole["images"][part], whole["labels"][part]

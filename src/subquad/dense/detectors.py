@@ -23,6 +23,7 @@ from subquad.dense.cascade import MATCHED, WEIGHTS, AgnosticPredictor, CascadeHe
 from subquad.dense.networks import BUILDERS, build_backbone
 from subquad.dense.pyramid import Pyramid
 from subquad.errors import unknown_name
+from subquad.ranges import AboveZero, Count, Positive, checks_arguments
 
 
 class FeaturePyramid(nn.Module):
@@ -129,17 +130,18 @@ class Detector(nn.Module):
         return self.network(list(images), targets)
 
 
+@checks_arguments
 def build_detector(
     backbone: dict[str, Any],
     *,
     head: str,
-    num_classes: int,
-    short_side: Sequence[int] = (800,),
-    long_side: int = 1333,
-    head_channels: int = 256,
-    frozen_stages: int = 0,
+    num_classes: Positive,
+    short_side: Sequence[Positive] = (800,),
+    long_side: Positive = 1333,
+    head_channels: Positive = 256,
+    frozen_stages: Count = 0,
     mean: Sequence[float] = (0.485, 0.456, 0.406),
-    std: Sequence[float] = (0.229, 0.224, 0.225),
+    std: Sequence[AboveZero] = (0.229, 0.224, 0.225),
 ) -> Detector:
     """A detector on `create_model(**backbone)`; its `creation` holds the arguments of this call.
 

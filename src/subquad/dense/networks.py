@@ -12,6 +12,7 @@ from subquad.dense.pyramid import STRIDES, Pyramid, pad_to_multiple
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import create_model, load_checkpoint, read_weights
 from subquad.models.backbone import Backbone
+from subquad.ranges import Positive, checks_arguments
 
 AUXILIARY_WEIGHT = 0.4
 """Of UPerNet's second head in the loss, as the papers have it."""
@@ -52,7 +53,10 @@ class Segmenter(nn.Module):
         head_channels: width of the decoder; the published one if left out.
     """
 
-    def __init__(self, pyramid: Pyramid, *, head: str, num_classes: int, head_channels: int | None = None) -> None:
+    @checks_arguments
+    def __init__(
+        self, pyramid: Pyramid, *, head: str, num_classes: Positive, head_channels: Positive | None = None
+    ) -> None:
         super().__init__()
         if head not in SEGMENTERS:
             raise unknown_name("head", head, SEGMENTERS)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.models.backbone import Backbone
+from subquad.ranges import Count, checks_arguments
 
 STRIDES = (4, 8, 16, 32)
 
@@ -24,12 +25,13 @@ class Pyramid(nn.Module):
         first: which of the four maps is the finest that is given, counted from 0.
     """
 
-    def __init__(self, backbone: Backbone, *, frozen_stages: int = 0, first: int = 0) -> None:
+    @checks_arguments
+    def __init__(self, backbone: Backbone, *, frozen_stages: Count = 0, first: int = 0) -> None:
         super().__init__()
         stages = len(backbone.stages)
         if stages not in (1, len(STRIDES)):
             raise SubquadError(f"a pyramid is made of four stages or of one, and this backbone has {stages}")
-        if not 0 <= frozen_stages <= stages:
+        if frozen_stages > stages:
             raise SubquadError(f"frozen_stages={frozen_stages}: the backbone has {stages}")
         self.is_plain = stages == 1
         self.indices = backbone.prune_intermediate_layers(1 if self.is_plain else stages, prune_norm=not self.is_plain)

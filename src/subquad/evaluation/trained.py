@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
 from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
@@ -15,6 +14,7 @@ from subquad.evaluation.classes import check_classes
 from subquad.evaluation.foreign import load_timm
 from subquad.evaluation.throughput import measure_throughput
 from subquad.models import restore_model
+from subquad.reading import read_yaml
 
 
 @dataclass(frozen=True)
@@ -132,5 +132,5 @@ def images_of(
 def _recipe_of(folder: Path) -> dict[str, Any]:
     """What the recipe of a run folder says, nothing where there is none."""
     file = folder / "recipe.yaml"
-    content = yaml.safe_load(file.read_text()) if file.is_file() else None
+    content = read_yaml(file) if file.is_file() else None
     return content if isinstance(content, dict) else {}

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import numbers
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -10,11 +11,12 @@ from typing import Any, get_origin
 import torch
 
 from subquad.attention import ATTENTION, QUADRATIC
-from subquad.errors import SubquadError, UnknownSettingError, unknown_name
+from subquad.errors import SubquadError, UnknownSettingError, shown, unknown_name
 from subquad.models.backbone import Backbone
 from subquad.models.layers import Mechanism
 from subquad.models.networks import NETWORKS
 from subquad.models.variants import HOSTS, SETTINGS, VARIANTS
+from subquad.ranges import Count, Positive, checks_arguments
 
 PER_STAGE = frozenset({"embed_dims", "num_heads", "mlp_ratios"})
 """Arguments of pyramids with an entry for each stage."""
@@ -23,14 +25,15 @@ Names = str | Sequence[str | Sequence[Any]]
 """One mechanism for all blocks; one for each stage or block; a (name, count) pair stands for `count` blocks."""
 
 
+@checks_arguments
 def create_model(
     name: str,
     *,
     attention: Names | None = None,
-    img_size: int | tuple[int, int] | None = None,
-    in_chans: int = 3,
-    num_classes: int = 1000,
-    depths: Sequence[int] | None = None,
+    img_size: Positive | tuple[Positive, Positive] | None = None,
+    in_chans: Positive = 3,
+    num_classes: Count = 1000,
+    depths: Sequence[Positive] | None = None,
     device: Any = None,
     dtype: torch.dtype | None = None,
     **settings: Any,
@@ -73,8 +76,8 @@ def create_model(
     given |= {"num_classes": num_classes, "depths": depths, **settings}
 
     depths = tuple(depths) if depths is not None else variant.depths
-    if not depths or min(depths) < 1:
-        raise SubquadError(f"every stage needs a block, got depths {depths}")
+    if not depths:
+        raise SubquadError("depths is empty: every stage needs a block")
     if attention is not None and not host.takes_mechanisms:
         raise SubquadError(f"{name} has attention of its own and takes no other, got {attention!r}")
     if attention is None:
@@ -96,8 +99,21 @@ def create_model(
     with nullcontext() if device is None else torch.device(device):
         model = host(mechanisms, **arguments)
     # through JSON, so that a model made here and one restored from its file say the same
-    model.creation = json.loads(json.dumps({key: value for key, value in given.items() if value is not None}))
+    model.creation = as_json({key: value for key, value in given.items() if value is not None})
     return model if dtype is None else model.to(dtype)
+
+
+def as_json(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as they come back from a file; numbers of numpy are numbers."""
+
+    def number(value: Any) -> int | float:
+        if isinstance(value, numbers.Integral):
+            return int(value)
+        if isinstance(value, numbers.Real):
+            return float(value)
+        raise SubquadError(f"settings are numbers, texts and lists of them, got {shown(value)}")
+
+    return json.loads(json.dumps(arguments, default=number))
 
 
 def parse_blocks(attention: Names, depths: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
@@ -171,7 +187,7 @@ def per_block(entries: Any, depths: Sequence[int], what: str) -> list[Any]:
     total = sum(depths)
     if isinstance(entries, str) or not isinstance(entries, Sequence):
         return [entries] * total
-    expanded = [single for entry in entries for single in _repeat(entry)]
+    expanded = [single for entry in entries for single in _repeat(entry, total)]
     if len(expanded) == total:
         return expanded
     if len(entries) == len(depths):
@@ -184,21 +200,25 @@ def per_block(entries: Any, depths: Sequence[int], what: str) -> list[Any]:
     )
 
 
-def _repeat(entry: Any) -> list[Any]:
-    """A (value, count) pair written out."""
+def _repeat(entry: Any, most: int) -> list[Any]:
+    """A (value, count) pair written out, as far as shows that it is too often."""
     if isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2 and isinstance(entry[1], int):
-        return [entry[0]] * entry[1]
+        return [entry[0]] * min(entry[1], most + 1)
     return [entry]
 
 
 def parse_attention(text: str) -> tuple[str, dict[str, Any]]:
     """Read "linear:feature_map=elu,local=true": ("linear", {"feature_map": "elu", "local": True})."""
+    if not isinstance(text, str):
+        raise SubquadError(f"attention is a name, or one for each stage or block, got {shown(text)}")
     name, _, rest = text.partition(":")
-    settings = {}
+    settings: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
             raise SubquadError(f"'{part}' in '{text}' is no setting: write name:setting=value,setting=value")
+        if key.strip() in settings:
+            raise SubquadError(f"'{text}' names {key.strip()} twice")
         settings[key.strip()] = _literal(value.strip())
     return name.strip(), settings
 
@@ -240,8 +260,4 @@ def _mechanism(name: str, settings: dict[str, Any], *, usual: dict[str, Any], sh
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, size
-    if len(size) != 2:
-        raise SubquadError(f"img_size is one number or (height, width), got {tuple(size)}")
-    return size[0], size[1]
+    return (size[0], size[1]) if isinstance(size, Sequence) else (size, size)

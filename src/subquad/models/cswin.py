@@ -25,6 +25,7 @@ from subquad.models.layers import (
     move_tables,
     projected_by,
 )
+from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 
 
 class CSwin(Backbone):
@@ -41,23 +42,24 @@ class CSwin(Backbone):
 
     layout = "cswin"
 
+    @checks_arguments
     def __init__(
         self,
         attention: Sequence[Mechanism],
         *,
-        depths: Sequence[int],
-        split_size: Sequence[int | None],
-        img_size: tuple[int, int] = (224, 224),
-        patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dim: int = 64,
-        num_heads: Sequence[int] = (2, 4, 8, 16),
-        mlp_ratio: float = 4,
+        depths: Sequence[Positive],
+        split_size: Sequence[Positive | None],
+        img_size: tuple[Positive, Positive] = (224, 224),
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dim: Positive = 64,
+        num_heads: Sequence[Positive] = (2, 4, 8, 16),
+        mlp_ratio: Ratio = 4,
         qkv_bias: bool = True,
         global_pool: str = "avg",
-        drop_rate: float = 0,
-        drop_path_rate: float = 0,
+        drop_rate: DropRate = 0,
+        drop_path_rate: DropRate = 0,
     ) -> None:
         dims = [embed_dim * 2**s for s in range(len(depths))]
         mechanisms, splits = by_stage(attention, depths), by_stage(split_size, depths)

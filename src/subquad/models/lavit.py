@@ -16,6 +16,7 @@ from subquad.models.layers import Block, ConvEmbed, Mechanism, Stage, by_stage, 
 from subquad.models.less_attention import AttentionResidual, LessAttention, ScoreAttention, ScoreBlock, ScoreStage
 from subquad.models.pvt import SpatialReductionAttention
 from subquad.models.vit import PatchEmbed, Plain
+from subquad.ranges import Count, DropRate, NotNegative, Positive, Ratio, checks_arguments
 
 
 class Passing:
@@ -77,30 +78,31 @@ class LaViT(ScoreBackbone):
 
     everything = 1
 
+    @checks_arguments
     def __init__(
         self,
         attention: Sequence[Mechanism],
         *,
-        depths: Sequence[int],
-        sr_ratio: Sequence[int],
-        img_size: tuple[int, int] = (224, 224),
-        patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dims: Sequence[int] = (64, 128, 320, 512),
-        num_heads: Sequence[int] = (1, 2, 5, 8),
-        mlp_ratios: Sequence[float] = (4, 4, 4, 4),
-        less_from: Sequence[int | None] | None = None,
+        depths: Sequence[Positive],
+        sr_ratio: Sequence[Positive],
+        img_size: tuple[Positive, Positive] = (224, 224),
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dims: Sequence[Positive] = (64, 128, 320, 512),
+        num_heads: Sequence[Positive] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[Ratio] = (4, 4, 4, 4),
+        less_from: Sequence[Count | None] | None = None,
         transform: str = "dense",
         tied: bool = False,
         score_norm: bool = False,
         attention_residual: bool = True,
         class_token: bool = False,
-        loss_weight: float = 0.1,
+        loss_weight: NotNegative = 0.1,
         loss_kind: str = "centred",
         global_pool: str | None = None,
-        drop_rate: float = 0,
-        drop_path_rate: float = 0,
+        drop_rate: DropRate = 0,
+        drop_path_rate: DropRate = 0,
     ) -> None:
         grids = grids_of(img_size, patch_size, len(depths))
         grids[-1] = TokenGrid(*grids[-1].shape, int(class_token))
@@ -210,27 +212,28 @@ class LaViTPlain(ScoreBackbone, Plain):
 
     takes_mechanisms = False
 
+    @checks_arguments
     def __init__(
         self,
         attention: Sequence[Mechanism],
         *,
-        img_size: tuple[int, int] = (224, 224),
-        patch_size: int = 16,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dim: int = 768,
-        num_heads: int = 12,
-        mlp_ratio: float = 4,
-        less_from: int | None = None,
+        img_size: tuple[Positive, Positive] = (224, 224),
+        patch_size: Positive = 16,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dim: Positive = 768,
+        num_heads: Positive = 12,
+        mlp_ratio: Ratio = 4,
+        less_from: Count | None = None,
         transform: str = "dense",
         tied: bool = False,
         score_norm: bool = False,
         class_token: bool = True,
-        loss_weight: float = 0.1,
+        loss_weight: NotNegative = 0.1,
         loss_kind: str = "centred",
         global_pool: str | None = None,
-        drop_rate: float = 0,
-        drop_path_rate: float = 0,
+        drop_rate: DropRate = 0,
+        drop_path_rate: DropRate = 0,
     ) -> None:
         depth = len(attention)
         grid = TokenGrid(*grids_of(img_size, patch_size, 1)[0].shape, int(class_token))

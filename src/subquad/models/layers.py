@@ -13,6 +13,7 @@ from timm.layers import DropPath, Mlp
 from timm.models import checkpoint, register_notrace_module
 from torch import Tensor, nn
 
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable, PositionTable, start_normal
 
@@ -97,6 +98,8 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = attn
         self.norm2 = nn.LayerNorm(dim, eps=eps)
+        if int(dim * mlp_ratio) < 1:
+            raise SubquadError(f"an MLP of {mlp_ratio} times a width of {dim} has no channels: take a larger mlp_ratio")
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=drop)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 

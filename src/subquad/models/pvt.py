@@ -23,6 +23,7 @@ from subquad.models.layers import (
     drop_path_rates,
     move_tables,
 )
+from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 
 
 class PVT(Backbone):
@@ -41,23 +42,24 @@ class PVT(Backbone):
     layout = "pvt"
     everything = 1
 
+    @checks_arguments
     def __init__(
         self,
         attention: Sequence[Mechanism],
         *,
-        depths: Sequence[int],
-        sr_ratio: Sequence[int],
-        img_size: tuple[int, int] = (224, 224),
-        patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dims: Sequence[int] = (64, 128, 320, 512),
-        num_heads: Sequence[int] = (1, 2, 5, 8),
-        mlp_ratios: Sequence[float] = (8, 8, 4, 4),
+        depths: Sequence[Positive],
+        sr_ratio: Sequence[Positive],
+        img_size: tuple[Positive, Positive] = (224, 224),
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dims: Sequence[Positive] = (64, 128, 320, 512),
+        num_heads: Sequence[Positive] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[Ratio] = (8, 8, 4, 4),
         qkv_bias: bool = True,
         global_pool: str = "avg",
-        drop_rate: float = 0,
-        drop_path_rate: float = 0,
+        drop_rate: DropRate = 0,
+        drop_path_rate: DropRate = 0,
     ) -> None:
         grids = grids_of(img_size, patch_size, len(depths))
         mechanisms, ratios = by_stage(attention, depths), by_stage(sr_ratio, depths)

@@ -5,7 +5,6 @@ Tokens are numbers, 0 is padding. As in Nyströmformer (Xiong et al. 2021, arXiv
 theirs the mean is over the tokens that are there; mechanisms have no dropout on their weights.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +15,9 @@ from torch import Tensor, nn
 from subquad.attention import POOLING
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.create import Names, check_names, make_mechanisms, parse_blocks
+from subquad.models.create import Names, as_json, check_names, make_mechanisms, parse_blocks
 from subquad.models.layers import Block, Mechanism, SelfAttention
+from subquad.ranges import DropRate, Positive, Ratio, checks_arguments
 
 
 class SequenceClassifier(nn.Module):
@@ -40,18 +40,19 @@ class SequenceClassifier(nn.Module):
         pairs: read two sequences u, v with one network, and the head [u, v, u·v, u − v].
     """
 
+    @checks_arguments
     def __init__(
         self,
         attention: Sequence[Mechanism],
         *,
         pooling: bool,
-        vocab_size: int,
-        max_length: int,
-        num_classes: int,
-        embed_dim: int = 64,
-        num_heads: int = 2,
-        mlp_ratio: float = 2,
-        drop_rate: float = 0.1,
+        vocab_size: Positive,
+        max_length: Positive,
+        num_classes: Positive,
+        embed_dim: Positive = 64,
+        num_heads: Positive = 2,
+        mlp_ratio: Ratio = 2,
+        drop_rate: DropRate = 0.1,
         pairs: bool = False,
     ) -> None:
         super().__init__()
@@ -159,8 +160,15 @@ class SequenceBlock(Block):
 SIZES = frozenset({"embed_dim", "num_heads", "mlp_ratio", "drop_rate", "pairs"})
 
 
+@checks_arguments
 def create_sequence_model(
-    attention: Names = "softmax", *, vocab_size: int, max_length: int, num_classes: int, depth: int = 2, **settings: Any
+    attention: Names = "softmax",
+    *,
+    vocab_size: Positive,
+    max_length: Positive,
+    num_classes: Positive,
+    depth: Positive = 2,
+    **settings: Any,
 ) -> SequenceClassifier:
     """A `SequenceClassifier` with mechanisms by name; its `creation` holds the arguments of this call.
 
@@ -175,9 +183,6 @@ def create_sequence_model(
     Raises:
         SubquadError: for a name, a setting or a number that does not fit, in one line.
     """
-    for name, value in {"vocab_size": vocab_size, "max_length": max_length, "depth": depth}.items():
-        if value < 1:
-            raise SubquadError(f"{name} must be at least 1, got {value}")
     settings = {key: value for key, value in settings.items() if value is not None}
     given = {"attention": attention, "vocab_size": vocab_size, "max_length": max_length, "num_classes": num_classes}
     given |= {"depth": depth, **settings}
@@ -194,5 +199,5 @@ def create_sequence_model(
         num_classes=num_classes,
         **own,
     )
-    model.creation = {"task": "lra", **json.loads(json.dumps(given))}
+    model.creation = {"task": "lra", **as_json(given)}
     return model

@@ -13,6 +13,7 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, by_stage, drop_path_rates
+from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 
 HEAD_DIM = 32
 STEM_STRIDES = {4: (2, 1, 2), 2: (2, 1, 1), 1: (1, 1, 1)}
@@ -34,21 +35,22 @@ class SoftNet(Backbone):
     layout = "softnet"
     first_conv = "stages.0.embed.0"
 
+    @checks_arguments
     def __init__(
         self,
         attention: Sequence[Mechanism],
         *,
-        depths: Sequence[int],
-        img_size: tuple[int, int] = (224, 224),
-        patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dims: Sequence[int] = (64, 128, 320, 512),
-        stem_dim: int = 32,
-        mlp_ratio: float = 4,
+        depths: Sequence[Positive],
+        img_size: tuple[Positive, Positive] = (224, 224),
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dims: Sequence[Positive] = (64, 128, 320, 512),
+        stem_dim: Positive = 32,
+        mlp_ratio: Ratio = 4,
         global_pool: str = "token",
-        drop_rate: float = 0,
-        drop_path_rate: float = 0,
+        drop_rate: DropRate = 0,
+        drop_path_rate: DropRate = 0,
     ) -> None:
         if patch_size not in STEM_STRIDES:
             raise SubquadError(f"SOFT's stem makes patches of 4, 2 or 1 px, not of {patch_size}")

@@ -24,6 +24,7 @@ from subquad.models.layers import (
     fill_up,
     move_tables,
 )
+from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 
 
 class Swin(Backbone):
@@ -41,24 +42,25 @@ class Swin(Backbone):
 
     layout = "swin"
 
+    @checks_arguments
     def __init__(
         self,
         attention: Sequence[Mechanism],
         *,
-        depths: Sequence[int],
-        window_size: Sequence[int | None],
+        depths: Sequence[Positive],
+        window_size: Sequence[Positive | None],
         shift: bool = True,
-        img_size: tuple[int, int] = (224, 224),
-        patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dim: int = 96,
-        num_heads: Sequence[int] = (3, 6, 12, 24),
-        mlp_ratio: float = 4,
+        img_size: tuple[Positive, Positive] = (224, 224),
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dim: Positive = 96,
+        num_heads: Sequence[Positive] = (3, 6, 12, 24),
+        mlp_ratio: Ratio = 4,
         qkv_bias: bool = True,
         global_pool: str = "avg",
-        drop_rate: float = 0,
-        drop_path_rate: float = 0,
+        drop_rate: DropRate = 0,
+        drop_path_rate: DropRate = 0,
     ) -> None:
         dims = [embed_dim * 2**s for s in range(len(depths))]
         mechanisms, windows = by_stage(attention, depths), by_stage(window_size, depths)

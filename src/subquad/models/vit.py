@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, drop_path_rates, fill_up
+from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 
 
 class Plain(Backbone):
@@ -61,23 +62,24 @@ class ViT(Plain):
 
     layout = "vit"
 
+    @checks_arguments
     def __init__(
         self,
         attention: Sequence[Mechanism],
         *,
-        img_size: tuple[int, int] = (224, 224),
-        patch_size: int = 16,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dim: int = 768,
-        num_heads: int = 12,
-        mlp_ratio: float = 4,
+        img_size: tuple[Positive, Positive] = (224, 224),
+        patch_size: Positive = 16,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dim: Positive = 768,
+        num_heads: Positive = 12,
+        mlp_ratio: Ratio = 4,
         qkv_bias: bool = True,
         class_token: bool = True,
-        reg_tokens: int = 0,
+        reg_tokens: Count = 0,
         global_pool: str | None = None,
-        drop_rate: float = 0,
-        drop_path_rate: float = 0,
+        drop_rate: DropRate = 0,
+        drop_path_rate: DropRate = 0,
     ) -> None:
         grid = TokenGrid(*grids_of(img_size, patch_size, 1)[0].shape, int(class_token) + reg_tokens)
         rates = drop_path_rates(drop_path_rate, [len(attention)])[0]

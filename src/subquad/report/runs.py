@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from subquad.attention import ATTENTION
 from subquad.errors import SubquadError
 from subquad.models import attention_label
+from subquad.reading import read_yaml
 
 
 @dataclass(frozen=True)
@@ -102,11 +101,13 @@ def read_run(folder: Path) -> Run:
     """Read one run folder."""
     try:
         facts = json.loads((folder / "run.json").read_text())
-        recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+        recipe = read_yaml(folder / "recipe.yaml")
+        if not isinstance(recipe, dict):
+            raise SubquadError(f"{folder / 'recipe.yaml'} must hold lines of `field: value`")
         lines = (folder / "metrics.jsonl").read_text().splitlines()
     except FileNotFoundError as error:
         raise SubquadError(f"{folder} has no whole epoch yet: {Path(str(error.filename)).name} is missing") from None
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
+    except json.JSONDecodeError as error:
         raise SubquadError(f"{folder} can't be read: {' '.join(str(error).split())}") from None
     rows = []
     for number, line in enumerate(lines, start=1):

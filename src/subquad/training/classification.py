@@ -87,7 +87,7 @@ class Classification(Task):
 
 def build_model(recipe: CommonRecipe, num_classes: int, **more: Any) -> Any:
     """The network of a recipe, with its initial weights; `more` are further arguments of it."""
-    model: Any = create_model(**arguments_of(recipe), num_classes=num_classes, **more)
+    model: Any = create_model(**arguments_of(recipe, *more), num_classes=num_classes, **more)
     if recipe.initial_checkpoint:
         # weights of other classes start everything but the head
         head = read_weights(recipe.initial_checkpoint)[0].get("head.weight")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from subquad.dense.detectors import DETECTORS, WITH_MASKS, build_detector
 from subquad.dense.object_transforms import ObjectTransform, as_lists
 from subquad.dense.objects import ObjectDataset, load_objects
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError
 from subquad.evaluation.detection import evaluate_detection
 from subquad.training.common import CommonRecipe
 from subquad.training.cost import count_macs
@@ -28,26 +28,32 @@ class DetectRecipe(CommonRecipe):
     metric: ClassVar[str] = "box_ap"
     metric_title: ClassVar[str] = "box AP %"
 
-    model: str = option("pvt_tiny", "backbone, see `subquad list`")
-    data: str = option("coco", "folder or archive in COCO's layout")
-    img_size: tuple[int, int] | None = option(None, "height,width that the backbone's position tables are made for")
-    initial_checkpoint: str | None = option(None, "weights of a classifier that the backbone starts from: file or run")
-    batch_size: int = option(2, "images a step and process")
+    model: str = option("pvt_tiny", "backbone, see `subquad list`", free="`create_model` knows the networks")
+    data: str = option("coco", "folder or archive in COCO's layout", free="a path")
+    img_size: tuple[int, int] | None = option(
+        None, "height,width that the backbone's position tables are made for", at_least=1, at_most=2**16
+    )
+    initial_checkpoint: str | None = option(
+        None, "weights of a classifier that the backbone starts from: file or run", free="a path"
+    )
+    batch_size: int = option(2, "images a step and process", at_least=1)
 
-    head: str = option("mask_rcnn", f"detector: {', '.join(DETECTORS)}")
-    head_channels: int = option(256, "width of the feature pyramid")
-    frozen_stages: int = option(0, "stages of the backbone, from the first, that are not trained")
+    head: str = option("mask_rcnn", f"detector: {', '.join(DETECTORS)}", choices=DETECTORS)
+    head_channels: int = option(256, "width of the feature pyramid", at_least=1, at_most=2**16)
+    frozen_stages: int = option(
+        0, "stages of the backbone, from the first, that are not trained", at_least=0, at_most=4
+    )
     dense_agents: bool = option(False, "as many agents in a stage as the paper's dense networks have")
-    short_side: tuple[int, ...] = option((800,), "pixels of shorter sides: one of these in training, the last one else")
-    long_side: int = option(1333, "pixels that longer sides have at most")
-    hflip: float = option(0.5, "probability of a horizontal flip")
-    crop: float = option(0.0, "probability of a random crop of at least half of each side")
+    short_side: tuple[int, ...] = option(
+        (800,), "pixels of shorter sides: one of these in training, the last one else", at_least=1, at_most=2**16
+    )
+    long_side: int = option(1333, "pixels that longer sides have at most", at_least=1, at_most=2**16)
+    hflip: float = option(0.5, "probability of a horizontal flip", at_least=0, at_most=1)
+    crop: float = option(0.0, "probability of a random crop of at least half of each side", at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.head not in DETECTORS:
-            raise unknown_name("head", self.head, DETECTORS)
-        if min(self.short_side) < 1 or max(self.short_side) > self.long_side:
+        if max(self.short_side) > self.long_side:
             sides = ", ".join(map(str, self.short_side))
             raise SubquadError(f"short_side goes from 1 to long_side {self.long_side}, got {sides}")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.data.sequences import SEQUENCES, load_sequences
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError
 from subquad.evaluation import evaluate
 from subquad.models.sequence import SequenceClassifier, create_sequence_model
 from subquad.training.common import CommonRecipe
@@ -26,30 +26,31 @@ class LraRecipe(CommonRecipe):
     command: ClassVar[str] = "lra"
     metric: ClassVar[str] = "top1"
     metric_title: ClassVar[str] = "accuracy %"
-    hidden: ClassVar[frozenset[str]] = frozenset(
-        {"model", "img_size", "patch_size", "drop_path", "mean", "std", "strict", "num_classes", "data"}
+    unused: ClassVar[frozenset[str]] = frozenset(
+        {"img_size", "patch_size", "drop_path", "mean", "std", "strict", "num_classes"}
         | {"initial_checkpoint", "grad_checkpointing", "layer_decay"}
     )
+    hidden: ClassVar[frozenset[str]] = frozenset({"model", "data"})
 
-    model: str = option("sequence", "the classifier of sequences")
-    data: str = option("listops", f"task: {', '.join(SEQUENCES)}")
-    data_dir: str | None = option(None, "folder or archive of CIFAR-10, of IMDb, or of the pairs of AAN")
+    model: str = option("sequence", "the classifier of sequences", choices=("sequence",))
+    data: str = option("listops", f"task: {', '.join(SEQUENCES)}", choices=SEQUENCES)
+    data_dir: str | None = option(None, "folder or archive of CIFAR-10, of IMDb, or of the pairs of AAN", free="a path")
     data_settings: Mapping[str, Any] = option({}, "of generated data: count=20000,longest=512,…")
-    max_train_images: int | None = option(None, "train on so many sequences only")
-    max_length: int = option(2048, "tokens that the network is made for; longer sequences are cut")
-    vocab_size: int | None = option(None, "rows of the table of tokens; as many as there are symbols if left out")
-    embed_dim: int | None = option(64, "width")
-    depth: int | None = option(2, "number of blocks")
-    num_heads: int | None = option(2, "number of heads")
-    mlp_ratio: float = option(2.0, "width of the MLPs over that of the network")
-    drop: float = option(0.1, "dropout")
+    max_train_images: int | None = option(None, "train on so many sequences only", at_least=1)
+    max_length: int = option(
+        2048, "tokens that the network is made for; longer sequences are cut", at_least=1, at_most=2**24
+    )
+    vocab_size: int | None = option(
+        None, "rows of the table of tokens; as many as there are symbols if left out", at_least=1, at_most=2**24
+    )
+    embed_dim: int | None = option(64, "width", at_least=1, at_most=2**16)
+    depth: int | None = option(2, "number of blocks", at_least=1, at_most=10_000)
+    num_heads: int | None = option(2, "number of heads", at_least=1, at_most=2**16)
+    mlp_ratio: float = option(2.0, "width of the MLPs over that of the network", above=0, at_most=1_000)
+    drop: float = option(0.1, "dropout", at_least=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data not in SEQUENCES:
-            raise unknown_name("task", self.data, SEQUENCES)
-        if self.max_length < 1:
-            raise SubquadError(f"max_length must be at least 1, got {self.max_length}")
         if self.vocab_size is not None and self.vocab_size < SEQUENCES[self.data].symbols:
             raise SubquadError(
                 f"{self.data} has {SEQUENCES[self.data].symbols} symbols, a vocab_size of {self.vocab_size} is too few"
@@ -74,19 +75,21 @@ class LongRange(Task):
     def network(cls, recipe: Any) -> SequenceClassifier:
         what = SEQUENCES[recipe.data]
         attention = recipe.attention or "softmax"
-        return create_sequence_model(
-            attention.split("+") if "+" in attention else attention,
-            vocab_size=recipe.vocab_size or what.symbols,
-            max_length=recipe.max_length,
-            num_classes=what.num_classes,
-            depth=recipe.depth,
-            embed_dim=recipe.embed_dim,
-            num_heads=recipe.num_heads,
-            mlp_ratio=recipe.mlp_ratio,
-            drop_rate=recipe.drop,
-            pairs=what.pairs,
-            **recipe.settings,
-        )
+        arguments: dict[str, Any] = {
+            "attention": attention.split("+") if "+" in attention else attention,
+            "vocab_size": recipe.vocab_size or what.symbols,
+            "max_length": recipe.max_length,
+            "num_classes": what.num_classes,
+            "depth": recipe.depth,
+            "embed_dim": recipe.embed_dim,
+            "num_heads": recipe.num_heads,
+            "mlp_ratio": recipe.mlp_ratio,
+            "drop_rate": recipe.drop,
+            "pairs": what.pairs,
+        }
+        if twice := arguments.keys() & recipe.settings.keys():
+            raise SubquadError(f"settings are those of the mechanism, {', '.join(sorted(twice))} is none")
+        return create_sequence_model(**arguments, **recipe.settings)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy."""

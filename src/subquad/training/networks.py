@@ -10,8 +10,15 @@ DENSE_AGENTS = {"pvt": (12**2, 16**2, 28**2, 28**2), "swin": (9**2, 12**2, 14**2
 """Agents of each stage in the dense networks of Agent Attention, by host; the tables are those of classification."""
 
 
-def arguments_of(recipe: CommonRecipe) -> dict[str, Any]:
-    """Name, mechanism, sizes and settings of a recipe's network, without its classes."""
+_NOT_SETTINGS = frozenset({"name", "in_chans", "num_classes", "device", "dtype"})
+"""Arguments of `create_model` that a recipe decides otherwise."""
+
+
+def arguments_of(recipe: CommonRecipe, *others: str) -> dict[str, Any]:
+    """Name, mechanism, sizes and settings of a recipe's network, without its classes.
+
+    `others` are the arguments that the caller adds. Raises a SubquadError where settings name one of either.
+    """
     attention = recipe.attention
     given: dict[str, Any] = {
         "attention": attention.split("+") if attention and "+" in attention else attention,
@@ -24,8 +31,9 @@ def arguments_of(recipe: CommonRecipe) -> dict[str, Any]:
     }
     arguments = {key: value for key, value in given.items() if value is not None}
     # a pyramid has several numbers of these, which only settings can hold
-    if twice := (given.keys() - {"depths", "num_heads"} | arguments.keys()) & recipe.settings.keys():
-        raise SubquadError(f"settings are those of the mechanism, {', '.join(sorted(twice))} is a field of the recipe")
+    own = given.keys() - {"depths", "num_heads"} | arguments.keys() | _NOT_SETTINGS | set(others)
+    if twice := own & recipe.settings.keys():
+        raise SubquadError(f"settings are those of the mechanism, {', '.join(sorted(twice))} is none: see the fields")
     return {"name": recipe.model, **arguments, **recipe.settings}
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError
 from subquad.training.common import CommonRecipe
 from subquad.training.recipe import Recipe
 
@@ -34,8 +34,6 @@ def learning_rates(recipe: CommonRecipe, total_batch: int) -> LearningRates:
 
 def make_optimizer(recipe: CommonRecipe, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The optimizer, without decay on 1-d weights, biases and what `model.no_weight_decay()` names."""
-    if recipe.opt not in list_optimizers():
-        raise unknown_name("optimizer", recipe.opt, list_optimizers())
     own = {"eps": recipe.opt_eps, "betas": recipe.opt_betas}
     try:
         return create_optimizer_v2(
@@ -58,6 +56,11 @@ def make_scheduler(
     warmup: float = recipe.warmup_epochs
     if recipe.warmup_updates is not None:
         warmup = recipe.warmup_updates / updates_per_epoch
+    if recipe.warmup_prefix and warmup >= recipe.epochs:
+        raise SubquadError(
+            f"with warmup_prefix the schedule begins after {recipe.warmup_updates} warmup_updates, and there are "
+            f"{recipe.epochs * updates_per_epoch} in {recipe.epochs} epochs: take fewer of the one or more of the other"
+        )
     shape = {"poly": {"decay_rate": recipe.sched_power}}.get(recipe.sched, {})
     scheduler, _ = create_scheduler_v2(
         optimizer,

@@ -11,7 +11,6 @@ from subquad.dense import SEGMENTERS, SceneDataset, build_segmenter, load_scenes
 from subquad.dense.networks import AUXILIARY_WEIGHT
 from subquad.dense.scene_transforms import SceneInput, SceneTransform, TrainingTransform, leave_apart, stack
 from subquad.dense.scenes import VOID
-from subquad.errors import SubquadError, unknown_name
 from subquad.evaluation.segmentation import evaluate_segmentation
 from subquad.training.common import CommonRecipe
 from subquad.training.cost import count_macs
@@ -29,28 +28,33 @@ class SegmentRecipe(CommonRecipe):
     metric: ClassVar[str] = "miou"
     metric_title: ClassVar[str] = "mIoU %"
 
-    model: str = option("pvt_tiny", "backbone, see `subquad list`")
-    data: str = option("ade20k", "folder or archive in ADE20K's layout")
-    img_size: tuple[int, int] | None = option((512, 512), "height,width of training crops, one number for a square")
-    initial_checkpoint: str | None = option(None, "weights of a classifier that the backbone starts from: file or run")
-    batch_size: int = option(16, "scenes a step and process")
+    model: str = option("pvt_tiny", "backbone, see `subquad list`", free="`create_model` knows the networks")
+    data: str = option("ade20k", "folder or archive in ADE20K's layout", free="a path")
+    img_size: tuple[int, int] | None = option(
+        (512, 512), "height,width of training crops, one number for a square", at_least=1, at_most=2**16
+    )
+    initial_checkpoint: str | None = option(
+        None, "weights of a classifier that the backbone starts from: file or run", free="a path"
+    )
+    batch_size: int = option(16, "scenes a step and process", at_least=1)
 
-    head: str = option("fpn", f"decoder: {', '.join(SEGMENTERS)}")
-    head_channels: int | None = option(None, "width of the decoder; the published one if left out")
-    frozen_stages: int = option(0, "stages of the backbone, from the first, that are not trained")
+    head: str = option("fpn", f"decoder: {', '.join(SEGMENTERS)}", choices=SEGMENTERS)
+    head_channels: int | None = option(
+        None, "width of the decoder; the published one if left out", at_least=1, at_most=2**16
+    )
+    frozen_stages: int = option(
+        0, "stages of the backbone, from the first, that are not trained", at_least=0, at_most=4
+    )
     dense_agents: bool = option(False, "as many agents in a stage as the paper's dense networks have")
-    scale: tuple[float, float] = option((0.5, 2.0), "factors between which training scenes are resized")
-    hflip: float = option(0.5, "probability of a horizontal flip")
+    scale: tuple[float, float] = option(
+        (0.5, 2.0), "factors between which training scenes are resized", above=0, rising=True
+    )
+    hflip: float = option(0.5, "probability of a horizontal flip", at_least=0, at_most=1)
     distort: bool = option(True, "change brightness, contrast, saturation and hue in training")
-    short_side: int | None = option(None, "pixels that shorter sides are resized to, in training before the scale")
+    short_side: int | None = option(
+        None, "pixels that shorter sides are resized to, in training before the scale", at_least=1, at_most=2**16
+    )
     slide: bool = option(False, "evaluate through windows of img_size that overlap by a third")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.head not in SEGMENTERS:
-            raise unknown_name("head", self.head, SEGMENTERS)
-        if not 0 < self.scale[0] <= self.scale[1]:
-            raise SubquadError(f"scale goes from a factor to a larger one, got {self.scale[0]} to {self.scale[1]}")
 
 
 class Segmentation(Task):

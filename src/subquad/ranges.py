@@ -1,0 +1,126 @@
+"""Which values a setting may have: declared where the setting is, said in words, and checked in one place.
+
+A constructor declares it in its annotations and wears `checks_arguments`; a recipe's field declares it in `option`, a
+flag in its parser. NaN and infinite numbers are in no range.
+"""
+
+import functools
+import inspect
+import math
+import numbers
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+from subquad.errors import SubquadError, shown
+
+LARGEST = 2**31 - 1
+"""Of whole numbers among arguments: sizes beyond it overflow where bytes are counted."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The finite numbers between two ends, each of which belongs to them (at_least, at_most) or not (above, below)."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def allows(self, number: float) -> bool:
+        """Whether a number is one of them."""
+        return (
+            _is_finite(number)
+            and (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.below is None or number < self.below)
+        )
+
+    @property
+    def words(self) -> str:
+        """What a number must be: "at least 0 and below 1"."""
+        ends = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
+        return " and ".join(f"{word} {end}" for word, end in ends.items() if end is not None) or "finite"
+
+
+# what the arguments of constructors are, most of the time
+Positive = Annotated[int, Range(at_least=1)]
+Count = Annotated[int, Range(at_least=0)]
+AboveZero = Annotated[float, Range(above=0)]
+Ratio = Annotated[float, Range(above=0, at_most=1000)]
+NotNegative = Annotated[float, Range(at_least=0)]
+DropRate = Annotated[float, Range(at_least=0, below=1)]
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def checks_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a function refuse, in one line, numbers and texts that the annotations of its arguments do not allow."""
+    names = tuple(inspect.signature(function).parameters)
+
+    @functools.cache
+    def hints() -> dict[str, Any]:
+        return typing.get_type_hints(function, include_extras=True)
+
+    @functools.wraps(function)
+    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            kind = hints().get(name, Any)
+            if not fits(value, kind):
+                raise SubquadError(f"{name} must be {describe(kind)}, got {shown(value)}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of an annotated kind; what is no number, text or list of them fits always."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        rules = [rule for rule in parts[1:] if isinstance(rule, Range)]
+        return fits(value, parts[0]) and all(rule.allows(value) for rule in rules)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, part) for part in parts)
+    if origin in (Sequence, list, tuple):
+        return _fits_several(value, origin, parts)
+    if kind is types.NoneType:
+        return value is None
+    if kind is bool:
+        return isinstance(value, bool) or (isinstance(value, int) and value in (0, 1))
+    if kind is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST
+    if kind is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(float(value))
+    return isinstance(value, str) if kind is str else True
+
+
+def _fits_several(value: Any, origin: Any, parts: tuple[Any, ...]) -> bool:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return False
+    if origin is tuple and parts[-1] is not Ellipsis:
+        return len(value) == len(parts) and all(map(fits, value, parts))
+    return all(fits(entry, parts[0]) for entry in value)
+
+
+def describe(kind: Any, several: bool = False) -> str:
+    """A kind in words: "a whole number of at least 1"; that it may be left out is not said."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        rules = " and ".join(rule.words for rule in parts[1:])
+        return f"{describe(parts[0], several)} {'of ' if rules.startswith('at') else ''}{rules}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe(part, several) for part in parts if part is not types.NoneType)
+    if origin in (Sequence, list, tuple):
+        count = "" if origin is not tuple or parts[-1] is Ellipsis else f"{len(parts)} "
+        return f"a list of {count}{describe(parts[0], several=True)}"
+    names = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), str: ("text", "texts")}
+    return names.get(kind, ("true or false", "true or false"))[several]
+
+
+def _is_finite(number: float) -> bool:
+    # a whole number may be too large for a float
+    return isinstance(number, int) or math.isfinite(number)

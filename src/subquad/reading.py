@@ -1,0 +1,91 @@
+"""YAML, wherever it comes from: small, shallow, and without what would grow beyond its text."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from subquad.errors import SubquadError, reason_of
+
+MOST_BYTES = 2**17
+DEEPEST = 32
+LONGEST = 2**12
+"""Characters of a value: numbers of more take long to read."""
+
+MOST_ENTRIES = 2**14
+"""Of a document, what its aliases stand for counted as often as they are used."""
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's, but for keys that are there twice: it would take the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        # in front of what `<<` brings along, which own keys may override
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for name, count in names.items():
+            if count > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file says.
+
+    Raises:
+        FileNotFoundError: there is none.
+        SubquadError: where it can't be read, is no YAML, larger than 128 KiB or deeper than 32 levels, in one line.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise SubquadError(f"{path} can't be read: {error.strerror}") from None
+    if len(content) > MOST_BYTES:
+        raise SubquadError(f"{path} is no recipe: it has more than {MOST_BYTES // 1024} KiB")
+    try:
+        return parse_yaml(content.decode("utf-8"))
+    except (SubquadError, UnicodeDecodeError) as error:
+        raise SubquadError(f"{path} is not YAML: {reason_of(error)}") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """What a text in YAML says; raises a SubquadError in one line."""
+    if len(text) > MOST_BYTES:
+        raise SubquadError(f"it has more than {MOST_BYTES // 1024} KiB")
+    try:
+        _check_size(text)
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, AttributeError, TypeError) as error:
+        # numbers of thousands of digits and days that no month has are no YAMLError
+        raise SubquadError(reason_of(error).replace(' in "<unicode string>",', ",")) from None
+
+
+def _check_size(text: str) -> None:
+    """Raise for a text that is too deep or stands for too much, before any of it is made."""
+    anchored: dict[str, int] = {}
+    # name and number of entries so far of each collection that is open
+    opened: list[tuple[str | None, int]] = []
+    entries = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, entries))
+            entries += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor is not None:
+                anchored[anchor] = entries - before
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in opened):
+                raise SubquadError(f"*{event.anchor} stands inside of itself")
+            entries += anchored.get(str(event.anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            entries += 1
+            if len(event.value) > LONGEST:
+                raise SubquadError(f"it has a value of more than {LONGEST} characters")
+        if len(opened) > DEEPEST:
+            raise SubquadError(f"it is deeper than {DEEPEST} levels")
+        if entries > MOST_ENTRIES:
+            raise SubquadError(f"it has more than {MOST_ENTRIES} entries")
