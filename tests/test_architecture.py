@@ -14,7 +14,7 @@ from subquad.models import HOSTS
 SOURCE = Path(__file__).parents[1] / "src" / "subquad"
 # a room may import those before it; rooms on one line may not import each other unless they say so below
 ORDER = [
-    ["errors", "text", "home", "writing"],
+    ["starting", "errors", "text", "home", "writing"],
     ["ranges", "reading"],
     ["grid"],
     ["operators"],

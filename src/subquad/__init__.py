@@ -6,11 +6,24 @@ model = subquad.create_model("agent_swin_tiny")
 model = subquad.create_model("deit_tiny", attention="agent", img_size=224, num_agents=49)
 """
 
-from subquad.attention import ATTENTION
-from subquad.backends import BACKENDS, use_backend
-from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
-from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
+from subquad.starting import end_by_signals, is_command
+
+# PyTorch takes seconds. The command `subquad`, also as `python -m subquad`, imports it when it looks at its arguments,
+# and can be interrupted meanwhile; everybody else has all of it, the models' names in timm too, from here on.
+_LATER = is_command()
+if _LATER:
+    end_by_signals()
+
+import importlib  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+from subquad.errors import SubquadError  # noqa: E402
+
+if TYPE_CHECKING:
+    from subquad.attention import ATTENTION
+    from subquad.backends import BACKENDS, use_backend
+    from subquad.grid import TokenGrid
+    from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
 
 __version__ = "0.1.0"
 
@@ -26,3 +39,22 @@ __all__ = [
     "save_weights",
     "use_backend",
 ]
+
+_PLACES = {
+    "attention": ("ATTENTION",),
+    "backends": ("BACKENDS", "use_backend"),
+    "grid": ("TokenGrid",),
+    "models": ("convert_checkpoint", "create_model", "load_checkpoint", "restore_model", "save_weights"),
+}
+"""Which module each name comes from."""
+
+
+def __getattr__(name: str) -> Any:
+    for place, names in _PLACES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"subquad.{place}"), name)
+    raise AttributeError(f"module 'subquad' has no attribute '{name}'")
+
+
+if not _LATER:
+    globals().update({name: __getattr__(name) for names in _PLACES.values() for name in names})

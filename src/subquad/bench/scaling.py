@@ -14,7 +14,7 @@ from torch import nn
 
 from subquad.attention import ATTENTION
 from subquad.bench.memory import peak_memory_mb
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError, reason_of, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.layers import SelfAttention
 
@@ -75,9 +75,10 @@ def describe_device(device: torch.device | str) -> str:
     """A device in words; raises if it is not there."""
     try:
         device = torch.device(device)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise SubquadError(f"device '{device}' can't be used: {str(error).partition(chr(10))[0]}") from None
+        # what is computed comes back; on `meta` nothing is
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise SubquadError(f"device '{device}' can't be used: {reason_of(error).partition('. ')[0]}") from None
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({torch.get_num_threads()} of its cores)" if device.type == "cpu" else str(device)

@@ -1,33 +1,53 @@
 """The commands of `subquad`: each parses its arguments, calls the library and prints what comes back."""
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from subquad.cli import analyze, bench, detect, diffuse, library, lra, segment, trained, training
-from subquad.cli.parser import Commands, Parser
-from subquad.errors import SubquadError
+if TYPE_CHECKING:
+    from subquad.cli.parser import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; a user's mistake is one line on stderr and exit status 2, an interruption status 130."""
+    """Run a command.
+
+    All commands end here: a user's mistake, a broken file or a full disk is one line on stderr and exit status 2, a
+    fault of ours one line and status 1, an interruption status 130, or 143 by SIGTERM. --debug, or the variable
+    SUBQUAD_DEBUG=1, shows the trace in front of that line.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    from subquad.cli.boundary import complain, ended_by_signals, wants_trace
+
+    # names of files may have characters that a terminal has not
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        arguments = make_parser().parse(list(sys.argv[1:] if argv is None else argv))
-        with first_process_speaks():
+        arguments = make_parser().parse(argv)
+        with ended_by_signals(), first_process_speaks():
             arguments.run(arguments)
-    except SubquadError as error:
-        print(f"subquad: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("subquad: interrupted", file=sys.stderr)
-        return 130
+        sys.stdout.flush()
     except BrokenPipeError:
         # whoever read the output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _speak_to_nobody()
+    except (Exception, KeyboardInterrupt) as error:
+        with contextlib.suppress(OSError):
+            return complain(error, wants_trace(argv))
+        return 2
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            # said above; Python would say it again at its end
+            _speak_to_nobody()
     return 0
+
+
+def _speak_to_nobody() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
@@ -40,8 +60,14 @@ def first_process_speaks() -> Iterator[None]:
             yield
 
 
-def make_parser() -> Parser:
+def make_parser() -> "Parser":
     """The parser of all commands."""
+    # imports that take time are made here, where an interruption is one line
+    from importlib.metadata import version
+
+    from subquad.cli import analyze, bench, detect, diffuse, library, lra, segment, trained, training
+    from subquad.cli.parser import Commands, Parser
+
     parser = Parser(prog="subquad", description="Sub-quadratic attention for vision: train, compare, look inside.")
     parser.add_argument("--version", action="version", version=f"subquad {version('subquad')}")
     commands = Commands(parser)

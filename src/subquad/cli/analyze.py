@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands, positive
+from subquad.cli.parser import Commands, folder_to_write, positive, to_read, whole
 from subquad.errors import SubquadError
 
 
@@ -19,13 +19,16 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add("analyze", run_analyze, text)
     what = "run folders or weight files, of segmenters and detectors too; timm/NAME or timm/NAME=FILE for timm's"
     sub.add_argument("checkpoint", nargs="+", help=what)
-    sub.add_argument("--images", nargs="+", type=Path, help="image files, or folders of them; else held-out ones")
-    sub.add_argument("--measures", nargs="+", metavar="NAME", help=f"of {', '.join(ALL_MEASURES)}; all if left out")
+    measures = f"of {', '.join(ALL_MEASURES)}; all if left out"
+    sub.add_argument("--images", nargs="+", type=to_read, help="image files, or folders of them; else held-out ones")
+    sub.add_argument("--measures", nargs="+", choices=ALL_MEASURES, metavar="NAME", help=measures)
     sub.add_argument("--max-images", type=positive, default=64, help="look at so many, evenly chosen")
-    sub.add_argument("--shown", type=int, default=4, help="of them can be clicked on the page; 0 for none")
+    sub.add_argument("--shown", type=whole, default=4, help="of them can be clicked on the page; 0 for none")
     sub.add_argument("--img-size", type=positive, metavar="PX", help="look at images of another size than in training")
     sub.add_argument("--batch-size", type=positive, default=4, help="images at a time; a map is held for each")
-    sub.add_argument("--output", type=Path, default=Path("analysis"), help="folder for analysis.html, .csv and .json")
+    sub.add_argument(
+        "--output", type=folder_to_write, default=Path("analysis"), help="folder of analysis.html, .csv, .json"
+    )
     part = sub.add_argument_group("over all held-out images", "kept as it goes: the same command goes on with it")
     part.add_argument("--removed", action="store_true", help="accuracy without the keys around each query")
     part.add_argument("--no-branches", action="store_true", help="there: local branches switched off as well")

@@ -3,10 +3,9 @@
 import argparse
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands, positive
+from subquad.cli.parser import Commands, file_to_write, positive, share, whole
 from subquad.errors import SubquadError, check_suffix
 
 
@@ -17,9 +16,9 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--model", nargs="+", metavar="NAME", help="networks, against the same hosts with softmax")
     sub.add_argument("--head", metavar="NAME", help="networks as backbones under it: fpn, upernet, mask_rcnn, …")
     sub.add_argument("--unet", metavar="NAME", help="a step of a diffusion U-Net instead: sd15, sd21, sdxl")
-    sub.add_argument("--ratio", nargs="+", type=float, default=[0.4], help="shares of tokens that are merged there")
+    sub.add_argument("--ratio", nargs="+", type=share, default=[0.4], help="shares of tokens that are merged there")
     sub.add_argument("--agents", type=positive, help="there: also with this fixed number of agents")
-    sub.add_argument("--reuse", type=int, default=0, help="there: 1 matches once for all blocks of a level")
+    sub.add_argument("--reuse", type=whole, default=0, help="there: 1 matches once for all blocks of a level")
     sub.add_argument("--img-size", nargs="+", type=positive, default=[224, 448], metavar="PX", help="of networks")
     sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help="all of them if left out")
     sub.add_argument("--tokens", nargs="+", type=positive, default=[196, 784, 3136], help="square numbers")
@@ -33,8 +32,8 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--backward", action="store_true", help="time forward and backward together")
     sub.add_argument("--compile", action="store_true", help="time what torch.compile makes of layers or operations")
     sub.add_argument("--repeats", type=positive, default=15, help="of each pass, in turn; medians are printed")
-    sub.add_argument("--output", type=Path, help="write the rows here, as .csv or .json")
-    sub.add_argument("--picture", type=Path, help="draw milliseconds against length or image size here, as .svg")
+    sub.add_argument("--output", type=file_to_write, help="write the rows here, as .csv or .json")
+    sub.add_argument("--picture", type=file_to_write, help="draw milliseconds against length or size here, as .svg")
 
 
 def run_bench(arguments: argparse.Namespace) -> None:

@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from subquad.cli.parser import Commands
+from subquad.cli.parser import Commands, folder_to_write, share, to_read
 from subquad.cli.recipes import add_training
-from subquad.errors import SubquadError
 
 
 def add_commands(commands: Commands) -> None:
@@ -16,17 +15,17 @@ def add_commands(commands: Commands) -> None:
     add_training(parts, DetectRecipe, "detector")
 
     sub = parts.add("eval", run_eval, "Average precision of trained weights, as COCO has it.")
-    sub.add_argument("checkpoint", type=Path, help="run folder, or a weight file of one")
+    sub.add_argument("checkpoint", type=to_read, help="run folder, or a weight file of one")
     sub.add_argument("--data", help="folder or archive in COCO's layout; the one trained on if left out")
     sub.add_argument("--split", choices=("validation", "test", "train"), default="validation", help="which part of it")
     sub.add_argument("--strict", action="store_true", help="stop at a broken image or an empty box")
 
     sub = parts.add("predict", run_predict, "Objects of images, drawn with their boxes and masks.")
-    sub.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="image files, or folders of them")
-    sub.add_argument("--checkpoint", type=Path, required=True, help="run folder or weight file")
-    sub.add_argument("--threshold", type=float, default=0.5, help="show what has at least this score")
+    sub.add_argument("images", nargs="+", type=to_read, metavar="IMAGE", help="image files, or folders of them")
+    sub.add_argument("--checkpoint", type=to_read, required=True, help="run folder or weight file")
+    sub.add_argument("--threshold", type=share, default=0.5, help="show what has at least this score")
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
-    sub.add_argument("--output", type=Path, default=Path("detected"), help="folder for the pictures")
+    sub.add_argument("--output", type=folder_to_write, default=Path("detected"), help="folder for the pictures")
 
 
 def run_eval(arguments: argparse.Namespace) -> None:
@@ -45,8 +44,6 @@ def run_predict(arguments: argparse.Namespace) -> None:
     """Predict, and write the pictures."""
     from subquad.evaluation import load_detector, predict_objects
 
-    if not 0 <= arguments.threshold <= 1:
-        raise SubquadError(f"--threshold is a score from 0 to 1, got {arguments.threshold:g}")
     trained = load_detector(arguments.checkpoint)
     for image in predict_objects(
         trained,

@@ -6,22 +6,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands, positive
-from subquad.errors import SubquadError
+from subquad.cli.parser import Commands, folder_to_write, not_negative, number, positive, share, whole
+from subquad.errors import SubquadError, shown
+
+
+def downsample(text: str) -> int:
+    """A factor between levels of a U-Net."""
+    if text not in ("1", "2", "4", "8"):
+        raise argparse.ArgumentTypeError(f"must be 1, 2, 4 or 8, got {shown(text)}")
+    return int(text)
+
 
 # what both methods are set to, and what is for agents only: flag, type, help
 COMMON: tuple[tuple[str, Any, str], ...] = (
-    ("ratio", float, "share of tokens that is merged away"),
+    ("ratio", share, "share of tokens that is merged away"),
     ("sx", positive, "columns of a cell, which has one destination"),
     ("sy", positive, "rows of a cell"),
-    ("max-downsample", positive, "patch levels up to this factor below the latent: 1, 2, 4 or 8"),
-    ("reuse", int, "steps that a matching holds for, in all blocks of a level; 0: matched in each block"),
+    ("max-downsample", downsample, "patch levels up to this factor below the latent: 1, 2, 4 or 8"),
+    ("reuse", whole, "steps that a matching holds for, in all blocks of a level; 0: matched in each block"),
 )
 AGENTS: tuple[tuple[str, Any, str], ...] = (
-    ("agent-ratio", float, "share of tokens that is merged away for the agents"),
+    ("agent-ratio", share, "share of tokens that is merged away for the agents"),
     ("agents", positive, "about this many agents whatever the image's size, in place of sx, sy and agent-ratio"),
-    ("k-scale", float, "exponent of the second softmax's scale"),
-    ("k-shortcut", float, "weight of the values that are added"),
+    ("k-scale", number, "exponent of the second softmax's scale"),
+    ("k-shortcut", number, "weight of the values that are added"),
 )
 SWITCHES = (
     ("random", "draw which token of a cell is its destination"),
@@ -38,15 +46,15 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--agent", action="store_true", help="through agents on merged tokens (AgentSD)")
     sub.add_argument("--tome", action="store_true", help="on merged tokens (ToMe)")
     sub.add_argument("--compare", action="store_true", help="untouched as well, and a page with all; --agent if alone")
-    sub.add_argument("--seed", nargs="+", type=int, default=[0], help="of the noise: an image of each for each prompt")
+    sub.add_argument("--seed", nargs="+", type=whole, default=[0], help="of the noise: each makes an image a prompt")
     sub.add_argument("--steps", type=positive, help="of denoising; the pipeline's own if left out, as the next four")
-    sub.add_argument("--guidance-scale", type=float, help="how strongly the prompt is followed; 1: no guidance")
+    sub.add_argument("--guidance-scale", type=not_negative, help="how strongly the prompt is followed; 1: no guidance")
     sub.add_argument("--height", type=positive, help="in pixels")
     sub.add_argument("--width", type=positive, help="in pixels")
     sub.add_argument("--negative-prompt", metavar="TEXT", help="what is to be avoided")
     sub.add_argument("--device", help="cpu, cuda, …; the accelerator if there is one")
     sub.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="fp32 on a CPU, else fp16, if left out")
-    sub.add_argument("--output", type=Path, default=Path("diffused"), help="folder; what it has is not made again")
+    sub.add_argument("--output", type=folder_to_write, default=Path("diffused"), help="folder; what is there stays")
     text = "each overrides the authors' value; sx, sy, agent-ratio and agents make one phase of their two"
     group = sub.add_argument_group("method", text)
     for name, kind, text in (*COMMON, *AGENTS):

@@ -3,15 +3,15 @@
 import argparse
 from pathlib import Path
 
-from subquad.cli.parser import Commands, positive
+from subquad.cli.parser import Commands, file_to_write, positive, to_read
 from subquad.errors import SubquadError
 
 
 def add_commands(commands: Commands) -> None:
     """The commands `convert-checkpoint`, `list` and `report`."""
     sub = commands.add("convert-checkpoint", run_convert, "Write the authors' weights as safetensors of ours.")
-    sub.add_argument("source", type=Path, metavar="IN", help="the authors' file; no code in it is run")
-    sub.add_argument("target", type=Path, metavar="OUT", help="the .safetensors file to write")
+    sub.add_argument("source", type=to_read, metavar="IN", help="the authors' file; no code in it is run")
+    sub.add_argument("target", type=file_to_write, metavar="OUT", help="the .safetensors file to write")
     sub.add_argument("--model", help="the network; found out from the file if left out, where only one fits")
     sub.add_argument("--img-size", type=positive, metavar="PX", help="resample its tables for images of this size")
 
@@ -23,8 +23,8 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--filter", default="*", metavar="PATTERN", help="names to show, as the shell matches files")
 
     sub = commands.add("report", run_report, "Write one HTML page about runs, which opens anywhere without a network.")
-    sub.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of them")
-    sub.add_argument("--output", type=Path, default=Path("report.html"), help="the page to write")
+    sub.add_argument("runs", nargs="+", type=to_read, metavar="RUN", help="run folders, or folders of them")
+    sub.add_argument("--output", type=file_to_write, default=Path("report.html"), help="the page to write")
     sub.add_argument("--no-scaling", action="store_true", help="leave out latency and memory against length")
 
 

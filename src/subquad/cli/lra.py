@@ -1,9 +1,10 @@
 """`subquad lra`."""
 
 import argparse
+from pathlib import Path
 
 from subquad.cli.parser import Commands
-from subquad.cli.recipes import add_compare, given_fields
+from subquad.cli.recipes import add_compare, given_fields, run_folder
 
 
 def add_commands(commands: Commands) -> None:
@@ -31,7 +32,7 @@ def run_lra(arguments: argparse.Namespace) -> None:
             f"the recipe {config} is for {recipe.data}: leave out --config, or ask for --task {recipe.data}"
         )
     recipe = recipe.replace(**given_fields(arguments, LraRecipe))
-    folder = arguments.output / (arguments.experiment or f"lra-{config.split('/')[-1].removesuffix('.yaml')}")
+    folder = run_folder(arguments, "lra", Path(config).name.removesuffix(".yaml"))
     table = run_arena(recipe, arguments.mechanisms or list(ATTENTION), arguments.seeds, folder, log=print)
     print(f"\n{arena_text(table)}\n\nwhat is published stands beside it in {folder / 'lra.md'}")
     print(f"everything is in {folder}; `subquad report {folder}` makes a page of it")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands, Parser
+from subquad.cli.parser import Commands, Parser, folder_to_write, run_name, to_read, whole
 from subquad.errors import SubquadError
 
 RUNS = Path("runs")
@@ -34,7 +34,7 @@ def add_training(parts: Commands, kind: Any, what: str) -> None:
 
 def add_train(parser: Parser, kind: Any) -> None:
     """The arguments of a command that trains recipes of a kind."""
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
+    parser.add_argument("--resume", type=to_read, metavar="RUN", help="go on with the run in this folder")
     add_recipe_flags(parser, kind)
 
 
@@ -43,7 +43,7 @@ def add_compare(parser: Parser, kind: Any) -> None:
     parser.add_argument(
         "--attention", dest="mechanisms", nargs="+", metavar="NAME", help="mechanisms; all of them if left out"
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="a run for each")
+    parser.add_argument("--seeds", nargs="+", type=whole, default=[0], metavar="SEED", help="a run for each")
     add_recipe_flags(parser, kind, without=("attention", "seed"))
 
 
@@ -55,8 +55,10 @@ def add_recipe_flags(parser: Parser, kind: Any, without: Sequence[str] = ()) -> 
     named = ", ".join(recipe_names(kind.task))
     silent = "by the data" if kind.task == "classify" else "the defaults"
     where.add_argument("--config", metavar="RECIPE", help=f"a YAML file, or one of {named}; {silent} if left out")
-    where.add_argument("--output", type=Path, default=RUNS, help="folder of runs")
-    where.add_argument("--experiment", help="name of the run's folder; made of model, attention and data if left out")
+    where.add_argument("--output", type=folder_to_write, default=RUNS, help="folder of runs")
+    where.add_argument(
+        "--experiment", type=run_name, help="name of the run's folder; made of model, attention and data if left out"
+    )
     group = parser.add_argument_group("recipe", "each overrides the recipe's value")
     defaults = kind()
     for name, field in recipe_fields(kind).items():
@@ -82,9 +84,22 @@ def given_fields(arguments: argparse.Namespace, kind: Any) -> dict[str, Any]:
     return {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
+def run_folder(arguments: argparse.Namespace, *parts: str | None) -> Path:
+    """Where a run is kept: in --output, under the name of --experiment or one made of these parts."""
+    from subquad.training import slug
+
+    if arguments.experiment is not None:
+        return arguments.output / arguments.experiment
+    name = slug("-".join(filter(None, parts)))
+    try:
+        return arguments.output / run_name(name)
+    except argparse.ArgumentTypeError as error:
+        raise SubquadError(f"the name of the run's folder {error}: give it one with --experiment") from None
+
+
 def train_recipe(arguments: argparse.Namespace, kind: Any, new: Callable[[argparse.Namespace], Any]) -> None:
     """Train the recipe that `new` makes of the flags, or go on with a run."""
-    from subquad.training import load_recipe, slug, train
+    from subquad.training import load_recipe, train
 
     if arguments.resume is not None:
         file = arguments.resume / "recipe.yaml"
@@ -94,8 +109,7 @@ def train_recipe(arguments: argparse.Namespace, kind: Any, new: Callable[[argpar
         folder = arguments.resume
     else:
         recipe = new(arguments)
-        name = arguments.experiment or "-".join(filter(None, [recipe.model, recipe.attention, Path(recipe.data).name]))
-        folder = arguments.output / slug(name)
+        folder = run_folder(arguments, recipe.model, recipe.attention, Path(recipe.data).name)
     summary = train(recipe, folder, resume=arguments.resume is not None, log=print)
     best, epoch = summary[f"best_{recipe.metric}"], summary["best_epoch"] + 1
     what = recipe.metric_title.removesuffix(" %")
@@ -105,10 +119,10 @@ def train_recipe(arguments: argparse.Namespace, kind: Any, new: Callable[[argpar
 def compare_recipe(arguments: argparse.Namespace, recipe: Any) -> None:
     """Train a recipe with several mechanisms and print the table."""
     from subquad.attention import ATTENTION
-    from subquad.training import compare, comparison_table, slug
+    from subquad.training import compare, comparison_table
 
     mechanisms = arguments.mechanisms or list(ATTENTION)
-    folder = arguments.output / (arguments.experiment or slug(f"compare-{recipe.model}-{Path(recipe.data).name}"))
+    folder = run_folder(arguments, "compare", recipe.model, Path(recipe.data).name)
     rows = compare(recipe, mechanisms, arguments.seeds, folder, log=print)
     table = comparison_table(rows, recipe.metric_title)
     print(f"\n{table}\n\neverything is in {folder}; `subquad report {folder}` makes a page of it")

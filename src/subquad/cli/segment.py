@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands
+from subquad.cli.parser import Commands, file_to_write, folder_to_write, to_read
 from subquad.cli.recipes import add_training
 
 
@@ -16,17 +16,17 @@ def add_commands(commands: Commands) -> None:
     add_training(parts, SegmentRecipe, "segmenter")
 
     sub = parts.add("eval", run_eval, "Mean and per-class IoU and pixel accuracy of trained weights.")
-    sub.add_argument("checkpoint", type=Path, help="run folder, or a weight file of one")
+    sub.add_argument("checkpoint", type=to_read, help="run folder, or a weight file of one")
     sub.add_argument("--data", help="folder or archive in ADE20K's layout; the one trained on if left out")
     sub.add_argument("--split", choices=("validation", "test", "train"), default="validation", help="which part of it")
     add_view(sub)
-    sub.add_argument("--output", type=Path, help="write the confusion matrix here, as .csv and .png")
+    sub.add_argument("--output", type=file_to_write, help="write the confusion matrix here, as .csv and .png")
 
     sub = parts.add("predict", run_predict, "Label maps and colour overlays of images.")
-    sub.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="image files, or folders of them")
-    sub.add_argument("--checkpoint", type=Path, required=True, help="run folder or weight file")
+    sub.add_argument("images", nargs="+", type=to_read, metavar="IMAGE", help="image files, or folders of them")
+    sub.add_argument("--checkpoint", type=to_read, required=True, help="run folder or weight file")
     add_view(sub)
-    sub.add_argument("--output", type=Path, default=Path("segmented"), help="folder for the pictures")
+    sub.add_argument("--output", type=folder_to_write, default=Path("segmented"), help="folder for the pictures")
 
 
 def add_view(parser: Any) -> None:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from subquad.cli.parser import Commands, add_checkpoint, positive
+from subquad.cli.parser import Commands, add_checkpoint, file_to_write, positive, to_read, whole
 
 
 def add_commands(commands: Commands) -> None:
@@ -15,16 +15,16 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--split", choices=("validation", "train"), default="validation", help="which part of it")
     sub.add_argument("--img-size", type=positive, metavar="PX", help="look at images of another size than in training")
     sub.add_argument("--batch-size", type=positive, default=64, help="images at a time")
-    sub.add_argument("--workers", type=int, default=0, help="processes that load images")
+    sub.add_argument("--workers", type=whole, default=0, help="processes that load images")
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
-    sub.add_argument("--output", type=Path, help="write the confusion matrix here, as .csv and .png")
+    sub.add_argument("--output", type=file_to_write, help="write the confusion matrix here, as .csv and .png")
 
     sub = commands.add("predict", run_predict, "Class names and probabilities for images; a picture grid for a folder.")
-    sub.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="image files, or folders of them")
-    sub.add_argument("--checkpoint", type=Path, required=True, help="run folder or weight file")
+    sub.add_argument("images", nargs="+", type=to_read, metavar="IMAGE", help="image files, or folders of them")
+    sub.add_argument("--checkpoint", type=to_read, required=True, help="run folder or weight file")
     sub.add_argument("--top-k", type=positive, default=5, help="classes to name")
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
-    sub.add_argument("--grid", type=Path, help="write the picture grid here; predictions.png for a folder")
+    sub.add_argument("--grid", type=file_to_write, help="write the picture grid here; predictions.png for a folder")
 
 
 def run_eval(arguments: argparse.Namespace) -> None:

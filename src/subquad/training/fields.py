@@ -136,7 +136,10 @@ def parse_settings(text: str) -> dict[str, Any]:
             raise SubquadError(f"settings are written name=value,name=value, got {shown(text)}")
         if name.strip() in settings:
             raise SubquadError(f"settings name {name.strip()} twice: {shown(text)}")
-        settings[name.strip()] = parse_yaml(value)
+        try:
+            settings[name.strip()] = parse_yaml(value)
+        except SubquadError as error:
+            raise SubquadError(f"{name.strip()} in {shown(text)} is not YAML: {error}") from None
     return settings
 
 
@@ -173,6 +176,8 @@ def _in_range(field: Field, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _chosen(field: Field, text: str) -> str:
     choices = field.declared.choices
+    if choices and "" in choices and text == "none":
+        return ""
     if choices is not None and text not in choices:
         raise unknown_name(field.name, text, filter(None, choices))
     if choices is None and not text:

@@ -1,0 +1,28 @@
+"""The first seconds of the command `subquad`, in which libraries are imported.
+
+Some of them catch whatever is raised meanwhile, and are half there afterwards. So a signal ends the process at once: in
+one line, and nothing has begun yet.
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def is_command() -> bool:
+    """Whether this process is the command, as a program or as `python -m subquad`."""
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""  # noqa: PTH119 (pathlib takes a while to import)
+    return name in ("subquad", "subquad.exe", "-m")
+
+
+def end_by_signals() -> None:
+    """Let SIGINT and SIGTERM end the process in one line, until the command itself sees to them."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    word = "terminated" if number == signal.SIGTERM else "interrupted"
+    os.write(2, f"subquad: {word}\n".encode())
+    os._exit(128 + number)
