@@ -17,8 +17,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str], error: type[Subquad
     """Error for a `name` that is not among the `known` ones, with the nearest of them suggested."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-    return error(f"unknown {kind} '{name}': {hint}")
+    names = ", ".join(known)
+    hint = (
+        f"did you mean {' or '.join(near)}?" if near else f"known: {names if len(names) <= 300 else names[:299] + '…'}"
+    )
+    return error(f"unknown {kind} {shown(name)}: {hint}")
 
 
 def check_suffix(path: Path, what: str, *suffixes: str) -> None:
@@ -41,6 +44,7 @@ def reason_of(error: BaseException) -> str:
     """Why a library gave up, on one line: what its exception says, or what kind it is where it says nothing."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+        name = "" if error.filename is None else f"{error.filename}"
+        text = f"{name[:199]}{'…' if len(name) > 199 else ''}: {error.strerror}" if name else error.strerror
     text = " ".join(text.split())
     return (text if len(text) <= 300 else f"{text[:299]}…") or type(error).__name__

@@ -26,7 +26,7 @@ class Pyramid(nn.Module):
     """
 
     @checks_arguments
-    def __init__(self, backbone: Backbone, *, frozen_stages: Count = 0, first: int = 0) -> None:
+    def __init__(self, backbone: Backbone, *, frozen_stages: Count = 0, first: Count = 0) -> None:
         super().__init__()
         stages = len(backbone.stages)
         if stages not in (1, len(STRIDES)):
