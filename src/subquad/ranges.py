@@ -19,6 +19,9 @@ from subquad.errors import SubquadError, shown
 LARGEST = 2**31 - 1
 """Of whole numbers among arguments: sizes beyond it overflow where bytes are counted."""
 
+LARGEST_FLOAT = 1e38
+"""Of other numbers: what 32 bits hold."""
+
 
 @dataclass(frozen=True)
 class Range:
@@ -78,7 +81,7 @@ def checks_arguments(function: Callable[Parameters, Result]) -> Callable[Paramet
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotated kind; what is no number, text or list of them fits always."""
+    """Whether a value is of an annotated kind, one of numbers, texts, classes and lists of them; others fit always."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         rules = [rule for rule in parts[1:] if isinstance(rule, Range)]
@@ -94,8 +97,10 @@ def fits(value: Any, kind: Any) -> bool:
     if kind is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST
     if kind is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(float(value))
-    return isinstance(value, str) if kind is str else True
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
+    if kind is Any or not isinstance(kind, type) or origin is not None:
+        return True
+    return isinstance(value, kind)
 
 
 def _fits_several(value: Any, origin: Any, parts: tuple[Any, ...]) -> bool:
@@ -118,7 +123,9 @@ def describe(kind: Any, several: bool = False) -> str:
         count = "" if origin is not tuple or parts[-1] is Ellipsis else f"{len(parts)} "
         return f"a list of {count}{describe(parts[0], several=True)}"
     names = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), str: ("text", "texts")}
-    return names.get(kind, ("true or false", "true or false"))[several]
+    if kind is bool:
+        return "true or false"
+    return names[kind][several] if kind in names else f"of {getattr(kind, '__name__', kind)}"
 
 
 def _is_finite(number: float) -> bool:

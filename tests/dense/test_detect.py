@@ -89,7 +89,10 @@ def test_the_commands_judge_and_show(run, objects, tmp_path, capsys):
         (["train", "--data", "OBJECTS", "--head", "retinanett"], "did you mean retinanet"),
         (["train", "--data", "OBJECTS", "--short-side", "800", "--long-side", "600"], "short_side goes from 1 to"),
         (["train", "--data", "OBJECTS", "--sched", "multistep"], "decay_epochs: give both or neither"),
-        (["predict", "a.png", "--checkpoint", "RUN", "--threshold", "2"], "--threshold is a score from 0 to 1, got 2"),
+        (
+            ["predict", "a.png", "--checkpoint", "RUN", "--threshold", "2"],
+            "--threshold: must be a number, at least 0 and at most 1, got '2'",
+        ),
         (["predict", "a.png", "--checkpoint", "RUN"], "there is no image or folder a.png"),
     ],
 )

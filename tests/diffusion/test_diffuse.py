@@ -108,8 +108,11 @@ def test_images_of_classes_are_asked_for_by_number_or_name():
         (["--model", "./nowhere"], "neither a folder, nor a name like owner/model"),
         (["--model", "PIPE", "--ratio", "0.3"], "--ratio changes nothing without --agent or --tome"),
         (["--model", "PIPE", "--tome", "--agents", "9"], "--agents changes nothing without --agent"),
-        (["--model", "PIPE", "--agent", "--ratio", "1.5"], "ratio is a share of the tokens, from 0 to 1, got 1.5"),
-        (["--model", "PIPE", "--agent", "--max-downsample", "0"], "0 is less than 1"),
+        (
+            ["--model", "PIPE", "--agent", "--ratio", "1.5"],
+            "ratio: must be a number, at least 0 and at most 1, got '1.5'",
+        ),
+        (["--model", "PIPE", "--agent", "--max-downsample", "0"], "must be a whole number, at least 1, got '0'"),
     ],
 )
 def test_mistakes_are_one_line(saved, tmp_path, capsys, arguments, reason):

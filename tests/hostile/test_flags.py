@@ -25,7 +25,7 @@ from subquad.training import load_recipe, recipe_fields, recipe_names
 from subquad.training.tasks import TASKS
 
 NAN, INF = math.nan, math.inf
-NUMBERS = (NAN, INF, -INF, -1, 0, 1, 0.5, 10**30, 10**5000)
+NUMBERS = (NAN, INF, -INF, -1, 0, 1, 0.5, 10**30, 1e300, 10**5000)
 OTHERS = ("", "much", "1,2,3,4,5,6,7", "\x1b[2J", [], [[1]], {"a": 1}, None, True)
 FIELDS = {(field.name, field.declared): (kind, field) for kind in TASKS for field in recipe_fields(kind).values()}
 FUNCTIONS = {
@@ -76,7 +76,7 @@ def _is_legal_number(field, value):
     high = INF if rule.at_most is None else rule.at_most
     # a whole number of thousands of digits is no float
     allowed = low <= value <= high and (rule.above is None or value > rule.above)
-    return allowed and (rule.below is None or value < rule.below) and (field.number is int or value < 10**300)
+    return allowed and (rule.below is None or value < rule.below) and (field.number is int or value <= 1e38)
 
 
 @functools.cache

@@ -138,7 +138,7 @@ def test_a_network_starts_from_given_weights(tiny, tmp_path, same_weights):
         ({"attention": "agnet"}, "unknown attention 'agnet': did you mean agent"),
         ({"data": "digit"}, "did you mean digits"),
         ({"num_heads": 3}, "16.*3|3.*16"),
-        ({"opt": "adamv"}, "unknown optimizer"),
+        ({"opt": "adamv"}, "unknown opt 'adamv'"),
         ({"settings": {"patch_size": 2}}, "patch_size is a field of the recipe"),
         ({"num_classes": 5}, "num_classes 5 is less than the 10 classes"),
         ({"batch_size": 64}, "40 training images are less than one batch of 64"),

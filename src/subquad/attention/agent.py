@@ -39,12 +39,13 @@ class AgentAttention(nn.Module):
         local: bool = True,
     ) -> None:
         super().__init__()
+        width = head_dim(dim, num_heads)
         self.num_heads = num_heads
         table_grid = agent_grid(num_agents, grid)
         self.agent_grid = agent_grid(pooled_agents, grid) if pooled_agents else table_grid
         self.agent_bias = GridBias(num_heads, table_grid, kv_grid)  # agents to keys
         self.query_bias = GridBias(num_heads, table_grid, grid)  # queries to agents
-        self.local = LocalConv(num_heads, head_dim(dim, num_heads), 3) if local else None
+        self.local = LocalConv(num_heads, width, 3) if local else None
 
     def forward(
         self,

@@ -11,7 +11,7 @@ from typing import Any, get_origin
 import torch
 
 from subquad.attention import ATTENTION, QUADRATIC
-from subquad.errors import SubquadError, UnknownSettingError, shown, unknown_name
+from subquad.errors import SubquadError, UnknownSettingError, reason_of, shown, unknown_name
 from subquad.models.backbone import Backbone
 from subquad.models.layers import Mechanism
 from subquad.models.networks import NETWORKS
@@ -96,7 +96,7 @@ def create_model(
     _check_stages(arguments, own, depths)
     shared = {key: value for key, value in (row | settings).items() if key not in own}
     mechanisms = make_mechanisms(variant.host, blocks, depths, shared)
-    with nullcontext() if device is None else torch.device(device):
+    with nullcontext() if device is None else _device(device):
         model = host(mechanisms, **arguments)
     # through JSON, so that a model made here and one restored from its file say the same
     model.creation = as_json({key: value for key, value in given.items() if value is not None})
@@ -257,6 +257,13 @@ def _mechanism(name: str, settings: dict[str, Any], *, usual: dict[str, Any], sh
             raise unknown_name(f"setting of {name} attention", key, known, UnknownSettingError)
     fitting = {key: value for key, value in shared.items() if key in known and value is not None}
     return partial(ATTENTION[name], **(usual | fitting | settings))
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise SubquadError(f"device {shown(device)} is none: {reason_of(error).partition('. ')[0]}") from None
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:

@@ -17,6 +17,8 @@ from subquad.errors import SubquadError
 from subquad.training.fields import checked, option
 
 _SCHEDULES = ("constant", "cosine", "poly", "multistep")
+# adahessian differentiates gradients, whose graph the loop does not keep
+_OPTIMIZERS = tuple(name for name in list_optimizers() if name != "adahessian")
 _PRECISIONS = ("", "bf16", "fp16")
 Self = TypeVar("Self", bound="CommonRecipe")
 
@@ -72,7 +74,7 @@ class CommonRecipe:
     grad_accum_steps: int = option(1, "steps whose gradients make one update", at_least=1)
     seed: int = option(42, "seed of weights, order and augmentation", at_least=0)
 
-    opt: str = option("adamw", "optimizer of timm", choices=list_optimizers())
+    opt: str = option("adamw", "optimizer of timm", choices=_OPTIMIZERS)
     opt_eps: float | None = option(None, "epsilon of the optimizer", at_least=0)
     opt_betas: tuple[float, float] | None = option(None, "betas of the optimizer", at_least=0, below=1)
     momentum: float = option(0.9, "momentum of the optimizer", at_least=0, below=1)

@@ -18,8 +18,8 @@ from subquad.errors import SubquadError, shown, unknown_name
 from subquad.ranges import Range
 from subquad.reading import parse_yaml
 
-LARGEST = 2**63 - 1
-"""Of whole numbers: what 64 bits hold."""
+LARGEST, LARGEST_FLOAT = 2**63 - 1, 1e38
+"""Of whole numbers, what 64 bits hold; of others what 32 bits do, in which parameters are."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,8 @@ def _number(value: Any, kind: type) -> Any:
     if kind is int and not isinstance(value, (str, numbers.Integral)) and not float(value).is_integer():
         raise TypeError
     number = kind(value)
-    if kind is int and abs(number) > LARGEST:
+    # infinite numbers are told by the range
+    if abs(number) > (LARGEST if kind is int else LARGEST_FLOAT) and abs(number) != float("inf"):
         raise OverflowError
     return number
 

@@ -88,7 +88,9 @@ class LongRange(Task):
             "pairs": what.pairs,
         }
         if twice := arguments.keys() & recipe.settings.keys():
-            raise SubquadError(f"settings are those of the mechanism, {', '.join(sorted(twice))} is none")
+            raise SubquadError(
+                f"settings are those of the mechanism, {', '.join(sorted(twice))} is a field of the recipe"
+            )
         return create_sequence_model(**arguments, **recipe.settings)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

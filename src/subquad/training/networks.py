@@ -33,7 +33,7 @@ def arguments_of(recipe: CommonRecipe, *others: str) -> dict[str, Any]:
     # a pyramid has several numbers of these, which only settings can hold
     own = given.keys() - {"depths", "num_heads"} | arguments.keys() | _NOT_SETTINGS | set(others)
     if twice := own & recipe.settings.keys():
-        raise SubquadError(f"settings are those of the mechanism, {', '.join(sorted(twice))} is none: see the fields")
+        raise SubquadError(f"settings are those of the mechanism, {', '.join(sorted(twice))} is a field of the recipe")
     return {"name": recipe.model, **arguments, **recipe.settings}
 
 

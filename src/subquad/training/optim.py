@@ -10,7 +10,7 @@ from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_of
 from subquad.training.common import CommonRecipe
 from subquad.training.recipe import Recipe
 
@@ -45,8 +45,8 @@ def make_optimizer(recipe: CommonRecipe, model: nn.Module, lr: float) -> torch.o
             layer_decay=recipe.layer_decay,
             **{name: value for name, value in own.items() if value is not None},
         )
-    except TypeError as error:
-        raise SubquadError(f"optimizer '{recipe.opt}' does not take these settings: {error}") from error
+    except (TypeError, ValueError, AssertionError, RuntimeError, ImportError) as error:
+        raise SubquadError(f"optimizer '{recipe.opt}' does not take these settings: {reason_of(error)}") from error
 
 
 def make_scheduler(
