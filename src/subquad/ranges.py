@@ -97,7 +97,8 @@ def fits(value: Any, kind: Any) -> bool:
     if kind is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST
     if kind is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        return is_number and -LARGEST_FLOAT <= value <= LARGEST_FLOAT
     if kind is Any or not isinstance(kind, type) or origin is not None:
         return True
     return isinstance(value, kind)

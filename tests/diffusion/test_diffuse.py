@@ -112,7 +112,7 @@ def test_images_of_classes_are_asked_for_by_number_or_name():
             ["--model", "PIPE", "--agent", "--ratio", "1.5"],
             "ratio: must be a number, at least 0 and at most 1, got '1.5'",
         ),
-        (["--model", "PIPE", "--agent", "--max-downsample", "0"], "must be a whole number, at least 1, got '0'"),
+        (["--model", "PIPE", "--agent", "--max-downsample", "0"], "must be 1, 2, 4 or 8, got '0'"),
     ],
 )
 def test_mistakes_are_one_line(saved, tmp_path, capsys, arguments, reason):
