@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from subquad import BACKENDS
+from subquad import BACKENDS, starting
 from subquad.cli import main, make_parser
 from subquad.cli.training import recipe_of
 from subquad.training import recipe_fields
@@ -170,3 +170,18 @@ def test_the_module_runs_as_a_program_and_a_closed_pipe_is_no_error(tmp_path):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ, cwd=tmp_path, check=True)
     assert done.stdout.startswith("mechanism") and done.stderr == ""
     assert not Path(tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "interpreter", "is_it"),
+    [
+        ("subquad", ["python", "/somewhere/subquad"], True),
+        ("-m", ["python", "-X", "dev", "-m", "subquad", "train"], True),
+        ("-m", ["python", "-m", "mine", "-m", "subquad"], False),
+        ("pytest", ["python", "-m", "pytest"], False),
+    ],
+)
+def test_only_the_command_itself_takes_signals_and_imports_late(monkeypatch, program, interpreter, is_it):
+    monkeypatch.setattr(sys, "argv", [program])
+    monkeypatch.setattr(sys, "orig_argv", interpreter)
+    assert starting.is_command() is is_it

@@ -11,9 +11,13 @@ from types import FrameType
 
 
 def is_command() -> bool:
-    """Whether this process is the command, as a program or as `python -m subquad`."""
+    """Whether this process is the command, as a program or as `python -m subquad`; not whoever imports the library."""
     name = os.path.basename(sys.argv[0]) if sys.argv else ""  # noqa: PTH119 (pathlib takes a while to import)
-    return name in ("subquad", "subquad.exe", "-m")
+    if name == "-m":
+        # while a package is looked for; which one only the interpreter's own arguments say
+        asked = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
+        return asked[:1] == ["subquad"]
+    return name in ("subquad", "subquad.exe")
 
 
 def end_by_signals() -> None:
