@@ -28,3 +28,10 @@ def columns(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
     )
+
+
+def one_line(words: object, most: int = 200) -> str:
+    """An exception's words, or a name from a file, as they can stand in a line: short, without control characters."""
+    text = " ".join(str(words).split())
+    text = "".join(letter if letter.isprintable() else "�" for letter in text[: most + 1])
+    return text if len(text) <= most else f"{text[:most]}…"

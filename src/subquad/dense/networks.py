@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from subquad.dense.pyramid import STRIDES, Pyramid, pad_to_multiple
 from subquad.errors import SubquadError, unknown_name
-from subquad.models import create_model, load_checkpoint, read_weights
+from subquad.models import create_model, load_checkpoint, restore
 from subquad.models.backbone import Backbone
 from subquad.ranges import Positive, checks_arguments
 
@@ -131,21 +131,8 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {"segment": build_segmenter}
 
 
 def restore_dense(path: Path | str, task: str) -> tuple[Any, dict[str, Any]]:
-    """The network for `task` that `save_weights` wrote to `path`, a file or a run folder, and its metadata."""
-    path = Path(path)
-    if path.is_dir():
-        path = path / "best.safetensors"
-        if not path.is_file():
-            raise SubquadError(f"{path.parent} holds no best.safetensors: name a run folder that has finished an epoch")
-    state, note = read_weights(path)
-    creation = dict(note.get("creation") or {})
-    found = creation.pop("task", "classify" if "name" in creation else None)
-    if found != task:
-        what = f"is for `subquad {found}`" if found else "does not say what it holds"
-        raise SubquadError(f"{path} {what}, not for `subquad {task}`")
-    network = BUILDERS[task](**creation)
-    network.load_state_dict(state)
-    return network, note
+    """The network for `task` that `save_weights` wrote to `path`, a file or a run folder, and its note."""
+    return restore(path, task, BUILDERS[task])
 
 
 def _with_stem(channels: list[int]) -> list[int]:

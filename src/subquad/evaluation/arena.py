@@ -10,40 +10,33 @@ import yaml
 
 from subquad.data import create_loader, listops
 from subquad.data.sequences import SEQUENCES, load_sequences
-from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import EvalResult, evaluate
-from subquad.models import read_weights
+from subquad.models import restore, weight_file
+from subquad.models.notes import required
+from subquad.models.restoring import naming
 from subquad.models.sequence import SequenceClassifier, create_sequence_model
 
 
 def load_sequence_model(path: Path | str) -> tuple[SequenceClassifier, dict[str, Any]]:
     """The network in a run folder or a weight file of `subquad lra`, and the file's metadata."""
-    path = Path(path)
-    file = path / "best.safetensors" if path.is_dir() else path
-    if path.is_dir() and not file.is_file():
-        raise SubquadError(f"{path} holds no best.safetensors: name a run folder that has finished an epoch")
-    state, note = read_weights(file)
-    creation = dict(note.get("creation") or {})
-    if creation.pop("task", None) != "lra":
-        raise SubquadError(f"{file} holds no classifier of sequences: only `subquad lra` writes them")
-    model = create_sequence_model(**creation)
-    model.load_state_dict(state)
+    model, note = restore(path, "lra", create_sequence_model)
     return model.eval(), note
 
 
 def judge_arena(path: Path | str, *, data_dir: str | None = None, batch_size: int = 64) -> EvalResult:
     """The best weights of a run folder, on the test set of their task."""
     model, note = load_sequence_model(path)
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    file = folder / "recipe.yaml"
+    with naming(weight_file(path)):
+        task, settings = required(note, "data", "data_settings")
+    file = weight_file(path).parent / "recipe.yaml"
     recipe = yaml.safe_load(file.read_text()) if file.is_file() else {}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sequences = load_sequences(
-        note["data"],
+        task,
         split="test",
         max_length=model.max_length,
         data_dir=data_dir or recipe.get("data_dir"),
-        settings=note["data_settings"],
+        settings=settings,
     )
     loader = create_loader(sequences, batch_size=batch_size)
     return evaluate(model.to(device), loader, device=device, num_classes=model.num_classes)

@@ -8,6 +8,8 @@ from torch import nn
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import read_weights
+from subquad.models.fitting import misfits, not_finite, some
+from subquad.text import one_line
 
 
 def load_timm(source: str, img_size: int | None = None) -> tuple[nn.Module, InputConfig]:
@@ -23,16 +25,18 @@ def load_timm(source: str, img_size: int | None = None) -> tuple[nn.Module, Inpu
     given: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
     if state is not None:
         head = next((state[key] for key in ("head.weight", "head.fc.weight", "fc.weight") if key in state), None)
-        given["num_classes"] = 0 if head is None else len(head)
+        given["num_classes"] = 0 if head is None or not head.dim() else len(head)
     try:
         model: Any = timm.create_model(name, pretrained=state is None, **given)
         if state is not None:
+            if trouble := misfits(state, model.state_dict()):
+                raise ValueError(trouble)
+            if names := not_finite(state):
+                raise ValueError(f"not finite: {some(names)}")
             model.load_state_dict(state)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise SubquadError(
-            f"can't load timm/{source}: {reason[:200]}" + ("" if file else "; name a file, timm/NAME=FILE")
-        ) from None
+        hint = "" if file else "; name a file, timm/NAME=FILE"
+        raise SubquadError(f"can't load timm/{source}: {one_line(error)}{hint}") from None
     config = timm.data.resolve_model_data_config(model)
     size = tuple(config["input_size"][1:]) if img_size is None else (img_size, img_size)
     same = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}

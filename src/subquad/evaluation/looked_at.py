@@ -5,8 +5,9 @@ from pathlib import Path
 from subquad.data import InputConfig
 from subquad.dense import restore_dense
 from subquad.errors import SubquadError
+from subquad.evaluation.scenes import input_of
 from subquad.evaluation.trained import Trained, load_trained, trained_on
-from subquad.models import read_weights
+from subquad.models import read_note, weight_file
 
 MOST_SIDE = 512
 """Of the images that a detector's backbone is shown: at those it was trained on, maps do not fit into memory."""
@@ -23,21 +24,21 @@ def load_looked_at(source: Path | str, *, img_size: int | None = None) -> Traine
         return load_trained(source, img_size=img_size)
     network, note = restore_dense(source, task)
     if task == "segment":
-        given, (height, width) = note["input"], note["input"]["crop"]
+        scenes = input_of(note, weight_file(source))
+        mean, std, (height, width) = scenes.mean, scenes.std, scenes.crop
     else:
-        given, (height, width) = network.creation, (min(side, MOST_SIDE) for side in network.pyramid.backbone.img_size)
+        mean, std = network.creation["mean"], network.creation["std"]
+        height, width = (min(side, MOST_SIDE) for side in network.pyramid.backbone.img_size)
     size = (height, width) if img_size is None else (img_size, img_size)
-    return trained_on(network.pyramid, InputConfig(size, mean=given["mean"], std=given["std"]))
+    return trained_on(network.pyramid, InputConfig(size, mean=mean, std=std))
 
 
 def _task_of(source: Path | str) -> str | None:
     """What the weights of a run folder or a file are for, None where they do not say."""
-    path = Path(source)
-    file = path / "best.safetensors" if path.is_dir() else path
-    if not file.is_file():
+    if str(source).startswith("timm/"):
         return None
-    creation = read_weights(file)[1].get("creation")
-    task = creation.get("task") if isinstance(creation, dict) else None
+    file = weight_file(source)
+    task = (read_note(file).get("creation") or {}).get("task")
     if task == "lra":
         raise SubquadError(f"{file} is of `subquad lra`: it reads sequences, there are no images to show it")
     return task

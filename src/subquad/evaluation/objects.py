@@ -24,6 +24,9 @@ from subquad.evaluation.classes import check_classes
 from subquad.evaluation.detection import DetectionResult, evaluate_detection
 from subquad.evaluation.predict import image_files
 from subquad.evaluation.scenes import colour
+from subquad.models import weight_file
+from subquad.models.notes import required
+from subquad.models.restoring import naming
 from subquad.text import columns
 from subquad.writing import replacing
 
@@ -60,8 +63,10 @@ class FoundObjects:
 def load_detector(path: Path | str) -> TrainedDetector:
     """The best weights of a run folder, or a weight file that training wrote, on the fastest device there is."""
     model, note = restore_dense(path, "detect")
+    with naming(weight_file(path)):
+        classes, data = required(note, "classes", "data")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return TrainedDetector(model.eval().to(device), tuple(note["classes"]), note["data"], device)
+    return TrainedDetector(model.eval().to(device), tuple(classes), data, device)
 
 
 def judge_detector(

@@ -23,6 +23,9 @@ from subquad.evaluation.accuracy import evaluating
 from subquad.evaluation.classes import check_classes
 from subquad.evaluation.predict import image_files
 from subquad.evaluation.segmentation import SegmentationResult, evaluate_segmentation, segment
+from subquad.models import weight_file
+from subquad.models.notes import required, settings_of
+from subquad.models.restoring import naming
 from subquad.text import columns
 from subquad.writing import replacing
 
@@ -73,18 +76,24 @@ class SegmentedScene:
 def load_segmenter(path: Path | str) -> TrainedSegmenter:
     """The best weights of a run folder, or a weight file that training wrote, on the fastest device there is."""
     model, note = restore_dense(path, "segment")
-    settings: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in note["input"].items()
-    }
+    with naming(weight_file(path)):
+        classes, data, slide = required(note, "classes", "data", "slide")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return TrainedSegmenter(
         model=model.eval().to(device),
-        classes=tuple(note["classes"]),
-        input=SceneInput(**settings),
-        slide=note["slide"],
-        data=note["data"],
+        classes=tuple(classes),
+        input=input_of(note, weight_file(path)),
+        slide=slide,
+        data=data,
         device=device,
     )
+
+
+def input_of(note: dict[str, Any], path: Path) -> SceneInput:
+    """How scenes are brought to the network of a weight file, from its note."""
+    with naming(path):
+        (settings,) = required(note, "input")
+        return settings_of(SceneInput, settings)
 
 
 def judge_segmenter(

@@ -13,7 +13,9 @@ from subquad.evaluation.accuracy import EvalResult, evaluate
 from subquad.evaluation.classes import check_classes
 from subquad.evaluation.foreign import load_timm
 from subquad.evaluation.throughput import measure_throughput
-from subquad.models import restore_model
+from subquad.models import restore_model, weight_file
+from subquad.models.notes import required, settings_of
+from subquad.models.restoring import naming
 from subquad.reading import read_yaml
 
 
@@ -63,18 +65,14 @@ def load_trained(path: Path | str, *, img_size: int | None = None) -> Trained:
     """
     if str(path).startswith("timm/"):
         return trained_on(*load_timm(str(path).removeprefix("timm/"), img_size))
-    path = Path(path)
-    file = path / "best.safetensors" if path.is_dir() else path
-    if path.is_dir() and not file.is_file():
-        raise SubquadError(f"{path} holds no best.safetensors: name a run folder that has finished an epoch")
+    file = weight_file(path)
     model, note = restore_model(file)
-    missing = [key for key in ("classes", "input") if key not in note]
-    if missing:
-        raise SubquadError(f"{file} does not say its {' and '.join(missing)}: only files written by training do")
     size: Any = model.img_size if img_size is None else (img_size, img_size)
-    config = InputConfig(img_size=size, **note["input"])
+    with naming(file):
+        classes, settings = required(note, "classes", "input")
+        config = settings_of(InputConfig, settings, img_size=size)
     named = _recipe_of(file.parent)
-    return trained_on(model, config, tuple(note["classes"]), named.get("data", note.get("data")), named.get("data_dir"))
+    return trained_on(model, config, tuple(classes), named.get("data", note.get("data")), named.get("data_dir"))
 
 
 def trained_on(

@@ -3,8 +3,9 @@
 from subquad.models.catalogue import attention_label
 from subquad.models.convert import convert_checkpoint
 from subquad.models.create import create_model, parse_attention
-from subquad.models.files import load_checkpoint, read_weights, restore_model, save_weights
+from subquad.models.files import classes_in, load_checkpoint, read_note, read_weights, save_weights
 from subquad.models.networks import NETWORKS
+from subquad.models.restoring import restore, restore_model, weight_file
 from subquad.models.variants import HOSTS, VARIANTS
 from subquad.models.zoo import default_cfgs  # and registers the networks with timm
 
@@ -13,12 +14,16 @@ __all__ = [
     "NETWORKS",
     "VARIANTS",
     "attention_label",
+    "classes_in",
     "convert_checkpoint",
     "create_model",
     "default_cfgs",
     "load_checkpoint",
     "parse_attention",
+    "read_note",
     "read_weights",
+    "restore",
     "restore_model",
     "save_weights",
+    "weight_file",
 ]

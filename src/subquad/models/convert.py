@@ -9,7 +9,7 @@ from torch import Tensor
 
 from subquad.errors import SubquadError
 from subquad.models.create import create_model
-from subquad.models.files import load_checkpoint, read_weights, save_weights
+from subquad.models.files import classes_in, fitted, read_weights, save_weights
 from subquad.models.fitting import Adapted, adapt, misfits
 from subquad.models.networks import NETWORKS
 from subquad.models.released import family_of, our_name
@@ -39,9 +39,12 @@ def convert_checkpoint(
         raise SubquadError(f"converted weights are written as .safetensors, got {target.name}")
     state, note = read_weights(source)
     name = name or (note.get("creation") or {}).get("name") or recognise(state, source)
-    settings.setdefault("num_classes", len(state["head.weight"]) if "head.weight" in state else 0)
+    settings.setdefault("num_classes", classes_in(state) or 0)
+    # without memory at first: a file may name a network far larger than its weights
+    fitted(state, create_model(name, **settings, device="meta"), source)
     model = create_model(name, **settings)
-    adapted = load_checkpoint(model, source)
+    adapted = fitted(state, model, source)
+    model.load_state_dict(adapted.state)
     save_weights(model, target, _evaluation(name, model.num_classes) | note | {"creation": model.creation})
     return name, adapted
 
@@ -69,8 +72,7 @@ def _same_depths(network: str, family: str | None, names: list[str]) -> bool:
 
 
 def _fits(network: str, state: dict[str, Tensor]) -> bool:
-    num_classes = len(state["head.weight"]) if "head.weight" in state else 0
-    model = create_model(network, num_classes=num_classes, device="meta")
+    model = create_model(network, num_classes=classes_in(state) or 0, device="meta")
     adapted = adapt(state, model)
     return not adapted.resized and not misfits(adapted.state, model.state_dict())
 

@@ -13,6 +13,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from subquad.errors import SubquadError
+
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
@@ -137,13 +139,16 @@ def to_our_layout(state: dict[str, Tensor], family: str, shapes: dict[str, torch
         if any(re.search(pattern, name) for pattern in DROPPED):
             continue
         target, _, part = our_name(name, family).partition("@")
-        if part.isalpha():
-            parts[target] |= dict(zip(part, tensor.chunk(len(part)), strict=True))
-        elif part:
-            parts[target][part] = tensor
+        pieces = dict(zip(part, tensor.chunk(len(part)), strict=True)) if part.isalpha() else {part: tensor}
+        if target in ours or pieces.keys() & parts.get(target, {}).keys():
+            raise SubquadError(f"two entries are {target}, one of them {name}")
+        if part:
+            parts[target] |= pieces
         else:
             ours[target] = _reshape(target, tensor, shapes.get(target))
     for target, pieces in parts.items():
+        if target in ours:
+            raise SubquadError(f"two entries are {target}")
         order = [letter for letter in "qkvg" if letter in pieces] or sorted(pieces)
         ours[target] = torch.cat([pieces[letter] for letter in order])
     return ours

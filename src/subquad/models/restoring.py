@@ -1,0 +1,109 @@
+"""Networks from their files alone: made by the note in the file, which a stranger may have written.
+
+A network is sketched first, without memory, and its entries are compared with those of the file; only one that fits is
+made. So a note cannot ask for more than the file holds.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from subquad.errors import SubquadError
+from subquad.models.create import create_model
+from subquad.models.files import fitted, read_weights
+from subquad.models.notes import creation_of
+from subquad.text import one_line
+
+SPARE_PARAMETERS = 1000
+"""That a constructor may make and drop again: heads of detectors, what a pyramid does not need."""
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def restore_model(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
+    """The classifier of images that `save_weights` wrote to `path`, a file or a run folder, and its note."""
+    return restore(path, "classify", create_model)
+
+
+def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple[Network, dict[str, Any]]:
+    """The network for `task` that `save_weights` wrote to `path`, a file or a run folder, and its note.
+
+    Args:
+        path: of the file, or of a run folder, whose best weights are taken.
+        task: a command's name, "classify" for classifiers of images.
+        build: makes a network of the arguments that its `creation` holds.
+
+    Raises:
+        SubquadError: if the file holds no such network, or its note and its weights do not belong together.
+    """
+    path = weight_file(path)
+    state, note = read_weights(path)
+    with naming(path):
+        creation = creation_of(note, task, len(state))
+        with _limited(2 * len(state) + SPARE_PARAMETERS), torch.device("meta"):
+            sketch = _built(build, creation)
+        _check_classes(note, sketch)
+    fitted(state, sketch, path)
+    with naming(path):
+        network = _built(build, creation)
+    network.load_state_dict(fitted(state, network, path).state)
+    return network, note
+
+
+def weight_file(path: Path | str) -> Path:
+    """`path`, or the best weights of the run folder that it is."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    if not (path / "best.safetensors").is_file():
+        raise SubquadError(f"{path} holds no best.safetensors: name a run folder that has finished an epoch")
+    return path / "best.safetensors"
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors in the block name the file."""
+    try:
+        yield
+    except SubquadError as error:
+        raise SubquadError(f"cannot open {path}: {error}") from None
+
+
+def _built(build: Callable[..., Network], creation: dict[str, Any]) -> Network:
+    try:
+        return build(**creation)
+    except SubquadError as error:
+        raise SubquadError(f"its note makes no network: {one_line(error, 400)}") from None
+    except Exception as error:
+        # a constructor can fail in any way at arguments that nobody has written
+        raise SubquadError(f"its note makes no network: {type(error).__name__}: {one_line(error)}") from None
+
+
+@contextmanager
+def _limited(most: int) -> Iterator[None]:
+    """Give up a network that has more parameters than `most`, while it is made."""
+    left = most
+
+    def count(module: nn.Module, name: str, parameter: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise SubquadError(f"a network of more than {most} parameters, and the file has fewer")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _check_classes(note: dict[str, Any], network: Any) -> None:
+    """Raise where a note names more classes than its network tells apart; a head may have spare ones."""
+    outputs = network.creation.get("num_classes", getattr(network, "num_classes", None))
+    if note.get("classes") is not None and outputs is not None and len(note["classes"]) > outputs:
+        raise SubquadError(f"its note names {len(note['classes'])} classes, and the network has {outputs}")
