@@ -219,6 +219,8 @@ class Machine:
         self.memory[len(self.memory)] = self.stack[-1]
 
     def on_get(self, argument: int) -> None:
+        if argument not in self.memory:
+            raise UnreadableError("an object is asked for that was not remembered")
         self.stack.append(self.memory[argument])
 
     def on_global(self, argument: str) -> None:

@@ -4,6 +4,7 @@ A network is sketched first, without memory, and its entries are compared with t
 made. So a note cannot ask for more than the file holds.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,9 @@ def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple
     state, note = read_weights(path)
     with naming(path):
         creation = creation_of(note, task, len(state))
-        with _limited(2 * len(state) + SPARE_PARAMETERS), torch.device("meta"):
+        with _limited(2 * len(state) + SPARE_PARAMETERS), torch.device("meta"), warnings.catch_warnings():
+            # what is odd about a network that does not fit is of no interest, the network itself says it again
+            warnings.simplefilter("ignore")
             sketch = _built(build, creation)
         _check_classes(note, sketch)
     fitted(state, sketch, path)
@@ -105,5 +108,7 @@ def _limited(most: int) -> Iterator[None]:
 def _check_classes(note: dict[str, Any], network: Any) -> None:
     """Raise where a note names more classes than its network tells apart; a head may have spare ones."""
     outputs = network.creation.get("num_classes", getattr(network, "num_classes", None))
-    if note.get("classes") is not None and outputs is not None and len(note["classes"]) > outputs:
+    if type(outputs) is not int:
+        raise SubquadError("its note says a number of classes that is no whole number")
+    if note.get("classes") is not None and len(note["classes"]) > outputs:
         raise SubquadError(f"its note names {len(note['classes'])} classes, and the network has {outputs}")

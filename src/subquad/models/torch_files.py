@@ -41,8 +41,6 @@ def opened(path: Path) -> Iterator[Any]:
             yield _content(file)
     except SubquadError:
         raise
-    except OSError as error:
-        raise SubquadError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
     except Exception as error:
         # a damaged file can fail in any way
         reason = one_line(error) or "it is empty or cut short"
