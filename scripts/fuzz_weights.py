@@ -16,20 +16,13 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "hostile"))
 
-from watching import Watch, working_in
+from watching import Watch, try_file, working_in
 from weight_grammar import Maker
-
-from subquad.errors import SubquadError
-from subquad.models import read_weights, restore_model
-
-LONGEST = 5.0
-"""Seconds that a file may take, on a machine that has other work."""
 
 EVERY = 20
 """Files after which attributes are compared: what was changed by one stays so."""
@@ -88,38 +81,6 @@ def fuzz(folder: Path, arguments: argparse.Namespace) -> int:
         return 1
     print(f"{arguments.files} files of seed {arguments.seed}: nothing written, run, changed or kept")
     return 0
-
-
-def try_file(maker: Maker, watch: Watch, folder: Path, seed: str) -> tuple[str, str, list[str]]:
-    """Kind of a file, whether it was read or refused, and what is wrong with that."""
-    kind, ending, content = maker.make(random.Random(seed))
-    path = folder / f"file.{ending}"
-    path.write_bytes(content)
-    start = time.perf_counter()
-    try:
-        answer = watch.call(restore_model if kind == "note" else read_weights, path)
-    except Exception as error:
-        return kind, "broken", [f"{type(error).__name__}: {error}"]
-    complaints = watch.complaints()
-    if (seconds := time.perf_counter() - start) > LONGEST:
-        complaints.append(f"it took {seconds:.1f} s")
-    if isinstance(answer, SubquadError):
-        if not str(answer).isprintable() or len(str(answer)) > 1000:
-            complaints.append(f"not one line: {answer!r}")
-        return kind, "refused", complaints
-    if kind != "note":
-        complaints += wrong_in(answer[0], maker.original if kind == "zip mutated" else None)
-    return kind, "read", complaints
-
-
-def wrong_in(state: dict[str, Any], original: dict[str, torch.Tensor] | None) -> list[str]:
-    """What is wrong with a state dict that was read; every number of it is looked at."""
-    copies = {name: tensor.clone() for name, tensor in state.items()}
-    if original is None or (
-        copies.keys() == original.keys() and all(torch.equal(copies[name], original[name]) for name in original)
-    ):
-        return []
-    return [f"other weights than were saved: {copies}"]
 
 
 if __name__ == "__main__":

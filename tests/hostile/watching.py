@@ -4,6 +4,7 @@ import builtins
 import collections
 import operator
 import os
+import random
 import resource
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from subquad.errors import SubquadError
-from subquad.models import files, pickles, stored, torch_files
+from subquad.models import files, pickles, read_weights, restore_model, stored, torch_files
 
 HARMLESS = (
     "object.__getattr__",
@@ -30,6 +31,10 @@ HARMLESS = (
     "builtins.id",
 )
 """Events that change nothing outside: what is changed inside is compared. All others, but opening to read, are not."""
+
+
+LONGEST = 5.0
+"""Seconds that a file may take, on a machine that has other work."""
 
 
 class Watch:
@@ -136,3 +141,35 @@ def working_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+
+
+def try_file(maker: Any, watch: Watch, folder: Path, seed: str) -> tuple[str, str, list[str]]:
+    """Kind of a file, whether it was read or refused, and what is wrong with that."""
+    kind, ending, content = maker.make(random.Random(seed))
+    path = folder / f"file.{ending}"
+    path.write_bytes(content)
+    start = time.perf_counter()
+    try:
+        answer = watch.call(restore_model if kind == "note" else read_weights, path)
+    except Exception as error:
+        return kind, "broken", [f"{type(error).__name__}: {error}"]
+    complaints = watch.complaints()
+    if (seconds := time.perf_counter() - start) > LONGEST:
+        complaints.append(f"it took {seconds:.1f} s")
+    if isinstance(answer, SubquadError):
+        if not str(answer).isprintable() or len(str(answer)) > 1000:
+            complaints.append(f"not one line: {answer!r}")
+        return kind, "refused", complaints
+    if kind != "note":
+        complaints += wrong_in(answer[0], maker.original if kind == "zip mutated" else None)
+    return kind, "read", complaints
+
+
+def wrong_in(state: dict[str, Any], original: dict[str, torch.Tensor] | None) -> list[str]:
+    """What is wrong with a state dict that was read; every number of it is looked at."""
+    copies = {name: tensor.clone() for name, tensor in state.items()}
+    if original is None or (
+        copies.keys() == original.keys() and all(torch.equal(copies[name], original[name]) for name in original)
+    ):
+        return []
+    return [f"other weights than were saved: {copies}"]

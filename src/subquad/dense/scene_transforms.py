@@ -14,6 +14,7 @@ from torchvision.tv_tensors import Image as ImageTensor
 from torchvision.tv_tensors import Mask
 
 from subquad.dense.scenes import VOID
+from subquad.errors import SubquadError
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,12 @@ class SceneInput:
     short_side: int | None
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+
+    def __post_init__(self) -> None:
+        if min(*self.crop, self.short_side or 1) < 1 or self.short_side == 0:
+            raise SubquadError(f"crops of {self.crop} px and a short side of {self.short_side} px: both are at least 1")
+        if min(self.std) <= 0:
+            raise SubquadError(f"images need an std above 0 of each channel, got {self.std}")
 
 
 class SceneTransform:

@@ -180,11 +180,12 @@ def fitted(state: dict[str, Tensor], model: nn.Module, where: Path | str, *, hea
     Raises:
         SubquadError: as `load_checkpoint` does; `where` names the weights there.
     """
+    own = model.state_dict()
+    is_sketch = any(tensor.is_meta for tensor in own.values())
     try:
-        adapted = adapt(state, model)
+        adapted = adapt({name: tensor.to("meta") for name, tensor in state.items()} if is_sketch else state, model)
     except SubquadError as error:
         raise SubquadError(f"{where}: {error}") from None
-    own = model.state_dict()
     if not head:
         for name in HEAD:
             adapted.state.pop(name, None)
@@ -194,7 +195,7 @@ def fitted(state: dict[str, Tensor], model: nn.Module, where: Path | str, *, hea
     if trouble := misfits(adapted.state, own):
         hint = "; head=False keeps the model's own head" if "2 of another shape (head." in trouble else ""
         raise SubquadError(f"{where}{layout} does not fit this model: {trouble}{hint}")
-    if not any(tensor.is_meta for tensor in own.values()) and (names := not_finite(adapted.state)):
+    if names := not_finite(adapted.state):
         raise SubquadError(f"{where}{layout} has weights that are not finite: {some(names)}")
     return adapted
 

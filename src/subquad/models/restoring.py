@@ -23,6 +23,9 @@ from subquad.text import one_line
 SPARE_PARAMETERS = 1000
 """That a constructor may make and drop again: heads of detectors, what a pyramid does not need."""
 
+MOST_RESAMPLED = 2**26
+"""Numbers of tables that are stored for another size than the note says, as after `set_input_size`."""
+
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -51,8 +54,10 @@ def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple
             warnings.simplefilter("ignore")
             sketch = _built(build, creation)
         _check_classes(note, sketch)
-    fitted(state, sketch, path)
+    adapted, own = fitted(state, sketch, path), sketch.state_dict()
     with naming(path):
+        if (total := sum(own[name].numel() for name in adapted.resized)) > MOST_RESAMPLED:
+            raise SubquadError(f"its note asks for tables of {total} numbers, and those in it are smaller")
         network = _built(build, creation)
     network.load_state_dict(fitted(state, network, path).state)
     return network, note

@@ -33,8 +33,11 @@ STORAGES: dict[str, torch.dtype] = {
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
     "UntypedStorage": torch.uint8,
+    "QInt8Storage": torch.int8,
+    "QUInt8Storage": torch.uint8,
+    "QInt32Storage": torch.int32,
 }
-"""Storage classes of PyTorch by name, and what they hold."""
+"""Storage classes of PyTorch by name, and what they hold; of quantised tensors, which are not read, the numbers."""
 
 MOST_DIMENSIONS = 64
 MOST_REPEATED = 2**16

@@ -1,0 +1,454 @@
+"""Weight files of strangers: whatever is in them, nothing is written, run or changed, and the complaint is one line."""
+
+import collections
+import datetime
+import os
+import pickle
+import random
+import resource
+import struct
+import tarfile
+import time
+import types
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from hosts import small
+from watching import Watch, try_file, working_in
+from weight_grammar import BOMBS, Grammar, Maker, header_of
+
+from subquad.errors import SubquadError
+from subquad.models import load_checkpoint, pickles, read_weights, save_weights, torch_files
+
+LEGACY = {"_use_new_zipfile_serialization": False}
+FORMATS = {"zip": {}, "zip with protocol 4": {"pickle_protocol": 4}, "in a row": LEGACY}
+every_format = pytest.mark.parametrize("how", FORMATS.values(), ids=FORMATS.keys())
+
+
+def refused(path, match, read=read_weights):
+    """The complaint about a file: one printable line that names it."""
+    with pytest.raises(SubquadError, match=match) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
+    return str(caught.value)
+
+
+def in_a_row(folder, content, keys=("0",), count=12):
+    """A file as before PyTorch 1.6, with a pickle of ours and a storage of `count` numbers."""
+    path = folder / "row.pth"
+    before = (torch_files.MAGIC_NUMBER, torch_files.PROTOCOL_VERSION, {"little_endian": True})
+    tail = pickle.dumps(list(keys), 2) + struct.pack("<q", count) + bytes(4 * count)
+    path.write_bytes(b"".join(pickle.dumps(value, 2) for value in before) + content + tail)
+    return path
+
+
+def zipped(folder, records, method=zipfile.ZIP_STORED):
+    path = folder / "zip.pth"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in records.items():
+            archive.writestr(f"archive/{name}", content)
+    return path
+
+
+def pushing(*words):
+    return [b"X" + struct.pack("<I", len(word)) + word.encode() for word in words]
+
+
+def tensor(offset=0, size=(3, 4), stride=(4, 1), count=12, kind="FloatStorage", key="0"):
+    """Operations that push a tensor."""
+    grammar = Grammar(random.Random(0))
+
+    def numbers(values):
+        return b"(" + b"".join(map(grammar.number, values)) + b"t"
+
+    pid = b"(" + b"".join(pushing("storage")) + f"ctorch\n{kind}\n".encode() + b"".join(pushing(key, "cpu"))
+    pid += grammar.number(count) + b"tQ"
+    arguments = pid + grammar.number(offset) + numbers(size) + numbers(stride) + b"\x89}"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + arguments + b"tR"
+
+
+def state(*tensors):
+    """A pickle of a state dict."""
+    return b"\x80\x02}(" + b"".join(pushing(chr(97 + k))[0] + part for k, part in enumerate(tensors)) + b"u."
+
+
+class Configuration(dict):
+    """Stands for yacs' CfgNode."""
+
+
+def everything():
+    """What trainers pickle beside their weights, and weights of every kind."""
+    base = torch.randn(10, 10)
+    noted, tagged = torch.nn.Parameter(torch.randn(2)), torch.randn(3)
+    noted.note, tagged.note = "an attribute", [1]
+    weights = collections.OrderedDict(
+        view=base[2:5, ::2],
+        turned=base.t(),
+        parameter=torch.nn.Parameter(torch.randn(3)),
+        noted=noted,
+        tagged=tagged,
+        number=torch.tensor(3.5),
+        empty=torch.empty(0, 5),
+        expanded=torch.arange(3.0).expand(4, 3),
+    )
+    kinds = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64}
+    for kind in kinds | {torch.float16, torch.bfloat16, torch.float64, torch.complex128}:
+        weights[str(kind)] = (10 * torch.randn(7)).to(kind)
+    weights._metadata = {"": {"version": 1}}
+    configuration = Configuration(MODEL=Configuration(TYPE="agent"), itself=[])
+    configuration["itself"].append(configuration)
+    return {
+        "model": weights,
+        "args": types.SimpleNamespace(lr=0.1, names=["a", ("b", None, True)]),
+        "config": configuration,
+        "numbers": [np.float64(3), np.arange(5), 2**100, -1, 1.5, b"bytes", {1, 2}, frozenset("ab")],
+        "date": datetime.datetime(2026, 1, 1),
+        "more": [
+            collections.defaultdict(list, a=[1]),
+            torch.device("cpu"),
+            torch.float32,
+            torch.Size([1]),
+            {(1, 2): 3},
+        ],
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"params": [0]}]},
+    }
+
+
+@every_format
+def test_a_real_file_is_read_bit_for_bit_as_torch_reads_it(tmp_path, how):
+    torch.save(everything(), tmp_path / "run.pth", **how)
+    expected = torch.load(tmp_path / "run.pth", weights_only=False)["model"]
+    read, _ = read_weights(tmp_path / "run.pth")
+    assert read.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape), name
+        assert read[name].stride() == tensor.stride() or not tensor.numel(), name
+        same = [value.contiguous().flatten().view(torch.uint8) for value in (read[name], tensor.detach())]
+        assert torch.equal(*same), name
+    assert read["view"].untyped_storage().data_ptr() == read["turned"].untyped_storage().data_ptr()
+
+
+def test_kinds_that_have_no_storage_class_and_the_other_byte_order_are_read(tmp_path):
+    weights = {str(kind): torch.arange(4).to(kind) for kind in (torch.uint16, torch.uint32, torch.float8_e4m3fn)}
+    weights |= {"float": torch.randn(3), "complex": torch.randn(3, dtype=torch.complex64), "bool": torch.tensor([True])}
+    torch.save(weights, tmp_path / "little.pth")
+    with zipfile.ZipFile(tmp_path / "little.pth") as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    swapped = dict(zip(weights, (2, 4, 1, 4, 4, 1), strict=True))
+    for key, width in enumerate(swapped.values()):
+        numbers = np.frombuffer(records[f"data/{key}"], np.uint8).reshape(-1, width)
+        records[f"data/{key}"] = numbers[:, ::-1].tobytes()
+    big = zipped(tmp_path, records | {"byteorder": b"big"})
+    for path in (tmp_path / "little.pth", big):
+        read = read_weights(path)[0]
+        assert all(torch.equal(read[name].view(torch.uint8), weights[name].view(torch.uint8)) for name in weights), path
+
+
+@pytest.fixture(scope="module")
+def watch(tmp_path_factory):
+    """A watch that has seen a few files, so that all is loaded."""
+    folder = tmp_path_factory.mktemp("watched")
+    (empty := folder / "empty").mkdir()
+    watch = Watch(empty)
+    "".encode("raw_unicode_escape")
+    for path in (in_a_row(folder, state(tensor())), folder / "missing.pth"):
+        watch.call(read_weights, path)
+    for number in range(200):
+        path = zipped(folder, {"data.pkl": Grammar(random.Random(number)).pickle()})
+        watch.call(read_weights, path)
+    torch.save({"a": torch.ones(1)}, folder / "saved.pth")
+    watch.events.clear()
+    watch.settled()
+    return watch
+
+
+def attacks():
+    text, source, path = pushing("attack", "text", "attack")
+    # names of what a file may name, of what it may not, and of ours
+    targets = ["ctorch\nUntypedStorage\n", "ctorch._utils\n_rebuild_tensor_v2\n", "ctorch\nFloatStorage\n"]
+    targets += [
+        "ccollections\nOrderedDict\n",
+        "ctorch.nn.modules.module\nModule\n",
+        "cbuiltins\nexec\n",
+        "ctorch\nTensor\n",
+    ]
+    targets += [
+        "csubquad.models.pickles\nUNREAD\n",
+        "ctorch.nn.parameter\nParameter\n",
+        "csubquad.errors\nSubquadError\n",
+    ]
+    for target in targets:
+        pushed = target.encode()
+        attributes = b"}(" + b"".join(pushing("__name__", "attack", "dump_patches")) + b"\x88u"
+        yield pushed + attributes + b"b"
+        yield pushed + b"N" + attributes + b"\x86b"
+        # what made torch write a file: a class that asks for patches, and its source
+        yield b"(" + pushing("module")[0] + pushed + attributes + b"b" + path + source + b"tQ"
+        yield pushed + b"(" + text + b"tR"
+        yield pushed + b")\x81"
+        yield pushed + b"(tR" + attributes + b"b"
+
+
+@pytest.mark.parametrize("inside", ["zip", "in a row"])
+def test_a_pickle_changes_and_writes_nothing(tmp_path, watch, inside):
+    with working_in(watch.folder):
+        for attack in attacks():
+            content = (
+                state(tensor(), attack) if attack.endswith(b"Q") else b"\x80\x02" + attack + b"0" + state(tensor())[2:]
+            )
+            if inside == "zip":
+                path = zipped(tmp_path, {"data.pkl": content, "data/0": bytes(48)})
+            else:
+                path = in_a_row(tmp_path, content)
+            watch.call(read_weights, path)
+            assert not watch.complaints() and not watch.changes(), content
+        torch.save({"a": torch.ones(1)}, tmp_path / "saved.pth")
+        assert torch.load(tmp_path / "saved.pth")["a"] == 1
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: repr(bomb[:12]))
+def test_no_operation_takes_memory_or_time_that_the_file_does_not_have(tmp_path, watch, bomb):
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    for content in (b"\x80\x02" + bomb + b".", state(tensor(), bomb), b"\x80\x02" + bomb + b"0" + state(tensor())[2:]):
+        watch.call(read_weights, in_a_row(tmp_path, content))
+    assert time.perf_counter() - start < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+    assert not watch.complaints()
+
+
+def test_pickles_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(pickles, "MOST_OPERATIONS", 1000)
+    refused(in_a_row(tmp_path, b"\x80\x02" + b"N0" * 1000 + b"."), "more than 1000 objects")
+    monkeypatch.setattr(pickles, "MOST_BYTES", 1 << 20)
+    refused(in_a_row(tmp_path, b"\x80\x02" + pushing("x" * (1 << 20))[0] + b"."), "more than 1 MB beside the tensors")
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"offset": 1}, "3×4 reaches beyond its storage of 12 numbers"),
+        ({"offset": -1}, "no whole numbers"),
+        ({"stride": (5, 1)}, "reaches beyond"),
+        ({"stride": (2**60, 1)}, "no whole numbers, or too large"),
+        ({"stride": (-4, 1)}, "no whole numbers"),
+        ({"stride": (1,)}, "2 axes with 1 strides"),
+        ({"size": (2**40, 0)}, "1099511627776×0 is of 12 stored numbers"),
+        ({"size": (2**20, 1), "stride": (0, 0)}, "1048576×1 is of 12 stored numbers"),
+        ({"size": (1,) * 65, "stride": (0,) * 65}, "64 numbers or fewer"),
+        ({"count": 13}, "instead of 52|has two sizes"),
+        ({"count": 2**47}, "bytes instead of|has two sizes"),
+        ({"kind": "DoubleStorage"}, "instead of 96|has two sizes"),
+        ({"kind": "QUInt4x2Storage"}, "of an unknown kind"),
+        ({"key": "1"}, "no record data/1|no storage 1"),
+        ({"key": "../../x"}, r"no record data/\.\./\.\./x|no storage \.\./\.\./x"),
+    ],
+)
+def test_a_tensor_that_is_not_in_its_storage_is_refused(tmp_path, bad, reason):
+    content = state(tensor(), tensor(**bad))
+    refused(in_a_row(tmp_path, content), reason)
+    refused(zipped(tmp_path, {"data.pkl": content, "data/0": bytes(48)}), reason)
+
+
+def test_storages_are_not_read_twice_over(tmp_path):
+    keys = [str(key) for key in range(3)]
+    path = zipped(
+        tmp_path, {"data.pkl": state(*(tensor(key=key) for key in keys))} | {f"data/{key}": bytes(48) for key in keys}
+    )
+    content = path.read_bytes()
+    # the table says that all records begin where the first one does
+    with zipfile.ZipFile(path) as archive:
+        starts = {info.filename: info.header_offset for info in archive.infolist()}
+    for name, start in starts.items():
+        if name.startswith("archive/data/"):
+            table = content.index(name.encode(), content.index(b"PK\x01\x02"))
+            field = table - 4
+            assert struct.unpack("<I", content[field : field + 4])[0] == start
+            content = content[:field] + struct.pack("<I", starts["archive/data/0"]) + content[field + 4 :]
+    path.write_bytes(content)
+    refused(path, "damaged: ")
+    bomb = zipped(tmp_path, {"data.pkl": state(tensor()), "data/0": bytes(48)}, zipfile.ZIP_DEFLATED)
+    refused(bomb, "is compressed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with zipfile.ZipFile(path, "w") as archive:
+            for content in (state(tensor()), state(tensor())):
+                archive.writestr("archive/data.pkl", content)
+    refused(path, "two of its records have one name")
+
+
+def test_other_kinds_of_tensors_are_refused_by_name(tmp_path):
+    plain = torch.ones(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that quantised tensors are deprecated
+        quantised = torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8)
+    for strange, word in ((quantised, "quantised"), (plain.to_sparse(), "sparse"), (plain.to("meta"), "meta")):
+        torch.save({"good": plain, "strange": strange}, tmp_path / "strange.pth")
+        refused(tmp_path / "strange.pth", f"strange is an? .*{word}.* tensor, which is not read")
+        torch.save({"model": {"good": plain}, "beside": strange}, tmp_path / "beside.pth")
+        assert torch.equal(read_weights(tmp_path / "beside.pth")[0]["good"], plain)
+
+
+def test_archives_that_are_no_weights_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "old.pth", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.add(__file__, "storages")
+    refused(tmp_path / "old.pth", "tar archive, as PyTorch wrote before")
+    refused(zipped(tmp_path, {"code.py": b""}), "0 records data.pkl")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "network.pth")
+    refused(tmp_path / "network.pth", "holds no weights")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "network.pth", **LEGACY)
+    refused(tmp_path / "network.pth", "holds no weights")
+
+
+def test_a_changed_byte_in_a_zip_archive_is_never_read(tmp_path):
+    maker, chance = Maker(tmp_path), random.Random(0)
+    for _ in range(200):
+        content = bytearray(maker.zip)
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        (tmp_path / "flipped.pth").write_bytes(content)
+        try:
+            read = read_weights(tmp_path / "flipped.pth")[0]
+        except SubquadError:
+            continue
+        assert read.keys() == maker.original.keys()
+        assert all(torch.equal(read[name], maker.original[name]) for name in read)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_refused_at_once(tmp_path, suffix, monkeypatch):
+    (folder := tmp_path / f"folder.{suffix}").mkdir()
+    os.mkfifo(pipe := tmp_path / f"pipe.{suffix}")
+    (device := tmp_path / f"device.{suffix}").symlink_to("/dev/zero")
+    refused(folder, "it is a folder")
+    refused(pipe, "it is a device or a pipe")
+    refused(device, "it is a device or a pipe")
+    refused(tmp_path / f"missing.{suffix}", "no weight file at")
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(SubquadError, match="no weight file at") as caught:
+            read_weights(tmp_path / f"{name}.{suffix}")
+        assert str(caught.value).isprintable()
+    (loop := tmp_path / f"loop.{suffix}").symlink_to(tmp_path / f"loop.{suffix}")
+    with pytest.raises(SubquadError, match="no weight file at"):
+        read_weights(loop)
+    save_weights(torch.nn.Linear(2, 2), kept := tmp_path / f"kept.{suffix}")
+    kept.chmod(0)
+    if os.geteuid():
+        refused(kept, "cannot read .*: Permission denied")
+    for content in (
+        b"",
+        b"text of a page\n" * 10,
+        b"\x00" * 100,
+        b"\xff" * 100,
+        b"PK\x03\x04" + bytes(50),
+        b"\x80\x02}.",
+    ):
+        (tmp_path / f"odd.{suffix}").write_bytes(content)
+        refused(tmp_path / f"odd.{suffix}", "odd")
+
+
+def test_safetensors_that_lie_are_refused(tmp_path):
+    path = tmp_path / "file.safetensors"
+    save_weights(small("vit"), path)
+    whole = path.read_bytes()
+    for size in (0, 1, 7, 8, 9, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        refused(path, "no safetensors file or is cut short")
+    for length in (0, 1, 2**20, 2**27, 2**32, 2**63, 2**64 - 1):
+        path.write_bytes(struct.pack("<Q", length) + whole[8:])
+        refused(path, "no safetensors file or is cut short")
+    for number in range(200):
+        path.write_bytes(header_of(random.Random(number), {}))
+        try:
+            read_weights(path)
+        except SubquadError as error:
+            assert str(error).isprintable()
+
+
+@every_format
+def test_weights_of_another_kind_are_named_with_both_kinds(tmp_path, how):
+    model = small("vit")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    name = "stages.0.blocks.0.norm1.weight"
+    cases = {
+        torch.complex64: "is complex64, the model's float32",
+        torch.int64: "is int64, the model's float32",
+        torch.bool: "is bool, the model's float32",
+        torch.float16: None,
+        torch.bfloat16: None,
+        torch.float64: None,
+    }
+    for kind, complaint in cases.items():
+        torch.save(before | {name: before[name].to(kind)}, tmp_path / "other.pth", **how)
+        if complaint is None:
+            load_checkpoint(model, tmp_path / "other.pth")
+            continue
+        message = refused(tmp_path / "other.pth", complaint, lambda path: load_checkpoint(model, path))
+        assert name in message and "1 of another kind" in message
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_counters_that_were_averaged_are_still_counters():
+    model = small("softnet")
+    counters = [name for name in model.state_dict() if name.endswith("num_batches_tracked")]
+    assert counters
+    load_checkpoint(model, {name: value.float() for name, value in model.state_dict().items()})
+    with pytest.raises(SubquadError, match=r"num_batches_tracked is float32, the model's int64"):
+        load_checkpoint(model, model.state_dict() | {counters[0]: torch.tensor(0.5)})
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused_and_named(tmp_path, number):
+    model, broken = small("vit"), small("vit")
+    broken.norm.weight.data[3] = number
+    save_weights(broken, tmp_path / "broken.safetensors")
+    torch.save(broken.state_dict(), tmp_path / "broken.pth")
+    before = model.norm.weight.clone()
+    for path in (tmp_path / "broken.safetensors", tmp_path / "broken.pth"):
+        refused(path, r"weights that are not finite: norm\.weight", lambda path: load_checkpoint(model, path))
+    assert torch.equal(model.norm.weight, before)
+    half = {name: value.half() for name, value in broken.state_dict().items()}
+    with pytest.raises(SubquadError, match="not finite"):
+        load_checkpoint(model, half)
+
+
+def test_entries_with_two_names_or_none_are_refused(tmp_path):
+    path, ones = tmp_path / "names.pth", torch.ones(2)
+    for entries, reason in (
+        ({"module.a": ones, "a": ones}, "two entries for a, with and without a wrapper's prefix"),
+        ({"module._orig_mod.a": ones, "_orig_mod.a": ones}, "two entries for a"),
+        ({"a\nb": ones}, "too long or not printable"),
+        ({"\x1b[31m": ones}, "too long or not printable"),
+        ({"a" * 501: ones}, "too long"),
+        ({1: ones}, "whose name is no text"),
+        ({"a": torch.empty(2**40, 0)}, "is of 0 stored numbers"),
+    ):
+        torch.save(entries, path)
+        refused(path, reason)
+    released = {"blocks.0.norm1.weight": ones, "blocks.0.attn.proj.bias": ones, "blocks.0.attn.dwc.bias": ones}
+    released |= {"blocks.0.attn.inner.local.bias": ones}
+    with pytest.raises(SubquadError, match=r"two entries are stages\.0\.blocks\.0\.attn\.inner\.local\.bias"):
+        load_checkpoint(small("vit"), released)
+
+
+def test_tables_of_a_shape_that_no_table_has_are_one_line():
+    model = small("vit", "agent", depths=(1,))
+    tables = [name for name in model.state_dict() if "bias." in name or name.endswith("table")]
+    assert len(tables) > 2
+    for name in (name for name in tables if ".blocks.0." in name or "blocks" not in name):
+        for shape in ((), (0,), (1, 0, 3), (1, 7), (3, 5, 7, 9), (1, 6, 24)):
+            with pytest.raises(SubquadError) as caught:
+                load_checkpoint(model, model.state_dict() | {name: torch.zeros(shape)})
+            assert str(caught.value).isprintable(), (name, shape)
+
+
+def test_the_fuzzer_finds_nothing(tmp_path, watch):
+    maker = Maker(tmp_path)
+    with working_in(watch.folder):
+        for number in range(600):
+            kind, _, complaints = try_file(maker, watch, tmp_path, f"test {number}")
+            assert not complaints, (number, kind)
+        assert not watch.changes()
