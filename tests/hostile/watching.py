@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from subquad.errors import SubquadError
-from subquad.models import files, pickles, read_weights, restore_model, stored, torch_files
+from subquad.models import files, pickles, read_weights, restore_model, stand_ins, stored, torch_files
 
 HARMLESS = (
     "object.__getattr__",
@@ -115,16 +115,27 @@ def _most_memory() -> int:
 
 
 def _functions() -> list[Any]:
-    modules = torch._utils, torch._tensor, files, pickles, stored, torch_files
+    modules = torch._utils, torch._tensor, files, pickles, stand_ins, stored, torch_files
     return [value for module in modules for value in vars(module).values() if isinstance(value, types.FunctionType)]
 
 
 def _things() -> list[Any]:
     """Modules, classes and functions that a file could name."""
     modules = [builtins, torch, torch._utils, torch._tensor, torch.storage, torch.serialization, collections]
-    modules += [torch.nn, torch.nn.parameter, torch.nn.modules.module, os, sys, files, pickles, stored, torch_files]
+    modules += [
+        torch.nn,
+        torch.nn.parameter,
+        torch.nn.modules.module,
+        os,
+        sys,
+        files,
+        pickles,
+        stand_ins,
+        stored,
+        torch_files,
+    ]
     classes = [torch.UntypedStorage, torch.storage.TypedStorage, torch.FloatStorage, torch.Tensor, torch.nn.Parameter]
-    classes += [torch.nn.Module, pickles.Unread, pickles.Name, pickles.Machine, stored.StoredTensor, stored.Storage]
+    classes += [torch.nn.Module, stand_ins.Unread, stand_ins.Name, pickles.Machine, stored.StoredTensor, stored.Storage]
     return [*modules, *classes, *_functions()]
 
 
