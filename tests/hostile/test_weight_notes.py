@@ -63,7 +63,7 @@ def segmenter(head):
 
 def detector(head):
     model = build_detector(BACKBONE, head=head, num_classes=5, head_channels=32)
-    return model, NOTE, load_detector
+    return model, {name: NOTE[name] for name in ("classes", "data")}, load_detector
 
 
 NETWORKS = {f"host {host}": classifier(host) for host in HOSTS}
@@ -71,10 +71,13 @@ NETWORKS |= {f"sequences {name}": lambda name=name: sequences(name) for name in 
 NETWORKS |= {f"segmenter {head}": lambda head=head: segmenter(head) for head in SEGMENTERS}
 NETWORKS |= {f"detector {head}": lambda head=head: detector(head) for head in DETECTORS}
 FAST = ("sequences linear",)
-every_network = pytest.mark.parametrize(
-    "make",
-    [pytest.param(make, id=name, marks=[] if name in FAST else pytest.mark.slow) for name, make in NETWORKS.items()],
-)
+# one of each kind: who reads them
+KINDS_OF_NETWORKS = {name.partition(" ")[0]: name for name in reversed(NETWORKS)}
+
+
+def networks(names):
+    marked = (pytest.param(NETWORKS[name], id=name, marks=() if name in FAST else pytest.mark.slow) for name in names)
+    return pytest.mark.parametrize("make", list(marked))
 
 
 def rewrite(path, note):
@@ -99,7 +102,7 @@ def refused(path, match, read):
     assert str(path) in str(caught.value) and str(caught.value).isprintable()
 
 
-@every_network
+@networks(NETWORKS)
 def test_arguments_that_made_no_network_are_refused_without_taking_memory(tmp_path, make):
     model, note, read = make()
     save_weights(model, path := tmp_path / "file.safetensors", note)
@@ -119,7 +122,7 @@ def test_arguments_that_made_no_network_are_refused_without_taking_memory(tmp_pa
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
 
 
-@every_network
+@networks([*KINDS_OF_NETWORKS.values(), *FAST])
 def test_every_entry_of_a_note_is_of_its_kind(tmp_path, make):
     model, note, read = make()
     save_weights(model, path := tmp_path / "file.safetensors", note)
