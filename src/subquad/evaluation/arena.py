@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from subquad.data import create_loader, listops
 from subquad.data.sequences import SEQUENCES, load_sequences
@@ -15,6 +14,7 @@ from subquad.models import restore, weight_file
 from subquad.models.notes import required
 from subquad.models.restoring import naming
 from subquad.models.sequence import SequenceClassifier, create_sequence_model
+from subquad.reading import read_yaml
 
 
 def load_sequence_model(path: Path | str) -> tuple[SequenceClassifier, dict[str, Any]]:
@@ -29,13 +29,14 @@ def judge_arena(path: Path | str, *, data_dir: str | None = None, batch_size: in
     with naming(weight_file(path)):
         task, settings = required(note, "data", "data_settings")
     file = weight_file(path).parent / "recipe.yaml"
-    recipe = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    recipe = read_yaml(file) if file.is_file() else None
+    folder = recipe.get("data_dir") if isinstance(recipe, dict) else None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sequences = load_sequences(
         task,
         split="test",
         max_length=model.max_length,
-        data_dir=data_dir or recipe.get("data_dir"),
+        data_dir=data_dir or folder,
         settings=settings,
     )
     loader = create_loader(sequences, batch_size=batch_size)
