@@ -26,6 +26,18 @@ class Source:
     classes: tuple[str, ...]
     labels: Sequence[int]
 
+    def check(self, name: str) -> None:
+        """Raise where there are no images, or labels that are no classes, as sets without known labels have them."""
+        if not len(self.labels):
+            raise SubquadError(f"{name} has no images")
+        wrong = set(self.labels) - set(range(len(self.classes)))
+        if wrong:
+            count = sum(label in wrong for label in self.labels)
+            raise SubquadError(
+                f"{count} of {len(self.labels)} images of {name} have labels that are none of the {len(self.classes)} "
+                f"classes: {', '.join(map(str, list(wrong)[:3]))}"
+            )
+
     def part(self, indices: Sequence[int]) -> "Source":
         """Keep only the images at `indices`."""
         return Source(_Part(self.reader, indices), self.classes, [self.labels[i] for i in indices])
@@ -124,7 +136,7 @@ class ImageDataset(PictureDataset):
         self.labels = source.labels
         self.transform: Callable[[Image.Image], Any] | None = None
         self._reader = source.reader
-        _check_labels(source, name)
+        source.check(name)
 
     def __getitem__(self, index: int) -> tuple[Any, int] | None:
         image = self.whole_picture(index)
@@ -144,16 +156,3 @@ class ImageDataset(PictureDataset):
     def path(self, index: int) -> str:
         """Name the file of an image, or its place in data that have no files."""
         return self._reader.filename(index, absolute=True) or f"{self.name}[{index}]"
-
-
-def _check_labels(source: Source, name: str) -> None:
-    """Refuse labels that are no classes, as sets without known labels have them."""
-    if not len(source.labels):
-        raise SubquadError(f"{name} has no images")
-    wrong = set(source.labels) - set(range(len(source.classes)))
-    if wrong:
-        count = sum(label in wrong for label in source.labels)
-        raise SubquadError(
-            f"{count} of {len(source.labels)} images of {name} have labels that are none of the "
-            f"{len(source.classes)} classes: {', '.join(map(str, list(wrong)[:3]))}"
-        )

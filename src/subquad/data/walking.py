@@ -33,16 +33,17 @@ def walk_files(folder: Path) -> Iterator[str]:
     Raises:
         SubquadError: a folder can't be read.
     """
-    visited: set[tuple[int, int]] = set()
+    # what lies around the folder is not in it, whatever link leads there
+    visited = {_identity(parent) for parent in folder.resolve().parents}
     # real folders before links, so that files are called by the shortest names they have
     folders, links = [str(folder)], list[str]()
     while folders or links:
         name = folders.pop() if folders else links.pop()
         try:
-            status = os.stat(name)  # noqa: PTH116 (paths of a million files are made of strings)
-            if (status.st_dev, status.st_ino) in visited:
+            identity = _identity(name)
+            if identity in visited:
                 continue
-            visited.add((status.st_dev, status.st_ino))
+            visited.add(identity)
             with os.scandir(name) as scanned:
                 entries = sorted((entry for entry in scanned if not is_hidden(entry.name)), key=lambda e: e.name)
         except OSError as error:
@@ -97,6 +98,11 @@ def natural_order(text: str) -> Any:
     """Sort key that puts a9 before a10; names that differ in their case alone have a fixed order, too."""
     parts = re.split(r"(\d+)", text.lower())
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], text
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    status = os.stat(folder)  # noqa: PTH116 (paths of a million files are strings)
+    return status.st_dev, status.st_ino
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
