@@ -39,7 +39,7 @@ def _whole_arrays(path: Path, count: int) -> Arrays | None:
     """What is in a file; None where there is none, or one that is damaged."""
     try:
         # reading to the end has zip's checksums compared
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = dict(file)
     except FileNotFoundError:
         return None
