@@ -1,5 +1,7 @@
 """What predict writes: each image in a place of its own, no image lost, and an error where nothing could be read."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -162,6 +164,13 @@ def test_names_that_are_too_long_and_folders_that_are_none_are_said(task, comman
     (tmp_path / "file").write_text("")
     status, said = command(task, write(tmp_path / "x.png"), output=tmp_path / "file/below")
     assert status == 2 and said.err.startswith("subquad: can't write ") and said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("task", LOADERS)
+def test_names_that_are_no_utf8_are_read_and_shown(task, command, tmp_path):
+    write(tmp_path / "in/x.png").rename(tmp_path / "in" / os.fsdecode(b"\xff.png"))
+    status, said = command(task, tmp_path / "in")
+    assert status == 0 and "/in/\\udcff.png: " in said.out
 
 
 SMALL = ["--model", "pvt_tiny", "--epochs", "1", "--warmup-epochs", "0", "--batch-size", "2", "--lr", "1e-3"]
