@@ -51,7 +51,7 @@ def test_training_crops_are_all_of_one_size_with_void_where_there_is_no_picture(
         assert red.any() and (labels[red] == 1).float().mean() > 0.9
 
 
-def test_classes_are_never_mixed_into_others(tmp_path):
+def test_classes_are_never_mixed_into_others():
     # between the first and the third class lies the second, which is nowhere
     labels = np.repeat(np.array([[0, 2, VOID]], np.uint8), 12, 1).repeat(24, 0)
     for seed in range(8):
