@@ -163,7 +163,7 @@ def test_names_that_are_too_long_and_folders_that_are_none_are_said(task, comman
     assert status == 2 and "is too long to write" in said.err
     (tmp_path / "file").write_text("")
     status, said = command(task, write(tmp_path / "x.png"), output=tmp_path / "file/below")
-    assert status == 2 and said.err.startswith("subquad: can't write ") and said.err.count("\n") == 1
+    assert status == 2 and f"{tmp_path}/file" in said.err and said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("task", LOADERS)
