@@ -81,3 +81,10 @@ def test_the_papers_agents_work_on_maps_of_any_size(host):
 def test_a_head_that_is_not_known_is_said():
     with pytest.raises(SubquadError, match="unknown head 'mask_rcn': did you mean mask_rcnn"):
         made("mask_rcn")
+
+
+def test_images_that_vanish_when_they_are_resized_are_refused():
+    model = made("retinanet").eval()
+    with pytest.raises(SubquadError, match="an image of 190×1 px is less than a pixel thin at a long_side of 128"):
+        model([torch.rand(3, 1, 190)])
+    assert len(model([torch.rand(3, 2, 190)])) == 1

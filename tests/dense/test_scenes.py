@@ -51,6 +51,15 @@ def test_training_crops_are_all_of_one_size_with_void_where_there_is_no_picture(
         assert red.any() and (labels[red] == 1).float().mean() > 0.9
 
 
+def test_classes_are_never_mixed_into_others():
+    # between the first and the third class lies the second, which is nowhere
+    labels = np.repeat(np.array([[0, 2, VOID]], np.uint8), 12, 1).repeat(24, 0)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        crop = TrainingTransform(INPUT, scale=(0.3, 1.7))(Image.new("RGB", (36, 24)), labels)[1]
+        assert set(crop.unique().tolist()) <= {0, 2, VOID}
+
+
 def test_what_is_judged_is_resized_and_its_labels_are_not(folder):
     images = load_scenes(folder, split="validation")
     images.transform = SceneTransform(SceneInput((32, 48), 20, INPUT.mean, INPUT.std))

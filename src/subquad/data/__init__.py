@@ -2,9 +2,9 @@
 
 from subquad.data.catalogue import NAMES, load_dataset
 from subquad.data.dataset import BrokenImageError, ImageDataset, read_image
-from subquad.data.folders import find_images
 from subquad.data.loader import create_loader
 from subquad.data.transforms import Augmentation, InputConfig, eval_transform, train_transform
+from subquad.data.walking import find_images
 
 __all__ = [
     "NAMES",

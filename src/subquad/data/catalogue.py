@@ -7,6 +7,7 @@ from subquad.data.drawn import DRAWN, read_drawn
 from subquad.data.folders import LAYOUT, SPLITS, read_folder
 from subquad.data.named import read_digits, read_hub, read_torch
 from subquad.data.sampling import thin_out
+from subquad.data.walking import find_path
 from subquad.errors import SubquadError, unknown_name
 
 NAMES = {
@@ -36,7 +37,7 @@ def load_dataset(
     """
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
-    source = _find(name, split, Path(data_dir).expanduser() if data_dir else None)
+    source = _find(name, split, find_path(data_dir) if data_dir else None)
     if max_images is not None:
         source = source.part(thin_out(source.labels, max_images))
     return ImageDataset(source, name, strict=strict)
@@ -63,7 +64,7 @@ def _find(name: str, split: str, data_dir: Path | None) -> Source:
         return read_torch(rest, split, _existing(data_dir))
     if kind == "hfds" and rest:
         return read_hub(rest, split, data_dir)
-    path = Path(name).expanduser()
+    path = find_path(name)
     # what looks like a path is taken for one, so that a missing folder is called so
     if path.exists() or len(path.parts) > 1 or path.suffix:
         return read_folder(path, split)

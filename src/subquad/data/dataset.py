@@ -3,48 +3,19 @@
 Readers are timm's, or answer as they do: `reader[index] -> (file or picture, label)`, `len`, `filename`.
 """
 
-import struct
-import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from subquad.data.decoding import BrokenImageError, DataError, read_image, reason_of
 from subquad.errors import SubquadError
 
-# what PIL raises on files that are cut short, damaged, of another kind or dangerously large
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
-
-
-class DataError(SubquadError):
-    """Data that is not as it must be."""
-
-    def __init__(self, message: str):
-        # a loader process hands its errors over inside a traceback: the message is its last line
-        super().__init__(message.strip().splitlines()[-1].removeprefix(f"{__name__}.{type(self).__name__}: "))
-
-
-class BrokenImageError(DataError):
-    """An image that can't be read."""
-
-
-def read_image(file: Path | BinaryIO | Image.Image) -> Image.Image:
-    """The picture in a file, decoded to its end, in RGB.
-
-    Raises:
-        BrokenImageError: if it can't be.
-    """
-    try:
-        if isinstance(file, Image.Image):
-            return file.convert("RGB")
-        with file.open("rb") if isinstance(file, Path) else file as opened, Image.open(opened) as image:
-            return image.convert("RGB")
-    except _BROKEN as error:
-        raise BrokenImageError(" ".join(str(error).split())) from None
+__all__ = ["BrokenImageError", "DataError", "ImageDataset", "PictureDataset", "Source", "read_image"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +26,20 @@ class Source:
     classes: tuple[str, ...]
     labels: Sequence[int]
 
+    def check(self, name: str) -> None:
+        """Raise where there are no images, or labels that are no classes, as sets without known labels have them."""
+        if not len(self.labels):
+            raise SubquadError(f"{name} has no images")
+        wrong = set(self.labels) - set(range(len(self.classes)))
+        if wrong:
+            count = sum(label in wrong for label in self.labels)
+            raise SubquadError(
+                f"{count} of {len(self.labels)} images of {name} have labels that are none of the {len(self.classes)} "
+                f"classes: {', '.join(map(str, list(wrong)[:3]))}"
+            )
+
     def part(self, indices: Sequence[int]) -> "Source":
-        """Only the images at `indices`."""
+        """Keep only the images at `indices`."""
         return Source(_Part(self.reader, indices), self.classes, [self.labels[i] for i in indices])
 
 
@@ -76,46 +59,53 @@ class _Part:
         return self._reader.filename(self._indices[index], absolute=absolute)
 
 
-class ImageDataset(Dataset):
-    """Pairs of (image or what `transform` makes of it, label); None in place of a pair whose image is broken.
+class PictureDataset(Dataset, ABC):
+    """Items made of pictures, None in place of one whose picture is broken.
 
-    Broken images are counted across loader processes. With `strict` the first one raises `BrokenImageError`.
+    Broken pictures are counted across loader processes. With `strict` the first one raises `BrokenImageError`, and
+    without it the last one, when none is left.
+
+    Attributes:
+        name: what the user calls the data.
     """
 
-    def __init__(self, source: Source, name: str, *, strict: bool = False):
-        self.classes = source.classes
-        self.labels = source.labels
-        self.name = name
-        self.transform: Callable[[Image.Image], Any] | None = None
-        self._reader = source.reader
-        self._strict = strict
+    def __init__(self, count: int, name: str, *, strict: bool = False):
+        self.name, self._strict = name, strict
         # shared, so that what a loader process finds out is known here
-        self._broken = torch.zeros(len(source.labels), dtype=torch.bool).share_memory_()
+        self._broken = torch.zeros(count, dtype=torch.bool).share_memory_()
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self._broken)
 
-    def __getitem__(self, index: int) -> tuple[Any, int] | None:
+    @abstractmethod
+    def picture(self, index: int) -> Image.Image:
+        """Decode an image as it is stored, in RGB; raises BrokenImageError if it can't be."""
+
+    @abstractmethod
+    def path(self, index: int) -> str:
+        """Name the file of an image."""
+
+    def whole_picture(self, index: int) -> Image.Image | None:
+        """Decode an image; a broken one is counted, and None.
+
+        Raises:
+            BrokenImageError: it is broken and the data set strict, or all its images are.
+        """
         try:
-            image = self.picture(index)
+            return self.picture(index)
         except BrokenImageError as error:
             if self._strict:
                 raise BrokenImageError(f"broken image {self.path(index)}: {error}") from None
             self._broken[index] = True
-            return None
-        return image if self.transform is None else self.transform(image), self.labels[index]
+        # numpy's stops at the first that is whole
+        if self._broken.numpy().all():
+            raise self._all_broken()
+        return None
 
-    def picture(self, index: int) -> Image.Image:
-        """The image as it is stored, in RGB."""
-        try:
-            file = self._reader[index][0]
-        except OSError as error:
-            raise BrokenImageError(str(error)) from None
-        return read_image(file)
-
-    def path(self, index: int) -> str:
-        """The file of an image, or a name for one that has none."""
-        return self._reader.filename(index, absolute=True) or f"{self.name}[{index}]"
+    def check_any_whole(self) -> None:
+        """Raise BrokenImageError if not a single image can be read; quick where the first can."""
+        if not any(self.whole_picture(index) is not None for index in range(len(self))):
+            raise self._all_broken()
 
     @property
     def num_broken(self) -> int:
@@ -125,3 +115,44 @@ class ImageDataset(Dataset):
     def broken_paths(self) -> list[str]:
         """Files of the broken images met so far."""
         return [self.path(i) for i in self._broken.nonzero()[:, 0].tolist()]
+
+    def _all_broken(self) -> BrokenImageError:
+        try:
+            self.picture(0)
+            reason = ""
+        except BrokenImageError as error:
+            reason = f": {error}"
+        return BrokenImageError(
+            f"all {len(self)} images of {self.name} are broken, the first is {self.path(0)}{reason}"
+        )
+
+
+class ImageDataset(PictureDataset):
+    """Pairs of (image or what `transform` makes of it, label); None in place of a pair whose image is broken."""
+
+    def __init__(self, source: Source, name: str, *, strict: bool = False):
+        super().__init__(len(source.labels), name, strict=strict)
+        self.classes = source.classes
+        self.labels = source.labels
+        self.transform: Callable[[Image.Image], Any] | None = None
+        self._reader = source.reader
+        source.check(name)
+
+    def __getitem__(self, index: int) -> tuple[Any, int] | None:
+        image = self.whole_picture(index)
+        if image is None:
+            return None
+        return image if self.transform is None else self.transform(image), self.labels[index]
+
+    def picture(self, index: int) -> Image.Image:
+        """Decode the image as it is stored, in RGB."""
+        try:
+            file = self._reader[index][0]
+        except Exception as error:
+            # of a damaged row of a table, libraries raise anything
+            raise BrokenImageError(reason_of(error)) from None
+        return read_image(file)
+
+    def path(self, index: int) -> str:
+        """Name the file of an image, or its place in data that have no files."""
+        return self._reader.filename(index, absolute=True) or f"{self.name}[{index}]"

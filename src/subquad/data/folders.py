@@ -1,21 +1,44 @@
 """Folders of images: one folder a class, in train/ and val/ as ImageNet has them or without such splits."""
 
+import os
+import re
 from collections import Counter
 from pathlib import Path
 
-from timm.data.readers import create_reader
 from timm.data.readers.img_extensions import get_img_extensions
-from timm.utils.misc import natural_key
 
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import Source
 from subquad.data.sampling import hold_out
+from subquad.data.walking import find_images, image_names, natural_order, subfolders
 from subquad.errors import SubquadError
 
 SPLITS = {"train": ("train", "training"), "validation": ("val", "validation", "valid", "test")}
 """What the folders of a split may be called, the preferred name first."""
 
+_UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Line ends, and what stands for bytes that are no UTF-8."""
+
 LAYOUT = "train/<class>/*.jpg and val/<class>/*.jpg"
+
+
+class FolderReader:
+    """Images of a folder with their labels."""
+
+    def __init__(self, folder: Path, samples: list[tuple[str, int]]):
+        self.folder, self.samples = folder, samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Path, int]:
+        name, label = self.samples[index]
+        return Path(name), label
+
+    def filename(self, index: int, absolute: bool = False) -> str:
+        """Name an image, within its folder or with it."""
+        name = self.samples[index][0]
+        return name if absolute else os.path.relpath(name, self.folder)
 
 
 def read_folder(path: Path, split: str) -> Source:
@@ -40,30 +63,25 @@ def read_folder(path: Path, split: str) -> Source:
 def split_folder(path: Path, split: str) -> Path | None:
     """The folder of a split in `path`, if there is one."""
     splits = {name for names in SPLITS.values() for name in names}
-    among_classes = any(folder.name not in splits for folder in _subfolders(path))
+    among_classes = any(folder.name not in splits for folder in subfolders(path))
     for name in SPLITS[split]:
         folder = path / name
         # beside other classes, a folder of images that is called "train" is a class, too
-        if folder.is_dir() and (_subfolders(folder) or not among_classes):
+        if folder.is_dir() and (subfolders(folder) or not among_classes):
             return folder
     return None
 
 
-def find_images(folder: Path) -> list[Path]:
-    """All images in `folder` and below, in natural order."""
-    endings = get_img_extensions(as_set=True)
-    paths = [path for path in folder.rglob("*") if path.suffix.lower() in endings and path.is_file()]
-    return sorted(paths, key=lambda path: natural_key(str(path)))
-
-
 def _read_classes(folder: Path, classes: tuple[str, ...]) -> Source:
     """The images in the class folders of `folder`, each of which must have some."""
-    class_to_idx = {name: index for index, name in enumerate(classes)}
-    try:
-        reader = create_reader("", root=str(folder), class_map=class_to_idx)
-    except RuntimeError:
-        raise SubquadError(f"the folders in {folder} hold no images ({_endings()})") from None
+    places = {name: index for index, name in enumerate(classes)}
+    root = str(folder)
+    named = ((name, name.removeprefix(root).lstrip(os.sep).partition(os.sep)) for name in image_names(folder))
+    # an image beside the class folders belongs to none of them
+    reader = FolderReader(folder, [(name, places[top]) for name, (top, inside, _) in named if inside])
     labels = [label for _, label in reader.samples]
+    if not labels:
+        raise SubquadError(f"the folders in {folder} hold no images ({_endings()})")
     counts = Counter(labels)
     empty = [name for index, name in enumerate(classes) if not counts[index]]
     if empty:
@@ -78,7 +96,7 @@ def _agreed_classes(folders: dict[str, Path]) -> tuple[str, ...]:
     if len(names) == 2 and names["train"] != names["validation"]:
         train, validation = set(names["train"]), set(names["validation"])
         parts = [
-            f"{', '.join(sorted(only, key=natural_key)[:3])}{', …' if len(only) > 3 else ''} only in {folders[split]}"
+            f"{', '.join(sorted(only, key=natural_order)[:3])}{', …' if len(only) > 3 else ''} only in {folders[split]}"
             for split, only in (("train", train - validation), ("validation", validation - train))
             if only
         ]
@@ -87,15 +105,15 @@ def _agreed_classes(folders: dict[str, Path]) -> tuple[str, ...]:
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
-    names = tuple(sorted((path.name for path in _subfolders(folder)), key=natural_key))
+    names = tuple(sorted((path.name for path in subfolders(folder)), key=natural_order))
     if not names:
         images = len(find_images(folder))
         raise SubquadError(f"{folder} has {images} images but no class folders: sort them as <class>/*.jpg or {LAYOUT}")
+    for name in names:
+        if _UNWRITABLE.search(name):
+            # names of classes are written into runs and tables
+            raise SubquadError(f"class folder {name!a} in {folder} has a name that can't be written: rename it")
     return names
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
 
 
 def _names(folders: dict[str, Path]) -> str:

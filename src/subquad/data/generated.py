@@ -1,30 +1,61 @@
 """Data that are generated: the same from the same seed, made once and kept, in three parts."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from subquad.data.archives import data_home
+from subquad.data.archives import data_home, locked
+from subquad.data.decoding import reason_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.writing import replacing
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def kept(name: str, make: Callable[[], Arrays]) -> Arrays:
-    """The arrays of this name in the data folder, made if they are not there."""
+MOST_BYTES = 2**35
+"""Of the arrays of a set: 32 GiB, which hold the published ones many times over."""
+
+
+def kept(name: str, make: Callable[[], Arrays], *, count: int) -> Arrays:
+    """The arrays of this name in the data folder, `count` rows each; made where they are not there, or not whole."""
     path = data_home() / f"{name}.npz"
-    with FileLock(f"{path}.lock"):
-        if not path.is_file():
-            made = make()
-            with replacing(path) as aside, aside.open("wb") as file:
-                np.savez_compressed(file, **made)  # type: ignore[arg-type]
-    with np.load(path, allow_pickle=False) as file:
-        return dict(file)
+    with locked(path):
+        arrays = _whole_arrays(path, count)
+        if arrays is None:
+            arrays = make()
+            try:
+                with replacing(path) as aside, aside.open("wb") as file:
+                    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            except OSError as error:
+                raise SubquadError(f"can't write {path}: {reason_of(error)}") from None
+    return arrays
+
+
+def _whole_arrays(path: Path, count: int) -> Arrays | None:
+    """What is in a file; None where there is none, or one that is damaged."""
+    try:
+        # reading to the end has zip's checksums compared
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = dict(file)
+    except FileNotFoundError:
+        return None
+    except Exception:
+        # on damaged bytes numpy and zipfile raise anything, down to MemoryError
+        return None
+    return arrays if arrays and all(array.ndim and len(array) == count for array in arrays.values()) else None
+
+
+def check_size(what: str, count: int, size: int) -> None:
+    """Refuse `count` things of `size` bytes that are too much together."""
+    if count * size > MOST_BYTES:
+        raise SubquadError(
+            f"{count} {what} of {size} bytes each are {count * size / 2**30:.0f} GiB, of {MOST_BYTES >> 30} at most: "
+            "ask for fewer or smaller ones"
+        )
 
 
 def part_of(split: str, shares: Mapping[str, float], count: int) -> slice:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from subquad.data.generated import kept, part_of
+from subquad.data.generated import check_size, kept, part_of
 from subquad.errors import SubquadError
 from subquad.ranges import Count, Positive, checks_arguments
 
@@ -36,7 +36,7 @@ VOCABULARY = ("", *map(str, range(10)), *OPERATIONS, CLOSE)
 
 DEEPEST = 10
 MOST_ARGUMENTS = 10
-MOST_TRIES = 1_000_000
+MOST_TRIES = 100_000
 """In a row that bring nothing new, before it is said that there is nothing."""
 
 SPLITS = {"train": 0.96, "validation": 0.02, "test": 0.02}
@@ -151,9 +151,10 @@ def load_listops(
     """
     if count < 100:
         raise SubquadError(f"{count} expressions leave none to judge by: ask for 100 or more")
+    check_size("expressions", count, longest)
     part = part_of(split, SPLITS, count)
     name = f"listops-{seed}-{count}-{shortest}-{longest}"
-    whole = kept(name, lambda: asdict(_generated(seed, count, shortest, longest)))
+    whole = kept(name, lambda: asdict(_generated(seed, count, shortest, longest)), count=count)
     return Sequences(**{key: values[part] for key, values in whole.items()})
 
 

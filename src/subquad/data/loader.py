@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
-from subquad.data.dataset import BrokenImageError
+from subquad.data.dataset import BrokenImageError, PictureDataset
 from subquad.errors import SubquadError
 
 
@@ -26,8 +26,9 @@ def create_loader(
 ) -> DataLoader:
     """Batches (images, labels) of a data set whose broken images are None; or what `collate` makes of its items.
 
-    A batch of nothing but broken images has length 0. With `world_size` processes each gets its own images of one
-    evaluation, none twice; the numbers of images may differ by one.
+    A batch of nothing but broken images has length 0; where there are no others at all, it is a `BrokenImageError`.
+    With `world_size` processes each gets its own images of one evaluation, none twice; the numbers of images may differ
+    by one.
     """
     if not 0 <= rank < world_size:
         raise SubquadError(f"rank {rank} is not one of {world_size} processes")
@@ -39,25 +40,40 @@ def create_loader(
         drop_last=drop_last,
         generator=generator,
         pin_memory=pin_memory,
-        collate_fn=collate or _Collate(dataset),
+        collate_fn=_Collate(dataset, collate),
     )
 
 
 class _Collate:
-    """Stack the pairs of a batch that are there."""
+    """Make a batch of the items that are there; where none is, see that this is not so of all."""
 
-    def __init__(self, dataset: Dataset):
+    def __init__(self, dataset: Dataset, collate: Callable[[list[Any]], Any] | None):
         self._dataset: Any = dataset
+        self._collate = collate or self._stack
 
-    def __call__(self, pairs: list[tuple[Tensor, int] | None]) -> tuple[Tensor, Tensor]:
+    def __call__(self, items: list[Any]) -> Any:
+        if all(item is None for item in items) and isinstance(source := _source_of(self._dataset), PictureDataset):
+            source.check_any_whole()
+        return self._collate(items)
+
+    def _stack(self, pairs: list[tuple[Tensor, int] | None]) -> tuple[Tensor, Tensor]:
+        """Stack pairs; of nothing but broken ones, none of the shape that whole ones have."""
         whole = [pair for pair in pairs if pair is not None]
         images, labels = default_collate(whole or [self._any_pair()])
         return images[: len(whole)], labels[: len(whole)]
 
     def _any_pair(self) -> tuple[Tensor, int]:
-        """A pair that shows the shape of those that are missing."""
-        pairs = (self._dataset[index] for index in range(len(self._dataset)))
-        pair = next((pair for pair in pairs if pair is not None), None)
-        if pair is None:
-            raise BrokenImageError(f"all {len(self._dataset)} images are broken")
-        return pair
+        """Find a pair that shows the shape of those that are missing."""
+        # a view has random numbers of its own, and perhaps nothing but broken images
+        for dataset in (self._dataset, _source_of(self._dataset)):
+            for index in range(len(dataset)):
+                if (pair := dataset[index]) is not None:
+                    return pair
+        raise BrokenImageError(f"all {len(self._dataset)} images are broken")
+
+
+def _source_of(dataset: Any) -> Any:
+    """Look through views to the data set that knows which of its images are broken."""
+    while not isinstance(dataset, PictureDataset) and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    return dataset

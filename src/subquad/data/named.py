@@ -1,17 +1,17 @@
 """Data sets known by name: the digits that scikit-learn ships, torchvision's, and those of the Hugging Face hub."""
 
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from PIL import Image
 from timm.data import create_dataset
-from timm.data.readers import create_reader
 
-from subquad.data.archives import data_home
+from subquad.data.archives import data_home, locked
 from subquad.data.dataset import Source
+from subquad.data.decoding import BrokenImageError, reason_of
 from subquad.data.folders import LAYOUT, SPLITS
 from subquad.data.sampling import hold_out
 from subquad.errors import SubquadError, unknown_name
@@ -60,15 +60,38 @@ def read_torch(name: str, split: str, root: Path | None) -> Source:
         raise unknown_name("torchvision data", name, TORCH)
     root = root or data_home()
     try:
-        with FileLock(root / f".{name}.lock"):
+        with locked(root / f".{name}"):
             images = create_dataset(f"torch/{name}", root=str(root), split=split, download=True)
-    except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+    except SubquadError:
+        raise
+    except Exception as error:
+        # offline, a full disk, a damaged file: torchvision has no exceptions of its own
         raise SubquadError(
-            f"can't download {name} into {root} ({reason}): give data_dir a folder with {LAYOUT}, or an archive of one"
+            f"can't download {name} into {root} ({reason_of(error)}): give data_dir a folder with {LAYOUT}, "
+            "or an archive of one"
         ) from None
     labels = [int(label) for label in images.targets]
     return Source(_Pictures(images, name), tuple(images.classes), labels)
+
+
+class _Rows:
+    """A reader of rows of a Hugging Face data set, whose images are not decoded yet."""
+
+    def __init__(self, rows: Any, image: str, labels: list[Any], name: str):
+        self._rows, self._image, self._labels, self._name = rows, image, labels, name
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        stored = self._rows[index][self._image]
+        if not stored or not (stored["bytes"] or stored["path"]):
+            raise BrokenImageError("there is no image in this row")
+        return BytesIO(stored["bytes"]) if stored["bytes"] else Path(stored["path"]), self._labels[index]
+
+    def filename(self, index: int, absolute: bool = False) -> str:
+        stored = self._rows[index][self._image]
+        return (stored and stored["path"]) or f"{self._name}[{index}]"
 
 
 def read_hub(name: str, split: str, cache: Path | None) -> Source:
@@ -82,22 +105,28 @@ def read_hub(name: str, split: str, cache: Path | None) -> Source:
         raise SubquadError("hfds/ data needs the Hugging Face library: pip install 'subquad[hfds]'") from None
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    root = str(cache) if cache else None
     try:
-        parts = datasets.load_dataset(name, cache_dir=root)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise SubquadError(f"can't load hfds/{name}: {' '.join(str(error).split())}") from None
+        parts = datasets.load_dataset(name, cache_dir=str(cache) if cache else None)
+    except Exception as error:
+        # each of the many formats has exceptions of its own
+        raise SubquadError(f"can't load hfds/{name}: {reason_of(error)}") from None
     candidates = [part for part in SPLITS[split] if part in parts]
     if not candidates and "train" not in parts:
         raise SubquadError(f"hfds/{name} has no images for {split}, only the splits {', '.join(parts)}")
-    part = candidates[0] if candidates else "train"
-    columns = parts[part].features
-    images = [key for key, kind in columns.items() if isinstance(kind, datasets.Image)]
-    classes = [key for key, kind in columns.items() if isinstance(kind, datasets.ClassLabel)]
+    rows = parts[candidates[0] if candidates else "train"]
+    images = [key for key, kind in rows.features.items() if isinstance(kind, datasets.Image)]
+    classes = [key for key, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)]
     if not images or not classes:
-        raise SubquadError(f"hfds/{name} needs a column of images and one of class labels, it has {', '.join(columns)}")
-    reader = create_reader(f"hfds/{name}", root=root, split=part, input_key=images[0], target_key=classes[0])
-    source = Source(reader, tuple(columns[classes[0]].names), list(reader.iter_targets()))
+        columns = ", ".join(rows.features)
+        raise SubquadError(f"hfds/{name} needs a column of images and one of class labels, it has {columns}")
+    names = tuple(rows.features[classes[0]].names)
+    try:
+        labels = list(rows[classes[0]])
+        reader = _Rows(rows.cast_column(images[0], datasets.Image(decode=False)), images[0], labels, f"hfds/{name}")
+    except Exception as error:
+        raise SubquadError(f"can't read the rows of hfds/{name}: {reason_of(error)}") from None
+    source = Source(reader, names, labels)
+    source.check(f"hfds/{name}")
     if any(held in parts for held in SPLITS["validation"]):
         return source
     train, validation = hold_out(source.labels)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subquad.data.dashes import REACH, SIDE, Canvas, Snakes, first_dash, grow
-from subquad.data.generated import draw_many, kept, part_of
+from subquad.data.generated import check_size, draw_many, kept, part_of
 from subquad.errors import SubquadError
 from subquad.ranges import Count, Positive, checks_arguments
 
@@ -30,6 +30,8 @@ TARGET, DISTRACTOR = 1.5, 2.0
 
 DISTRACTOR_TRIES = 5
 _ATTEMPTS = 4096
+_MOST_SIDE = 512
+"""Pixels, of which the attempts take 13 GB."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ class Setting:
     distractor_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.size < 24:
-            raise SubquadError(f"paths need an image of at least 24 pixels, got {self.size}")
+        if not 24 <= self.size <= _MOST_SIDE:
+            least = "at least 24" if self.size < 24 else f"at most {_MOST_SIDE}"
+            raise SubquadError(f"paths need an image of {least} pixels, got {self.size}")
         # two contours of more dashes hardly ever find room
         most = self.size**2 // 64
         if not 2 <= self.contour_length <= most:
@@ -226,6 +229,8 @@ def load_pathfinder(
         settings: those of `Setting`.
     """
     setting, part = checks_arguments(Setting)(**settings), part_of(split, SPLITS, count)
+    check_size("images", count, setting.size**2)
     shape = f"{setting.size}-{setting.contour_length}-{setting.count}-{setting.dashes}"
-    whole = kept(f"pathfinder-{seed}-{count}-{shape}", lambda: draw_many(partial(draw_images, setting), seed, count))
+    name = f"pathfinder-{seed}-{count}-{shape}"
+    whole = kept(name, lambda: draw_many(partial(draw_images, setting), seed, count), count=count)
     return whole["images"][part], whole["labels"][part]

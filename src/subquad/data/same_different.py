@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from subquad.data.generated import draw_many, kept, part_of
+from subquad.data.generated import check_size, draw_many, kept, part_of
 from subquad.data.pathfinder import SPLITS
 from subquad.errors import SubquadError
 from subquad.ranges import Count, Positive, checks_arguments
@@ -89,6 +89,7 @@ def load_same_different(
         settings: those of `Setting`.
     """
     setting, part = checks_arguments(Setting)(**settings), part_of(split, SPLITS, count)
+    check_size("images", count, setting.size**2)
     name = f"same_different-{seed}-{count}-{setting.size}-{setting.distance}-{setting.cells}"
-    whole = kept(name, lambda: draw_many(partial(draw_images, setting), seed, count))
+    whole = kept(name, lambda: draw_many(partial(draw_images, setting), seed, count), count=count)
     return whole["images"][part], whole["labels"][part]

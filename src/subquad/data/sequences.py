@@ -23,8 +23,10 @@ from subquad.data import listops, pathfinder
 from subquad.data.archives import is_archive, unpack
 from subquad.data.catalogue import load_dataset
 from subquad.data.dataset import ImageDataset
+from subquad.data.decoding import DataError, reason_of
 from subquad.data.generated import kept
 from subquad.data.sampling import hold_out, thin_out
+from subquad.data.walking import find_path, is_regular_file
 from subquad.errors import SubquadError, unknown_name
 
 Read = Callable[[int], Sequence[NDArray[Any]]]
@@ -106,7 +108,7 @@ def load_sequences(
     for name in settings:
         if name not in what.settings:
             raise unknown_name(f"setting of the data of {task}", name, what.settings or {"it has none"})
-    source = what.load(split, Path(data_dir).expanduser() if data_dir else None, **settings)
+    source = what.load(split, find_path(data_dir) if data_dir else None, **settings)
     if max_sequences is not None:
         source = source.part(thin_out(source.labels.tolist(), max_sequences))
     return SequenceDataset(source, task, max_length)
@@ -125,14 +127,32 @@ def _pathfinder(split: str, data_dir: Path | None, **settings: Any) -> Source:
 def _image(split: str, data_dir: Path | None) -> Source:
     name = "validation" if split == "test" else "train"
     images = load_dataset("cifar10", split=name, data_dir=data_dir, strict=True)
-    # named by where they are, so that another folder is not taken for this one
-    label = f"cifar10-grey-{name}-{len(images)}-{crc32(images.path(0).encode()):08x}"
-    grey = kept(label, lambda: {"images": np.stack([to_grey(images, index) for index in range(len(images))])})["images"]
+    label = f"cifar10-grey-{name}-{len(images)}-{_stamp(images):08x}"
+    grey = kept(label, lambda: _all_grey(images), count=len(images))["images"]
     source = Source(lambda index: [_symbols(grey[index])], np.asarray(images.labels, np.int64), images.classes)
     if split == "test":
         return source
     train, validation = hold_out(list(images.labels))
     return source.part(train if split == "train" else validation)
+
+
+def _stamp(images: ImageDataset) -> int:
+    """A number for where images are and when they were changed, so that others are not taken for them."""
+    stamp = 0
+    for name in map(images.path, range(len(images))):
+        path = Path(name)
+        status = path.stat() if is_regular_file(path) else None
+        text = f"{name} {status.st_size} {status.st_mtime_ns}" if status else name
+        stamp = crc32(text.encode(errors="surrogateescape"), stamp)
+    return stamp
+
+
+def _all_grey(images: ImageDataset) -> dict[str, NDArray[np.uint8]]:
+    grey = [to_grey(images, index) for index in range(len(images))]
+    sizes = {image.shape for image in grey}
+    if len(sizes) > 1:
+        raise SubquadError(f"the images of {images.name} have {len(sizes)} sizes: CIFAR-10's are all of 32×32 px")
+    return {"images": np.stack(grey)}
 
 
 def to_grey(images: ImageDataset, index: int) -> NDArray[np.uint8]:
@@ -148,33 +168,60 @@ def _text(split: str, data_dir: Path | None) -> Source:
     files = [sorted((part / name).glob("*.txt")) for name in classes]
     if not all(files):
         raise SubquadError(f"{part} has no reviews: it needs the folders neg and pos with .txt files")
+    _check_reviews(part, [path for paths in files for path in paths])
     every = [path for paths in files for path in paths]
     labels = np.repeat(np.arange(2), [len(paths) for paths in files])
-    source = Source(lambda index: [_bytes(every[index].read_bytes())], labels, classes)
+    source = Source(lambda index: [_bytes(_read_review(every[index]))], labels, classes)
     if split == "test":
         return source
     train, validation = hold_out(labels.tolist())
     return source.part(train if split == "train" else validation)
 
 
+def _check_reviews(folder: Path, files: Sequence[Path]) -> None:
+    """Refuse reviews that can't be read or say nothing."""
+    empty = [path for path in files if not is_regular_file(path) or not path.stat().st_size]
+    if empty:
+        raise SubquadError(f"{len(empty)} of {len(files)} reviews in {folder} are empty or no files: {empty[0]}")
+
+
+def _read_review(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"review {path} can't be read: {reason_of(error)}") from None
+
+
 def _retrieval(split: str, data_dir: Path | None) -> Source:
     folder = _folder(data_dir, "retrieval", "the files new_aan_pairs.train.tsv, .eval.tsv and .test.tsv")
     file = folder / f"new_aan_pairs.{'eval' if split == 'validation' else split}.tsv"
-    if not file.is_file():
+    if not is_regular_file(file):
         raise SubquadError(f"{file} is missing: retrieval needs new_aan_pairs.train.tsv, .eval.tsv and .test.tsv")
     csv.field_size_limit(sys.maxsize)
     texts: list[tuple[bytes, bytes]] = []
     labels = []
-    with file.open(encoding="utf-8", newline="") as lines:
-        for number, row in enumerate(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), start=1):
-            if len(row) != 5 or row[0] not in ("0", "1", "0.0", "1.0"):
-                raise SubquadError(f"line {number} of {file} is no pair: label, two numbers, two texts, got {len(row)}")
-            labels.append(int(float(row[0])))
-            # as many characters as the released pipeline takes
-            texts.append((row[3][:10_000].encode(), row[4][:10_000].encode()))
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            for number, row in enumerate(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), start=1):
+                label, pair = _pair(row, f"line {number} of {file}")
+                labels.append(label)
+                texts.append(pair)
+    except (OSError, csv.Error, UnicodeDecodeError) as error:
+        raise SubquadError(f"{file} can't be read behind line {len(labels)}: {reason_of(error)}") from None
     if not labels:
         raise SubquadError(f"{file} is empty")
     return Source(lambda index: [_bytes(text) for text in texts[index]], np.asarray(labels), ("other", "same"))
+
+
+def _pair(row: list[str], where: str) -> tuple[int, tuple[bytes, bytes]]:
+    """The label and the texts of a row: as many of their characters as the released pipeline takes."""
+    if len(row) != 5 or row[0] not in ("0", "1", "0.0", "1.0"):
+        shown = f"'{row[0][:20]}' first" if row else "nothing"
+        raise SubquadError(f"{where} is no pair: label, two numbers, two texts, got {len(row)} cells, {shown}")
+    one, other = (text[:10_000].encode() for text in row[3:])
+    if not one or not other:
+        raise SubquadError(f"{where} has an empty text")
+    return int(float(row[0])), (one, other)
 
 
 def _folder(data_dir: Path | None, task: str, what: str) -> Path:

@@ -1,5 +1,6 @@
 """From pictures to the tensors a network takes: timm's pipeline, with what small images need added."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,7 +37,8 @@ class InputConfig:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.img_size) != 2 or min(self.img_size) < 1:
             raise SubquadError(f"img_size must be a height and a width, got {self.img_size}")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if len(self.mean) != 3 or len(self.std) != 3 or not finite or min(self.std) <= 0:
             raise SubquadError(f"images need mean and std of 3 channels, got {self.mean} and {self.std}")
         if not 0 < self.crop_pct <= 1:
             raise SubquadError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}")

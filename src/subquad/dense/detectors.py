@@ -22,7 +22,7 @@ from torchvision.ops.feature_pyramid_network import (
 from subquad.dense.cascade import MATCHED, WEIGHTS, AgnosticPredictor, CascadeHeads
 from subquad.dense.networks import BUILDERS, build_backbone
 from subquad.dense.pyramid import Pyramid
-from subquad.errors import unknown_name
+from subquad.errors import SubquadError, unknown_name
 from subquad.ranges import AboveZero, Count, Positive, checks_arguments
 
 
@@ -126,7 +126,18 @@ class Detector(nn.Module):
         """In training the losses by name; else for each image a dict of boxes, labels, scores, and perhaps masks.
 
         Images are a sequence of (3, height, width) of bytes as numbers from 0 to 1, of any sizes.
+
+        Raises:
+            SubquadError: an image is so thin that nothing is left of it at the longer side there may be.
         """
+        resize: Any = self.network.transform
+        for image in images:
+            short, long = sorted(image.shape[-2:])
+            if short * resize.max_size < long:
+                raise SubquadError(
+                    f"an image of {image.shape[-1]}×{image.shape[-2]} px is less than a pixel thin "
+                    f"at a long_side of {resize.max_size}: leave it out"
+                )
         return self.network(list(images), targets)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from subquad.data.decoding import read_named_image
 from subquad.errors import SubquadError
 from subquad.writing import replacing, write_text
 
@@ -66,8 +67,7 @@ class ImageFolder:
 
     def image(self, row: ImageRow) -> Image.Image:
         """As it was written."""
-        with Image.open(self.folder / row.file) as image:
-            return image.convert("RGB")
+        return read_named_image(self.folder / row.file)
 
     def add(self, image: Image.Image, first: Image.Image | None, row: ImageRow) -> ImageRow:
         """Write an image and its row, which gets a file's name and how far it is from `first`."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from subquad.data.decoding import reason_of
 from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import evaluating
 
@@ -61,6 +62,9 @@ def judge_objects(truth: dict[str, Any], found: Sequence[dict[str, Any]], *, mas
     """
     if not truth["annotations"]:
         raise SubquadError("there are no objects to evaluate")
+    # to COCO's evaluation, 0 and negative numbers of annotations mean that nothing was found
+    numbered = [{**one, "id": number} for number, one in enumerate(truth["annotations"], start=1)]
+    truth = {**truth, "annotations": numbered}
     num_classes = len(truth["categories"])
     if not found:
         nothing = dict.fromkeys(MEASURES, 0.0)
@@ -78,9 +82,13 @@ def _evaluated(
     # boxes are judged by their own area, which an entry's mask would change
     kept = [entry if kind == "segm" else {k: v for k, v in entry.items() if k != "segmentation"} for entry in found]
     with contextlib.redirect_stdout(io.StringIO()):
-        reference = COCO(truth)
-        judge = COCOeval_faster(reference, reference.loadRes(kept), kind, print_function=lambda *_: None)
-        judge.run()
+        try:
+            reference = COCO(truth)
+            judge = COCOeval_faster(reference, reference.loadRes(kept), kind, print_function=lambda *_: None)
+            judge.run()
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            # of masks that are cut short, as is seen only when they are decoded
+            raise SubquadError(f"the annotations can't be judged by: {reason_of(error)}") from None
     values = {name: _percent(value) for name, value in zip(MEASURES, judge.stats, strict=False)}
     # precision by threshold, recall, class, area, number of detections; -1 where there are no objects
     precision = np.asarray(judge.eval["precision"])[:, :, :, 0, -1]
@@ -109,6 +117,7 @@ def evaluate_detection(
     several = dist.is_available() and dist.is_initialized()
     hidden = True if several and dist.get_rank() else None
     entries: list[dict[str, Any]] = []
+    seen: list[int] = []
     with evaluating(model), torch.autocast(device.type, amp_dtype, enabled=amp_dtype is not None):
         for images, targets in tqdm(loader, desc="evaluation", leave=False, disable=hidden):
             if not images:
@@ -116,8 +125,24 @@ def evaluate_detection(
             found = model([image.to(device) for image in images])
             for target, one in zip(targets, found, strict=True):
                 entries += as_coco(target["image_id"], one)
+                seen.append(target["image_id"])
     if several:
         shares: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(shares, entries)
-        entries = [entry for share in shares for entry in share]
-    return judge_objects(truth, entries, masks=masks)
+        dist.all_gather_object(shares, (entries, seen))
+        entries = [entry for share, _ in shares for entry in share]
+        seen = [number for _, share in shares for number in share]
+    return judge_objects(only_images(truth, seen), entries, masks=masks)
+
+
+def only_images(truth: dict[str, Any], seen: Sequence[int]) -> dict[str, Any]:
+    """The annotations of some images: objects of broken ones were not looked for, and are not missed.
+
+    Raises:
+        SubquadError: of none.
+    """
+    if not seen:
+        raise SubquadError("there are no images to evaluate")
+    numbers = set(seen)
+    images = [image for image in truth["images"] if image["id"] in numbers]
+    annotations = [one for one in truth["annotations"] if one["image_id"] in numbers]
+    return {**truth, "images": images, "annotations": annotations}

@@ -14,7 +14,6 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 from tqdm import tqdm
 
 from subquad.data import create_loader
-from subquad.data.dataset import BrokenImageError, read_image
 from subquad.dense import restore_dense
 from subquad.dense.detectors import Detector
 from subquad.dense.object_transforms import ObjectTransform, as_lists
@@ -22,13 +21,13 @@ from subquad.dense.objects import load_objects
 from subquad.evaluation.accuracy import evaluating
 from subquad.evaluation.classes import check_classes
 from subquad.evaluation.detection import DetectionResult, evaluate_detection
-from subquad.evaluation.predict import image_files
+from subquad.evaluation.image_files import plan_outputs, readable_pictures, save_picture
+from subquad.evaluation.predict import check_finite
 from subquad.evaluation.scenes import colour
 from subquad.models import weight_file
 from subquad.models.notes import required
 from subquad.models.restoring import naming
 from subquad.text import columns
-from subquad.writing import replacing
 
 
 @dataclass(frozen=True)
@@ -98,21 +97,22 @@ def predict_objects(
     strict: bool = False,
     log: Callable[[str], None] = lambda line: None,
 ) -> Iterator[FoundObjects]:
-    """Find the objects of image files, those in folders included; each is drawn to <name>-objects.png in `folder`."""
-    for path in tqdm(image_files(images), desc="detecting", leave=False, disable=None):
-        try:
-            picture = read_image(path)
-        except BrokenImageError as error:
-            if strict:
-                raise BrokenImageError(f"broken image {path}: {error}") from None
-            log(f"skipped broken image {path}: {error}")
-            continue
+    """Find the objects of image files, those in folders included; each is drawn to <name>-objects.png in `folder`.
+
+    Images of subfolders are written to subfolders.
+
+    Raises:
+        SubquadError: no image can be read, two would be written to one file, or the network gives no numbers.
+    """
+    planned = {image.path: image.outputs[0] for image in plan_outputs(images, folder, ("-objects.png",))}
+    bar = tqdm(planned, desc="detecting", leave=False, disable=None)
+    for path, picture in readable_pictures(bar, strict=strict, log=log):
         found = find_objects(trained, picture, threshold)
-        with replacing(folder / f"{path.stem}-objects.png") as aside:
-            draw_objects(picture, found, trained.classes).save(aside, "PNG")
+        check_finite(found["boxes"], path)
+        save_picture(draw_objects(picture, found, trained.classes), planned[path])
         rows = zip(found["labels"].tolist(), found["scores"].tolist(), found["boxes"].tolist(), strict=True)
         objects: Any = [(trained.classes[label - 1], score, *box) for label, score, box in rows]
-        yield FoundObjects(path, objects, folder / f"{path.stem}-objects.png")
+        yield FoundObjects(path, objects, planned[path])
 
 
 def find_objects(trained: TrainedDetector, picture: Image.Image, threshold: float) -> dict[str, Tensor]:

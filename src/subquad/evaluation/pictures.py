@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from subquad.data import read_image
+from subquad.data.decoding import read_named_image
 from subquad.errors import SubquadError
 from subquad.evaluation.figures import INK, MUTED, WRONG, new_figure, save_figure, shorten
 from subquad.evaluation.predict import Prediction
@@ -47,7 +47,7 @@ def save_picture_grid(
 
 def _draw(axes: Any, prediction: Prediction) -> None:
     """One picture under its caption."""
-    image = read_image(prediction.path)
+    image = read_named_image(prediction.path)
     # pixels of tiny pictures stay sharp squares
     axes.imshow(image, interpolation="nearest" if max(image.size) < 96 else "antialiased")
     axes.set_xticks([])

@@ -1,6 +1,6 @@
 """What a model sees in image files."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from subquad.data import BrokenImageError, InputConfig, eval_transform, find_images, read_image
+from subquad.data import InputConfig, eval_transform
 from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import evaluating
+from subquad.evaluation.image_files import image_files, readable_pictures
 
 _BATCH = 64
 
@@ -57,6 +58,9 @@ def predict(
         device: where `model` is.
         strict: raise at a broken image instead of skipping it.
         log: gets a line for each image that is skipped.
+
+    Raises:
+        SubquadError: no image can be read, or the model gives no numbers.
     """
     files = image_files([paths] if isinstance(paths, str | Path) else paths)
     transform = eval_transform(input_config)
@@ -66,29 +70,28 @@ def predict(
     with evaluating(model):
         while batch := list(islice(inputs, _BATCH)):
             logits = model(torch.stack([image for _, image in batch]).to(device))
+            check_finite(logits, batch[0][0])
             names = _all_named(classes, logits.shape[-1])
             best = logits.float().softmax(-1).cpu().topk(min(top_k, len(names)))
             for (path, _), values, places in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
                 named = [(names[place], value) for place, value in zip(places, values, strict=True)]
                 folder = path.resolve().parent.name
                 predictions.append(Prediction(path, named, folder if folder in classes else None))
-    if not predictions:
-        raise SubquadError(f"none of {len(files)} images can be read, the first is {files[0]}")
     return predictions
 
 
 def readable_images(
     files: Iterable[Path], transform: Callable[..., Tensor], strict: bool, log: Callable[[str], None]
-) -> Iterable[tuple[Path, Tensor]]:
-    """The files that are images, with the tensors that the model takes."""
-    for path in files:
-        try:
-            yield path, transform(read_image(path))
-        except BrokenImageError as error:
-            message = f"broken image {path}: {error}"
-            if strict:
-                raise BrokenImageError(message) from None
-            log(f"skipped {message}")
+) -> Iterator[tuple[Path, Tensor]]:
+    """The files that are images, with the tensors that the model takes; raises as `readable_pictures`."""
+    for path, picture in readable_pictures(files, strict=strict, log=log):
+        yield path, transform(picture)
+
+
+def check_finite(answer: Tensor, what: Path | str) -> None:
+    """Raise where a network's answer has numbers that are not finite."""
+    if not answer.isfinite().all():
+        raise SubquadError(f"the network's answer to {what} is not finite: its weights are damaged, or it has diverged")
 
 
 def _all_named(classes: Sequence[str], outputs: int) -> list[str]:
@@ -96,21 +99,3 @@ def _all_named(classes: Sequence[str], outputs: int) -> list[str]:
     if outputs < len(classes):
         raise SubquadError(f"the model tells {outputs} classes apart, but {len(classes)} have names")
     return [*classes, *(f"class {place}" for place in range(len(classes), outputs))]
-
-
-def image_files(paths: Iterable[Path | str]) -> list[Path]:
-    """Image files, those in folders included."""
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            found = find_images(path)
-            if not found:
-                raise SubquadError(f"folder {path} has no images")
-            files += found
-        elif path.is_file():
-            files.append(path)
-        else:
-            raise SubquadError(f"there is no image or folder {path}")
-    if not files:
-        raise SubquadError("no images to predict: name image files or a folder")
-    return files

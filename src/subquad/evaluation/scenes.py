@@ -15,19 +15,18 @@ from torch import nn
 from tqdm import tqdm
 
 from subquad.data import create_loader
-from subquad.data.dataset import BrokenImageError, read_image
 from subquad.dense import load_scenes, restore_dense
 from subquad.dense.scene_transforms import SceneInput, SceneTransform, leave_apart
 from subquad.dense.scenes import VOID
 from subquad.evaluation.accuracy import evaluating
 from subquad.evaluation.classes import check_classes
-from subquad.evaluation.predict import image_files
+from subquad.evaluation.image_files import plan_outputs, readable_pictures, save_picture
+from subquad.evaluation.predict import check_finite
 from subquad.evaluation.segmentation import SegmentationResult, evaluate_segmentation, segment
 from subquad.models import weight_file
 from subquad.models.notes import required, settings_of
 from subquad.models.restoring import naming
 from subquad.text import columns
-from subquad.writing import replacing
 
 
 @dataclass(frozen=True)
@@ -132,25 +131,24 @@ def predict_scenes(
 ) -> Iterator[SegmentedScene]:
     """Segment image files, those in folders included; each gets <name>.png, its labels, and <name>-overlay.png.
 
-    Labels are written as ADE20K has them, 1 for the first class, with a palette.
+    Labels are written as ADE20K has them, 1 for the first class, with a palette. Images of subfolders are written to
+    subfolders.
+
+    Raises:
+        SubquadError: no image can be read, two would be written to one file, or the network gives no numbers.
     """
     transform = SceneTransform(trained.input)
-    for path in tqdm(image_files(images), desc="segmenting", leave=False, disable=None):
-        try:
-            picture = read_image(path)
-        except BrokenImageError as error:
-            if strict:
-                raise BrokenImageError(f"broken image {path}: {error}") from None
-            log(f"skipped broken image {path}: {error}")
-            continue
+    planned = {image.path: image.outputs for image in plan_outputs(images, folder, (".png", "-overlay.png"))}
+    bar = tqdm(planned, desc="segmenting", leave=False, disable=None)
+    for path, picture in readable_pictures(bar, strict=strict, log=log):
         size = picture.size[::-1]
         x = transform(picture, np.zeros(size, np.uint8))[0]
         with evaluating(trained.model):
             logits = segment(trained.model, x.to(trained.device), size, trained.window(slide))
+        check_finite(logits, path)
         labels = logits.argmax(0).to(torch.uint8).cpu().numpy()
-        for name, image in ((f"{path.stem}.png", as_labels(labels)), (f"{path.stem}-overlay.png", None)):
-            with replacing(folder / name) as aside:
-                (overlay(picture, labels) if image is None else image).save(aside, "PNG")
+        for output, written in zip(planned[path], (as_labels(labels), overlay(picture, labels)), strict=True):
+            save_picture(written, output)
         counts = np.bincount(labels.ravel(), minlength=len(trained.classes)) / labels.size
         order = [int(place) for place in np.argsort(-counts, kind="stable") if counts[place]]
         yield SegmentedScene(path, labels, [(trained.classes[k], float(counts[k])) for k in order])

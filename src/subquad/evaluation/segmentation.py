@@ -113,7 +113,12 @@ def evaluate_segmentation(
         for pairs in tqdm(loader, desc="evaluation", leave=False, disable=hidden):
             for image, labels in pairs:
                 logits = segment(model, image.to(device), labels.shape, window)
-                confusion += count_pixels(logits.argmax(0).cpu(), labels, num_classes)
+                largest, predicted = logits.max(0)
+                if not largest.isfinite().all():
+                    raise SubquadError(
+                        "the network's answer is not finite: its weights are damaged, or it has diverged"
+                    )
+                confusion += count_pixels(predicted.cpu(), labels, num_classes)
     if several:
         total = confusion.to(device)
         dist.all_reduce(total)

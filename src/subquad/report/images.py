@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from subquad.bench import MethodRow
+from subquad.data.decoding import read_named_image
 from subquad.diffusion.folder import ImageRow
 from subquad.report.parts import figure, section, short_command, write_page
 
@@ -66,7 +67,7 @@ def _pictures(path: Path, rows: Sequence[ImageRow], names: Sequence[str]) -> str
         groups.setdefault((row.prompt, row.seed), {})[row.method] = row
     blocks = []
     for (prompt, seed), found in groups.items():
-        images = {name: _open(path.parent / found[name].file) for name in names if name in found}
+        images = {name: read_named_image(path.parent / found[name].file) for name in names if name in found}
         figures = [figure(image, f"{name}, {found[name].seconds:.2f} s") for name, image in images.items()]
         figures += [
             figure(_difference(image, images[names[0]]), f"difference of {name}")
@@ -76,11 +77,6 @@ def _pictures(path: Path, rows: Sequence[ImageRow], names: Sequence[str]) -> str
         blocks.append(f"<h3>{escape(prompt)} <small>seed {seed}</small></h3>")
         blocks.append(f'<div class="images">{"".join(figures)}</div>')
     return "".join(blocks)
-
-
-def _open(path: Path) -> Image.Image:
-    with Image.open(path) as image:
-        return image.convert("RGB")
 
 
 def _difference(image: Image.Image, other: Image.Image) -> Image.Image:

@@ -49,7 +49,7 @@ class EpochView(Dataset):
     """
 
     def __init__(self, dataset: Any, length: int, seed: int):
-        self._dataset = dataset
+        self.dataset = dataset
         self._length = length
         self._seed = seed
         # shared, so that loader processes which outlive an epoch see the next one's order
@@ -60,7 +60,7 @@ class EpochView(Dataset):
         """Shuffle for `epoch`."""
         self._epoch.fill_(epoch)
         with seeded(self._seed, epoch, _ORDER):
-            self._order.copy_(torch.randperm(len(self._dataset)))
+            self._order.copy_(torch.randperm(len(self.dataset)))
 
     def __len__(self) -> int:
         return self._length
@@ -68,4 +68,4 @@ class EpochView(Dataset):
     def __getitem__(self, place: int) -> tuple[Tensor, int] | None:
         index = int(self._order[place])
         with seeded(self._seed, int(self._epoch), index, _IMAGE):
-            return self._dataset[index]
+            return self.dataset[index]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.data.dataset import PictureDataset
 from subquad.models import create_model
 from subquad.training.common import CommonRecipe
 from subquad.training.networks import arguments_of
@@ -32,6 +33,10 @@ class Task(ABC):
         self.recipe: Any = recipe
         self.model: Any = model
         self.train_images, self.eval_images = train_images, eval_images
+        for images in (train_images, eval_images):
+            if isinstance(images, PictureDataset):
+                # before hours of training, and before anything is written
+                images.check_any_whole()
 
     @classmethod
     def network(cls, recipe: Any) -> nn.Module:

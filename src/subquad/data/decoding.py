@@ -1,0 +1,148 @@
+"""From a file to a picture in RGB, or to the numbers of a label map: every image of the library is decoded here.
+
+Pixels are taken as they are stored, as timm, torchvision and COCO's annotations take them: an orientation in EXIF is
+not applied, transparency is left out, and of an animation the first picture is shown.
+"""
+
+import re
+import stat
+import warnings
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from subquad.errors import SubquadError
+
+# Pillow's remarks about odd headers would stand between our own lines
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "MPO")
+"""What is decoded: others run programs (EPS), or are no photographs."""
+
+_MOST_ASPECT = 200
+"""The longer side over the shorter: beyond it, a picture resized by its shorter side does not fit into memory."""
+
+_LABEL_MODES = frozenset({"1", "L", "P", "I", "I;16", "I;16L", "I;16B"})
+"""Pillow's modes of images whose pixels are whole numbers and no colours."""
+
+
+class DataError(SubquadError):
+    """Data that is not as it must be; its message is one line."""
+
+    def __init__(self, message: str):
+        lines = message.strip().splitlines() or [""]
+        if lines[0].startswith("Caught "):
+            # a loader process hands its errors over inside a traceback: the message is its last line
+            lines = [re.sub(r"^[\w.]+Error: ", "", lines[-1])]
+        super().__init__(" ".join(lines))
+
+
+class BrokenImageError(DataError):
+    """An image that can't be read."""
+
+
+def read_image(file: Path | BinaryIO | Image.Image) -> Image.Image:
+    """Decode a picture to its end, in RGB of 8 bits.
+
+    Grey levels of 16 bits and floats from 0 to 1 are brought to 8 bits; numbers without a known range are refused.
+
+    Raises:
+        BrokenImageError: if it can't be.
+    """
+    try:
+        if isinstance(file, Image.Image):
+            return _as_rgb(file)
+        with _opened(file) as stream, Image.open(stream, formats=_formats()) as image:
+            _check_size(image)
+            return _as_rgb(image)
+    except Exception as error:
+        # of a damaged or hostile file Pillow raises anything, down to MemoryError
+        raise BrokenImageError(reason_of(error)) from None
+
+
+def read_named_image(path: Path) -> Image.Image:
+    """Decode a picture as `read_image` does; the error names its file."""
+    try:
+        return read_image(path)
+    except BrokenImageError as error:
+        raise BrokenImageError(f"broken image {path}: {error}") from None
+
+
+def read_label_map(path: Path) -> NDArray[Any]:
+    """Decode a map of class numbers (height, width), of whole numbers as they are stored.
+
+    Raises:
+        DataError: it can't be read, or holds colours or fractions.
+    """
+    try:
+        with _opened(path) as stream, Image.open(stream, formats=_formats()) as image:
+            _check_size(image)
+            if image.mode not in _LABEL_MODES:
+                raise SubquadError(f"its pixels are of mode {image.mode}, class numbers are of L, P, I;16 or 1")
+            if image.format in ("JPEG", "MPO"):
+                raise SubquadError("it is a JPEG, whose compression changes class numbers: write it as PNG")
+            values = np.asarray(image)
+    except Exception as error:
+        raise DataError(f"annotation {path} can't be read: {reason_of(error)}") from None
+    return values.astype(np.uint8) if values.dtype == bool else values
+
+
+def reason_of(error: Exception) -> str:
+    """Say in one line what a library's exception complains of."""
+    if isinstance(error, OSError) and error.strerror:
+        # without the path, which our own lines name
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _opened(file: Path | BinaryIO) -> BinaryIO:
+    if not isinstance(file, Path):
+        return file
+    # to open a pipe or a terminal would wait for ever
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise BrokenImageError("it is no regular file")
+    return file.open("rb")
+
+
+@lru_cache
+def _formats() -> tuple[str, ...]:
+    """Those of `_FORMATS` that this Pillow has."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def _check_size(image: Image.Image) -> None:
+    """Refuse pictures that are none; Pillow itself refuses those of more than 179 million pixels."""
+    width, height = image.size
+    if min(width, height) < 1:
+        raise BrokenImageError(f"it has {width}×{height} pixels")
+    if max(width, height) > _MOST_ASPECT * min(width, height):
+        raise BrokenImageError(f"it has {width}×{height} pixels, more than {_MOST_ASPECT} to 1")
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    mode = image.mode
+    if mode == "F" or mode.startswith("I"):
+        return Image.fromarray(_eight_bits(image)).convert("RGB")
+    if mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        # Pillow warns of a shorter way
+        return image.convert("RGBA").convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> NDArray[np.uint8]:
+    """Grey levels of 16 bits, or from 0 to 1, as those from 0 to 255."""
+    values = np.asarray(image)
+    if image.mode == "F":
+        lowest, highest = float(values.min()), float(values.max())
+        if not (lowest >= 0 and highest <= 1):
+            raise BrokenImageError(f"floats must go from 0 to 1, and go from {lowest:g} to {highest:g}")
+        return np.rint(values * 255).astype(np.uint8)
+    # in mode I Pillow gives 16 bits of PNG and PGM, and whatever there is of other formats
+    if image.mode == "I" and image.format not in ("PNG", "PPM"):
+        raise BrokenImageError("it has grey levels of 32 bits, whose range is not known: write them with 8 or 16")
+    return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
