@@ -1,19 +1,23 @@
 """The Long Range Arena: what guessing reaches, and what a trained run does on the test set."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from subquad.data import create_loader, listops
 from subquad.data.sequences import SEQUENCES, load_sequences
 from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import EvalResult, evaluate
+from subquad.evaluation.trained import recipe_beside
 from subquad.models import read_weights
 from subquad.models.sequence import SequenceClassifier, create_sequence_model
+
+TESTED = "test.json"
+"""What a run folder of `subquad lra` keeps of the judgement on the test set."""
 
 
 def load_sequence_model(path: Path | str) -> tuple[SequenceClassifier, dict[str, Any]]:
@@ -34,9 +38,7 @@ def load_sequence_model(path: Path | str) -> tuple[SequenceClassifier, dict[str,
 def judge_arena(path: Path | str, *, data_dir: str | None = None, batch_size: int = 64) -> EvalResult:
     """The best weights of a run folder, on the test set of their task."""
     model, note = load_sequence_model(path)
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    file = folder / "recipe.yaml"
-    recipe = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    recipe = recipe_beside(Path(path) if Path(path).is_dir() else Path(path).parent)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sequences = load_sequences(
         note["data"],
@@ -47,6 +49,14 @@ def judge_arena(path: Path | str, *, data_dir: str | None = None, batch_size: in
     )
     loader = create_loader(sequences, batch_size=batch_size)
     return evaluate(model.to(device), loader, device=device, num_classes=model.num_classes)
+
+
+def kept_accuracy(run: Path) -> float | None:
+    """The test accuracy that a run folder keeps, None where it was not judged yet or what it keeps is damaged."""
+    try:
+        return float(json.loads((run / TESTED).read_text(encoding="utf-8"))["top1"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def guesses(task: str, settings: Mapping[str, Any]) -> dict[str, float]:

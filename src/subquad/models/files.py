@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.models.create import create_model
+from subquad.models.digest import DIGEST, check_digest, digest_of
 from subquad.models.fitting import Adapted, adapt, misfits
 from subquad.models.pickles import read_pickle
-from subquad.writing import replacing
+from subquad.writing import json_text, replacing
 
 WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
 """Under which keys trainers put the weights, the preferred one first."""
@@ -24,10 +25,10 @@ WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
 def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | None = None) -> None:
     """Write the weights of `model`, its creation arguments and `metadata` (JSON) to `path`, whole or not at all."""
     path = Path(path)
-    note = {"creation": getattr(model, "creation", None), **(metadata or {})}
+    note = json_text({"creation": getattr(model, "creation", None), **(metadata or {})})
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
     with replacing(path) as aside:
-        save_file(tensors, aside, metadata={"format": "pt", "subquad": json.dumps(note)})
+        save_file(tensors, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(tensors, note)})
 
 
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -38,10 +39,12 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, framework="pt") as file:
-                note = json.loads((file.metadata() or {}).get("subquad", "{}"))
-            return load_file(path), note
+                metadata = file.metadata() or {}
+            note, tensors = json.loads(metadata.get("subquad", "{}")), load_file(path)
         except SafetensorError as error:
             raise SubquadError(f"{path} is no safetensors file or is cut short: {error}") from None
+        check_digest(path, tensors, metadata)
+        return tensors, note
     return unwrap(read_pickle(path), path), {}
 
 

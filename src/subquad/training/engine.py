@@ -1,7 +1,9 @@
 """Accelerate, as this library uses it: one process or many, mixed precision, accumulation, compilation."""
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,18 +37,50 @@ def make_accelerator(recipe: CommonRecipe) -> Any:
     )
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt inside the block, as SIGINT does."""
+class Interruptions:
+    """Inside the block SIGINT and SIGTERM raise KeyboardInterrupt; what must not be broken off holds them back."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self._holding_back = self._came = False
+        self._last = -math.inf
+        self._before: dict[int, Any] = {}
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def __enter__(self) -> "Interruptions":
+        if threading.current_thread() is threading.main_thread():
+            # whoever ignores SIGINT or has a handler of their own keeps that
+            own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            numbers = (signal.SIGTERM, signal.SIGINT) if own else (signal.SIGTERM,)
+            self._before = {number: signal.signal(number, self._stop) or signal.SIG_DFL for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Let the block come to its end first."""
+        self._holding_back = True
+        try:
+            yield
+        finally:
+            self._holding_back = False
+        if self._came:
+            self._came = False
+            raise KeyboardInterrupt
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self._holding_back:
+            self._came = True
+        # torchrun sends a second one, which must not break off what tidies up after the first
+        elif time.monotonic() - self._last > 2:
+            self._last = time.monotonic()
+            raise KeyboardInterrupt
+
+
+def lost_process(error: BaseException) -> bool:
+    """Whether an error says that another process of this run can't be reached any more."""
+    words = ("gloo", "nccl", "closed by peer", "connection reset", "process group")
+    return isinstance(error, torch.distributed.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    )
