@@ -80,8 +80,8 @@ def write_reason(error: BaseException) -> str | None:
     while cause is not None:
         if isinstance(cause, OSError):
             return cause.strerror or str(cause)
-        # safetensors says it in words
-        if match := re.search(r"I/O error: (.+?)(?: \(os error \d+\))?$", str(cause)):
+        # safetensors, and torch of memory that processes share, say it in words
+        if match := re.search(r"(?:I/O error|unable to \w+ .*): (.+?)(?: \((?:os error )?\d+\))?$", str(cause)):
             return match[1]
         cause = cause.__cause__ or cause.__context__
     return None

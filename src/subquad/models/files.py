@@ -40,11 +40,11 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-            note, tensors = json.loads(metadata.get("subquad", "{}")), load_file(path)
+            tensors = load_file(path)
         except SafetensorError as error:
             raise SubquadError(f"{path} is no safetensors file or is cut short: {error}") from None
         check_digest(path, tensors, metadata)
-        return tensors, note
+        return tensors, json.loads(metadata.get("subquad", "{}"))
     return unwrap(read_pickle(path), path), {}
 
 

@@ -1,5 +1,6 @@
 """One run from the folder's side: it is held, begun or gone on with, and ends in a summary or in one line."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,11 +87,14 @@ class _Attempt:
             raise WriteError(f"{error}; {self._kept()}") from error
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            raise SubquadError(f"{where}{write_reason(error)}; {self._kept()}") from error
-        except Exception as error:
+            raise SubquadError(f"{where}{error.strerror or error}; {self._kept()}") from error
+        except RuntimeError as error:
+            if "unable to" in str(error) and (reason := write_reason(error)):
+                raise SubquadError(f"no room for what processes share: {reason}; {self._kept()}") from error
             if not lost_process(error):
                 raise
-            reason = str(error).strip().partition("\n")[0]
+            # without the line of the library's source that it begins with, and without advice to its authors
+            reason = re.sub(r"^\[[^]]*\] ", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
             raise SubquadError(f"another process of this run has gone ({reason}): {self._kept()}") from error
 
     def _kept(self) -> str:
