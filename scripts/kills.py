@@ -275,6 +275,8 @@ def attempt(job: Job, folder: Path, chance: random.Random, seconds: float, log: 
         if codes.get(child, -9) >= 0:
             wrong += complaints(log, codes[child], rank)
     waited = time.monotonic() - begin
+    for rank in range(job.processes if wrong else 0):
+        wrong.append(Path(f"{log}.{rank}").read_text(errors="replace")[-2000:])
     return {"signal": number.name, "moment": round(moment, 2), "wrong": wrong, "ended after": round(waited, 2)} | (
         {"by": "launcher"} if ended else {}
     )

@@ -59,6 +59,13 @@ def holding(folder: Path) -> Iterator[None]:
             _release(lock, folder, made)
 
 
+def tidy(folder: Path) -> None:
+    """Remove the lock file that a killed process left in `folder`, where nobody holds it."""
+    if (folder / LOCK).exists():
+        with suppress(SubquadError), holding(folder):
+            pass
+
+
 def _release(lock: int, folder: Path, made: list[Path]) -> None:
     # removed while it is held: whoever has opened it meanwhile finds that it is no longer there
     with suppress(OSError):

@@ -1,8 +1,10 @@
 """SIGINT and SIGTERM at any moment of a run: one line, the whole epochs are kept, and it ends as if unbroken."""
 
 import json
+import os
 import shutil
 import signal
+import sys
 
 import pytest
 import torch
@@ -73,7 +75,12 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+FIRST = "set-up", "the first save", "a later evaluation"
+
+
+@pytest.mark.parametrize(
+    "moment", [*FIRST, *(pytest.param(m, marks=pytest.mark.slow) for m in MOMENTS if m not in FIRST)]
+)
 def test_an_interruption_is_one_line_and_keeps_the_whole_epochs(moment, pictures, unbroken, tmp_path, monkeypatch):
     owner, name, call, epochs = MOMENTS[moment]
     number = (signal.SIGINT, signal.SIGTERM)[len(moment) % 2]
@@ -120,6 +127,32 @@ def test_what_is_held_back_comes_afterwards_and_once():
     assert done == ["the save", "another"]
 
 
+def test_an_interruption_that_python_swallows_comes_at_the_next_step(capsys):
+    class Last:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    with Interruptions() as interruptions:
+        Last()
+        with pytest.raises(KeyboardInterrupt):
+            interruptions.check()
+        interruptions.check()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_loader_process_ends_without_a_word(capfd):
+    with Interruptions():
+        child = os.fork()
+        if not child:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGTERM
+    assert capfd.readouterr().err == ""
+
+
 def test_who_ignores_sigint_goes_on_ignoring_it():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Interruptions():
@@ -127,6 +160,7 @@ def test_who_ignores_sigint_goes_on_ignoring_it():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
+@pytest.mark.slow
 def test_a_comparison_keeps_what_has_finished(pictures, tmp_path, monkeypatch):
     lines, recipe = [], short(pictures, epochs=1)
     with monkeypatch.context() as patch:
@@ -210,7 +244,7 @@ def test_every_task_goes_on_where_it_was_interrupted(kind, name, pictures, tmp_p
 
 @pytest.mark.slow
 def test_a_count_over_a_data_set_goes_on_where_it_was_interrupted(unbroken, tmp_path, monkeypatch, capsys):
-    from subquad.analysis import survey as surveys
+    surveys = sys.modules["subquad.analysis.survey"]
 
     def counted(output):
         command = ["analyze", str(unbroken), "--removed", "--measures", "entropy", "--output", str(output)]

@@ -1,7 +1,9 @@
 """Accelerate, as this library uses it: one process or many, mixed precision, accumulation, compilation."""
 
 import math
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -38,11 +40,15 @@ def make_accelerator(recipe: CommonRecipe) -> Any:
 
 
 class Interruptions:
-    """Inside the block SIGINT and SIGTERM raise KeyboardInterrupt; what must not be broken off holds them back."""
+    """Inside the block SIGINT and SIGTERM raise KeyboardInterrupt; what must not be broken off holds them back.
+
+    Python swallows what is raised where nobody can catch it, in `__del__`; then the next `check` raises it.
+    """
 
     def __init__(self) -> None:
         self._holding_back = self._came = False
         self._last = -math.inf
+        self._process = os.getpid()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruptions":
@@ -51,9 +57,11 @@ class Interruptions:
             own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
             numbers = (signal.SIGTERM, signal.SIGINT) if own else (signal.SIGTERM,)
             self._before = {number: signal.signal(number, self._stop) or signal.SIG_DFL for number in numbers}
+        self._say_swallowed, sys.unraisablehook = sys.unraisablehook, self._keep_swallowed
         return self
 
     def __exit__(self, *_: object) -> None:
+        sys.unraisablehook = self._say_swallowed
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -65,12 +73,26 @@ class Interruptions:
             yield
         finally:
             self._holding_back = False
+        self.check()
+
+    def check(self) -> None:
+        """Raise the interruption that came meanwhile."""
         if self._came:
             self._came = False
             raise KeyboardInterrupt
 
+    def _keep_swallowed(self, swallowed: Any) -> None:
+        if issubclass(swallowed.exc_type, KeyboardInterrupt):
+            self._came = True
+        else:
+            self._say_swallowed(swallowed)
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self._holding_back:
+        if os.getpid() != self._process:
+            # a loader process: its parent ends it, which it must not answer with a trace
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+        elif self._holding_back:
             self._came = True
         # torchrun sends a second one, which must not break off what tidies up after the first
         elif time.monotonic() - self._last > 2:

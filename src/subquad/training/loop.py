@@ -141,6 +141,7 @@ class Trainer:
         Returns:
             Its loss and 1; zeros for a batch whose images are all broken.
         """
+        self.interruptions.check()
         size, updated = self.task.size(batch), False
         loss = torch.zeros((), device=self.accelerator.device)
         with self.accelerator.accumulate(self.model):

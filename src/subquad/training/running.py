@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.errors import SubquadError
-from subquad.holding import holding, is_first_process
+from subquad.holding import holding, is_first_process, tidy
 from subquad.training.common import CommonRecipe
 from subquad.training.engine import Interruptions, lost_process, make_accelerator
 from subquad.training.journal import Log, silent, summary_numbers
@@ -36,6 +36,7 @@ def train(recipe: CommonRecipe, run: Path | str, *, resume: bool = False, log: L
     if resume:
         folder.check_resumable(recipe)
         if (summary := folder.summary(summary_numbers(recipe.metric))) is not None:
+            tidy(folder.path)
             return summary
     attempt = _Attempt(recipe, folder, resume)
     with Interruptions() as interruptions, attempt.in_one_line(), holding(folder.path):
