@@ -18,6 +18,7 @@ from run_parts import draw, listing, little_garbage, short  # noqa: F401
 from safetensors.torch import load_file, save_file
 
 from subquad.cli import main, make_parser
+from subquad.data.archives import unpack
 from subquad.diffusion.folder import ImageFolder
 from subquad.errors import SubquadError
 from subquad.holding import LOCK, holding
@@ -296,6 +297,15 @@ def test_a_folder_is_swept_by_the_first_file_that_a_process_writes_there(tmp_pat
     (tmp_path / name).write_text("")
     write_text(tmp_path / "b", "b")
     assert listing(tmp_path) == ["b", "other", "other/a"]
+
+
+def test_half_an_archive_that_a_killed_process_left_goes_when_it_is_unpacked_again(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "home"))
+    archive = shutil.make_archive(str(tmp_path / "pictures"), "tar", pictures)
+    unpack(Path(archive))
+    (whole,) = [path for path in (tmp_path / "home" / "data").iterdir() if path.is_dir()]
+    whole.rename(whole.with_name(f".{whole.name}-abc"))
+    assert unpack(Path(archive)).is_dir() and not whole.with_name(f".{whole.name}-abc").exists()
 
 
 def test_what_earlier_versions_left_aside_goes_when_the_run_goes_on(copy):

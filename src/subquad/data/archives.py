@@ -1,6 +1,7 @@
 """Archives of images: unpacked once into the data folder, safely, and found there afterwards."""
 
 import lzma
+import shutil
 import tarfile
 import tempfile
 import zlib
@@ -45,6 +46,9 @@ def unpack(archive: Path) -> Path:
 
 def _unpack_to(archive: Path, folder: Path) -> None:
     """Fill `folder`, wholly or not at all."""
+    # whoever was killed at this had the lock that we have now
+    for partial_of_killed in folder.parent.glob(f".{folder.name}-*"):
+        shutil.rmtree(partial_of_killed, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as partial:
         content = Path(partial) / "content"
         content.mkdir()
