@@ -153,6 +153,22 @@ def test_a_loader_process_ends_without_a_word(capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_a_handler_that_was_there_before_says_what_is_raised_but_not_within_a_save():
+    class Own(KeyboardInterrupt):
+        pass
+
+    def handler(number, frame):
+        raise Own
+
+    signal.signal(signal.SIGINT, handler)
+    with Interruptions() as interruptions:
+        with pytest.raises(KeyboardInterrupt), interruptions.held_back():
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Own):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 def test_who_ignores_sigint_goes_on_ignoring_it():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Interruptions():

@@ -53,10 +53,11 @@ class Interruptions:
 
     def __enter__(self) -> "Interruptions":
         if threading.current_thread() is threading.main_thread():
-            # whoever ignores SIGINT or has a handler of their own keeps that
-            own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            numbers = (signal.SIGTERM, signal.SIGINT) if own else (signal.SIGTERM,)
-            self._before = {number: signal.signal(number, self._stop) or signal.SIG_DFL for number in numbers}
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # whoever ignores them goes on ignoring them
+                if (handler := signal.getsignal(number)) != signal.SIG_IGN:
+                    self._before[number] = handler or signal.SIG_DFL
+                    signal.signal(number, self._stop)
         self._say_swallowed, sys.unraisablehook = sys.unraisablehook, self._keep_swallowed
         return self
 
@@ -97,7 +98,11 @@ class Interruptions:
         # torchrun sends a second one, which must not break off what tidies up after the first
         elif time.monotonic() - self._last > 2:
             self._last = time.monotonic()
-            raise KeyboardInterrupt
+            # a handler that was there before knows when to raise, as that of the command does during imports
+            if callable(handler := self._before[number]):
+                handler(number, frame)
+            else:
+                raise KeyboardInterrupt
 
 
 def lost_process(error: BaseException) -> bool:
