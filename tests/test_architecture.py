@@ -14,8 +14,9 @@ from subquad.models import HOSTS
 SOURCE = Path(__file__).parents[1] / "src" / "subquad"
 # a room may import those before it; rooms on one line may not import each other unless they say so below
 ORDER = [
-    ["starting", "errors", "text", "home", "writing"],
-    ["ranges", "reading"],
+    ["starting", "errors", "text", "home"],
+    ["ranges", "reading", "writing"],
+    ["holding"],
     ["grid"],
     ["operators"],
     ["native", "triton"],

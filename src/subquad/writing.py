@@ -1,24 +1,125 @@
-"""Files are written whole or not at all: aside first, and then moved into place."""
+"""Files are written whole or not at all: aside first, and then moved into place.
 
+What a killed process left aside is removed by the next one that writes to the same folder.
+"""
+
+import json
+import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+import socket
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from subquad.errors import SubquadError
+
+_ASIDE = re.compile(r"\..+\.(?P<process>\d+)-(?P<host>[0-9a-f]{8})\.unfinished")
+_swept: set[tuple[int, Path]] = set()
+
+
+class WriteError(SubquadError):
+    """A file that can't be written, with the reason that the system gives."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` if the block goes well; folders on the way are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    """A path to write to, which takes the place of `path` if the block goes well; folders on the way are made.
+
+    Raises:
+        WriteError: the disk is full, the folder is not to be written to, or the like; `path` is then as it was.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{_host()}.unfinished")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep_once(path.parent)
         yield aside
         aside.replace(path)
+    except SubquadError:
+        raise
+    except Exception as error:
+        if (reason := write_reason(error)) is None:
+            raise
+        raise WriteError(f"{path} can't be written: {reason}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a whole file or nothing."""
     with replacing(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Any, *, indent: int | None = None) -> None:
+    """Write `content` as JSON and a newline, whole or not at all."""
+    write_text(path, json_text(content, indent=indent) + "\n")
+
+
+def json_text(content: Any, *, indent: int | None = None) -> str:
+    """JSON as every reader takes it: numbers that it has no word for, NaN and infinities, are null."""
+    return json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return content
+
+
+def write_reason(error: BaseException) -> str | None:
+    """Why a file could not be written: what the system said, also through libraries; None for other errors."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause.strerror or str(cause)
+        # safetensors, and torch of memory that processes share, say it in words
+        if match := re.search(r"(?:I/O error|unable to \w+ .*): (.+?)(?: \((?:os error )?\d+\))?$", str(cause)):
+            return match[1]
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def is_aside(name: str) -> bool:
+    """Whether a file of this name is one that has not taken its place yet."""
+    return _ASIDE.fullmatch(name) is not None
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes of this machine that are no more left aside in `folder`."""
+    for entry in folder.iterdir():
+        match = _ASIDE.fullmatch(entry.name)
+        if match and match["host"] == _host() and not _runs(int(match["process"])):
+            with suppress(OSError):
+                entry.unlink()
+
+
+def _sweep_once(folder: Path) -> None:
+    """Sweep a folder that this process has not written to yet."""
+    key = (os.getpid(), folder.absolute())
+    if key not in _swept:
+        _swept.add(key)
+        with suppress(OSError):
+            sweep(folder)
+
+
+def _host() -> str:
+    """This machine, in 8 letters that fit into any file name."""
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

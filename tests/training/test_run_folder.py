@@ -20,8 +20,11 @@ def test_a_folder_with_something_in_it_is_not_taken(tmp_path):
     RunFolder(tmp_path / "new").check_new()
     RunFolder(tmp_path).check_new()
     (tmp_path / "mine").write_text("")
-    with pytest.raises(SubquadError, match=r"exists already: go on with --resume .* or take another --experiment"):
+    with pytest.raises(SubquadError, match=r"exists already, and has no run but mine: take another --experiment"):
         RunFolder(tmp_path).check_new()
+    RunFolder(tmp_path / "run").create(Recipe(), {})
+    with pytest.raises(SubquadError, match=r"exists already: go on with --resume .* or take another --experiment"):
+        RunFolder(tmp_path / "run").check_new()
 
 
 def test_a_run_goes_on_with_its_own_recipe_only(tmp_path):

@@ -180,7 +180,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_good_epoch
 
 def test_a_folder_that_exists_is_not_overwritten(tiny, tmp_path):
     (tmp_path / "mine").write_text("")
-    with pytest.raises(SubquadError, match=r"exists already: go on with --resume .*, or take another --experiment"):
+    with pytest.raises(SubquadError, match=r"exists already, and has no run but mine: take another --experiment"):
         train(tiny, tmp_path)
 
 

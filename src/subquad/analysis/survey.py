@@ -16,7 +16,7 @@ from subquad.analysis.confusion import confused_queries
 from subquad.analysis.removal import Removal, removing
 from subquad.data import create_loader
 from subquad.errors import SubquadError
-from subquad.writing import write_text
+from subquad.writing import json_text, write_json
 
 Counts = dict[str, list[float]]
 """By name, a number for each image."""
@@ -57,15 +57,13 @@ def survey(
     """
     done, found = 0, Counts()
     # through JSON, as the file has it
-    about = json.loads(json.dumps(about | {"images": len(images)}))
-    if file is not None and file.is_file():
-        kept = json.loads(file.read_text())
-        if kept["about"] == about:
-            done, found = kept["done"], kept["counts"]
+    about = json.loads(json_text(about | {"images": len(images)}))
+    if file is not None and (kept := _kept(file, about)) is not None:
+        done, found = kept
 
     def keep() -> None:
         if file is not None:
-            write_text(file, json.dumps({"about": about, "done": done, "counts": found}) + "\n")
+            write_json(file, {"about": about, "done": done, "counts": found})
 
     rest = Subset(images, range(done, len(images)))
     saved = time.monotonic()
@@ -86,6 +84,17 @@ def survey(
     if not found:
         raise SubquadError("there are no images to count")
     return found
+
+
+def _kept(file: Path, about: dict[str, Any]) -> tuple[int, Counts] | None:
+    """How many images a file has counts of, and those; None where it is damaged or about something else."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        done, counts = int(kept["done"]), {name: [float(v) for v in values] for name, values in kept["counts"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    whole = 0 <= done <= about["images"] and all(len(values) <= done for values in counts.values())
+    return (done, counts) if whole and kept["about"] == about else None
 
 
 def count_hits(

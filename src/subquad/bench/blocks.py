@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import functools
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from subquad.errors import SubquadError, check_suffix, unknown_name
 from subquad.models.create import settings_of
 from subquad.models.layers import SelfAttention
 from subquad.text import columns
-from subquad.writing import replacing, write_text
+from subquad.writing import replacing, write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -273,7 +272,7 @@ def save_rows(rows: Sequence[Any], path: Path, about: dict[str, Any]) -> None:
     check_suffix(path, *MEASUREMENTS)
     records = [dataclasses.asdict(row) for row in rows]
     if path.suffix == ".json":
-        write_text(path, json.dumps({"about": about, "rows": records}, indent=1) + "\n")
+        write_json(path, {"about": about, "rows": records}, indent=1)
     else:
         with replacing(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(records[0]))

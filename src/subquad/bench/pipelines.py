@@ -15,6 +15,7 @@ from subquad.diffusion import apply_agent_attention, apply_token_merging, remove
 from subquad.diffusion.folder import ImageFolder, ImageRow
 from subquad.diffusion.images import Sampling, make_image
 from subquad.errors import unknown_name
+from subquad.holding import holding
 from subquad.text import columns
 
 METHODS: dict[str, Callable[..., Any]] = {
@@ -68,8 +69,22 @@ def make_images(
     for method in methods:
         if method not in METHODS:
             raise unknown_name("method", method, METHODS)
-    sampling = sampling or Sampling()
-    kept = ImageFolder(folder, {"methods": methods, "sampling": asdict(sampling), **(about or {})})
+    with holding(folder):
+        return _make_images(pipe, prompts, folder, methods, sampling or Sampling(), seeds, about or {}, memory, log)
+
+
+def _make_images(
+    pipe: Any,
+    prompts: Sequence[str],
+    folder: Path,
+    methods: dict[str, dict[str, Any]],
+    sampling: Sampling,
+    seeds: Sequence[int],
+    about: dict[str, Any],
+    memory: bool,
+    log: Callable[[str], None],
+) -> tuple[list[ImageRow], list[MethodRow]]:
+    kept = ImageFolder(folder, {"methods": methods, "sampling": asdict(sampling), **about})
     wanted = [(prompt, seed) for prompt in prompts for seed in seeds]
     for number, (prompt, seed) in enumerate(wanted, 1):
         first: Image.Image | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from subquad.cli.parser import Commands, folder_to_write, positive, to_read, whole
 from subquad.errors import SubquadError
+from subquad.holding import holding
 
 
 def add_commands(commands: Commands) -> None:
@@ -40,6 +41,11 @@ def add_commands(commands: Commands) -> None:
 
 def run_analyze(arguments: argparse.Namespace) -> None:
     """Measure and write."""
+    with holding(arguments.output):
+        _analyze(arguments)
+
+
+def _analyze(arguments: argparse.Namespace) -> None:
     import torch
 
     from subquad.bench import save_rows

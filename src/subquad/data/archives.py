@@ -21,7 +21,7 @@ from subquad.data.tars import digest_of, read_tar
 from subquad.data.walking import is_hidden
 from subquad.errors import SubquadError
 from subquad.home import home
-from subquad.writing import write_text
+from subquad.writing import write_json
 
 ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz")
 
@@ -87,7 +87,7 @@ class Note:
 
     def write(self, folder: Path) -> None:
         """Keep it beside a folder."""
-        write_text(_note_file(folder), json.dumps(asdict(self)) + "\n")
+        write_json(_note_file(folder), asdict(self))
 
 
 def unpack(archive: Path) -> Path:

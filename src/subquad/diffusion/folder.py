@@ -10,7 +10,8 @@ from PIL import Image
 
 from subquad.data.decoding import read_named_image
 from subquad.errors import SubquadError
-from subquad.writing import replacing, write_text
+from subquad.holding import LOCK
+from subquad.writing import json_text, replacing, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -42,24 +43,43 @@ class ImageFolder:
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self.folder, self.settings = folder, json.loads(json.dumps(settings))
+        self.folder, self.settings = folder, json.loads(json_text(settings))
         self.rows: list[ImageRow] = []
         self.peaks: dict[str, float] = {}
-        if (folder / "settings.json").is_file():
+        if (folder / "settings.json").exists():
             self._go_on()
-        elif folder.is_dir() and any(folder.iterdir()):
+        elif folder.is_dir() and any(entry.name != LOCK for entry in folder.iterdir()):
             raise SubquadError(f"{folder} is not empty, and no folder of `subquad diffuse`: name another --output")
 
     def _go_on(self) -> None:
-        theirs = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
-        self.peaks = theirs.pop("peaks_mb")
+        theirs = self._theirs()
+        self.rows = [row for row in self._whole_rows() if (self.folder / row.file).is_file()]
         other = [key for key in {**theirs, **self.settings} if theirs.get(key) != self.settings.get(key)]
-        if other:
+        if other and self.rows:
             raise SubquadError(f"{self.folder} has images of other {' and '.join(other)}: name another --output")
-        rows = self.folder / "images.jsonl"
-        lines = rows.read_text(encoding="utf-8").splitlines() if rows.is_file() else []
-        found = [ImageRow(**json.loads(line)) for line in lines]
-        self.rows = [row for row in found if (self.folder / row.file).is_file()]
+        if other:
+            # broken off before its first image
+            self.peaks = {}
+
+    def _theirs(self) -> dict[str, Any]:
+        file = self.folder / "settings.json"
+        try:
+            theirs = json.loads(file.read_text(encoding="utf-8"))
+            self.peaks = {name: float(peak) for name, peak in theirs.pop("peaks_mb").items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise SubquadError(f"{file} is damaged ({_words(error)}): name another --output") from None
+        return theirs
+
+    def _whole_rows(self) -> list[ImageRow]:
+        file = self.folder / "images.jsonl"
+        if not file.exists():
+            return []
+        try:
+            rows = [ImageRow(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+            # numbers follow from the names of files
+            return [row for row in rows if int(row.file.split("-")[0]) >= 0]
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise SubquadError(f"{file} is damaged ({_words(error)}): name another --output") from None
 
     def find(self, prompt: str, seed: int, method: str) -> ImageRow | None:
         """The row of an image that was made before."""
@@ -79,7 +99,7 @@ class ImageFolder:
         with replacing(self.folder / done["file"]) as aside:
             image.save(aside, "PNG")
         self.rows.append(ImageRow(**done))
-        write_text(self.folder / "images.jsonl", "".join(json.dumps(asdict(row)) + "\n" for row in self.rows))
+        write_text(self.folder / "images.jsonl", "".join(json_text(asdict(row)) + "\n" for row in self.rows))
         return self.rows[-1]
 
     def keep_peak(self, method: str, peak_mb: float) -> None:
@@ -88,8 +108,11 @@ class ImageFolder:
         self._write_settings()
 
     def _write_settings(self) -> None:
-        text = json.dumps({**self.settings, "peaks_mb": self.peaks}, indent=2) + "\n"
-        write_text(self.folder / "settings.json", text)
+        write_json(self.folder / "settings.json", {**self.settings, "peaks_mb": self.peaks}, indent=2)
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:100]
 
 
 def difference_of(image: Image.Image, other: Image.Image) -> dict[str, float | None]:

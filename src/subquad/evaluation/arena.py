@@ -1,5 +1,6 @@
 """The Long Range Arena: what guessing reaches, and what a trained run does on the test set."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import torch
 from subquad.data import create_loader, listops
 from subquad.data.sequences import SEQUENCES, load_sequences
 from subquad.evaluation.accuracy import EvalResult, evaluate
+from subquad.evaluation.trained import recipe_beside
 from subquad.models import restore, weight_file
 from subquad.models.notes import required
 from subquad.models.restoring import naming
 from subquad.models.sequence import SequenceClassifier, create_sequence_model
-from subquad.reading import read_yaml
+
+TESTED = "test.json"
+"""What a run folder of `subquad lra` keeps of the judgement on the test set."""
 
 
 def load_sequence_model(path: Path | str) -> tuple[SequenceClassifier, dict[str, Any]]:
@@ -28,9 +32,7 @@ def judge_arena(path: Path | str, *, data_dir: str | None = None, batch_size: in
     model, note = load_sequence_model(path)
     with naming(weight_file(path)):
         task, settings = required(note, "data", "data_settings")
-    file = weight_file(path).parent / "recipe.yaml"
-    recipe = read_yaml(file) if file.is_file() else None
-    folder = recipe.get("data_dir") if isinstance(recipe, dict) else None
+    folder = recipe_beside(weight_file(path).parent).get("data_dir")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sequences = load_sequences(
         task,
@@ -41,6 +43,14 @@ def judge_arena(path: Path | str, *, data_dir: str | None = None, batch_size: in
     )
     loader = create_loader(sequences, batch_size=batch_size)
     return evaluate(model.to(device), loader, device=device, num_classes=model.num_classes)
+
+
+def kept_accuracy(run: Path) -> float | None:
+    """The test accuracy that a run folder keeps, None where it was not judged yet or what it keeps is damaged."""
+    try:
+        return float(json.loads((run / TESTED).read_text(encoding="utf-8"))["top1"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def guesses(task: str, settings: Mapping[str, Any]) -> dict[str, float]:

@@ -71,7 +71,7 @@ def load_trained(path: Path | str, *, img_size: int | None = None) -> Trained:
     with naming(file):
         classes, settings = required(note, "classes", "input")
         config = settings_of(InputConfig, settings, img_size=size)
-    named = _recipe_of(file.parent)
+    named = recipe_beside(file.parent)
     return trained_on(model, config, tuple(classes), named.get("data", note.get("data")), named.get("data_dir"))
 
 
@@ -127,8 +127,16 @@ def images_of(
     return images
 
 
-def _recipe_of(folder: Path) -> dict[str, Any]:
-    """What the recipe of a run folder says, nothing where there is none."""
+def recipe_beside(folder: Path) -> dict[str, Any]:
+    """What the recipe of a run folder says, nothing where there is none.
+
+    Raises:
+        SubquadError: it is damaged.
+    """
     file = folder / "recipe.yaml"
-    content = read_yaml(file) if file.is_file() else None
-    return content if isinstance(content, dict) else {}
+    if not file.is_file():
+        return {}
+    content = read_yaml(file)
+    if not isinstance(content, dict):
+        raise SubquadError(f"{file} is damaged: it must hold lines of `field: value`")
+    return content

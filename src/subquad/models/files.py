@@ -3,7 +3,6 @@
 Nothing in a file is executed: safetensors, or pickles through `torch_files`.
 """
 
-import json
 import math
 import stat
 from collections.abc import Iterator
@@ -16,12 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
+from subquad.models.digest import DIGEST, check_digest, digest_of
 from subquad.models.fitting import Adapted, adapt, misfits, not_finite, some
-from subquad.models.notes import parse_note, writable
+from subquad.models.notes import parse_note
 from subquad.models.stored import MOST_REPEATED, StoredTensor, StrangeTensor
 from subquad.models.torch_files import opened
 from subquad.text import one_line
-from subquad.writing import replacing
+from subquad.writing import json_text, replacing
 
 WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
 """Under which keys trainers put the weights, the preferred one first."""
@@ -36,10 +36,10 @@ MOST_NAME = 500
 def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | None = None) -> None:
     """Write the weights of `model`, its creation arguments and `metadata` (JSON) to `path`, whole or not at all."""
     path = Path(path)
-    note = writable({"creation": getattr(model, "creation", None), **(metadata or {})})
+    note = json_text({"creation": getattr(model, "creation", None), **(metadata or {})})
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
     with replacing(path) as aside:
-        save_file(tensors, aside, metadata={"format": "pt", "subquad": json.dumps(note, allow_nan=False)})
+        save_file(tensors, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(tensors, note)})
 
 
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -54,7 +54,9 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with _safetensors(path) as file:
             names = list(file.keys())
             _check_entries({name: tuple(file.get_slice(name).get_shape()) for name in names})
-            return {name: file.get_tensor(name) for name in names}, _note_in(file)
+            tensors = {name: file.get_tensor(name) for name in names}
+            check_digest(path, tensors, file.metadata() or {})
+            return tensors, _note_in(file)
     with opened(path) as content:
         return unwrap(content, path), {}
 

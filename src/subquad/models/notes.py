@@ -154,15 +154,6 @@ def required(note: Mapping[str, Any], *names: str) -> list[Any]:
     return [note[name] for name in names]
 
 
-def writable(value: Any) -> Any:
-    """A note as JSON has it: numbers that are not finite, as of an accuracy that was not measured, are left open."""
-    if isinstance(value, dict):
-        return {key: writable(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [writable(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _numbers(value: Any) -> Iterator[float]:
     """All numbers in a piece of JSON."""
     waiting = [value]

@@ -1,11 +1,10 @@
 """The Long Range Arena on the page: the runs on the test set, beside what guessing reaches and what is published."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from html import escape
 
-from subquad.evaluation.arena import guesses
+from subquad.evaluation.arena import guesses, kept_accuracy
 from subquad.evaluation.arena_published import PUBLISHED
 from subquad.report.parts import section
 from subquad.report.runs import Group
@@ -24,8 +23,7 @@ def arena_table(groups: Sequence[Group]) -> str:
     task = str(first.facts["data"])
     rows = []
     for group in groups:
-        files = [run.path / "test.json" for run in group.runs]
-        found = [json.loads(file.read_text())["top1"] for file in files if file.is_file()]
+        found = [kept for run in group.runs if (kept := kept_accuracy(run.path)) is not None]
         if found:
             spread = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
             rows.append((group.label, f"{statistics.fmean(found):.2f}{spread}", "ours"))

@@ -58,7 +58,10 @@ def measure_of(groups: Sequence[Group]) -> Measure:
     if tasks[0] not in MEASURES:
         raise SubquadError(f"{groups[0].first.path} is a run of the task '{tasks[0]}', which has no page")
     measure = MEASURES[tasks[0]]
-    rows = [group.first.rows[0] for group in groups]
+    runs = [run for group in groups for run in group.runs]
     # detectors without masks have no figures on them
-    there = tuple((entry, title) for entry, title in measure.entries if all(entry in row for row in rows))
+    there = tuple(pair for pair in measure.entries if all(pair[0] in run.rows[0] for run in runs))
+    if measure.entries[0] not in there:
+        without = next(run.path for run in runs if measure.main not in run.rows[0])
+        raise SubquadError(f"{without / 'metrics.jsonl'} is damaged: it has no {measure.main}")
     return replace(measure, entries=there)

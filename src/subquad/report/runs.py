@@ -2,8 +2,9 @@
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -98,26 +99,91 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read one run folder."""
-    try:
-        facts = json.loads((folder / "run.json").read_text())
-        recipe = read_yaml(folder / "recipe.yaml")
-        if not isinstance(recipe, dict):
-            raise SubquadError(f"{folder / 'recipe.yaml'} must hold lines of `field: value`")
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-    except FileNotFoundError as error:
-        raise SubquadError(f"{folder} has no whole epoch yet: {Path(str(error.filename)).name} is missing") from None
-    except json.JSONDecodeError as error:
-        raise SubquadError(f"{folder} can't be read: {' '.join(str(error).split())}") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            raise SubquadError(f"line {number} of {folder / 'metrics.jsonl'} is broken: {line[:40]}") from None
+    """Read one run folder.
+
+    Raises:
+        SubquadError: it has no whole epoch, or a file of it is missing or damaged, in one line that names it.
+    """
+    facts = _content(folder / "run.json", json.loads)
+    recipe = _recipe(folder / "recipe.yaml")
+    lines = _content(folder / "metrics.jsonl", str.splitlines)
+    rows = [_row(folder / "metrics.jsonl", number, line) for number, line in enumerate(lines, start=1)]
     if not rows:
         raise SubquadError(f"{folder} has no whole epoch yet: metrics.jsonl is empty")
+    for name, content, needed in (
+        ("run.json", [facts], _FACTS),
+        ("recipe.yaml", [recipe], _FIELDS),
+        ("metrics.jsonl", rows, _ENTRIES),
+    ):
+        for number, entries in enumerate(content, start=1):
+            _check_entries(folder / name, number, entries, needed)
+    task = str(facts.get("task", "classify"))
+    known = {entry for row in rows for entry in row}
+    for number, row in enumerate(rows, start=1):
+        # a figure that one epoch has, all have: charts and means go through them
+        _check_entries(folder / "metrics.jsonl", number, row, dict.fromkeys(known, (int, float)))
+    _check_entries(folder / "run.json", 1, facts["versions"], {"torch": (str,)})
+    try:
+        datetime.fromisoformat(facts["created"])
+    except ValueError as error:
+        raise SubquadError(f"{folder / 'run.json'} is damaged: {error}") from None
+    if task == "lra":
+        _check_entries(folder / "run.json", 1, facts, {"data": (str,), "data_settings": (dict,)})
     return Run(folder, recipe, facts, rows)
+
+
+Kinds = tuple[type, ...]
+_NUMBER: Kinds = (int, float)
+_FACTS: dict[str, Kinds] = {
+    "created": (str,),
+    "command": (str,),
+    "device": (str,),
+    "threads": _NUMBER,
+    "versions": (dict,),
+    "params": _NUMBER,
+    "macs": _NUMBER,
+}
+_FIELDS: dict[str, Kinds] = {
+    "model": (str,),
+    "data": (str,),
+    "batch_size": _NUMBER,
+    "settings": (dict, type(None)),
+    "attention": (str, type(None)),
+}
+_COSTS = ("epoch_seconds", "images_per_second", "peak_memory_mb")
+_ENTRIES = dict.fromkeys(("epoch", "train_loss", *_COSTS), _NUMBER)
+
+
+def _recipe(file: Path) -> Any:
+    if not file.exists():
+        raise SubquadError(f"{file.parent} has no whole epoch yet: {file.name} is missing")
+    return read_yaml(file)
+
+
+def _content(file: Path, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SubquadError(f"{file.parent} has no whole epoch yet: {file.name} is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise SubquadError(f"{file} can't be read: {' '.join(str(error).split())}") from None
+
+
+def _row(file: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise SubquadError(f"line {number} of {file} is broken: {line[:40]}") from None
+
+
+def _check_entries(file: Path, line: int, entries: Any, needed: Mapping[str, Kinds]) -> None:
+    """Raise where what a file holds in a line is not what a run writes."""
+    where = f"line {line} of {file}" if file.suffix == ".jsonl" else str(file)
+    if not isinstance(entries, dict):
+        raise SubquadError(f"{where} is damaged: it must hold names and values")
+    for name, kinds in needed.items():
+        if not isinstance(entries.get(name), kinds):
+            raise SubquadError(f"{where} is damaged: its {name} is {entries.get(name, 'missing')}")
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -1,7 +1,6 @@
 """Attention maps that answer a click: a place of an image, and where each layer of each network looks from there."""
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -11,6 +10,7 @@ from PIL import Image
 
 from subquad.analysis.looking import Looking
 from subquad.report.parts import data_uri, section
+from subquad.writing import json_text
 
 _LEAD = (
     "Click a place of the image, or move with the arrow keys, and see where each layer looks from there: the mean over "
@@ -64,5 +64,5 @@ def _viewer(picture: Image.Image, networks: Mapping[str, Sequence[Looking]]) -> 
         '<div class="query" tabindex="0" role="application" aria-label="click a place of the image">'
         f'<img src="{source}" alt=""><span class="mark"></span></div>{token}</div>'
         f'<div class="maps">{"".join(rows)}</div>'
-        f'<script type="application/json">{json.dumps({"layers": layers})}</script></div>'
+        f'<script type="application/json">{json_text({"layers": layers})}</script></div>'
     )

@@ -1,18 +1,18 @@
 """Several mechanisms and seeds on a task of the Long Range Arena, judged on its test set, beside what is published."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from subquad.evaluation.arena import guesses, judge_arena
+from subquad.evaluation.arena import TESTED, guesses, judge_arena, kept_accuracy
 from subquad.evaluation.arena_published import PUBLISHED
+from subquad.holding import holding, is_first_process
 from subquad.text import clock, columns, si
-from subquad.training.compare import compare
+from subquad.training.compare import check_comparison, compare
 from subquad.training.journal import Log, silent
 from subquad.training.lra import LraRecipe
-from subquad.writing import write_text
+from subquad.writing import write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,27 @@ def run_arena(
     Runs that have finished, and judgements of them, are kept; broken-off runs go on. Writes lra.json and lra.md beside
     what `compare` writes.
     """
-    compared = compare(recipe, mechanisms, seeds, folder, log)
-    rows = []
-    for row in compared:
-        accuracies = tuple(_tested(folder / name, recipe) for name in row["runs"])
-        rows.append(
-            ArenaRow(row["mechanism"], accuracies, row[f"{recipe.metric}_mean"], row["params"], row["train_seconds"])
-        )
-    table = ArenaTable(recipe.data, tuple(rows), guesses(recipe.data, recipe.data_settings))
-    _write(table, folder)
+    check_comparison(recipe, mechanisms, seeds)
+    with holding(folder):
+        rows = []
+        for row in compare(recipe, mechanisms, seeds, folder, log):
+            accuracies = tuple(_tested(folder / name, recipe) for name in row["runs"])
+            held_out = row[f"{recipe.metric}_mean"]
+            rows.append(ArenaRow(row["mechanism"], accuracies, held_out, row["params"], row["train_seconds"]))
+        table = ArenaTable(recipe.data, tuple(rows), guesses(recipe.data, recipe.data_settings))
+        if is_first_process():
+            _write(table, folder)
     return table
 
 
 def _tested(run: Path, recipe: LraRecipe) -> float:
     """The test accuracy of a finished run, which is kept in its folder."""
-    file = run / "test.json"
-    if not file.is_file():
-        result = judge_arena(run, data_dir=recipe.data_dir, batch_size=recipe.batch_size)
-        write_text(file, json.dumps({"top1": result.top1, "loss": result.loss, "count": result.count}) + "\n")
-    return float(json.loads(file.read_text())["top1"])
+    if (kept := kept_accuracy(run)) is not None:
+        return kept
+    result = judge_arena(run, data_dir=recipe.data_dir, batch_size=recipe.batch_size)
+    if is_first_process():
+        write_json(run / TESTED, {"top1": result.top1, "loss": result.loss, "count": result.count})
+    return result.top1
 
 
 def arena_text(table: ArenaTable) -> str:
@@ -97,7 +99,7 @@ def _write(table: ArenaTable, folder: Path) -> None:
         "guesses": table.guesses,
         "published": [{"name": p.name, "source": p.source, "accuracy": p.on(table.task)} for p in PUBLISHED],
     }
-    write_text(folder / "lra.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_json(folder / "lra.json", content, indent=2)
     lines = ["| | test % | held out % | params | time |", "| --- | ---: | ---: | ---: | ---: |"]
     lines += [
         f"| {r.mechanism} | {r.text} | {r.held_out:.2f} | {si(r.params)} | {clock(r.seconds)} |" for r in table.rows

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 import statistics
 from collections.abc import Sequence
@@ -10,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from subquad.errors import SubquadError
+from subquad.holding import holding, is_first_process
 from subquad.text import si, speed_text
 from subquad.training.common import CommonRecipe
 from subquad.training.journal import Log, silent
-from subquad.training.loop import train
 from subquad.training.run_folder import RunFolder
+from subquad.training.running import train
 from subquad.training.tasks import TASKS
-from subquad.writing import write_text
+from subquad.writing import write_json, write_text
 
 _COLUMNS = ("params", "MACs", "img/s", "time", "peak MB")
 
@@ -35,24 +35,29 @@ def compare(
         folder: gets a folder `<mechanism>-s<seed>` a run, and compare.json, compare.csv and compare.md.
         log: gets a line an epoch.
     """
+    check_comparison(recipe, mechanisms, seeds)
+    folder = Path(folder)
+    rows = []
+    with holding(folder):
+        for mechanism in mechanisms:
+            summaries = []
+            for seed in seeds:
+                run = RunFolder(folder / f"{slug(mechanism)}-s{seed}")
+                log(f"— {mechanism}, seed {seed}")
+                own = recipe.replace(attention=mechanism, seed=seed)
+                summaries.append(train(own, run.path, resume=run.recipe.is_file(), log=log))
+            rows.append(aggregate(mechanism, seeds, summaries, recipe.metric))
+        if is_first_process():
+            write_comparison(rows, folder, recipe.metric_title)
+    return rows
+
+
+def check_comparison(recipe: CommonRecipe, mechanisms: Sequence[str], seeds: Sequence[int]) -> None:
+    """Raise for a wrong name now, not after the runs before it."""
     if not mechanisms or not seeds:
         raise SubquadError("compare needs at least one mechanism and one seed")
-    folder = Path(folder)
-    # a wrong name is found now, not after the runs before it
     for mechanism in mechanisms:
         TASKS[type(recipe)].network(recipe.replace(attention=mechanism))
-    rows = []
-    for mechanism in mechanisms:
-        summaries = []
-        for seed in seeds:
-            run = RunFolder(folder / f"{slug(mechanism)}-s{seed}")
-            log(f"— {mechanism}, seed {seed}")
-            own = recipe.replace(attention=mechanism, seed=seed)
-            summaries.append(train(own, run.path, resume=run.recipe.is_file(), log=log))
-        rows.append(aggregate(mechanism, seeds, summaries, recipe.metric))
-    # every process of a distributed run gets here, and they all write the same
-    write_comparison(rows, folder, recipe.metric_title)
-    return rows
 
 
 def slug(mechanism: str) -> str:
@@ -99,7 +104,7 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str = "top-1 %") -> 
 
 def write_comparison(rows: Sequence[dict[str, Any]], folder: Path, title: str = "top-1 %") -> None:
     """compare.json, compare.csv and compare.md."""
-    write_text(folder / "compare.json", json.dumps(list(rows), indent=2) + "\n")
+    write_json(folder / "compare.json", list(rows), indent=2)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

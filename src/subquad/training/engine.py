@@ -1,7 +1,11 @@
 """Accelerate, as this library uses it: one process or many, mixed precision, accumulation, compilation."""
 
+import math
+import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,18 +39,75 @@ def make_accelerator(recipe: CommonRecipe) -> Any:
     )
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt inside the block, as SIGINT does."""
+class Interruptions:
+    """Inside the block SIGINT and SIGTERM raise KeyboardInterrupt; what must not be broken off holds them back.
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    Python swallows what is raised where nobody can catch it, in `__del__`; then the next `check` raises it.
+    """
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def __init__(self) -> None:
+        self._holding_back = self._came = False
+        self._last = -math.inf
+        self._process = os.getpid()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruptions":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # whoever ignores them goes on ignoring them
+                if (handler := signal.getsignal(number)) != signal.SIG_IGN:
+                    self._before[number] = handler or signal.SIG_DFL
+                    signal.signal(number, self._stop)
+        self._say_swallowed, sys.unraisablehook = sys.unraisablehook, self._keep_swallowed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.unraisablehook = self._say_swallowed
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Let the block come to its end first."""
+        self._holding_back = True
+        try:
+            yield
+        finally:
+            self._holding_back = False
+        self.check()
+
+    def check(self) -> None:
+        """Raise the interruption that came meanwhile."""
+        if self._came:
+            self._came = False
+            raise KeyboardInterrupt
+
+    def _keep_swallowed(self, swallowed: Any) -> None:
+        if issubclass(swallowed.exc_type, KeyboardInterrupt):
+            self._came = True
+        else:
+            self._say_swallowed(swallowed)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # a loader process: its parent ends it, which it must not answer with a trace
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+        elif self._holding_back:
+            self._came = True
+        # torchrun sends a second one, which must not break off what tidies up after the first
+        elif time.monotonic() - self._last > 2:
+            self._last = time.monotonic()
+            # a handler that was there before knows when to raise, as that of the command does during imports
+            if callable(handler := self._before[number]):
+                handler(number, frame)
+            else:
+                raise KeyboardInterrupt
+
+
+def lost_process(error: BaseException) -> bool:
+    """Whether an error says that another process of this run can't be reached any more."""
+    words = ("gloo", "nccl", "closed by peer", "connection reset", "process group")
+    return isinstance(error, torch.distributed.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    )

@@ -75,6 +75,12 @@ def summarise(rows: list[Row], metric: str, best: float, best_epoch: int, params
     }
 
 
+def summary_numbers(metric: str) -> tuple[str, ...]:
+    """What a summary must hold to stand for a finished run."""
+    costs = ("params", "macs", "train_seconds", "images_per_second", "peak_memory_mb")
+    return ("epochs", "best_epoch", f"best_{metric}", f"last_{metric}", *costs)
+
+
 def make_writer(folder: Path, first_epoch: int) -> Any:
     """TensorBoard's writer; what an interrupted run wrote of later epochs is hidden."""
     try:
@@ -82,3 +88,10 @@ def make_writer(folder: Path, first_epoch: int) -> Any:
     except ImportError as error:
         raise SubquadError("training needs tensorboard: pip install 'subquad[train]'") from error
     return SummaryWriter(str(folder), purge_step=first_epoch)
+
+
+def add_row(writer: Any, row: Row) -> None:
+    """Show the metrics of an epoch in TensorBoard."""
+    for name, value in row.items():
+        writer.add_scalar(name, value, int(row["epoch"]))
+    writer.flush()

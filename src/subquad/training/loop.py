@@ -9,8 +9,8 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,75 +21,36 @@ from tqdm import tqdm
 from subquad.data import create_loader
 from subquad.errors import SubquadError
 from subquad.models import save_weights
-from subquad.training.checkpoint import State, load_state, save_state
-from subquad.training.common import CommonRecipe
+from subquad.training.checkpoint import State, load_state, not_finite, put_back, save_state
 from subquad.training.cost import count_parameters, peak_memory_mb, reset_peak_memory
-from subquad.training.engine import interruptible, make_accelerator
-from subquad.training.journal import Log, describe_run, describe_setup, epoch_line, make_writer, silent, summarise
+from subquad.training.engine import Interruptions
+from subquad.training.journal import (
+    Log,
+    add_row,
+    describe_run,
+    describe_setup,
+    epoch_line,
+    make_writer,
+    silent,
+    summarise,
+)
 from subquad.training.optim import learning_rates, make_optimizer, make_scheduler
-from subquad.training.order import STEPS, WEIGHTS, EpochView, seed_all
+from subquad.training.order import STEPS, EpochView, count_updates, seed_all
 from subquad.training.run_folder import RunFolder
 from subquad.training.task import Row, Task
-from subquad.training.tasks import make_task
-
-
-def train(recipe: CommonRecipe, run: Path | str, *, resume: bool = False, log: Log = silent) -> dict[str, Any]:
-    """Train a recipe in the folder `run` and return its summary.
-
-    Args:
-        recipe: what to train, one of any task.
-        run: a folder that is not there yet; it gets recipe, metrics, weights and summary.
-        resume: go on with the run in that folder instead; one that has finished is left as it is.
-        log: gets a line an epoch.
-
-    Raises:
-        SubquadError: in one line, if the recipe can't be trained, before anything is written; if the loss is not
-            finite, or if the run is interrupted: the folder then holds the last whole epoch.
-    """
-    folder = RunFolder(Path(run))
-    if resume:
-        folder.check_resumable(recipe)
-        if (summary := folder.summary()) is not None:
-            return summary
-    else:
-        folder.check_new()
-    accelerator = make_accelerator(recipe)
-    seed_all(recipe.seed, WEIGHTS)
-    trainer = Trainer(make_task(recipe), folder, accelerator, log)
-    # every process has looked at the folder before the first one writes to it
-    accelerator.wait_for_everyone()
-    try:
-        with interruptible():
-            return trainer.run(resume)
-    except KeyboardInterrupt:
-        kept = f"{trainer.epochs_done} of {trainer.num_epochs} epochs are kept"
-        raise SubquadError(f"interrupted: {kept}, {recipe.continued(folder.path)} goes on") from None
-    finally:
-        accelerator.free_memory()
 
 
 class Trainer:
     """One run, from set-up to summary."""
 
-    def __init__(self, task: Task, folder: RunFolder, accelerator: Any, log: Log):
+    def __init__(self, task: Task, folder: RunFolder, accelerator: Any, interruptions: Interruptions, log: Log):
         recipe = task.recipe
+        self.interruptions = interruptions
         self.task, self.recipe, self.folder, self.accelerator = task, recipe, folder, accelerator
         self.is_main = accelerator.is_main_process
         self.log = log if self.is_main else silent
         self.total_batch = recipe.batch_size * recipe.grad_accum_steps * accelerator.num_processes
-        self.updates_per_epoch = len(task.train_images) // self.total_batch
-        if not self.updates_per_epoch:
-            raise SubquadError(
-                f"{len(task.train_images)} training images are less than one batch of {self.total_batch}: "
-                f"take a smaller --batch-size"
-            )
-        if recipe.updates_per_epoch is not None:
-            if not 1 <= recipe.updates_per_epoch <= self.updates_per_epoch:
-                raise SubquadError(
-                    f"updates_per_epoch goes from 1 to {self.updates_per_epoch}, as many as {len(task.train_images)} "
-                    f"training images have, got {recipe.updates_per_epoch}"
-                )
-            self.updates_per_epoch = recipe.updates_per_epoch
+        self.updates_per_epoch = count_updates(len(task.train_images), self.total_batch, recipe.updates_per_epoch)
         self.bare: nn.Module = task.model.to(accelerator.device)
         self.ema = None
         if recipe.model_ema:
@@ -103,6 +64,8 @@ class Trainer:
         loader, self.eval_loader = self._loaders()
         self.model, self.optimizer, self.loader = accelerator.prepare(self.bare, optimizer, loader)
         self.epochs_done = self.updates = 0
+        # images of the gradients that are accumulated
+        self.images = 0
         self.best, self.best_epoch = -1.0, -1
         self.rows: list[Row] = []
 
@@ -114,16 +77,12 @@ class Trainer:
         elif self.is_main:
             self.folder.create(self.recipe, self._facts())
         self.log(describe_setup(self.task, self.params, self.macs))
-        writer = make_writer(self.folder.tensorboard, self.epochs_done) if self.is_main else None
-        for epoch in range(self.epochs_done, self.num_epochs):
-            row = self._epoch(epoch)
-            self.log(epoch_line(self.task, row, self.num_epochs))
-            if writer is not None:
-                for name, value in row.items():
-                    writer.add_scalar(name, value, epoch)
-                writer.flush()
-        if writer is not None:
-            writer.close()
+        with make_writer(self.folder.tensorboard, self.epochs_done) if self.is_main else nullcontext() as writer:
+            for epoch in range(self.epochs_done, self.num_epochs):
+                row = self._epoch(epoch)
+                self.log(epoch_line(self.task, row, self.num_epochs))
+                if writer is not None:
+                    add_row(writer, row)
         summary = summarise(self.rows, self.recipe.metric, self.best, self.best_epoch, self.params, self.macs)
         if self.is_main:
             self.folder.finish(summary)
@@ -136,8 +95,7 @@ class Trainer:
         train_loss, lr = self._train(epoch)
         train_seconds = time.perf_counter() - start
         row: Row = {"epoch": epoch, "train_loss": train_loss} | self._evaluate()
-        # the last update of an epoch shows in no training loss
-        self._check_finite(row.get("eval_loss", 0), f"the evaluation after epoch {epoch + 1}", lr)
+        self._check_judged(row, lr)
         row |= {
             "lr": lr,
             "epoch_seconds": time.perf_counter() - start,
@@ -145,8 +103,9 @@ class Trainer:
             "peak_memory_mb": peak_memory_mb(self.accelerator.device),
         }
         self.rows.append(row)
-        self._save(row)
-        self.epochs_done = epoch + 1
+        with self.interruptions.held_back():
+            self._save(row)
+            self.epochs_done = epoch + 1
         if epoch == 0 and (broken := self.task.train_images.num_broken):
             first = self.task.train_images.broken_paths()[0]
             self.log(f"skipped {broken} broken training images, the first is {first}")
@@ -157,7 +116,7 @@ class Trainer:
         seed_all(self.recipe.seed, epoch, self.accelerator.process_index, STEPS)
         self.view.start_epoch(epoch)
         self.model.train()
-        losses: list[float] = []
+        losses: list[float | None] = []
         pending: list[Tensor] = []
         lr = 0.0
         for batch in self._progress(epoch):
@@ -168,39 +127,78 @@ class Trainer:
                 pending = []
         if pending:
             losses += self._checked(pending, epoch, len(losses), lr)
-        return statistics.fmean(losses), lr
+        counted = [loss for loss in losses if loss is not None]
+        if not counted:
+            first = next(iter(self.task.train_images.broken_paths()), "not known here")
+            raise SubquadError(
+                f"none of the {len(self.view)} training images of epoch {epoch + 1} can be read, the first is {first}"
+            )
+        return statistics.fmean(counted), lr
 
     def _step(self, batch: Any) -> Tensor:
-        """One batch of this process, and an update with the last one of those that are accumulated; its loss."""
+        """One batch of this process, and an update with the last one of those that are accumulated.
+
+        Returns:
+            Its loss and 1; zeros for a batch whose images are all broken.
+        """
+        self.interruptions.check()
+        size, updated = self.task.size(batch), False
+        loss = torch.zeros((), device=self.accelerator.device)
         with self.accelerator.accumulate(self.model):
-            loss = self.task.loss(self.model, batch)
-            self.accelerator.backward(loss)
-            if self.accelerator.sync_gradients and self.recipe.clip_grad:
-                self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
-            self.optimizer.step()
+            # without an image it still passes through the network where other processes wait for the gradients
+            if size or self.accelerator.num_processes > 1:
+                loss = self.task.loss(self.model, batch)
+                self.accelerator.backward(loss)
+            self.images += size
+            if self.accelerator.sync_gradients and (self.images or self._has_gradient()):
+                if self.recipe.clip_grad:
+                    self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
+                self.optimizer.step()
+                updated = True
             self.optimizer.zero_grad()
         if self.accelerator.sync_gradients:
+            self.images = 0
             self.updates += 1
             self.scheduler.step_update(self.updates)
-            if self.ema is not None:
+            if self.ema is not None and updated:
                 self.ema.update(self.bare, step=self.updates)
-        return loss.detach()
+        return torch.stack([loss.detach().float() * bool(size), loss.new_full((), bool(size), dtype=torch.float)])
 
-    def _checked(self, losses: list[Tensor], epoch: int, first: int, lr: float) -> list[float]:
-        """The losses, means over the processes; raises if one is not finite."""
-        means = self.accelerator.reduce(torch.stack(losses), "mean").tolist()
+    def _has_gradient(self) -> bool:
+        """Whether another process had an image: it is asked by those that had none, whose own gradients are zero."""
+        gradients = [parameter.grad for parameter in self.bare.parameters() if parameter.grad is not None]
+        return any(bool(gradient.any()) for gradient in gradients)
+
+    def _checked(self, losses: list[Tensor], epoch: int, first: int, lr: float) -> list[float | None]:
+        """The losses, means over the processes that had images, None where none had; raises if one is not finite."""
+        sums = self.accelerator.reduce(torch.stack(losses), "sum").tolist()
+        means = [total / processes if processes else None for total, processes in sums]
         for step, loss in enumerate(means, start=first):
-            self._check_finite(loss, f"epoch {epoch + 1}, step {step + 1}", lr)
+            self._check_finite(loss or 0.0, f"epoch {epoch + 1}, step {step + 1}", lr)
         return means
 
     def _check_finite(self, loss: float, where: str, lr: float) -> None:
         """Stop before broken weights take the place of the last good ones."""
         if not math.isfinite(loss):
-            kept = f"{self.epochs_done} whole epochs are kept in {self.folder.path}"
-            raise SubquadError(
-                f"the loss is {loss} in {where}, at lr {lr:.2g}: try another --experiment with a lower --lr, "
-                f"--clip-grad 1 or without --amp; {kept}"
-            )
+            raise SubquadError(f"the loss is {loss} in {where}, at lr {lr:.2g}: {self._advice()}")
+
+    def _check_judged(self, row: Row, lr: float) -> None:
+        """Raise where an epoch ends in what is no number; its last update shows in no training loss."""
+        after = f"after epoch {row['epoch'] + 1:.0f}"
+        for kind, model in {"eval": self.bare, "ema": self.ema and self.ema.module}.items():
+            if model is None:
+                continue
+            what = {"eval": "weights", "ema": "averaged weights"}[kind]
+            if not_finite(model.parameters()):
+                raise SubquadError(f"the {what} are not finite {after}, at lr {lr:.2g}: {self._advice()}")
+            self._check_finite(row.get(f"{kind}_loss", 0.0), f"the evaluation {after}", lr)
+            if not math.isfinite(worth := row[f"{kind}_{self.recipe.metric}"]):
+                title = self.recipe.metric_title
+                raise SubquadError(f"{title} is {worth} {after}: nothing of the held-out images could be judged")
+
+    def _advice(self) -> str:
+        kept = f"{self.epochs_done} whole epochs are kept in {self.folder.path}" if self.epochs_done else "none is kept"
+        return f"try another --experiment with a lower --lr, --clip-grad 1 or without --amp; {kept}"
 
     def _evaluate(self) -> Row:
         """What the weights and their average are worth."""
@@ -245,11 +243,21 @@ class Trainer:
             optimizer=self.optimizer.state_dict(),
             ema=self.ema.module.state_dict() if self.ema is not None else {},
             scaler=scaler.state_dict() if scaler is not None else {},
+            rows=self.rows,
         )
 
     def _restore(self) -> None:
-        """Go back to the last whole epoch; a run that was stopped before its first one starts anew."""
-        if not self.folder.state.is_file():
+        """Go back to the last whole epoch; a run that was stopped before its first one starts anew.
+
+        Raises:
+            SubquadError: the state is missing, damaged or of another network, in one line.
+        """
+        if not self.folder.has_facts() and self.is_main:
+            self.folder.write_facts(self._facts())
+        if not self.folder.state.exists():
+            # in its first epoch the state is written last
+            if len(rows := self.folder.rows()) > 1:
+                raise SubquadError(f"{self.folder.state} is missing, {len(rows)} epochs can't be gone on from without")
             return
         state = load_state(self.folder.state)
         if state.total_batch != self.total_batch:
@@ -257,15 +265,16 @@ class Trainer:
                 f"{self.folder.path} was trained with {state.total_batch} images an update, not {self.total_batch}: "
                 f"resume it with as many processes"
             )
-        self.bare.load_state_dict(state.model)
-        self.optimizer.load_state_dict(state.optimizer)
-        if self.ema is not None:
-            self.ema.module.load_state_dict(state.ema)
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state.scaler)
+        self.rows = self.folder.rows()[: state.epochs] if state.rows is None else state.rows
+        if len(self.rows) != state.epochs:
+            raise SubquadError(f"the metrics have {len(self.rows)} rows, not the {state.epochs} of {self.folder.state}")
+        if not self.folder.best_weights.is_file():
+            best = f"{self.folder.best_weights}, the weights of epoch {state.best_epoch + 1}, is missing"
+            raise SubquadError(f"{best}: put it back, or a copy of {self.folder.last_weights.name} in its place")
+        ema = self.ema.module if self.ema is not None else None
+        put_back(state, self.folder.state, self.bare, self.optimizer, ema, self.accelerator.scaler)
         self.epochs_done, self.updates = state.epochs, state.updates
         self.best, self.best_epoch = state.best, state.best_epoch
-        self.rows = self.folder.rows()[: state.epochs]
         self.scheduler.step_update(self.updates)
 
     def _facts(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from subquad.errors import SubquadError
+
 # what random numbers are for: the last part of their key, so that no two uses share a stream
 WEIGHTS, STEPS, _ORDER, _IMAGE = range(1, 5)
 
@@ -40,6 +42,24 @@ def seeded(*key: int) -> Iterator[None]:
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
         torch.set_rng_state(before[2])
+
+
+def count_updates(images: int, total_batch: int, wanted: int | None) -> int:
+    """Updates of an epoch: as many as the images have, or as are `wanted`.
+
+    Raises:
+        SubquadError: there are not so many images.
+    """
+    whole = images // total_batch
+    if not whole:
+        raise SubquadError(
+            f"{images} training images are less than one batch of {total_batch}: take a smaller --batch-size"
+        )
+    if wanted is not None and not 1 <= wanted <= whole:
+        raise SubquadError(
+            f"updates_per_epoch goes from 1 to {whole}, as many as {images} training images have, got {wanted}"
+        )
+    return whole if wanted is None else wanted
 
 
 class EpochView(Dataset):

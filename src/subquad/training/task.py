@@ -47,6 +47,10 @@ class Task(ABC):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch; a batch without images still passes through the network, for the other processes."""
 
+    def size(self, batch: Any) -> int:
+        """How many images of a batch could be read."""
+        return len(batch[0])
+
     @abstractmethod
     def judge(self, model: nn.Module, loader: Any, device: torch.device, amp_dtype: torch.dtype | None) -> Row:
         """What the loader's images say about a network, the recipe's metric among it; of all processes together."""

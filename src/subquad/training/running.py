@@ -1,0 +1,108 @@
+"""One run from the folder's side: it is held, begun or gone on with, and ends in a summary or in one line."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from subquad.errors import SubquadError
+from subquad.holding import holding, is_first_process, tidy
+from subquad.training.common import CommonRecipe
+from subquad.training.engine import Interruptions, lost_process, make_accelerator
+from subquad.training.journal import Log, silent, summary_numbers
+from subquad.training.loop import Trainer
+from subquad.training.order import WEIGHTS, seed_all
+from subquad.training.run_folder import RunFolder
+from subquad.training.tasks import make_task
+from subquad.writing import WriteError, write_reason
+
+
+def train(recipe: CommonRecipe, run: Path | str, *, resume: bool = False, log: Log = silent) -> dict[str, Any]:
+    """Train a recipe in the folder `run` and return its summary.
+
+    Args:
+        recipe: what to train, one of any task.
+        run: a folder that is not there yet; it gets recipe, metrics, weights and summary.
+        resume: go on with the run in that folder instead; one that has finished is left as it is.
+        log: gets a line an epoch.
+
+    Raises:
+        SubquadError: in one line, if the recipe can't be trained, another process writes to the folder, the loss is
+            not finite, the disk is full, another process of this run has gone, or the run is interrupted: the folder
+            then holds the last whole epoch, and a run that was begun here and has none leaves nothing.
+    """
+    folder = RunFolder(Path(run))
+    if resume:
+        folder.check_resumable(recipe)
+        if (summary := folder.summary(summary_numbers(recipe.metric))) is not None:
+            tidy(folder.path)
+            return summary
+    attempt = _Attempt(recipe, folder, resume)
+    with Interruptions() as interruptions, attempt.in_one_line(), holding(folder.path):
+        if is_first_process():
+            folder.sweep()
+        if not resume:
+            folder.check_new()
+        with attempt.tidied():
+            return attempt.run(interruptions, log)
+
+
+class _Attempt:
+    """To begin a run or to go on with it."""
+
+    def __init__(self, recipe: CommonRecipe, folder: RunFolder, resume: bool) -> None:
+        self.recipe, self.folder, self.resume = recipe, folder, resume
+        self.trainer: Trainer | None = None
+
+    def run(self, interruptions: Interruptions, log: Log) -> dict[str, Any]:
+        """From set-up to summary."""
+        accelerator = make_accelerator(self.recipe)
+        try:
+            seed_all(self.recipe.seed, WEIGHTS)
+            self.trainer = Trainer(make_task(self.recipe), self.folder, accelerator, interruptions, log)
+            # every process has looked at the folder before the first one writes to it
+            accelerator.wait_for_everyone()
+            return self.trainer.run(self.resume)
+        finally:
+            accelerator.free_memory()
+
+    @contextmanager
+    def tidied(self) -> Iterator[None]:
+        """Leave nothing of a run that was begun here and has no whole epoch."""
+        try:
+            yield
+        except BaseException:
+            if is_first_process() and not self.resume and not self.folder.state.is_file():
+                self.folder.discard()
+            raise
+
+    @contextmanager
+    def in_one_line(self) -> Iterator[None]:
+        """Say what is kept where the block is interrupted, or meets what no recipe can help."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise SubquadError(f"interrupted: {self._kept()}") from None
+        except WriteError as error:
+            raise WriteError(f"{error}; {self._kept()}") from error
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise SubquadError(f"{where}{error.strerror or error}; {self._kept()}") from error
+        except RuntimeError as error:
+            if "unable to" in str(error) and (reason := write_reason(error)):
+                raise SubquadError(f"no room for what processes share: {reason}; {self._kept()}") from error
+            if not lost_process(error):
+                raise
+            # without the line of the library's source that it begins with, and without advice to its authors
+            reason = re.sub(r"^\[[^]]*\] ", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
+            raise SubquadError(f"another process of this run has gone ({reason}): {self._kept()}") from error
+
+    def _kept(self) -> str:
+        """What a run has to go on from."""
+        goes_on = f"{self.recipe.continued(self.folder.path)} goes on"
+        if not self.folder.state.is_file():
+            return f"no epoch is whole yet, {goes_on}" if self.folder.recipe.is_file() else "no epoch is kept"
+        if self.trainer is None or not self.trainer.epochs_done:
+            return f"its epochs are kept, {goes_on}"
+        return f"{self.trainer.epochs_done} of {self.trainer.num_epochs} epochs are kept, {goes_on}"

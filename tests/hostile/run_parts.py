@@ -1,0 +1,40 @@
+"""What tests of run folders share: data without a library to load, and a recipe of two short epochs."""
+
+import gc
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from subquad.training import Recipe
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_garbage():
+    """Every run collects garbage twice; what was imported before it is not looked through each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def draw(folder):
+    """Pictures of two classes in the layout of ImageNet."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 8), ("val", 3)):
+        for light, name in enumerate(("dark", "light")):
+            (folder / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(80 * light, 100 + 80 * light, (8, 8, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{number}.png")
+    return folder
+
+
+def short(pictures, **changes):
+    sizes = {"img_size": (8, 8), "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 1}
+    schedule = {"epochs": 2, "batch_size": 8, "lr": 1e-3, "warmup_epochs": 0}
+    return Recipe(data=str(pictures), attention="linear", **(sizes | schedule | changes))
+
+
+def listing(folder):
+    """Everything below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
