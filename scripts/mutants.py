@@ -257,7 +257,7 @@ def keep(line: str, verdict: dict[str, Any]) -> None:
         aside.replace(KEPT)
 
 
-def run_room(room: str, only: list[int], jobs: int, pristine: Path) -> None:
+def run_room(room: str, only: list[int], jobs: int, near: bool, pristine: Path) -> None:
     """Try the faults of a room that have no verdict which still holds."""
     tests, faults = read_room(FAULTS / f"{room}.txt")
     kept = read_kept()
@@ -279,14 +279,17 @@ def run_room(room: str, only: list[int], jobs: int, pristine: Path) -> None:
             before = known.get("by", "")
             there = "::" in before and (ROOT / before.split("::")[0]).is_file() and "(" not in before
             groups = [[before]] if there else []
-            working.append(start(number, fault, [*groups, [*fault.tests, *tests]], pristine))
+            asked = fault.tests if near and fault.tests else (*fault.tests, *tests)
+            working.append(start(number, fault, [*groups, [*asked]], pristine))
         time.sleep(0.1)
         for job in list(working):
             if (verdict := finished(job)) is None:
                 continue
             working.remove(job)
             assert job.fault is not None
-            keep(f"{room}: {job.fault.line}", verdict | {"key": digest(job.fault, tests)})
+            # what other files' tests say of it is still to be asked
+            key = "" if near and verdict["verdict"] == "survived" else digest(job.fault, tests)
+            keep(f"{room}: {job.fault.line}", verdict | {"key": key})
             says = f"caught by {verdict['by']}" if verdict["verdict"] == "caught" else "SURVIVED"
             print(f"{room} {job.number}: {job.fault.line}: {says} ({verdict['seconds']} s)", flush=True)
 
@@ -328,6 +331,7 @@ def main() -> None:
     parser.add_argument("--room", nargs="+", choices=rooms(), default=rooms(), metavar="ROOM", help="all if left out")
     parser.add_argument("--only", nargs="+", type=int, default=[], help="numbers of faults in their room")
     parser.add_argument("--jobs", type=int, default=1, help="children at a time")
+    parser.add_argument("--near", action="store_true", help="ask a file's own tests only, where it names some")
     parser.add_argument("--unchecked", action="store_true", help="take it for granted that the tests pass as it is")
     parser.add_argument("--table", action="store_true", help="run nothing, print what is known")
     arguments = parser.parse_args()
@@ -337,7 +341,7 @@ def main() -> None:
             for room in arguments.room:
                 if not arguments.unchecked:
                     check_clean(room, pristine)
-                run_room(room, arguments.only, arguments.jobs, pristine)
+                run_room(room, arguments.only, arguments.jobs, arguments.near, pristine)
     gc.unfreeze()
     print(table(arguments.room))
 

@@ -66,7 +66,7 @@ def add_recipe_flags(parser: Parser, kind: Any, without: Sequence[str] = ()) -> 
             continue
         flag = f"--{name.replace('_', '-')}"
         if field.inner is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=field.text)
+            group.add_argument(flag, action=Switch, default=argparse.SUPPRESS, help=field.text)
             continue
         shown = getattr(defaults, name)
         text = field.text if shown in (None, "", {}) else f"{field.text} (default of a recipe that is silent: {shown})"
@@ -74,6 +74,18 @@ def add_recipe_flags(parser: Parser, kind: Any, without: Sequence[str] = ()) -> 
         # several numbers may be written with commas or, as timm has it, with spaces
         count = "+" if typing.get_origin(field.inner) is tuple else None
         group.add_argument(flag, default=argparse.SUPPRESS, metavar=metavar, nargs=count, help=text.replace("%", "%%"))
+
+
+class Switch(argparse.Action):
+    """The flags --name and --no-name; --no-aug, whose field says no itself, has --aug for its opposite."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        flag = option_strings[0]
+        opposite = f"--{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
+        super().__init__([flag, opposite], dest, nargs=0, **settings)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, option_string == self.option_strings[0])
 
 
 def given_fields(arguments: argparse.Namespace, kind: Any) -> dict[str, Any]:

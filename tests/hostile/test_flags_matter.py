@@ -1,0 +1,249 @@
+"""Every flag of every command reaches the library: with another value it is asked for something else.
+
+What the commands import of the library is replaced by recorders, which are found by reading the commands, so that a new
+command or flag is tried without being named. What cannot be guessed of a flag stands in `TOGETHER` and `VALUES`.
+"""
+
+import argparse
+import ast
+import functools
+import importlib
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import subquad.cli
+from subquad.cli import main, make_parser
+from subquad.training.tasks import TASKS
+
+REAL = {"load_recipe", "recipe_fields", "recipe_names", "slug"}
+"""What makes the arguments of the library's calls, and stays."""
+
+TOGETHER = {
+    "bench": {
+        "model": ["--img-size", "64"],
+        "head": ["--model", "deit_tiny"],
+        "img_size": ["--model", "deit_tiny"],
+        "ratio": ["--unet", "sd15"],
+        "agents": ["--unet", "sd15"],
+        "reuse": ["--unet", "sd15"],
+    },
+    "diffuse": dict.fromkeys(
+        "ratio sx sy max_downsample reuse agent_ratio agents k_scale k_shortcut random merge_mlp".split(), ["--agent"]
+    ),
+    "analyze": {"no_branches": ["--removed"], "max_held_out": ["--removed"]},
+    "": {"decay_epochs": ["--sched", "multistep"], "sched": ["--decay-epochs", "3"]},
+}
+"""Flags that mean something only beside others, by command; the last ones are of recipes."""
+
+VALUES = {
+    "sched": ["constant", "multistep"],
+    "opt": ["sgd"],
+    "amp": ["bf16"],
+    "remode": ["const"],
+    "interpolation": ["nearest"],
+    "train_interpolation": ["nearest"],
+    "crop_mode": ["border"],
+    "model": ["pvt_small", "deit_small"],
+    "attention": ["linear"],
+    "mechanisms": ["linear"],
+    "head": ["upernet", "retinanet", "fpn"],
+    "data": ["folder", "image", "text"],
+    "aa": ["rand-m9-mstd0.5-inc1"],
+    "settings": ["num_agents=16"],
+    "data_settings": ["count=200"],
+    "config": ["cifar10", "camvid_small", "pennfudan_small", "listops_small"],
+    "resume": ["classify", "segment", "detect"],
+    "scale": ["0.2,0.9"],
+    "ratio": ["0.5,0.9", "0.25"],
+    "short_side": ["64", "480"],
+    "long_side": ["2000"],
+    "picture": ["there.svg"],
+    "target": ["there.safetensors"],
+    "what": ["hosts"],
+    "measures": ["entropy"],
+    "vocab_size": ["300"],
+    "dtype": ["bf16"],
+    "device": ["cuda"],
+    "unet": ["sd21"],
+    "img_size": ["48"],
+}
+"""What to ask for, where no number and no file will do; the first that is taken counts."""
+
+NUMBERS = ["3", "2", "0.25", "1", "16,24", "0.1,0.2", "0.2,0.3,0.4", "0.2,0.9", "64", "4"]
+FILES = ["there", "there.json", "there.svg", "there.html", "there.png", "there.safetensors"]
+
+
+class Anything:
+    """Stands for whatever the library gives back: has every attribute, and prints as any number."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        return Anything()
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, place: Any) -> Any:
+        return Anything()
+
+    def __add__(self, other: Any) -> Any:
+        return self
+
+    def __format__(self, form: str) -> str:
+        return "?"
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+class Pictures(list):
+    """A data set of forty images."""
+
+    def __init__(self) -> None:
+        super().__init__((torch.zeros(3, 8, 8), 0) for _ in range(40))
+
+    def path(self, place: int) -> str:
+        return str(place)
+
+    def picture(self, place: int) -> Any:
+        return Anything()
+
+
+def looked_at() -> Any:
+    return SimpleNamespace(model=Anything(), data="digits", device="cpu", input=Anything(), fingerprint="7")
+
+
+GIVEN = {
+    "load_looked_at": lambda *_, **__: looked_at(),
+    "images_of": lambda *_, **__: Pictures(),
+    "image_files": lambda paths: [Path(f"{k}.png") for k in range(40)],
+    "readable_images": lambda files, *_, **__: [(path, torch.zeros(3, 8, 8)) for path in files],
+    "measure_network": lambda *_, **__: [SimpleNamespace(layer=1)],
+    "convert_checkpoint": lambda *_, **__: ("name", Anything()),
+    "make_images": lambda *_, **__: (Anything(), Anything()),
+    "looking": lambda *_: [["a layer"]],
+    "listing": lambda *_, **__: "a table",
+}
+"""What a command needs to have back to go on."""
+
+
+def shown(value: Any) -> Any:
+    """An argument, so that it can be compared."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    if isinstance(value, dict):
+        return {key: shown(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)) and not isinstance(value, Pictures):
+        return [shown(one) for one in value]
+    if hasattr(value, "__next__"):
+        return [shown(one) for one in value]
+    if isinstance(value, torch.utils.data.Subset):
+        return list(value.indices)
+    return re.sub(r" at 0x\w+", "", repr(value))
+
+
+def library_calls() -> set[tuple[str, str]]:
+    """(module, function) of all that the commands import when they run."""
+    found = set()
+    for file in Path(subquad.cli.__file__).parent.glob("*.py"):
+        functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+        for node in [inner for function in functions for inner in ast.walk(function)]:
+            if isinstance(node, ast.ImportFrom) and node.module and re.match(r"subquad(?!\.cli)", node.module):
+                found |= {(node.module, name.name) for name in node.names if name.name.islower()}
+    return {(module, name) for module, name in found if name not in REAL}
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """What the library was asked for."""
+    made: list[Any] = []
+
+    def recorder(name: str) -> Any:
+        def record(*arguments: Any, **settings: Any) -> Any:
+            made.append((name, shown(arguments), shown(settings)))
+            return GIVEN.get(name, lambda *_, **__: Anything())(*arguments, **settings)
+
+        return record
+
+    for module, name in library_calls():
+        # some functions are called as the module that they are in
+        home = importlib.import_module(module)
+        if callable(getattr(home, name)):
+            monkeypatch.setattr(home, name, recorder(name))
+    training = importlib.import_module("subquad.training")
+    monkeypatch.setattr(training, "load_recipe", functools.cache(training.load_recipe))
+    parser = make_parser()
+    monkeypatch.setattr(subquad.cli, "make_parser", lambda: parser)
+    for kind in TASKS:
+        (tmp_path / kind.task).mkdir()
+        (tmp_path / kind.task / "recipe.yaml").write_text(kind().to_yaml())
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def leaves(parser: argparse.ArgumentParser, names: tuple[str, ...] = ()) -> dict[str, argparse.ArgumentParser]:
+    """The commands by their names."""
+    found = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, own in action.choices.items():
+                found |= leaves(own, (*names, name))
+    return found or {" ".join(names): parser}
+
+
+COMMANDS = leaves(make_parser())
+
+
+def needed(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
+    """What a command can't do without, by argument."""
+    found = {}
+    for action in parser._actions:
+        if action.required or (not action.option_strings and action.nargs != "?"):
+            value = next(iter(action.choices)) if action.choices else VALUES.get(action.dest, ["here"])[0]
+            found[action.dest] = [*action.option_strings[:1], value]
+    return found
+
+
+def attempts(action: argparse.Action) -> list[list[str]]:
+    """Ways to ask for something else."""
+    if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
+        return [[flag] for flag in action.option_strings]
+    values = [*(action.choices or ()), *VALUES.get(action.dest, ()), *(FILES if action.type is Path else NUMBERS)]
+    return [[*action.option_strings[:1], str(value)] for value in [*values, "there"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_of_a_command_changes_what_the_library_is_asked_for(command, calls, capsys):
+    parser, ignored = COMMANDS[command], []
+
+    def outcome(*arguments: str) -> Any:
+        calls.clear()
+        status = main([*command.split(), *arguments])
+        out = capsys.readouterr()
+        return status, list(calls), out.out if not status else out.err
+
+    base = needed(parser)
+    for action in parser._actions:
+        if action.dest == "help":
+            continue
+        others = [word for dest, words in base.items() if dest != action.dest for word in words]
+        beside = {**TOGETHER[""], **TOGETHER.get(command, {})}.get(action.dest, [])
+        if not set(beside[:1]) <= {flag for each in parser._actions for flag in each.option_strings}:
+            beside = []
+        before = outcome(*others, *base.get(action.dest, []), *beside)
+        changed = (outcome(*others, *words, *beside) for words in attempts(action))
+        if not any(status == 0 and (status, made, said) != before for status, made, said in changed):
+            ignored.append(action.dest)
+    assert not ignored
