@@ -21,8 +21,20 @@ def test_the_code_of_the_readme_runs():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_on_a_page_is_one_that_the_program_takes(page):
-    for line in re.findall(r"^    (?:torchrun .* -m )?subquad (.*?)(?:  +#.*)?$", page.read_text(), flags=re.MULTILINE):
-        make_parser().parse(shlex.split(line))
+    for line in commands_of(page):
+        # the parser raises where it does not know a word
+        assert callable(make_parser().parse(shlex.split(line)).run), line
+
+
+def commands_of(page):
+    return re.findall(r"^    (?:torchrun .* -m )?subquad (.*?)(?:  +#.*)?$", page.read_text(), flags=re.MULTILINE)
+
+
+def test_the_pages_show_every_command():
+    shown = {tuple(word for word in line.split()[:2] if word.isalpha()) for page in PAGES for line in commands_of(page)}
+    words = {word for line in shown for word in line[:1]}
+    commands = {name for name in make_parser()._subparsers._group_actions[0].choices if name.isalpha()}
+    assert words >= commands
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -56,6 +56,74 @@ def test_a_pipeline_is_patched_and_restored_to_the_bit(pipe):
     assert not traces(pipe.unet) and torch.equal(tiny.latents(pipe), before)
 
 
+def test_a_handle_removes_its_own_patch_and_no_other(pipe):
+    before = tiny.latents(pipe)
+    first = apply_agent_attention(pipe)
+    second = apply_token_merging(pipe, ratio=0.3)
+    merged = tiny.latents(pipe)
+    first.remove()
+    assert second.active and not first.active and torch.equal(tiny.latents(pipe), merged)
+    with apply_agent_attention(pipe) as third:
+        second.remove()
+        assert third.active and not second.active
+        with apply_token_merging(pipe, ratio=0.3) as fourth:
+            assert fourth.active and torch.equal(tiny.latents(pipe), merged)
+        assert not third.active and torch.equal(tiny.latents(pipe), before)
+    assert not traces(pipe.unet) and torch.equal(tiny.latents(pipe), before)
+
+
+def test_projections_that_are_fused_later_are_said_to_switch_it_off(pipe):
+    fused = copy.deepcopy(pipe.unet)
+    x, text = torch.randn(1, 4, 16, 16), torch.randn(1, 7, 32)
+    handle = apply_agent_attention(fused)
+    fused.fuse_qkv_projections()
+    assert not handle.active
+    with torch.no_grad(), pytest.warns(UserWarning, match="apply them again") as said:
+        plain = fused(x, 900, text).sample
+    assert len(said) == 1
+    with torch.no_grad():
+        assert torch.equal(fused(x, 900, text).sample, plain)
+        assert apply_agent_attention(fused).active and not torch.equal(fused(x, 900, text).sample, plain)
+
+
+def test_tokens_that_something_else_merges_are_refused_in_one_line(pipe):
+    block = pipe.unet.down_blocks[0].attentions[0].transformer_blocks[0]
+    apply_agent_attention(pipe)
+    fewer = block.attn1.register_forward_pre_hook(lambda module, args: (args[0][:, ::2], *args[1:]))
+    try:
+        with pytest.raises(SubquadError, match=r"given 384 of its block's 768 tokens: something else, such as tomesd"):
+            tiny.latents(pipe, 64, 48)
+    finally:
+        fewer.remove()
+    remove_agent_attention(pipe)
+    # tomesd gives blocks another class, which it calls so
+    kind = type(block)
+    block.__class__ = type("ToMeBlock", (kind,), {})
+    try:
+        with pytest.raises(SubquadError, match=r"call tomesd\.remove_patch\(\) first"):
+            apply_agent_attention(pipe)
+        assert not traces(pipe.unet)
+    finally:
+        block.__class__ = kind
+
+
+def test_the_early_phase_ends_below_its_level_and_not_at_it(pipe):
+    noise = apply_agent_attention(pipe).noise
+    assert noise.threshold == 600
+    for level, phase in ((999.0, EARLY), (601.0, EARLY), (600.0, EARLY), (599.0, LATE), (0.0, LATE)):
+        noise.choose(level)
+        assert noise.shared.settings == phase
+
+
+def test_self_attention_alone_is_patched_and_text_is_attended_to_as_before(pipe):
+    handle = apply_agent_attention(pipe, max_downsample=8)
+    kinds = {name.split(".")[-2]: set() for name in pipe.unet.attn_processors}
+    for name, processor in pipe.unet.attn_processors.items():
+        kinds[name.split(".")[-2]].add(type(processor).__name__)
+    assert kinds == {"attn1": {"MergedAttention"}, "attn2": {"AttnProcessor2_0"}}
+    assert all(name.endswith(".attn1") for name in handle.processors)
+
+
 def test_nothing_merged_is_the_untouched_image_to_the_bit(pipe):
     before = tiny.latents(pipe)
     with apply_agent_attention(pipe, ratio=0.0) as handle:
@@ -166,7 +234,12 @@ def test_processors_that_something_else_has_replaced_are_left_and_noticed(pipe):
     before = tiny.latents(pipe)
     handle = apply_agent_attention(pipe)
     pipe.unet.set_attn_processor(AttnProcessor2_0())
-    assert not handle.active and torch.equal(tiny.latents(pipe), before)
+    assert not handle.active
+    with pytest.warns(UserWarning, match="agents and merging are off: AttnProcessor2_0 stands") as said:
+        assert torch.equal(tiny.latents(pipe), before)
+    assert len(said) == 1 and "\n" not in str(said[0].message)
+    # once is enough
+    assert torch.equal(tiny.latents(pipe), before)
     assert all(processor.tokens is None for processor in handle.processors.values())
     handle.remove()
     assert not traces(pipe.unet) and torch.equal(tiny.latents(pipe), before)

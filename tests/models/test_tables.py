@@ -180,10 +180,26 @@ def test_what_does_not_fit_is_said_and_leaves_the_model_alone(tmp_path):
 def test_kept_entries_may_be_there_or_not():
     state = released("soft_tiny")
     model = subquad.create_model("soft_tiny")
-    subquad.load_checkpoint(model, {key: t for key, t in state.items() if "num_batches" not in key})
+    whole = subquad.create_model("soft_tiny")
+    without = {key: t for key, t in state.items() if "num_batches" not in key}
+    assert len(without) < len(state)
+    subquad.load_checkpoint(model, without)
+    subquad.load_checkpoint(whole, state)
+    counters = {name for name in whole.state_dict() if name.endswith("num_batches_tracked")}
+    for name, weight in whole.state_dict().items():
+        assert name in counters or torch.equal(weight, model.state_dict()[name]), name
+    # what the file says is taken, and what it lacks stays
+    assert all(model.state_dict()[name] == 0 for name in counters)
+    assert {name for name, weight in whole.state_dict().items() if name in counters and weight != 0} == {
+        name for name in counters if any(t != 0 for key, t in state.items() if key.endswith("num_batches_tracked"))
+    }
     swin = released("plain_swin_t")
-    model = subquad.create_model("softmax_swin_tiny")
-    subquad.load_checkpoint(model, {key: t for key, t in swin.items() if "attn_mask" not in key and "index" not in key})
+    model, again = subquad.create_model("softmax_swin_tiny"), subquad.create_model("softmax_swin_tiny")
+    few = {key: t for key, t in swin.items() if "attn_mask" not in key and "index" not in key}
+    assert len(few) < len(swin)
+    subquad.load_checkpoint(model, few)
+    subquad.load_checkpoint(again, swin)
+    assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in again.state_dict().items())
 
 
 def test_released_tables_are_moved_to_another_image_size():

@@ -91,8 +91,13 @@ def test_every_recipe_loads_and_takes_every_mechanism(name):
     from subquad.training.lra import LongRange
 
     recipe = load_recipe(name, LraRecipe)
-    for attention in ATTENTION:
-        LongRange.network(recipe.replace(attention=attention))
+    what = SEQUENCES[recipe.data]
+    for attention, mechanism in ATTENTION.items():
+        network = LongRange.network(recipe.replace(attention=attention))
+        assert {type(block.attn.inner) for block in network.blocks} == {mechanism}
+        assert (len(network.blocks), network.max_length) == (recipe.depth, recipe.max_length)
+        assert (network.num_classes, network.pairs) == (what.num_classes, what.pairs)
+        assert len(network.embed.weight) >= what.symbols
 
 
 def test_the_usual_set_up_is_as_published():

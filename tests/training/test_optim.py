@@ -1,9 +1,12 @@
+import re
+
 import pytest
 import torch
+from hosts import small
 from timm.loss import LabelSmoothingCrossEntropy
 
 from subquad.errors import SubquadError
-from subquad.models import create_model
+from subquad.models import HOSTS, create_model
 from subquad.training import Recipe, load_recipe
 from subquad.training.optim import Objective, learning_rates, make_optimizer, make_scheduler
 
@@ -56,6 +59,46 @@ def test_adam_adds_its_decay_to_the_gradient():
     assert not optimizer.defaults.get("decoupled_weight_decay", False)
 
 
+def test_what_the_optimizer_is_told_is_what_the_recipe_says():
+    adam = make_optimizer(Recipe(opt_betas=(0.8, 0.7), opt_eps=1e-3, weight_decay=0.1), model(), 1e-3)
+    assert {(group["betas"], group["eps"]) for group in adam.param_groups} == {((0.8, 0.7), 1e-3)}
+    assert {group["weight_decay"] for group in adam.param_groups} == {0.0, 0.1}
+    sgd = make_optimizer(Recipe(opt="momentum", momentum=0.3), model(), 1e-3)
+    assert {group["momentum"] for group in sgd.param_groups} == {0.3}
+
+
+def test_ends_that_scale_stay_where_they_are_beside_a_rate_that_is_given():
+    recipe = Recipe(lr_scale_ends=True, warmup_lr=1e-6, min_lr=1e-5)
+    scaled, given = learning_rates(recipe, 1024), learning_rates(recipe.replace(lr=1e-3), 1024)
+    assert (scaled.warmup, scaled.end) == pytest.approx((2e-6, 2e-5))
+    assert (given.warmup, given.end) == (1e-6, 1e-5)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_layer_decay_rises_from_the_image_to_the_head_in_every_host(host):
+    network = small(host)
+    rates = {
+        id(parameter): group["lr_scale"]
+        for group in make_optimizer(Recipe(layer_decay=0.5), network, 1.0).param_groups
+        for parameter in group["params"]
+    }
+    named = {name: rates[id(parameter)] for name, parameter in network.named_parameters()}
+    places = {}
+    for name, rate in named.items():
+        if found := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.", name):
+            places.setdefault((int(found[1]), int(found[2])), set()).add(rate)
+    in_order = [places[place] for place in sorted(places)]
+    # one rate a block, half of that of the next one
+    assert all(len(found) == 1 for found in in_order)
+    flat = [next(iter(found)) for found in in_order]
+    assert flat == pytest.approx([flat[-1] * 0.5**k for k in reversed(range(len(flat)))])
+    assert named["head.weight"] == 1 >= flat[-1]
+    first = [rate for name, rate in named.items() if name.startswith("stages.0.embed")]
+    assert first and max(first) <= flat[0]
+    # timm counts the last norm to the last block
+    assert {rate for name, rate in named.items() if name.startswith("norm.")} <= {flat[-1]}
+
+
 def test_layer_decay_slows_the_lower_layers_down():
     groups = make_optimizer(Recipe(layer_decay=0.5), model(), 1.0).param_groups
     assert {group["lr_scale"] for group in groups} == {1.0, 0.5, 0.25, 0.125}
@@ -71,6 +114,30 @@ def test_mixed_targets_are_distributions():
     images, target = objective.mix(torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]))
     assert images.shape == (4, 3, 8, 8)
     torch.testing.assert_close(target.sum(1), torch.ones(4))
+
+
+@pytest.mark.parametrize(("field", "blended"), [("mixup", True), ("cutmix", False)])
+def test_mixup_blends_pixels_and_cutmix_takes_them_from_either_image(field, blended):
+    black_and_white = torch.stack([torch.zeros(3, 32, 32), torch.ones(3, 32, 32)])
+    found = {
+        value
+        for _ in range(8)
+        for value in Objective(Recipe(**{field: 1.0}), 2).mix(black_and_white, torch.tensor([0, 1]))[0].unique().tolist()
+    }
+    assert any(0 < value < 1 for value in found) == blended
+
+
+def test_mixing_is_as_frequent_and_as_smooth_as_asked_for():
+    images, labels = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
+    mixed, target = Objective(Recipe(mixup=1.0, mixup_prob=0.0, smoothing=0.3), 3).mix(images.clone(), labels)
+    assert torch.equal(mixed, images)
+    torch.testing.assert_close(target[0], torch.tensor([0.8, 0.1, 0.1]))
+
+
+def test_a_loss_of_half_precision_is_computed_in_fp32():
+    objective, logits, labels = Objective(Recipe(), 3), torch.randn(4, 3).bfloat16(), torch.tensor([0, 1, 2, 0])
+    loss = objective.loss(logits, labels)
+    assert loss.dtype == torch.float32 and torch.equal(loss, objective.loss(logits.float(), labels))
 
 
 def test_a_batch_with_a_gap_is_mixed_without_the_odd_image():

@@ -3,7 +3,7 @@ import random
 import numpy as np
 import torch
 
-from subquad.training.order import EpochView, seed_all, seeded
+from subquad.training.order import _IMAGE, EpochView, seed_all, seeded
 
 
 def draw():
@@ -33,6 +33,16 @@ def test_an_epoch_is_the_same_whenever_it_is_seen():
 def test_epochs_and_seeds_differ():
     assert items(1, 5) != items(1, 6)
     assert items(1, 5) != items(2, 5)
+
+
+def test_the_random_numbers_of_an_image_are_its_own_wherever_it_stands():
+    for index, *drawn in items(1, 5):
+        with seeded(1, 5, index, _IMAGE):
+            assert draw() == tuple(drawn)
+
+
+def test_the_order_follows_from_the_seed():
+    assert [item[0] for item in items(1, 5)] != [item[0] for item in items(2, 5)]
 
 
 def test_an_image_is_the_same_whichever_process_loads_it():

@@ -222,8 +222,21 @@ def test_a_damaged_state_is_named(tiny, tmp_path):
 
 
 def test_a_whole_batch_of_broken_images_is_survived(tiny, tmp_path, monkeypatch):
-    from subquad.data import ImageDataset
+    from subquad.data import BrokenImageError, ImageDataset
 
-    real = ImageDataset.__getitem__
-    monkeypatch.setattr(ImageDataset, "__getitem__", lambda self, i: None if self.labels[i] else real(self, i))
-    train(tiny.replace(batch_size=2, max_train_images=12), tmp_path / "run")
+    real = ImageDataset.picture
+
+    def picture(self, index):
+        if self.labels[index]:
+            raise BrokenImageError("cut short")
+        return real(self, index)
+
+    monkeypatch.setattr(ImageDataset, "picture", picture)
+    lines = []
+    summary = train(tiny.replace(batch_size=2, max_train_images=12), tmp_path / "run", log=lines.append)
+    assert any("broken training images, the first is " in line for line in lines)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == summary["epochs"] == 2 and all(math.isfinite(row["train_loss"]) for row in rows)
+    start, state = make_task(tiny).model.state_dict(), restore_model(tmp_path / "run" / "last.safetensors")[0].state_dict()
+    assert all(weight.isfinite().all() for weight in state.values())
+    assert not torch.equal(state["head.weight"], start["head.weight"])

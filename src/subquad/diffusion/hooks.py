@@ -1,8 +1,10 @@
 """What hands a patched block's processor the noise level, the size of the map and the block's tokens.
 
-All are objects of classes of their own, not closures, so that a copy of a patched network has copies of them.
+All are objects of classes of their own, not closures, so that a copy of a patched network has copies of them. Each says
+by `shared` which patch it is of.
 """
 
+import warnings
 from typing import Any
 
 import torch
@@ -39,8 +41,8 @@ class SeesNoise:
 class SeesMap:
     """Hook of the module around the blocks: its map's height and width, in tokens."""
 
-    def __init__(self, processors: list[MergedAttention], patch: int) -> None:
-        self.processors, self.patch = processors, patch
+    def __init__(self, shared: Shared, processors: list[MergedAttention], patch: int) -> None:
+        self.shared, self.processors, self.patch = shared, processors, patch
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         image = args[0] if args else kwargs["hidden_states"]
@@ -49,35 +51,49 @@ class SeesMap:
             processor.grid = grid
 
 
-class SeesTokens:
-    """Hook of a block: its tokens before their norm, which are matched."""
+class OfProcessor:
+    """A hook that serves one processor."""
 
     def __init__(self, processor: MergedAttention) -> None:
         self.processor = processor
+
+    @property
+    def shared(self) -> Shared:
+        """Of its patch."""
+        return self.processor.shared
+
+
+class SeesTokens(OfProcessor):
+    """Hook of a block: its tokens before their norm, which are matched; says it once where something else is in place.
+
+    What loads adapters or fuses projections puts other processors in place: the patch is off then, at least in part.
+    """
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.processor.features = None
-        # what loads adapters puts other processors in place, and tokens must not be kept for one that is never asked
-        if module.attn1.processor is self.processor:  # type: ignore[union-attr]
+        found = module.attn1.processor  # type: ignore[union-attr]
+        if found is self.processor:
             self.processor.tokens = args[0] if args else kwargs["hidden_states"]
+        elif not self.shared.said_off and not torch.compiler.is_compiling():
+            self.shared.said_off = True
+            # tokens are not kept for a processor that is never asked
+            warnings.warn(
+                f"agents and merging are off: {type(found).__name__} stands where their processors were; "
+                "apply them again",
+                stacklevel=2,
+            )
 
 
-class MergesMLP:
+class MergesMLP(OfProcessor):
     """Hook before a block's MLP: the tokens are merged as they were for its attention."""
-
-    def __init__(self, processor: MergedAttention) -> None:
-        self.processor = processor
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         features = self.processor.features
         return args if features is None else (features.merge(args[0]), *args[1:])
 
 
-class UnmergesMLP:
+class UnmergesMLP(OfProcessor):
     """Hook after a block's MLP: every token gets its group's."""
-
-    def __init__(self, processor: MergedAttention) -> None:
-        self.processor = processor
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         features, self.processor.features = self.processor.features, None
@@ -87,10 +103,10 @@ class UnmergesMLP:
 HOOKS = SeesNoise, SeesMap, SeesTokens, MergesMLP, UnmergesMLP
 
 
-def remove_hooks(module: nn.Module) -> None:
-    """Take the hooks of this package off a module."""
+def remove_hooks(module: nn.Module, shared: Shared | None = None) -> None:
+    """Take the hooks of one patch off a module, or of any patch of this package."""
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for number, hook in list(hooks.items()):
-            if isinstance(hook, HOOKS):
+            if isinstance(hook, HOOKS) and shared in (None, hook.shared):
                 del hooks[number]
                 module._forward_pre_hooks_with_kwargs.pop(number, None)

@@ -80,8 +80,11 @@ def position_of(network: nn.Module, name: str) -> int:
     return list(inspect.signature(network.forward).parameters).index(name)
 
 
-def check_replaceable(name: str, attention: Any) -> None:
-    """Raise where a layer's processor or the layer does what merged attention would not."""
+def check_replaceable(name: str, block: Any) -> None:
+    """Raise where a block, its self-attention or that one's processor does what merged attention would not."""
+    if type(block).__name__ == "ToMeBlock":
+        raise SubquadError(f"{name}: tomesd merges the tokens of this network already, call tomesd.remove_patch() first")
+    attention = block.attn1
     kind = type(attention.processor).__name__
     if kind not in REPLACEABLE:
         raise SubquadError(f"{name} has a {kind}, which can't be replaced: reset it with set_default_attn_processor()")

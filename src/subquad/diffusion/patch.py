@@ -19,7 +19,10 @@ from subquad.errors import SubquadError
 
 
 class Handle:
-    """A patch: `remove()` takes it away, `active` says whether it is whole; a context that removes it at its end."""
+    """A patch: `remove()` takes it away, `active` says whether it is whole; a context that removes it at its end.
+
+    A network has one patch: a later one takes the place of this one, whose handle then does nothing.
+    """
 
     def __init__(
         self, model: Any, outermost: nn.Module, processors: dict[str, MergedAttention], noise: SeesNoise
@@ -36,8 +39,8 @@ class Handle:
         return in_place and network_of(self.model) is network
 
     def remove(self) -> None:
-        """Restore what was there."""
-        remove_agent_attention(self.outermost)
+        """Restore what was there; nothing to do where another patch has taken its place."""
+        _take_away(self.outermost, self.noise.shared)
 
     def callback(self, pipe: Any, step: int, t: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         """For `callback_on_step_end` of a pipeline whose U-Net is compiled: enters the phase of the step to come."""
@@ -120,12 +123,17 @@ def apply_token_merging(
 
 def remove_agent_attention(model: Any) -> None:
     """Take away what `apply_agent_attention` or `apply_token_merging` did to a pipeline or network, if anything."""
+    _take_away(outermost_of(model))
+
+
+def _take_away(outermost: nn.Module, shared: Shared | None = None) -> None:
+    """Restore what was there before one patch, or any."""
     # a compiled network's wrapper has the original as its child
-    for module in outermost_of(model).modules():
+    for module in outermost.modules():
         processor = getattr(module, "processor", None)
-        if isinstance(processor, MergedAttention):
+        if isinstance(processor, MergedAttention) and shared in (None, processor.shared):
             module.processor = processor.original
-        remove_hooks(module)
+        remove_hooks(module, shared)
 
 
 def _patch(model: Any, early: Settings, late: Settings, max_downsample: int | None, random: bool, reuse: int) -> Handle:
@@ -136,14 +144,14 @@ def _patch(model: Any, early: Settings, late: Settings, max_downsample: int | No
     chosen = _chosen(network, max_downsample)
     for place in chosen:
         for name, block in place.blocks():
-            check_replaceable(name, block.attn1)
+            check_replaceable(name, block)
             if early.merge_mlp and getattr(block, "_chunk_size", None) is not None:
                 raise SubquadError(f"merge_mlp does not work in chunks: call disable_forward_chunking(), for {name}")
     shared = Shared(early, random, reuse)
     processors = {}
     for place in chosen:
         own = {name: _patch_block(block, shared) for name, block in place.blocks()}
-        place.module.register_forward_pre_hook(SeesMap(list(own.values()), place.patch), with_kwargs=True)
+        place.module.register_forward_pre_hook(SeesMap(shared, list(own.values()), place.patch), with_kwargs=True)
         processors.update(own)
     scheduler = getattr(model, "scheduler", None)
     steps = scheduler.config.num_train_timesteps if scheduler is not None else 1000

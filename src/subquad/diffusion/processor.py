@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor
 
 from subquad.diffusion.settings import Settings
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.ops.merging import Matching, Merge, match
 
@@ -25,10 +26,12 @@ class Shared:
         settings: of the phase that holds now.
         random: whether destinations are drawn.
         reuse: for how many steps a map's matching holds, in all blocks on maps of that size; 0 to match in each block.
+        said_off: whether it was said that something else has been put in the place of the processors.
     """
 
     def __init__(self, settings: Settings, random: bool = False, reuse: int = 0) -> None:
         self.settings, self.random, self.reuse = settings, random, reuse
+        self.said_off = False
         self.level, self.age = -math.inf, 0
         self.offsets: dict[tuple[int, ...], Tensor] = {}
         self.matchings: dict[tuple[int, ...], Matching | None] = {}
@@ -90,6 +93,11 @@ class MergedAttention:
         **kwargs: Any,
     ) -> Tensor:
         tokens, self.tokens = self.tokens, None
+        if tokens is not None and tokens.shape[1] != hidden_states.shape[1]:
+            raise SubquadError(
+                f"self-attention is given {hidden_states.shape[1]} of its block's {tokens.shape[1]} tokens: something "
+                "else, such as tomesd, merges them as well; take one of the two away"
+            )
         whole = tokens is None or self.grid is None or encoder_hidden_states is not None or attention_mask is not None
         cuts = None if whole else self._cuts(tokens, self.grid)  # type: ignore[arg-type]
         if cuts is None:

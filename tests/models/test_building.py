@@ -1,0 +1,235 @@
+"""What networks are built of, number by number: depth, drop, tables, reach, heads and pools."""
+
+import pytest
+import torch
+from hosts import small
+from timm.layers import DropPath
+from torch import nn
+
+import subquad
+from subquad.grid import TokenGrid
+from subquad.models import HOSTS
+from subquad.models.backbone import grids_of
+from subquad.models.create import parse_attention
+from subquad.models.layers import Block, by_stage, drop_path_rates, fill_up, init_linear
+from subquad.models.less_attention import AttentionResidual, diagonality_loss
+from subquad.models.sequence import create_sequence_model
+from subquad.models.soft import PostNormBlock
+from subquad.models.zoo import default_cfg
+from subquad.positions import BiasTables, GridBias, PositionTable
+
+every_host = pytest.mark.parametrize("host", HOSTS)
+
+
+def dropped(block):
+    """How often a block's branches are dropped."""
+    return {DropPath: "drop_prob", nn.Dropout: "p"}.get(type(block.drop_path)) and (
+        block.drop_path.drop_prob if isinstance(block.drop_path, DropPath) else block.drop_path.p
+    )
+
+
+@every_host
+def test_stochastic_depth_rises_with_the_depth_from_nothing_to_its_rate(host):
+    network = small(host, drop_path_rate=0.3)
+    blocks = [module for module in network.modules() if isinstance(module, Block)]
+    rates = [dropped(block) or 0.0 for block in blocks]
+    assert rates == pytest.approx([0.3 * k / (len(rates) - 1) for k in range(len(rates))])
+
+
+def test_rates_and_blocks_are_cut_into_stages_in_their_order():
+    assert [len(part) for part in drop_path_rates(0.5, (1, 3, 2))] == [1, 3, 2]
+    assert sum(drop_path_rates(0.5, (1, 3, 2)), []) == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    assert by_stage("abcdef", (1, 3, 2)) == [["a"], ["b", "c", "d"], ["e", "f"]]
+
+
+@every_host
+def test_dropout_stands_where_it_is_asked_for(host):
+    network = small(host, drop_rate=0.4)
+    assert network.head_drop.p == 0.4
+    for block in (module for module in network.modules() if isinstance(module, Block)):
+        assert {layer.p for layer in block.mlp.modules() if isinstance(layer, nn.Dropout)} == {0.4}
+    # CSwin, as released, has none in front of its blocks
+    rate = 0.0 if host == "cswin" else 0.4
+    tokens = network.stages[0].train().tokens_of(torch.randn(1, 3, 64, 64))[0]
+    assert (tokens == 0).float().mean() == pytest.approx(rate, abs=0.1)
+
+
+class Twice(nn.Module):
+    def forward(self, x, *, grid):
+        return 2 * x
+
+
+def test_a_block_adds_what_its_branches_make_of_normed_tokens():
+    block = Block(8, Twice()).eval()
+    nn.init.normal_(block.norm2.weight)
+    x = torch.randn(2, 5, 8)
+    middle = x + 2 * block.norm1(x)
+    torch.testing.assert_close(block(x, grid=TokenGrid(1, 5)), middle + block.mlp(block.norm2(middle)))
+    late = PostNormBlock(8, Twice(), drop_path=0.2).eval()
+    middle = late.norm1(3 * x)
+    torch.testing.assert_close(late(x, grid=TokenGrid(1, 5)), late.norm2(middle + late.mlp(middle)))
+    assert late.mlp.act.approximate == "tanh" and late.drop_path.p == 0.2
+
+
+def test_softs_network_is_post_norm_but_for_its_last_stage():
+    kinds = [{type(block) for block in stage.blocks} for stage in small("softnet").stages]
+    assert kinds == [{PostNormBlock}] * 3 + [{Block}]
+
+
+def test_maps_are_filled_up_below_and_on_the_right():
+    filled = fill_up(torch.ones(1, 1, 3, 5), 4)
+    assert filled.shape == (1, 1, 4, 8) and filled[0, 0, :3, :5].all() and filled.sum() == 15
+    assert [grid.shape for grid in grids_of((37, 64), 4, 3)] == [(10, 16), (5, 8), (3, 4)]
+
+
+def test_linear_layers_start_small_and_without_bias():
+    layer = nn.Linear(64, 64)
+    init_linear(layer)
+    assert layer.weight.std().item() == pytest.approx(0.02, rel=0.1) and not layer.bias.any()
+
+
+def test_prefix_tokens_stand_first_and_positions_are_added():
+    stage = subquad.create_model("deit_tiny", img_size=32, depths=(1,), embed_dim=12, num_heads=2).stages[0].eval()
+    with torch.no_grad():
+        tokens, grid = stage.tokens_of(torch.randn(2, 3, 32, 32))
+        table = stage.pos_embed(grid)[0]
+        torch.testing.assert_close(tokens[:, 0], (stage.prefix_tokens[:, 0] + table[0]).expand(2, -1))
+        bare = stage.embed(torch.zeros(1, 3, 32, 32)).flatten(2).mT
+        torch.testing.assert_close(stage.tokens_of(torch.zeros(1, 3, 32, 32))[0][:, 1:], bare + table[1:])
+
+
+def test_rows_of_prefix_tokens_are_kept_when_a_table_moves():
+    table = PositionTable(2, 4, TokenGrid(3, 3, 2), std=1.0)
+    own = table.table.detach().clone()
+    for grid in (TokenGrid(5, 4, 2), TokenGrid(2, 2, 2)):
+        assert torch.equal(table(grid)[:, :2], own[:, :2]) and table(grid)[:, 2:].abs().min() > 0
+    stored = torch.randn(2, 2 + 16, 4)
+    assert torch.equal(table.fitted("table", stored)[:, :2], stored[:, :2])
+    table.regrid(TokenGrid(5, 4, 2))
+    assert torch.equal(table.table[:, :2], own[:, :2])
+
+
+@pytest.mark.parametrize("size", [(96, 64), (32, 32)])
+def test_rows_of_prefix_tokens_are_kept_when_a_network_moves(size):
+    model = subquad.create_model("deit_tiny", img_size=64, depths=(1,), embed_dim=12, num_heads=2, reg_tokens=2)
+    table = model.stages[0].pos_embed
+    before = table.table.detach().clone()
+    model.set_input_size(size)
+    assert model.img_size == size and table.grid.shape == (size[0] // 16, size[1] // 16)
+    assert before[:, :3].any() and torch.equal(table.table[:, :3], before[:, :3])
+
+
+def test_tables_of_agents_are_resampled_over_the_square_that_the_agents_are():
+    bias = GridBias(1, TokenGrid(2, 2), TokenGrid(3, 3))
+    with torch.no_grad():
+        # agents differ from row to row and not from column to column
+        for parameter in bias.parameters():
+            parameter.copy_(torch.tensor([0.0, 0.0, 4.0, 4.0]).view(4, *[1] * (parameter.dim() - 2)))
+    moved = bias.tables(TokenGrid(3, 3), TokenGrid(4, 4)).rows[0, :, 0].view(4, 4)
+    assert torch.equal(moved, moved[:, :1].expand(4, 4)) and (moved[1:] >= moved[:-1]).all()
+
+
+def test_a_bias_has_its_prefix_in_front():
+    tables = BiasTables(torch.zeros(1, 2, 7, 7), torch.ones(1, 2, 2), torch.ones(1, 2, 3), torch.full((1, 2, 1), 5.0))
+    assert tables.written_out()[0, 0].tolist() == [5.0] + [2.0] * 6
+
+
+@pytest.mark.parametrize(("pool", "expected"), [("avg", 3.0), ("max", 5.0), ("token", 9.0)])
+def test_pools_read_what_they_are_called_for(pool, expected):
+    network = subquad.create_model(
+        "deit_tiny", img_size=32, depths=(1,), embed_dim=12, num_heads=2, num_classes=0, global_pool=pool
+    )
+    features = torch.tensor([9.0, 1.0, 1.0, 5.0, 5.0])[None, :, None].expand(1, 5, 12)
+    assert network.forward_head(features).unique().tolist() == [expected]
+
+
+def test_levels_are_at_doubling_strides_and_only_the_last_has_the_final_norm():
+    network = small("swin").eval()
+    assert [info["reduction"] for info in network.feature_info] == [4, 8, 16, 32]
+    nn.init.constant_(network.norm.bias, 3.0)
+    x = torch.randn(1, 3, 64, 64)
+    plain = network.forward_intermediates(x, intermediates_only=True)
+    normed = network.forward_intermediates(x, norm=True, intermediates_only=True)
+    assert [torch.equal(one, other) for one, other in zip(plain, normed, strict=True)] == [True] * 3 + [False]
+
+
+@every_host
+def test_tables_and_tokens_are_not_decayed(host):
+    network = small(host)
+    tables = {name for name, _ in network.named_parameters() if name.endswith(("prefix_tokens", "relative_bias.table"))}
+    if "vit" in host and host != "lavit":
+        tables |= {"stages.0.pos_embed.table"}
+    assert tables <= network.no_weight_decay()
+
+
+@every_host
+def test_checkpointing_is_switched_on_and_off(host):
+    network = small(host)
+    for enable in (True, False):
+        network.set_grad_checkpointing(enable)
+        assert {stage.grad_checkpointing for stage in network.stages} == {enable}
+
+
+def test_reach_is_the_published_one_by_stage_and_for_quadratic_mechanisms_alone():
+    pvt = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 4), "depths": (1, 1, 1, 1), "img_size": 64}
+    ratios = {
+        name: [stage.blocks[0].attn.sr_ratio for stage in subquad.create_model("pvt_tiny", attention=name, **pvt).stages]
+        for name in ("softmax", "linear")
+    }
+    assert ratios == {"softmax": [8, 4, 2, 1], "linear": [1, 1, 1, 1]}
+    for size, width in ((224, 7), (384, 12)):
+        assert HOSTS["swin"].default_reach((size, size)) == {"window_size": (width,) * 4}
+        assert HOSTS["cswin"].default_reach((size, size)) == {"split_size": (1, 2, width, width)}
+    swin = small("swin", depths=(2, 2, 2, 2), img_size=448)
+    assert [[block.attn.shifted for block in stage.blocks] for stage in swin.stages] == [[False, True]] * 4
+    cswin = small("cswin", img_size=448)
+    widths = [stage.blocks[0].attn.split_size for stage in cswin.stages]
+    assert widths == [1, 2, 14, None]
+
+
+def test_stripes_are_vertical_and_then_horizontal():
+    attention = small("cswin").stages[0].blocks[0].attn
+    grid = TokenGrid(6, 9)
+    assert [attention._stripe(branch, grid).shape for branch in (0, 1)] == [(6, 1), (1, 9)]
+
+
+def test_settings_are_read_as_what_they_look_like_and_the_nearest_ones_win():
+    assert parse_attention("x:a=3,b=0.5,c=true,d=False,e=relu") == (
+        "x",
+        {"a": 3, "b": 0.5, "c": True, "d": False, "e": "relu"},
+    )
+    assert type(parse_attention("x:a=3")[1]["a"]) is int
+    pvt = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 4), "depths": (1, 1, 1, 1), "img_size": 64}
+
+    def agents(attention, **settings):
+        model = subquad.create_model("pvt_tiny", attention=attention, **pvt, **settings)
+        return [stage.blocks[0].attn.inner.agent_grid.num_places for stage in model.stages]
+
+    assert agents("agent") == [9, 16, 49, 49]
+    assert agents("agent", num_agents=4) == [4] * 4
+    assert agents("agent:num_agents=25", num_agents=4) == [25] * 4
+    assert subquad.create_model("agent_deit_small_448", device="meta").img_size == (448, 448)
+
+
+def test_padding_of_a_sequence_is_neither_attended_nor_counted():
+    model = create_sequence_model("softmax", vocab_size=9, max_length=12, num_classes=3, embed_dim=8).eval()
+    tokens = torch.tensor([[1, 2, 3, 0, 0, 0], [4, 5, 6, 7, 8, 1]])
+    whole, alone = model(tokens), model(tokens[:1, :3])
+    torch.testing.assert_close(whole[:1], alone)
+
+
+def test_scores_between_stages_leave_prefix_tokens_alone():
+    residual = AttentionResidual(2, 3, prefix=1, scale=1.0)
+    found = residual(torch.rand(1, 2, 16, 16), TokenGrid(4, 4))
+    assert found.shape == (1, 3, 5, 5) and not found[..., 0].any() and not found[..., 0, :].any() and found[..., 1:, 1:].any()
+
+
+def test_the_centred_loss_does_not_know_the_scale_of_scores():
+    scores = torch.randn(2, 3, 6, 6)
+    torch.testing.assert_close(diagonality_loss(scores), diagonality_loss(7 * scores + 2))
+
+
+def test_how_networks_are_evaluated_is_as_published():
+    assert (default_cfg("agent_swin_base_384")["crop_pct"], default_cfg("agent_swin_tiny")["crop_pct"]) == (1.0, 0.875)
+    assert default_cfg("soft_tiny")["crop_mode"] == "center" and default_cfg("soft_tiny")["crop_pct"] == 0.9
+    assert default_cfg("agent_pvt_tiny")["crop_mode"] == "squash"
