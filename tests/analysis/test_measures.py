@@ -128,6 +128,15 @@ def test_ranks_of_maps_that_are_known():
     assert linear.effective < softmax.effective and linear.stable < softmax.stable
 
 
+def test_ranks_do_not_know_how_large_a_matrix_is():
+    values = torch.tensor([1.0, 0.5, 2e-3, 5e-4])
+    for size in (1e-4, 1.0, 1e4):
+        found = ranks(torch.diag(size * values))
+        assert (found.numerical, found.most) == (3, 2)
+        assert found.stable == pytest.approx(1.25, abs=1e-3) and found.effective == pytest.approx(1.91, abs=0.03)
+    assert ranks(torch.diag(values), tolerance=1e-4).numerical == 4
+
+
 def test_a_depthwise_branch_brings_the_rank_back():
     # a 3×3 neighbourhood with weights of its own, as a matrix on a 14×14 map
     grid, torch_weights = TokenGrid(14, 14), linear_weights()
