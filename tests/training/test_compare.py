@@ -21,6 +21,20 @@ def test_a_comparison_has_a_run_for_each_mechanism_and_seed_and_a_row_for_each_m
     assert len((tmp_path / "compare.md").read_text().splitlines()) == 4
 
 
+def test_every_run_has_its_own_mechanism_and_seed(tiny, tmp_path, monkeypatch):
+    costs = dict.fromkeys(("last_top1", "images_per_second", "train_seconds", "peak_memory_mb", "params", "macs"), 1)
+    runs = {}
+
+    def train(recipe, folder, **settings):
+        runs[folder.name] = recipe.attention, recipe.seed
+        return {"best_top1": float(recipe.seed), **costs}
+
+    monkeypatch.setattr("subquad.training.compare.train", train)
+    rows = compare(tiny, ["softmax", "linear"], [3, 5], tmp_path)
+    assert runs == {f"{name}-s{seed}": (name, seed) for name in ("softmax", "linear") for seed in (3, 5)}
+    assert [row["top1_mean"] for row in rows] == [4.0, 4.0]
+
+
 def test_what_has_finished_is_kept(tiny, tmp_path):
     lines = []
     first = compare(tiny, ["softmax"], [1], tmp_path)

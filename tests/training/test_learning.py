@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+import worlds
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from subquad import SubquadError
 from subquad.data import load_dataset
-from subquad.training import SegmentRecipe, arena, loop, train
+from subquad.training import DetectRecipe, SegmentRecipe, arena, loop, train
 from subquad.training.arena import run_arena
 from subquad.training.checkpoint import load_state, save_state
 from subquad.training.classification import Classification
@@ -300,6 +301,12 @@ def test_a_segmenter_is_judged_through_windows_where_the_recipe_says_so(slide, m
     row = Segmentation.judge(task, None, None, torch.device("cpu"), None)
     assert seen["window"] == ((32, 48) if slide else None)
     assert row == {"miou": 1.0, "accuracy": 2.0, "class_accuracy": 3.0}
+
+
+def test_a_number_of_classes_that_the_data_do_not_have_is_refused(tmp_path):
+    recipe = DetectRecipe(data=str(worlds.objects(tmp_path / "objects")), num_classes=3, head="retinanet")
+    with pytest.raises(SubquadError, match="has 2 classes, not 3"):
+        Detection(recipe)
 
 
 def test_sizes_that_no_object_has_count_nothing(monkeypatch):
