@@ -1,4 +1,5 @@
 import csv
+import importlib
 import json
 
 import pytest
@@ -29,7 +30,7 @@ def test_every_run_has_its_own_mechanism_and_seed(tiny, tmp_path, monkeypatch):
         runs[folder.name] = recipe.attention, recipe.seed
         return {"best_top1": float(recipe.seed), **costs}
 
-    monkeypatch.setattr("subquad.training.compare.train", train)
+    monkeypatch.setattr(importlib.import_module("subquad.training.compare"), "train", train)
     rows = compare(tiny, ["softmax", "linear"], [3, 5], tmp_path)
     assert runs == {f"{name}-s{seed}": (name, seed) for name in ("softmax", "linear") for seed in (3, 5)}
     assert [row["top1_mean"] for row in rows] == [4.0, 4.0]
