@@ -13,7 +13,7 @@ from subquad import SubquadError, create_model
 from subquad.data import InputConfig
 from subquad.data.listops import Sequences
 from subquad.dense.scene_transforms import SceneInput
-from subquad.evaluation import arena, detection, judge_detector, judge_segmenter, looked_at, objects, predict_scenes
+from subquad.evaluation import arena, detection, judge_detector, judge_segmenter, objects, predict_scenes
 from subquad.evaluation.accuracy import EvalSums
 from subquad.evaluation.arena import guesses, judge_arena
 from subquad.evaluation.classes import check_classes
@@ -206,7 +206,11 @@ def test_objects_are_those_of_at_least_the_score_that_is_asked_for(threshold, co
     Image.new("RGB", (16, 12)).save(tmp_path / "a.png")
     assert len(find_objects(detector(), Image.new("RGB", (16, 12)), threshold)["scores"]) == count
     (found,) = predict_objects(detector(), [tmp_path / "a.png"], tmp_path / "out", threshold=threshold)
-    expected = [("green", 0.75, 1.0, 2.0, 9.0, 8.0), ("red", 0.5, 2.0, 3.0, 9.0, 8.0), ("green", 0.25, 3.0, 4.0, 9.0, 8.0)]
+    expected = [
+        ("green", 0.75, 1.0, 2.0, 9.0, 8.0),
+        ("red", 0.5, 2.0, 3.0, 9.0, 8.0),
+        ("green", 0.25, 3.0, 4.0, 9.0, 8.0),
+    ]
     assert found.objects == expected[:count] and found.picture.is_file()
 
 
@@ -280,29 +284,3 @@ def test_weights_in_other_places_have_another_fingerprint():
         first[0].weight.copy_(torch.tensor([[1.0, -1.0], [1.0, -1.0]]))
     prints.add(trained.fingerprint)
     assert len(prints) == 3
-
-
-@pytest.mark.parametrize(("task", "own"), [("segment", (32, 48)), ("detect", (512, 300))])
-def test_backbones_are_looked_into_at_the_size_that_is_asked_for(task, own, monkeypatch):
-    norm = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
-    pyramid = nn.Identity()
-    pyramid.backbone = SimpleNamespace(img_size=(800, 300))
-    network = SimpleNamespace(pyramid=pyramid, creation=norm)
-    monkeypatch.setattr(looked_at, "_task_of", lambda source: task)
-    monkeypatch.setattr(looked_at, "restore_dense", lambda *_: (network, {"input": {**norm, "crop": (32, 48)}}))
-    assert looked_at.load_looked_at("run").input.img_size == own
-    assert looked_at.load_looked_at("run", img_size=64).input.img_size == (64, 64)
-
-
-def test_a_network_of_timm_has_as_many_classes_as_the_file(tmp_path):
-    import timm
-
-    from subquad.evaluation.foreign import load_timm
-
-    made = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32, depth=1)
-    asked = {}
-    torch.save(made.state_dict(), tmp_path / "a.pth")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timm, "create_model", lambda name, **settings: asked.update(settings) or made)
-        load_timm(f"vit_tiny_patch16_224={tmp_path / 'a.pth'}", img_size=32)
-    assert asked == {"pretrained": False, "img_size": 32, "num_classes": 3}

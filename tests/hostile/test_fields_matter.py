@@ -1,7 +1,7 @@
 """Every field of every recipe is read when its run is made: what nobody reads changes nothing.
 
-A recipe is watched while its task and trainer are made, and a classifier's while it trains. Fields that are written down
-or checked are not read by that; fields that only some settings need are given these.
+A recipe is watched while its task and trainer are made, and a classifier's while it trains. Fields that are written
+down or checked are not read by that; fields that only some settings need are given these.
 """
 
 import dataclasses
@@ -86,7 +86,9 @@ def test_a_task_reads_what_is_its_own(kind, tmp_path, monkeypatch):
     }
     recipe, names, read = watched(kind, **USUAL, **made[kind]())
     trainer = trainer_of(recipe, tmp_path / "run", monkeypatch, kind)
-    monkeypatch.setattr(f"{type(trainer.task).__module__}.evaluate_segmentation", lambda *_, **__: numbers(), raising=False)
+    monkeypatch.setattr(
+        f"{type(trainer.task).__module__}.evaluate_segmentation", lambda *_, **__: numbers(), raising=False
+    )
     if kind is SegmentRecipe:
         trainer._evaluate()
     # the loop's fields are the same for all tasks, and a classifier has shown that it reads them

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import subquad.cli
-from subquad.cli import main, make_parser
+from subquad.cli import diffuse, main, make_parser
 from subquad.training.tasks import TASKS
 
 REAL = {"load_recipe", "recipe_fields", "recipe_names", "slug"}
@@ -32,9 +32,11 @@ TOGETHER = {
         "agents": ["--unet", "sd15"],
         "reuse": ["--unet", "sd15"],
     },
-    "diffuse": dict.fromkeys(
-        "ratio sx sy max_downsample reuse agent_ratio agents k_scale k_shortcut random merge_mlp".split(), ["--agent"]
-    ),
+    "diffuse": {
+        action: ["--agent"]
+        for flags in (diffuse.COMMON, diffuse.AGENTS, diffuse.SWITCHES)
+        for action in (flag[0].replace("-", "_") for flag in flags)
+    },
     "analyze": {"no_branches": ["--removed"], "max_held_out": ["--removed"]},
     "": {"decay_epochs": ["--sched", "multistep"], "sched": ["--decay-epochs", "3"]},
 }

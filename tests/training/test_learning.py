@@ -8,25 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
-import worlds
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from subquad import SubquadError
 from subquad.data import load_dataset
-from subquad.training import DetectRecipe, SegmentRecipe, arena, loop, train
-from subquad.training.arena import run_arena
+from subquad.training import loop, train
 from subquad.training.checkpoint import load_state, save_state
 from subquad.training.classification import Classification
 from subquad.training.cost import count_macs_of
-from subquad.training.detection import Detection
 from subquad.training.journal import epoch_line, summarise
-from subquad.training.lra import LraRecipe
-from subquad.training.networks import DENSE_AGENTS, backbone_arguments
 from subquad.training.run_folder import RunFolder
-from subquad.training.segmentation import Segmentation
 from subquad.training.tasks import make_task
 
 # one step of plain gradient descent at a rate of 1 is the gradient itself
@@ -249,93 +242,3 @@ def test_a_summary_is_of_all_epochs_and_a_line_counts_from_one(tiny):
 
 def test_multiply_adds_are_half_of_the_operations_that_are_counted():
     assert count_macs_of(nn.Linear(3, 5, bias=False), torch.ones(2, 3)) == 30
-
-
-def test_a_network_adds_its_own_loss_to_the_cross_entropy(tiny):
-    task = make_task(tiny.replace(model="lavit_deit_tiny", depth=2, drop_path=0.0))
-    model, images, labels = task.model.train(), torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
-    model.stages[0].blocks[0].attn.project.weight.data.normal_()
-    loss = task.loss(model, (images, labels))
-    own = model.auxiliary_loss()
-    plain = task.objective.loss(model(images), labels)
-    assert own > 0.01
-    torch.testing.assert_close(loss - own, plain)
-
-
-def test_weights_of_other_classes_start_everything_but_the_head(tiny, tmp_path):
-    still = {"lr": 0.0, "warmup_lr": 0.0, "epochs": 1}
-    train(tiny.replace(epochs=1), tmp_path / "ten")
-    start = tmp_path / "ten" / "last.safetensors"
-    train(tiny.replace(**still, num_classes=12, initial_checkpoint=str(start)), tmp_path / "twelve")
-    first, second = load_file(start), load_file(tmp_path / "twelve" / "last.safetensors")
-    for name, weight in second.items():
-        assert len(weight) == 12 if name.startswith("head.") else torch.equal(weight, first[name]), name
-
-
-def segmenting(logits, labels, **more):
-    """What the task of segmentation makes of these logits."""
-    holder = SimpleNamespace(model=SimpleNamespace(pyramid=SimpleNamespace(backbone=object())), **more)
-    return Segmentation.loss(holder, lambda images: logits, (torch.zeros(2, 3, 4, 4), labels))
-
-
-def test_pixels_without_a_class_are_neither_in_the_sum_nor_in_the_count():
-    logits, auxiliary, labels = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4), torch.randint(3, (2, 4, 4))
-    labels[:, :3] = 255
-    first, second = (F.cross_entropy(one, labels, ignore_index=255) for one in (logits, auxiliary))
-    torch.testing.assert_close(segmenting(logits, labels), first)
-    # the second head counts 0.4, as the papers have it
-    torch.testing.assert_close(segmenting((logits, auxiliary), labels), first + 0.4 * second)
-
-
-@pytest.mark.parametrize("slide", [True, False])
-def test_a_segmenter_is_judged_through_windows_where_the_recipe_says_so(slide, monkeypatch):
-    seen = {}
-
-    def evaluate(*arguments, **settings):
-        seen.update(settings)
-        return SimpleNamespace(miou=1.0, accuracy=2.0, class_accuracy=3.0)
-
-    monkeypatch.setattr("subquad.training.segmentation.evaluate_segmentation", evaluate)
-    recipe = SegmentRecipe(slide=slide)
-    task = SimpleNamespace(recipe=recipe, input=SimpleNamespace(crop=(32, 48)), num_classes=3)
-    row = Segmentation.judge(task, None, None, torch.device("cpu"), None)
-    assert seen["window"] == ((32, 48) if slide else None)
-    assert row == {"miou": 1.0, "accuracy": 2.0, "class_accuracy": 3.0}
-
-
-def test_a_number_of_classes_that_the_data_do_not_have_is_refused(tmp_path):
-    recipe = DetectRecipe(data=str(worlds.objects(tmp_path / "objects")), num_classes=3, head="retinanet")
-    with pytest.raises(SubquadError, match="has 2 classes, not 3"):
-        Detection(recipe)
-
-
-def test_sizes_that_no_object_has_count_nothing(monkeypatch):
-    found = SimpleNamespace(box={"ap": 40.0, "ap_large": float("nan")}, mask={"ap": 30.0})
-    monkeypatch.setattr("subquad.training.detection.evaluate_detection", lambda *_, **__: found)
-    task = SimpleNamespace(eval_images=SimpleNamespace(truth={}), masks=True)
-    row = Detection.judge(task, None, None, torch.device("cpu"), None)
-    assert row == {"box_ap": 40.0, "box_ap_large": 0.0, "mask_ap": 30.0}
-
-
-@pytest.mark.parametrize("host", DENSE_AGENTS)
-def test_dense_networks_have_the_agents_of_their_own_host(host):
-    recipe = SegmentRecipe(model=f"{host}_tiny", attention="agent")
-    assert backbone_arguments(recipe, True)["pooled_agents"] == list(DENSE_AGENTS[host])
-    assert "pooled_agents" not in backbone_arguments(recipe, False)
-
-
-def test_every_seed_of_the_arena_is_judged_by_its_own_run(monkeypatch, tmp_path):
-    runs = ["softmax-s0", "softmax-s1"]
-    row = {"mechanism": "softmax", "runs": runs, "top1_mean": 50.0, "params": 1, "train_seconds": 1.0}
-    monkeypatch.setattr(arena, "compare", lambda *_: [row])
-    monkeypatch.setattr(arena, "guesses", lambda *_: {"chance": 10.0})
-    accuracies = {"softmax-s0": 30.0, "softmax-s1": 40.0}
-
-    def judge(run, **_):
-        return SimpleNamespace(top1=accuracies[run.name], loss=1.0, count=7)
-
-    monkeypatch.setattr(arena, "judge_arena", judge)
-    table = run_arena(LraRecipe(), ["softmax"], [0, 1], tmp_path)
-    assert table.rows[0].accuracies == (30.0, 40.0) and table.rows[0].text == "35.00 ± 7.07"
-
-

@@ -122,7 +122,10 @@ def test_mixup_blends_pixels_and_cutmix_takes_them_from_either_image(field, blen
     found = {
         value
         for _ in range(8)
-        for value in Objective(Recipe(**{field: 1.0}), 2).mix(black_and_white, torch.tensor([0, 1]))[0].unique().tolist()
+        for value in Objective(Recipe(**{field: 1.0}), 2)
+        .mix(black_and_white, torch.tensor([0, 1]))[0]
+        .unique()
+        .tolist()
     }
     assert any(0 < value < 1 for value in found) == blended
 

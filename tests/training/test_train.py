@@ -237,6 +237,9 @@ def test_a_whole_batch_of_broken_images_is_survived(tiny, tmp_path, monkeypatch)
     assert any("broken training images, the first is " in line for line in lines)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == summary["epochs"] == 2 and all(math.isfinite(row["train_loss"]) for row in rows)
-    start, state = make_task(tiny).model.state_dict(), restore_model(tmp_path / "run" / "last.safetensors")[0].state_dict()
+    start, state = (
+        make_task(tiny).model.state_dict(),
+        restore_model(tmp_path / "run" / "last.safetensors")[0].state_dict(),
+    )
     assert all(weight.isfinite().all() for weight in state.values())
     assert not torch.equal(state["head.weight"], start["head.weight"])

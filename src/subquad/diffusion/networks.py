@@ -83,7 +83,9 @@ def position_of(network: nn.Module, name: str) -> int:
 def check_replaceable(name: str, block: Any) -> None:
     """Raise where a block, its self-attention or that one's processor does what merged attention would not."""
     if type(block).__name__ == "ToMeBlock":
-        raise SubquadError(f"{name}: tomesd merges the tokens of this network already, call tomesd.remove_patch() first")
+        raise SubquadError(
+            f"{name}: tomesd merges the tokens of this network already, call tomesd.remove_patch() first"
+        )
     attention = block.attn1
     kind = type(attention.processor).__name__
     if kind not in REPLACEABLE:
