@@ -10,6 +10,9 @@ from subquad.backends import unavailable
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
 
 
+WITHOUT_GRADIENTS = ("polar", "gaussian")
+
+
 @pytest.fixture(params=[2, 3, 5])
 def threads(request):
     torch.set_num_threads(request.param)
@@ -38,7 +41,7 @@ def calls(keys, width):
 def test_a_head_that_threads_share_is_what_it_is_in_double_precision(name, threads):
     for keys in (190, 330):
         operation, tensors = calls(keys, 24)[name]
-        learned = name != "polar"
+        learned = name not in WITHOUT_GRADIENTS
         narrow = [tensor.clone().requires_grad_(learned) for tensor in tensors]
         wide = [tensor.double().requires_grad_(learned) for tensor in tensors]
         weight = torch.randn(1, 1, keys, 24)
