@@ -172,6 +172,9 @@ def finished(job: Job) -> dict[str, Any] | None:
         raise SystemExit(f"no tests were run, or not on the copy:\n{log}")
     if found["status"]:
         return verdict | {"verdict": "caught", "by": found["failed"] or "nothing can be collected", "log": log}
+    if not found["ran"]:
+        # as where sources that do not compile leave nothing to test
+        return verdict | {"verdict": "no fault: all tests are skipped", "by": ""}
     return verdict | {"verdict": "survived", "by": "", "ran": found["ran"]}
 
 
@@ -250,7 +253,7 @@ def run_room(room: str, only: list[int], jobs: int, near: bool, pristine: Path) 
             # what other files' tests say of it is still to be asked
             key = "" if near and verdict["verdict"] == "survived" else digest(job.fault, tests)
             keep(f"{room}: {job.fault.line}", verdict | {"key": key})
-            says = f"caught by {verdict['by']}" if verdict["verdict"] == "caught" else "SURVIVED"
+            says = f"caught by {verdict['by']}" if verdict["by"] else verdict["verdict"].upper()
             print(f"{room} {job.number}: {job.fault.line}: {says} ({verdict['seconds']} s)", flush=True)
 
 

@@ -32,8 +32,11 @@ def watched(kind, **fields):
 
     def look(self, name):
         if name in names:
-            caller = sys._getframe(1).f_code
-            if not caller.co_name.startswith(NOT_READING) and "dataclasses" not in caller.co_filename:
+            frame = sys._getframe(1)
+            # comprehensions have frames of their own
+            while frame.f_code.co_name.startswith("<") and frame.f_back:
+                frame = frame.f_back
+            if not frame.f_code.co_name.startswith(NOT_READING) and "dataclasses" not in frame.f_code.co_filename:
                 read.add(name)
         return object.__getattribute__(self, name)
 
