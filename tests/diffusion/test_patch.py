@@ -115,6 +115,12 @@ def test_the_early_phase_ends_below_its_level_and_not_at_it(pipe):
         assert noise.shared.settings == phase
 
 
+def test_maps_are_as_high_and_as_wide_as_the_images(pipe):
+    handle = apply_agent_attention(pipe, max_downsample=1)
+    tiny.latents(pipe, 32, 24, steps=1)
+    assert {processor.grid.shape for processor in handle.processors.values()} == {(16, 12)}
+
+
 def test_self_attention_alone_is_patched_and_text_is_attended_to_as_before(pipe):
     handle = apply_agent_attention(pipe, max_downsample=8)
     kinds = {name.split(".")[-2]: set() for name in pipe.unet.attn_processors}

@@ -226,7 +226,13 @@ def attempts(action: argparse.Action) -> list[list[str]]:
     return [[*action.option_strings[:1], str(value)] for value in [*values, "there"]]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+# of `compare` one task stands for all in the fast tests: its flags are those of `train`
+SAME = [f"{name} compare" for name in ("detect", "segment")]
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=pytest.mark.slow) if name in SAME else name for name in COMMANDS]
+)
 def test_every_flag_of_a_command_changes_what_the_library_is_asked_for(command, calls, capsys):
     parser, ignored = COMMANDS[command], []
 
@@ -273,3 +279,26 @@ def test_shares_of_what_is_right_are_of_what_is_known(calls, monkeypatch, capsys
     monkeypatch.setattr(importlib.import_module("subquad.evaluation"), "predict", predictions)
     assert main(["predict", "here", "--checkpoint", "there"]) == 0
     assert "1 of 2 with a known class are right (50.0 %)" in capsys.readouterr().out
+
+
+def test_latency_is_measured_for_a_report_unless_that_is_left_out(calls):
+    for flags, measured in (([], True), (["--no-scaling"], False)):
+        calls.clear()
+        assert main(["report", "here", *flags]) == 0
+        assert ("measure_scaling" in {name for name, *_ in calls}) == measured
+
+
+def test_no_in_front_of_a_switch_is_its_opposite_and_belongs_to_no_aug_itself():
+    parser = make_parser()
+    for flags, expected in (
+        (["--no-aug", "--strict"], {"no_aug": True, "strict": True}),
+        (["--aug", "--no-strict"], {"no_aug": False, "strict": False}),
+    ):
+        assert vars(parser.parse(["train", *flags])).items() >= expected.items()
+
+
+def test_the_best_epoch_is_counted_from_one(calls, monkeypatch, capsys):
+    summary = {"best_top1": 50.0, "best_epoch": 2, "epochs": 5}
+    monkeypatch.setattr(importlib.import_module("subquad.training"), "train", lambda *_, **__: summary)
+    assert main(["train"]) == 0
+    assert "best top-1 50.00 % in epoch 3 of 5" in capsys.readouterr().out

@@ -28,12 +28,12 @@ STEP = {"opt": "momentum", "momentum": 0.0, "weight_decay": 0.0, "sched": "const
 
 @functools.cache
 def few(name, split):
-    return load_dataset(name, split=split, max_images=40)
+    return load_dataset(name, split=split, max_images=40 if split == "train" else 10)
 
 
 @pytest.fixture(autouse=True)
 def small_data(monkeypatch):
-    """Judge by forty images, and read them once."""
+    """Judge by ten images, and read them once."""
 
     def load(name, *, split, **settings):
         return copy.copy(few(name, split))
