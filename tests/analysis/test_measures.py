@@ -214,6 +214,12 @@ def test_similarity_of_maps(columns):
     assert drift(first, first).max() == 0 and drift(torch.eye(4), torch.eye(4).roll(1, 0)) == 1
 
 
+def test_similarity_is_of_columns_or_of_rows():
+    first, second = torch.eye(2), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    assert map_similarity(first, second, columns=True, centre=False) == pytest.approx(0.5)
+    assert map_similarity(first, second, columns=False, centre=False) == pytest.approx(0.5**0.5 / 2)
+
+
 def test_diagonality():
     identity, uniform = diagonality(torch.eye(N)), diagonality(uniform_weights(TokenGrid(14, 14)))
     assert (identity.ratio, identity.rank, identity.highest) == (N, 1, 1)

@@ -10,7 +10,7 @@ from PIL import Image
 from subquad.analysis import MeasureRow
 from subquad.report import confusion_words, removal_shares
 from subquad.report.analysis import _measure
-from subquad.report.charts import Axis, Series, _Frame, _share
+from subquad.report.charts import Axis, Series, _Frame, _share, _spread
 from subquad.report.images import _difference, _pictures
 from subquad.report.maps import _coloured, _query_map, _salient
 from subquad.report.runs import Run, find_runs, group_runs
@@ -72,6 +72,10 @@ def test_charts_go_up_and_right():
     (left, low), (right, high) = frame.place(1.0, 10.0), frame.place(100.0, 30.0)
     assert left < right and high < low
     assert _share(10.0, (1.0, 100.0), True) == pytest.approx(0.5) and _share(25.0, (0.0, 100.0), False) == 0.25
+
+
+def test_names_that_have_run_out_at_the_bottom_push_the_others_up():
+    assert _spread([300.0, 290.0, 20.0, 310.0], 13, 18, 320) == [263.0, 250.0, 20.0, 276.0]
 
 
 def test_shares_and_confusions_are_counted_over_all_images():
