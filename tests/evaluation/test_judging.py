@@ -48,18 +48,25 @@ def test_all_sums_of_all_processes_are_added(monkeypatch):
 
 
 def test_what_another_process_found_is_judged_as_well(monkeypatch):
-    judged = []
+    judged, told = [], []
 
-    def gather(shares, entries):
-        shares[:] = [entries, [{"image_id": 2}]]
+    def gather(shares, own):
+        shares[:] = [own, ([{"image_id": 2}], [2])]
 
     two_processes(monkeypatch, detection, all_gather_object=gather)
-    monkeypatch.setattr(detection, "judge_objects", lambda truth, entries, masks: judged.extend(entries))
+
+    def judge(truth, entries, masks):
+        judged.extend(entries)
+        told.extend(image["id"] for image in truth["images"])
+
+    monkeypatch.setattr(detection, "judge_objects", judge)
     found = {"boxes": torch.tensor([[1.0, 2, 4, 8]]), "labels": torch.tensor([1]), "scores": torch.tensor([0.5])}
     model = nn.Identity()
     model.forward = lambda images: [found]
-    evaluate_detection(model, [([torch.zeros(3, 8, 8)], [{"image_id": 1}])], {}, device="cpu", masks=False)
-    assert [entry["image_id"] for entry in judged] == [1, 2]
+    truth = {"images": [{"id": k} for k in (1, 2, 3)], "annotations": []}
+    evaluate_detection(model, [([torch.zeros(3, 8, 8)], [{"image_id": 1}])], truth, device="cpu", masks=False)
+    # the third one, which nobody could read, is not missed
+    assert [entry["image_id"] for entry in judged] == [1, 2] and told == [1, 2]
 
 
 def test_findings_are_left_top_width_and_height_with_masks_of_what_is_likelier_than_not():
