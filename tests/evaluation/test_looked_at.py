@@ -12,13 +12,12 @@ from subquad.evaluation import looked_at
 @pytest.mark.parametrize(("task", "own"), [("segment", (32, 48)), ("detect", (512, 300))])
 def test_backbones_are_looked_into_at_the_size_that_is_asked_for(task, own, monkeypatch):
     norm = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    note = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop": [32, 48], "short_side": None}
     pyramid = nn.Identity()
     pyramid.backbone = SimpleNamespace(img_size=(800, 300))
     network = SimpleNamespace(pyramid=pyramid, creation=norm)
     monkeypatch.setattr(looked_at, "_task_of", lambda source: task)
-    monkeypatch.setattr(
-        looked_at, "restore_dense", lambda *_: (network, {"input": {**norm, "crop": (32, 48), "short_side": None}})
-    )
+    monkeypatch.setattr(looked_at, "restore_dense", lambda *_: (network, {"input": note}))
     assert looked_at.load_looked_at("run").input.img_size == own
     assert looked_at.load_looked_at("run", img_size=64).input.img_size == (64, 64)
 

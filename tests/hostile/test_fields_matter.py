@@ -12,10 +12,10 @@ import pytest
 import torch
 import worlds
 
-from subquad.training import DetectRecipe, LraRecipe, Recipe, SegmentRecipe
+from subquad.training import DetectRecipe, LraRecipe, Recipe, SegmentRecipe, train
 from subquad.training.common import CommonRecipe
 from subquad.training.engine import make_accelerator
-from subquad.training.loop import Trainer, train
+from subquad.training.loop import Trainer
 from subquad.training.run_folder import RunFolder
 from subquad.training.tasks import TASKS, make_task
 
@@ -47,7 +47,7 @@ def watched(kind, **fields):
 
 def trainer_of(recipe, folder, monkeypatch, kind):
     monkeypatch.setitem(TASKS, type(recipe), TASKS[kind])
-    return Trainer(make_task(recipe), RunFolder(folder), make_accelerator(recipe), lambda line: None)
+    return Trainer(make_task(recipe), RunFolder(folder), make_accelerator(recipe), None, lambda line: None)
 
 
 def test_a_classifiers_run_reads_every_field(tmp_path, monkeypatch):
