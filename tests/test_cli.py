@@ -112,7 +112,7 @@ def test_two_numbers_may_be_written_with_a_comma_or_a_space(written):
     ("argv", "message"),
     [
         (["train", "--lrr", "3"], "unknown argument '--lrr': did you mean --lr?"),
-        (["trian"], "invalid choice: 'trian'"),
+        (["trian"], "unknown command 'trian': did you mean train"),
         (["train", "--epochs", "many"], "epochs must be a whole number, got 'many'"),
         (["train", "--attention", "agnet"], "unknown attention 'agnet': did you mean agent?"),
         (["train", "--model", "deit_tinny"], "did you mean deit_tiny"),

@@ -88,4 +88,4 @@ def test_the_command_writes_a_page_a_table_and_json(tmp_path, capsys):
         assert len(list(csv.DictReader(file))) == len(rows)
     assert {row["network"] for row in rows} == {"softmax", "inline"}
     assert main(["analyze", runs[0], "--images", *pictures, "--measures", "rang", "--output", str(out)]) == 2
-    assert "unknown measure 'rang': did you mean rank" in capsys.readouterr().err
+    assert "unknown --measures 'rang': did you mean rank" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from subquad.errors import SubquadError, shown
+from subquad.errors import SubquadError, shown, unknown_name
 from subquad.ranges import LARGEST, Range
 
 LONGEST_NAME = 200
@@ -30,6 +30,12 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {near[0]}?" if near else f"see {arguments.parser.prog} --help"
             raise SubquadError(f"unknown argument '{unknown[0]}': {hint}")
         return arguments
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # argparse would list all choices, however many there are
+        if action.choices is not None and value not in action.choices:
+            kind = action.option_strings[-1] if action.option_strings else str(action.metavar)
+            raise unknown_name(kind, str(value), map(str, action.choices))
 
     def error(self, message: str) -> NoReturn:
         raise SubquadError(f"{message}: see {self.prog} --help")

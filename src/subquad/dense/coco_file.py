@@ -11,7 +11,7 @@ from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 from subquad.data.decoding import reason_of
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 
 MOST_PIXELS = 1_000_000
 """What no coordinate of a picture comes near."""
@@ -163,14 +163,14 @@ def _check_entries(file: Path, kind: str, single: str, entries: list[Any]) -> No
     known: set[int] = set()
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise SubquadError(f"{file}: {kind}[{place}] is no entry but {_shown(entry)}")
+            raise SubquadError(f"{file}: {kind}[{place}] is no entry but {shown(entry)}")
         for key, is_right, words, needed in checks:
             if key not in entry:
                 if needed:
                     raise SubquadError(f"{file}: {_named(kind, single, place, entry)} has no {key}")
             elif not is_right(entry[key]):
                 where = _named(kind, single, place, entry)
-                raise SubquadError(f"{file}: {where} has {key} {_shown(entry[key])}, which must be {words}")
+                raise SubquadError(f"{file}: {where} has {key} {shown(entry[key])}, which must be {words}")
         if entry["id"] in known:
             raise SubquadError(
                 f"{file}: {kind}[{place}] has the id {entry['id']}, which another of its {kind} has, too"
@@ -184,7 +184,7 @@ def _check_names(file: Path, images: list[Entry]) -> None:
     for image in images:
         name = str(PurePath(image["file_name"]))
         if name in known:
-            raise SubquadError(f"{file}: images {known[name]} and {image['id']} are both {_shown(name)}")
+            raise SubquadError(f"{file}: images {known[name]} and {image['id']} are both {shown(name)}")
         known[name] = image["id"]
 
 
@@ -205,9 +205,3 @@ def _check_references(file: Path, content: dict[str, list[Entry]]) -> None:
 def _named(kind: str, single: str, place: int, entry: Entry) -> str:
     """An entry by its number, or by its place where it has none."""
     return f"{single} {entry['id']}" if _is_id(entry.get("id")) else f"{kind}[{place}]"
-
-
-def _shown(value: Any) -> str:
-    """A value as JSON has it, cut off where it is long."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}…"

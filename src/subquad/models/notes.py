@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from subquad.errors import SubquadError
 from subquad.text import one_line
+from subquad.writing import json_text
 
 KINDS: dict[str, tuple[type, str]] = {
     "creation": (dict, "arguments by name"),
@@ -94,7 +95,7 @@ def creation_of(note: Mapping[str, Any], task: str, entries: int) -> dict[str, A
         raise SubquadError("it does not say which network it holds: create the model and use load_checkpoint")
     if written != task:
         raise SubquadError(f"it is for `subquad {one_line(written, 40)}`, not for `subquad {task}`")
-    if len(json.dumps(creation)) > MOST_ARGUMENTS:
+    if len(json_text(creation)) > MOST_ARGUMENTS:
         raise SubquadError(f"its note has more than {MOST_ARGUMENTS} characters of arguments")
     inner = creation.get("backbone")
     for name, value in [*creation.items(), *(inner.items() if isinstance(inner, dict) else ())]:
@@ -187,4 +188,4 @@ def _words(hint: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return one_line(json.dumps(value, ensure_ascii=False), 60)
+    return one_line(json_text(value), 60)

@@ -158,12 +158,15 @@ def newton_inverse(
 
     Args:
         gram: A (..., m, m), symmetric with positive entries.
-        alpha: Y starts from α(A + ridge·I); 1.8 / (largest row sum of A)² if left out.
+        alpha: Y starts from α(A + ridge·I); (..., 1, 1), or one number for all; 1.8 / (largest row sum of A)² if left
+            out.
         steps: Newton steps.
         ridge: added to the diagonal.
         gradient: "steps" is the gradient of what is computed; "inverse" that of the exact inverse, −YᵀGYᵀ, as the
             released networks were trained with: less memory, and the same where the steps have converged.
     """
+    if alpha is not None and not alpha.dim():
+        alpha = alpha.expand(*gram.shape[:-2], 1, 1)
     INVERSE_SHAPES.check(gram, alpha)
     if alpha is None:
         alpha = 0.9 * 2 / row_sum(gram).square()
