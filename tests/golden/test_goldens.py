@@ -68,7 +68,11 @@ def assert_stages_as_recorded(model, images, record):
         assert_as_recorded(grid.to_image(tokens) if len(expected["shape"]) == 4 else tokens, expected)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+# two hosts in the fast tests, the larger ones in the others
+SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if "swin" in name else name for name in NETWORKS]
+
+
+@pytest.mark.parametrize("name", SLOW_OR_NOT)
 def test_networks_compute_what_the_released_ones_do(name):
     record = golden(name)
     state = make_state_dict(record["state_dict"])

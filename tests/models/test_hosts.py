@@ -156,6 +156,7 @@ def test_the_whole_network_compiles_without_a_graph_break(host):
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @every_host
 def test_the_whole_network_exports_for_any_batch(host):
     model = small(host).eval()

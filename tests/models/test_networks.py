@@ -175,8 +175,9 @@ def test_a_damaged_file_is_one_line(tmp_path, content, suffix):
         subquad.load_checkpoint(small(), tmp_path / "missing.pth")
 
 
+@pytest.mark.slow
 @every_mechanism
-@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dynamic", [None, True])
 def test_the_whole_network_compiles_without_a_graph_break(attention, dynamic):
     torch.compiler.reset()  # what other tests compiled would decide what is compiled here
     model = small(attention, depths=(1,)).eval()

@@ -455,6 +455,7 @@ def test_nothing_is_held_after_a_step(name):
     assert not [reference for reference in held if reference() is not None]
 
 
+@pytest.mark.slow
 def test_the_environment_says_what_holds_where_nothing_was_said():
     code = (
         "import torch; from subquad import backends, operators; "

@@ -35,10 +35,11 @@ def host_rows() -> list[Row]:
     ]
 
 
-def model_rows() -> list[Row]:
-    """Sizes of every network, its parameters counted with 1000 classes, and what was published about it."""
+def model_rows(pattern: str = "*") -> list[Row]:
+    """Sizes of the networks of a pattern, parameters counted with 1000 classes, and what was published about them."""
     rows = []
-    for name in dict.fromkeys((*VARIANTS, *NETWORKS)):
+    # a network is built to be counted: only those that are asked for
+    for name in fnmatch.filter(dict.fromkeys((*VARIANTS, *NETWORKS)), pattern):
         network = NETWORKS.get(name)
         variant = VARIANTS[network.variant if network else name]
         model = create_model(name, device="meta")
@@ -98,20 +99,25 @@ def _is_count(entry: Any) -> bool:
     return len(entry) == 2 and isinstance(entry[1], int)
 
 
-LISTINGS: dict[str, Callable[[], list[Row]]] = {
-    "mechanisms": mechanism_rows,
-    "hosts": host_rows,
+LISTINGS: dict[str, Callable[[str], list[Row]]] = {
+    "mechanisms": lambda pattern: _matching(mechanism_rows(), pattern),
+    "hosts": lambda pattern: _matching(host_rows(), pattern),
     "models": model_rows,
-    "backends": backend_rows,
-    "operations": operation_rows,
+    "backends": lambda pattern: _matching(backend_rows(), pattern),
+    "operations": lambda pattern: _matching(operation_rows(), pattern),
 }
+
+
+def _matching(rows: list[Row], pattern: str) -> list[Row]:
+    """The rows whose name, which stands first, is of a shell pattern."""
+    return [row for row in rows if fnmatch.fnmatch(next(iter(row.values())), pattern)]
 
 
 def listing(what: str, pattern: str = "*") -> str:
     """One listing as a table, its rows filtered by a shell pattern on their names; empty if none is left."""
     if what not in LISTINGS:
         raise unknown_name("listing", what, LISTINGS)
-    rows = [row for row in LISTINGS[what]() if fnmatch.fnmatch(next(iter(row.values())), pattern)]
+    rows = LISTINGS[what](pattern)
     if not rows:
         return ""
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
