@@ -24,6 +24,7 @@ def test_the_example_of_the_readme():
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 10)
 
 
+@pytest.mark.slow
 @every_host
 @every_mechanism
 def test_every_host_builds_on_the_meta_device(name, attention):
@@ -187,6 +188,7 @@ def test_the_whole_network_compiles_without_a_graph_break(attention, dynamic):
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @every_mechanism
 def test_the_whole_network_exports_for_any_batch(attention):
     model = small(attention, depths=(1,)).eval()

@@ -124,7 +124,10 @@ def training_file(path, state, key="model"):
     torch.save({key: {f"module.{name}": tensor for name, tensor in state.items()}, "config": config, "epoch": 3}, path)
 
 
-@pytest.mark.parametrize("key", ["model", "state_dict", "model_ema", "state_dict_ema"])
+@pytest.mark.parametrize(
+    "key",
+    ["model", *(pytest.param(key, marks=pytest.mark.slow) for key in ("state_dict", "model_ema", "state_dict_ema"))],
+)
 def test_a_training_file_is_read_whatever_it_pickles_beside_the_weights(tmp_path, key):
     training_file(tmp_path / "run.pth", released("pola_swin_t"), key)
     with pytest.raises(pickle.UnpicklingError):
