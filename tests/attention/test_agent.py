@@ -1,0 +1,48 @@
+"""What agent attention's own parts are: where its tables stand, and what its agents are means of."""
+
+import pytest
+import torch
+from mechanisms import build
+from torch.testing import assert_close
+
+from subquad import TokenGrid
+from subquad.attention.bricks import LocalConv
+
+
+def test_each_bias_stands_on_the_grid_of_its_tokens():
+    queries, keys = TokenGrid(6, 8), TokenGrid(3, 4)
+    module = build("agent", queries, kv_grid=keys)
+    assert module.agent_bias.grid == keys and module.query_bias.grid == queries
+
+
+def test_agents_are_means_of_the_queries_that_are_there():
+    grid = TokenGrid(1, 12)
+    module = build("agent", grid, num_agents=3)
+    q = torch.randn(1, 2, 12, 8, dtype=torch.float64)
+    padding = torch.zeros(1, 12, dtype=torch.bool)
+    padding[:, 6:] = True
+    agents, idle = module.pool(q, padding, grid=grid, kv_grid=grid)
+    # three bins of four tokens: all there, half of them, none
+    assert_close(agents[:, :, 0], q[:, :, :4].mean(dim=2))
+    assert_close(agents[:, :, 1], q[:, :, 4:6].mean(dim=2))
+    assert idle.tolist() == [[False, False, True]]
+
+
+def test_padding_of_keys_on_another_grid_says_nothing_of_the_queries():
+    queries, keys = TokenGrid(4, 4), TokenGrid(2, 2)
+    module = build("agent", queries, kv_grid=keys)
+    q, padding = torch.randn(1, 2, 16, 8, dtype=torch.float64), torch.tensor([[False, True, True, True]])
+    agents, idle = module.pool(q, padding, grid=queries, kv_grid=keys)
+    assert idle is None and torch.equal(agents, module.pool(q, None, grid=queries, kv_grid=keys)[0])
+
+
+@pytest.mark.parametrize(("filters", "count"), [("channel", 64), ("head_channel", 16), ("head", 4)])
+def test_the_local_branch_starts_as_a_convolution_and_shares_kernels_as_it_says(filters, count):
+    branch = LocalConv(4, 16, 5, filters=filters)
+    like = torch.nn.Conv2d(count, count, 5, groups=count)
+    assert branch.weight.shape == like.weight.shape
+    bound = 1 / 5
+    assert branch.weight.abs().max() <= bound and branch.weight.abs().max() > 0.9 * bound
+    channels = branch._for_channels(branch.weight).unflatten(0, (4, 16))
+    owner = {"channel": lambda h, d: 16 * h + d, "head_channel": lambda h, d: d, "head": lambda h, d: h}[filters]
+    assert all(torch.equal(channels[h, d], branch.weight[owner(h, d)]) for h in range(4) for d in range(16))
