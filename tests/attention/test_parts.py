@@ -1,4 +1,4 @@
-"""What agent attention's own parts are: where its tables stand, and what its agents are means of."""
+"""What mechanisms have of their own besides the contract: tables, agents, gates, shared kernels."""
 
 import pytest
 import torch
@@ -46,3 +46,12 @@ def test_the_local_branch_starts_as_a_convolution_and_shares_kernels_as_it_says(
     channels = branch._for_channels(branch.weight).unflatten(0, (4, 16))
     owner = {"channel": lambda h, d: 16 * h + d, "head_channel": lambda h, d: d, "head": lambda h, d: h}[filters]
     assert all(torch.equal(channels[h, d], branch.weight[owner(h, d)]) for h in range(4) for d in range(16))
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_polaformers_gate_multiplies_what_it_mixes(local):
+    grid = TokenGrid(3, 4)
+    module = build("pola", grid, local=local)
+    q, k, v, g = torch.randn(4, 1, 2, 12, 8, dtype=torch.float64).unbind(0)
+    ungated = module(q, k, v, torch.ones_like(g), grid=grid, kv_grid=grid)
+    assert_close(module(q, k, v, g, grid=grid, kv_grid=grid), ungated * g)
