@@ -6,6 +6,7 @@ from mechanisms import build
 from torch.testing import assert_close
 
 from subquad import TokenGrid
+from subquad.attention import SoftAttention
 from subquad.attention.bricks import LocalConv
 
 
@@ -55,3 +56,19 @@ def test_polaformers_gate_multiplies_what_it_mixes(local):
     q, k, v, g = torch.randn(4, 1, 2, 12, 8, dtype=torch.float64).unbind(0)
     ungated = module(q, k, v, torch.ones_like(g), grid=grid, kv_grid=grid)
     assert_close(module(q, k, v, g, grid=grid, kv_grid=grid), ungated * g)
+
+
+@pytest.mark.parametrize(("side", "window", "kernel_size"), [(56, 8, 9), (28, 4, 5), (14, 2, 3)])
+def test_softs_window_and_kernel_go_with_the_grid_that_it_is_made_for(side, window, kernel_size):
+    grid = TokenGrid(side, side)
+    module = SoftAttention(16, 2, grid=grid, kv_grid=grid)
+    assert module.window == (window, window) and module.local.weight.shape[-1] == kernel_size
+
+
+def test_softmax_leaves_out_what_is_padding_and_what_is_masked():
+    grid = TokenGrid(1, 5)
+    module = build("softmax", grid)
+    q, k = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64).unbind(0)
+    padding, mask = torch.tensor([[False] * 4 + [True]]), torch.eye(5, dtype=torch.bool)
+    weights = module.weights(q, k, padding, mask, grid=grid, kv_grid=grid)
+    assert torch.equal(weights[:, :, 0] == 0, (padding[:, None] | mask).expand(1, 2, 5, 5))
