@@ -45,3 +45,8 @@ def test_grids_are_compared_inside_compiled_code_of_changing_size():
         x, grid = torch.zeros(n), TokenGrid(n, n)
         assert torch.compile(lambda x=x, grid=grid: same(x, grid, grid), backend="eager", fullgraph=True)().sum() == n
     assert TokenGrid(2, 3) != TokenGrid(3, 2) and not (TokenGrid(2, 3) != TokenGrid(2, 3))  # noqa: SIM202
+
+
+def test_an_image_of_tokens_has_their_rows_and_columns():
+    tokens = torch.arange(7.0).reshape(1, 7, 1)
+    assert TokenGrid(2, 3, 1).to_image(tokens).tolist() == [[[[1, 2, 3], [4, 5, 6]]]]

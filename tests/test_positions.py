@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.positions import PositionTable, resampled
+from subquad.positions import PositionTable, RelativeBias, resampled
 
 
 @pytest.mark.parametrize("old, new", [((14, 14), (25, 38)), ((14, 9), (4, 9)), ((7, 16), (8, 5)), ((1, 3), (2, 2))])
@@ -32,3 +33,20 @@ def test_a_shorter_sequence_has_the_first_places_and_a_map_the_whole_picture():
     assert row(TokenGrid(1, 9, prefix=1)).shape == (2, 10, 3)
     picture = PositionTable(1, 1, TokenGrid(2, 6), std=1)
     assert not torch.equal(picture(TokenGrid(2, 3))[:, :3], picture.table[:, :3])
+
+
+@pytest.mark.parametrize("grid", [TokenGrid(4, 4), TokenGrid(2, 3), TokenGrid(1, 4)], ids=str)
+def test_a_relative_bias_on_a_smaller_grid_keeps_the_numbers_of_its_offsets(grid):
+    bias = RelativeBias(2, TokenGrid(4, 4))
+    given = bias(grid)
+    for query in range(grid.num_places):
+        for key in range(grid.num_places):
+            down = query // grid.width - key // grid.width
+            right = query % grid.width - key % grid.width
+            assert torch.equal(given[:, query, key], bias.table[:, 3 + down, 3 + right])
+
+
+@pytest.mark.parametrize("called", [0, 2])
+def test_another_number_of_prefix_tokens_is_refused_whether_more_or_fewer(called):
+    with pytest.raises(SubquadError, match=f"built for 1 prefix tokens but called with {called}"):
+        PositionTable(2, 4, TokenGrid(3, 3, 1))(TokenGrid(3, 3, called))
