@@ -1,6 +1,6 @@
 """Train for as many updates as a day has, with a tiny network, and see what memory does; then with two processes.
 
-    python scripts/endurance.py --folder /tmp/endurance --updates 100000
+    python scripts/endurance.py --folder runs/endurance --updates 100000
 
 With two processes, over gloo, one of them is killed half-way: the other has to end by itself, in one line, and both go
 on from the last whole epoch. Prints resident memory as it goes, and by how much it grew after the warm-up.

@@ -1,6 +1,6 @@
 """Kill runs at random moments, go on with them, and compare what they end with, to the bit, with unbroken ones.
 
-    python scripts/kills.py --folder /tmp/kills --count 100
+    python scripts/kills.py --folder runs/kills --count 100
 
 Every task is tiny. A process that has imported everything forks one for each attempt, so that a kill costs a second.
 Kills that were made are kept in kills.jsonl of the folder: the same command goes on with them.
