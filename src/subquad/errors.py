@@ -42,9 +42,14 @@ def shown(value: object) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Why a library gave up, on one line: what its exception says, or what kind it is where it says nothing."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        name = "" if error.filename is None else f"{error.filename}"
-        text = f"{name[:199]}{'…' if len(name) > 199 else ''}: {error.strerror}" if name else error.strerror
-    text = " ".join(text.split())
+    reason = reason_without_path(error)
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        name = str(error.filename)
+        return f"{name[:199]}{'…' if len(name) > 199 else ''}: {reason}"
+    return reason
+
+
+def reason_without_path(error: BaseException) -> str:
+    """`reason_of` for a line that names the file itself."""
+    text = " ".join((getattr(error, "strerror", None) or str(error)).split())
     return (text if len(text) <= 300 else f"{text[:299]}…") or type(error).__name__

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from subquad.data.decoding import reason_of
 from subquad.data.tars import digest_of, read_tar
 from subquad.data.walking import is_hidden
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_without_path
 from subquad.home import home
 from subquad.writing import write_json
 
@@ -46,7 +45,7 @@ def locked(path: Path) -> Iterator[None]:
         lock.acquire()
     except OSError as error:
         raise SubquadError(
-            f"can't write {path}.lock ({reason_of(error)}): set SUBQUAD_HOME to a folder to write to"
+            f"can't write {path}.lock ({reason_without_path(error)}): set SUBQUAD_HOME to a folder to write to"
         ) from None
     try:
         yield
@@ -103,7 +102,7 @@ def unpack(archive: Path) -> Path:
         try:
             return _inner(_current(archive, folder))
         except OSError as error:
-            raise SubquadError(f"can't unpack {archive} into {folder.parent}: {reason_of(error)}") from None
+            raise SubquadError(f"can't unpack {archive} into {folder.parent}: {reason_without_path(error)}") from None
 
 
 def _current(archive: Path, folder: Path) -> Path:

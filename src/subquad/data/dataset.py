@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from subquad.data.decoding import BrokenImageError, DataError, read_image, reason_of
-from subquad.errors import SubquadError
+from subquad.data.decoding import BrokenImageError, DataError, read_image
+from subquad.errors import SubquadError, reason_without_path
 
 __all__ = ["BrokenImageError", "DataError", "ImageDataset", "PictureDataset", "Source", "read_image"]
 
@@ -150,7 +150,7 @@ class ImageDataset(PictureDataset):
             file = self._reader[index][0]
         except Exception as error:
             # of a damaged row of a table, libraries raise anything
-            raise BrokenImageError(reason_of(error)) from None
+            raise BrokenImageError(reason_without_path(error)) from None
         return read_image(file)
 
     def path(self, index: int) -> str:

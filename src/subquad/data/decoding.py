@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_without_path
 
 # Pillow's remarks about odd headers would stand between our own lines
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -61,7 +61,7 @@ def read_image(file: Path | BinaryIO | Image.Image) -> Image.Image:
             return _as_rgb(image)
     except Exception as error:
         # of a damaged or hostile file Pillow raises anything, down to MemoryError
-        raise BrokenImageError(reason_of(error)) from None
+        raise BrokenImageError(reason_without_path(error)) from None
 
 
 def read_named_image(path: Path) -> Image.Image:
@@ -87,16 +87,8 @@ def read_label_map(path: Path) -> NDArray[Any]:
                 raise SubquadError("it is a JPEG, whose compression changes class numbers: write it as PNG")
             values = np.asarray(image)
     except Exception as error:
-        raise DataError(f"annotation {path} can't be read: {reason_of(error)}") from None
+        raise DataError(f"annotation {path} can't be read: {reason_without_path(error)}") from None
     return values.astype(np.uint8) if values.dtype == bool else values
-
-
-def reason_of(error: Exception) -> str:
-    """Say in one line what a library's exception complains of."""
-    if isinstance(error, OSError) and error.strerror:
-        # without the path, which our own lines name
-        return error.strerror
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _opened(file: Path | BinaryIO) -> BinaryIO:

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from subquad.data.archives import data_home, locked
-from subquad.data.decoding import reason_of
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError, reason_without_path, unknown_name
 from subquad.writing import replacing
 
 Arrays = dict[str, NDArray[Any]]
@@ -31,7 +30,7 @@ def kept(name: str, make: Callable[[], Arrays], *, count: int) -> Arrays:
                 with replacing(path) as aside, aside.open("wb") as file:
                     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             except OSError as error:
-                raise SubquadError(f"can't write {path}: {reason_of(error)}") from None
+                raise SubquadError(f"can't write {path}: {reason_without_path(error)}") from None
     return arrays
 
 

@@ -11,10 +11,10 @@ from timm.data import create_dataset
 
 from subquad.data.archives import data_home, locked
 from subquad.data.dataset import Source
-from subquad.data.decoding import BrokenImageError, reason_of
+from subquad.data.decoding import BrokenImageError
 from subquad.data.folders import LAYOUT, SPLITS
 from subquad.data.sampling import hold_out
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError, reason_without_path, unknown_name
 
 TORCH = ("cifar10", "cifar100", "fashion_mnist", "kmnist", "mnist")
 """torchvision's data sets that timm creates and that download themselves."""
@@ -67,7 +67,7 @@ def read_torch(name: str, split: str, root: Path | None) -> Source:
     except Exception as error:
         # offline, a full disk, a damaged file: torchvision has no exceptions of its own
         raise SubquadError(
-            f"can't download {name} into {root} ({reason_of(error)}): give data_dir a folder with {LAYOUT}, "
+            f"can't download {name} into {root} ({reason_without_path(error)}): give data_dir a folder with {LAYOUT}, "
             "or an archive of one"
         ) from None
     labels = [int(label) for label in images.targets]
@@ -109,7 +109,7 @@ def read_hub(name: str, split: str, cache: Path | None) -> Source:
         parts = datasets.load_dataset(name, cache_dir=str(cache) if cache else None)
     except Exception as error:
         # each of the many formats has exceptions of its own
-        raise SubquadError(f"can't load hfds/{name}: {reason_of(error)}") from None
+        raise SubquadError(f"can't load hfds/{name}: {reason_without_path(error)}") from None
     candidates = [part for part in SPLITS[split] if part in parts]
     if not candidates and "train" not in parts:
         raise SubquadError(f"hfds/{name} has no images for {split}, only the splits {', '.join(parts)}")
@@ -124,7 +124,7 @@ def read_hub(name: str, split: str, cache: Path | None) -> Source:
         labels = list(rows[classes[0]])
         reader = _Rows(rows.cast_column(images[0], datasets.Image(decode=False)), images[0], labels, f"hfds/{name}")
     except Exception as error:
-        raise SubquadError(f"can't read the rows of hfds/{name}: {reason_of(error)}") from None
+        raise SubquadError(f"can't read the rows of hfds/{name}: {reason_without_path(error)}") from None
     source = Source(reader, names, labels)
     source.check(f"hfds/{name}")
     if any(held in parts for held in SPLITS["validation"]):

@@ -23,11 +23,11 @@ from subquad.data import listops, pathfinder
 from subquad.data.archives import is_archive, unpack
 from subquad.data.catalogue import load_dataset
 from subquad.data.dataset import ImageDataset
-from subquad.data.decoding import DataError, reason_of
+from subquad.data.decoding import DataError
 from subquad.data.generated import kept
 from subquad.data.sampling import hold_out, thin_out
 from subquad.data.walking import find_path, is_regular_file
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError, reason_without_path, unknown_name
 
 Read = Callable[[int], Sequence[NDArray[Any]]]
 """From a place: its sequence, or the two of a pair."""
@@ -189,7 +189,7 @@ def _read_review(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"review {path} can't be read: {reason_of(error)}") from None
+        raise DataError(f"review {path} can't be read: {reason_without_path(error)}") from None
 
 
 def _retrieval(split: str, data_dir: Path | None) -> Source:
@@ -207,7 +207,7 @@ def _retrieval(split: str, data_dir: Path | None) -> Source:
                 labels.append(label)
                 texts.append(pair)
     except (OSError, csv.Error, UnicodeDecodeError) as error:
-        raise SubquadError(f"{file} can't be read behind line {len(labels)}: {reason_of(error)}") from None
+        raise SubquadError(f"{file} can't be read behind line {len(labels)}: {reason_without_path(error)}") from None
     if not labels:
         raise SubquadError(f"{file} is empty")
     return Source(lambda index: [_bytes(text) for text in texts[index]], np.asarray(labels), ("other", "same"))

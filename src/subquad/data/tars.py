@@ -16,8 +16,7 @@ from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
-from subquad.data.decoding import reason_of
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_without_path
 
 _CHUNK = 1 << 20
 _DECOMPRESSORS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\x00": lzma.open, b"BZh": bz2.open}
@@ -86,7 +85,7 @@ def read_tar(archive: Path, target: Path | None = None) -> TarContent:
         raise SubquadError(f"{archive} is not safe to unpack: {error}") from None
     except OSError as error:
         if error.errno is not None:
-            raise SubquadError(f"can't unpack {archive}: {reason_of(error)}") from None
+            raise SubquadError(f"can't unpack {archive}: {reason_without_path(error)}") from None
         raise _damaged(archive, error) from None
     except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, ValueError, ArithmeticError, LookupError) as error:
         raise _damaged(archive, error) from None
@@ -138,4 +137,4 @@ def _without_time(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
 
 
 def _damaged(archive: Path, error: Exception) -> SubquadError:
-    return SubquadError(f"{archive} is damaged or no archive: {reason_of(error)}")
+    return SubquadError(f"{archive} is damaged or no archive: {reason_without_path(error)}")

@@ -9,8 +9,7 @@ from typing import Any
 
 from timm.data.readers.img_extensions import get_img_extensions
 
-from subquad.data.decoding import reason_of
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_without_path
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -47,7 +46,7 @@ def walk_files(folder: Path) -> Iterator[str]:
             with os.scandir(name) as scanned:
                 entries = sorted((entry for entry in scanned if not is_hidden(entry.name)), key=lambda e: e.name)
         except OSError as error:
-            raise SubquadError(f"can't read the folder {name}: {reason_of(error)}") from None
+            raise SubquadError(f"can't read the folder {name}: {reason_without_path(error)}") from None
         for entry in entries:
             if not _is_folder(entry):
                 yield entry.path
@@ -69,7 +68,7 @@ def subfolders(folder: Path) -> list[Path]:
     try:
         return [path for path in folder.iterdir() if not is_hidden(path.name) and path.is_dir()]
     except OSError as error:
-        raise SubquadError(f"can't read the folder {folder}: {reason_of(error)}") from None
+        raise SubquadError(f"can't read the folder {folder}: {reason_without_path(error)}") from None
 
 
 def find_path(name: Path | str) -> Path:
@@ -82,7 +81,7 @@ def find_path(name: Path | str) -> Path:
         path = Path(name).expanduser()
         path.exists()
     except (OSError, RuntimeError, ValueError) as error:
-        raise SubquadError(f"there is no file or folder {str(name)[:100]}: {reason_of(error)}") from None
+        raise SubquadError(f"there is no file or folder {str(name)[:100]}: {reason_without_path(error)}") from None
     return path
 
 

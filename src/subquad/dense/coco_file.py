@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
-from subquad.data.decoding import reason_of
-from subquad.errors import SubquadError, shown
+from subquad.errors import SubquadError, reason_without_path, shown
 
 MOST_PIXELS = 1_000_000
 """What no coordinate of a picture comes near."""
@@ -63,11 +62,11 @@ def _parsed(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique, parse_constant=refused)
     except OSError as error:
-        raise SubquadError(f"{file} can't be read: {reason_of(error)}") from None
+        raise SubquadError(f"{file} can't be read: {reason_without_path(error)}") from None
     except RecursionError:
         raise SubquadError(f"{file} is not JSON of annotations: it is nested too deeply") from None
     except ValueError as error:
-        raise SubquadError(f"{file} is not JSON: {reason_of(error)}") from None
+        raise SubquadError(f"{file} is not JSON: {reason_without_path(error)}") from None
 
 
 def _is_number(value: Any) -> bool:

@@ -15,10 +15,10 @@ from PIL import Image
 
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
-from subquad.data.decoding import DataError, read_image, reason_of
+from subquad.data.decoding import DataError, read_image
 from subquad.data.walking import find_path, is_regular_file
 from subquad.dense.coco_file import CocoFile, Entry, read_coco
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError, reason_without_path, unknown_name
 
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 Target = dict[str, Any]
@@ -157,7 +157,7 @@ def decode_mask(annotation: dict[str, Any], height: int, width: int) -> NDArray[
         coded = coding.frPyObjects(shape, height, width)
         return coding.decode(coding.merge(coded) if isinstance(coded, list) else coded)
     except (TypeError, ValueError, RuntimeError, LookupError, MemoryError) as error:
-        raise DataError(f"the mask of annotation {number} can't be read: {reason_of(error)}") from None
+        raise DataError(f"the mask of annotation {number} can't be read: {reason_without_path(error)}") from None
 
 
 def load_objects(

@@ -16,9 +16,9 @@ from PIL import Image
 
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
-from subquad.data.decoding import DataError, read_image, read_label_map, reason_of
+from subquad.data.decoding import DataError, read_image, read_label_map
 from subquad.data.walking import find_path, is_hidden, is_regular_file
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError, reason_without_path, unknown_name
 
 VOID = 255
 SPLITS = {"train": "training", "validation": "validation", "test": "testing"}
@@ -113,7 +113,7 @@ def _pairs(images: Path, annotations: Path) -> list[tuple[Path, Path]]:
     try:
         files = sorted(file for file in images.iterdir() if file.suffix.lower() in IMAGES and not is_hidden(file.name))
     except OSError as error:
-        raise SubquadError(f"can't read the folder {images}: {reason_of(error)}") from None
+        raise SubquadError(f"can't read the folder {images}: {reason_without_path(error)}") from None
     pairs = [(file, annotations / f"{file.stem}.png") for file in files]
     missing = [file.name for file, labels in pairs if not is_regular_file(labels)]
     if missing:
@@ -147,7 +147,7 @@ def read_class_names(file: Path) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise SubquadError(f"{file} can't be read: {reason_of(error)}") from None
+        raise SubquadError(f"{file} can't be read: {reason_without_path(error)}") from None
     rows = ([cell.strip() for cell in line.split("\t") if cell.strip()] for line in lines)
     named = [(cells[0], cells[-1].split(",")[0]) for cells in rows if len(cells) > 1 and cells[0].isdecimal()]
     names = dict(named)

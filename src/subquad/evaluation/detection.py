@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from subquad.data.decoding import reason_of
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_without_path
 from subquad.evaluation.accuracy import evaluating
 
 MEASURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
@@ -88,7 +87,7 @@ def _evaluated(
             judge.run()
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             # of masks that are cut short, as is seen only when they are decoded
-            raise SubquadError(f"the annotations can't be judged by: {reason_of(error)}") from None
+            raise SubquadError(f"the annotations can't be judged by: {reason_without_path(error)}") from None
     values = {name: _percent(value) for name, value in zip(MEASURES, judge.stats, strict=False)}
     # precision by threshold, recall, class, area, number of detections; -1 where there are no objects
     precision = np.asarray(judge.eval["precision"])[:, :, :, 0, -1]

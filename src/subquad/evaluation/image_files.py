@@ -7,9 +7,8 @@ from pathlib import Path
 from PIL import Image
 
 from subquad.data import BrokenImageError, find_images, read_image
-from subquad.data.decoding import reason_of
 from subquad.data.walking import find_path
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_without_path
 from subquad.writing import replacing
 
 _LONGEST_NAME = 200
@@ -113,7 +112,7 @@ def save_picture(picture: Image.Image, path: Path) -> None:
         with replacing(path) as aside:
             picture.save(aside, "PNG")
     except OSError as error:
-        raise SubquadError(f"can't write {path}: {reason_of(error)}") from None
+        raise SubquadError(f"can't write {path}: {reason_without_path(error)}") from None
 
 
 def _rooted(paths: Iterable[Path | str]) -> Iterator[tuple[Path | None, Path]]:
