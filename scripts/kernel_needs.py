@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from subquad.kernels.triton import inline_kernels, linear_calls, maps_calls
+from subquad.kernels.triton.offline import needs_of
 from subquad.text import columns
-from subquad.triton import inline, linear, maps
-from subquad.triton.offline import needs_of
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -25,18 +25,18 @@ def calls(
     agents, landmarks, power = torch.randn(b, h, few, d, dtype=dtype), torch.randn(b, h, few, d), torch.ones(h, 1, d)
     bias, places = torch.randn(h, few, n), torch.randn(h, n, d)
     return {
-        "linear": lambda: linear.linear_attention(q, k, v, "relu", 1e-6),
-        "linear backward": lambda: linear.linear_attention_gradient(grad, q, k, v, "relu", 1e-6),
-        "inline": lambda: inline.inline_attention(q, k, v),
-        "inline backward": lambda: inline.inline_attention_gradient(grad, q, k, v),
-        "pola": lambda: linear.polar_attention(q, k, v, power, power, places, 1e-6),
-        "pola backward": lambda: linear.polar_attention_gradient(grad, q, k, v, power, power, places, 1e-6),
-        "agent": lambda: maps.agent_attention(q, agents, k, v, [bias], [bias]),
-        "agent backward": lambda: maps.agent_attention_gradient(grad, q, agents, k, v, bias, bias),
-        "soft gather": lambda: maps.gaussian_gather(k, landmarks, v, 0.5),
-        "soft gather backward": lambda: maps.gaussian_gather_gradient(landmarks, k, landmarks, v, 0.5),
-        "soft spread": lambda: maps.gaussian_spread(k, landmarks, landmarks, 0.5),
-        "soft spread backward": lambda: maps.gaussian_spread_gradient(grad, k, landmarks, landmarks, 0.5),
+        "linear": lambda: linear_calls.linear_attention(q, k, v, "relu", 1e-6),
+        "linear backward": lambda: linear_calls.linear_attention_gradient(grad, q, k, v, "relu", 1e-6),
+        "inline": lambda: inline_kernels.inline_attention(q, k, v),
+        "inline backward": lambda: inline_kernels.inline_attention_gradient(grad, q, k, v),
+        "pola": lambda: linear_calls.polar_attention(q, k, v, power, power, places, 1e-6),
+        "pola backward": lambda: linear_calls.polar_attention_gradient(grad, q, k, v, power, power, places, 1e-6),
+        "agent": lambda: maps_calls.agent_attention(q, agents, k, v, [bias], [bias]),
+        "agent backward": lambda: maps_calls.agent_attention_gradient(grad, q, agents, k, v, bias, bias),
+        "soft gather": lambda: maps_calls.gaussian_gather(k, landmarks, v, 0.5),
+        "soft gather backward": lambda: maps_calls.gaussian_gather_gradient(landmarks, k, landmarks, v, 0.5),
+        "soft spread": lambda: maps_calls.gaussian_spread(k, landmarks, landmarks, 0.5),
+        "soft spread backward": lambda: maps_calls.gaussian_spread_gradient(grad, k, landmarks, landmarks, 0.5),
     }
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import subquad
 from subquad.models import NETWORKS
-from subquad.models.catalogue import pattern_of
+from subquad.models.listing import pattern_of
 from subquad.models.networks import SOURCES
 from subquad.training.cost import count_macs, count_parameters
 

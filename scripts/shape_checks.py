@@ -5,7 +5,7 @@ import timeit
 import torch
 
 from subquad.ops import OPERATIONS, linear_attention
-from subquad.ops.linear import SHAPES
+from subquad.ops.linear_formula import SHAPES
 
 CALLS = 20_000
 

@@ -13,9 +13,9 @@ from subquad.analysis import (
     newton_convergence,
     nystrom_error,
 )
-from subquad.ops.gaussian import gaussian_kernel
+from subquad.ops.soft_formula import gaussian_kernel
 from subquad.report.charts import Axis, Series
-from subquad.report.pictures import save_lines
+from subquad.report.standalone_charts import save_lines
 
 Points = dict[str, list[tuple[float, float]]]
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import subquad
 from subquad.analysis import attention_weights
-from subquad.analysis.looking import looking
+from subquad.analysis.small_maps import looking
 from subquad.cli import main
 
 

@@ -14,7 +14,7 @@ from subquad.analysis import (
     nystrom_error,
     usual_alpha,
 )
-from subquad.ops.gaussian import gaussian_kernel, newton_inverse
+from subquad.ops.soft_formula import gaussian_kernel, newton_inverse
 
 
 def gram_of(count, width, seed=0, spread=1.0):

@@ -6,8 +6,8 @@ from torch.testing import assert_close
 
 from subquad import ATTENTION, TokenGrid
 from subquad.analysis import ALL_MEASURES, LayerAttention, uniform_weights
-from subquad.analysis.of_layers import feature_rank
-from subquad.ops.gaussian import gaussian_kernel
+from subquad.analysis.layer_quantities import feature_rank
+from subquad.ops.soft_formula import gaussian_kernel
 
 GRID = TokenGrid(4, 5)
 

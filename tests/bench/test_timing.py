@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from subquad.bench import ScalingRow, blocks, crossover, floors, measure_blocks, measure_networks, measure_scaling
-from subquad.bench import networks as networks_module
 from subquad.bench import scaling as scaling_module
-from subquad.bench.networks import NetworkRow, faster_from
-from subquad.bench.pipelines import _summary
+from subquad.bench import whole_networks as networks_module
+from subquad.bench.pipeline_costs import _summary
 from subquad.bench.scaling import interleaved_ms, last_descent
+from subquad.bench.whole_networks import NetworkRow, faster_from
 from subquad.diffusion.folder import ImageRow
 
 CPU = torch.device("cpu")

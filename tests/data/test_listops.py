@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from subquad import SubquadError
-from subquad.data import listops
+from subquad.data.synthetic import listops
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "listops_eval.json").read_text())["rows"]
 

@@ -34,7 +34,7 @@ def test_a_failed_download_says_what_to_give_instead(monkeypatch, name):
     def refuse(*args, **settings):
         raise OSError("no route\nto host")
 
-    monkeypatch.setattr("subquad.data.named.create_dataset", refuse)
+    monkeypatch.setattr("subquad.data.named_sets.create_dataset", refuse)
     with pytest.raises(SubquadError, match=r"can't download cifar10 .*no route to host.*train/<class>/.*val/<class>/"):
         load_dataset(name, split="train")
 
@@ -48,7 +48,9 @@ def test_the_files_of_torchvision_are_read(monkeypatch, home):
 
     asked = {}
     monkeypatch.setattr(
-        "subquad.data.named.create_dataset", lambda name, **settings: asked.update(settings, name=name) or Pictures()
+        "subquad.data.named_sets.create_dataset",
+        lambda name, **settings: asked.update(settings, name=name) or Pictures(),
+        lambda name, **settings: asked.update(settings, name=name) or Pictures(),
     )
     images = load_dataset("torch/mnist", split="validation")
     assert asked == {"name": "torch/mnist", "root": str(home / "data"), "split": "validation", "download": True}

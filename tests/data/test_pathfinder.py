@@ -7,7 +7,8 @@ import pytest
 from scipy import ndimage
 
 from subquad import SubquadError
-from subquad.data import load_dataset, pathfinder, same_different
+from subquad.data import load_dataset
+from subquad.data.synthetic import pathfinder, same_different
 
 # of 60 released images each: dashes, share of zero pixels, share above 64, mean
 RELEASED = [(6, 0.77, 0.08, 13), (9, 0.73, 0.09, 16), (14, 0.66, 0.12, 20)]

@@ -14,7 +14,7 @@ from subquad import SubquadError
 from subquad.bench import METHODS, images_table, make_images
 from subquad.cli import main
 from subquad.diffusion.folder import difference_of
-from subquad.diffusion.images import Sampling, load_pipeline, make_image
+from subquad.diffusion.pipelines import Sampling, load_pipeline, make_image
 
 SMALL = Sampling(steps=2, height=32, width=24)
 ALL = {name: {} for name in METHODS}
@@ -57,7 +57,7 @@ def test_what_is_there_is_not_made_again(pipe, tmp_path, monkeypatch):
         made.append(given[1])
         return make_image(*given)
 
-    monkeypatch.setattr("subquad.bench.pipelines.make_image", counted)
+    monkeypatch.setattr("subquad.bench.pipeline_costs.make_image", counted)
     settings = {"methods": {"softmax": {}, "agent": {}}, "sampling": SMALL, "memory": False}
     first, _ = make_images(pipe, ["a"], tmp_path / "x", **settings)
     (tmp_path / "x" / first[1].file).unlink()

@@ -11,7 +11,7 @@ from torch import nn
 
 from subquad import SubquadError, create_model
 from subquad.data import InputConfig
-from subquad.data.listops import Sequences
+from subquad.data.synthetic.listops import Sequences
 from subquad.dense.scene_transforms import SceneInput
 from subquad.evaluation import arena, detection, judge_detector, judge_segmenter, objects, predict_scenes
 from subquad.evaluation.accuracy import EvalSums

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from subquad.evaluation import looked_at
+from subquad.evaluation import networks_to_analyze
 
 
 @pytest.mark.parametrize(("task", "own"), [("segment", (32, 48)), ("detect", (512, 300))])
@@ -16,16 +16,16 @@ def test_backbones_are_looked_into_at_the_size_that_is_asked_for(task, own, monk
     pyramid = nn.Identity()
     pyramid.backbone = SimpleNamespace(img_size=(800, 300))
     network = SimpleNamespace(pyramid=pyramid, creation=norm)
-    monkeypatch.setattr(looked_at, "_task_of", lambda source: task)
-    monkeypatch.setattr(looked_at, "restore_dense", lambda *_: (network, {"input": note}))
-    assert looked_at.load_looked_at("run").input.img_size == own
-    assert looked_at.load_looked_at("run", img_size=64).input.img_size == (64, 64)
+    monkeypatch.setattr(networks_to_analyze, "_task_of", lambda source: task)
+    monkeypatch.setattr(networks_to_analyze, "restore_dense", lambda *_: (network, {"input": note}))
+    assert networks_to_analyze.load_looked_at("run").input.img_size == own
+    assert networks_to_analyze.load_looked_at("run", img_size=64).input.img_size == (64, 64)
 
 
 def test_a_network_of_timm_has_as_many_classes_as_the_file(tmp_path):
     import timm
 
-    from subquad.evaluation.foreign import load_timm
+    from subquad.evaluation.timm_classifiers import load_timm
 
     made = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32, depth=1)
     asked = {}

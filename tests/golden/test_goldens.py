@@ -12,8 +12,8 @@ from made_weights import make_input, make_state_dict
 import subquad
 from subquad import ATTENTION, TokenGrid
 from subquad.models.layers import SelfAttention
-from subquad.models.released import our_name
-from subquad.ops import gaussian, gaussian_kernel, newton_inverse
+from subquad.ops import gaussian_kernel, newton_inverse, soft_formula
+from subquad.weights.released import our_name
 
 
 def golden(name):
@@ -182,7 +182,7 @@ def alpha_of_the_batch(gram):
 def test_normalised_soft_attention_with_one_alpha_for_the_batch_is_the_released_layer(monkeypatch):
     record = golden("soft_mod_norm_attention_r2")
     layer, grid = soft_norm_layer(record)
-    monkeypatch.setattr(gaussian, "halved_alpha", alpha_of_the_batch)
+    monkeypatch.setattr(soft_formula, "halved_alpha", alpha_of_the_batch)
     assert_as_recorded(layer(make_input(record["input_shape"]), grid=grid), record["outputs"]["out"])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from subquad.triton import INTERPRETED
+from subquad.kernels.triton import INTERPRETED
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 pytest.importorskip("triton")
@@ -15,7 +15,7 @@ if INTERPRETED:
 
 import kernel_needs
 
-from subquad.triton.offline import needs_of
+from subquad.kernels.triton.offline import needs_of
 
 CALLS = list(kernel_needs.calls(16, torch.float32))
 

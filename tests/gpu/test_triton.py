@@ -11,10 +11,10 @@ import torch
 from mechanisms import inputs_of
 from torch.utils.flop_counter import FlopCounterMode
 
-from subquad import ATTENTION, SubquadError, TokenGrid, operators, ops
-from subquad.backends import kernel_for, unavailable, use_backend
+from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
+from subquad.kernels.choosing import kernel_for, unavailable, use_backend
+from subquad.kernels.triton import INTERPRETED, launch
 from subquad.models.create import settings_of
-from subquad.triton import INTERPRETED, launch
 
 
 def release(package):
@@ -220,8 +220,8 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
 
 def test_auto_takes_them_for_cuda_tensors():
     (q,) = projected(1, 2, 9, 16, 1)
-    assert kernel_for(operators.linear_attention, q) == ("triton" if q.is_cuda else None)
-    assert kernel_for(operators.linear_attention, q.double()) is None
+    assert kernel_for(kernels.linear_attention, q) == ("triton" if q.is_cuda else None)
+    assert kernel_for(kernels.linear_attention, q.double()) is None
 
 
 def test_operations_are_operators_of_torch():
@@ -229,21 +229,21 @@ def test_operations_are_operators_of_torch():
     few, power = torch.randn(1, 2, 4, 16, device=DEVICE), torch.full((2, 1, 16), 2.0, device=DEVICE)
     bias = torch.randn(2, 4, 12, device=DEVICE)
     calls = {
-        operators.linear_attention: (q, k, v, "relu", 1e-6),
-        operators.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
-        operators.inline_attention: (q, k, v),
-        operators.inline_attention_gradient: (q, q, k, v),
-        operators.polar_attention: (q, k, v, power, None, bias.new_zeros(2, 12, 16), 1e-6),
-        operators.polar_attention_gradient: (q, q, k, v, power, power, None, 1e-6),
-        operators.agent_attention: (q, few, k, v, [bias], [bias]),
-        operators.agent_attention_gradient: (q, q, few, k, v, bias, bias),
-        operators.gaussian_gather: (q, few, v, 0.5),
-        operators.gaussian_gather_gradient: (few, q, few, v, 0.5),
-        operators.gaussian_spread: (q, few, few, 0.5),
-        operators.gaussian_spread_gradient: (q, q, few, few, 0.5),
+        kernels.linear_attention: (q, k, v, "relu", 1e-6),
+        kernels.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
+        kernels.inline_attention: (q, k, v),
+        kernels.inline_attention_gradient: (q, q, k, v),
+        kernels.polar_attention: (q, k, v, power, None, bias.new_zeros(2, 12, 16), 1e-6),
+        kernels.polar_attention_gradient: (q, q, k, v, power, power, None, 1e-6),
+        kernels.agent_attention: (q, few, k, v, [bias], [bias]),
+        kernels.agent_attention_gradient: (q, q, few, k, v, bias, bias),
+        kernels.gaussian_gather: (q, few, v, 0.5),
+        kernels.gaussian_gather_gradient: (few, q, few, v, 0.5),
+        kernels.gaussian_spread: (q, few, few, 0.5),
+        kernels.gaussian_spread_gradient: (q, q, few, few, 0.5),
     }
-    ours = {name for name, backends in operators.declaring.IMPLEMENTED.items() if "triton" in backends}
-    assert ours == {operators.name_of(operator) for operator in calls}
+    ours = {name for name, backends in kernels.declaring.IMPLEMENTED.items() if "triton" in backends}
+    assert ours == {kernels.name_of(operator) for operator in calls}
     for operator, arguments in calls.items():
         arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
         torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -9,7 +9,8 @@ import pytest
 from weight_grammar import Grammar
 
 from subquad.errors import SubquadError
-from subquad.models import read_weights, torch_files
+from subquad.models import read_weights
+from subquad.weights import torch_files
 
 
 def refused(path, match, read=read_weights):

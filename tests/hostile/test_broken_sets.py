@@ -8,10 +8,11 @@ import pytest
 from PIL import Image
 
 from subquad import SubquadError
-from subquad.data import listops, load_dataset
-from subquad.data.drawn import DRAWN
-from subquad.data.generated import kept
+from subquad.data import load_dataset
 from subquad.data.sequences import SEQUENCES, load_sequences
+from subquad.data.synthetic import listops
+from subquad.data.synthetic.generation import kept
+from subquad.data.synthetic.long_distances import DRAWN
 
 WRONG = [-1, 2.5, "many", True, float("nan"), [1]]
 # what is drawn alone, by what loads it, and its settings

@@ -8,8 +8,9 @@ import torch
 from mechanisms import build, inputs_of
 from torch.testing import assert_close
 
-from subquad import ATTENTION, SubquadError, TokenGrid, backends, operators, ops
-from subquad.backends import use_backend
+from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
+from subquad.kernels import choosing
+from subquad.kernels.choosing import use_backend
 from subquad.ops import OPERATIONS
 
 GRID = TokenGrid(3, 4)
@@ -162,11 +163,11 @@ def test_wrong_shapes_are_refused_in_one_line_by_all_backends_alike(name, argume
     assert refused
 
 
-@pytest.mark.parametrize("name", operators.declaring.SHAPES)
+@pytest.mark.parametrize("name", kernels.declaring.SHAPES)
 def test_no_operator_runs_on_wrong_shapes_though_called_by_itself(name):
     """Behind the checks of the operations stand those of the kernels: what does not fit ends in an exception."""
-    operator, shapes = getattr(operators, name), operators.declaring.SHAPES[name]
-    if not operators.has_kernel(operator, "native") or backends.unavailable("native"):
+    operator, shapes = getattr(kernels, name), kernels.declaring.SHAPES[name]
+    if not kernels.has_kernel(operator, "native") or choosing.unavailable("native"):
         pytest.skip("no kernel for this machine")
     letters = LETTERS | {"m": 12}
     right = right_shapes(shapes, letters)

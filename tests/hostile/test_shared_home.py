@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from subquad.native import library
+from subquad.kernels.cpu import library
 
 pytestmark = pytest.mark.skipif(library.missing() is not None, reason=f"no kernels: {library.missing()}")
 

@@ -31,8 +31,8 @@ from subquad.models import (
     restoring,
     save_weights,
 )
-from subquad.models.notes import KINDS, NEVER_WRITTEN, settings_of
 from subquad.models.sequence import SequenceClassifier, create_sequence_model
+from subquad.weights.notes import KINDS, NEVER_WRITTEN, settings_of
 
 INPUT = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "squash"}
 SCENES = {"crop": [64, 64], "short_side": None, "mean": [0.5] * 3, "std": [0.5] * 3}

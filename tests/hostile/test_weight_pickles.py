@@ -13,7 +13,8 @@ from made_files import in_a_row, pushing, refused, state, tensor, zipped
 from watching import Watch, try_file, working_in
 from weight_grammar import BOMBS, Grammar, Maker
 
-from subquad.models import pickles, read_weights
+from subquad.models import read_weights
+from subquad.weights import pickles
 
 
 @pytest.fixture(scope="module")

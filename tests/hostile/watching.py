@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from subquad.errors import SubquadError
-from subquad.models import files, pickles, read_weights, restore_model, stand_ins, stored, torch_files
+from subquad.models import read_weights, restore_model
+from subquad.weights import files, pickles, stand_ins, stored, torch_files
 
 HARMLESS = (
     "object.__getattr__",

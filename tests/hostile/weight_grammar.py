@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 import subquad
-from subquad.models import notes, save_weights, stored, torch_files
+from subquad.models import save_weights
+from subquad.weights import notes, stored, torch_files
 
 NAMES = [
     *(f"{module} {name}" for module, name in stored.MAKERS),
@@ -24,7 +25,7 @@ NAMES = [
     *("torch.nn.modules.module Module", "torch.serialization load", "torch.jit load", "torch.hub load"),
     *("builtins exec", "builtins eval", "builtins getattr", "builtins open", "__builtin__ setattr", "posix system"),
     *("os remove", "subprocess Popen", "copyreg _reconstructor", "copyreg add_extension", "copy_reg __newobj__"),
-    *("subquad.models.pickles UNREAD", "subquad.models.stored MAKERS", "pathlib Path", "_codecs encode", "x y", " "),
+    *("subquad.weights.pickles UNREAD", "subquad.weights.stored MAKERS", "pathlib Path", "_codecs encode", "x y", " "),
 ]
 ATTRIBUTES = ["__name__", "dump_patches", "__class__", "__dict__", "__setstate__", "__code__", "MAKERS", "a.weight", ""]
 SIMPLE = [getattr(pickle, name) for name in ("NONE", "NEWTRUE", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET")]

@@ -14,9 +14,9 @@ from made_weights import make_state_dict
 import subquad
 from subquad import SubquadError
 from subquad.models import HOSTS, NETWORKS, VARIANTS
-from subquad.models.fitting import adapt
 from subquad.models.networks import PUBLISHED
 from subquad.training import load_recipe
+from subquad.weights.fitting import adapt
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FAMILIES = {"agent": (18, "deit pvt swin cswin"), "inline": (15, "deit pvt swin cswin"), "pola": (8, "pvt swin")}

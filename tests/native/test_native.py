@@ -12,10 +12,11 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 import subquad
-from subquad import ATTENTION, SubquadError, TokenGrid, backends, operators, ops
-from subquad.backends import kernel_for, unavailable, use_backend
+from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
+from subquad.kernels import choosing
+from subquad.kernels.choosing import kernel_for, unavailable, use_backend
+from subquad.kernels.cpu import library
 from subquad.models.create import settings_of
-from subquad.native import library
 from subquad.positions import BiasTables
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
@@ -206,10 +207,10 @@ def test_gradients_of_the_local_branch(grid, kernel_size, own):
 def gradient_kernels(monkeypatch):
     """The names of the gradient operators that are really run."""
     called = []
-    for name in operators.declaring.IMPLEMENTED:
+    for name in kernels.declaring.IMPLEMENTED:
         if name.endswith("_gradient"):
-            packet = getattr(operators, name)
-            monkeypatch.setattr(operators, name, lambda *x, packet=packet: called.append(packet.__name__) or packet(*x))
+            packet = getattr(kernels, name)
+            monkeypatch.setattr(kernels, name, lambda *x, packet=packet: called.append(packet.__name__) or packet(*x))
     return called
 
 
@@ -231,7 +232,7 @@ GRADIENT_CALLS = {
     "name",
     sorted(
         name
-        for name, backends in operators.declaring.IMPLEMENTED.items()
+        for name, backends in kernels.declaring.IMPLEMENTED.items()
         if name.endswith("_gradient") and "native" in backends
     ),
 )
@@ -320,7 +321,7 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
 
 def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypatch):
     (q,) = projected(1, 2, 9, 16)
-    linear, polar = operators.linear_attention, operators.polar_attention
+    linear, polar = kernels.linear_attention, kernels.polar_attention
     assert kernel_for(linear, q) == "native"
     assert kernel_for(linear, q.double()) is None and kernel_for(linear, q, cannot="reason") is None
     learned = q.clone().requires_grad_()
@@ -329,7 +330,7 @@ def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypa
         assert kernel_for(polar, learned) == "native"
     with use_backend("eager"):
         assert kernel_for(linear, q) is None and kernel_for(linear, q, backend="native") == "native"
-    monkeypatch.setattr(backends, "_asked", "eager")
+    monkeypatch.setattr(choosing, "_asked", "eager")
     assert kernel_for(linear, q) is None
     monkeypatch.undo()
     seen = []
@@ -339,8 +340,8 @@ def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypa
 
 def test_what_a_backend_has_no_kernel_for_is_eager_unless_that_very_call_asks(monkeypatch):
     q, k, v = projected(1, 2, 9, 16, count=3)
-    monkeypatch.delitem(operators.declaring.IMPLEMENTED, "inline_attention")
-    monkeypatch.setitem(operators.declaring.IMPLEMENTED, "inline_attention", {"triton"})
+    monkeypatch.delitem(kernels.declaring.IMPLEMENTED, "inline_attention")
+    monkeypatch.setitem(kernels.declaring.IMPLEMENTED, "inline_attention", {"triton"})
     expected = ops.inline_attention(q, k, v, backend="eager")
     with use_backend("native"):
         assert torch.equal(ops.inline_attention(q, k, v), expected)
@@ -380,26 +381,26 @@ def test_operations_are_operators_of_torch():
     bias = [torch.randn(2, 4, 12)]
     gram = torch.eye(4).expand(2, 4, 4)
     calls = {
-        operators.linear_attention: (q, k, v, "relu", 1e-6),
-        operators.inline_attention: (q, k, v),
-        operators.polar_attention: (q, k, v, power, None, None, 1e-6),
-        operators.agent_attention: (q, few, k, v, bias, bias),
-        operators.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
-        operators.inline_attention_gradient: (q, q, k, v),
-        operators.agent_attention_gradient: (q, q, few, k, v, bias[0], bias[0]),
-        operators.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
-        operators.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
-        operators.depthwise_gradient: (q, v, torch.randn(32, 3, 3), [3, 4]),
-        operators.pool: (q, [3, 4], [2, 2]),
-        operators.pool_gradient: (few, q, [3, 4], [2, 2]),
-        operators.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
-        operators.gaussian_gather: (q, few, v, 1.0),
-        operators.gaussian_spread: (q, few, few, 1.0),
-        operators.newton_inverse_gradient: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
-        operators.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
+        kernels.linear_attention: (q, k, v, "relu", 1e-6),
+        kernels.inline_attention: (q, k, v),
+        kernels.polar_attention: (q, k, v, power, None, None, 1e-6),
+        kernels.agent_attention: (q, few, k, v, bias, bias),
+        kernels.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
+        kernels.inline_attention_gradient: (q, q, k, v),
+        kernels.agent_attention_gradient: (q, q, few, k, v, bias[0], bias[0]),
+        kernels.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
+        kernels.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
+        kernels.depthwise_gradient: (q, v, torch.randn(32, 3, 3), [3, 4]),
+        kernels.pool: (q, [3, 4], [2, 2]),
+        kernels.pool_gradient: (few, q, [3, 4], [2, 2]),
+        kernels.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
+        kernels.gaussian_gather: (q, few, v, 1.0),
+        kernels.gaussian_spread: (q, few, few, 1.0),
+        kernels.newton_inverse_gradient: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
+        kernels.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
     }
-    ours = {name for name, backends in operators.declaring.IMPLEMENTED.items() if "native" in backends}
-    assert ours == {operators.name_of(operator) for operator in calls}
+    ours = {name for name, backends in kernels.declaring.IMPLEMENTED.items() if "native" in backends}
+    assert ours == {kernels.name_of(operator) for operator in calls}
     for operator, arguments in calls.items():
         torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
@@ -458,8 +459,8 @@ def test_nothing_is_held_after_a_step(name):
 @pytest.mark.slow
 def test_the_environment_says_what_holds_where_nothing_was_said():
     code = (
-        "import torch; from subquad import backends, operators; "
-        "print(backends.kernel_for(operators.pool, torch.ones(1, 1, 1, 1)))"
+        "import torch; from subquad import kernels; from subquad.kernels import choosing; "
+        "print(choosing.kernel_for(kernels.pool, torch.ones(1, 1, 1, 1)))"
     )
     run = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "SUBQUAD_BACKEND": "eager"}, capture_output=True, text=True

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from subquad import TokenGrid, ops
-from subquad.backends import use_backend
+from subquad.kernels.choosing import use_backend
 
 
 def heads(*shape, count=1):

@@ -19,7 +19,7 @@ from subquad.ops import (
     polar_weights,
     softmax_weights,
 )
-from subquad.ops.local import filter_map
+from subquad.ops.map_formulas import filter_map
 from subquad.positions import GridBias
 
 N, D = 11, 6
@@ -189,7 +189,7 @@ def test_filtering_a_map_is_a_convolution_with_each_images_kernel():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_agents_maps_written_out_are_the_fused_ones(masked, monkeypatch):
-    from subquad.ops import agent
+    from subquad.ops import agent_formula
 
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 3, 12, 4, dtype=torch.float64, generator=generator).requires_grad_()
@@ -197,6 +197,6 @@ def test_agents_maps_written_out_are_the_fused_ones(masked, monkeypatch):
     biases = torch.randn(3, 5, 12, dtype=torch.float64), torch.randn(3, 12, 5, dtype=torch.float64)
     padding = torch.arange(12).expand(2, -1) > torch.tensor([[8], [11]]) if masked else None
     idle = torch.tensor([[False] * 4 + [True], [False] * 5]) if masked else None
-    written_out = agent.agent_attention(q, agents, k, v, *biases, padding, idle)
-    monkeypatch.setattr(agent, "SMALL", 0)
-    torch.testing.assert_close(agent.agent_attention(q, agents, k, v, *biases, padding, idle), written_out)
+    written_out = agent_formula.agent_attention(q, agents, k, v, *biases, padding, idle)
+    monkeypatch.setattr(agent_formula, "SMALL", 0)
+    torch.testing.assert_close(agent_formula.agent_attention(q, agents, k, v, *biases, padding, idle), written_out)

@@ -7,7 +7,7 @@ import torch
 
 from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.ops import INVERSES, gaussian_attention, gaussian_kernel, gaussian_weights, newton_inverse
-from subquad.ops.gaussian import halved_alpha
+from subquad.ops.soft_formula import halved_alpha
 
 every_inverse = pytest.mark.parametrize("inverse", INVERSES)
 EYE = torch.eye(49, dtype=torch.float64)

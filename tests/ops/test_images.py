@@ -5,7 +5,7 @@ import torch
 from mechanisms import BATCH, build, inputs_of
 
 from subquad import ATTENTION, TokenGrid
-from subquad.ops import images
+from subquad.ops import image_by_image
 
 GRID = TokenGrid(4, 7)
 
@@ -27,7 +27,7 @@ def test_images_in_turn_are_images_at_once(name, padded, monkeypatch):
         return y, torch.autograd.grad(y.square().sum(), wanted)
 
     at_once = run()
-    monkeypatch.setattr(images, "LARGE", 1)
+    monkeypatch.setattr(image_by_image, "LARGE", 1)
     torch.testing.assert_close(run(), at_once)
 
 
@@ -38,7 +38,7 @@ def test_small_batches_and_single_images_run_at_once():
         seen.append(len(x))
         return x
 
-    images.by_image(note, torch.zeros(3, 10))
-    images.by_image(note, torch.zeros(1, images.LARGE))
-    images.by_image(note, torch.zeros(3, images.LARGE))
+    image_by_image.by_image(note, torch.zeros(3, 10))
+    image_by_image.by_image(note, torch.zeros(1, image_by_image.LARGE))
+    image_by_image.by_image(note, torch.zeros(3, image_by_image.LARGE))
     assert seen == [3, 1, 1, 1, 1]

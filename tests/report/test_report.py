@@ -12,9 +12,9 @@ from subquad import ATTENTION, SubquadError
 from subquad.analysis import attention_weights
 from subquad.bench import ScalingRow
 from subquad.report import find_runs, write_report
+from subquad.report.attention_maps import _whole_map_layers, attention_maps
 from subquad.report.charts import Axis, Series, line_chart, point_chart
-from subquad.report.maps import _whole_map_layers, attention_maps
-from subquad.report.runs import group_runs
+from subquad.report.run_records import group_runs
 
 
 class Strict(HTMLParser):

@@ -1,9 +1,7 @@
 """Looking inside: the explicit attention of a whole network, and what can be measured on it."""
 
-from subquad.analysis.attention import LayerAttention, attention_weights, visit_attention
-from subquad.analysis.confusion import confused_queries
-from subquad.analysis.injectivity import confused_by, tells_apart
-from subquad.analysis.kernels import (
+from subquad.analysis.explicit_attention import LayerAttention, attention_weights, visit_attention
+from subquad.analysis.gaussian_kernels import (
     Convergence,
     best_error,
     half_correlation,
@@ -12,9 +10,11 @@ from subquad.analysis.kernels import (
     nystrom_error,
     usual_alpha,
 )
+from subquad.analysis.indistinct_queries import confused_queries
+from subquad.analysis.injectivity import confused_by, tells_apart
 from subquad.analysis.maps import Diagonality, diagonality, drift, map_similarity, symmetry
 from subquad.analysis.measures import ALL_MEASURES, Measure
-from subquad.analysis.network import MeasureRow, measure_network
+from subquad.analysis.network_measures import MeasureRow, measure_network
 from subquad.analysis.removal import REMOVALS, Removal, removed_pairs, removing
 from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
 from subquad.analysis.spectra import Ranks, centred, ranks, token_similarity

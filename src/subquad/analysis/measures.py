@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from subquad.analysis.maps import diagonality, symmetry
-from subquad.analysis.of_layers import (
+from subquad.analysis.layer_quantities import (
     OfLayer,
     feature_rank,
     gate_correlation,
@@ -15,6 +14,7 @@ from subquad.analysis.of_layers import (
     on_map,
     power,
 )
+from subquad.analysis.maps import diagonality, symmetry
 from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
 from subquad.grid import TokenGrid
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.analysis.attention import (
+from subquad.analysis.explicit_attention import (
     NAMES,
     gives_weights,
     is_mechanism,

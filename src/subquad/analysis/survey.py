@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 from tqdm import tqdm
 
-from subquad.analysis.attention import LayerAttention, visit_attention
-from subquad.analysis.confusion import confused_queries
+from subquad.analysis.explicit_attention import LayerAttention, visit_attention
+from subquad.analysis.indistinct_queries import confused_queries
 from subquad.analysis.removal import Removal, removing
 from subquad.data import create_loader
 from subquad.errors import SubquadError

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
 from subquad.grid import TokenGrid
-from subquad.operators import Shapes
+from subquad.kernels import Shapes
 from subquad.ops import focused_attention, focused_weights
 from subquad.positions import PositionTable
 from subquad.ranges import AboveZero, Positive, checks_arguments

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
 from subquad.grid import TokenGrid
-from subquad.operators import Shapes
+from subquad.kernels import Shapes
 from subquad.ops import polar_attention, polar_weights
 from subquad.positions import PositionTable
 from subquad.ranges import NotNegative, Positive, checks_arguments

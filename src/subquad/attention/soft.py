@@ -12,7 +12,7 @@ from subquad.attention.bricks import LocalConv, head_dim
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.ops import INVERSES, convolve_windows, gaussian_attention, gaussian_weights
-from subquad.ops.local import fill_window
+from subquad.ops.map_formulas import fill_window
 from subquad.ops.padding import zero_padding
 from subquad.ranges import Positive, checks_arguments
 

@@ -22,7 +22,7 @@ from subquad.diffusion import (
     processor,
     remove_agent_attention,
 )
-from subquad.diffusion.networks import maps_of
+from subquad.diffusion.patchable_layers import maps_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.text import columns
 

@@ -86,7 +86,7 @@ def _measure(arguments: argparse.Namespace, trained: Any, name: str, found: Any)
     from tqdm import tqdm
 
     from subquad.analysis import ALL_MEASURES, measure_network
-    from subquad.analysis.looking import looking
+    from subquad.analysis.small_maps import looking
 
     pictures, inputs = _pictures(arguments, trained)
     batches = torch.stack(inputs).split(arguments.batch_size)

@@ -68,7 +68,7 @@ def run_diffuse(arguments: argparse.Namespace) -> None:
     import torch
 
     from subquad.bench import describe_device, dtype_of, images_table, make_images
-    from subquad.diffusion.images import Sampling, load_pipeline
+    from subquad.diffusion.pipelines import Sampling, load_pipeline
 
     methods = _methods(arguments)
     found = torch.accelerator.current_accelerator(check_available=True)

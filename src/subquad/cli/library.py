@@ -41,7 +41,7 @@ def run_convert(arguments: argparse.Namespace) -> None:
 
 def run_list(arguments: argparse.Namespace) -> None:
     """Print one listing or all of them."""
-    from subquad.models.catalogue import LISTINGS, listing
+    from subquad.models.listing import LISTINGS, listing
 
     wanted = LISTINGS if arguments.what is None else [arguments.what]
     wanted = ["backends", "operations"] if arguments.backends else wanted

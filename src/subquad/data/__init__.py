@@ -1,8 +1,8 @@
 """Images to train on and to judge by: data sets, folders and archives, what is done to them, and batches of them."""
 
-from subquad.data.catalogue import NAMES, load_dataset
 from subquad.data.dataset import BrokenImageError, ImageDataset, read_image
 from subquad.data.loader import create_loader
+from subquad.data.opening import NAMES, load_dataset
 from subquad.data.transforms import Augmentation, InputConfig, eval_transform, train_transform
 from subquad.data.walking import find_images
 

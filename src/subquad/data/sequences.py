@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from subquad.data import listops, pathfinder
 from subquad.data.archives import is_archive, unpack
-from subquad.data.catalogue import load_dataset
 from subquad.data.dataset import ImageDataset
 from subquad.data.decoding import DataError
-from subquad.data.generated import kept
+from subquad.data.opening import load_dataset
 from subquad.data.sampling import hold_out, thin_out
+from subquad.data.synthetic import listops, pathfinder
+from subquad.data.synthetic.generation import kept
 from subquad.data.walking import find_path, is_regular_file
 from subquad.errors import SubquadError, reason_without_path, unknown_name
 

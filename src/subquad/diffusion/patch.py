@@ -12,7 +12,15 @@ from typing import Any
 from torch import nn
 
 from subquad.diffusion.hooks import MergesMLP, SeesMap, SeesNoise, SeesTokens, UnmergesMLP, remove_hooks
-from subquad.diffusion.networks import SERVED, Map, check_replaceable, maps_of, network_of, outermost_of, position_of
+from subquad.diffusion.patchable_layers import (
+    SERVED,
+    Map,
+    check_replaceable,
+    maps_of,
+    network_of,
+    outermost_of,
+    position_of,
+)
 from subquad.diffusion.processor import MergedAttention, Shared
 from subquad.diffusion.settings import EARLY, LATE, SWITCH, Settings
 from subquad.errors import SubquadError

@@ -3,7 +3,7 @@
 from subquad.evaluation.accuracy import EvalResult, EvalSums, evaluate
 from subquad.evaluation.confusion import confused_pairs, confusion_text, save_confusion
 from subquad.evaluation.detection import evaluate_detection, judge_objects
-from subquad.evaluation.looked_at import load_looked_at
+from subquad.evaluation.networks_to_analyze import load_looked_at
 from subquad.evaluation.objects import judge_detector, load_detector, precision_text, predict_objects
 from subquad.evaluation.pictures import save_picture_grid
 from subquad.evaluation.predict import Prediction, predict

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from subquad.data import create_loader, listops
+from subquad.data import create_loader
 from subquad.data.sequences import SEQUENCES, load_sequences
+from subquad.data.synthetic import listops
 from subquad.evaluation.accuracy import EvalResult, evaluate
 from subquad.evaluation.trained import recipe_beside
 from subquad.models import restore, weight_file
-from subquad.models.notes import required
 from subquad.models.restoring import naming
 from subquad.models.sequence import SequenceClassifier, create_sequence_model
+from subquad.weights.notes import required
 
 TESTED = "test.json"
 """What a run folder of `subquad lra` keeps of the judgement on the test set."""

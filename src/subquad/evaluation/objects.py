@@ -25,9 +25,9 @@ from subquad.evaluation.image_files import plan_outputs, readable_pictures, save
 from subquad.evaluation.predict import check_finite
 from subquad.evaluation.scenes import colour
 from subquad.models import weight_file
-from subquad.models.notes import required
 from subquad.models.restoring import naming
 from subquad.text import columns
+from subquad.weights.notes import required
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from subquad.evaluation.image_files import plan_outputs, readable_pictures, save
 from subquad.evaluation.predict import check_finite
 from subquad.evaluation.segmentation import SegmentationResult, evaluate_segmentation, segment
 from subquad.models import weight_file
-from subquad.models.notes import required, settings_of
 from subquad.models.restoring import naming
 from subquad.text import columns
+from subquad.weights.notes import required, settings_of
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from subquad.data import ImageDataset, InputConfig, create_loader, eval_transfor
 from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import EvalResult, evaluate
 from subquad.evaluation.classes import check_classes
-from subquad.evaluation.foreign import load_timm
 from subquad.evaluation.throughput import measure_throughput
+from subquad.evaluation.timm_classifiers import load_timm
 from subquad.models import restore_model, weight_file
-from subquad.models.notes import required, settings_of
 from subquad.models.restoring import naming
 from subquad.reading import read_yaml
+from subquad.weights.notes import required, settings_of
 
 
 @dataclass(frozen=True)

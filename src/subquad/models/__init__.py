@@ -1,13 +1,13 @@
 """Hosts, who gather tokens, and the networks made of a host and a mechanism."""
 
-from subquad.models.catalogue import attention_label
-from subquad.models.convert import convert_checkpoint
+from subquad.models.checkpoint_conversion import convert_checkpoint
 from subquad.models.create import create_model, parse_attention
-from subquad.models.files import classes_in, load_checkpoint, read_note, read_weights, save_weights
+from subquad.models.listing import attention_label
 from subquad.models.networks import NETWORKS
 from subquad.models.restoring import restore, restore_model, weight_file
+from subquad.models.timm_names import default_cfgs  # and registers the networks with timm
 from subquad.models.variants import HOSTS, VARIANTS
-from subquad.models.zoo import default_cfgs  # and registers the networks with timm
+from subquad.weights.files import classes_in, load_checkpoint, read_note, read_weights, save_weights
 
 __all__ = [
     "HOSTS",

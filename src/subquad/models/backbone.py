@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.fitting import adapt
 from subquad.models.layers import init_linear
+from subquad.weights.fitting import adapt
 
 POOLS = ("avg", "max", "token", "")
 

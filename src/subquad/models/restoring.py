@@ -16,9 +16,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from subquad.errors import SubquadError
 from subquad.models.create import create_model
-from subquad.models.files import fitted, read_weights
-from subquad.models.notes import creation_of
 from subquad.text import one_line
+from subquad.weights.files import fitted, read_weights
+from subquad.weights.notes import creation_of
 
 SPARE_PARAMETERS = 1000
 """That a constructor may make and drop again: heads of detectors, what a pyramid does not need."""

@@ -7,7 +7,7 @@ from subquad.models.backbone import Backbone
 from subquad.models.cswin import CSwin
 from subquad.models.lavit import LaViT, LaViTPlain
 from subquad.models.pvt import PVT
-from subquad.models.soft import SoftNet
+from subquad.models.soft_network import SoftNet
 from subquad.models.swin import Swin
 from subquad.models.vit import ViT
 

@@ -5,43 +5,52 @@ Every mechanism has a fast form, whose cost is what the mechanism is famous for,
 d channels of a head, a agents, m landmarks. Masks are True where something is absent or forbidden.
 """
 
-from subquad.operators import Shapes
-from subquad.ops import agent, focused, gaussian, inline, linear, local, polar, softmax
-from subquad.ops.agent import agent_attention, agent_weights
-from subquad.ops.focused import focused_attention, focused_weights
-from subquad.ops.gaussian import (
+from subquad.kernels import Shapes
+from subquad.ops import (
+    agent_formula,
+    focused_formula,
+    inline_formula,
+    linear_formula,
+    map_formulas,
+    pola_formula,
+    soft_formula,
+    softmax_formula,
+)
+from subquad.ops.agent_formula import agent_attention, agent_weights
+from subquad.ops.focused_formula import focused_attention, focused_weights
+from subquad.ops.inline_formula import inline_attention, inline_weights
+from subquad.ops.linear_formula import FEATURE_MAPS, linear_attention, linear_weights
+from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
+from subquad.ops.pola_formula import polar_attention, polar_weights
+from subquad.ops.soft_formula import (
     INVERSES,
     gaussian_attention,
     gaussian_kernel,
     gaussian_weights,
     newton_inverse,
 )
-from subquad.ops.inline import inline_attention, inline_weights
-from subquad.ops.linear import FEATURE_MAPS, linear_attention, linear_weights
-from subquad.ops.local import add_local, convolve_windows, pool_tokens
-from subquad.ops.polar import polar_attention, polar_weights
-from subquad.ops.softmax import softmax_attention, softmax_weights
+from subquad.ops.softmax_formula import softmax_attention, softmax_weights
 
 OPERATIONS: dict[str, Shapes] = {
-    "add_local": local.SHAPES,
-    "agent_attention": agent.SHAPES,
-    "agent_weights": agent.WEIGHTS_SHAPES,
-    "convolve_windows": local.WINDOWS_SHAPES,
-    "focused_attention": focused.SHAPES,
-    "focused_weights": focused.WEIGHTS_SHAPES,
-    "gaussian_attention": gaussian.SHAPES,
-    "gaussian_kernel": gaussian.KERNEL_SHAPES,
-    "gaussian_weights": gaussian.WEIGHTS_SHAPES,
-    "inline_attention": inline.SHAPES,
-    "inline_weights": inline.WEIGHTS_SHAPES,
-    "linear_attention": linear.SHAPES,
-    "linear_weights": linear.WEIGHTS_SHAPES,
-    "newton_inverse": gaussian.INVERSE_SHAPES,
-    "polar_attention": polar.SHAPES,
-    "polar_weights": polar.WEIGHTS_SHAPES,
-    "pool_tokens": local.POOL_SHAPES,
-    "softmax_attention": softmax.SHAPES,
-    "softmax_weights": softmax.WEIGHTS_SHAPES,
+    "add_local": map_formulas.SHAPES,
+    "agent_attention": agent_formula.SHAPES,
+    "agent_weights": agent_formula.WEIGHTS_SHAPES,
+    "convolve_windows": map_formulas.WINDOWS_SHAPES,
+    "focused_attention": focused_formula.SHAPES,
+    "focused_weights": focused_formula.WEIGHTS_SHAPES,
+    "gaussian_attention": soft_formula.SHAPES,
+    "gaussian_kernel": soft_formula.KERNEL_SHAPES,
+    "gaussian_weights": soft_formula.WEIGHTS_SHAPES,
+    "inline_attention": inline_formula.SHAPES,
+    "inline_weights": inline_formula.WEIGHTS_SHAPES,
+    "linear_attention": linear_formula.SHAPES,
+    "linear_weights": linear_formula.WEIGHTS_SHAPES,
+    "newton_inverse": soft_formula.INVERSE_SHAPES,
+    "polar_attention": pola_formula.SHAPES,
+    "polar_weights": pola_formula.WEIGHTS_SHAPES,
+    "pool_tokens": map_formulas.POOL_SHAPES,
+    "softmax_attention": softmax_formula.SHAPES,
+    "softmax_weights": softmax_formula.WEIGHTS_SHAPES,
 }
 """The shapes that every operation takes, by its name and the names of its arguments."""
 

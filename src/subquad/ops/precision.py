@@ -7,7 +7,7 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
-from subquad.triton import INTERPRETED
+from subquad.kernels.triton import INTERPRETED
 
 P = ParamSpec("P")
 

@@ -1,10 +1,10 @@
 """The page that shows it all, one self-contained HTML file about a set of runs; a bench's picture; images compared."""
 
-from subquad.report.analysis import Findings, confusion_words, removal_shares, write_analysis
-from subquad.report.images import write_images_page
+from subquad.report.analysis_page import Findings, confusion_words, removal_shares, write_analysis
+from subquad.report.image_page import write_images_page
 from subquad.report.page import write_report
-from subquad.report.pictures import PICTURES, bench_picture
-from subquad.report.runs import find_runs
+from subquad.report.run_records import find_runs
+from subquad.report.standalone_charts import PICTURES, bench_picture
 
 __all__ = [
     "PICTURES",

@@ -6,8 +6,8 @@ from html import escape
 
 from subquad.evaluation.arena import guesses, kept_accuracy
 from subquad.evaluation.arena_published import PUBLISHED
-from subquad.report.parts import section
-from subquad.report.runs import Group
+from subquad.report.page_parts import section
+from subquad.report.run_records import Group
 
 _LEAD = (
     "Accuracy on the test set of the weights that were best on the held-out part. What is published comes from several "

@@ -15,8 +15,8 @@ from subquad.evaluation.accuracy import evaluating
 from subquad.evaluation.objects import TrainedDetector, draw_objects, find_objects, load_detector
 from subquad.evaluation.scenes import TrainedSegmenter, colour, load_segmenter, overlay
 from subquad.evaluation.segmentation import count_pixels, judge_confusion, segment
-from subquad.report.parts import figure, section
-from subquad.report.runs import Group
+from subquad.report.page_parts import figure, section
+from subquad.report.run_records import Group
 
 _WIDTH = 300
 _COUNT = 4

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from subquad.bench import ScalingRow, crossover
 from subquad.report.arena import arena_table
+from subquad.report.attention_maps import MapTable, attention_maps
 from subquad.report.charts import Axis, Series, line_chart, point_chart
+from subquad.report.comparisons import measure_of
 from subquad.report.gallery import gallery
-from subquad.report.maps import MapTable, attention_maps
-from subquad.report.measures import measure_of
-from subquad.report.parts import check_page, section, short_command, write_page
-from subquad.report.runs import Group, find_runs, group_runs
+from subquad.report.page_parts import check_page, section, short_command, write_page
+from subquad.report.run_records import Group, find_runs, group_runs
 from subquad.report.table import accuracy_table
 from subquad.text import clock, si, speed_text
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from PIL import Image
 
-from subquad.analysis.looking import Looking
-from subquad.report.parts import data_uri, section
+from subquad.analysis.small_maps import Looking
+from subquad.report.page_parts import data_uri, section
 from subquad.writing import json_text
 
 _LEAD = (

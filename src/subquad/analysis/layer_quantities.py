@@ -1,0 +1,105 @@
+"""What a layer's attention gives for each of its maps, (b, h, s), or None where it has nothing of the kind."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from subquad.analysis.explicit_attention import LayerAttention, is_mechanism
+from subquad.analysis.gaussian_kernels import half_correlation, newton_convergence
+from subquad.analysis.spectra import centred, ranks
+from subquad.attention import PolaAttention, SoftAttention
+from subquad.grid import TokenGrid
+from subquad.ops.soft_formula import gaussian_kernel
+
+OfLayer = Callable[[LayerAttention], Tensor | None]
+
+MOST_TOKENS = 2048
+"""Of a map whose singular values are computed: their cost is cubic."""
+
+
+def on_map(measure: Callable[[Tensor, TokenGrid], Tensor]) -> OfLayer:
+    """What `measure` gives for tokens of a map that attend to themselves, its mean over them."""
+
+    def of(layer: LayerAttention) -> Tensor | None:
+        if layer.grid != layer.kv_grid or layer.grid.height == 1:
+            return None
+        return measure(layer.weights, layer.grid).mean(-1)
+
+    return of
+
+
+def if_square(measure: Callable[[Tensor], Tensor]) -> OfLayer:
+    """What `measure` gives for tokens that attend to themselves."""
+    return lambda layer: measure(layer.weights) if layer.grid == layer.kv_grid else None
+
+
+def map_rank(kind: str) -> OfLayer:
+    """A rank of the map by its name in `Ranks`, as a share of the shorter side."""
+
+    def of(layer: LayerAttention) -> Tensor | None:
+        count = min(layer.weights.shape[-2:])
+        return getattr(layer.ranks, kind) / count if count <= MOST_TOKENS else None
+
+    return of
+
+
+def feature_rank(kind: str, *, branch: bool) -> OfLayer:
+    """A rank of what a head gives (`mixed`), the mean token taken off, as a share of its channels."""
+
+    def of(layer: LayerAttention) -> Tensor | None:
+        features = mixed(layer, branch=branch)
+        if features is None or min(features.shape[-2:]) > MOST_TOKENS:
+            return None
+        return (getattr(ranks(centred(features)), kind) / min(features.shape[-2:]))[:, :, None]
+
+    return of
+
+
+def mixed(layer: LayerAttention, *, branch: bool = True) -> Tensor | None:
+    """What a layer makes of its values, (b, h, n_q, d), with its local branch or without; gates are open."""
+    v = layer.inputs.get("v")
+    if v is None or layer.module is None:
+        return None
+    streams = v.unflatten(-1, (layer.weights.shape[2], -1)).movedim(-2, 2)
+    whole = (layer.weights @ streams).movedim(2, -2).flatten(-2)
+    if not branch or not is_mechanism(layer.module):
+        return whole
+    opened = {word: torch.ones_like(value) if word == "g" else value for word, value in layer.inputs.items()}
+    # not by a call: the hook that shows the layer would come again
+    return layer.module.forward(**opened, grid=layer.grid, kv_grid=layer.kv_grid)
+
+
+def gate_correlation(layer: LayerAttention) -> Tensor | None:
+    """Of PolaFormer: the mean correlation of channels of its gates' halves."""
+    gates = layer.inputs.get("g")
+    if gates is None:
+        return None
+    of_images = [half_correlation(of_image.transpose(0, 1).flatten(1), gates.shape[1])["cross"] for of_image in gates]
+    return torch.stack(of_images)[:, :, None]
+
+
+def power(layer: LayerAttention) -> Tensor | None:
+    """Of PolaFormer: the mean power of a head."""
+    if not isinstance(layer.module, PolaAttention):
+        return None
+    return layer.module.powers().mean((1, 2))[None, :, None].expand(len(layer.weights), -1, 1)
+
+
+def left_by_newton(layer: LayerAttention) -> Tensor | None:
+    """Of SOFT: what its steps leave of the identity."""
+    if not isinstance(layer.module, SoftAttention):
+        return None
+    landmarks, _ = layer.module.landmarks(layer.inputs["q"], None, layer.grid)
+    steps = newton_convergence(gaussian_kernel(landmarks, landmarks), layer.module.newton_steps)
+    return steps.identity[..., -1:]
+
+
+def kernel_error(layer: LayerAttention) -> Tensor | None:
+    """Of SOFT: ‖S − W‖ / ‖S‖ of its weights W and the Gaussian kernel S of its tokens that they stand for."""
+    if not isinstance(layer.module, SoftAttention):
+        return None
+    tokens = layer.inputs["q"].float()
+    tokens = tokens * tokens.shape[-1] ** -0.25
+    kernel = gaussian_kernel(tokens, tokens)[:, :, None]
+    return (kernel - layer.weights).norm(dim=(-2, -1)) / kernel.norm(dim=(-2, -1))

@@ -1,0 +1,101 @@
+"""Every measure on every layer of a network: one row a layer, measure and head, over all images."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from subquad.analysis.explicit_attention import LayerAttention, visit_attention
+from subquad.analysis.maps import map_similarity
+from subquad.analysis.measures import ALL_MEASURES, MEASURES
+from subquad.errors import SubquadError, unknown_name
+
+
+@dataclass(frozen=True)
+class MeasureRow:
+    """One measure of one head, or of all heads together, in one layer, over all images (and windows, and streams).
+
+    Attributes:
+        network: as the caller calls it.
+        layer: counted from 1.
+        name: the module.
+        head: from 1; 0 for all together.
+        mean, low, high: mean, and where 5 and 95 % of the maps lie.
+        baseline: of attention that looks everywhere alike, or by chance.
+    """
+
+    network: str
+    layer: int
+    name: str
+    mechanism: str
+    measure: str
+    head: int
+    mean: float
+    low: float
+    high: float
+    baseline: float | None
+
+
+def measure_network(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    measures: Sequence[str] = tuple(ALL_MEASURES),
+    *,
+    network: str = "",
+) -> list[MeasureRow]:
+    """Measure the attention of all layers of a network, a batch and a layer at a time.
+
+    Args:
+        model: any of ours.
+        batches: of images (b, c, height, width).
+        measures: names of `ALL_MEASURES`.
+        network: what to call it in the rows.
+
+    Raises:
+        SubquadError: a measure is not known, or the network has no attention that can be seen.
+    """
+    for name in measures:
+        if name not in ALL_MEASURES:
+            raise unknown_name("measure", name, ALL_MEASURES)
+    found: dict[tuple[int, str], list[Tensor]] = {}
+    layers: list[LayerAttention] = []
+    for images in batches:
+        watcher = _Watcher(measures, found)
+        visit_attention(model, images, watcher)
+        layers = watcher.layers
+    if not layers:
+        raise SubquadError(f"{type(model).__name__} shows no attention: none of its layers gives its weights")
+    rows = []
+    for (number, measure), values in sorted(found.items()):
+        layer = layers[number]
+        every = torch.cat(values).double()
+        baseline = ALL_MEASURES[measure].baseline(layer.grid)
+        for head, of in enumerate([every.flatten(), *every.unbind(1)]):
+            low, high = torch.quantile(of.flatten(), torch.tensor([0.05, 0.95], dtype=torch.float64)).tolist()
+            about = (network, number + 1, layer.name, layer.mechanism, measure, head)
+            rows.append(MeasureRow(*about, float(of.mean()), low, high, baseline))
+    return rows
+
+
+class _Watcher:
+    """Measures each layer as it comes, and keeps the last one's map only."""
+
+    def __init__(self, measures: Sequence[str], found: dict[tuple[int, str], list[Tensor]]) -> None:
+        self.measures, self.found = measures, found
+        self.layers: list[LayerAttention] = []
+        self.before: Tensor | None = None
+
+    def __call__(self, layer: LayerAttention) -> None:
+        number = len(self.layers)
+        values = {name: MEASURES[name].of(layer) for name in self.measures if name in MEASURES}
+        if "similarity" in self.measures:
+            alike = self.before is not None and self.before.shape == layer.weights.shape
+            values["similarity"] = map_similarity(self.before, layer.weights) if alike else None  # type: ignore[arg-type]
+            self.before = layer.weights
+        for name, value in values.items():
+            if value is not None:
+                # streams beside images: both are maps of a head
+                self.found.setdefault((number, name), []).append(value.movedim(2, 1).flatten(0, 1).cpu())
+        # without the map and what it was made of, which are large
+        self.layers.append(LayerAttention(layer.name, layer.mechanism, layer.weights[:0], layer.grid, layer.kv_grid))

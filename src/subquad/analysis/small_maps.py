@@ -1,0 +1,78 @@
+"""Where every place of an image looks, in every layer: maps small enough to be put on a page."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from subquad.analysis.explicit_attention import LayerAttention, visit_attention
+
+MOST_PLACES = 16
+"""Of a side of a map; larger ones are averaged over neighbours."""
+
+
+@dataclass(frozen=True)
+class Looking:
+    """One layer's map of one image, the mean over heads and streams.
+
+    Attributes:
+        layer: counted from 1.
+        mechanism: its name.
+        queries, keys: height and width of the two maps.
+        weights: (queries, keys) in steps of `scale`, from −127 to 127; the row of a class token is the last.
+        scale: what a step is worth.
+    """
+
+    layer: int
+    mechanism: str
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    weights: NDArray[np.int8]
+    scale: float
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether there is a row of the class token."""
+        return len(self.weights) > self.queries[0] * self.queries[1]
+
+
+def looking(model: nn.Module, images: Tensor) -> list[list[Looking]]:
+    """For each of the images (b, c, height, width) its layers, but for those that attend in windows."""
+    found: list[list[Looking]] = [[] for _ in images]
+    number = 0
+
+    def visit(layer: LayerAttention) -> None:
+        nonlocal number
+        number += 1
+        if len(layer.weights) != len(images) or layer.grid.height < 2 or layer.kv_grid.height < 2:
+            return
+        for image, whole in zip(found, layer.weights, strict=True):
+            image.append(_small(layer, whole.mean((0, 1)), number))
+
+    visit_attention(model, images, visit)
+    return found
+
+
+def _small(layer: LayerAttention, weights: Tensor, number: int) -> Looking:
+    grid, kv_grid = layer.grid, layer.kv_grid
+    prefix = weights[: min(grid.prefix, 1), kv_grid.prefix :]
+    rows = torch.cat([weights[grid.prefix :, kv_grid.prefix :], prefix]).float()
+    # weight that falls on neighbours adds up, queries that are neighbours are averaged
+    keys = _pooled(rows, kv_grid.shape)
+    factor = kv_grid.num_places / keys.shape[-2:].numel()
+    flat = keys.flatten(1) * factor
+    queries = _pooled(flat[: grid.num_places].mT, grid.shape)
+    maps = torch.cat([queries.flatten(1).mT, flat[grid.num_places :]])
+    scale = max(float(maps.abs().max()), 1e-12) / 127
+    steps = (maps / scale).round().to(torch.int8).cpu().numpy()
+    height, width = queries.shape[-2:]
+    return Looking(number, layer.mechanism, (height, width), (keys.shape[-2], keys.shape[-1]), steps, scale)
+
+
+def _pooled(rows: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Rows over the places of a map as maps (rows, y, x) of `MOST_PLACES` a side at most."""
+    height, width = (min(side, MOST_PLACES) for side in shape)
+    return F.adaptive_avg_pool2d(rows.unflatten(1, shape)[None], (height, width))[0]

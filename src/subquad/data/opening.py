@@ -1,0 +1,84 @@
+"""From what a user calls data to the data: names, folders, archives."""
+
+from pathlib import Path
+
+from subquad.data.dataset import ImageDataset, Source
+from subquad.data.folders import LAYOUT, SPLITS, read_folder
+from subquad.data.named_sets import read_digits, read_hub, read_torch
+from subquad.data.sampling import thin_out
+from subquad.data.synthetic.long_distances import DRAWN, read_drawn
+from subquad.data.walking import find_path
+from subquad.errors import SubquadError, unknown_name
+
+NAMES = {
+    "digits": "1,797 handwritten digits of 8×8 pixels, which come with scikit-learn",
+    "cifar10": "60,000 photographs of 32×32 pixels in 10 classes, from data_dir or downloaded",
+    "imagenet": f"a folder data_dir with {LAYOUT}",
+    "folder": "any folder of images data_dir, or an archive of one",
+    "pathfinder:<settings>": "drawn: are two discs joined by a path? size=32,contour_length=14,count=20000",
+    "same_different:<settings>": "drawn: are two patterns equal? size=32,distance=12,cells=2,count=20000",
+    "torch/<name>": "a data set of torchvision",
+    "hfds/<name>": "a data set of the Hugging Face hub",
+}
+"""What data may be called, besides the path of a folder or archive, and what it is."""
+
+
+def load_dataset(
+    name: str, *, split: str, data_dir: Path | str | None = None, strict: bool = False, max_images: int | None = None
+) -> ImageDataset:
+    """The images of a data set, without a transform.
+
+    Args:
+        name: one of `NAMES`, or the path of a folder or archive of images.
+        split: "train" or "validation".
+        data_dir: where the images of a named data set are.
+        strict: raise at a broken image instead of skipping it.
+        max_images: keep so many at most, the classes in proportion.
+    """
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    source = _find(name, split, find_path(data_dir) if data_dir else None)
+    if max_images is not None:
+        source = source.part(thin_out(source.labels, max_images))
+    return ImageDataset(source, name, strict=strict)
+
+
+def _find(name: str, split: str, data_dir: Path | None) -> Source:
+    kind, _, rest = name.partition("/")
+    drawn, _, settings = name.partition(":")
+    if drawn in DRAWN:
+        if data_dir:
+            raise SubquadError(f"{drawn} is drawn and not read from {data_dir}: leave out data_dir")
+        return read_drawn(drawn, split, settings)
+    if name == "digits":
+        if data_dir:
+            raise SubquadError(f"digits come with scikit-learn and are not read from {data_dir}: ask for data 'folder'")
+        return read_digits(split)
+    if name == "cifar10":
+        return _cifar10(split, data_dir)
+    if name in ("imagenet", "folder"):
+        if data_dir is None:
+            raise SubquadError(f"data '{name}' needs data_dir, a folder with {LAYOUT}")
+        return read_folder(data_dir, split)
+    if kind == "torch" and rest:
+        return read_torch(rest, split, _existing(data_dir))
+    if kind == "hfds" and rest:
+        return read_hub(rest, split, data_dir)
+    path = find_path(name)
+    # what looks like a path is taken for one, so that a missing folder is called so
+    if path.exists() or len(path.parts) > 1 or path.suffix:
+        return read_folder(path, split)
+    raise unknown_name("data", name, NAMES)
+
+
+def _cifar10(split: str, data_dir: Path | None) -> Source:
+    """A folder tree or an archive where there is one, else torchvision's files."""
+    if data_dir is None or (data_dir / "cifar-10-batches-py").is_dir():
+        return read_torch("cifar10", split, data_dir)
+    return read_folder(data_dir, split)
+
+
+def _existing(folder: Path | None) -> Path | None:
+    if folder and not folder.is_dir():
+        raise SubquadError(f"there is no folder {folder}")
+    return folder

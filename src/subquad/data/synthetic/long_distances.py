@@ -1,0 +1,51 @@
+"""Images that are drawn, whose places have to be followed or compared over a distance that can be chosen."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from subquad.data.dataset import Source
+from subquad.data.synthetic import pathfinder, same_different
+from subquad.errors import SubquadError, unknown_name
+
+
+class _Drawn:
+    """A reader of grey images in one array."""
+
+    def __init__(self, images: NDArray[np.uint8], labels: Sequence[int], name: str):
+        self._images, self._labels, self._name = images, labels, name
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(self._images[index]), self._labels[index]
+
+    def filename(self, index: int, absolute: bool = False) -> str:
+        return f"{self._name}[{index}]"
+
+
+DRAWN: dict[str, tuple[Callable[..., Any], tuple[str, ...], type]] = {
+    "pathfinder": (pathfinder.load_pathfinder, pathfinder.CLASSES, pathfinder.Setting),
+    "same_different": (same_different.load_same_different, same_different.CLASSES, same_different.Setting),
+}
+"""What draws images and labels, their classes, and the settings there are."""
+
+
+def read_drawn(name: str, split: str, settings: str) -> Source:
+    """Images of `DRAWN`, as the settings "size=64,count=2000" have them."""
+    load, classes, kind = DRAWN[name]
+    given: dict[str, int] = {}
+    for part in filter(None, settings.split(",")):
+        key, _, value = part.partition("=")
+        if key not in (known := {"count", "seed", *(field.name for field in fields(kind))}):
+            raise unknown_name(f"setting of {name}", key, known)
+        if not value.isdecimal():
+            raise SubquadError(f"{key} of {name} is a whole number, got '{value}'")
+        given[key] = int(value)
+    images, labels = load(split, **given)
+    return Source(_Drawn(images, labels.tolist(), name), classes, labels.tolist())

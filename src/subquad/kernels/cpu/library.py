@@ -1,0 +1,177 @@
+"""The CPU kernels, compiled where they run: once for each processor, compiler and version of their source.
+
+There is nothing of PyTorch in their source, so that it compiles in seconds; the threads are those of PyTorch's own
+OpenMP. Where there is no compiler there are no kernels, and `missing` says so.
+
+What is kept in `home()`, which several users may share, is code: each user has a folder of their own there, and only
+what this user wrote, and nobody else may write, is loaded. Behind the library stands its digest; what is damaged is
+compiled again.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from subquad.errors import SubquadError
+from subquad.home import home
+from subquad.writing import replacing
+
+SOURCES = Path(__file__).parent / "source"
+FUNCTIONS = (
+    "agent_attention",
+    "agent_attention_gradient",
+    "convolve_windows",
+    "gaussian_gather",
+    "gaussian_spread",
+    "inline_attention",
+    "inline_attention_gradient",
+    "linear_attention",
+    "linear_attention_gradient",
+    "local_branch",
+    "local_branch_gradient",
+    "newton_inverse",
+    "newton_inverse_gradient",
+    "polar_attention",
+    "pool",
+    "pool_gradient",
+)
+"""What the library exports; each gives back whether lengths fitted."""
+
+DIGEST_SIZE = hashlib.sha256().digest_size
+
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+
+
+class NotBuiltError(Exception):
+    """Why there are no kernels, in one line."""
+
+
+def library() -> ctypes.CDLL:
+    """The loaded kernels, compiled if they have not been; raises NotBuiltError."""
+    state = _state()
+    if isinstance(state, str):
+        raise NotBuiltError(state)
+    return state
+
+
+def missing() -> str | None:
+    """Why there are no kernels here; None where there are."""
+    state = _state()
+    return state if isinstance(state, str) else None
+
+
+@functools.cache
+def _state() -> ctypes.CDLL | str:
+    if sys.platform != "linux":
+        return f"they have been made for Linux, and this is {sys.platform}"
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        return "there is no C++ compiler (c++, g++, clang++ or $CXX)"
+    try:
+        path = _own_folder() / f"{_fingerprint(compiler)}.so"
+        return _refusing(_loaded(path) or _loaded(_compile(compiler, path)) or _unreadable(path))
+    except (OSError, NotBuiltError) as error:
+        return " ".join(str(error).split())
+
+
+def _own_folder() -> Path:
+    """The folder of this user's libraries, which nobody else may write to."""
+    folder = home() / "native" / f"user-{os.geteuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise NotBuiltError(f"{folder} belongs to somebody else: set SUBQUAD_HOME to a folder of your own")
+    folder.chmod(0o700)
+    return folder
+
+
+def _loaded(path: Path) -> ctypes.CDLL | None:
+    """The library at `path`; None where there is none, or it is damaged or could have been written by others."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            return None
+        content = file.read()
+        if content[-DIGEST_SIZE:] != _digest(content[:-DIGEST_SIZE]):
+            return None
+        # by its descriptor: what was looked at is what is loaded
+        return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _unreadable(path: Path) -> NoReturn:
+    raise NotBuiltError(f"{path} was written and can't be read back")
+
+
+def _refusing(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library, whose functions raise where they were given lengths that do not fit each other."""
+    for name in FUNCTIONS:
+        getattr(library, name).errcheck = _refuse
+    return library
+
+
+def _refuse(answer: int, function: Any, arguments: tuple[Any, ...]) -> None:
+    if answer:
+        raise SubquadError(f"the kernel {function.__name__} was called with tensors that do not fit each other")
+
+
+def _fingerprint(compiler: str) -> str:
+    """Changes with the source, the compiler, the processor (folders of users are shared among machines) and torch."""
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    real = Path(compiler).resolve()
+    facts = real, real.stat().st_size, FLAGS, platform.machine(), _processor(), torch.__version__
+    digest.update(repr(facts).encode())
+    return digest.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """What the processor can do, as far as the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def _compile(compiler: str, path: Path) -> Path:
+    """Compile to `path`; other processes see all of it or nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        made, built = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+        openmp = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))
+        # linked against the OpenMP that torch brings, if it brings one: two of them fight over the cores
+        with_threads = ["-fopenmp"] if openmp else []
+        source = str(SOURCES / "kernels.cpp")
+        _run([compiler, *FLAGS, *with_threads, "-c", source, "-o", str(made)])
+        _run([compiler, "-shared", str(made), *map(str, openmp[:1]), "-o", str(built)])
+        content = built.read_bytes()
+    with replacing(path) as aside:
+        aside.write_bytes(content + _digest(content))
+        aside.chmod(0o700)
+    return path
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise NotBuiltError(f"{command[0]} failed: {lines[0] if lines else f'exit status {done.returncode}'}")

@@ -1,0 +1,94 @@
+"""What is computed on the map, on CPUs: the local branch, means over bins, windows.
+
+Letters: b batch, h heads, n tokens, d channels of a head, a bins, m windows. `shape` is (height, width) of the map;
+tokens in front of it are its prefix.
+"""
+
+import ctypes
+
+from torch import Tensor
+
+from subquad import kernels
+from subquad.kernels import implements
+from subquad.kernels.cpu.library import library
+from subquad.kernels.cpu.passing import WHERE, Map, long, numbers_of, shape_of, tokens_of
+from subquad.kernels.declaring import empty_tokens
+from subquad.kernels.map_operators import empty_windows
+
+
+def _run_branch(
+    out: Tensor, y: Tensor | None, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]
+) -> None:
+    taps = weight.flatten(-2).mT.contiguous()
+    height, width = shape
+    library().local_branch(
+        shape_of(out, v),
+        *map(tokens_of, (v, y, g, out)),
+        Map(height, width, out.shape[2] - height * width),
+        numbers_of(taps),
+        *long(taps.stride(0) if taps.dim() == 3 else 0),
+        numbers_of(None if bias is None else bias.contiguous()),
+        ctypes.c_int32(weight.shape[-1]),
+    )
+
+
+@implements(kernels.local_branch, "native", *WHERE)
+def local_branch(y: Tensor, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]) -> None:
+    """Y ← (y + depthwise of v on its map) · g, from weight (h·d, k, k), or (b, h·d, k, k) of each image's own."""
+    _run_branch(y, y, v, g, weight, bias, shape)
+
+
+@implements(kernels.depthwise, "native", *WHERE)
+def depthwise(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) -> Tensor:
+    """Depthwise convolution of the values on their map; 0 for tokens of the prefix."""
+    out = empty_tokens(v)
+    _run_branch(out, None, v, None, weight, bias, shape)
+    return out
+
+
+@implements(kernels.depthwise_gradient, "native", *WHERE)
+def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]) -> tuple[Tensor, ...]:
+    """Of `depthwise`, to v, the weight and a bias."""
+    dv, bias = depthwise(grad, weight.flip(-1, -2), None, shape), weight.new_zeros(weight.shape[-3])
+    taps = weight.new_zeros(*weight.shape[:-3], weight.shape[-1] ** 2, weight.shape[-3])
+    height, width = shape
+    library().local_branch_gradient(
+        shape_of(v, v),
+        *map(tokens_of, (v, grad)),
+        Map(height, width, v.shape[2] - height * width),
+        numbers_of(taps),
+        *long(taps.stride(0) if taps.dim() == 3 else 0),
+        numbers_of(bias),
+        ctypes.c_int32(weight.shape[-1]),
+    )
+    return dv, taps.mT.unflatten(-1, weight.shape[-2:]).contiguous(), bias
+
+
+@implements(kernels.pool, "native", *WHERE)
+def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
+    """Means (b, h, a, d) of the tokens on a map over its adaptive bins."""
+    height, width = shape
+    out = x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3])
+    grid = Map(height, width, x.shape[2] - height * width)
+    library().pool(shape_of(x, x), tokens_of(x), grid, *long(*bins), numbers_of(out))
+    return out
+
+
+@implements(kernels.pool_gradient, "native", *WHERE)
+def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
+    """Of `pool`, to x."""
+    height, width = shape
+    dx = empty_tokens(x).zero_()
+    grid = Map(height, width, x.shape[2] - height * width)
+    library().pool_gradient(shape_of(x, x), numbers_of(grad.contiguous()), grid, *long(*bins), tokens_of(dx))
+    return dx
+
+
+@implements(kernels.convolve_windows, "native", *WHERE)
+def convolve_windows(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
+    """A convolution (d, d, i, j) of each head's map whose windows lie side by side: (b, h, m, d)."""
+    out = empty_windows(x, weight, height, width)
+    grid = Map(height, width, x.shape[2] - height * width)
+    windows = *long(*weight.shape[2:]), numbers_of(weight.permute(2, 3, 1, 0).contiguous())
+    library().convolve_windows(shape_of(x, x), tokens_of(x), grid, *windows, numbers_of(out))
+    return out

@@ -1,0 +1,162 @@
+"""The mechanisms' operators on CPUs.
+
+Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from subquad import kernels
+from subquad.kernels import implements
+from subquad.kernels.cpu.library import library
+from subquad.kernels.cpu.passing import WHERE, bias_of, long, numbers_of, shape_of, tokens_of
+from subquad.kernels.declaring import empty_tokens
+
+FEATURES = {"relu": 0, "elu": 1}
+
+
+@implements(kernels.linear_attention, "native", *WHERE)
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float) -> Tensor:
+    """See subquad.ops.linear_attention."""
+    out = empty_tokens(q)
+    tokens = map(tokens_of, (q, k, v, out))
+    library().linear_attention(shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps))
+    return out
+
+
+@implements(kernels.inline_attention, "native", *WHERE)
+def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """See subquad.ops.inline_attention."""
+    out = empty_tokens(q)
+    library().inline_attention(shape_of(q, k), *map(tokens_of, (q, k, v, out)))
+    return out
+
+
+@implements(kernels.linear_attention_gradient, "native", *WHERE)
+def linear_attention_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
+) -> tuple[Tensor, ...]:
+    """Of `linear_attention`, to q, k and v."""
+    grads = tuple(map(empty_tokens, (q, k, v)))
+    tokens = map(tokens_of, (q, k, v, grad, *grads))
+    library().linear_attention_gradient(
+        shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
+    )
+    return grads
+
+
+@implements(kernels.inline_attention_gradient, "native", *WHERE)
+def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Of `inline_attention`, to q, k and v."""
+    grads = tuple(map(empty_tokens, (q, k, v)))
+    library().inline_attention_gradient(shape_of(q, k), *map(tokens_of, (q, k, v, grad, *grads)))
+    return grads
+
+
+@implements(kernels.polar_attention, "native", *WHERE)
+def polar_attention(
+    q: Tensor, k: Tensor, v: Tensor, power: Tensor, temperature: Tensor | None, positions: Tensor | None, eps: float
+) -> Tensor:
+    """`power` and `temperature` (h, 1, d), `positions` (h, n_k, d)."""
+    out = empty_tokens(q)
+    sharpness = torch.ones_like(power) if temperature is None else temperature.reciprocal()
+    places = None if positions is None else positions.expand(len(q), -1, -1, -1)
+    library().polar_attention(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, places, out)),
+        numbers_of(sharpness.contiguous()),
+        numbers_of(power.contiguous()),
+        ctypes.c_float(eps),
+    )
+    return out
+
+
+@implements(kernels.agent_attention, "native", *WHERE)
+def agent_attention(
+    q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: list[Tensor], query_bias: list[Tensor]
+) -> Tensor:
+    """`agents` (b, h, a, d); a bias is (h, a, n), or block (h, a, s, s), rows (h, a, y), columns (h, a, x), prefix."""
+    out = empty_tokens(q)
+    library().agent_attention(
+        shape_of(q, k),
+        tokens_of(q),
+        numbers_of(agents.contiguous()),
+        *long(agents.shape[2]),
+        *map(tokens_of, (k, v)),
+        *map(bias_of, (key_bias, query_bias)),
+        tokens_of(out),
+    )
+    return out
+
+
+@implements(kernels.agent_attention_gradient, "native", *WHERE)
+def agent_attention_gradient(
+    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
+) -> tuple[Tensor, ...]:
+    """Of `agent_attention` with biases (h, a, n), whose gradients are (h, n, a)."""
+    dq, dk, dv = map(empty_tokens, (q, k, v))
+    dagents = agents.new_empty(agents.shape)
+    # biases' own of each image, (b, h, n, a), are summed in the end
+    dkey_bias, dquery_bias = (x.new_empty(*x.shape[:3], agents.shape[2]) for x in (k, q))
+    library().agent_attention_gradient(
+        shape_of(q, k),
+        tokens_of(q),
+        numbers_of(agents.contiguous()),
+        *long(agents.shape[2]),
+        *map(tokens_of, (k, v)),
+        *(bias_of([bias]) for bias in (key_bias, query_bias)),
+        *map(tokens_of, (grad, dq)),
+        numbers_of(dagents),
+        *map(tokens_of, (dk, dv)),
+        *map(numbers_of, (dkey_bias, dquery_bias)),
+    )
+    return dq, dagents, dk, dv, *(bias.sum(dim=0) for bias in (dkey_bias, dquery_bias))
+
+
+@implements(kernels.gaussian_gather, "native", *WHERE)
+def gaussian_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
+    """κ(scale·x, landmarks)ᵀ v: (b, h, m, d)."""
+    out = landmarks.new_empty(landmarks.shape)
+    few = numbers_of(landmarks.contiguous()), *long(landmarks.shape[2])
+    library().gaussian_gather(shape_of(x, v), tokens_of(x), *few, tokens_of(v), ctypes.c_float(scale), numbers_of(out))
+    return out
+
+
+@implements(kernels.gaussian_spread, "native", *WHERE)
+def gaussian_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
+    """κ(scale·x, landmarks) u: (b, h, n, d)."""
+    out = empty_tokens(x)
+    few = numbers_of(landmarks.contiguous()), *long(landmarks.shape[2]), numbers_of(u.contiguous())
+    library().gaussian_spread(shape_of(x, x), tokens_of(x), *few, ctypes.c_float(scale), tokens_of(out))
+    return out
+
+
+@implements(kernels.newton_inverse, "native", *WHERE)
+def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
+    """From `alpha` (..., 1, 1) times `gram` (..., m, m), ridge included."""
+    out, m = gram.new_empty(gram.shape), gram.shape[-1]
+    library().newton_inverse(
+        numbers_of(gram.contiguous()),
+        numbers_of(alpha.contiguous()),
+        *long(gram.numel() // m**2, m),
+        ctypes.c_int32(steps),
+        numbers_of(out),
+        ctypes.c_int32(torch.get_num_threads()),
+    )
+    return out
+
+
+@implements(kernels.newton_inverse_gradient, "native", *WHERE)
+def newton_inverse_gradient(grad: Tensor, gram: Tensor, alpha: Tensor, steps: int) -> tuple[Tensor, ...]:
+    """Of `newton_inverse`, to gram and alpha; both matrices are symmetric."""
+    grads, m = (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)), gram.shape[-1]
+    library().newton_inverse_gradient(
+        *(numbers_of(x.contiguous()) for x in (grad, gram, alpha)),
+        *long(gram.numel() // m**2, m),
+        ctypes.c_int32(steps),
+        *map(numbers_of, grads),
+        ctypes.c_int32(torch.get_num_threads()),
+    )
+    return grads

@@ -1,0 +1,249 @@
+// Agent attention: see ops/agent_formula.py.
+#pragma once
+#include "maps.h"
+#include "places.h"
+
+// What both softmax maps need of one thread: logits of a piece's tokens and the agents, as rows of agents
+struct AgentMaps {
+    const Shape& shape;
+    const float* agents;  // (b, h, a, d) side by side
+    const int64_t count, d = shape.width, columns = padded(count);
+    const float scale = 1 / std::sqrt(float(d));
+    BiasRows of_keys, of_queries;
+    std::vector<float> map = std::vector<float>(T * columns), turned;
+    int64_t of = -1;
+
+    AgentMaps(const Shape& shape, const float* agents, int64_t count, const Bias& key_bias, const Bias& query_bias)
+        : shape(shape), agents(agents), count(count), of_keys(key_bias, count), of_queries(query_bias, count) {}
+
+    void logits(const Tokens& tokens, BiasRows& bias, const Piece& piece) {
+        if (of != piece.index) as_columns(agents + (of = piece.index) * count * d, d, count, d, scale, turned);
+        bias.fill(piece, map.data());
+        const Strided x{tokens.at(piece.b, piece.h, piece.first), tokens.token, 1};
+        multiply(piece.count, columns, d, x, turned.data(), columns, {map.data(), columns}, true);
+    }
+
+    // Softmax over the agents of each token
+    void over_agents(const Tokens& q, const Piece& piece) {
+        logits(q, of_queries, piece);
+        for (int64_t t = 0; t < piece.count; t++) {
+            float* x = &map[t * columns];
+            vec high = load(x), total{};
+            for (int64_t a = W; a < columns; a += W) high = max(high, load(x + a));
+            const float most = largest(high);
+            for (int64_t a = 0; a < columns; a += W) {
+                const vec weight = falling_exponential(load(x + a) - most);
+                store(x + a, weight);
+                total += weight;
+            }
+            const float share = 1 / sum(total);
+            for (int64_t a = 0; a < columns; a += W) store(x + a, load(x + a) * share);
+        }
+    }
+
+    // Weights of the piece's tokens for each agent, from the largest logit of all tokens and the sum of exponentials
+    void over_tokens(const Tokens& k, const Piece& piece, const float* most, const float* total) {
+        logits(k, of_keys, piece);
+        for (int64_t a = 0; a < columns; a += W) {
+            const vec share = 1.0f / load(total + a), high = load(most + a);
+            for (int64_t t = 0; t < piece.count; t++)
+                store(&map[t * columns + a], falling_exponential(load(&map[t * columns + a]) - high) * share);
+        }
+    }
+};
+
+// What the agents collect of the keys: for each head values (a × row), the largest logits and sums of exponentials
+struct Collected {
+    const int64_t count, row, columns, size;
+    Sums sums;
+    std::vector<float> heads_;
+
+    Collected(const Shape& shape, int64_t count)
+        : count(count), row(padded(shape.width)), columns(padded(count)), size(count * row + 2 * columns),
+          sums(shape.threads, size), heads_(shape.batch * shape.heads * size) {}
+
+    const float* values(int64_t index) const { return &heads_[index * size]; }
+    const float* most(int64_t index) const { return values(index) + count * row; }
+    const float* total(int64_t index) const { return most(index) + columns; }
+
+    void run(const Shape& shape, const Tokens& k, const Tokens& v, AgentMaps& maps, int me, int all) {
+        std::vector<float> spare;
+        float* map = maps.map.data();
+        sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
+            float *most = sum + count * row, *total = most + columns;
+            if (total[0] == 0) std::fill(most, total, -1e38f);
+            maps.logits(k, maps.of_keys, piece);
+            for (int64_t a = 0; a < columns; a += W) {
+                vec high = load(most + a);
+                for (int64_t t = 0; t < piece.count; t++) high = max(high, load(map + t * columns + a));
+                const vec shrink = falling_exponential(load(most + a) - high);
+                vec part{};
+                for (int64_t t = 0; t < piece.count; t++) {
+                    const vec weight = falling_exponential(load(map + t * columns + a) - high);
+                    store(map + t * columns + a, weight);
+                    part += weight;
+                }
+                store(most + a, high);
+                store(total + a, load(total + a) * shrink + part);
+                for (int64_t i = 0; i < W && a + i < count; i++)
+                    if (shrink[i] != 1)
+                        for (int64_t c = 0; c < row; c += W)
+                            store(sum + (a + i) * row + c, load(sum + (a + i) * row + c) * shrink[i]);
+            }
+            const Rows rows = values_of(v, piece, shape.width, spare);
+            multiply(count, row, piece.count, {map, 1, columns}, rows.data, rows.row, {sum, row}, true);
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            float *to = &heads_[index * size], *most = to + count * row, *total = most + columns;
+            std::fill(most, total, -1e38f);
+            std::fill(total, total + columns, 0.0f);
+            sums.each_sum(index, [&](const float* part) {
+                for (int64_t a = 0; a < columns; a++) most[a] = std::max(most[a], part[count * row + a]);
+            });
+            sums.each_sum(index, [&](const float* part) {
+                for (int64_t a = 0; a < columns; a++) {
+                    const float share = std::exp(part[count * row + a] - most[a]);
+                    total[a] += part[count * row + columns + a] * share;
+                    for (int64_t c = 0; a < count && c < row; c++) to[a * row + c] += part[a * row + c] * share;
+                }
+            });
+            for (int64_t a = 0; a < count; a++)
+                for (int64_t c = 0; c < row; c++) to[a * row + c] /= total[a];
+        });
+    }
+};
+
+// A softmax over tokens, then one over agents.
+extern "C" Answer agent_attention(
+    Shape shape, Tokens q, Numbers agents, int64_t count, Tokens k, Tokens v, Bias key_bias, Bias query_bias,
+    Tokens out) {
+    if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
+    if (!fits(shape.batch * shape.heads * count * shape.width, agents)) return MISFIT;
+    if (!fits(shape, shape.keys, count, key_bias) || !fits(shape, shape.queries, count, query_bias)) return MISFIT;
+    const int64_t d = shape.width, row = padded(d);
+    Collected collected(shape, count);
+    parallel(shape.threads, [&](int me, int all) {
+        AgentMaps maps(shape, agents.data, count, key_bias, query_bias);
+        std::vector<float> spare;
+        collected.run(shape, k, v, maps, me, all);
+        pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
+            maps.over_agents(q, piece);
+            to_tokens(out, piece, d, spare, [&](Rows c) {
+                const Strided map{maps.map.data(), maps.columns, 1};
+                multiply(piece.count, row, count, map, collected.values(piece.index), row, c);
+            });
+        });
+    });
+    return DONE;
+}
+
+// With maps P₂ (n × a) and P₁ (a × n), v_A = P₁ v and g the gradient of P₂ v_A: dv_A = P₂ᵀ g, dP₂ = g v_Aᵀ,
+// dL = P ∘ (dP - Σ P ∘ dP), the sum along the softmax, dP₁ = dv_A vᵀ, dv = P₁ᵀ dv_A; dq, dk and dA from the logits'.
+// Gradients of the biases (b, h, n, a) are for each image.
+extern "C" Answer agent_attention_gradient(
+    Shape shape, Tokens q, Numbers agents, int64_t count, Tokens k, Tokens v, Bias key_bias, Bias query_bias,
+    Tokens grad, Tokens dq, Numbers dagents, Tokens dk, Tokens dv, Numbers dkey_bias, Numbers dquery_bias) {
+    const int64_t all_heads = shape.batch * shape.heads;
+    if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
+    if (!fits(all_heads * count * shape.width, agents, dagents)) return MISFIT;
+    if (!fits(shape, shape.keys, count, key_bias) || !fits(shape, shape.queries, count, query_bias)) return MISFIT;
+    if (!fits(all_heads * shape.keys * count, dkey_bias) || !fits(all_heads * shape.queries * count, dquery_bias))
+        return MISFIT;
+    const int64_t d = shape.width, row = padded(d), columns = padded(count), size = count * row;
+    Collected collected(shape, count);
+    Sums of_queries(shape.threads, 2 * size), of_keys(shape.threads, size);  // dv_A and dA; dA
+    Sums of_maps(shape.threads, columns);
+    std::vector<float> dvalues(shape.batch * shape.heads * size), lost(shape.batch * shape.heads * columns);
+    parallel(shape.threads, [&](int me, int all) {
+        AgentMaps maps(shape, agents.data, count, key_bias, query_bias);
+        std::vector<float> spare, other, few, turned, gradient(T * columns);
+        float *map = maps.map.data(), *dmap = gradient.data();
+        int64_t of = -1;
+        // from the logits' gradient: that of the tokens, of the agents and of the bias
+        const auto finish = [&](const Tokens& x, const Piece& piece, const Tokens& dx, int64_t tokens, float* sum, float* dbias) {
+            for (int64_t t = 0; t < piece.count; t++)
+                std::memcpy(dbias + (piece.index * tokens + piece.first + t) * count, dmap + t * columns, count * sizeof(float));
+            for (int64_t i = 0; i < piece.count * columns; i += W) store(dmap + i, load(dmap + i) * maps.scale);
+            to_tokens(dx, piece, d, spare, [&](Rows c) {
+                multiply(piece.count, row, count, {dmap, columns, 1}, few.data(), row, c);
+            });
+            const Rows rows = values_of(x, piece, d, spare);
+            multiply(count, row, piece.count, {dmap, 1, columns}, rows.data, rows.row, {sum, row}, true);
+        };
+        const auto begin = [&](const Piece& piece, const float* values) {
+            if (of == piece.index) return;
+            as_rows(agents.data + (of = piece.index) * count * d, d, count, d, few);
+            as_columns(values, row, count, d, 1, turned);
+        };
+        collected.run(shape, k, v, maps, me, all);
+        of_queries.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
+            begin(piece, collected.values(piece.index));
+            maps.over_agents(q, piece);
+            const Rows g = values_of(grad, piece, d, other);
+            multiply(count, row, piece.count, {map, 1, columns}, g.data, g.row, {sum, row}, true);
+            multiply(piece.count, columns, d, {g.data, g.row, 1}, turned.data(), columns, {dmap, columns});
+            for (int64_t t = 0; t < piece.count; t++) {
+                vec total{};
+                for (int64_t a = 0; a < columns; a += W) total += load(map + t * columns + a) * load(dmap + t * columns + a);
+                const float mean = ::sum(total);
+                for (int64_t a = 0; a < columns; a += W)
+                    store(dmap + t * columns + a, load(map + t * columns + a) * (load(dmap + t * columns + a) - mean));
+            }
+            finish(q, piece, dq, shape.queries, sum + size, dquery_bias.data);
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            float* to = &dvalues[index * size];
+            of_queries.each_sum(index, [&](const float* part) {
+                for (int64_t i = 0; i < size; i++) to[i] += part[i];
+            });
+        });
+        of = -1;
+        // of a piece of keys: P₁ and dP₁
+        const auto meet = [&](const Piece& piece) {
+            begin(piece, &dvalues[piece.index * size]);
+            maps.over_tokens(k, piece, collected.most(piece.index), collected.total(piece.index));
+            const Strided values{v.at(piece.b, piece.h, piece.first), v.token, 1};
+            multiply(piece.count, columns, d, values, turned.data(), columns, {dmap, columns});
+        };
+        // Σ P₁ ∘ dP₁ of the very dP₁ from which it is taken: dv_A v_A is the same sum and costs nothing, but is rounded
+        // otherwise, and where few tokens have all the weight the difference is all that is left
+        of_maps.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
+            meet(piece);
+            for (int64_t a = 0; a < columns; a += W) {
+                vec total{};
+                for (int64_t t = 0; t < piece.count; t++) total += load(map + t * columns + a) * load(dmap + t * columns + a);
+                store(sum + a, load(sum + a) + total);
+            }
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            of_maps.each_sum(index, [&](const float* part) {
+                for (int64_t a = 0; a < columns; a++) lost[index * columns + a] += part[a];
+            });
+        });
+        of = -1;
+        of_keys.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
+            const float *dvalue = &dvalues[piece.index * size], *mean = &lost[piece.index * columns];
+            meet(piece);
+            to_tokens(dv, piece, d, spare, [&](Rows c) {
+                multiply(piece.count, row, count, {map, columns, 1}, dvalue, row, c);
+            });
+            for (int64_t t = 0; t < piece.count; t++)
+                for (int64_t a = 0; a < columns; a += W) {
+                    float* to = dmap + t * columns + a;
+                    store(to, load(map + t * columns + a) * (load(to) - load(mean + a)));
+                }
+            finish(k, piece, dk, shape.keys, sum, dkey_bias.data);
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            float* to = dagents.data + index * count * d;
+            std::fill(to, to + count * d, 0.0f);
+            const auto add = [&](const float* part) {
+                for (int64_t a = 0; a < count; a++)
+                    for (int64_t c = 0; c < d; c++) to[a * d + c] += part[a * row + c];
+            };
+            of_queries.each_sum(index, [&](const float* part) { add(part + size); });
+            of_keys.each_sum(index, add);
+        });
+    });
+    return DONE;
+}

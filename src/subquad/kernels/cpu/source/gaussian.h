@@ -1,0 +1,192 @@
+// Softmax-free attention: see ops/soft_formula.py.
+#pragma once
+#include "maps.h"
+
+// κ(x, y) = exp(-|x - y|² / 2) of the piece's tokens, scaled, and the few, (count × padded a)
+struct GaussianMap {
+    std::vector<float> columns, norms, map;
+    int64_t of = -1;
+
+    void fill_in(const Tokens& x, const Piece& piece, const float* few, int64_t count, int64_t width, float scale) {
+        const int64_t row = padded(count);
+        if (of != piece.index) {
+            of = piece.index;
+            as_columns(few + of * count * width, width, count, width, 1, columns);
+            norms.assign(row, 1e30f);
+            for (int64_t a = 0; a < count; a++) {
+                norms[a] = 0;
+                for (int64_t c = 0; c < width; c++) norms[a] += 0.5f * columns[c * row + a] * columns[c * row + a];
+            }
+            map.resize(T * row);
+        }
+        const float* first = x.at(piece.b, piece.h, piece.first);
+        multiply(piece.count, row, width, {first, x.token, 1}, columns.data(), row, {map.data(), row});
+        for (int64_t t = 0; t < piece.count; t++) {
+            vec squares{};
+            const float* token = first + t * x.token;
+            for (int64_t c = 0; c < width; c += W) {
+                const vec value = width - c >= W ? load(token + c) : load(token + c, width - c);
+                squares += value * value;
+            }
+            const float norm = 0.5f * scale * scale * sum(squares);
+            for (int64_t a = 0; a < row; a += W) {
+                const vec exponent = load(&map[t * row + a]) * scale - norm - load(&norms[a]);
+                // rounding can make the distance of near points slightly negative
+                store(&map[t * row + a], falling_exponential(exponent > vec{} ? vec{} : exponent));
+            }
+        }
+    }
+};
+
+// out (b, h, m, d) = κ(scale x, landmarks)ᵀ v
+extern "C" Answer gaussian_gather(
+    Shape shape, Tokens x, Numbers landmarks, int64_t count, Tokens v, float scale, Numbers out) {
+    if (!fits(shape, shape.keys, x, v)) return MISFIT;
+    if (!fits(shape.batch * shape.heads * count * shape.width, landmarks, out)) return MISFIT;
+    const int64_t d = shape.width, row = padded(d);
+    Sums sums(shape.threads, count * row);
+    parallel(shape.threads, [&](int me, int all) {
+        GaussianMap kernel;
+        std::vector<float> spare;
+        sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
+            kernel.fill_in(x, piece, landmarks.data, count, d, scale);
+            const Rows rows = values_of(v, piece, d, spare);
+            const Strided map{kernel.map.data(), 1, padded(count)};
+            multiply(count, row, piece.count, map, rows.data, rows.row, {sum, row}, true);
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            float* to = out.data + index * count * d;
+            std::fill(to, to + count * d, 0.0f);
+            sums.each_sum(index, [&](const float* part) {
+                for (int64_t a = 0; a < count; a++)
+                    for (int64_t c = 0; c < d; c++) to[a * d + c] += part[a * row + c];
+            });
+        });
+    });
+    return DONE;
+}
+
+// out = κ(scale x, landmarks) u, as tokens, from u (b, h, m, d)
+extern "C" Answer gaussian_spread(
+    Shape shape, Tokens x, Numbers landmarks, int64_t count, Numbers u, float scale, Tokens out) {
+    if (!fits(shape, shape.queries, x, out)) return MISFIT;
+    if (!fits(shape.batch * shape.heads * count * shape.width, landmarks, u)) return MISFIT;
+    const int64_t d = shape.width, row = padded(d);
+    parallel(shape.threads, [&](int me, int all) {
+        GaussianMap kernel;
+        std::vector<float> spare, few;
+        int64_t of = -1;
+        pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
+            if (of != piece.index) as_rows(u.data + (of = piece.index) * count * d, d, count, d, few);
+            kernel.fill_in(x, piece, landmarks.data, count, d, scale);
+            to_tokens(out, piece, d, spare, [&](Rows c) {
+                const Strided map{kernel.map.data(), padded(count), 1};
+                multiply(piece.count, row, count, map, few.data(), row, c);
+            });
+        });
+    });
+    return DONE;
+}
+
+// c (m × padded m) += a b, a few columns of a at a time: with all at once rounding errors are half as large again
+inline void add_product(int64_t m, const float* a, const float* b, float* c) {
+    constexpr int64_t few = 32;
+    const int64_t row = padded(m);
+    for (int64_t k = 0; k < m; k += few)
+        multiply(m, row, std::min(few, m - k), {a + k, row, 1}, b + k * row, row, {c, row}, true);
+}
+
+// y (m × padded m) ← its symmetric part
+inline void symmetric(int64_t m, const float* x, float* y) {
+    const int64_t row = padded(m);
+    for (int64_t r = 0; r < m; r++)
+        for (int64_t c = 0; c < m; c++) y[r * row + c] = 0.5f * (x[r * row + c] + x[c * row + r]);
+}
+
+// Newton's steps Y ← Y + Y (I - A Y) of one matrix, kept symmetric
+struct Newton {
+    const int64_t m, row = padded(m);
+    std::vector<float> negative, y, rest = std::vector<float>(m * row), next;  // -A, Y
+    explicit Newton(int64_t m) : m(m) {}
+
+    void begin(const float* gram, float start) {
+        as_rows(gram, m, m, m, y);
+        negative = y;
+        for (float& value : negative) value = -value;
+        for (float& value : y) value *= start;
+    }
+
+    void step(bool keep_symmetric) {
+        std::fill(rest.begin(), rest.end(), 0.0f);
+        for (int64_t r = 0; r < m; r++) rest[r * row + r] = 1;
+        add_product(m, negative.data(), y.data(), rest.data());
+        next = y;
+        add_product(m, y.data(), rest.data(), next.data());
+        if (keep_symmetric) symmetric(m, next.data(), y.data());
+        else y.swap(next);
+    }
+};
+
+inline void copy_out(int64_t m, const float* from, float* to) {
+    for (int64_t r = 0; r < m; r++) std::memcpy(to + r * m, from + r * padded(m), m * sizeof(float));
+}
+
+// From start[i]·A; A (matrices, m, m) with its ridge
+extern "C" Answer newton_inverse(
+    Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers out, int32_t threads) {
+    if (!fits(matrices * m * m, gram, out) || !fits(matrices, start) || steps < 0) return MISFIT;
+    parallel(threads, [&](int me, int all) {
+        Newton newton(m);
+        for (int64_t i = me; i < matrices; i += all) {
+            newton.begin(gram.data + i * m * m, start.data[i]);
+            // rounding makes it unsymmetric only slowly
+            for (int step = 0; step < steps; step++) newton.step(step % 4 == 3 || step + 1 == steps);
+            copy_out(m, newton.y.data(), out.data + i * m * m);
+        }
+    });
+    return DONE;
+}
+
+// All of G, the gradient of Y, are symmetric: G ← 2 G - (A Y G + its transpose), dA = -Σ Y G Y over the steps, and at the
+// start Y = αA: dA += αG, dα = Σ G ∘ A.
+extern "C" Answer newton_inverse_gradient(
+    Numbers grad, Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers dgram,
+    Numbers dstart, int32_t threads) {
+    if (!fits(matrices * m * m, grad, gram, dgram) || !fits(matrices, start, dstart) || steps < 0) return MISFIT;
+    const int64_t row = padded(m), size = m * row;
+    parallel(threads, [&](int me, int all) {
+        Newton newton(m);
+        std::vector<float> history(steps * size), g(size), given, a(size), b(size), total;
+        for (int64_t i = me; i < matrices; i += all) {
+            newton.begin(gram.data + i * m * m, start.data[i]);
+            for (int step = 0; step < steps; step++) {
+                std::copy(newton.y.begin(), newton.y.end(), history.begin() + step * size);
+                newton.step(true);
+            }
+            as_rows(grad.data + i * m * m, m, m, m, given);
+            symmetric(m, given.data(), g.data());
+            total.assign(size, 0.0f);
+            for (int step = steps; step-- > 0;) {
+                const float* y = &history[step * size];
+                std::fill(a.begin(), a.end(), 0.0f);
+                add_product(m, g.data(), y, a.data());
+                std::fill(b.begin(), b.end(), 0.0f);
+                add_product(m, y, a.data(), b.data());
+                for (int64_t j = 0; j < size; j++) total[j] -= b[j];
+                // -G Y A, and what it is mirrored: a stands for G Y still
+                std::fill(b.begin(), b.end(), 0.0f);
+                add_product(m, a.data(), newton.negative.data(), b.data());
+                symmetric(m, b.data(), a.data());
+                for (int64_t j = 0; j < size; j++) g[j] = 2 * (g[j] + a[j]);
+            }
+            float product = 0;
+            for (int64_t j = 0; j < size; j++) {
+                product -= g[j] * newton.negative[j];
+                total[j] += start.data[i] * g[j];
+            }
+            dstart.data[i] = product;
+            copy_out(m, total.data(), dgram.data + i * m * m);
+        }
+    });
+    return DONE;
+}

@@ -1,0 +1,174 @@
+// The depthwise branch: see ops/map_formulas.py.
+#pragma once
+#include "tokens.h"
+
+struct Map {
+    int64_t height, width, prefix;
+};
+
+inline bool fits(int64_t tokens, const Map& map) {
+    return map.height > 0 && map.width > 0 && map.prefix >= 0 && map.height * map.width + map.prefix == tokens;
+}
+
+struct Branch {
+    Tokens v, y, g, out;
+    Map map;
+    const float *weight, *bias;  // (taps, channels), (channels)
+    int64_t channels;
+    int kernel_size;
+};
+
+// `count` channels at c of X places of a row from x on. A value that is loaded serves all of them; with X > 1 all the
+// columns that the taps reach have to be inside the map.
+template <int X, int K>
+inline void places(const Branch& it, int64_t b, int64_t h, int64_t row, int64_t x, int64_t c, int64_t channel, int64_t count) {
+    const int size = K ? K : it.kernel_size, half = size / 2;
+    const bool whole = count >= W;
+    const auto read = [&](const float* p) { return whole ? load(p) : load(p, count); };
+    const int64_t top = std::max<int64_t>(0, row - half), bottom = std::min(it.map.height, row + half + 1);
+    const int64_t token = it.map.prefix + row * it.map.width + x;
+    vec sums[X];
+    const vec bias = it.bias ? read(it.bias + channel) : vec{};
+    for (int i = 0; i < X; i++) sums[i] = it.y.data ? read(it.y.at(b, h, token + i) + c) + bias : bias;
+    for (int64_t r = top; r < bottom; r++) {
+        const float* taps = it.weight + (r - row + half) * size * it.channels + channel;
+        if constexpr (X > 1) {
+            const float* line = it.v.at(b, h, it.map.prefix + r * it.map.width + x - half) + c;
+            vec tap[K];
+            UNROLLED
+            for (int s = 0; s < K; s++) tap[s] = load(taps + s * it.channels);
+            UNROLLED
+            for (int s = 0; s < X + K - 1; s++) {
+                const vec value = load(line + s * it.v.token);
+                UNROLLED
+                for (int i = 0; i < X; i++)
+                    if (s - i >= 0 && s - i < K) sums[i] += value * tap[s - i];
+            }
+        } else {
+            const int64_t left = std::max<int64_t>(0, x - half), right = std::min(it.map.width, x + half + 1);
+            const float* line = it.v.at(b, h, it.map.prefix + r * it.map.width + left) + c;
+            for (int64_t s = left; s < right; s++, line += it.v.token)
+                sums[0] += read(line) * read(taps + (s - x + half) * it.channels);
+        }
+    }
+    for (int i = 0; i < X; i++) {
+        if (it.g.data) sums[i] *= read(it.g.at(b, h, token + i) + c);
+        float* to = it.out.at(b, h, token + i) + c;
+        whole ? store(to, sums[i]) : store(to, sums[i], count);
+    }
+}
+
+// One line of channels after the other: what a row's places share of it stays in the L1 cache
+template <int K>
+inline void branch_row(const Branch& it, const Shape& shape, int64_t b, int64_t row) {
+    constexpr int X = W == 16 ? 8 : 4, half = K / 2;  // as many sums at a time as keep the multipliers busy
+    for (int64_t h = 0; h < shape.heads; h++)
+        for (int64_t c = 0; c < shape.width; c += W) {
+            const int64_t channel = h * shape.width + c, count = shape.width - c;
+            int64_t x = 0;
+            if constexpr (K > 0)
+                if (count >= W) {
+                    for (; x < std::min<int64_t>(half, it.map.width); x++) places<1, 0>(it, b, h, row, x, c, channel, W);
+                    for (; x + X + half <= it.map.width; x += X) places<X, K>(it, b, h, row, x, c, channel, W);
+                    for (; x + X / 2 + half <= it.map.width; x += X / 2) places<X / 2, K>(it, b, h, row, x, c, channel, W);
+                }
+            for (; x < it.map.width; x++) places<1, 0>(it, b, h, row, x, c, channel, count);
+        }
+}
+
+// out = ([y +] depthwise of v [+ bias]) [· g]. Weights are (taps, h·d) for each image, `weight_batch` numbers apart (0 for
+// the same); tokens of the prefix have no place on the map and get y [· g] or 0.
+extern "C" Answer local_branch(
+    Shape shape, Tokens v, Tokens y, Tokens g, Tokens out, Map map, Numbers weight, int64_t weight_batch, Numbers bias,
+    int32_t kernel_size) {
+    const int64_t channels = shape.heads * shape.width, taps = int64_t(kernel_size) * kernel_size * channels;
+    const int64_t kernels = weight_batch ? shape.batch : 1;
+    if (!fits(shape, shape.queries, v, y, g, out) || !fits(shape.queries, map) || !fits(taps * kernels, weight)) return MISFIT;
+    if (!fits(channels, bias) || kernel_size % 2 == 0 || (weight_batch && weight_batch != taps)) return MISFIT;
+    Branch it{v, y, g, out, map, weight.data, bias.data, shape.heads * shape.width, kernel_size};
+    const auto side_by_side = [&](const Tokens& x) { return !x.data || x.head == shape.width; };
+    if (side_by_side(v) && side_by_side(y) && side_by_side(g) && side_by_side(out))
+        shape.width *= shape.heads, shape.heads = 1;  // longer lines
+    const int64_t rows = map.height + (map.prefix > 0), total = shape.batch * rows;
+    parallel(shape.threads, [&](int me, int all) {
+        Branch mine = it;
+        for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
+            const int64_t b = i / rows, row = i % rows - (map.prefix > 0);
+            mine.weight = weight.data + b * weight_batch;
+            if (row < 0) {
+                for (int64_t t = 0; t < map.prefix; t++)
+                    for (int64_t h = 0; h < shape.heads; h++)
+                        for (int64_t c = 0; c < shape.width; c++)
+                            out.at(b, h, t)[c] = (y.data ? y.at(b, h, t)[c] : 0) * (g.data ? g.at(b, h, t)[c] : 1);
+            } else if (kernel_size == 3) branch_row<3>(mine, shape, b, row);
+            else if (kernel_size == 5) branch_row<5>(mine, shape, b, row);
+            else if (kernel_size == 7) branch_row<7>(mine, shape, b, row);
+            else if (kernel_size == 9) branch_row<9>(mine, shape, b, row);
+            else branch_row<0>(mine, shape, b, row);
+        }
+    });
+    return DONE;
+}
+
+// The gradient of the weights, (taps, channels) of an image or, with `weight_batch` 0, of all, and of the bias
+template <int K>
+inline void branch_gradient(
+    const Branch& it, const Tokens& grad, int64_t b, int64_t h, int64_t c, int64_t channel, int64_t count, float* weight,
+    float* bias) {
+    constexpr int half = K / 2;
+    const bool whole = count >= W;
+    const auto read = [&](const float* p) { return whole ? load(p) : load(p, count); };
+    const auto add = [&](float* p, vec x) { whole ? store(p, load(p) + x) : store(p, load(p, count) + x, count); };
+    const int64_t width = it.map.width;
+    for (int64_t row = 0; row < it.map.height; row++) {
+        const float* from = grad.at(b, h, it.map.prefix + row * width) + c;
+        vec total{};
+        for (int64_t x = 0; bias && x < width; x++) total += read(from + x * grad.token);
+        if (bias) add(bias + channel, total);
+        for (int64_t r = std::max<int64_t>(0, row - half); r < std::min(it.map.height, row + half + 1); r++) {
+            const float* line = it.v.at(b, h, it.map.prefix + r * width) + c;
+            vec sums[K]{};
+            const auto clipped = [&](int64_t x) {
+                const vec g = read(from + x * grad.token);
+                for (int s = 0; s < K; s++)
+                    if (x + s >= half && x + s - half < width) sums[s] += g * read(line + (x + s - half) * it.v.token);
+            };
+            int64_t x = 0;
+            for (; x < std::min<int64_t>(half, width); x++) clipped(x);
+            if (whole)
+                for (; x + half < width; x++) {
+                    const vec g = load(from + x * grad.token);
+                    UNROLLED
+                    for (int s = 0; s < K; s++) sums[s] += g * load(line + (x + s - half) * it.v.token);
+                }
+            for (; x < width; x++) clipped(x);
+            for (int s = 0; s < K; s++) add(weight + ((r - row + half) * K + s) * it.channels + channel, sums[s]);
+        }
+    }
+}
+
+extern "C" Answer local_branch_gradient(
+    Shape shape, Tokens v, Tokens grad, Map map, Numbers weight, int64_t weight_batch, Numbers bias,
+    int32_t kernel_size) {
+    const int64_t channels = shape.heads * shape.width, size = int64_t(kernel_size) * kernel_size * channels;
+    const int64_t kernels = weight_batch ? shape.batch : 1;
+    if (!fits(shape, shape.queries, v, grad) || !fits(shape.queries, map) || !fits(size * kernels, weight)) return MISFIT;
+    if (!fits(channels, bias) || kernel_size % 2 == 0 || kernel_size > 9) return MISFIT;
+    if (weight_batch && weight_batch != size) return MISFIT;
+    const Branch it{v, {}, {}, {}, map, nullptr, nullptr, shape.heads * shape.width, kernel_size};
+    if (v.head == shape.width && grad.head == shape.width) shape.width *= shape.heads, shape.heads = 1;
+    const int64_t parts = (shape.width + W - 1) / W, total = shape.heads * parts;
+    parallel(shape.threads, [&](int me, int all) {
+        for (int64_t i = total * me / all; i < total * (me + 1) / all; i++)
+            for (int64_t b = 0; b < shape.batch; b++) {
+                const int64_t h = i / parts, c = i % parts * W, channel = h * shape.width + c, count = shape.width - c;
+                float* taps = weight.data + b * weight_batch;
+                if (kernel_size == 1) branch_gradient<1>(it, grad, b, h, c, channel, count, taps, bias.data);
+                if (kernel_size == 3) branch_gradient<3>(it, grad, b, h, c, channel, count, taps, bias.data);
+                if (kernel_size == 5) branch_gradient<5>(it, grad, b, h, c, channel, count, taps, bias.data);
+                if (kernel_size == 7) branch_gradient<7>(it, grad, b, h, c, channel, count, taps, bias.data);
+                if (kernel_size == 9) branch_gradient<9>(it, grad, b, h, c, channel, count, taps, bias.data);
+            }
+    });
+    return DONE;
+}

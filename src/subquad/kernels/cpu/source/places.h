@@ -1,0 +1,184 @@
+// What stands on the map: agents' biases and agents themselves; see positions.py and ops/map_formulas.py.
+#pragma once
+#include "local.h"
+
+// A bias of agents on the tokens of a map: written out, (h, n, a) any distance apart; or else the tables of which it is
+// the sum: bilinear(block (h, a, side, side)) + rows (h, a, y) + columns (h, a, x), and (h, a, p) for the prefix.
+struct Bias {
+    const float* written;
+    int64_t head, token, agent;
+    int64_t heads, tokens, agents;
+    Numbers block, rows, columns, prefix;
+    int64_t side;
+    Map map;
+};
+
+inline bool fits(const Shape& shape, int64_t tokens, int64_t agents, const Bias& bias) {
+    if (bias.written) return bias.heads == shape.heads && bias.tokens == tokens && bias.agents == agents;
+    const int64_t pairs = shape.heads * agents;
+    return bias.side > 0 && fits(tokens, bias.map) && fits(pairs * bias.side * bias.side, bias.block) &&
+           fits(pairs * bias.map.height, bias.rows) && fits(pairs * bias.map.width, bias.columns) &&
+           fits(pairs * bias.map.prefix, bias.prefix);
+}
+
+constexpr float LOWEST = -1e30f;
+
+// The bias of one head as rows of agents; tables are summed where they are needed and never written out.
+class BiasRows {
+    const Bias& bias;
+    const int64_t agents, width;
+    int64_t of = -1, y_of = -1;
+    std::vector<float> block, rows, columns, line;
+
+    // (agents, count) as (count, padded agents), `beyond` the agents
+    void turn(const float* from, int64_t count, std::vector<float>& to, float beyond = 0) {
+        to.resize(count * width, beyond);
+        for (int64_t a = 0; a < agents; a++)
+            for (int64_t i = 0; i < count; i++) to[i * width + a] = from[a * count + i];
+    }
+
+    // Where place i of `length` lies among the block's, as F.interpolate without aligned corners
+    float between(int64_t i, int64_t length, int64_t& first, int64_t& second) const {
+        const float place = std::max(0.0f, (i + 0.5f) * bias.side / length - 0.5f);
+        first = std::min<int64_t>(int64_t(place), bias.side - 1);
+        second = std::min(first + 1, bias.side - 1);
+        return place - first;
+    }
+
+    void begin_head(int64_t h) {
+        of = h, y_of = -1;
+        turn(bias.block.data + h * agents * bias.side * bias.side, bias.side * bias.side, block);
+        turn(bias.rows.data + h * agents * bias.map.height, bias.map.height, rows);
+        turn(bias.columns.data + h * agents * bias.map.width, bias.map.width, columns, LOWEST);
+        line.resize(bias.side * width);
+    }
+
+    void begin_row(int64_t y) {
+        int64_t top, bottom;
+        const float down = between(y_of = y, bias.map.height, top, bottom);
+        for (int64_t s = 0; s < bias.side; s++)
+            for (int64_t a = 0; a < width; a += W) {
+                const vec upper = load(&block[(top * bias.side + s) * width + a]);
+                const vec lower = load(&block[(bottom * bias.side + s) * width + a]);
+                store(&line[s * width + a], upper + (lower - upper) * down + load(&rows[y * width + a]));
+            }
+    }
+
+    void gathered(const float* from, int64_t apart, float* to) const {
+        for (int64_t a = 0; a < agents; a++) to[a] = from[a * apart];
+        for (int64_t a = agents; a < width; a++) to[a] = LOWEST;
+    }
+
+    void from_tables(int64_t h, int64_t t, float* to) {
+        if (t < bias.map.prefix) return gathered(bias.prefix.data + h * agents * bias.map.prefix + t, bias.map.prefix, to);
+        const int64_t y = (t - bias.map.prefix) / bias.map.width, x = (t - bias.map.prefix) % bias.map.width;
+        if (of != h) begin_head(h);
+        if (y_of != y) begin_row(y);
+        int64_t left, right;
+        const float over = between(x, bias.map.width, left, right);
+        for (int64_t a = 0; a < width; a += W) {
+            const vec first = load(&line[left * width + a]), second = load(&line[right * width + a]);
+            store(to + a, first + (second - first) * over + load(&columns[x * width + a]));
+        }
+    }
+
+public:
+    BiasRows(const Bias& bias, int64_t agents) : bias(bias), agents(agents), width(padded(agents)) {}
+
+    // (count × padded agents); beyond the agents the lowest number, so that its exponential is 0
+    void fill(const Piece& piece, float* map) {
+        for (int64_t t = piece.first; t < piece.first + piece.count; t++, map += width)
+            if (bias.written) gathered(bias.written + piece.h * bias.head + t * bias.token, bias.agent, map);
+            else from_tables(piece.h, t, map);
+    }
+};
+
+// Adaptive bins, `across` of them in each of `down` rows: they overlap where they do not divide the map.
+struct Bin {
+    int64_t top, bottom, left, right;
+    float share;
+    Bin(const Map& map, int64_t row, int64_t column, int64_t down, int64_t across)
+        : top(row * map.height / down), bottom(((row + 1) * map.height + down - 1) / down),
+          left(column * map.width / across), right(((column + 1) * map.width + across - 1) / across),
+          share(1.0f / ((bottom - top) * (right - left))) {}
+};
+
+// out (b, h, a, d) = means of the tokens over the bins
+extern "C" Answer pool(Shape shape, Tokens x, Map map, int64_t down, int64_t across, Numbers out) {
+    const int64_t d = shape.width, bins = down * across, total = shape.batch * shape.heads * down;
+    if (!fits(shape, shape.queries, x) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
+    if (!fits(total * across * d, out)) return MISFIT;
+    parallel(shape.threads, [&](int me, int all) {
+        for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
+            const int64_t index = i / down, b = index / shape.heads, h = index % shape.heads, row = i % down;
+            for (int64_t column = 0; column < across; column++) {
+                const Bin bin(map, row, column, down, across);
+                float* to = out.data + (index * bins + row * across + column) * d;
+                for (int64_t c = 0; c < d; c += W) {
+                    vec sums{};
+                    for (int64_t r = bin.top; r < bin.bottom; r++)
+                        for (int64_t s = bin.left; s < bin.right; s++) {
+                            const float* from = x.at(b, h, map.prefix + r * map.width + s) + c;
+                            sums += d - c >= W ? load(from) : load(from, d - c);
+                        }
+                    d - c >= W ? store(to + c, sums * bin.share) : store(to + c, sums * bin.share, d - c);
+                }
+            }
+        }
+    });
+    return DONE;
+}
+
+// dx of zeros += the share of each bin's gradient (b, h, a, d) for its tokens
+extern "C" Answer pool_gradient(Shape shape, Numbers grad, Map map, int64_t down, int64_t across, Tokens dx) {
+    const int64_t d = shape.width, bins = down * across;
+    if (!fits(shape, shape.queries, dx) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
+    if (!fits(shape.batch * shape.heads * bins * d, grad)) return MISFIT;
+    parallel(shape.threads, [&](int me, int all) {
+        heads(shape, me, all, [&](int64_t index) {
+            for (int64_t a = 0; a < bins; a++) {
+                const Bin bin(map, a / across, a % across, down, across);
+                const float* from = grad.data + (index * bins + a) * d;
+                for (int64_t r = bin.top; r < bin.bottom; r++)
+                    for (int64_t s = bin.left; s < bin.right; s++) {
+                        float* to = dx.at(index / shape.heads, index % shape.heads, map.prefix + r * map.width + s);
+                        for (int64_t c = 0; c < d; c++) to[c] += bin.share * from[c];
+                    }
+            }
+        });
+    });
+    return DONE;
+}
+
+// out (b, h, m, d) = a convolution of each head's map whose windows lie side by side: `weight` (down, across, d, d_out)
+// for windows of down × across places; what fills no window is left out.
+extern "C" Answer convolve_windows(
+    Shape shape, Tokens x, Map map, int64_t down, int64_t across, Numbers weights, Numbers out) {
+    if (!fits(shape, shape.queries, x) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
+    const int64_t d = shape.width, row = padded(d), high = map.height / down, wide = map.width / across;
+    if (!fits(down * across * d * d, weights) || !fits(shape.batch * shape.heads * high * wide * d, out)) return MISFIT;
+    const float* weight = weights.data;
+    std::vector<float> spare;
+    if (row != d) {
+        spare.assign(down * across * d * row, 0.0f);
+        for (int64_t i = 0; i < down * across * d; i++) std::memcpy(&spare[i * row], weight + i * d, d * sizeof(float));
+        weight = spare.data();
+    }
+    const int64_t total = shape.batch * shape.heads * high;
+    parallel(shape.threads, [&](int me, int all) {
+        std::vector<float> sums(wide * row);
+        for (int64_t unit = total * me / all; unit < total * (me + 1) / all; unit++) {
+            const int64_t index = unit / high, y = unit % high;
+            std::fill(sums.begin(), sums.end(), 0.0f);
+            for (int64_t i = 0; i < down; i++)
+                for (int64_t j = 0; j < across; j++) {
+                    const int64_t first = map.prefix + (y * down + i) * map.width + j;
+                    const Strided a{x.at(index / shape.heads, index % shape.heads, first), across * x.token, 1};
+                    multiply(wide, row, d, a, weight + (i * across + j) * d * row, row, {sums.data(), row}, true);
+                }
+            for (int64_t m = 0; m < wide; m++)
+                std::memcpy(out.data + ((index * high + y) * wide + m) * d, &sums[m * row], d * sizeof(float));
+        }
+    });
+    return DONE;
+}

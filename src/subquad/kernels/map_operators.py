@@ -1,0 +1,84 @@
+"""Operators of what is computed on the map: the local branch, means over bins, windows.
+
+Letters: b batch, h heads, n tokens, d channels of a head, a bins, m windows. `shape` is (height, width) of the map;
+tokens in front of it are its prefix.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.kernels.declaring import empty_tokens, operator
+
+KERNELS = "h*d k k|b h*d k k"
+"""Depthwise: one for each channel, or for each channel of each image."""
+
+
+def _filter(v: Any, weight: Any, height: int, width: int) -> int:
+    """A depthwise convolution of the map."""
+    return 2 * v[0] * v[1] * v[3] * height * width * weight[-1] * weight[-2]
+
+
+# y ← (y + depthwise of v on its map) · g
+local_branch = operator(
+    "the local branch",
+    "local_branch(Tensor(a!) y, Tensor v, Tensor? g, Tensor weight, Tensor? bias, int[] shape)",
+    {"y": "b h n d", "v": "b h n d", "g": "b h n d", "weight": KERNELS, "bias": "h*d"},
+    lambda y, v, g, weight, bias, shape: _filter(v, weight, *shape),
+    shape=None,
+    result="()",
+)
+
+# 0 for tokens of the prefix
+depthwise = operator(
+    "the local branch",
+    "depthwise(Tensor v, Tensor weight, Tensor? bias, int[] shape)",
+    {"v": "b h n d", "weight": KERNELS, "bias": "h*d"},
+    lambda v, weight, bias, shape: _filter(v, weight, *shape),
+)
+
+# to v, the weight and a bias
+depthwise_gradient = operator(
+    "the gradient of the local branch",
+    "depthwise_gradient(Tensor grad, Tensor v, Tensor weight, int[] shape)",
+    {"grad": "b h n d", "v": "b h n d", "weight": KERNELS},
+    lambda grad, v, weight, shape: 2 * _filter(v, weight, *shape),
+    shape=lambda grad, v, weight, shape: (
+        empty_tokens(v),
+        torch.empty_like(weight),
+        weight.new_empty(weight.shape[-3]),
+    ),
+    result="(Tensor, Tensor, Tensor)",
+)
+
+# means (b, h, a, d) of the tokens on a map over its adaptive bins
+pool = operator(
+    "means over the map",
+    "pool(Tensor x, int[] shape, int[] bins)",
+    {"x": "b h n d"},
+    shape=lambda x, shape, bins: x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3]),
+)
+
+pool_gradient = operator(
+    "the gradient of means over the map",
+    "pool_gradient(Tensor grad, Tensor x, int[] shape, int[] bins)",
+    {"grad": "b h a d", "x": "b h n d"},
+    shape=lambda grad, x, *rest: empty_tokens(x),
+)
+
+
+def empty_windows(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
+    """Room for the windows' tokens (b, h, m, d)."""
+    count = height // weight.shape[2] * (width // weight.shape[3])
+    return x.new_empty(*x.shape[:2], count, weight.shape[0])
+
+
+# a convolution (d, d, i, j) of each head's map whose windows lie side by side: (b, h, m, d)
+convolve_windows = operator(
+    "a convolution of windows",
+    "convolve_windows(Tensor x, Tensor weight, int height, int width)",
+    {"x": "b h n d", "weight": "d d i j"},
+    lambda x, weight, height, width: 2 * x[0] * x[1] * height * width * weight[0] * weight[1],
+    shape=empty_windows,
+)

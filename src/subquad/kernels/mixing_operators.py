@@ -1,0 +1,178 @@
+"""The mechanisms' operators: what lies between the projections.
+
+Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks. The formulas are those of subquad.ops.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.kernels.declaring import empty_tokens, operator
+
+QKV = {"q": "b h n d", "k": "b h m d", "v": "b h m d"}
+GRAD = {"grad": "b h n d"}
+
+
+def _product(q: Any, k: Any, *rest: Any) -> int:
+    """Two products of every token with a (d, d) state."""
+    b, h, n, d = q
+    return 2 * b * h * (n + k[2]) * d * d
+
+
+def _like_qkv(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(map(empty_tokens, (q, k, v)))
+
+
+linear_attention = operator(
+    "linear attention", "linear_attention(Tensor q, Tensor k, Tensor v, str feature_map, float eps)", QKV, _product
+)
+
+linear_attention_gradient = operator(
+    "the gradient of linear attention",
+    "linear_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, str feature_map, float eps)",
+    GRAD | QKV,
+    lambda grad, q, k, *rest: 3 * _product(q, k),
+    shape=_like_qkv,
+    result="(Tensor, Tensor, Tensor)",
+)
+
+inline_attention = operator("InLine attention", "inline_attention(Tensor q, Tensor k, Tensor v)", QKV, _product)
+
+inline_attention_gradient = operator(
+    "the gradient of InLine attention",
+    "inline_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v)",
+    GRAD | QKV,
+    lambda grad, q, k, *rest: 3 * _product(q, k),
+    shape=_like_qkv,
+    result="(Tensor, Tensor, Tensor)",
+)
+
+POLAR = QKV | {"power": "h 1 d", "temperature": "h 1 d", "positions": "h m d"}
+
+polar_attention = operator(
+    "PolaFormer's attention",
+    "polar_attention(Tensor q, Tensor k, Tensor v, Tensor power, Tensor? temperature, Tensor? positions, float eps)",
+    POLAR,
+    lambda *shapes: 2 * _product(*shapes),
+)
+
+
+def _polar_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    # parameters' gradients are sums over many tokens: in fp32
+    like_power = (torch.empty_like(power, dtype=torch.float32) for _ in range(2))
+    return *_like_qkv(grad, q, k, v), *like_power
+
+
+# to q, k, v, power and temperature; positions have the sum of k's over the batch
+polar_attention_gradient = operator(
+    "the gradient of PolaFormer's attention",
+    "polar_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor power, Tensor? temperature, "
+    "Tensor? positions, float eps)",
+    GRAD | POLAR,
+    lambda grad, *shapes: 6 * _product(*shapes),
+    shape=_polar_gradients,
+    result="(Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _two_maps(q: Any, few: Any, k: Any, *rest: Any) -> int:
+    """Two maps between tokens and a few others, each with two products."""
+    b, h, n, d = q
+    return 4 * b * h * (n + k[2]) * few[2] * d
+
+
+AGENTS = {"q": "b h n d", "agents": "b h a d", "k": "b h m d", "v": "b h m d"}
+
+# a bias is (h, a, n), or block (h, a, s, s), rows (h, a, y), columns (h, a, x) and perhaps prefix (h, a, p)
+agent_attention = operator(
+    "agent attention",
+    "agent_attention(Tensor q, Tensor agents, Tensor k, Tensor v, Tensor[] key_bias, Tensor[] query_bias)",
+    AGENTS,
+    _two_maps,
+)
+
+
+def _agent_gradients(
+    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
+) -> tuple[Tensor, ...]:
+    dq, dk, dv = map(empty_tokens, (q, k, v))
+    of_biases = (bias.new_empty(bias.mT.shape) for bias in (key_bias, query_bias))
+    return dq, agents.new_empty(agents.shape), dk, dv, *of_biases
+
+
+# biases are (h, a, n), their gradients, which are sums over the batch, (h, n, a)
+agent_attention_gradient = operator(
+    "the gradient of agent attention",
+    "agent_attention_gradient(Tensor grad, Tensor q, Tensor agents, Tensor k, Tensor v, Tensor key_bias, "
+    "Tensor query_bias)",
+    GRAD | AGENTS | {"key_bias": "h a m", "query_bias": "h a n"},
+    lambda grad, q, agents, k, *rest: 4 * q[0] * q[1] * q[3] * agents[2] * (2 * q[2] + 2 * k[2]),
+    shape=_agent_gradients,
+    result="(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _one_map(q: Any, few: Any, *rest: Any) -> int:
+    """A map between tokens and a few others, and a product with it."""
+    return 4 * q[0] * q[1] * q[2] * few[2] * q[3]
+
+
+LANDMARKS = {"q": "b h n d", "landmarks": "b h m d"}
+
+# κ(scale·q, landmarks)ᵀ v: (b, h, m, d)
+gaussian_gather = operator(
+    "softmax-free attention",
+    "gaussian_gather(Tensor q, Tensor landmarks, Tensor v, float scale)",
+    LANDMARKS | {"v": "b h n d"},
+    _one_map,
+    shape=lambda q, landmarks, v, scale: landmarks.new_empty(landmarks.shape, dtype=torch.float32),
+)
+
+# κ(scale·q, landmarks) u: (b, h, n, d)
+gaussian_spread = operator(
+    "softmax-free attention",
+    "gaussian_spread(Tensor q, Tensor landmarks, Tensor u, float scale)",
+    LANDMARKS | {"u": "b h m d"},
+    _one_map,
+)
+
+# to q, landmarks and v
+gaussian_gather_gradient = operator(
+    "the gradient of softmax-free attention",
+    "gaussian_gather_gradient(Tensor grad, Tensor q, Tensor landmarks, Tensor v, float scale)",
+    {"grad": "b h m d"} | LANDMARKS | {"v": "b h n d"},
+    lambda grad, *shapes: 2 * _one_map(*shapes),
+    shape=lambda grad, q, landmarks, v, scale: (empty_tokens(q), landmarks.new_empty(landmarks.shape), empty_tokens(v)),
+    result="(Tensor, Tensor, Tensor)",
+)
+
+# to q, landmarks and u
+gaussian_spread_gradient = operator(
+    "the gradient of softmax-free attention",
+    "gaussian_spread_gradient(Tensor grad, Tensor q, Tensor landmarks, Tensor u, float scale)",
+    GRAD | LANDMARKS | {"u": "b h m d"},
+    lambda grad, *shapes: 2 * _one_map(*shapes),
+    shape=lambda grad, q, landmarks, u, scale: (empty_tokens(q), *(t.new_empty(t.shape) for t in (landmarks, u))),
+    result="(Tensor, Tensor, Tensor)",
+)
+
+MATRICES = {"gram": "... m m", "alpha": "... 1 1"}
+
+# from alpha times gram, ridge included
+newton_inverse = operator(
+    "Newton's steps",
+    "newton_inverse(Tensor gram, Tensor alpha, int steps)",
+    MATRICES,
+    lambda gram, alpha, steps: 4 * steps * torch.Size(gram).numel() * gram[-1],
+    shape=lambda gram, alpha, steps: gram.new_empty(gram.shape),
+)
+
+newton_inverse_gradient = operator(
+    "the gradient of Newton's steps",
+    "newton_inverse_gradient(Tensor grad, Tensor gram, Tensor alpha, int steps)",
+    {"grad": "... m m"} | MATRICES,
+    lambda grad, gram, alpha, steps: 8 * steps * torch.Size(gram).numel() * gram[-1],
+    shape=lambda grad, gram, alpha, steps: (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)),
+    result="(Tensor, Tensor)",
+)

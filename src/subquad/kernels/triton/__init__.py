@@ -1,0 +1,68 @@
+"""Fused kernels for CUDA devices, in Triton: fp32, fp16 and bf16, summed in fp32, forward and backward.
+
+With TRITON_INTERPRET=1 they run, slowly, on the CPU: that is how they are tested where there is no GPU.
+`subquad.kernels.choosing` decides when they are used. Nothing here imports Triton before a kernel runs.
+"""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from subquad import kernels
+from subquad.kernels import implements
+from subquad.kernels.declaring import check_arguments
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LEAST_CAPABILITY = (8, 0)
+
+KERNELS = {
+    "linear_calls": ("linear_attention", "polar_attention"),
+    "inline_kernels": ("inline_attention",),
+    "maps_calls": ("agent_attention", "gaussian_gather", "gaussian_spread"),
+}
+"""Operators by the file that computes them and their gradients."""
+
+
+def missing() -> str | None:
+    """Why these kernels can't run here, in one line; None where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    if INTERPRETED:
+        return None
+    if not torch.cuda.is_available() or torch.version.hip:
+        return "there is no CUDA device"
+    found = torch.cuda.get_device_capability()
+    if found < LEAST_CAPABILITY:
+        needed, has = (".".join(map(str, numbers)) for numbers in (LEAST_CAPABILITY, found))
+        return f"they need compute capability {needed}, and the device has {has}"
+    return None
+
+
+def most_channels() -> int:
+    """Of a head: a state of 128² numbers needs the shared memory of a data center's GPU."""
+    if not torch.cuda.is_available():
+        return 128
+    return 128 if torch.cuda.get_device_properties().shared_memory_per_block_optin >= 160 * 2**10 else 64
+
+
+def _lazily(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is imported at its first call, run on the device of its first tensor."""
+
+    def call(first: torch.Tensor, *rest: Any) -> Any:
+        check_arguments(name, (first, *rest))
+        function = getattr(importlib.import_module(f"subquad.kernels.triton.{module}"), name)
+        with torch.cuda.device_of(first):
+            return function(first, *rest)
+
+    return call
+
+
+for _module, _names in KERNELS.items():
+    for _name in (found for name in _names for found in (name, f"{name}_gradient")):
+        implements(getattr(kernels, _name), "triton", *DEVICES)(_lazily(_module, _name))

@@ -1,0 +1,155 @@
+"""Agent and softmax-free attention on CUDA devices: see `maps_kernels`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.kernels.declaring import empty_tokens
+from subquad.kernels.triton.launch import few_of, split_of, tile_of
+from subquad.kernels.triton.maps_kernels import gather_kernel, gradient_kernel, spread_kernel
+from subquad.kernels.triton.tiles import bias_of, tokens_of
+
+
+def agent_attention(
+    q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: list[Tensor], query_bias: list[Tensor]
+) -> Tensor:
+    """See subquad.ops.agent_attention; a bias is one tensor (h, a, n)."""
+    scale = q.shape[-1] ** -0.5
+    values, _ = _gather(agents, k, v, scale, key_bias[0])
+    return _spread(q, agents, values, scale, query_bias[0])
+
+
+def agent_attention_gradient(
+    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
+) -> tuple[Tensor, ...]:
+    """To q, agents, k, v and the biases, which are (h, a, n), as (h, n, a)."""
+    scale = q.shape[-1] ** -0.5
+    values, normalizer = _gather(agents, k, v, scale, key_bias)
+    dq, _, dagents, dvalues, dquery_bias = _gradient(q, grad, agents, values, scale, query_bias)
+    assert dvalues is not None
+    losses = (dvalues * values).sum(dim=-1)
+    dk, dv, dagents_too, _, dkey_bias = _gradient(k, v, agents, dvalues, scale, key_bias, (normalizer, losses))
+    assert dv is not None and dkey_bias is not None and dquery_bias is not None
+    dagents = (dagents + dagents_too).to(agents.dtype)
+    of_biases = dkey_bias.mT.to(key_bias.dtype), dquery_bias.mT.to(query_bias.dtype)
+    return dq, dagents, dk, dv, *(grad.contiguous() for grad in of_biases)
+
+
+def gaussian_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
+    """κ(scale·x, landmarks)ᵀ v: (b, h, m, d)."""
+    return _gather(landmarks, x, v, scale)[0]
+
+
+def gaussian_gather_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """To x, landmarks and v."""
+    dx, dv, dlandmarks, _, _ = _gradient(x, v, landmarks, grad, scale, gather=True)
+    assert dv is not None
+    return dx, dlandmarks.to(landmarks.dtype), dv
+
+
+def gaussian_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
+    """κ(scale·x, landmarks) u: (b, h, n, d)."""
+    return _spread(x, landmarks, u, scale)
+
+
+def gaussian_spread_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """To x, landmarks and u."""
+    dx, _, dlandmarks, du, _ = _gradient(x, grad, landmarks, u, scale)
+    assert du is not None
+    return dx, dlandmarks.to(landmarks.dtype), du.to(u.dtype)
+
+
+def _tile(x: Tensor, few: Tensor, bias: Tensor | None, *, heavy: bool = False) -> dict[str, Any]:
+    # a Gaussian sees small differences of large squares
+    tile = tile_of(x, heavy=heavy, exact=bias is None)
+    if heavy and x.dtype == torch.float16:
+        # four tiles of tokens are read ahead, and as tf32 take twice the room that bf16 does
+        tile["num_stages"] = 1
+    return {"GAUSS": bias is None, "FEW": few_of(few.shape[2], tile), **tile}
+
+
+def _gather(
+    few: Tensor, x: Tensor, v: Tensor, scale: float, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """(b, h, f, d) in fp32, and (b, h, f) the logarithms of a softmax's sums."""
+    (b, h, n, d), f = x.shape, few.shape[2]
+    tile = _tile(x, few, bias)
+    parts = -(-f // tile["FEW"])
+    split = split_of(x, tile["BLOCK"], times=parts)
+    out = x.new_empty(b, h, split.pieces, f, d, dtype=torch.float32)
+    normalizer = None if bias is None else out.new_empty(b, h, split.pieces, f)
+    gather_kernel[b * h * split.pieces, parts](
+        *map(tokens_of, (few, x, v)), bias_of(bias), out, normalizer, h, f, n, *split, scale, **tile
+    )
+    if normalizer is None:
+        return out.sum(dim=2) if split.pieces > 1 else out[:, :, 0], None
+    if split.pieces == 1:
+        return out[:, :, 0], normalizer[:, :, 0]
+    return (normalizer.softmax(dim=2)[..., None] * out).sum(dim=2), normalizer.logsumexp(dim=2)
+
+
+def _spread(x: Tensor, few: Tensor, u: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
+    (b, h, n, _), out = x.shape, empty_tokens(x)
+    tile = _tile(x, few, bias)
+    blocks = -(-n // tile["BLOCK"])
+    spread_kernel[b * h * blocks,](
+        *map(tokens_of, (x, few, u)), bias_of(bias), tokens_of(out), h, few.shape[2], n, blocks, scale, **tile
+    )
+    return out
+
+
+def _gradient(
+    x: Tensor,
+    values: Tensor,
+    few: Tensor,
+    few_values: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    sums: tuple[Tensor | None, Tensor] | None = None,
+    *,
+    gather: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """To x, values (where they were gathered), the few, their values (where they were spread) and the bias (h, f, n).
+
+    `sums` are those of a softmax over tokens: the logarithms of its sums, and Σ w dw.
+    """
+    (b, h, n, d), f = x.shape, few.shape[2]
+    gather = gather or sums is not None
+    tile = _tile(x, few, bias, heavy=True)
+    parts = -(-f // tile["FEW"])
+    split = split_of(x, tile["BLOCK"], times=parts)
+    dx = _shares(x, parts)
+    dvalues = _shares(values, parts) if gather else None
+    dfew = x.new_empty(b, h, split.pieces, f, d, dtype=torch.float32)
+    dfew_values = None if gather else torch.empty_like(dfew)
+    # in the tokens' precision: a number for each pair is more than all else that is written here
+    dbias = None if bias is None else x.new_empty(b, h, f, n)
+    normalizer, losses = sums or (None, None)
+    gradient_kernel[b * h * split.pieces, parts](
+        *map(tokens_of, (x, values, few, few_values)),
+        *(bias_of(bias), normalizer, losses),
+        *map(tokens_of, (dx, dvalues)),
+        *(dfew, dfew_values, dbias, h, f, n, *split, scale),
+        GATHER=gather,
+        **tile,
+    )
+    return (
+        _summed(dx, x, parts),
+        None if dvalues is None else _summed(dvalues, values, parts),
+        dfew.sum(dim=2),
+        None if dfew_values is None else dfew_values.sum(dim=2),
+        None if dbias is None else dbias.sum(dim=0, dtype=torch.float32),
+    )
+
+
+def _shares(x: Tensor, parts: int) -> Tensor:
+    """Room for a gradient of tokens from each block of the few, one after the other as images are."""
+    if parts == 1:
+        return empty_tokens(x)
+    b, h, n, d = x.shape
+    return x.new_empty(parts * b, n, h, d, dtype=torch.float32).transpose(1, 2)
+
+
+def _summed(shares: Tensor, like: Tensor, parts: int) -> Tensor:
+    return shares if parts == 1 else shares.unflatten(0, (parts, -1)).sum(dim=0).to(like.dtype)

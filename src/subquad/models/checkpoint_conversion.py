@@ -1,0 +1,86 @@
+"""The authors' checkpoints as files of ours: which network a file holds is read off its entries."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from timm.data import ImageNetInfo
+from torch import Tensor
+
+from subquad.errors import SubquadError
+from subquad.models.create import create_model
+from subquad.models.networks import NETWORKS
+from subquad.models.timm_names import default_cfg
+from subquad.models.variants import VARIANTS
+from subquad.weights.files import classes_in, fitted, read_weights, save_weights
+from subquad.weights.fitting import Adapted, adapt, misfits
+from subquad.weights.released import family_of, our_name
+
+
+def convert_checkpoint(
+    source: Path | str, target: Path | str, *, name: str | None = None, **settings: Any
+) -> tuple[str, Adapted]:
+    """Write the weights of `source` to `target` as safetensors that say which network they are of.
+
+    Args:
+        source: a file of the papers' authors, or of ours.
+        target: ends in .safetensors.
+        name: the network; found out if left out.
+        settings: of `create_model`, where the network is not as in the table.
+
+    Returns:
+        The network's name, and what was done to the weights.
+
+    Raises:
+        SubquadError: if no network of the table fits, or several do, or `target` has another ending.
+    """
+    target = Path(target)
+    if target.suffix != ".safetensors":
+        raise SubquadError(f"converted weights are written as .safetensors, got {target.name}")
+    state, note = read_weights(source)
+    name = name or (note.get("creation") or {}).get("name") or recognise(state, source)
+    settings.setdefault("num_classes", classes_in(state) or 0)
+    # without memory at first: a file may name a network far larger than its weights
+    fitted(state, create_model(name, **settings, device="meta"), source)
+    model = create_model(name, **settings)
+    adapted = fitted(state, model, source)
+    model.load_state_dict(adapted.state)
+    save_weights(model, target, _evaluation(name, model.num_classes) | note | {"creation": model.creation})
+    return name, adapted
+
+
+def recognise(state: dict[str, Tensor], where: Path | str) -> str:
+    """The one network of the table that a state dict fits without resampling anything."""
+    family = family_of(state)
+    names = [our_name(name, family) for name in state] if family else list(state)
+    found = [name for name in NETWORKS if _same_depths(name, family, names) and _fits(name, state)]
+    if not found:
+        raise SubquadError(
+            f"{where} fits none of the {len(NETWORKS)} networks: name the nearest with --model to see what differs"
+        )
+    if len(found) > 1:
+        raise SubquadError(f"{where} fits {' and '.join(found)} alike, entry by entry: name one with --model")
+    return found[0]
+
+
+def _same_depths(network: str, family: str | None, names: list[str]) -> bool:
+    """Whether a network has the blocks that entries under our names speak of."""
+    variant = VARIANTS[NETWORKS[network].variant]
+    blocks = {match[0] for name in names if (match := re.match(r"stages\.\d+\.blocks\.\d+\.", name))}
+    expected = {f"stages.{s}.blocks.{j}." for s, depth in enumerate(variant.depths) for j in range(depth)}
+    return blocks == expected and family in (None, variant.host)
+
+
+def _fits(network: str, state: dict[str, Tensor]) -> bool:
+    model = create_model(network, num_classes=classes_in(state) or 0, device="meta")
+    adapted = adapt(state, model)
+    return not adapted.resized and not misfits(adapted.state, model.state_dict())
+
+
+def _evaluation(name: str, num_classes: int) -> dict[str, Any]:
+    """How the network was evaluated: its input, and ImageNet's classes, by the names that its folders have."""
+    if num_classes != 1000 or name not in NETWORKS:
+        return {}
+    cfg = default_cfg(name)
+    config = {key: cfg[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
+    return {"classes": ImageNetInfo().label_names(), "input": config, "data": "imagenet"}

@@ -1,0 +1,125 @@
+"""What there is: mechanisms, hosts, models, backends and their kernels as rows of text, for listings."""
+
+import fnmatch
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from subquad.attention import ATTENTION, QUADRATIC
+from subquad.errors import unknown_name
+from subquad.kernels import kernels_by_title
+from subquad.kernels.choosing import BACKENDS, KERNELS, unavailable
+from subquad.models.create import create_model, settings_of
+from subquad.models.networks import NETWORKS
+from subquad.models.variants import HOSTS, VARIANTS
+from subquad.text import si
+
+Row = dict[str, str]
+
+
+def mechanism_rows() -> list[Row]:
+    """Name, cost, inputs and settings of every mechanism."""
+    rows = []
+    for name, cls in ATTENTION.items():
+        settings = ", ".join(f"{key}={value}" for key, value in settings_of(name).items())
+        cost = "n²" if name in QUADRATIC else "n"
+        rows.append({"mechanism": name, "cost": cost, "inputs": " ".join(cls.inputs), "settings": settings})  # type: ignore[attr-defined]
+    return rows
+
+
+def host_rows() -> list[Row]:
+    """Name and first line of every host."""
+    return [
+        {"host": name, "what": inspect.getdoc(inspect.getmodule(host)).splitlines()[0]}  # type: ignore[union-attr]
+        for name, host in HOSTS.items()
+    ]
+
+
+def model_rows(pattern: str = "*") -> list[Row]:
+    """Sizes of the networks of a pattern, parameters counted with 1000 classes, and what was published about them."""
+    rows = []
+    # a network is built to be counted: only those that are asked for
+    for name in fnmatch.filter(dict.fromkeys((*VARIANTS, *NETWORKS)), pattern):
+        network = NETWORKS.get(name)
+        variant = VARIANTS[network.variant if network else name]
+        model = create_model(name, device="meta")
+        params = sum(parameter.numel() for parameter in model.parameters())
+        rows.append({"model": name, "attention": attention_label(name, None) if network else "any"})
+        rows[-1] |= {"px": "×".join(map(str, model.img_size)), "params": si(params), "recipe": variant.recipe}
+        rows[-1]["top-1"] = f"{network.top1}" if network and network.top1 else ""
+    return rows
+
+
+def backend_rows() -> list[Row]:
+    """Every backend: what it is, and whether it works on this machine or why not."""
+    return [
+        {"backend": name, "what": what, "here": f"no: {reason}" if (reason := unavailable(name)) else "yes"}
+        for name, what in BACKENDS.items()
+    ]
+
+
+def operation_rows() -> list[Row]:
+    """What each backend has kernels for, all else being PyTorch's; "forward" where only without a gradient."""
+    return [
+        {"operation": title, **{name: backends.get(name, "") for name in KERNELS}}
+        for title, backends in kernels_by_title().items()
+    ]
+
+
+def pattern_of(attention: Any) -> str:
+    """Mechanisms in words: "agent", or "agent agent agent×2+softmax×16 softmax" by stage."""
+    if isinstance(attention, str):
+        return attention
+    if _is_count(attention):
+        return f"{attention[0]}×{attention[1]}"
+    parts = [
+        pattern_of(part) if isinstance(part, str) or _is_count(part) else "+".join(map(pattern_of, part))
+        for part in attention
+    ]
+    return ("+" if any(map(_is_count, attention)) else " ").join(parts)
+
+
+def attention_label(model: str, attention: str | None) -> str:
+    """What a run of `model` is labelled with: the mechanisms it was given, else those of its row, "agent+softmax"."""
+    if attention:
+        return attention
+    if model not in NETWORKS:
+        return "softmax"
+    return NETWORKS[model].label or "+".join(dict.fromkeys(_names(NETWORKS[model].attention)))
+
+
+def _names(attention: Any) -> list[str]:
+    if isinstance(attention, str):
+        return [attention]
+    entries = attention[:1] if _is_count(attention) else attention
+    return [name for entry in entries for name in _names(entry)]
+
+
+def _is_count(entry: Any) -> bool:
+    return len(entry) == 2 and isinstance(entry[1], int)
+
+
+LISTINGS: dict[str, Callable[[str], list[Row]]] = {
+    "mechanisms": lambda pattern: _matching(mechanism_rows(), pattern),
+    "hosts": lambda pattern: _matching(host_rows(), pattern),
+    "models": model_rows,
+    "backends": lambda pattern: _matching(backend_rows(), pattern),
+    "operations": lambda pattern: _matching(operation_rows(), pattern),
+}
+
+
+def _matching(rows: list[Row], pattern: str) -> list[Row]:
+    """The rows whose name, which stands first, is of a shell pattern."""
+    return [row for row in rows if fnmatch.fnmatch(next(iter(row.values())), pattern)]
+
+
+def listing(what: str, pattern: str = "*") -> str:
+    """One listing as a table, its rows filtered by a shell pattern on their names; empty if none is left."""
+    if what not in LISTINGS:
+        raise unknown_name("listing", what, LISTINGS)
+    rows = LISTINGS[what](pattern)
+    if not rows:
+        return ""
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

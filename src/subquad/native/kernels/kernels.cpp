@@ -1,5 +1,0 @@
-// One translation unit, compiled where it runs: see native/library.py.
-#include "agent.h"
-#include "gaussian.h"
-#include "linear.h"
-#include "polar.h"

@@ -1,0 +1,147 @@
+"""Agent attention: two softmax attentions through a few agents A. Linear in n: 4 n a d products a head.
+
+    v_A = softmax(s A Kᵀ + B₁) V        o = softmax(s Q Aᵀ + B₂) v_A,  s = d^-1/2
+
+Han et al. 2023, arXiv 2312.08874, eq. 4, with the scale and the biases of the released code.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subquad import kernels
+from subquad.kernels import Shapes, learns, shapes_of, with_gradient
+from subquad.kernels.choosing import kernel_for
+from subquad.ops.padding import no_padding
+from subquad.ops.precision import in_fp32
+from subquad.positions import BiasTables
+
+SHAPES = shapes_of(kernels.agent_attention).extended(key_bias="h a m", query_bias="h n a", padding="b m", idle="b a")
+WEIGHTS_SHAPES = SHAPES.without("v")
+TABLES_SHAPES = Shapes("a bias of tables", block="h a s s", rows="h a y", columns="h a x", prefix="h a p")
+
+
+def agent_attention(
+    q: Tensor,
+    agents: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | BiasTables,
+    query_bias: Tensor | BiasTables,
+    padding: Tensor | None = None,
+    idle: Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """(b, h, n_q, d) from q (b, h, n_q, d), agents (b, h, a, d), k and v (b, h, n_k, d).
+
+    `key_bias` (h, a, n_k) is B₁, `query_bias` (h, n_q, a) is B₂, or each is the tables of (h, a, n); `padding` (b, n_k)
+    and `idle` (b, a) leave out keys and agents.
+    """
+    _check_biases(agents, k, q, key_bias, query_bias)
+    SHAPES.check(q, agents, k, v, _tensor(key_bias), _tensor(query_bias), padding, idle)
+    agents = agents.contiguous()
+    tables = _parts(key_bias), _parts(query_bias.mT if isinstance(query_bias, Tensor) else query_bias)
+    tensors = q, agents, k, v, *tables[0], *tables[1]
+    chosen = kernel_for(kernels.agent_attention, *tensors, cannot=no_padding(padding), backend=backend)
+    if chosen == "native" and not learns(*tensors):
+        return kernels.agent_attention(q, agents, k, v, *tables)
+    biases = _written_out(key_bias, query_bias)
+    if chosen is None:
+        return _agent(q, agents, k, v, *biases, padding, idle)
+    return with_gradient(_kernel, _kernel_gradient, _agent, q, agents, k, v, *biases)
+
+
+def _tensor(bias: Tensor | BiasTables) -> Tensor | None:
+    return bias if isinstance(bias, Tensor) else None
+
+
+def _check_biases(agents: Tensor, k: Tensor, q: Tensor, *biases: Tensor | BiasTables) -> None:
+    """Raise where tables are not those of these agents and as many places as there are keys and queries."""
+    for bias, tokens in zip(biases, (k, q), strict=True):
+        if isinstance(bias, Tensor):
+            continue
+        TABLES_SHAPES.check(*bias, h=agents.shape[1], a=agents.shape[2])
+        bias.grid.check(tokens)
+
+
+def _kernel(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor) -> Tensor:
+    return kernels.agent_attention(q, agents, k, v, [key_bias], [query_bias.mT])
+
+
+def _kernel_gradient(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    *others, query_bias = tensors
+    *grads, dkey_bias, dquery_bias = kernels.agent_attention_gradient(grad, *others, query_bias.mT)
+    return *grads, dkey_bias.mT, dquery_bias
+
+
+def _agent(
+    q: Tensor,
+    agents: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor,
+    query_bias: Tensor,
+    padding: Tensor | None = None,
+    idle: Tensor | None = None,
+) -> Tensor:
+    key_bias = _forbid(key_bias.to(q.dtype), padding)
+    query_bias = _forbid(query_bias.to(q.dtype), idle)
+    if _maps_are_small(q, agents):
+        scaled = agents * q.shape[-1] ** -0.5
+        values = (scaled @ k.mT + key_bias).softmax(dim=-1) @ v
+        # agents in front, so that the softmax over a few of them runs along the tokens
+        return (scaled @ q.mT + query_bias.mT).softmax(dim=-2).mT @ values
+    values = F.scaled_dot_product_attention(agents, k, v, attn_mask=key_bias)
+    return F.scaled_dot_product_attention(q, agents, values, attn_mask=query_bias)
+
+
+def _written_out(key_bias: Tensor | BiasTables, query_bias: Tensor | BiasTables) -> tuple[Tensor, Tensor]:
+    return (
+        key_bias if isinstance(key_bias, Tensor) else key_bias.written_out(),
+        query_bias if isinstance(query_bias, Tensor) else query_bias.written_out().mT,
+    )
+
+
+def _parts(bias: Tensor | BiasTables) -> list[Tensor]:
+    return [bias] if isinstance(bias, Tensor) else [table for table in bias if table is not None]
+
+
+SMALL = 2**20
+"""Entries of one softmax map up to which it pays on a CPU to write the maps out."""
+
+
+def _maps_are_small(q: Tensor, agents: Tensor) -> bool:
+    """Whether both softmax maps are written out: on a CPU, in full precision, where they stay in its cache.
+
+    There the fused kernel, which is made for many keys, is up to twice as slow (9 agents, 3,136 tokens: 2.0 against
+    1.0 ms forward, 10.3 against 5.8 with backward).
+    """
+    full = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
+    return full and not torch.compiler.is_compiling() and agents.shape[:-1].numel() * q.shape[-2] <= SMALL
+
+
+@in_fp32
+def agent_weights(
+    q: Tensor,
+    agents: Tensor,
+    k: Tensor,
+    key_bias: Tensor | BiasTables,
+    query_bias: Tensor | BiasTables,
+    padding: Tensor | None = None,
+    idle: Tensor | None = None,
+) -> Tensor:
+    """Explicit weights (b, h, n_q, n_k) of `agent_attention`: the product of its two softmax maps."""
+    _check_biases(agents, k, q, key_bias, query_bias)
+    WEIGHTS_SHAPES.check(q, agents, k, _tensor(key_bias), _tensor(query_bias), padding, idle)
+    scale = q.shape[-1] ** -0.5
+    key_bias, query_bias = _written_out(key_bias, query_bias)
+    aggregate = (agents @ k.mT * scale + _forbid(key_bias, padding)).softmax(dim=-1)
+    broadcast = (q @ agents.mT * scale + _forbid(query_bias, idle)).softmax(dim=-1)
+    return broadcast @ aggregate
+
+
+def _forbid(bias: Tensor, absent: Tensor | None) -> Tensor:
+    """Bias (h, i, j) as (b, h, i, j) with the lowest number where column j is `absent` (b, j)."""
+    bias = bias[None]
+    return bias if absent is None else bias.masked_fill(absent[:, None, None, :], torch.finfo(bias.dtype).min)

@@ -1,0 +1,84 @@
+"""Linear attention: o_i = φ(q_i) (Σ_j φ(k_j)ᵀ v_j / n) / (φ(q_i)·mean_j φ(k_j) + ε).
+
+Katharopoulos et al. 2020, arXiv 2006.16236, eq. 5, with sums written as means so that they stay in range.
+Linear in n: 2 n d² products a head.
+"""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from subquad import kernels
+from subquad.kernels import shapes_of, with_gradient
+from subquad.kernels.choosing import kernel_for
+from subquad.ops.image_by_image import by_image
+from subquad.ops.padding import count_tokens, no_padding, zero_padding
+from subquad.ops.precision import in_fp32, in_fp32_on_cpus
+
+SHAPES = shapes_of(kernels.linear_attention).extended(padding="b m")
+WEIGHTS_SHAPES = SHAPES.without("v")
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "elu": lambda x: F.elu(x) + 1,
+}
+
+
+@in_fp32_on_cpus
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Tensor | None = None,
+    *,
+    feature_map: str = "relu",
+    eps: float = 1e-6,
+    backend: str | None = None,
+) -> Tensor:
+    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
+    SHAPES.check(q, k, v, padding)
+
+    def eager(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
+        return _eager(q, k, v, padding, feature_map=feature_map, eps=eps)
+
+    if not kernel_for(kernels.linear_attention, q, k, v, cannot=no_padding(padding), backend=backend):
+        return by_image(eager, q, k, v, padding)
+    return with_gradient(
+        lambda *tokens: kernels.linear_attention(*tokens, feature_map, eps),
+        lambda grad, *tokens: kernels.linear_attention_gradient(grad, *tokens, feature_map, eps),
+        eager,
+        q,
+        k,
+        v,
+    )
+
+
+@in_fp32
+def _eager(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, feature_map: str, eps: float) -> Tensor:
+    feature = FEATURE_MAPS[feature_map]
+    return mix_features(feature(q), feature(k), v, padding, eps=eps)
+
+
+@in_fp32
+def linear_weights(
+    q: Tensor, k: Tensor, padding: Tensor | None = None, *, feature_map: str = "relu", eps: float = 1e-6
+) -> Tensor:
+    """Explicit weights (b, h, n_q, n_k) of `linear_attention`."""
+    WEIGHTS_SHAPES.check(q, k, padding)
+    feature = FEATURE_MAPS[feature_map]
+    return feature_weights(feature(q), feature(k), padding, eps=eps)
+
+
+def mix_features(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, eps: float) -> Tensor:
+    """Linear attention of features that are already non-negative."""
+    k, count = zero_padding(k, padding), count_tokens(k, padding)
+    state = k.mT @ zero_padding(v, padding) / count
+    normalizer = q @ (k.sum(dim=-2, keepdim=True) / count).mT
+    return q @ state / (normalizer + eps)
+
+
+def feature_weights(q: Tensor, k: Tensor, padding: Tensor | None, *, eps: float) -> Tensor:
+    """Explicit weights of `mix_features`."""
+    products = q @ zero_padding(k, padding).mT / count_tokens(k, padding)
+    return products / (products.sum(dim=-1, keepdim=True) + eps)

@@ -1,0 +1,130 @@
+"""What is computed on the map: the local branch, a depthwise convolution of the values; sums over windows and bins."""
+
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from subquad import kernels
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.kernels import Shapes, shapes_of, with_gradient
+from subquad.kernels.choosing import kernel_for
+from subquad.kernels.map_operators import KERNELS
+
+SHAPES = Shapes("the local branch", y="b h n d", v="b h m d", weight=KERNELS, bias="h*d", gate="b h n d")
+POOL_SHAPES = shapes_of(kernels.pool)
+WINDOWS_SHAPES = shapes_of(kernels.convolve_windows)
+
+
+def add_local(
+    y: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: Tensor | None = None,
+    *,
+    grid: TokenGrid,
+    kv_grid: TokenGrid,
+    backend: str | None = None,
+) -> Tensor:
+    """(y + depthwise of v) · gate: (b, h, n_q, d) from y and gate (b, h, n_q, d) and values v (b, h, n_k, d).
+
+    `weight` is (h·d, k, k), or (b, h·d, k, k) with a kernel for each image; zeros lie outside of the map. On another
+    grid than the queries' the values are resized bilinearly first. Prefix tokens, which have no place on the map, keep
+    y · gate. The result may be `y` itself, changed.
+    """
+    SHAPES.check(y, v, weight, bias, gate, n=grid.num_tokens, m=kv_grid.num_tokens)
+    if weight.shape[-1] % 2 == 0:
+        raise SubquadError(f"the local branch needs kernels of odd size, got {tuple(weight.shape[-2:])}")
+    tensors = y, v, gate, weight, bias
+    learns = kernels.learns(*tensors)
+    cannot = _kernels_cannot(weight.shape[-1], grid, kv_grid, learns)
+    operator = kernels.depthwise if learns else kernels.local_branch
+    fused = kernel_for(operator, *tensors, cannot=cannot, backend=backend)
+    if fused and not learns:
+        # of an expanded tensor several tokens are one place in memory
+        y = y.contiguous() if 0 in y.stride() else y
+        kernels.local_branch(y, v, gate, weight, bias, grid.shape)
+        return y
+
+    # kept for the backward pass: were y in them, the graph would hold itself
+    num_heads = y.shape[1]
+
+    def branch(v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return grid.to_heads(filter_map(values_on(grid, kv_grid, v), weight, bias), num_heads)
+
+    def kernel(v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return kernels.depthwise(v, weight, bias, grid.shape)
+
+    def gradient(grad: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+        dv, of_weight, of_bias = kernels.depthwise_gradient(grad, v, weight, grid.shape)
+        return dv, of_weight, None if bias is None else of_bias
+
+    added = with_gradient(kernel, gradient, branch, v, weight, bias) if fused else branch(v, weight, bias)
+    y = y + added
+    return y if gate is None else y * gate
+
+
+def _kernels_cannot(kernel_size: int, grid: TokenGrid, kv_grid: TokenGrid, learns: bool) -> str | None:
+    if grid != kv_grid:
+        return f"values on a grid of {kv_grid} are resized to {grid} first"
+    if learns and kernel_size > 9:
+        return f"a kernel of {kernel_size} has no gradient there, only those up to 9"
+    return None
+
+
+def values_on(grid: TokenGrid, kv_grid: TokenGrid, v: Tensor) -> Tensor:
+    """The map (b, h·d, y, x) of values v (b, h, n_k, d), resized bilinearly from their grid to that of the queries."""
+    image = kv_grid.to_map(v)
+    return image if kv_grid.shape == grid.shape else F.interpolate(image, grid.shape, mode="bilinear")
+
+
+def filter_map(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Depthwise convolution of (b, c, y, x) with kernels (c, k, k), or (b, c, k, k) of each image's own."""
+    half = weight.shape[-1] // 2
+    if weight.dim() == 3:
+        return F.conv2d(image, weight[:, None], bias, padding=half, groups=image.shape[1])
+    # all images become channels of one: on the CPU 4 to 8 times faster than nine shifted products
+    channels = rearrange(image, "b c y x -> 1 (b c) y x")
+    kernels = rearrange(weight, "b c i j -> (b c) 1 i j")
+    filtered = F.conv2d(channels, kernels, padding=half, groups=channels.shape[1])
+    filtered = rearrange(filtered, "1 (b c) y x -> b c y x", c=image.shape[1])
+    return filtered if bias is None else filtered + bias[:, None, None]
+
+
+def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | None = None) -> Tensor:
+    """Means (b, h, y·x of bins, d) of the tokens (b, h, n, d) on the map of `grid` over adaptive bins."""
+    POOL_SHAPES.check(x, n=grid.num_tokens)
+    shapes = grid.shape, bins.shape
+
+    def eager(x: Tensor) -> Tensor:
+        return bins.to_heads(F.adaptive_avg_pool2d(grid.to_map(x), bins.shape), x.shape[1])
+
+    if not kernel_for(kernels.pool, x, backend=backend):
+        return eager(x)
+    return with_gradient(
+        lambda x: kernels.pool(x, *shapes), lambda grad, x: (kernels.pool_gradient(grad, x, *shapes),), eager, x
+    )
+
+
+def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str | None = None) -> Tensor:
+    """A convolution of each head's map whose windows lie side by side: (b, h, m, d) from (b, h, n, d).
+
+    `weight` is (d, d, i, j); places that fill no window are left out, and a map smaller than one is filled up with
+    zeros. It is one product of matrices, on the CPU several times as fast as a convolution.
+    """
+    WINDOWS_SHAPES.check(x, weight, n=grid.num_tokens)
+    rows, columns = weight.shape[2:]
+    small = f"a map of {grid} is smaller than a window" if grid.height < rows or grid.width < columns else None
+    if kernel_for(kernels.convolve_windows, x, weight, cannot=small, backend=backend):
+        return kernels.convolve_windows(x, weight, *grid.shape)
+    image = fill_window(grid.to_map(x), (rows, columns))
+    image = image[..., : image.shape[-2] // rows * rows, : image.shape[-1] // columns * columns]
+    windows = rearrange(image, "b (h d) (y i) (x j) -> b h (y x) (i j d)", h=x.shape[1], i=rows, j=columns)
+    return windows @ rearrange(weight, "o d i j -> (i j d) o")
+
+
+def fill_window(image: Tensor, window: tuple[int, int]) -> Tensor:
+    """A map (b, c, y, x) filled up with zeros to the size of `window` at least."""
+    bottom, right = max(0, window[0] - image.shape[-2]), max(0, window[1] - image.shape[-1])
+    return F.pad(image, (0, right, 0, bottom)) if bottom or right else image

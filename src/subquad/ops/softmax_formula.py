@@ -1,0 +1,48 @@
+"""Softmax attention: o_i = sum_j softmax_j(s q_i·k_j) v_j, s = d^-1/2. Quadratic in n.
+
+Vaswani et al. 2017, arXiv 1706.03762, eq. 1.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from subquad.kernels import Shapes
+from subquad.ops.precision import in_fp32
+
+SHAPES = Shapes(
+    "softmax attention",
+    q="b h n d",
+    k="b h m d",
+    v="b h m d",
+    forbidden="?b ?h ?n ?m|?h ?n ?m|?n ?m",
+    bias="h n m",
+)
+WEIGHTS_SHAPES = SHAPES.without("v")
+
+
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, forbidden: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d).
+
+    `forbidden` is bool and broadcastable to (b, h, n_q, n_k): True where a query must not see a key. `bias` (h, n_q,
+    n_k) is added to the scores.
+    """
+    SHAPES.check(q, k, v, forbidden, bias)
+    if bias is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if forbidden is None else ~forbidden)
+    bias = bias.to(q.dtype)
+    bias = bias[None] if forbidden is None else bias.masked_fill(forbidden, float("-inf"))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+@in_fp32
+def softmax_weights(q: Tensor, k: Tensor, forbidden: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """Explicit weights (b, h, n_q, n_k) of `softmax_attention`; a query that may see nothing gets zeros."""
+    WEIGHTS_SHAPES.check(q, k, forbidden, bias)
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    if bias is not None:
+        logits = logits + bias
+    if forbidden is None:
+        return logits.softmax(dim=-1)
+    return logits.masked_fill(forbidden, float("-inf")).softmax(dim=-1).nan_to_num(0.0)

@@ -1,0 +1,212 @@
+"""Weight files: safetensors with the arguments that made the model, so that a file alone says what it holds.
+
+Nothing in a file is executed: safetensors, or pickles through `torch_files`.
+"""
+
+import math
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError
+from subquad.text import one_line
+from subquad.weights.digest import DIGEST, check_digest, digest_of
+from subquad.weights.fitting import Adapted, adapt, misfits, not_finite, some
+from subquad.weights.notes import parse_note
+from subquad.weights.stored import MOST_REPEATED, StoredTensor, StrangeTensor
+from subquad.weights.torch_files import opened
+from subquad.writing import json_text, replacing
+
+WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
+"""Under which keys trainers put the weights, the preferred one first."""
+
+MOST_ENTRIES = 100_000
+"""Of a weight file."""
+
+MOST_NAME = 500
+"""Characters of an entry's name."""
+
+
+def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | None = None) -> None:
+    """Write the weights of `model`, its creation arguments and `metadata` (JSON) to `path`, whole or not at all."""
+    path = Path(path)
+    note = json_text({"creation": getattr(model, "creation", None), **(metadata or {})})
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
+    with replacing(path) as aside:
+        save_file(tensors, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(tensors, note)})
+
+
+def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state dict and the note of a weight file, ours or anyone's; the note is empty where it is not ours.
+
+    Raises:
+        SubquadError: if there is no such file, or it is damaged or of another kind, in one line.
+    """
+    path = Path(path)
+    check_readable(path)
+    if path.suffix == ".safetensors":
+        with _safetensors(path) as file:
+            names = list(file.keys())
+            _check_entries({name: tuple(file.get_slice(name).get_shape()) for name in names})
+            tensors = {name: file.get_tensor(name) for name in names}
+            check_digest(path, tensors, file.metadata() or {})
+            return tensors, _note_in(file)
+    with opened(path) as content:
+        return unwrap(content, path), {}
+
+
+def read_note(path: Path | str) -> dict[str, Any]:
+    """The note of a weight file alone; empty where it is not ours."""
+    path = Path(path)
+    check_readable(path)
+    if path.suffix != ".safetensors":
+        return {}
+    with _safetensors(path) as file:
+        return _note_in(file)
+
+
+def check_readable(path: Path) -> None:
+    """Raise where `path` is no file that can be read, before a device or a pipe is waited for."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise SubquadError(f"no weight file at {path}") from None
+    except (OSError, ValueError) as error:
+        raise SubquadError(f"no weight file at {one_line(path, 100)}: {one_line(error, 100)}") from None
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise SubquadError(f"no weight file at {path}: it is {what}")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise SubquadError(f"cannot read {path}: {error.strerror}") from None
+
+
+@contextmanager
+def _safetensors(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SubquadError as error:
+        raise SubquadError(f"cannot open {path}: {error}") from None
+    except Exception as error:
+        # the library has an exception of its own, and others for kinds of numbers that PyTorch has not
+        raise SubquadError(f"{path} is no safetensors file or is cut short: {one_line(error)}") from None
+
+
+def _note_in(file: Any) -> dict[str, Any]:
+    return parse_note((file.metadata() or {}).get("subquad", "{}"))
+
+
+def unwrap(content: Any, path: Path | str) -> dict[str, Tensor]:
+    """The tensors of a pickled file, from under the keys of WRAPPERS and without the prefixes that wrappers leave."""
+    for key in WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+            break
+    kinds = StoredTensor | StrangeTensor
+    if not isinstance(content, dict) or not content or not all(isinstance(value, kinds) for value in content.values()):
+        raise SubquadError(f"{path} holds no weights: expected names and tensors, or them under {', '.join(WRAPPERS)}")
+    bare: dict[str, StoredTensor] = {}
+    for key, value in content.items():
+        if not isinstance(key, str):
+            raise SubquadError(f"{path} has an entry whose name is no text, but the number {key}")
+        if isinstance(value, StrangeTensor):
+            raise SubquadError(
+                f"{path}: {one_line(key)} is {value.kind} tensor, which is not read: save it as a plain one"
+            )
+        if _bare(key) in bare:
+            raise SubquadError(
+                f"{path} has two entries for {one_line(_bare(key))}, with and without a wrapper's prefix"
+            )
+        bare[_bare(key)] = value
+    try:
+        _check_entries({name: tensor.size for name, tensor in bare.items()})
+    except SubquadError as error:
+        raise SubquadError(f"cannot open {path}: {error}") from None
+    return {name: tensor.read() for name, tensor in bare.items()}
+
+
+def _check_entries(shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise for names that cannot stand in a message, and for sides that hold no numbers."""
+    if len(shapes) > MOST_ENTRIES:
+        raise SubquadError(f"it has {len(shapes)} entries, more than {MOST_ENTRIES}")
+    for name, shape in shapes.items():
+        if len(name) > MOST_NAME or not name.isprintable():
+            raise SubquadError(f"it has an entry with a name that is too long or not printable: {one_line(name, 60)}")
+        if max(shape, default=0) > max(math.prod(shape), MOST_REPEATED):
+            raise SubquadError(f"its entry {name} of shape {shape} has a side that holds no numbers")
+
+
+def _bare(key: str) -> str:
+    """A name without what DataParallel and torch.compile put in front."""
+    for prefix in ("module.", "_orig_mod."):
+        key = key.removeprefix(prefix)
+    return key
+
+
+def load_checkpoint(model: nn.Module, source: Path | str | dict[str, Any], *, head: bool = True) -> Adapted:
+    """Load weights into `model`, strictly: every entry must have its place, and every place its entry.
+
+    Reads our own files and those that the papers' authors released (also under `state_dict_ema`, `model_ema`, `model`
+    or `state_dict`, and with `module.` in front); nothing in a file is executed. Position and bias tables of another
+    image size are resampled, those of the same size are taken exactly.
+
+    Args:
+        model: of `create_model`.
+        source: a file, or a state dict.
+        head: False leaves the classifier as it is, for weights with other classes.
+
+    Returns:
+        What was done: the layout that was found, and the tables that were resampled.
+
+    Raises:
+        SubquadError: if something does not fit or is not finite, in one line that names the entries; the model is then
+            untouched.
+    """
+    state, where = (source, "the state dict") if isinstance(source, dict) else (read_weights(source)[0], str(source))
+    adapted = fitted(state, model, where, head=head)
+    model.load_state_dict(adapted.state)
+    return adapted
+
+
+def fitted(state: dict[str, Tensor], model: nn.Module, where: Path | str, *, head: bool = True) -> Adapted:
+    """A state dict as `model` takes it; a model on the meta device only says whether its shapes fit.
+
+    Raises:
+        SubquadError: as `load_checkpoint` does; `where` names the weights there.
+    """
+    own = model.state_dict()
+    is_sketch = any(tensor.is_meta for tensor in own.values())
+    try:
+        adapted = adapt({name: tensor.to("meta") for name, tensor in state.items()} if is_sketch else state, model)
+    except SubquadError as error:
+        raise SubquadError(f"{where}: {error}") from None
+    if not head:
+        for name in HEAD:
+            adapted.state.pop(name, None)
+            if name in own:
+                adapted.state[name] = own[name]
+    layout = f" (a released {adapted.family} layout)" if adapted.family else ""
+    if trouble := misfits(adapted.state, own):
+        hint = "; head=False keeps the model's own head" if "2 of another shape (head." in trouble else ""
+        raise SubquadError(f"{where}{layout} does not fit this model: {trouble}{hint}")
+    if names := not_finite(adapted.state):
+        raise SubquadError(f"{where}{layout} has weights that are not finite: {some(names)}")
+    return adapted
+
+
+HEAD = ("head.weight", "head.bias")
+"""Entries of a classifier."""
+
+
+def classes_in(state: dict[str, Tensor]) -> int | None:
+    """Classes of the head in a state dict, None where it has none."""
+    head = state.get("head.weight")
+    return head.shape[0] if head is not None and head.dim() == 2 else None

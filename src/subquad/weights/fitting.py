@@ -1,0 +1,140 @@
+"""Making a state dict fit a model: under its names, its tables at its size; and saying what does not fit."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError
+from subquad.positions import GridTable
+from subquad.text import one_line
+from subquad.weights.released import family_of, to_our_layout
+
+
+@dataclass
+class Adapted:
+    """A state dict made ready for a model.
+
+    Attributes:
+        state: under the model's names.
+        family: whose layout it had; None for ours.
+        resized: entries that were resampled to the model's size.
+    """
+
+    state: dict[str, Tensor]
+    family: str | None = None
+    resized: list[str] = field(default_factory=list)
+
+
+def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
+    """Bring a state dict, in our layout or a released one, to the names and table sizes of `model`."""
+    own = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    family = None if own.keys() & state.keys() - HEADS else family_of(state)
+    if family is not None:
+        if family != getattr(model, "layout", family):
+            raise SubquadError(f"these are weights of a {family} network, and the model is a {model.layout}")
+        state = _renamed(state, family, own)
+        # released PVTs of PolaFormer carry a final norm that nothing calls
+        if family == "pvt" and "norm.weight" not in own:
+            state = {name: tensor for name, tensor in state.items() if name not in ("norm.weight", "norm.bias")}
+    adapted = Adapted(dict(state), family)
+    # counters that released files may lack, and that nothing reads
+    adapted.state |= {
+        name: tensor for name, tensor in model.state_dict().items() if name.endswith(COUNTER) and name not in state
+    }
+    for name in sorted(own.keys() & state.keys()):
+        if not _is_other_table(state[name], own[name]):
+            continue
+        owner, _, parameter = name.rpartition(".")
+        table = model.get_submodule(owner)
+        if isinstance(table, GridTable):
+            resampled = table.fitted(parameter, state[name])
+            if resampled.shape == own[name]:
+                adapted.state[name] = resampled
+                adapted.resized.append(name)
+    return adapted
+
+
+def _renamed(state: dict[str, Tensor], family: str, own: dict[str, torch.Size]) -> dict[str, Tensor]:
+    try:
+        return to_our_layout(state, family, own)
+    except SubquadError:
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
+        # rules expect the axes that the authors' tables have
+        raise SubquadError(
+            f"its entries are not shaped as in the released {family} layout: {one_line(error)}"
+        ) from None
+
+
+def _is_other_table(stored: Tensor, own: torch.Size) -> bool:
+    """Whether a stored tensor can be a table of ours at another size."""
+    return stored.shape != own and stored.dim() == len(own) and stored.numel() > 0 and stored.is_floating_point()
+
+
+HEADS = frozenset({"head.weight", "head.bias", "norm.weight", "norm.bias"})
+"""Entries that are named alike in all layouts."""
+
+COUNTER = ".num_batches_tracked"
+
+
+def misfits(state: dict[str, Tensor], own: dict[str, Tensor]) -> str:
+    """What keeps `state` from being loaded where `own` is, in words; empty if nothing does."""
+    missing = sorted(own.keys() - state.keys())
+    unexpected = sorted(state.keys() - own.keys())
+    common = sorted(own.keys() & state.keys())
+    shapes = [
+        f"{name} is {tuple(state[name].shape)}, the model's {tuple(own[name].shape)}"
+        for name in common
+        if own[name].shape != state[name].shape
+    ]
+    kinds = [
+        f"{name} is {_kind(state[name])}, the model's {_kind(own[name])}"
+        for name in common
+        if own[name].shape == state[name].shape and not _converts(state[name], own[name])
+    ]
+    return "; ".join(
+        f"{len(names)} {what} ({some(names)})"
+        for what, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", shapes),
+            ("of another kind", kinds),
+        )
+        if names
+    )
+
+
+def not_finite(state: dict[str, Tensor]) -> list[str]:
+    """Entries with a number that is none or infinite."""
+    return [name for name, tensor in state.items() if not _is_finite(tensor)]
+
+
+def some(names: list[str], most: int = 3) -> str:
+    """The first of some names."""
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _converts(stored: Tensor, own: Tensor) -> bool:
+    """Whether numbers of one type stand for those of another: floats for floats, and whole ones for counters."""
+    if stored.is_floating_point() == own.is_floating_point():
+        return stored.is_complex() == own.is_complex() and (stored.dtype == torch.bool) == (own.dtype == torch.bool)
+    # trainers that average a state dict make floats of its counters
+    return not own.is_complex() and own.dtype != torch.bool and not own.is_floating_point() and _is_whole(stored)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not tensor.is_complex() and (tensor.is_meta or bool((tensor == tensor.round()).all()))
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.is_meta or not tensor.numel() or not tensor.is_floating_point():
+        return True
+    # one pass without a temporary; 8-bit floats know no extremes
+    numbers = tensor.detach() if tensor.dtype.itemsize > 1 else tensor.detach().float()
+    least, most = numbers.aminmax()
+    return bool(least.isfinite() and most.isfinite())
