@@ -22,7 +22,7 @@ from subquad.errors import SubquadError  # noqa: E402
 if TYPE_CHECKING:
     from subquad.attention import ATTENTION
     from subquad.grid import TokenGrid
-    from subquad.kernels.choosing import BACKENDS, use_backend
+    from subquad.kernels import BACKENDS, use_backend
     from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
 
 __version__ = "0.1.0"
@@ -42,7 +42,7 @@ __all__ = [
 
 _PLACES = {
     "attention": ("ATTENTION",),
-    "kernels.choosing": ("BACKENDS", "use_backend"),
+    "kernels": ("BACKENDS", "use_backend"),
     "grid": ("TokenGrid",),
     "models": ("convert_checkpoint", "create_model", "load_checkpoint", "restore_model", "save_weights"),
 }

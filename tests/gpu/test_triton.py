@@ -12,7 +12,7 @@ from mechanisms import inputs_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
-from subquad.kernels.choosing import kernel_for, unavailable, use_backend
+from subquad.kernels import OPERATORS, choose, unavailable, use_backend
 from subquad.kernels.triton import INTERPRETED, launch
 from subquad.models.create import settings_of
 
@@ -220,8 +220,8 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
 
 def test_auto_takes_them_for_cuda_tensors():
     (q,) = projected(1, 2, 9, 16, 1)
-    assert kernel_for(kernels.linear_attention, q) == ("triton" if q.is_cuda else None)
-    assert kernel_for(kernels.linear_attention, q.double()) is None
+    assert choose(kernels.linear_attention, (q,)) == ("triton" if q.is_cuda else None)
+    assert choose(kernels.linear_attention, (q.double(),)) is None
 
 
 def test_operations_are_operators_of_torch():
@@ -230,23 +230,24 @@ def test_operations_are_operators_of_torch():
     bias = torch.randn(2, 4, 12, device=DEVICE)
     calls = {
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
-        kernels.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
+        OPERATORS["linear_attention_gradient"]: (q, q, k, v, "elu", 1e-6),
         kernels.inline_attention: (q, k, v),
-        kernels.inline_attention_gradient: (q, q, k, v),
+        OPERATORS["inline_attention_gradient"]: (q, q, k, v),
         kernels.polar_attention: (q, k, v, power, None, bias.new_zeros(2, 12, 16), 1e-6),
-        kernels.polar_attention_gradient: (q, q, k, v, power, power, None, 1e-6),
-        kernels.agent_attention: (q, few, k, v, [bias], [bias]),
-        kernels.agent_attention_gradient: (q, q, few, k, v, bias, bias),
+        OPERATORS["polar_attention_gradient"]: (q, q, k, v, power, power, None, 1e-6),
+        kernels.agent_attention: (q, few, k, v, bias, bias),
+        OPERATORS["agent_attention_gradient"]: (q, q, few, k, v, bias, bias),
         kernels.gaussian_gather: (q, few, v, 0.5),
-        kernels.gaussian_gather_gradient: (few, q, few, v, 0.5),
+        OPERATORS["gaussian_gather_gradient"]: (few, q, few, v, 0.5),
         kernels.gaussian_spread: (q, few, few, 0.5),
-        kernels.gaussian_spread_gradient: (q, q, few, few, 0.5),
+        OPERATORS["gaussian_spread_gradient"]: (q, q, few, few, 0.5),
     }
-    ours = {name for name, backends in kernels.declaring.IMPLEMENTED.items() if "triton" in backends}
-    assert ours == {kernels.name_of(operator) for operator in calls}
+    assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "triton" in one.implementations}
     for operator, arguments in calls.items():
         arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
-        torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(
+            operator.packet.default, (*arguments, "triton"), test_utils=("test_schema", "test_faketensor")
+        )
 
 
 def test_they_compile_without_a_graph_break_forward_and_backward():

@@ -9,8 +9,7 @@ from mechanisms import build, inputs_of
 from torch.testing import assert_close
 
 from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
-from subquad.kernels import choosing
-from subquad.kernels.choosing import use_backend
+from subquad.kernels import use_backend
 from subquad.ops import OPERATIONS
 
 GRID = TokenGrid(3, 4)
@@ -163,32 +162,34 @@ def test_wrong_shapes_are_refused_in_one_line_by_all_backends_alike(name, argume
     assert refused
 
 
-@pytest.mark.parametrize("name", kernels.declaring.SHAPES)
+OF_TABLES = {"s": 2, "y": 2, "x": 5, "p": 2, "t": 2, "i": 2, "j": 5, "u": 2}
+"""Letters of biases of tables: 2 rows and 5 columns behind 2 tokens of the prefix."""
+
+
+@pytest.mark.parametrize("name", kernels.OPERATORS)
 def test_no_operator_runs_on_wrong_shapes_though_called_by_itself(name):
     """Behind the checks of the operations stand those of the kernels: what does not fit ends in an exception."""
-    operator, shapes = getattr(kernels, name), kernels.declaring.SHAPES[name]
-    if not kernels.has_kernel(operator, "native") or choosing.unavailable("native"):
+    operator = kernels.OPERATORS[name]
+    shapes = operator.shapes
+    if "native" not in operator.implementations or kernels.unavailable("native"):
         pytest.skip("no kernel for this machine")
-    letters = LETTERS | {"m": 12}
+    letters = LETTERS | {"m": 12} | OF_TABLES
     right = right_shapes(shapes, letters)
     if name == "local_branch":
         right["g"] = right["y"]
-    arguments = operator.default._schema.arguments
+    arguments = operator.packet.default._schema.arguments[:-1]
     numbers = {"float": 1.0, "int": 2, "str": "relu", "List[int]": [3, 4]}
-    lists = {"key_bias": [torch.zeros(3, 4, 12)], "query_bias": [torch.zeros(3, 4, 12)]}
 
     def run(given):
         values = [
-            tensor(argument.name, given[argument.name])
-            if argument.name in given
-            else lists.get(argument.name, numbers.get(str(argument.type)))
+            tensor(argument.name, given[argument.name]) if argument.name in given else numbers.get(str(argument.type))
             for argument in arguments
         ]
         if name == "convolve_windows":
             values[2:] = GRID.shape
         if name in ("pool", "pool_gradient"):
             values[-2:] = GRID.shape, (2, 2)
-        return operator(*values)
+        return operator(*values, "native")
 
     run(right)
     on_a_map = any(str(argument.type) == "List[int]" or argument.name == "height" for argument in arguments)

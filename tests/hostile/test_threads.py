@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from subquad import ops
-from subquad.kernels.choosing import unavailable
+from subquad.kernels import unavailable
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
 

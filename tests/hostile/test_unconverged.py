@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from subquad import ops
-from subquad.kernels.choosing import BACKENDS, unavailable, use_backend
+from subquad.kernels import BACKENDS, unavailable, use_backend
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "triton" and unavailable(name) is None])

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import subquad
 from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
-from subquad.kernels import choosing
-from subquad.kernels.choosing import kernel_for, unavailable, use_backend
+from subquad.kernels import OPERATORS, Backend, backends, choose, choosing, declaring, unavailable, use_backend
 from subquad.kernels.cpu import library
 from subquad.models.create import settings_of
 from subquad.positions import BiasTables
@@ -207,10 +207,11 @@ def test_gradients_of_the_local_branch(grid, kernel_size, own):
 def gradient_kernels(monkeypatch):
     """The names of the gradient operators that are really run."""
     called = []
-    for name in kernels.declaring.IMPLEMENTED:
-        if name.endswith("_gradient"):
-            packet = getattr(kernels, name)
-            monkeypatch.setattr(kernels, name, lambda *x, packet=packet: called.append(packet.__name__) or packet(*x))
+    for name, operator in OPERATORS.items():
+        for backend, one in operator.implementations.items() if name.endswith("_gradient") else ():
+            function = one.function
+            noting = replace(one, function=lambda *x, name=name, function=function: called.append(name) or function(*x))
+            monkeypatch.setitem(operator.implementations, backend, noting)
     return called
 
 
@@ -232,8 +233,8 @@ GRADIENT_CALLS = {
     "name",
     sorted(
         name
-        for name, backends in kernels.declaring.IMPLEMENTED.items()
-        if name.endswith("_gradient") and "native" in backends
+        for name, operator in OPERATORS.items()
+        if name.endswith("_gradient") and "native" in operator.implementations
     ),
 )
 def test_plain_gradients_are_the_kernels_own(name, gradient_kernels):
@@ -322,26 +323,62 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
 def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypatch):
     (q,) = projected(1, 2, 9, 16)
     linear, polar = kernels.linear_attention, kernels.polar_attention
-    assert kernel_for(linear, q) == "native"
-    assert kernel_for(linear, q.double()) is None and kernel_for(linear, q, cannot="reason") is None
+    assert choose(linear, (q,)) == "native"
+    assert choose(linear, (q.double(),)) is None and choose(linear, (q,), cannot="reason") is None
     learned = q.clone().requires_grad_()
-    assert kernel_for(polar, learned) is None and kernel_for(linear, learned) == "native"
+    assert choose(polar, (learned,)) is None and choose(linear, (learned,)) == "native"
     with torch.no_grad():
-        assert kernel_for(polar, learned) == "native"
+        assert choose(polar, (learned,)) == "native"
     with use_backend("eager"):
-        assert kernel_for(linear, q) is None and kernel_for(linear, q, backend="native") == "native"
-    monkeypatch.setattr(choosing, "_asked", "eager")
-    assert kernel_for(linear, q) is None
+        assert choose(linear, (q,)) is None and choose(linear, (q,), backend="native") == "native"
+    monkeypatch.setattr(backends, "_asked", "eager")
+    assert choose(linear, (q,)) is None
     monkeypatch.undo()
     seen = []
-    torch.func.vmap(lambda x: seen.append(kernel_for(linear, x)) or x)(q)
+    torch.func.vmap(lambda x: seen.append(choose(linear, (x,))) or x)(q)
     assert seen == [None]
+
+
+@pytest.fixture
+def second_backend(monkeypatch):
+    """Another backend for CPUs, in fp32 and fp64, behind the one of the library."""
+    monkeypatch.setattr(backends, "KERNELS", dict(backends.KERNELS))
+    monkeypatch.setattr(choosing, "KERNELS", backends.KERNELS)
+    monkeypatch.setattr(declaring, "KERNELS", backends.KERNELS)
+    monkeypatch.setattr(backends, "BACKENDS", dict(backends.BACKENDS))
+    dtypes = torch.float32, torch.float64
+    kernels.register_backend(Backend("second", "another", devices=("cpu",), dtypes=dtypes, missing=lambda: None))
+    monkeypatch.setattr(kernels.inline_attention, "implementations", dict(kernels.inline_attention.implementations))
+    kernels.implements(kernels.inline_attention, "second")(lambda q, k, v: torch.full_like(q, 7))
+    return "second"
+
+
+def test_the_backend_that_was_asked_for_is_the_one_that_runs(second_backend):
+    q, k, v = projected(1, 2, 9, 16, count=3)
+    expected = ops.inline_attention(q, k, v, backend="eager")
+    assert_close(ops.inline_attention(q, k, v, backend="native"), expected)
+    assert (ops.inline_attention(q, k, v, backend=second_backend) == 7).all()
+    with use_backend(second_backend):
+        assert (ops.inline_attention(q, k, v) == 7).all()
+    # of several on one device the first that can
+    assert_close(ops.inline_attention(q, k, v), expected)
+    assert (ops.inline_attention(*(x.double() for x in (q, k, v))) == 7).all()
+    with pytest.raises(SubquadError, match='backend "second" has no kernel for linear attention'):
+        ops.linear_attention(q, k, v, backend=second_backend)
+
+
+def test_nothing_is_registered_twice(second_backend):
+    with pytest.raises(SubquadError, match='backend "second" has a kernel for InLine attention already'):
+        kernels.implements(kernels.inline_attention, second_backend)(lambda q, k, v: q)
+    with pytest.raises(SubquadError, match='there is a backend "second" already'):
+        kernels.register_backend(backends.KERNELS[second_backend])
+    with pytest.raises(SubquadError, match='there is no backend "third"'):
+        kernels.implements(kernels.inline_attention, "third")(lambda q, k, v: q)
 
 
 def test_what_a_backend_has_no_kernel_for_is_eager_unless_that_very_call_asks(monkeypatch):
     q, k, v = projected(1, 2, 9, 16, count=3)
-    monkeypatch.delitem(kernels.declaring.IMPLEMENTED, "inline_attention")
-    monkeypatch.setitem(kernels.declaring.IMPLEMENTED, "inline_attention", {"triton"})
+    monkeypatch.delitem(kernels.inline_attention.implementations, "native")
     expected = ops.inline_attention(q, k, v, backend="eager")
     with use_backend("native"):
         assert torch.equal(ops.inline_attention(q, k, v), expected)
@@ -378,31 +415,34 @@ def test_what_is_exported_has_none_of_our_operators():
 def test_operations_are_operators_of_torch():
     q, k, v = projected(1, 2, 12, 16, count=3)
     few, power = torch.randn(1, 2, 4, 16), torch.full((2, 1, 16), 2.0)
-    bias = [torch.randn(2, 4, 12)]
+    bias, tables = torch.randn(2, 4, 12), (*(torch.randn(2, 4, n) for n in (3, 4)), None)
+    tables = torch.randn(2, 4, 2, 2), *tables
     gram = torch.eye(4).expand(2, 4, 4)
     calls = {
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
         kernels.inline_attention: (q, k, v),
         kernels.polar_attention: (q, k, v, power, None, None, 1e-6),
         kernels.agent_attention: (q, few, k, v, bias, bias),
-        kernels.linear_attention_gradient: (q, q, k, v, "elu", 1e-6),
-        kernels.inline_attention_gradient: (q, q, k, v),
-        kernels.agent_attention_gradient: (q, q, few, k, v, bias[0], bias[0]),
+        kernels.agent_attention_of_tables: (q, few, k, v, *tables, *tables),
+        OPERATORS["linear_attention_gradient"]: (q, q, k, v, "elu", 1e-6),
+        OPERATORS["inline_attention_gradient"]: (q, q, k, v),
+        OPERATORS["agent_attention_gradient"]: (q, q, few, k, v, bias, bias),
         kernels.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
         kernels.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
-        kernels.depthwise_gradient: (q, v, torch.randn(32, 3, 3), [3, 4]),
+        OPERATORS["depthwise_gradient"]: (q, v, torch.randn(32, 3, 3), [3, 4]),
         kernels.pool: (q, [3, 4], [2, 2]),
-        kernels.pool_gradient: (few, q, [3, 4], [2, 2]),
+        OPERATORS["pool_gradient"]: (few, q, [3, 4], [2, 2]),
         kernels.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
         kernels.gaussian_gather: (q, few, v, 1.0),
         kernels.gaussian_spread: (q, few, few, 1.0),
-        kernels.newton_inverse_gradient: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
+        OPERATORS["newton_inverse_gradient"]: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
         kernels.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
     }
-    ours = {name for name, backends in kernels.declaring.IMPLEMENTED.items() if "native" in backends}
-    assert ours == {kernels.name_of(operator) for operator in calls}
+    assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "native" in one.implementations}
     for operator, arguments in calls.items():
-        torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(
+            operator.packet.default, (*arguments, "native"), test_utils=("test_schema", "test_faketensor")
+        )
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTION.keys() - WITHOUT))
@@ -458,10 +498,7 @@ def test_nothing_is_held_after_a_step(name):
 
 @pytest.mark.slow
 def test_the_environment_says_what_holds_where_nothing_was_said():
-    code = (
-        "import torch; from subquad import kernels; from subquad.kernels import choosing; "
-        "print(choosing.kernel_for(kernels.pool, torch.ones(1, 1, 1, 1)))"
-    )
+    code = "import torch; from subquad import kernels; print(kernels.choose(kernels.pool, (torch.ones(1, 1, 1, 1),)))"
     run = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "SUBQUAD_BACKEND": "eager"}, capture_output=True, text=True
     )

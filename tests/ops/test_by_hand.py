@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from subquad import TokenGrid, ops
-from subquad.kernels.choosing import use_backend
+from subquad.kernels import use_backend
 
 
 def heads(*shape, count=1):
@@ -50,7 +50,7 @@ def test_polar_attention_divides_by_its_temperature_and_adds_positions_to_keys()
 @pytest.mark.parametrize("few", [True, False])
 def test_an_idle_agent_and_padded_keys_are_as_if_they_were_not_there(few, monkeypatch):
     if not few:
-        monkeypatch.setattr(ops.agent, "SMALL", 0)
+        monkeypatch.setattr(ops.agent_formula, "SMALL", 0)
     (q,), (k, v), (agents,) = heads(2, 3, 6, 4), heads(2, 3, 7, 4, count=2), heads(2, 3, 5, 4)
     key_bias, query_bias = torch.randn(3, 5, 7, dtype=torch.float64), torch.randn(3, 6, 5, dtype=torch.float64)
     idle, padding = torch.zeros(2, 5, dtype=torch.bool), torch.zeros(2, 7, dtype=torch.bool)

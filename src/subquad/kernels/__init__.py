@@ -1,75 +1,54 @@
-"""The fused operators `torch.ops.subquad.…`: what each is, apart from who computes it (`native`, `triton`).
+"""Who computes an operation: operators `torch.ops.subquad.…`, declared once, and backends that have kernels for them.
 
-`subquad.kernels.choosing` decides when they are used.
+The formulas of `subquad.ops` say which operator they may be computed by and hand themselves to `compute`, which takes
+a kernel where one can and the formula otherwise.
 """
 
-from subquad.kernels.declaring import (
-    TITLES,
-    Operator,
-    has_gradient,
-    has_kernel,
-    implements,
-    kernels_by_title,
-    name_of,
-    shapes_of,
-)
-from subquad.kernels.gradients import learns, with_gradient
-from subquad.kernels.map_operators import (
-    convolve_windows,
-    depthwise,
-    depthwise_gradient,
-    local_branch,
-    pool,
-    pool_gradient,
-)
+from subquad.kernels.backends import BACKENDS, KERNELS, Backend, register_backend, unavailable, use_backend
+from subquad.kernels.choosing import choose, compute, run
+from subquad.kernels.declaring import OPERATORS, Operator, implements, kernels_by_title
+from subquad.kernels.gradients import learns
+from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, pool
 from subquad.kernels.mixing_operators import (
     agent_attention,
-    agent_attention_gradient,
+    agent_attention_of_tables,
     gaussian_gather,
-    gaussian_gather_gradient,
     gaussian_spread,
-    gaussian_spread_gradient,
     inline_attention,
-    inline_attention_gradient,
     linear_attention,
-    linear_attention_gradient,
     newton_inverse,
-    newton_inverse_gradient,
     polar_attention,
-    polar_attention_gradient,
 )
 from subquad.kernels.shapes import Shapes
 
+from subquad.kernels import cpu, triton  # isort: skip  # noqa: F401  the backends of this package register themselves
+
 __all__ = [
-    "TITLES",
+    "BACKENDS",
+    "KERNELS",
+    "OPERATORS",
+    "Backend",
     "Operator",
     "Shapes",
     "agent_attention",
-    "agent_attention_gradient",
+    "agent_attention_of_tables",
+    "choose",
+    "compute",
     "convolve_windows",
     "depthwise",
-    "depthwise_gradient",
     "gaussian_gather",
-    "gaussian_gather_gradient",
     "gaussian_spread",
-    "gaussian_spread_gradient",
-    "has_gradient",
-    "has_kernel",
     "implements",
     "inline_attention",
-    "inline_attention_gradient",
     "kernels_by_title",
     "learns",
     "linear_attention",
-    "linear_attention_gradient",
     "local_branch",
-    "name_of",
     "newton_inverse",
-    "newton_inverse_gradient",
     "polar_attention",
-    "polar_attention_gradient",
     "pool",
-    "pool_gradient",
-    "shapes_of",
-    "with_gradient",
+    "register_backend",
+    "run",
+    "unavailable",
+    "use_backend",
 ]

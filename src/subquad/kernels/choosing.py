@@ -1,81 +1,110 @@
-"""Which code computes an operation: eager PyTorch, which is the specification, or fused kernels of ours.
+"""How an operation is computed: by a kernel where one can, else by its formula."""
 
-`auto` takes kernels wherever they can do what is asked and the eager form otherwise. A backend that was asked for by
-name, at a call or with `use_backend`, and cannot do it is an error, never a silent fallback; only what it has no kernel
-for at all (`subquad list --backends` says what it has) is computed by PyTorch. $SUBQUAD_BACKEND is what holds where
-nothing was said. Inside torch.compile kernels stay what they are; what is exported has the eager form.
-"""
-
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from subquad.errors import SubquadError, unknown_name
-from subquad.kernels import TITLES, Operator, cpu, has_gradient, has_kernel, name_of, triton
+from subquad.errors import SubquadError
+from subquad.kernels.backends import KERNELS, asked, missing, most_channels
+from subquad.kernels.declaring import Operator, Settings, Tensors
+from subquad.kernels.gradients import learns, with_gradient
 
-BACKENDS = {
-    "auto": "kernels where they can, PyTorch otherwise",
-    "eager": "PyTorch on any device: the specification",
-    "native": "C++ kernels for CPUs: fp32",
-    "triton": "kernels for CUDA devices: fp32 fp16 bf16",
-}
-KERNELS = {"native": cpu, "triton": triton}
-
-# a plain variable of the process: torch.compile guards on it, and its oldest version here can't trace anything better
-_asked = os.environ.get("SUBQUAD_BACKEND") or "auto"
+HALF = (torch.float16, torch.bfloat16)
 
 
-@contextmanager
-def use_backend(name: str) -> Iterator[None]:
-    """Compute operations with the backend `name` of BACKENDS inside this context, in all threads."""
-    global _asked
-    before, _asked = _asked, _known(name)
-    try:
-        yield
-    finally:
-        _asked = before
+def compute(
+    operator: Operator,
+    formula: Callable[..., Tensor],
+    tensors: Tensors,
+    settings: Settings = (),
+    beyond: Tensors = (),
+    *,
+    backend: str | None = None,
+    cannot: str | None = None,
+    optional: bool = False,
+) -> Tensor:
+    """`formula(*tensors, *settings, *beyond)`, by a kernel of `operator` where one can.
 
-
-def unavailable(name: str) -> str | None:
-    """Why the backend `name` cannot work on this machine, in one line; None where it can."""
-    return _missing(name) if _known(name) in KERNELS else None
-
-
-def kernel_for(
-    operator: Operator, *tensors: Tensor | None, cannot: str | None = None, backend: str | None = None
-) -> str | None:
-    """The backend whose kernel computes `operator` of these tensors (tokens (b, h, n, d) and parameters), if one does.
-
-    `cannot` is what keeps this call from kernels for reasons of its own. Raises SubquadError where a backend was asked
-    for by name, with `backend` or around this call, and cannot be had.
+    Args:
+        operator: what kernels compute of `tensors` and `settings`.
+        formula: the same in PyTorch; gradients of a kernel's gradients go through it. It is kept for the backward pass
+            and must hold no tensor of the graph itself: it would never be freed.
+        tensors: tokens (b, h, n, d) and parameters; None for what is optional and absent.
+        settings: numbers and names.
+        beyond: padding and the like, which no kernel knows: where any is there, the formula computes.
+        backend: asked for at this call.
+        cannot: what else keeps this call from kernels, in words.
+        optional: whether the formula stands in for a backend that was asked for by name and can't compute this; where
+            not, that is a SubquadError.
     """
-    asked = _known(backend or _asked)
-    if asked == "eager":
-        return None
-    name = _for_device(tensors) if asked == "auto" else asked
-    if name is None:
-        return None
-    title = TITLES[name_of(operator)]
-    if not has_kernel(operator, name):
-        if backend == name:
-            raise SubquadError(f'backend "{name}" has no kernel for {title}: see subquad list --backends')
-        return None
-    reason = cannot or _refuses(name, operator, tensors) or _missing(name)
-    if reason is not None and asked != "auto":
-        raise SubquadError(f'backend "{name}" can\'t compute {title}: {reason}; "auto" would take the eager form')
-    return name if reason is None else None
+    if any(tensor is not None for tensor in beyond):
+        cannot = "it knows no padding"
+    chosen = choose(operator, tensors, settings, backend=backend, cannot=cannot, optional=optional)
+    if chosen is None:
+        return formula(*tensors, *settings, *beyond)
+    return run(operator, chosen, formula, tensors, settings)
 
 
-def _for_device(tensors: tuple[Tensor | None, ...]) -> str | None:
-    """The backend for the device of the first tensor."""
-    first = tensors[0]
-    # what is exported is to run where there is none of our code
-    if first is None or _is_exporting():
+def choose(
+    operator: Operator,
+    tensors: Tensors,
+    settings: Settings = (),
+    *,
+    backend: str | None = None,
+    cannot: str | None = None,
+    optional: bool = False,
+) -> str | None:
+    """The backend whose kernel computes `operator` of these arguments, if one does; see `compute`."""
+    wanted = asked(backend)
+    if wanted == "eager":
         return None
-    return {"cpu": "native", "cuda": "triton"}.get(first.device.type)
+    if wanted == "auto":
+        # what is exported is to run where there is none of our code
+        if cannot is not None or _is_exporting():
+            return None
+        device = None if tensors[0] is None else tensors[0].device.type
+        for name, kernels in KERNELS.items():
+            if device not in kernels.devices or device in kernels.only_by_name:
+                continue
+            if name in operator.implementations and _refusal(operator, name, tensors, settings) is None:
+                return name
+        return None
+    if wanted not in operator.implementations:
+        if backend is None or optional:
+            return None
+        raise SubquadError(f'backend "{wanted}" has no kernel for {operator.title}: see subquad list --backends')
+    reason = cannot or _refusal(operator, wanted, tensors, settings)
+    if reason is None:
+        return wanted
+    if optional:
+        return None
+    raise SubquadError(
+        f'backend "{wanted}" can\'t compute {operator.title}: {reason}; "auto" would take the eager form'
+    )
+
+
+def run(
+    operator: Operator, backend: str, formula: Callable[..., Tensor], tensors: Tensors, settings: Settings = ()
+) -> Tensor:
+    """`formula(*tensors, *settings)` by the kernel of `backend`, which was chosen for it."""
+    first, dtypes = tensors[0], KERNELS[backend].dtypes
+    assert first is not None
+    if any(tensor is not None and tensor.dtype not in dtypes for tensor in tensors):
+        raised = [tensor.float() if tensor is not None and tensor.dtype in HALF else tensor for tensor in tensors]
+        result = run(operator, backend, formula, raised, settings)
+        return result if operator.gives_fp32 else result.to(first.dtype)
+    if operator.changes_first:
+        operator(*tensors, *settings, backend)
+        return first
+    if not learns(*tensors):
+        return operator(*tensors, *settings, backend)
+    return with_gradient(
+        lambda *tensors: operator(*tensors, *settings, backend),
+        lambda grad, *tensors: operator.backward(backend, grad, tensors, settings),
+        lambda *tensors: formula(*tensors, *settings),
+        *tensors,
+    )
 
 
 @torch.compiler.assume_constant_result
@@ -84,48 +113,45 @@ def _is_exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
-@torch.compiler.assume_constant_result
-def _missing(name: str) -> str | None:
-    return KERNELS[name].missing()
-
-
-@torch.compiler.assume_constant_result
-def _most_channels(name: str) -> int:
-    return KERNELS[name].most_channels()
-
-
-def _refuses(name: str, operator: Operator, tensors: tuple[Tensor | None, ...]) -> str | None:
-    """What keeps these tensors from the kernels of the backend `name`."""
-    learned = torch.is_grad_enabled() and not has_gradient(operator, name)
-    devices, dtypes, most = KERNELS[name].DEVICES, KERNELS[name].DTYPES, _most_channels(name)
+def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings) -> str | None:
+    """What keeps these arguments from the kernel of the backend `name`."""
+    backend, most = KERNELS[name], most_channels(name)
+    learned = torch.is_grad_enabled()
+    unlearned = learned and not operator.has_gradient(name)
     for tensor in tensors:
         if tensor is None:
             continue
-        if tensor.device.type not in devices:
-            return f"it is for {' and '.join(devices)}, and a tensor is on {tensor.device}"
-        if tensor.dtype not in dtypes:
-            return f"it computes in {' '.join(map(short_name, dtypes))}, and a tensor is {short_name(tensor.dtype)}"
-        if learned and tensor.requires_grad:
+        if tensor.device.type not in backend.devices:
+            return f"it is for {' and '.join(backend.devices)}, and a tensor is on {tensor.device}"
+        dtype = tensor.dtype
+        if dtype not in backend.dtypes and not (backend.raises_half and operator.sums_in_fp32 and dtype in HALF):
+            return f"it computes in {' '.join(map(short_name, backend.dtypes))}, and a tensor is {short_name(dtype)}"
+        if unlearned and tensor.requires_grad:
             return "it has no gradients, and one is asked for: call it under torch.no_grad()"
-        if tensor.dim() == 4 and tensor.stride(3) != 1 and tensor.shape[3] > 1:
-            return f"a head's channels have to lie side by side, and have a stride of {tensor.stride(3)}"
-        if tensor.dim() == 4 and tensor.shape[3] > most:
-            return f"it takes heads of up to {most} channels here, and these have {tensor.shape[3]}"
+        if tensor.dim() == 4:
+            if tensor.stride(3) != 1 and tensor.shape[3] > 1:
+                return f"a head's channels have to lie side by side, and have a stride of {tensor.stride(3)}"
+            if most is not None and tensor.shape[3] > most:
+                return f"it takes heads of up to {most} channels here, and these have {tensor.shape[3]}"
         if not tensor.numel():
             return "a tensor is empty"
     if not torch.compiler.is_compiling() and (
         torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
     ):
         return "it can't be traced"
-    return None
+    return _own_refusal(operator, name, tensors, settings, learned) or missing(name)
+
+
+def _own_refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings, learned: bool) -> str | None:
+    """What the implementation itself says that it can't do, or that of the gradient where one is wanted."""
+    cannot = operator.implementations[name].cannot
+    reason = None if cannot is None else cannot(*tensors, *settings)
+    if reason is None and learned and operator.gradient is not None and learns(*tensors):
+        of_gradient = operator.gradient.implementations[name].cannot
+        return None if of_gradient is None else of_gradient(*tensors, *settings)
+    return reason
 
 
 def short_name(dtype: torch.dtype) -> str:
     """A dtype as people write it: fp32."""
     return str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
-
-
-def _known(name: str) -> str:
-    if name not in BACKENDS:
-        raise unknown_name("backend", name, BACKENDS)
-    return name

@@ -1,31 +1,155 @@
 """How an operator `subquad::…` of PyTorch is declared, and how a backend says that it computes it.
 
-An operator is declared once: its name, the shapes that it takes and gives, what it counts as. Backends implement it
-for a device. Results are tokens (b, h, n, d) that lie in memory as (b, n, h, d), as the next projection wants them.
+An operator is declared once: its name, the shapes that it takes and gives, what it counts as, its gradient. Its last
+argument is the backend that computes it: PyTorch has one dispatcher for each device, which looks up who that is.
+Results are tokens (b, h, n, d) that lie in memory as (b, n, h, d), as the next projection wants them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from subquad.errors import SubquadError
+from subquad.kernels.backends import KERNELS
 from subquad.kernels.shapes import Shapes
 
 NAMESPACE = torch.library.Library("subquad", "FRAGMENT")
+DEVICES = ("CPU", "CUDA")
 
-Operator = Any
-"""An operator: torch.ops.subquad.<name>."""
+Tensors = Sequence[Tensor | None]
+Settings = tuple[Any, ...]
 
-TITLES: dict[str, str] = {}
-"""What every operator is called where a person reads."""
 
-SHAPES: dict[str, Shapes] = {}
-"""The shapes of every operator's tensors, which stand first among its arguments."""
+@dataclass(frozen=True)
+class Implementation:
+    """A function that computes an operator, and what says why it can't, of the operator's own arguments."""
 
-IMPLEMENTED: dict[str, set[str]] = {}
-"""The backends that have kernels for an operator, by its name."""
+    function: Callable[..., Any]
+    cannot: Callable[..., str | None] | None = None
+
+
+class Operator:
+    """An operator `torch.ops.subquad.<name>`: called with its tensors, its settings and the name of a backend.
+
+    Attributes:
+        name: without the namespace.
+        title: what it is called where a person reads.
+        shapes: of its tensors, which stand first among its arguments.
+        gradient: the operator of its gradient; None where no kernel has one.
+        sums_in_fp32: whether it may be computed in fp32 where its tensors are of half precision.
+        gives_fp32: whether its result is fp32 whatever its tensors are.
+        changes_first: whether it changes its first tensor and gives nothing.
+        implementations: who computes it, by the names of backends.
+        packet: PyTorch's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        shapes: Shapes,
+        *,
+        gradient: "Operator | None" = None,
+        backward: Callable[..., tuple[Tensor | None, ...]] | None = None,
+        sums_in_fp32: bool = False,
+        gives_fp32: bool = False,
+        changes_first: bool = False,
+    ) -> None:
+        self.name, self.title, self.shapes = name, title, shapes
+        self.gradient, self._backward = gradient, backward
+        self.sums_in_fp32, self.gives_fp32, self.changes_first = sums_in_fp32, gives_fp32, changes_first
+        self.implementations: dict[str, Implementation] = {}
+        self.packet = getattr(torch.ops.subquad, name)
+        self._call = self.packet.default
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def backward(self, backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
+        """The gradient to each of `tensors`, of `grad`, by the kernel of `backend`."""
+        assert self.gradient is not None
+        if self._backward is not None:
+            return self._backward(backend, grad, tensors, settings)
+        grads = self.gradient(grad, *tensors, *settings, backend)
+        return (grads,) if isinstance(grads, Tensor) else grads
+
+    def has_gradient(self, backend: str) -> bool:
+        """Whether `backend` has a kernel for the gradient."""
+        return self.gradient is not None and backend in self.gradient.implementations
+
+
+OPERATORS: dict[str, Operator] = {}
+"""Every operator by its name."""
+
+
+def operator(
+    title: str,
+    schema: str,
+    takes: dict[str, str],
+    flops: Callable[..., int] = lambda *shapes: 0,
+    shape: Callable[..., Any] | None = None,
+    result: str = "Tensor",
+    **properties: Any,
+) -> Operator:
+    """Declare `subquad::name` of a schema, to which the backend is added as last argument.
+
+    Args:
+        title: what it is called where a person reads.
+        schema: as torch.library has it, "name(Tensor q, …)", without the result.
+        takes: the shapes of its tensors, see `Shapes`.
+        flops: of the arguments, with shapes in the place of tensors.
+        shape: empty results, of the arguments; tokens like the first tensor where nothing is said.
+        result: as torch.library has it.
+        properties: see `Operator`.
+    """
+    name = schema.partition("(")[0]
+    NAMESPACE.define(f"{schema.removesuffix(')')}, str backend) -> {result}")
+    declared = OPERATORS[name] = Operator(name, title, Shapes(title, **takes), **properties)
+
+    def dispatch(*arguments: Any) -> Any:
+        implementation = declared.implementations.get(arguments[-1])
+        if implementation is None:
+            raise SubquadError(f'backend "{arguments[-1]}" has no kernel for {title}: see subquad list --backends')
+        return implementation.function(*arguments[:-1])
+
+    def without_running(*arguments: Any) -> Any:
+        check_arguments(declared, arguments[:-1])
+        return None if declared.changes_first else (shape or like_tokens)(*arguments[:-1])
+
+    for device in DEVICES:
+        NAMESPACE.impl(name, dispatch, device)
+    torch.library.register_fake(f"subquad::{name}", without_running, lib=NAMESPACE)
+    register_flop_formula(declared.packet)(lambda *shapes, out_shape=None, **settings: flops(*shapes[:-1]))
+    return declared
+
+
+def implements(
+    operator: Operator, backend: str, cannot: Callable[..., str | None] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a function compute `operator` for a registered `backend`.
+
+    `cannot` says in words why it can't compute some arguments of the operator (of the operator itself where this is
+    its gradient), or None. Raises SubquadError where the backend has a kernel for the operator already.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if backend not in KERNELS:
+            raise SubquadError(f'there is no backend "{backend}": register_backend comes first')
+        if backend in operator.implementations:
+            raise SubquadError(f'backend "{backend}" has a kernel for {operator.title} already')
+        operator.implementations[backend] = Implementation(function, cannot)
+        return function
+
+    return register
+
+
+def check_arguments(operator: Operator, arguments: Sequence[Any]) -> None:
+    """Raise SubquadError where the tensors among an operator's arguments do not fit each other."""
+    operator.shapes.check(*(value for value in arguments if value is None or isinstance(value, Tensor)))
 
 
 def empty_tokens(like: Tensor) -> Tensor:
@@ -39,76 +163,15 @@ def like_tokens(first: Tensor, *rest: Any) -> Tensor:
     return empty_tokens(first)
 
 
-def operator(
-    title: str,
-    schema: str,
-    takes: dict[str, str],
-    flops: Callable[..., int] = lambda *shapes: 0,
-    shape: Callable[..., Any] | None = like_tokens,
-    result: str = "Tensor",
-) -> Operator:
-    """`subquad::name` of a schema: the shapes of its tensors, what it counts as from them, and empty results."""
-    name = schema.partition("(")[0]
-    TITLES[name], SHAPES[name], IMPLEMENTED[name] = title, Shapes(title, **takes), set()
-    NAMESPACE.define(f"{schema} -> {result}")
-
-    def without_running(*arguments: Any) -> Any:
-        check_arguments(name, arguments)
-        return None if shape is None else shape(*arguments)
-
-    torch.library.register_fake(f"subquad::{name}", without_running, lib=NAMESPACE)
-    packet = getattr(torch.ops.subquad, name)
-    register_flop_formula(packet)(lambda *shapes, out_shape=None, **settings: flops(*shapes))
-    return packet
-
-
-def check_arguments(name: str, arguments: tuple[Any, ...]) -> None:
-    """Raise where the tensors among an operator's arguments do not fit each other."""
-    tensors = [value for value in arguments if value is None or isinstance(value, Tensor)]
-    SHAPES[name].check(*tensors)
-
-
-def shapes_of(operator: Operator) -> Shapes:
-    """The shapes of an operator's tensors."""
-    return SHAPES[name_of(operator)]
-
-
-def implements(operator: Operator, backend: str, *devices: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let a function compute `operator` on `devices`, "cpu" or "cuda", for `backend`."""
-    name = name_of(operator)
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        for device in devices:
-            NAMESPACE.impl(name, function, device.upper())
-        IMPLEMENTED[name].add(backend)
-        return function
-
-    return register
-
-
-def name_of(operator: Operator) -> str:
-    """The operator's name, without its namespace."""
-    return operator.__name__
-
-
-def has_kernel(operator: Operator, backend: str) -> bool:
-    """Whether `backend` has a kernel for `operator`."""
-    return backend in IMPLEMENTED[name_of(operator)]
-
-
-def has_gradient(operator: Operator, backend: str) -> bool:
-    """Whether `backend` has a kernel for the operator's gradient."""
-    return backend in IMPLEMENTED.get(f"{name_of(operator)}_gradient", ())
-
-
 def kernels_by_title() -> dict[str, dict[str, str]]:
     """What has kernels, by its title and backend: "yes", or "forward" where a gradient is computed by PyTorch."""
-    found: dict[str, dict[str, str]] = {}
-    for name, backends in IMPLEMENTED.items():
-        if name.endswith("_gradient"):
+    gradients = {id(one.gradient) for one in OPERATORS.values()}
+    by_title: dict[str, dict[str, str]] = {}
+    for one in OPERATORS.values():
+        if id(one) in gradients:
             continue
-        for backend in backends:
-            # a title may stand for several operators, the last of which is the one with a gradient
-            learned = backend in IMPLEMENTED.get(f"{name}_gradient", ())
-            found.setdefault(TITLES[name], {})[backend] = "yes" if learned else "forward"
-    return found
+        row = by_title.setdefault(one.title, {})
+        for backend in one.implementations:
+            # a title may stand for several operators, one of which has a gradient
+            row[backend] = "yes" if one.has_gradient(backend) else row.get(backend, "forward")
+    return by_title

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.declaring import empty_tokens, operator
+from subquad.kernels.declaring import Settings, Tensors, empty_tokens, operator
 
-KERNELS = "h*d k k|b h*d k k"
+FILTERS = "h*d k k|b h*d k k"
 """Depthwise: one for each channel, or for each channel of each image."""
 
 
@@ -24,25 +24,17 @@ def _filter(v: Any, weight: Any, height: int, width: int) -> int:
 local_branch = operator(
     "the local branch",
     "local_branch(Tensor(a!) y, Tensor v, Tensor? g, Tensor weight, Tensor? bias, int[] shape)",
-    {"y": "b h n d", "v": "b h n d", "g": "b h n d", "weight": KERNELS, "bias": "h*d"},
+    {"y": "b h n d", "v": "b h n d", "g": "b h n d", "weight": FILTERS, "bias": "h*d"},
     lambda y, v, g, weight, bias, shape: _filter(v, weight, *shape),
-    shape=None,
     result="()",
-)
-
-# 0 for tokens of the prefix
-depthwise = operator(
-    "the local branch",
-    "depthwise(Tensor v, Tensor weight, Tensor? bias, int[] shape)",
-    {"v": "b h n d", "weight": KERNELS, "bias": "h*d"},
-    lambda v, weight, bias, shape: _filter(v, weight, *shape),
+    changes_first=True,
 )
 
 # to v, the weight and a bias
 depthwise_gradient = operator(
     "the gradient of the local branch",
     "depthwise_gradient(Tensor grad, Tensor v, Tensor weight, int[] shape)",
-    {"grad": "b h n d", "v": "b h n d", "weight": KERNELS},
+    {"grad": "b h n d", "v": "b h n d", "weight": FILTERS},
     lambda grad, v, weight, shape: 2 * _filter(v, weight, *shape),
     shape=lambda grad, v, weight, shape: (
         empty_tokens(v),
@@ -52,12 +44,21 @@ depthwise_gradient = operator(
     result="(Tensor, Tensor, Tensor)",
 )
 
-# means (b, h, a, d) of the tokens on a map over its adaptive bins
-pool = operator(
-    "means over the map",
-    "pool(Tensor x, int[] shape, int[] bins)",
-    {"x": "b h n d"},
-    shape=lambda x, shape, bins: x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3]),
+
+def _depthwise_backward(backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
+    v, weight, bias = tensors
+    dv, dweight, dbias = depthwise_gradient(grad, v, weight, *settings, backend)
+    return dv, dweight, None if bias is None else dbias
+
+
+# 0 for tokens of the prefix
+depthwise = operator(
+    "the local branch",
+    "depthwise(Tensor v, Tensor weight, Tensor? bias, int[] shape)",
+    {"v": "b h n d", "weight": FILTERS, "bias": "h*d"},
+    lambda v, weight, bias, shape: _filter(v, weight, *shape),
+    gradient=depthwise_gradient,
+    backward=_depthwise_backward,
 )
 
 pool_gradient = operator(
@@ -65,6 +66,15 @@ pool_gradient = operator(
     "pool_gradient(Tensor grad, Tensor x, int[] shape, int[] bins)",
     {"grad": "b h a d", "x": "b h n d"},
     shape=lambda grad, x, *rest: empty_tokens(x),
+)
+
+# means (b, h, a, d) of the tokens on a map over its adaptive bins
+pool = operator(
+    "means over the map",
+    "pool(Tensor x, int[] shape, int[] bins)",
+    {"x": "b h n d"},
+    shape=lambda x, shape, bins: x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3]),
+    gradient=pool_gradient,
 )
 
 

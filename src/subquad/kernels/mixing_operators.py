@@ -1,6 +1,7 @@
 """The mechanisms' operators: what lies between the projections.
 
 Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks. The formulas are those of subquad.ops.
+The gradient of each stands in front of it.
 """
 
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.declaring import empty_tokens, operator
+from subquad.kernels.declaring import Settings, Tensors, empty_tokens, operator
 
 QKV = {"q": "b h n d", "k": "b h m d", "v": "b h m d"}
 GRAD = {"grad": "b h n d"}
@@ -24,10 +25,6 @@ def _like_qkv(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tupl
     return tuple(map(empty_tokens, (q, k, v)))
 
 
-linear_attention = operator(
-    "linear attention", "linear_attention(Tensor q, Tensor k, Tensor v, str feature_map, float eps)", QKV, _product
-)
-
 linear_attention_gradient = operator(
     "the gradient of linear attention",
     "linear_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, str feature_map, float eps)",
@@ -37,7 +34,14 @@ linear_attention_gradient = operator(
     result="(Tensor, Tensor, Tensor)",
 )
 
-inline_attention = operator("InLine attention", "inline_attention(Tensor q, Tensor k, Tensor v)", QKV, _product)
+linear_attention = operator(
+    "linear attention",
+    "linear_attention(Tensor q, Tensor k, Tensor v, str feature_map, float eps)",
+    QKV,
+    _product,
+    gradient=linear_attention_gradient,
+    sums_in_fp32=True,
+)
 
 inline_attention_gradient = operator(
     "the gradient of InLine attention",
@@ -48,14 +52,16 @@ inline_attention_gradient = operator(
     result="(Tensor, Tensor, Tensor)",
 )
 
-POLAR = QKV | {"power": "h 1 d", "temperature": "h 1 d", "positions": "h m d"}
-
-polar_attention = operator(
-    "PolaFormer's attention",
-    "polar_attention(Tensor q, Tensor k, Tensor v, Tensor power, Tensor? temperature, Tensor? positions, float eps)",
-    POLAR,
-    lambda *shapes: 2 * _product(*shapes),
+inline_attention = operator(
+    "InLine attention",
+    "inline_attention(Tensor q, Tensor k, Tensor v)",
+    QKV,
+    _product,
+    gradient=inline_attention_gradient,
+    sums_in_fp32=True,
 )
+
+POLAR = QKV | {"power": "h 1 d", "temperature": "h 1 d", "positions": "h m d"}
 
 
 def _polar_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -76,6 +82,25 @@ polar_attention_gradient = operator(
 )
 
 
+def _polar_backward(backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
+    dq, dk, dv, dpower, dtemperature = polar_attention_gradient(grad, *tensors, *settings, backend)
+    *_, temperature, positions = tensors
+    # positions are added to the keys of every image
+    dpositions = None if positions is None else dk.sum(dim=0, dtype=torch.float32)
+    return dq, dk, dv, dpower, None if temperature is None else dtemperature, dpositions
+
+
+polar_attention = operator(
+    "PolaFormer's attention",
+    "polar_attention(Tensor q, Tensor k, Tensor v, Tensor power, Tensor? temperature, Tensor? positions, float eps)",
+    POLAR,
+    lambda *shapes: 2 * _product(*shapes),
+    gradient=polar_attention_gradient,
+    backward=_polar_backward,
+    sums_in_fp32=True,
+)
+
+
 def _two_maps(q: Any, few: Any, k: Any, *rest: Any) -> int:
     """Two maps between tokens and a few others, each with two products."""
     b, h, n, d = q
@@ -83,14 +108,7 @@ def _two_maps(q: Any, few: Any, k: Any, *rest: Any) -> int:
 
 
 AGENTS = {"q": "b h n d", "agents": "b h a d", "k": "b h m d", "v": "b h m d"}
-
-# a bias is (h, a, n), or block (h, a, s, s), rows (h, a, y), columns (h, a, x) and perhaps prefix (h, a, p)
-agent_attention = operator(
-    "agent attention",
-    "agent_attention(Tensor q, Tensor agents, Tensor k, Tensor v, Tensor[] key_bias, Tensor[] query_bias)",
-    AGENTS,
-    _two_maps,
-)
+BIASES = {"key_bias": "h a m", "query_bias": "h a n"}
 
 
 def _agent_gradients(
@@ -106,10 +124,37 @@ agent_attention_gradient = operator(
     "the gradient of agent attention",
     "agent_attention_gradient(Tensor grad, Tensor q, Tensor agents, Tensor k, Tensor v, Tensor key_bias, "
     "Tensor query_bias)",
-    GRAD | AGENTS | {"key_bias": "h a m", "query_bias": "h a n"},
+    GRAD | AGENTS | BIASES,
     lambda grad, q, agents, k, *rest: 4 * q[0] * q[1] * q[3] * agents[2] * (2 * q[2] + 2 * k[2]),
     shape=_agent_gradients,
     result="(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _agent_backward(backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
+    *grads, dkey_bias, dquery_bias = agent_attention_gradient(grad, *tensors, backend)
+    return *grads, dkey_bias.mT, dquery_bias.mT
+
+
+agent_attention = operator(
+    "agent attention",
+    "agent_attention(Tensor q, Tensor agents, Tensor k, Tensor v, Tensor key_bias, Tensor query_bias)",
+    AGENTS | BIASES,
+    _two_maps,
+    gradient=agent_attention_gradient,
+    backward=_agent_backward,
+)
+
+# biases are sums of a block, which is resampled to the map, rows and columns; tokens of the prefix have their own
+agent_attention_of_tables = operator(
+    "agent attention",
+    "agent_attention_of_tables(Tensor q, Tensor agents, Tensor k, Tensor v, "
+    "Tensor key_block, Tensor key_rows, Tensor key_columns, Tensor? key_prefix, "
+    "Tensor query_block, Tensor query_rows, Tensor query_columns, Tensor? query_prefix)",
+    AGENTS
+    | {"key_block": "h a s s", "key_rows": "h a y", "key_columns": "h a x", "key_prefix": "h a p"}
+    | {"query_block": "h a t t", "query_rows": "h a i", "query_columns": "h a j", "query_prefix": "h a u"},
+    _two_maps,
 )
 
 
@@ -120,23 +165,6 @@ def _one_map(q: Any, few: Any, *rest: Any) -> int:
 
 LANDMARKS = {"q": "b h n d", "landmarks": "b h m d"}
 
-# κ(scale·q, landmarks)ᵀ v: (b, h, m, d)
-gaussian_gather = operator(
-    "softmax-free attention",
-    "gaussian_gather(Tensor q, Tensor landmarks, Tensor v, float scale)",
-    LANDMARKS | {"v": "b h n d"},
-    _one_map,
-    shape=lambda q, landmarks, v, scale: landmarks.new_empty(landmarks.shape, dtype=torch.float32),
-)
-
-# κ(scale·q, landmarks) u: (b, h, n, d)
-gaussian_spread = operator(
-    "softmax-free attention",
-    "gaussian_spread(Tensor q, Tensor landmarks, Tensor u, float scale)",
-    LANDMARKS | {"u": "b h m d"},
-    _one_map,
-)
-
 # to q, landmarks and v
 gaussian_gather_gradient = operator(
     "the gradient of softmax-free attention",
@@ -145,6 +173,18 @@ gaussian_gather_gradient = operator(
     lambda grad, *shapes: 2 * _one_map(*shapes),
     shape=lambda grad, q, landmarks, v, scale: (empty_tokens(q), landmarks.new_empty(landmarks.shape), empty_tokens(v)),
     result="(Tensor, Tensor, Tensor)",
+)
+
+# κ(scale·q, landmarks)ᵀ v: (b, h, m, d)
+gaussian_gather = operator(
+    "softmax-free attention",
+    "gaussian_gather(Tensor q, Tensor landmarks, Tensor v, float scale)",
+    LANDMARKS | {"v": "b h n d"},
+    _one_map,
+    shape=lambda q, landmarks, v, scale: landmarks.new_empty(landmarks.shape, dtype=torch.float32),
+    gradient=gaussian_gather_gradient,
+    sums_in_fp32=True,
+    gives_fp32=True,
 )
 
 # to q, landmarks and u
@@ -157,16 +197,17 @@ gaussian_spread_gradient = operator(
     result="(Tensor, Tensor, Tensor)",
 )
 
-MATRICES = {"gram": "... m m", "alpha": "... 1 1"}
-
-# from alpha times gram, ridge included
-newton_inverse = operator(
-    "Newton's steps",
-    "newton_inverse(Tensor gram, Tensor alpha, int steps)",
-    MATRICES,
-    lambda gram, alpha, steps: 4 * steps * torch.Size(gram).numel() * gram[-1],
-    shape=lambda gram, alpha, steps: gram.new_empty(gram.shape),
+# κ(scale·q, landmarks) u: (b, h, n, d)
+gaussian_spread = operator(
+    "softmax-free attention",
+    "gaussian_spread(Tensor q, Tensor landmarks, Tensor u, float scale)",
+    LANDMARKS | {"u": "b h m d"},
+    _one_map,
+    gradient=gaussian_spread_gradient,
+    sums_in_fp32=True,
 )
+
+MATRICES = {"gram": "... m m", "alpha": "... 1 1"}
 
 newton_inverse_gradient = operator(
     "the gradient of Newton's steps",
@@ -175,4 +216,14 @@ newton_inverse_gradient = operator(
     lambda grad, gram, alpha, steps: 8 * steps * torch.Size(gram).numel() * gram[-1],
     shape=lambda grad, gram, alpha, steps: (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)),
     result="(Tensor, Tensor)",
+)
+
+# from alpha times gram, ridge included
+newton_inverse = operator(
+    "Newton's steps",
+    "newton_inverse(Tensor gram, Tensor alpha, int steps)",
+    MATRICES,
+    lambda gram, alpha, steps: 4 * steps * torch.Size(gram).numel() * gram[-1],
+    shape=lambda gram, alpha, steps: gram.new_empty(gram.shape),
+    gradient=newton_inverse_gradient,
 )

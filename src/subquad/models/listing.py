@@ -7,8 +7,7 @@ from typing import Any
 
 from subquad.attention import ATTENTION, QUADRATIC
 from subquad.errors import unknown_name
-from subquad.kernels import kernels_by_title
-from subquad.kernels.choosing import BACKENDS, KERNELS, unavailable
+from subquad.kernels import BACKENDS, KERNELS, kernels_by_title, unavailable
 from subquad.models.create import create_model, settings_of
 from subquad.models.networks import NETWORKS
 from subquad.models.variants import HOSTS, VARIANTS

@@ -10,15 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels
-from subquad.kernels import Shapes, learns, shapes_of, with_gradient
-from subquad.kernels.choosing import kernel_for
-from subquad.ops.padding import no_padding
 from subquad.ops.precision import in_fp32
 from subquad.positions import BiasTables
 
-SHAPES = shapes_of(kernels.agent_attention).extended(key_bias="h a m", query_bias="h n a", padding="b m", idle="b a")
+SHAPES = kernels.Shapes(
+    "agent attention",
+    q="b h n d",
+    agents="b h a d",
+    k="b h m d",
+    v="b h m d",
+    key_bias="h a m",
+    query_bias="h n a",
+    padding="b m",
+    idle="b a",
+)
 WEIGHTS_SHAPES = SHAPES.without("v")
-TABLES_SHAPES = Shapes("a bias of tables", block="h a s s", rows="h a y", columns="h a x", prefix="h a p")
+TABLES_SHAPES = kernels.Shapes("a bias of tables", block="h a s s", rows="h a y", columns="h a x", prefix="h a p")
 
 
 def agent_attention(
@@ -40,16 +47,21 @@ def agent_attention(
     """
     _check_biases(agents, k, q, key_bias, query_bias)
     SHAPES.check(q, agents, k, v, _tensor(key_bias), _tensor(query_bias), padding, idle)
-    agents = agents.contiguous()
-    tables = _parts(key_bias), _parts(query_bias.mT if isinstance(query_bias, Tensor) else query_bias)
-    tensors = q, agents, k, v, *tables[0], *tables[1]
-    chosen = kernel_for(kernels.agent_attention, *tensors, cannot=no_padding(padding), backend=backend)
-    if chosen == "native" and not learns(*tensors):
-        return kernels.agent_attention(q, agents, k, v, *tables)
-    biases = _written_out(key_bias, query_bias)
-    if chosen is None:
-        return _agent(q, agents, k, v, *biases, padding, idle)
-    return with_gradient(_kernel, _kernel_gradient, _agent, q, agents, k, v, *biases)
+    tokens, beyond = (q, agents.contiguous(), k, v), (padding, idle)
+
+    def with_biases(*tensors: Tensor | None) -> Tensor:
+        return kernels.compute(kernels.agent_attention, _agent, tensors, (), beyond, backend=backend)
+
+    def with_tables(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, *tables: Tensor | None) -> Tensor:
+        biases = BiasTables(*tables[:4]), BiasTables(*tables[4:8])  # type: ignore[arg-type]
+        return with_biases(q, agents, k, v, *map(_written_out, biases))
+
+    if isinstance(key_bias, BiasTables) and isinstance(query_bias, BiasTables):
+        tensors = *tokens, *key_bias, *query_bias
+        operator = kernels.agent_attention_of_tables
+        return kernels.compute(operator, with_tables, tensors, (), beyond, backend=backend, optional=True)
+    agents_first = query_bias.mT if isinstance(query_bias, Tensor) else query_bias
+    return with_biases(*tokens, _written_out(key_bias), _written_out(agents_first))
 
 
 def _tensor(bias: Tensor | BiasTables) -> Tensor | None:
@@ -65,16 +77,6 @@ def _check_biases(agents: Tensor, k: Tensor, q: Tensor, *biases: Tensor | BiasTa
         bias.grid.check(tokens)
 
 
-def _kernel(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor) -> Tensor:
-    return kernels.agent_attention(q, agents, k, v, [key_bias], [query_bias.mT])
-
-
-def _kernel_gradient(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    *others, query_bias = tensors
-    *grads, dkey_bias, dquery_bias = kernels.agent_attention_gradient(grad, *others, query_bias.mT)
-    return *grads, dkey_bias.mT, dquery_bias
-
-
 def _agent(
     q: Tensor,
     agents: Tensor,
@@ -85,8 +87,9 @@ def _agent(
     padding: Tensor | None = None,
     idle: Tensor | None = None,
 ) -> Tensor:
+    """Of biases (h, a, n), both with agents in front."""
     key_bias = _forbid(key_bias.to(q.dtype), padding)
-    query_bias = _forbid(query_bias.to(q.dtype), idle)
+    query_bias = _forbid(query_bias.mT.to(q.dtype), idle)
     if _maps_are_small(q, agents):
         scaled = agents * q.shape[-1] ** -0.5
         values = (scaled @ k.mT + key_bias).softmax(dim=-1) @ v
@@ -96,15 +99,9 @@ def _agent(
     return F.scaled_dot_product_attention(q, agents, values, attn_mask=query_bias)
 
 
-def _written_out(key_bias: Tensor | BiasTables, query_bias: Tensor | BiasTables) -> tuple[Tensor, Tensor]:
-    return (
-        key_bias if isinstance(key_bias, Tensor) else key_bias.written_out(),
-        query_bias if isinstance(query_bias, Tensor) else query_bias.written_out().mT,
-    )
-
-
-def _parts(bias: Tensor | BiasTables) -> list[Tensor]:
-    return [bias] if isinstance(bias, Tensor) else [table for table in bias if table is not None]
+def _written_out(bias: Tensor | BiasTables) -> Tensor:
+    """(h, a, n) of tables, and of what is that already."""
+    return bias if isinstance(bias, Tensor) else bias.written_out()
 
 
 SMALL = 2**20
@@ -135,7 +132,8 @@ def agent_weights(
     _check_biases(agents, k, q, key_bias, query_bias)
     WEIGHTS_SHAPES.check(q, agents, k, _tensor(key_bias), _tensor(query_bias), padding, idle)
     scale = q.shape[-1] ** -0.5
-    key_bias, query_bias = _written_out(key_bias, query_bias)
+    key_bias = _written_out(key_bias)
+    query_bias = query_bias if isinstance(query_bias, Tensor) else query_bias.written_out().mT
     aggregate = (agents @ k.mT * scale + _forbid(key_bias, padding)).softmax(dim=-1)
     broadcast = (q @ agents.mT * scale + _forbid(query_bias, idle)).softmax(dim=-1)
     return broadcast @ aggregate

@@ -9,24 +9,19 @@ Rows sum to 1, entries may be negative.
 from torch import Tensor
 
 from subquad import kernels
-from subquad.kernels import shapes_of, with_gradient
-from subquad.kernels.choosing import kernel_for
-from subquad.ops.padding import count_tokens, mean_token, no_padding, zero_padding
-from subquad.ops.precision import in_fp32, in_fp32_on_cpus
+from subquad.ops.padding import count_tokens, mean_token, zero_padding
+from subquad.ops.precision import in_fp32
 
-SHAPES = shapes_of(kernels.inline_attention).extended(padding="b m")
+SHAPES = kernels.inline_attention.shapes.extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 
-@in_fp32_on_cpus
 def inline_attention(
     q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, backend: str | None = None
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
     SHAPES.check(q, k, v, padding)
-    if not kernel_for(kernels.inline_attention, q, k, v, cannot=no_padding(padding), backend=backend):
-        return _inline(q, k, v, padding)
-    return with_gradient(kernels.inline_attention, kernels.inline_attention_gradient, _inline, q, k, v)
+    return kernels.compute(kernels.inline_attention, _inline, (q, k, v), (), (padding,), backend=backend)
 
 
 @in_fp32

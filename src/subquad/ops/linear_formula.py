@@ -10,13 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels
-from subquad.kernels import shapes_of, with_gradient
-from subquad.kernels.choosing import kernel_for
 from subquad.ops.image_by_image import by_image
-from subquad.ops.padding import count_tokens, no_padding, zero_padding
-from subquad.ops.precision import in_fp32, in_fp32_on_cpus
+from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.precision import in_fp32
 
-SHAPES = shapes_of(kernels.linear_attention).extended(padding="b m")
+SHAPES = kernels.linear_attention.shapes.extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -25,7 +23,6 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@in_fp32_on_cpus
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -38,26 +35,19 @@ def linear_attention(
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
     SHAPES.check(q, k, v, padding)
-
-    def eager(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
-        return _eager(q, k, v, padding, feature_map=feature_map, eps=eps)
-
-    if not kernel_for(kernels.linear_attention, q, k, v, cannot=no_padding(padding), backend=backend):
-        return by_image(eager, q, k, v, padding)
-    return with_gradient(
-        lambda *tokens: kernels.linear_attention(*tokens, feature_map, eps),
-        lambda grad, *tokens: kernels.linear_attention_gradient(grad, *tokens, feature_map, eps),
-        eager,
-        q,
-        k,
-        v,
+    return kernels.compute(
+        kernels.linear_attention, _linear, (q, k, v), (feature_map, eps), (padding,), backend=backend
     )
 
 
 @in_fp32
-def _eager(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, feature_map: str, eps: float) -> Tensor:
+def _linear(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float, padding: Tensor | None = None) -> Tensor:
     feature = FEATURE_MAPS[feature_map]
-    return mix_features(feature(q), feature(k), v, padding, eps=eps)
+
+    def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
+        return mix_features(feature(q), feature(k), v, padding, eps=eps)
+
+    return by_image(mix, q, k, v, padding)
 
 
 @in_fp32

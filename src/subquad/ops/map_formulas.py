@@ -1,5 +1,7 @@
 """What is computed on the map: the local branch, a depthwise convolution of the values; sums over windows and bins."""
 
+from typing import Any
+
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
@@ -7,13 +9,11 @@ from torch import Tensor
 from subquad import kernels
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.kernels import Shapes, shapes_of, with_gradient
-from subquad.kernels.choosing import kernel_for
-from subquad.kernels.map_operators import KERNELS
+from subquad.kernels.map_operators import FILTERS
 
-SHAPES = Shapes("the local branch", y="b h n d", v="b h m d", weight=KERNELS, bias="h*d", gate="b h n d")
-POOL_SHAPES = shapes_of(kernels.pool)
-WINDOWS_SHAPES = shapes_of(kernels.convolve_windows)
+SHAPES = kernels.Shapes("the local branch", y="b h n d", v="b h m d", weight=FILTERS, bias="h*d", gate="b h n d")
+POOL_SHAPES = kernels.pool.shapes
+WINDOWS_SHAPES = kernels.convolve_windows.shapes
 
 
 def add_local(
@@ -36,41 +36,22 @@ def add_local(
     SHAPES.check(y, v, weight, bias, gate, n=grid.num_tokens, m=kv_grid.num_tokens)
     if weight.shape[-1] % 2 == 0:
         raise SubquadError(f"the local branch needs kernels of odd size, got {tuple(weight.shape[-2:])}")
-    tensors = y, v, gate, weight, bias
-    learns = kernels.learns(*tensors)
-    cannot = _kernels_cannot(weight.shape[-1], grid, kv_grid, learns)
-    operator = kernels.depthwise if learns else kernels.local_branch
-    fused = kernel_for(operator, *tensors, cannot=cannot, backend=backend)
-    if fused and not learns:
-        # of an expanded tensor several tokens are one place in memory
-        y = y.contiguous() if 0 in y.stride() else y
-        kernels.local_branch(y, v, gate, weight, bias, grid.shape)
-        return y
+    cannot = None if grid == kv_grid else f"values on a grid of {kv_grid} are resized to {grid} first"
+    # of an expanded tensor several tokens are one place in memory
+    y = y.contiguous() if 0 in y.stride() else y
 
-    # kept for the backward pass: were y in them, the graph would hold itself
-    num_heads = y.shape[1]
-
-    def branch(v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def filtered(v: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, int]) -> Tensor:
         return grid.to_heads(filter_map(values_on(grid, kv_grid, v), weight, bias), num_heads)
 
-    def kernel(v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return kernels.depthwise(v, weight, bias, grid.shape)
+    def branch(y: Tensor, v: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor | None, *shape: Any) -> Tensor:
+        added = kernels.compute(kernels.depthwise, filtered, (v, weight, bias), shape, backend=backend, cannot=cannot)
+        y = y + added
+        return y if gate is None else y * gate
 
-    def gradient(grad: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-        dv, of_weight, of_bias = kernels.depthwise_gradient(grad, v, weight, grid.shape)
-        return dv, of_weight, None if bias is None else of_bias
-
-    added = with_gradient(kernel, gradient, branch, v, weight, bias) if fused else branch(v, weight, bias)
-    y = y + added
-    return y if gate is None else y * gate
-
-
-def _kernels_cannot(kernel_size: int, grid: TokenGrid, kv_grid: TokenGrid, learns: bool) -> str | None:
-    if grid != kv_grid:
-        return f"values on a grid of {kv_grid} are resized to {grid} first"
-    if learns and kernel_size > 9:
-        return f"a kernel of {kernel_size} has no gradient there, only those up to 9"
-    return None
+    # kept for the backward pass: were y in it, the graph would hold itself
+    num_heads, tensors = y.shape[1], (y, v, gate, weight, bias)
+    operator = kernels.local_branch
+    return kernels.compute(operator, branch, tensors, (grid.shape,), backend=backend, cannot=cannot, optional=True)
 
 
 def values_on(grid: TokenGrid, kv_grid: TokenGrid, v: Tensor) -> Tensor:
@@ -95,16 +76,11 @@ def filter_map(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | None = None) -> Tensor:
     """Means (b, h, y·x of bins, d) of the tokens (b, h, n, d) on the map of `grid` over adaptive bins."""
     POOL_SHAPES.check(x, n=grid.num_tokens)
-    shapes = grid.shape, bins.shape
 
-    def eager(x: Tensor) -> Tensor:
-        return bins.to_heads(F.adaptive_avg_pool2d(grid.to_map(x), bins.shape), x.shape[1])
+    def means(x: Tensor, shape: tuple[int, int], bins_shape: tuple[int, int]) -> Tensor:
+        return bins.to_heads(F.adaptive_avg_pool2d(grid.to_map(x), bins_shape), x.shape[1])
 
-    if not kernel_for(kernels.pool, x, backend=backend):
-        return eager(x)
-    return with_gradient(
-        lambda x: kernels.pool(x, *shapes), lambda grad, x: (kernels.pool_gradient(grad, x, *shapes),), eager, x
-    )
+    return kernels.compute(kernels.pool, means, (x,), (grid.shape, bins.shape), backend=backend)
 
 
 def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str | None = None) -> Tensor:
@@ -116,12 +92,15 @@ def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str
     WINDOWS_SHAPES.check(x, weight, n=grid.num_tokens)
     rows, columns = weight.shape[2:]
     small = f"a map of {grid} is smaller than a window" if grid.height < rows or grid.width < columns else None
-    if kernel_for(kernels.convolve_windows, x, weight, cannot=small, backend=backend):
-        return kernels.convolve_windows(x, weight, *grid.shape)
-    image = fill_window(grid.to_map(x), (rows, columns))
-    image = image[..., : image.shape[-2] // rows * rows, : image.shape[-1] // columns * columns]
-    windows = rearrange(image, "b (h d) (y i) (x j) -> b h (y x) (i j d)", h=x.shape[1], i=rows, j=columns)
-    return windows @ rearrange(weight, "o d i j -> (i j d) o")
+
+    def products(x: Tensor, weight: Tensor, *shape: int) -> Tensor:
+        image = fill_window(grid.to_map(x), (rows, columns))
+        image = image[..., : image.shape[-2] // rows * rows, : image.shape[-1] // columns * columns]
+        windows = rearrange(image, "b (h d) (y i) (x j) -> b h (y x) (i j d)", h=x.shape[1], i=rows, j=columns)
+        return windows @ rearrange(weight, "o d i j -> (i j d) o")
+
+    operator, tensors = kernels.convolve_windows, (x, weight)
+    return kernels.compute(operator, products, tensors, grid.shape, backend=backend, cannot=small)
 
 
 def fill_window(image: Tensor, window: tuple[int, int]) -> Tensor:

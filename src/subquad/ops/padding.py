@@ -18,8 +18,3 @@ def count_tokens(x: Tensor, padding: Tensor | None) -> Tensor | int:
 def mean_token(x: Tensor, padding: Tensor | None) -> Tensor:
     """Mean over the tokens that are there: (b, h, n, d) -> (b, h, 1, d)."""
     return zero_padding(x, padding).sum(dim=-2, keepdim=True) / count_tokens(x, padding)
-
-
-def no_padding(padding: Tensor | None) -> str | None:
-    """Why a kernel that knows no padding can't be used."""
-    return None if padding is None else "it knows no padding"

@@ -10,18 +10,15 @@ import torch
 from torch import Tensor
 
 from subquad import kernels
-from subquad.kernels import shapes_of, with_gradient
-from subquad.kernels.choosing import kernel_for
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import feature_weights
-from subquad.ops.padding import count_tokens, no_padding, zero_padding
-from subquad.ops.precision import in_fp32, in_fp32_on_cpus
+from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.precision import in_fp32
 
-SHAPES = shapes_of(kernels.polar_attention).extended(padding="b m")
+SHAPES = kernels.polar_attention.shapes.extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 
-@in_fp32_on_cpus
 def polar_attention(
     q: Tensor,
     k: Tensor,
@@ -39,38 +36,23 @@ def polar_attention(
     `positions` (h, n_k, d) are added to the keys, then queries and keys divided by `temperature` (h, 1, d).
     """
     SHAPES.check(q, k, v, power, temperature, positions, padding)
-
-    def eager(
-        q: Tensor, k: Tensor, v: Tensor, power: Tensor, temperature: Tensor | None, positions: Tensor | None
-    ) -> Tensor:
-        return _eager(q, k, v, power, padding, temperature, positions, eps=eps)
-
-    def gradient(grad: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        dq, dk, dv, dpower, dtemperature = kernels.polar_attention_gradient(grad, *tensors, eps)
-        *_, temperature, positions = tensors
-        dpositions = None if positions is None else dk.sum(dim=0, dtype=torch.float32)
-        return dq, dk, dv, dpower, None if temperature is None else dtemperature, dpositions
-
     tensors = q, k, v, power, temperature, positions
-    if not kernel_for(kernels.polar_attention, *tensors, cannot=no_padding(padding), backend=backend):
-        return eager(*tensors)
-    return with_gradient(lambda *tensors: kernels.polar_attention(*tensors, eps), gradient, eager, *tensors)
+    return kernels.compute(kernels.polar_attention, _polar, tensors, (eps,), (padding,), backend=backend)
 
 
 @in_fp32
-def _eager(
+def _polar(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     power: Tensor,
-    padding: Tensor | None,
     temperature: Tensor | None,
     positions: Tensor | None,
-    *,
     eps: float,
+    padding: Tensor | None = None,
 ) -> Tensor:
     q, k = _tempered(q, k, temperature, positions)
-    return by_image(lambda *image: _polar(*image, power=power, eps=eps), q, k, v, padding)
+    return by_image(lambda *image: _two_streams(*image, power=power, eps=eps), q, k, v, padding)
 
 
 def _tempered(q: Tensor, k: Tensor, temperature: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -78,7 +60,7 @@ def _tempered(q: Tensor, k: Tensor, temperature: Tensor | None, positions: Tenso
     return (q, k) if temperature is None else (q / temperature, k / temperature)
 
 
-def _polar(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, power: Tensor, eps: float) -> Tensor:
+def _two_streams(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, power: Tensor, eps: float) -> Tensor:
     q, k, v = signed_power(q, power), zero_padding(signed_power(k, power), padding), zero_padding(v, padding)
     count, same = count_tokens(k, padding), (v.shape[-1] + 1) // 2
     above, below = (_state(half.relu(), v) / count for half in (k, -k))

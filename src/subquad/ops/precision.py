@@ -7,8 +7,6 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
-from subquad.kernels.triton import INTERPRETED
-
 P = ParamSpec("P")
 
 HALF = (torch.float16, torch.bfloat16)
@@ -32,20 +30,6 @@ def in_fp32(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         if first.dtype in HALF:
             return function(*map(_raise, tensors), **_raised(settings)).to(first.dtype)  # type: ignore[arg-type]
         return function(*tensors, **settings)
-
-    return raised
-
-
-def in_fp32_on_cpus(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """`in_fp32` on CPUs alone, whose kernels know nothing less; for functions whose eager form is `in_fp32` itself."""
-    everywhere = in_fp32(function)
-
-    @functools.wraps(function)
-    def raised(*tensors: P.args, **settings: P.kwargs) -> Tensor:
-        first = _first(tensors, settings)
-        # in Triton's interpreter the CPU stands for a GPU
-        on_cpu = first.device.type == "cpu" and not INTERPRETED
-        return everywhere(*tensors, **settings) if on_cpu else function(*tensors, **settings)
 
     return raised
 

@@ -13,18 +13,15 @@ from torch import Tensor
 
 from subquad import kernels
 from subquad.errors import unknown_name
-from subquad.kernels import Shapes, shapes_of, with_gradient
-from subquad.kernels.choosing import kernel_for
-from subquad.ops.padding import no_padding, zero_padding
-from subquad.ops.precision import in_fp32, in_fp32_on_cpus
+from subquad.ops.padding import zero_padding
+from subquad.ops.precision import in_fp32
 
-SHAPES = shapes_of(kernels.gaussian_gather).extended(padding="b n", idle="b m")
+SHAPES = kernels.gaussian_gather.shapes.extended(padding="b n", idle="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
-INVERSE_SHAPES = shapes_of(kernels.newton_inverse)
-KERNEL_SHAPES = Shapes("a Gaussian kernel", x="... n d", y="... m d")
+INVERSE_SHAPES = kernels.newton_inverse.shapes
+KERNEL_SHAPES = kernels.Shapes("a Gaussian kernel", x="... n d", y="... m d")
 
 
-@in_fp32_on_cpus
 def gaussian_attention(
     q: Tensor,
     landmarks: Tensor,
@@ -44,39 +41,25 @@ def gaussian_attention(
     steps where it has some; for `gradient` see `newton_inverse`. Queries are multiplied by `scale`, landmarks are not.
     """
     SHAPES.check(q, landmarks, v, padding, idle)
-    cannot = no_padding(padding)
-    if not kernel_for(kernels.gaussian_gather, q, landmarks, v, cannot=cannot, backend=backend):
-        return _eager(q, landmarks, v, padding, idle, inverse=inverse, steps=steps, gradient=gradient, scale=scale)
-
     # landmarks are few: what is between the two maps is of no weight, and in fp32
     wide = landmarks.to(torch.promote_types(landmarks.dtype, torch.float32))
-    gathered = with_gradient(
-        lambda *tensors: kernels.gaussian_gather(*tensors, scale),
-        lambda grad, *tensors: kernels.gaussian_gather_gradient(grad, *tensors, scale),
-        lambda x, landmarks, v: _gather(x * scale, landmarks, v),
-        q,
-        wide,
-        v,
-    )
+    tensors, cannot = (q, wide, v), None if padding is None else "it knows no padding"
+    kernel = kernels.choose(kernels.gaussian_gather, tensors, (scale,), backend=backend, cannot=cannot)
+    if kernel is None:
+        return _eager(q, landmarks, v, padding, idle, inverse=inverse, steps=steps, gradient=gradient, scale=scale)
+    gathered = kernels.run(kernels.gaussian_gather, kernel, _gather, tensors, (scale,))
     solved = _solve(wide, gathered, inverse=inverse, steps=steps, gradient=gradient)
-    return with_gradient(
-        lambda *tensors: kernels.gaussian_spread(*tensors, scale),
-        lambda grad, *tensors: kernels.gaussian_spread_gradient(grad, *tensors, scale),
-        lambda x, landmarks, u: _spread(x * scale, landmarks, u),
-        q,
-        wide,
-        solved,
-    )
+    return kernels.run(kernels.gaussian_spread, kernel, _spread, (q, wide, solved), (scale,))
 
 
 @in_fp32
-def _gather(x: Tensor, landmarks: Tensor, v: Tensor) -> Tensor:
-    return gaussian_kernel(landmarks, x) @ v
+def _gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
+    return gaussian_kernel(landmarks, x * scale) @ v
 
 
 @in_fp32
-def _spread(x: Tensor, landmarks: Tensor, u: Tensor) -> Tensor:
-    return gaussian_kernel(x, landmarks) @ u
+def _spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
+    return gaussian_kernel(x * scale, landmarks) @ u
 
 
 @in_fp32
@@ -183,7 +166,7 @@ def newton_inverse(
 
 
 def _iterate(gram: Tensor, alpha: Tensor, identity: Tensor, steps: int) -> Tensor:
-    def eager(gram: Tensor, alpha: Tensor) -> Tensor:
+    def eager(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
         inverse = alpha * gram
         for _ in range(steps):
             # 2Y − YBY with the residual split off and kept symmetric: half the rounding error of the plain form in fp32
@@ -191,15 +174,7 @@ def _iterate(gram: Tensor, alpha: Tensor, identity: Tensor, steps: int) -> Tenso
             inverse = (inverse + inverse.mT) / 2
         return inverse
 
-    if not kernel_for(kernels.newton_inverse, gram, alpha):
-        return eager(gram, alpha)
-    return with_gradient(
-        lambda *matrices: kernels.newton_inverse(*matrices, steps),
-        lambda grad, *matrices: kernels.newton_inverse_gradient(grad, *matrices, steps),
-        eager,
-        gram,
-        alpha,
-    )
+    return kernels.compute(kernels.newton_inverse, eager, (gram, alpha), (steps,))
 
 
 def row_sum(gram: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from subquad.kernels.choosing import use_backend
+from subquad.kernels import use_backend
 
 
 def count_parameters(model: nn.Module) -> int:

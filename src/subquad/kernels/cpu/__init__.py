@@ -1,28 +1,33 @@
 """Fused kernels for the CPU, in C++: what eager PyTorch does in several passes over memory, in one or two.
 
-In fp32; some have gradients. `subquad.kernels.choosing` decides when they are used.
+In fp32; some have gradients.
 """
 
-import sys
+import os
 
 import torch
 
-from subquad.kernels.cpu import map_kernels, mixing_kernels
+from subquad.kernels.backends import Backend, register_backend
 from subquad.kernels.cpu.library import missing as not_built
-from subquad.kernels.cpu.passing import WHERE
 
-DEVICES = ("cpu",)
-DTYPES = (torch.float32,)
-
-
-def most_channels() -> int:
-    """Of a head: any number."""
-    return sys.maxsize
+# in a process in which Triton's interpreter stands for a GPU, the CPU is its device
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def missing() -> str | None:
     """Why these kernels can't run here, in one line; None where they can."""
-    return not_built() if WHERE else "TRITON_INTERPRET is set, and Triton's interpreter computes in their place"
+    return "TRITON_INTERPRET is set, and Triton's interpreter computes in their place" if INTERPRETED else not_built()
 
 
-__all__ = ["DEVICES", "DTYPES", "map_kernels", "missing", "mixing_kernels", "most_channels"]
+register_backend(
+    Backend(
+        "native",
+        "C++ kernels for CPUs: fp32",
+        devices=("cpu",),
+        dtypes=(torch.float32,),
+        missing=missing,
+        raises_half=True,
+    )
+)
+
+from subquad.kernels.cpu import map_kernels, mixing_kernels  # noqa: E402, F401  they need the backend

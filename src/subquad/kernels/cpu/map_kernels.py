@@ -8,12 +8,10 @@ import ctypes
 
 from torch import Tensor
 
-from subquad import kernels
-from subquad.kernels import implements
+from subquad.kernels import map_operators as operators
 from subquad.kernels.cpu.library import library
-from subquad.kernels.cpu.passing import WHERE, Map, long, numbers_of, shape_of, tokens_of
-from subquad.kernels.declaring import empty_tokens
-from subquad.kernels.map_operators import empty_windows
+from subquad.kernels.cpu.passing import Map, long, numbers_of, shape_of, tokens_of
+from subquad.kernels.declaring import empty_tokens, implements
 
 
 def _run_branch(
@@ -32,13 +30,13 @@ def _run_branch(
     )
 
 
-@implements(kernels.local_branch, "native", *WHERE)
+@implements(operators.local_branch, "native")
 def local_branch(y: Tensor, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]) -> None:
     """Y ← (y + depthwise of v on its map) · g, from weight (h·d, k, k), or (b, h·d, k, k) of each image's own."""
     _run_branch(y, y, v, g, weight, bias, shape)
 
 
-@implements(kernels.depthwise, "native", *WHERE)
+@implements(operators.depthwise, "native")
 def depthwise(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) -> Tensor:
     """Depthwise convolution of the values on their map; 0 for tokens of the prefix."""
     out = empty_tokens(v)
@@ -46,7 +44,17 @@ def depthwise(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) 
     return out
 
 
-@implements(kernels.depthwise_gradient, "native", *WHERE)
+LARGEST_LEARNED = 9
+"""The largest kernel whose gradient fits the registers of the loops that were written for it."""
+
+
+def _too_large(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) -> str | None:
+    if weight.shape[-1] <= LARGEST_LEARNED:
+        return None
+    return f"a kernel of {weight.shape[-1]} has no gradient there, only those up to {LARGEST_LEARNED}"
+
+
+@implements(operators.depthwise_gradient, "native", cannot=_too_large)
 def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]) -> tuple[Tensor, ...]:
     """Of `depthwise`, to v, the weight and a bias."""
     dv, bias = depthwise(grad, weight.flip(-1, -2), None, shape), weight.new_zeros(weight.shape[-3])
@@ -64,7 +72,7 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
     return dv, taps.mT.unflatten(-1, weight.shape[-2:]).contiguous(), bias
 
 
-@implements(kernels.pool, "native", *WHERE)
+@implements(operators.pool, "native")
 def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     """Means (b, h, a, d) of the tokens on a map over its adaptive bins."""
     height, width = shape
@@ -74,7 +82,7 @@ def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     return out
 
 
-@implements(kernels.pool_gradient, "native", *WHERE)
+@implements(operators.pool_gradient, "native")
 def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     """Of `pool`, to x."""
     height, width = shape
@@ -84,10 +92,10 @@ def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) ->
     return dx
 
 
-@implements(kernels.convolve_windows, "native", *WHERE)
+@implements(operators.convolve_windows, "native")
 def convolve_windows(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
     """A convolution (d, d, i, j) of each head's map whose windows lie side by side: (b, h, m, d)."""
-    out = empty_windows(x, weight, height, width)
+    out = operators.empty_windows(x, weight, height, width)
     grid = Map(height, width, x.shape[2] - height * width)
     windows = *long(*weight.shape[2:]), numbers_of(weight.permute(2, 3, 1, 0).contiguous())
     library().convolve_windows(shape_of(x, x), tokens_of(x), grid, *windows, numbers_of(out))

@@ -8,16 +8,15 @@ import ctypes
 import torch
 from torch import Tensor
 
-from subquad import kernels
-from subquad.kernels import implements
+from subquad.kernels import mixing_operators as operators
 from subquad.kernels.cpu.library import library
-from subquad.kernels.cpu.passing import WHERE, bias_of, long, numbers_of, shape_of, tokens_of
-from subquad.kernels.declaring import empty_tokens
+from subquad.kernels.cpu.passing import Bias, bias_of, bias_of_tables, long, numbers_of, shape_of, tokens_of
+from subquad.kernels.declaring import empty_tokens, implements
 
 FEATURES = {"relu": 0, "elu": 1}
 
 
-@implements(kernels.linear_attention, "native", *WHERE)
+@implements(operators.linear_attention, "native")
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float) -> Tensor:
     """See subquad.ops.linear_attention."""
     out = empty_tokens(q)
@@ -26,7 +25,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: flo
     return out
 
 
-@implements(kernels.inline_attention, "native", *WHERE)
+@implements(operators.inline_attention, "native")
 def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """See subquad.ops.inline_attention."""
     out = empty_tokens(q)
@@ -34,7 +33,7 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out
 
 
-@implements(kernels.linear_attention_gradient, "native", *WHERE)
+@implements(operators.linear_attention_gradient, "native")
 def linear_attention_gradient(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
 ) -> tuple[Tensor, ...]:
@@ -47,7 +46,7 @@ def linear_attention_gradient(
     return grads
 
 
-@implements(kernels.inline_attention_gradient, "native", *WHERE)
+@implements(operators.inline_attention_gradient, "native")
 def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Of `inline_attention`, to q, k and v."""
     grads = tuple(map(empty_tokens, (q, k, v)))
@@ -55,7 +54,7 @@ def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> 
     return grads
 
 
-@implements(kernels.polar_attention, "native", *WHERE)
+@implements(operators.polar_attention, "native")
 def polar_attention(
     q: Tensor, k: Tensor, v: Tensor, power: Tensor, temperature: Tensor | None, positions: Tensor | None, eps: float
 ) -> Tensor:
@@ -73,25 +72,43 @@ def polar_attention(
     return out
 
 
-@implements(kernels.agent_attention, "native", *WHERE)
-def agent_attention(
-    q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: list[Tensor], query_bias: list[Tensor]
-) -> Tensor:
-    """`agents` (b, h, a, d); a bias is (h, a, n), or block (h, a, s, s), rows (h, a, y), columns (h, a, x), prefix."""
+def _agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Bias, query_bias: Bias) -> Tensor:
     out = empty_tokens(q)
+    few = numbers_of(agents.contiguous()), *long(agents.shape[2])
     library().agent_attention(
-        shape_of(q, k),
-        tokens_of(q),
-        numbers_of(agents.contiguous()),
-        *long(agents.shape[2]),
-        *map(tokens_of, (k, v)),
-        *map(bias_of, (key_bias, query_bias)),
-        tokens_of(out),
+        shape_of(q, k), tokens_of(q), *few, *map(tokens_of, (k, v)), key_bias, query_bias, tokens_of(out)
     )
     return out
 
 
-@implements(kernels.agent_attention_gradient, "native", *WHERE)
+@implements(operators.agent_attention, "native")
+def agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor) -> Tensor:
+    """`agents` (b, h, a, d), biases (h, a, n)."""
+    return _agent_attention(q, agents, k, v, bias_of(key_bias), bias_of(query_bias))
+
+
+@implements(operators.agent_attention_of_tables, "native")
+def agent_attention_of_tables(
+    q: Tensor,
+    agents: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_block: Tensor,
+    key_rows: Tensor,
+    key_columns: Tensor,
+    key_prefix: Tensor | None,
+    query_block: Tensor,
+    query_rows: Tensor,
+    query_columns: Tensor,
+    query_prefix: Tensor | None,
+) -> Tensor:
+    """A bias is the sum of block (h, a, s, s), rows (h, a, y) and columns (h, a, x); prefix (h, a, p)."""
+    key_bias = bias_of_tables(key_block, key_rows, key_columns, key_prefix)
+    query_bias = bias_of_tables(query_block, query_rows, query_columns, query_prefix)
+    return _agent_attention(q, agents, k, v, key_bias, query_bias)
+
+
+@implements(operators.agent_attention_gradient, "native")
 def agent_attention_gradient(
     grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
 ) -> tuple[Tensor, ...]:
@@ -106,7 +123,7 @@ def agent_attention_gradient(
         numbers_of(agents.contiguous()),
         *long(agents.shape[2]),
         *map(tokens_of, (k, v)),
-        *(bias_of([bias]) for bias in (key_bias, query_bias)),
+        *map(bias_of, (key_bias, query_bias)),
         *map(tokens_of, (grad, dq)),
         numbers_of(dagents),
         *map(tokens_of, (dk, dv)),
@@ -115,7 +132,7 @@ def agent_attention_gradient(
     return dq, dagents, dk, dv, *(bias.sum(dim=0) for bias in (dkey_bias, dquery_bias))
 
 
-@implements(kernels.gaussian_gather, "native", *WHERE)
+@implements(operators.gaussian_gather, "native")
 def gaussian_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks)ᵀ v: (b, h, m, d)."""
     out = landmarks.new_empty(landmarks.shape)
@@ -124,7 +141,7 @@ def gaussian_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Te
     return out
 
 
-@implements(kernels.gaussian_spread, "native", *WHERE)
+@implements(operators.gaussian_spread, "native")
 def gaussian_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks) u: (b, h, n, d)."""
     out = empty_tokens(x)
@@ -133,7 +150,7 @@ def gaussian_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Te
     return out
 
 
-@implements(kernels.newton_inverse, "native", *WHERE)
+@implements(operators.newton_inverse, "native")
 def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
     """From `alpha` (..., 1, 1) times `gram` (..., m, m), ridge included."""
     out, m = gram.new_empty(gram.shape), gram.shape[-1]
@@ -148,7 +165,7 @@ def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
     return out
 
 
-@implements(kernels.newton_inverse_gradient, "native", *WHERE)
+@implements(operators.newton_inverse_gradient, "native")
 def newton_inverse_gradient(grad: Tensor, gram: Tensor, alpha: Tensor, steps: int) -> tuple[Tensor, ...]:
     """Of `newton_inverse`, to gram and alpha; both matrices are symmetric."""
     grads, m = (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)), gram.shape[-1]

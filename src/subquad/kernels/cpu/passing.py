@@ -1,13 +1,9 @@
 """How tensors are handed to a kernel."""
 
 import ctypes
-import os
 
 import torch
 from torch import Tensor
-
-WHERE = () if os.environ.get("TRITON_INTERPRET") == "1" else ("cpu",)
-"""Where these kernels compute: nowhere in a process in which Triton's interpreter stands for a GPU."""
 
 
 class Tokens(ctypes.Structure):
@@ -69,16 +65,19 @@ def numbers_of(x: Tensor | None) -> Numbers:
     return numbers
 
 
-def bias_of(tensors: list[Tensor]) -> Bias:
-    """Of (h, a, n) written out, or of a block, rows, columns and perhaps a prefix."""
-    if len(tensors) == 1:
-        (heads, agents, tokens), (head, agent, token) = tensors[0].shape, tensors[0].stride()
-        return Bias(tensors[0].data_ptr(), head, token, agent, heads, tokens, agents)
-    block, rows, columns, *prefix = [table.contiguous() for table in tensors]
-    bias = Bias(None, *(0,) * 6, *map(numbers_of, (block, rows, columns, *prefix)))
+def bias_of(written: Tensor) -> Bias:
+    """A bias (h, a, n) that is written out."""
+    (heads, agents, tokens), (head, agent, token) = written.shape, written.stride()
+    return Bias(written.data_ptr(), head, token, agent, heads, tokens, agents)
+
+
+def bias_of_tables(block: Tensor, rows: Tensor, columns: Tensor, prefix: Tensor | None) -> Bias:
+    """A bias of its tables, which live as long as what is handed over."""
+    tables = tuple(None if table is None else table.contiguous() for table in (block, rows, columns, prefix))
+    bias = Bias(None, *(0,) * 6, *map(numbers_of, tables))
     bias.side = block.shape[2]
-    bias.map = Map(rows.shape[2], columns.shape[2], prefix[0].shape[2] if prefix else 0)
-    bias.owner = block, rows, columns, *prefix
+    bias.map = Map(rows.shape[2], columns.shape[2], 0 if prefix is None else prefix.shape[2])
+    bias.owner = tables
     return bias
 
 

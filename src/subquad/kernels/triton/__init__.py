@@ -1,7 +1,7 @@
 """Fused kernels for CUDA devices, in Triton: fp32, fp16 and bf16, summed in fp32, forward and backward.
 
 With TRITON_INTERPRET=1 they run, slowly, on the CPU: that is how they are tested where there is no GPU.
-`subquad.kernels.choosing` decides when they are used. Nothing here imports Triton before a kernel runs.
+Nothing here imports Triton before a kernel runs.
 """
 
 import importlib
@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from subquad import kernels
-from subquad.kernels import implements
-from subquad.kernels.declaring import check_arguments
+from subquad.kernels.backends import Backend, register_backend
+from subquad.kernels.declaring import OPERATORS, check_arguments, implements
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
@@ -55,14 +54,25 @@ def _lazily(module: str, name: str) -> Callable[..., Any]:
     """A function of a module that is imported at its first call, run on the device of its first tensor."""
 
     def call(first: torch.Tensor, *rest: Any) -> Any:
-        check_arguments(name, (first, *rest))
-        function = getattr(importlib.import_module(f"subquad.kernels.triton.{module}"), name)
+        check_arguments(OPERATORS[name], (first, *rest))
+        function = getattr(importlib.import_module(f"{__name__}.{module}"), name)
         with torch.cuda.device_of(first):
             return function(first, *rest)
 
     return call
 
 
+register_backend(
+    Backend(
+        "triton",
+        "kernels for CUDA devices: fp32 fp16 bf16",
+        devices=DEVICES,
+        dtypes=DTYPES,
+        missing=missing,
+        most_channels=most_channels,
+        only_by_name=("cpu",),
+    )
+)
 for _module, _names in KERNELS.items():
     for _name in (found for name in _names for found in (name, f"{name}_gradient")):
-        implements(getattr(kernels, _name), "triton", *DEVICES)(_lazily(_module, _name))
+        implements(OPERATORS[_name], "triton")(_lazily(_module, _name))

@@ -11,13 +11,11 @@ from subquad.kernels.triton.maps_kernels import gather_kernel, gradient_kernel, 
 from subquad.kernels.triton.tiles import bias_of, tokens_of
 
 
-def agent_attention(
-    q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: list[Tensor], query_bias: list[Tensor]
-) -> Tensor:
-    """See subquad.ops.agent_attention; a bias is one tensor (h, a, n)."""
+def agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor) -> Tensor:
+    """See subquad.ops.agent_attention; a bias is (h, a, n)."""
     scale = q.shape[-1] ** -0.5
-    values, _ = _gather(agents, k, v, scale, key_bias[0])
-    return _spread(q, agents, values, scale, query_bias[0])
+    values, _ = _gather(agents, k, v, scale, key_bias)
+    return _spread(q, agents, values, scale, query_bias)
 
 
 def agent_attention_gradient(
