@@ -175,6 +175,7 @@ class LaViT(ScoreBackbone):
 
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid at the end of each stage."""
+        self.check_images(x)
         scores, losses = None, []
         for stage in self.stages:
             if isinstance(stage, ScoreStage):
@@ -188,6 +189,7 @@ class LaViT(ScoreBackbone):
         self._keep_loss(losses)
 
     def forward_features(self, x: Tensor) -> Tensor:
+        self.check_images(x)
         for last in self.walk(x):
             tokens, grid = last
         return self._as_output(self.norm(tokens), grid)
@@ -270,6 +272,7 @@ class LaViTPlain(ScoreBackbone, Plain):
 
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid after each block."""
+        self.check_images(x)
         losses: list[Tensor] = []
         for tokens, grid, _, loss in self.stages[0].score_steps(x):
             losses = [] if loss is None else [loss]
@@ -277,6 +280,7 @@ class LaViTPlain(ScoreBackbone, Plain):
         self._keep_loss(losses)
 
     def forward_features(self, x: Tensor) -> Tensor:
+        self.check_images(x)
         tokens, grid, _, loss = self.stages[0](x)
         self._keep_loss([loss] if self.training and loss is not None else [])
         return self._as_output(self.norm(tokens), grid)

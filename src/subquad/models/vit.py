@@ -109,6 +109,7 @@ class ViT(Plain):
 
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid after each block."""
+        self.check_images(x)
         yield from self.stages[0].steps(x)
 
 

@@ -1,0 +1,39 @@
+"""What is no batch of images ends in one line that says what is wanted, in every host, however features are taken."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from hosts import small
+
+from subquad import SubquadError
+from subquad.models import HOSTS
+
+WRONG = {
+    "no batch axis": (torch.zeros(3, 64, 64), r"got \(3, 64, 64\): x\[None\] makes a batch"),
+    "one channel": (
+        torch.zeros(1, 1, 64, 64),
+        r"\(b, 3, height, width\), got \(1, 1, 64, 64\): make it with in_chans=1",
+    ),
+    "channels last": (torch.zeros(1, 64, 64, 3), "channels stand in front of height and width"),
+    "bytes": (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "of uint8: make them float"),
+    "a vector": (torch.zeros(12), r"got \(12,\)"),
+}
+WAYS = {
+    "logits": lambda model, x: model(x),
+    "features": lambda model, x: model.forward_features(x),
+    "maps": lambda model, x: model.forward_intermediates(x),
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_what_is_no_batch_of_images_is_refused_in_one_line(host):
+    model = small(host).eval()
+    for x, complaint in WRONG.values():
+        for call in WAYS.values():
+            with pytest.raises(SubquadError, match=complaint) as caught:
+                call(model, x)
+            assert "\n" not in str(caught.value)
