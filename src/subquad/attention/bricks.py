@@ -6,7 +6,6 @@ Letters: b batch, h heads, n tokens, d channels of a head, y x rows and columns.
 import math
 
 import torch
-from einops import repeat
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
@@ -49,9 +48,9 @@ class LocalConv(nn.Module):
 
     def _for_channels(self, parameter: Tensor) -> Tensor:
         if self.filters == "head_channel":
-            return repeat(parameter, "d ... -> (h d) ...", h=self.num_heads)
+            return parameter.repeat(self.num_heads, *(1,) * (parameter.dim() - 1))
         if self.filters == "head":
-            return repeat(parameter, "h ... -> (h d) ...", d=self.head_dim)
+            return parameter.repeat_interleave(self.head_dim, dim=0)
         return parameter
 
     def forward(

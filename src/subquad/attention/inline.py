@@ -3,6 +3,7 @@
 Cost 2 n d² a head and 9 n c for the branch. Han et al. 2024, arXiv 2412.06590, eq. 5-6.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -76,12 +77,12 @@ class LocalKernel(nn.Module):
             present = ~padding[..., None]
             mean = (x * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
         taps = by_head(self.fc2, F.gelu(by_head(self.fc1, mean)))
-        return taps.unflatten(1, (-1, 3, 3))
+        return taps.view(taps.shape[0], -1, 3, 3)
 
 
 def by_head(conv: nn.Conv1d, x: Tensor) -> Tensor:
     """A grouped convolution at one place, (b, c) -> (b, c'): products of matrices, which a convolution is slow at."""
     assert conv.bias is not None
-    weight = conv.weight.unflatten(0, (conv.groups, -1)).flatten(2)  # (h, o, i)
-    heads = x.unflatten(1, (conv.groups, -1)).transpose(0, 1) @ weight.mT
-    return heads.transpose(0, 1).flatten(1) + conv.bias
+    b, h = x.shape[0], conv.groups
+    heads, weight = x.reshape(b, h, -1).transpose(0, 1), conv.weight.view(h, -1, x.shape[1] // h)
+    return torch.baddbmm(conv.bias.view(h, 1, -1), heads, weight.mT).transpose(0, 1).reshape(b, -1)
