@@ -11,7 +11,7 @@ from subquad.grid import TokenGrid
 from subquad.models import HOSTS
 from subquad.models.backbone import grids_of
 from subquad.models.create import parse_attention
-from subquad.models.layers import Block, by_stage, drop_path_rates, fill_up, init_linear
+from subquad.models.layers import Block, by_stage, drop_path_rates, fill_up, init_linear, move_tables
 from subquad.models.less_attention import AttentionResidual, diagonality_loss
 from subquad.models.sequence import create_sequence_model
 from subquad.models.soft import PostNormBlock
@@ -131,6 +131,13 @@ def test_tables_of_agents_are_resampled_over_the_square_that_the_agents_are():
     assert torch.equal(moved, moved[:, :1].expand(4, 4)) and (moved[1:] >= moved[:-1]).all()
 
 
+def test_tables_on_other_grids_stay_where_they_are():
+    old, new, other = TokenGrid(3, 3), TokenGrid(5, 4), TokenGrid(2, 2)
+    tables = nn.ModuleList(PositionTable(1, 4, grid, std=1.0) for grid in (old, other))
+    move_tables(tables, {old: new})
+    assert [table.grid for table in tables] == [new, other]
+
+
 def test_a_bias_has_its_prefix_in_front():
     tables = BiasTables(torch.zeros(1, 2, 7, 7), torch.ones(1, 2, 2), torch.ones(1, 2, 3), torch.full((1, 2, 1), 5.0))
     assert tables.written_out()[0, 0].tolist() == [5.0] + [2.0] * 6
@@ -181,6 +188,10 @@ def test_reach_is_the_published_one_by_stage_and_for_quadratic_mechanisms_alone(
         for name in ("softmax", "linear")
     }
     assert ratios == {"softmax": [8, 4, 2, 1], "linear": [1, 1, 1, 1]}
+    for depth, expected in ((2, [2, 1]), (5, [8, 8, 4, 2, 1])):
+        sizes = {"embed_dims": (8,) * depth, "num_heads": (1,) * depth, "mlp_ratios": (2,) * depth}
+        model = subquad.create_model("pvt_tiny", depths=(1,) * depth, img_size=64, **sizes)
+        assert [stage.blocks[0].attn.sr_ratio for stage in model.stages] == expected
     for size, width in ((224, 7), (384, 12)):
         assert HOSTS["swin"].default_reach((size, size)) == {"window_size": (width,) * 4}
         assert HOSTS["cswin"].default_reach((size, size)) == {"split_size": (1, 2, width, width)}
@@ -213,6 +224,8 @@ def test_settings_are_read_as_what_they_look_like_and_the_nearest_ones_win():
     assert agents("agent", num_agents=4) == [4] * 4
     assert agents("agent:num_agents=25", num_agents=4) == [25] * 4
     assert subquad.create_model("agent_deit_small_448", device="meta").img_size == (448, 448)
+    # a network's own numbers stand above those of its size
+    assert subquad.create_model("inline_deit_tiny", device="meta").blocks[0].attn.num_heads == 6
 
 
 def test_padding_of_a_sequence_is_neither_attended_nor_counted():
