@@ -7,10 +7,12 @@ from timm.layers import DropPath
 from torch import nn
 
 import subquad
+from subquad import ATTENTION
 from subquad.grid import TokenGrid
 from subquad.models import HOSTS
 from subquad.models.backbone import grids_of
 from subquad.models.create import parse_attention
+from subquad.models.cswin import CrossShapedAttention, CrossShapedBlock
 from subquad.models.layers import Block, by_stage, drop_path_rates, fill_up, init_linear, move_tables
 from subquad.models.less_attention import AttentionResidual, diagonality_loss
 from subquad.models.sequence import create_sequence_model
@@ -206,6 +208,27 @@ def test_stripes_are_vertical_and_then_horizontal():
     attention = small("cswin").stages[0].blocks[0].attn
     grid = TokenGrid(6, 9)
     assert [attention._stripe(branch, grid).shape for branch in (0, 1)] == [(6, 1), (1, 9)]
+
+
+@pytest.mark.parametrize("grid", [TokenGrid(6, 9), TokenGrid(9, 6), TokenGrid(5, 5)], ids=str)
+def test_what_fills_up_the_last_stripe_is_not_attended_to(grid):
+    attention = CrossShapedAttention(8, 2, ATTENTION["softmax"], grid=grid, split_size=4)
+    with torch.no_grad():
+        # all values are 1 and nothing else is added
+        attention.project.weight[16:], attention.project.bias[16:] = 0, 1
+        nn.init.zeros_(attention.lepe.weight), nn.init.zeros_(attention.lepe.bias)
+        nn.init.eye_(attention.proj.weight), nn.init.zeros_(attention.proj.bias)
+        x = torch.randn(2, grid.num_places, 8)
+        torch.testing.assert_close(attention(x, x, grid=grid), torch.ones_like(x))
+
+
+def test_mechanisms_that_ask_for_tokens_get_them_as_they_were_before_the_norm():
+    grid, seen = TokenGrid(4, 4), {}
+    block = CrossShapedBlock(8, CrossShapedAttention(8, 2, ATTENTION["inline"], grid=grid))
+    block.attn.branches[0].register_forward_pre_hook(lambda _, __, given: seen.update(given), with_kwargs=True)
+    x = 3 + torch.randn(2, 16, 8)
+    block(x, grid=grid)
+    assert torch.equal(seen["x"], x)
 
 
 def test_settings_are_read_as_what_they_look_like_and_the_nearest_ones_win():
