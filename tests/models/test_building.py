@@ -202,6 +202,8 @@ def test_reach_is_the_published_one_by_stage_and_for_quadratic_mechanisms_alone(
     cswin = small("cswin", img_size=448)
     widths = [stage.blocks[0].attn.split_size for stage in cswin.stages]
     assert widths == [1, 2, 14, None]
+    # the last stage has one stripe though the grid is longer than a stripe is wide
+    assert small("cswin", img_size=(64, 512)).stages[-1].blocks[0].attn.split_size is None
 
 
 def test_stripes_are_vertical_and_then_horizontal():
