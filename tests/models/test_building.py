@@ -13,10 +13,19 @@ from subquad.models import HOSTS
 from subquad.models.backbone import grids_of
 from subquad.models.create import parse_attention
 from subquad.models.cswin import CrossShapedAttention, CrossShapedBlock
-from subquad.models.layers import Block, by_stage, drop_path_rates, fill_up, init_linear, move_tables
+from subquad.models.layers import (
+    Block,
+    SelfAttention,
+    by_stage,
+    drop_path_rates,
+    fill_up,
+    init_linear,
+    move_tables,
+)
 from subquad.models.less_attention import AttentionResidual, diagonality_loss
 from subquad.models.sequence import create_sequence_model
 from subquad.models.soft import PostNormBlock
+from subquad.models.swin import WindowAttention
 from subquad.models.zoo import default_cfg
 from subquad.positions import BiasTables, GridBias, PositionTable
 
@@ -210,6 +219,22 @@ def test_stripes_are_vertical_and_then_horizontal():
     attention = small("cswin").stages[0].blocks[0].attn
     grid = TokenGrid(6, 9)
     assert [attention._stripe(branch, grid).shape for branch in (0, 1)] == [(6, 1), (1, 9)]
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("grid", [TokenGrid(8, 12), TokenGrid(4, 8), TokenGrid(8, 4)], ids=str)
+def test_windows_are_attention_on_the_whole_grid_with_all_pairs_of_two_windows_forbidden(grid, shifted):
+    window = WindowAttention(12, 2, ATTENTION["softmax"], grid=grid, window_size=4, shifted=shifted)
+    whole = SelfAttention(12, 2, ATTENTION["softmax"], grid=grid)
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter)
+    window.load_state_dict(whole.state_dict())
+    # windows begin half a window later along the axes that hold several, and what is left at the borders is apart
+    rows, columns = ((torch.arange(side) - (2 if shifted and side > 4 else 0)).div(4).floor() for side in grid.shape)
+    number = (10 * rows[:, None] + columns).flatten()
+    x = torch.randn(2, grid.num_places, 12)
+    expected = whole(x, grid=grid, mask=number[:, None] != number)
+    torch.testing.assert_close(window(x, grid=grid), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("grid", [TokenGrid(6, 9), TokenGrid(9, 6), TokenGrid(5, 5)], ids=str)
