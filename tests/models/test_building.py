@@ -25,7 +25,7 @@ from subquad.models.layers import (
 from subquad.models.less_attention import AttentionResidual, diagonality_loss
 from subquad.models.sequence import create_sequence_model
 from subquad.models.soft import PostNormBlock
-from subquad.models.swin import WindowAttention
+from subquad.models.swin import PatchMerging, WindowAttention
 from subquad.models.zoo import default_cfg
 from subquad.positions import BiasTables, GridBias, PositionTable
 
@@ -219,6 +219,13 @@ def test_stripes_are_vertical_and_then_horizontal():
     attention = small("cswin").stages[0].blocks[0].attn
     grid = TokenGrid(6, 9)
     assert [attention._stripe(branch, grid).shape for branch in (0, 1)] == [(6, 1), (1, 9)]
+
+
+def test_four_neighbours_are_merged_down_the_first_column_and_then_the_second():
+    merging = PatchMerging(1)
+    merging.norm = merging.reduction = nn.Identity()
+    fours = merging(torch.tensor([[0.0, 1.0, 4.0], [2.0, 3.0, 5.0]]).view(1, 1, 2, 3))
+    assert fours[0, :, 0, 0].tolist() == [0, 2, 1, 3] and fours[0, :, 0, 1].tolist() == [4, 5, 0, 0]
 
 
 @pytest.mark.parametrize("shifted", [False, True])
