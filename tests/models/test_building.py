@@ -13,6 +13,7 @@ from subquad.models import HOSTS
 from subquad.models.backbone import grids_of
 from subquad.models.create import parse_attention
 from subquad.models.cswin import CrossShapedAttention, CrossShapedBlock
+from subquad.models.files import read_weights
 from subquad.models.layers import (
     Block,
     SelfAttention,
@@ -306,6 +307,21 @@ def test_scores_between_stages_leave_prefix_tokens_alone():
 def test_the_centred_loss_does_not_know_the_scale_of_scores():
     scores = torch.randn(2, 3, 6, 6)
     torch.testing.assert_close(diagonality_loss(scores), diagonality_loss(7 * scores + 2))
+
+
+def test_counters_that_a_file_has_are_kept():
+    model, other = small("softnet"), small("softnet")
+    counters = [name for name in model.state_dict() if name.endswith("num_batches_tracked")]
+    other.load_state_dict({name: t + 7 if name in counters else t for name, t in other.state_dict().items()})
+    model.load_state_dict(other.state_dict())
+    assert counters and {int(model.state_dict()[name]) for name in counters} == {7}
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_are_read_without_what_wrappers_put_in_front(prefix, tmp_path):
+    model = small("vit")
+    torch.save({f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "a.pth")
+    assert read_weights(tmp_path / "a.pth")[0].keys() == model.state_dict().keys()
 
 
 def test_how_networks_are_evaluated_is_as_published():
