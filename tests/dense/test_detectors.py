@@ -115,8 +115,9 @@ def test_detections_of_a_cascade_are_the_last_boxes_with_the_mean_of_scores_and_
 @pytest.mark.parametrize("head", DETECTORS)
 def test_images_are_normed_by_the_mean_and_the_deviation_that_are_given(head):
     resize = made(head, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)).network.transform
-    grey = torch.tensor([0.5, 0.7, 0.9])[:, None, None].expand(3, 2, 2)
-    torch.testing.assert_close(resize.normalize(grey), torch.ones(3, 2, 2))
+    # a mean and twice a deviation
+    image = torch.tensor([0.9, 1.2, 1.5])[:, None, None].expand(3, 2, 2)
+    torch.testing.assert_close(resize.normalize(image), torch.full((3, 2, 2), 2.0))
 
 
 def test_retinanet_has_three_sizes_an_octave():
