@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +33,9 @@ KEPT = ROOT / "runs" / "mutants.json"
 UNWARNED = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 SLOWEST = 600.0
 """Seconds that the tests of a room may take with a fault in."""
+
+INTERPRETED = frozenset({"triton"})
+"""Rooms whose kernels run in Triton's interpreter, which is chosen when Triton is imported."""
 
 WARM = [
     "pytest",
@@ -299,13 +303,20 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="run nothing, print what is known")
     arguments = parser.parse_args()
     if not arguments.table:
-        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-            pristine = warm_up(Path(folder))
-            for room in arguments.room:
-                if not arguments.unchecked:
-                    check_clean(room, pristine)
-                run_room(room, arguments.only, arguments.jobs, arguments.near, pristine)
-    gc.unfreeze()
+        interpreting = os.environ.get("TRITON_INTERPRET") == "1"
+        here = [room for room in arguments.room if (room in INTERPRETED) == interpreting]
+        if elsewhere := [room for room in arguments.room if room not in here]:
+            command = [sys.executable, *sys.orig_argv[1 : sys.orig_argv.index(sys.argv[0]) + 1], *sys.argv[1:]]
+            own = os.environ | {"TRITON_INTERPRET": str(int(not interpreting))}
+            subprocess.run([*command, "--room", *elsewhere], env=own, check=True)
+        if here:
+            with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+                pristine = warm_up(Path(folder))
+                for room in here:
+                    if not arguments.unchecked:
+                        check_clean(room, pristine)
+                    run_room(room, arguments.only, arguments.jobs, arguments.near, pristine)
+            gc.unfreeze()
     print(table(arguments.room))
 
 

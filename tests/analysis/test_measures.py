@@ -198,6 +198,12 @@ def test_planted_pairs_are_counted_and_chance_makes_none():
     assert confused_queries(weights(q), q) == 2
 
 
+def test_queries_differ_by_a_share_of_the_shorter_one():
+    queries = torch.tensor([[1.0, 0.0], [1.105, 0.0]])
+    assert confused_queries(torch.ones(2, 3) / 3, queries) == 1
+    assert confused_queries(torch.ones(2, 3) / 3, queries, other_query=0.11) == 0
+
+
 # maps
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hosts import small
@@ -41,9 +42,14 @@ def test_every_measure_has_a_value_in_every_layer(name):
 
 def test_rows_are_means_over_all_images_of_all_batches():
     model, images = network("softmax").eval(), torch.randn(5, 3, 6, 8)
+    for block in model.blocks:
+        # large weights, so that entropies are not all near 1
+        torch.nn.init.normal_(block.attn.project.weight)
     rows = [row for row in measure_network(model, images.split(2), ["entropy"]) if row.layer == 2]
     expected = entropy(attention_weights(model, images)[1].weights[:, :, 0], normalised=True).mean(-1)
     assert [row.mean for row in rows[1:]] == pytest.approx(expected.mean(0).tolist(), rel=1e-5)
+    for row, values in zip(rows, [expected.flatten(), *expected.T], strict=True):
+        assert (row.low, row.high) == pytest.approx(np.quantile(values.double(), (0.05, 0.95)).tolist(), rel=1e-5)
     assert rows[0].mean == pytest.approx(expected.mean().item(), rel=1e-5) and rows[0].baseline == 1
 
 

@@ -81,15 +81,26 @@ def test_with_all_but_itself_removed_a_query_sees_its_own_value(name, settings):
     assert torch.allclose(seen["y"], seen["v"], atol=1e-4)
 
 
-def test_branches_can_be_switched_off():
-    model, images = network("inline"), torch.randn(2, 3, 10, 12)
-    for block in model.blocks:
-        torch.nn.init.normal_(block.attn.inner.local.fc2.weight)
+@pytest.mark.parametrize("name", ATTENTION)
+def test_branches_can_be_switched_off(name):
+    model, images = network(name).double(), torch.randn(2, 3, 10, 12, dtype=torch.float64)
+    for parameter in [p for block in model.blocks for p in block.attn.inner.parameters()]:
+        torch.nn.init.normal_(parameter, std=0.5)
     with torch.no_grad(), removing(model, Removal(), images, branches=False):
         without = model(images)
     for block in model.blocks:
         block.attn.inner.local = None
-    assert torch.allclose(without, model(images), atol=1e-5)
+    assert torch.allclose(without, model(images), atol=1e-9)
+
+
+def test_hits_are_counted_without_branches_where_that_is_asked_for():
+    model, images = network("inline"), torch.randn(64, 3, 10, 12)
+    for block in model.blocks:
+        torch.nn.init.normal_(block.attn.inner.local.fc2.weight, std=5)
+    with torch.no_grad(), removing(model, Removal(), images, branches=False):
+        labels = model(images).argmax(-1)
+    assert count_hits(model, [Removal()], branches=False)(images, labels) == {"none": [1.0] * 64}
+    assert 0 in count_hits(model, [Removal()])(images, labels)["none"]
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])

@@ -47,6 +47,18 @@ def test_without_splits_a_tenth_of_every_class_is_held_out(make_tree):
     assert {again.path(i) for i in range(len(again))} == paths[1]
 
 
+def test_what_is_held_out_are_the_images_that_are_named(make_tree):
+    images = load_dataset(str(make_tree({"a": 20, "b": 20})), split="validation")
+    for index in range(len(images)):
+        with Image.open(images.path(index)) as file:
+            assert images[index][0].tobytes() == file.convert("RGB").tobytes()
+
+
+def test_every_class_is_held_out_however_few_images_there_are(make_tree):
+    images = load_dataset(str(make_tree({"a": 2, "b": 3, "c": 2})), split="validation")
+    assert images.labels == [0, 1, 2]
+
+
 def test_a_class_may_be_called_train(make_tree):
     root = str(make_tree({"car": 4, "train": 4, "test": 4}))
     assert load_dataset(root, split="train").classes == ("car", "test", "train")

@@ -49,6 +49,28 @@ def test_expressions_follow_from_the_seed_and_do_not_repeat():
     assert all(4 <= len(text.split()) <= 30 for text in first)
 
 
+def test_operations_have_2_to_10_arguments_and_are_nested_at_most_9_deep():
+    arguments, depths = set(), set()
+    for tokens, _ in itertools.islice(listops.expressions(3, shortest=200, longest=1999), 20):
+        counts = [0]
+        for token in tokens:
+            if token == listops.CLOSE:
+                arguments.add(counts.pop())
+            else:
+                counts[-1] += 1
+            if token in listops.OPERATIONS:
+                counts.append(0)
+                depths.add(len(counts) - 1)
+    assert (min(arguments), max(arguments)) == (2, 10) and max(depths) == 9
+
+
+def test_the_root_alone_is_guessed_by_what_is_most_frequent_behind_it():
+    first, other = (listops.VOCABULARY.index(name) for name in list(listops.OPERATIONS)[:2])
+    tokens = np.array([[first, 5, 1], [first, 6, 1], [first, 7, 1], [other, 5, 1]], np.uint8)
+    known = listops.Sequences(tokens, np.full(4, 3), np.array([3, 3, 4, 7]))
+    assert listops.guess_from_root(known, known) == 75
+
+
 @pytest.mark.slow
 def test_lengths_and_answers_are_distributed_as_known():
     rows = list(itertools.islice(listops.expressions(0), 3000))

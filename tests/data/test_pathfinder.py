@@ -1,6 +1,7 @@
 """Pathfinder and same-different: what the labels say is in the images, and they look as the released ones do."""
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from scipy import ndimage
 
 from subquad import SubquadError
 from subquad.data import load_dataset
-from subquad.data.synthetic import pathfinder, same_different
+from subquad.data.synthetic import dashed_paths, generation, pathfinder, same_different
 
 # of 60 released images each: dashes, share of zero pixels, share above 64, mean
 RELEASED = [(6, 0.77, 0.08, 13), (9, 0.73, 0.09, 16), (14, 0.66, 0.12, 20)]
@@ -65,6 +66,37 @@ def test_parts_are_kept_and_follow_from_the_seed(load, monkeypatch, tmp_path):
     assert np.array_equal(load("train", count=40)[0], train[0])
     assert not np.array_equal(load("train", count=40, seed=1)[0], train[0])
     assert len({image.tobytes() for image in np.concatenate([train[0], validation[0]])}) == 36
+
+
+def test_images_of_different_chunks_are_different(monkeypatch):
+    monkeypatch.setattr(generation, "CHUNK", 8)
+    drawn = generation.draw_many(partial(same_different.draw_images, same_different.Setting()), 0, 24)
+    assert drawn["images"].shape[0] == len({image.tobytes() for image in drawn["images"]}) == 24
+
+
+def test_patterns_are_as_often_above_each_other_as_beside():
+    images, _ = same_different.draw_images(same_different.Setting(size=48, distance=20), 0, 0, 200)
+    boxes = [ndimage.find_objects(ndimage.label(image != 64)[0]) for image in images]
+    across = [abs(one[1].start - other[1].start) > abs(one[0].start - other[0].start) for one, other in boxes]
+    assert 0.35 < np.mean(across) < 0.65
+
+
+def test_a_contour_turns_either_way_whatever_its_direction():
+    canvas, count = dashed_paths.Canvas(400, 32), 400
+    for degrees in (0, 90, 179, -180, -90):
+        heads = np.full((count, 2), 16)
+        snakes = dashed_paths.Snakes(heads, heads, np.full(count, degrees + 180))
+        found, shape, _ = dashed_paths.grow(canvas, np.random.default_rng(0), snakes)
+        turn = np.angle(np.exp(1j * (dashed_paths.stencils_of()[0].angle[shape] - np.deg2rad(degrees))))
+        assert found.all() and np.abs(turn).max() < np.pi / 2
+        assert 0.3 < (turn > 0).mean() / (np.abs(turn) > 0.02).mean() < 0.7
+
+
+def test_a_dash_takes_its_room():
+    canvas, row, head, shape = dashed_paths.Canvas(1, 32), np.array([0]), np.array([[16, 16]]), np.array([90])
+    assert canvas.room(row, head, shape).all()
+    canvas.occupy(row, head, shape)
+    assert not canvas.room(row, head, shape).any() and canvas.room(row, head + 8, shape).all()
 
 
 @pytest.mark.parametrize("cells", [2, 4, 8])

@@ -81,6 +81,13 @@ def test_sequences_are_what_they_were_made_of(sources):
     assert bytes(tokens[0][tokens[0] > 0].numpy().astype(np.uint8) - 1).decode() == PAIRS[0][1] and label == 1
 
 
+def test_each_split_of_retrieval_is_read_from_its_own_file(sources, tmp_path):
+    for part, name in (("train", "train"), ("eval", "validation"), ("test", "test")):
+        (tmp_path / "aan" / f"new_aan_pairs.{part}.tsv").write_text(f"1\t1\t2\t{name}\tother\n")
+        tokens, _ = load_sequences("retrieval", split=name, **sources["retrieval"])[0]
+        assert bytes(tokens[0][tokens[0] > 0].numpy().astype(np.uint8) - 1).decode() == name
+
+
 def test_grey_is_that_of_the_arena(sources, tmp_path):
     tokens, _ = load_sequences("image", split="test", **sources["image"])[0]
     with Image.open(tmp_path / "cifar" / "test" / "cat" / "0.png") as image:

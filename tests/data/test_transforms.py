@@ -113,6 +113,34 @@ def test_a_certain_flip_flips():
     assert torch.equal(train_transform(config, Changes(hflip=1.0))(image), eval_transform(config)(image).flip(-1))
 
 
+def test_evaluation_interpolates_as_asked():
+    squares = Image.fromarray(np.random.default_rng(0).choice([0, 255], (32, 32, 1)).astype(np.uint8).repeat(3, 2))
+    for interpolation, mixes in (("nearest", False), ("bicubic", True)):
+        values = eval_transform(InputConfig((24, 24), interpolation=interpolation, **PLAIN))(squares).unique()
+        assert (len(values) > 2) == mixes
+
+
+@pytest.mark.parametrize(
+    ("changes", "height", "width"), [({"ratio": (1.0, 1.0)}, 0.5, 0.5), ({"ratio": (4.0, 4.0)}, 0.25, 1.0)]
+)
+def test_crops_are_as_large_and_as_wide_as_asked(changes, height, width):
+    levels = np.arange(64) * 4
+    across, down = np.broadcast_to(levels, (64, 64)), np.broadcast_to(levels[:, None], (64, 64))
+    image = Image.fromarray(np.stack([across, down, down], 2).astype(np.uint8))
+    transform = train_transform(InputConfig((64, 64), **PLAIN), Changes(scale=(0.25, 0.25), **changes))
+    for seed in range(5):
+        red, green, _ = seeded(transform, image, seed)
+        assert float(red.max() - red.min()) == pytest.approx(width, abs=0.05)
+        assert float(green.max() - green.min()) == pytest.approx(height, abs=0.05)
+
+
+def test_jitter_changes_brightness():
+    transform = train_transform(InputConfig((8, 8), **PLAIN), Changes(color_jitter=0.4))
+    grey = Image.new("RGB", (8, 8), (100, 100, 100))
+    levels = {round(float(seeded(transform, grey, seed).mean()), 3) for seed in range(5)}
+    assert len(levels) == 5 and max(abs(level - 100 / 255) for level in levels) < 0.4
+
+
 def test_rotation_turns_by_no_more_than_asked():
     config = InputConfig((33, 33), **PLAIN)
     spoke = np.zeros((33, 33, 3), np.uint8)

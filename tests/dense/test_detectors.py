@@ -3,9 +3,10 @@
 import pytest
 import torch
 from hosts import small
+from torch import nn
 
 from subquad import SubquadError
-from subquad.dense import restore_dense
+from subquad.dense import cascade, restore_dense
 from subquad.dense.detectors import DETECTORS, WITH_MASKS, build_detector
 from subquad.models import save_weights
 from subquad.training.networks import DENSE_AGENTS
@@ -52,6 +53,77 @@ def test_a_cascade_matches_more_closely_from_stage_to_stage():
     assert [stage.proposal_matcher.high_threshold for stage in stages] == [0.5, 0.6, 0.7]
     losses = made("cascade_mask_rcnn").train()(*batch())
     assert {f"{kind}_{k}" for kind in ("classes", "boxes", "masks") for k in range(3)} <= losses.keys()
+
+
+def test_losses_of_later_stages_of_a_cascade_count_less(monkeypatch):
+    one = torch.tensor(1.0)
+    monkeypatch.setattr(cascade, "fastrcnn_loss", lambda *_: (one, one))
+    monkeypatch.setattr(cascade, "maskrcnn_loss", lambda *_: one)
+    model = made("cascade_mask_rcnn").train().network.roi_heads
+    features = {str(k): torch.rand(1, 16, 64 >> k, 64 >> k) for k in range(4)}
+    targets = batch()[1][:1]
+    losses = model(features, [torch.tensor([[5.0, 5, 30, 40], [0, 0, 9, 9]])], [(50, 70)], targets)[1]
+    assert losses == {f"{kind}_{k}": 0.5**k for kind in ("classes", "boxes", "masks") for k in range(3)}
+
+
+class Stage(nn.Module):
+    """A stage of a cascade that says the same of every box, and moves boxes by one pixel to the right."""
+
+    def __init__(self, share, mask):
+        super().__init__()
+        self.share, self.mask = share, mask
+
+    @property
+    def box_coder(self):
+        return self
+
+    def box_roi_pool(self, features, proposals, shapes):
+        return proposals[0]
+
+    mask_roi_pool = box_roi_pool
+
+    def box_head(self, x):
+        return x
+
+    mask_head = box_head
+
+    def box_predictor(self, boxes):
+        return torch.tensor([[1 - self.share, self.share]]).log().expand(len(boxes), 2), boxes
+
+    def mask_predictor(self, boxes):
+        return torch.full((len(boxes), 2, 2, 2), self.mask).logit()
+
+    def decode(self, boxes, proposals):
+        return (proposals[0] + torch.tensor([1.0, 0, 1, 0]))[:, None]
+
+    def postprocess_detections(self, logits, boxes, proposals, shapes):
+        assert torch.equal(boxes, proposals[0])
+        return proposals, [logits.softmax(-1)[:, 1]], [torch.ones(len(boxes), dtype=torch.long)]
+
+    def has_mask(self):
+        return True
+
+
+def test_detections_of_a_cascade_are_the_last_boxes_with_the_mean_of_scores_and_masks():
+    stages = cascade.CascadeHeads([Stage(0.9, 0.1), Stage(0.5, 0.4), Stage(0.4, 0.7)]).eval()
+    (found,), losses = stages({}, [torch.tensor([[2.0, 3, 8, 9], [1, 1, 4, 4]])], [(20, 30)])
+    assert not losses and found["boxes"].tolist() == [[4, 3, 10, 9], [3, 1, 6, 4]]
+    torch.testing.assert_close(found["scores"], torch.full((2,), 0.6))
+    torch.testing.assert_close(found["masks"], torch.full((2, 1, 2, 2), 0.4))
+
+
+@pytest.mark.parametrize("head", DETECTORS)
+def test_images_are_normed_by_the_mean_and_the_deviation_that_are_given(head):
+    resize = made(head, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)).network.transform
+    # a mean and twice a deviation
+    image = torch.tensor([0.9, 1.2, 1.5])[:, None, None].expand(3, 2, 2)
+    torch.testing.assert_close(resize.normalize(image), torch.full((3, 2, 2), 2.0))
+
+
+def test_retinanet_has_three_sizes_an_octave():
+    sizes = made("retinanet").network.anchor_generator.sizes
+    assert [size[0] for size in sizes] == [32, 64, 128, 256, 512]
+    assert sizes[0] == (32, int(32 * 2 ** (1 / 3)), int(32 * 2 ** (2 / 3)))
 
 
 @pytest.mark.parametrize("head", HEADS)

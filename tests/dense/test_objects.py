@@ -59,6 +59,28 @@ def test_a_flip_and_a_crop_move_boxes_and_masks_with_the_picture(folder):
             assert part.argmax() == label - 1 or len(target["labels"]) > 1
 
 
+def test_boxes_of_a_crop_are_those_of_what_is_left_of_their_objects(folder):
+    images, counts = load_objects(folder, split="train", masks=True), set()
+    for seed in range(30):
+        torch.manual_seed(seed)
+        image, left = ObjectTransform(crop=1.0)(*images[seed % 6])
+        assert len(left["boxes"]) == len(left["labels"]) == len(left["masks"])
+        counts.add(len(left["boxes"]))
+        for box, mask in zip(left["boxes"].int().tolist(), left["masks"], strict=True):
+            assert mask.shape == image.shape[-2:]
+            rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
+            edges = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+            assert max(abs(int(a) - b) for a, b in zip(edges, box, strict=True)) <= 1
+    # in some crops an object is lost with its label and its mask
+    assert counts == {1, 2}
+
+
+def test_an_object_without_its_area_has_that_of_its_box(folder, change):
+    change(lambda content: content["annotations"][0].pop("area"))
+    first = load_objects(folder, split="train").truth["annotations"][0]
+    assert first["area"] == first["bbox"][2] * first["bbox"][3]
+
+
 def test_batches_keep_images_of_any_size_and_leave_out_broken_ones(folder):
     Image.new("RGB", (10, 10)).save(folder / "train2017/000001.png")
     (folder / "train2017/000002.png").write_bytes(b"no picture")

@@ -72,6 +72,15 @@ def test_logits_stand_at_every_pixel_of_any_size(head):
     assert all(logits.shape == (2, 4, 47, 70) for logits in (*several, judged))
 
 
+@pytest.mark.parametrize("head", SEGMENTERS)
+def test_logits_of_an_odd_size_are_those_of_the_padded_image(head):
+    model = Segmenter(Pyramid(small("pvt", num_classes=0)), head=head, num_classes=4, head_channels=64).eval()
+    x = torch.zeros(1, 3, 64, 96)
+    x[..., :47, :70] = torch.randn(1, 3, 47, 70)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x[..., :47, :70]), model(x)[..., :47, :70])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_large_oblong_images_run_with_every_mechanism(attention):

@@ -28,6 +28,15 @@ def test_labels_count_from_zero_and_nothing_is_void(folder):
     assert (labels[:, :2] == VOID).all() and (labels[:, 2:] == raw[:, 2:] - 1).all()
 
 
+def test_255_in_an_annotation_is_nothing_as_0_is(folder):
+    file = folder / "annotations/training/0.png"
+    raw = np.asarray(Image.open(file)).copy()
+    raw[:, 50:] = 255
+    Image.fromarray(raw).save(file)
+    labels = load_scenes(folder, split="train").labels(0)
+    assert (labels[:, :2] == VOID).all() and (labels[:, 50:] == VOID).all() and labels[:, 2:50].max() <= 2
+
+
 def test_a_tar_of_scenes_is_unpacked(folder, tmp_path, monkeypatch):
     import tarfile
 
@@ -58,6 +67,26 @@ def test_classes_are_never_mixed_into_others():
         torch.manual_seed(seed)
         crop = TrainingTransform(INPUT, scale=(0.3, 1.7))(Image.new("RGB", (36, 24)), labels)[1]
         assert set(crop.unique().tolist()) <= {0, 2, VOID}
+
+
+def test_what_is_filled_up_is_the_mean_of_the_images_for_the_network():
+    settings = SceneInput((32, 48), None, (0.2, 0.5, 0.8), (0.25, 0.25, 0.25))
+    transform = TrainingTransform(settings, scale=(1.0, 1.0), hflip=0.0, distort=False)
+    image, labels = transform(Image.new("RGB", (20, 10), "white"), np.zeros((10, 20), np.uint8))
+    # up to the rounding of bytes
+    assert image[:, 10:].abs().max() < 0.01 and image[:, :, 20:].abs().max() < 0.01 and image[:, :10, :20].min() > 0.7
+    assert (labels[:10, :20] == 0).all() and (labels == VOID).sum() == 32 * 48 - 200
+
+
+def test_crops_are_not_all_of_one_class_where_others_are_near():
+    labels = np.zeros((8, 32), np.uint8)
+    labels[:, 16::2], labels[:, 17::2] = 1, 2
+    settings = SceneInput((8, 8), None, INPUT.mean, INPUT.std)
+    transform = TrainingTransform(settings, scale=(1.0, 1.0), distort=False, most_of_one=0.75)
+    torch.manual_seed(0)
+    for _ in range(20):
+        crop = transform(Image.new("RGB", (32, 8)), labels)[1]
+        assert crop.flatten().bincount().max() <= 0.75 * 64
 
 
 def test_what_is_judged_is_resized_and_its_labels_are_not(folder):

@@ -1,6 +1,7 @@
 """`subquad diffuse`: images with and without, from the same noise, with a page; stopped and gone on with."""
 
 import json
+import math
 
 import pytest
 from PIL import Image
@@ -39,9 +40,11 @@ def test_every_method_makes_an_image_of_the_same_noise(pipe, tmp_path):
     ]
     assert len({row.file for row in rows}) == len(rows)
     for row in rows:
-        with Image.open(tmp_path / "new" / row.file) as image:
+        of_softmax = next(one for one in rows if (one.prompt, one.seed) == (row.prompt, row.seed))
+        with Image.open(tmp_path / "new" / row.file) as image, Image.open(tmp_path / "new" / of_softmax.file) as plain:
             assert image.size == (24, 32) and row.seconds > 0
-        assert (row.difference is None) == (row.method == "softmax")
+            known = {"psnr": None, "difference": None} if row is of_softmax else difference_of(image, plain)
+        assert (row.psnr, row.difference) == (known["psnr"], known["difference"])
     assert [row.method for row in summary] == list(METHODS)
     assert all(row.peak_mb > 0 and (row.gain is None) == (row.method == "softmax") for row in summary)
     assert max(map(len, images_table(summary).splitlines())) <= 80
@@ -72,6 +75,17 @@ def test_what_is_there_is_not_made_again(pipe, tmp_path, monkeypatch):
     (tmp_path / "y" / "mine.txt").touch()
     with pytest.raises(SubquadError, match="is not empty, and no folder of `subquad diffuse`"):
         make_images(pipe, ["a"], tmp_path / "y", **settings)
+
+
+def test_a_seed_stands_for_a_noise_of_its_own(pipe):
+    first, again, other = (make_image(pipe, "a", seed, SMALL) for seed in (1, 1, 2))
+    assert difference_of(first, again)["difference"] == 0 < difference_of(first, other)["difference"]
+
+
+def test_differences_are_in_decibels_and_steps_of_colour():
+    black, grey = (Image.new("RGB", (4, 2), (value,) * 3) for value in (0, 51))
+    assert difference_of(black, grey) == {"psnr": pytest.approx(20 * math.log10(255 / 51)), "difference": 51}
+    assert difference_of(grey, grey) == {"psnr": None, "difference": 0}
 
 
 def test_the_command_makes_images_and_a_page(saved, tmp_path, capsys):

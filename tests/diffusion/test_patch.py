@@ -12,7 +12,7 @@ import tiny
 from diffusers import StableDiffusionImg2ImgPipeline
 from diffusers.models.attention_processor import AttnProcessor2_0
 
-from subquad import SubquadError
+from subquad import SubquadError, TokenGrid
 from subquad.diffusion import (
     EARLY,
     LATE,
@@ -21,7 +21,7 @@ from subquad.diffusion import (
     apply_token_merging,
     remove_agent_attention,
 )
-from subquad.diffusion.processor import MergedAttention
+from subquad.diffusion.processor import MergedAttention, Shared
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,12 @@ def test_self_attention_alone_is_patched_and_text_is_attended_to_as_before(pipe)
     assert all(name.endswith(".attn1") for name in handle.processors)
 
 
+def test_token_merging_has_the_cells_that_are_asked_for_and_no_agents(pipe):
+    noise = apply_token_merging(pipe, sx=4, sy=2, ratio=0.3).noise
+    assert noise.early == noise.late == Settings(sx=4, sy=2, ratio=0.3, agent_ratio=None)
+    assert noise.early.cell(16, 12) == (2, 4)
+
+
 def test_nothing_merged_is_the_untouched_image_to_the_bit(pipe):
     before = tiny.latents(pipe)
     with apply_agent_attention(pipe, ratio=0.0) as handle:
@@ -214,6 +220,22 @@ def test_a_fixed_number_of_agents_keeps_it_whatever_the_size_of_the_map():
         rows, columns = Settings(agents=16).cell(side, side)
         assert (side // rows) * (side // columns) == 16
     assert Settings(agents=256).cell(64, 64) == (EARLY.sy, EARLY.sx)
+
+
+@pytest.mark.parametrize("agents", [10, 20, 50])
+def test_there_are_never_more_agents_than_are_asked_for(agents):
+    for height, width in ((16, 16), (16, 12), (33, 20)):
+        rows, columns = Settings(agents=agents).cell(height, width)
+        assert (height // rows) * (width // columns) <= agents
+
+
+@pytest.mark.parametrize(("ratio", "used"), [(0.4, True), (0.5, False)])
+def test_agents_are_used_where_they_are_fewer_than_half_of_the_tokens(ratio, used):
+    # 4 agents of 16 tokens, of which 10 or 8 are left
+    processor = MergedAttention(shared=Shared(Settings(sx=2, sy=2, ratio=ratio, agent_ratio=0.75)))
+    features, agents = processor._cuts(torch.randn(1, 16, 8), TokenGrid(4, 4))
+    assert features.count == 16 - int(16 * ratio) and (agents is not None) == used
+    assert agents is None or agents.count == 4
 
 
 def test_a_fixed_number_of_agents_is_the_early_phase_where_that_has_as_many(pipe):

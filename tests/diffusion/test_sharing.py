@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 import tiny
 
 from subquad import SubquadError
-from subquad.diffusion import apply_agent_attention, processor
+from subquad.diffusion import apply_agent_attention, apply_token_merging, processor
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,13 @@ def test_matchings_of_other_sizes_are_their_own(pipe, matched):
         tiny.latents(pipe, 32, 24, steps=2)
         tiny.latents(pipe, 48, 24, steps=2)
     assert matched == [16 * 12] * 2 + [24 * 12] * 2
+
+
+def test_matchings_of_two_levels_of_one_network_are_their_own(pipe, matched):
+    with apply_token_merging(pipe, reuse=1, max_downsample=2) as handle:
+        tiny.latents(pipe, 32, 24, steps=2)
+        assert {processor.grid.shape for processor in handle.processors.values()} == {(16, 12), (8, 6)}
+    assert sorted(matched) == [8 * 6] * 2 + [16 * 12] * 2
 
 
 def test_calls_of_one_step_share_what_is_drawn(pipe):

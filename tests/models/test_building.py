@@ -7,16 +7,28 @@ from timm.layers import DropPath
 from torch import nn
 
 import subquad
+from subquad import ATTENTION
 from subquad.grid import TokenGrid
 from subquad.models import HOSTS
 from subquad.models.backbone import grids_of
 from subquad.models.create import parse_attention
-from subquad.models.layers import Block, by_stage, drop_path_rates, fill_up, init_linear
+from subquad.models.cswin import CrossShapedAttention, CrossShapedBlock
+from subquad.models.layers import (
+    Block,
+    SelfAttention,
+    by_stage,
+    drop_path_rates,
+    fill_up,
+    init_linear,
+    move_tables,
+)
 from subquad.models.less_attention import AttentionResidual, diagonality_loss
 from subquad.models.sequence import create_sequence_model
 from subquad.models.soft_network import PostNormBlock
+from subquad.models.swin import PatchMerging, WindowAttention
 from subquad.models.timm_names import default_cfg
 from subquad.positions import BiasTables, GridBias, PositionTable
+from subquad.weights.files import read_weights
 
 every_host = pytest.mark.parametrize("host", HOSTS)
 
@@ -131,6 +143,13 @@ def test_tables_of_agents_are_resampled_over_the_square_that_the_agents_are():
     assert torch.equal(moved, moved[:, :1].expand(4, 4)) and (moved[1:] >= moved[:-1]).all()
 
 
+def test_tables_on_other_grids_stay_where_they_are():
+    old, new, other = TokenGrid(3, 3), TokenGrid(5, 4), TokenGrid(2, 2)
+    tables = nn.ModuleList(PositionTable(1, 4, grid, std=1.0) for grid in (old, other))
+    move_tables(tables, {old: new})
+    assert [table.grid for table in tables] == [new, other]
+
+
 def test_a_bias_has_its_prefix_in_front():
     tables = BiasTables(torch.zeros(1, 2, 7, 7), torch.ones(1, 2, 2), torch.ones(1, 2, 3), torch.full((1, 2, 1), 5.0))
     assert tables.written_out()[0, 0].tolist() == [5.0] + [2.0] * 6
@@ -181,6 +200,10 @@ def test_reach_is_the_published_one_by_stage_and_for_quadratic_mechanisms_alone(
         for name in ("softmax", "linear")
     }
     assert ratios == {"softmax": [8, 4, 2, 1], "linear": [1, 1, 1, 1]}
+    for depth, expected in ((2, [2, 1]), (5, [8, 8, 4, 2, 1])):
+        sizes = {"embed_dims": (8,) * depth, "num_heads": (1,) * depth, "mlp_ratios": (2,) * depth}
+        model = subquad.create_model("pvt_tiny", depths=(1,) * depth, img_size=64, **sizes)
+        assert [stage.blocks[0].attn.sr_ratio for stage in model.stages] == expected
     for size, width in ((224, 7), (384, 12)):
         assert HOSTS["swin"].default_reach((size, size)) == {"window_size": (width,) * 4}
         assert HOSTS["cswin"].default_reach((size, size)) == {"split_size": (1, 2, width, width)}
@@ -189,12 +212,58 @@ def test_reach_is_the_published_one_by_stage_and_for_quadratic_mechanisms_alone(
     cswin = small("cswin", img_size=448)
     widths = [stage.blocks[0].attn.split_size for stage in cswin.stages]
     assert widths == [1, 2, 14, None]
+    # the last stage has one stripe though the grid is longer than a stripe is wide
+    assert small("cswin", img_size=(64, 512)).stages[-1].blocks[0].attn.split_size is None
 
 
 def test_stripes_are_vertical_and_then_horizontal():
     attention = small("cswin").stages[0].blocks[0].attn
     grid = TokenGrid(6, 9)
     assert [attention._stripe(branch, grid).shape for branch in (0, 1)] == [(6, 1), (1, 9)]
+
+
+def test_four_neighbours_are_merged_down_the_first_column_and_then_the_second():
+    merging = PatchMerging(1)
+    merging.norm = merging.reduction = nn.Identity()
+    fours = merging(torch.tensor([[0.0, 1.0, 4.0], [2.0, 3.0, 5.0]]).view(1, 1, 2, 3))
+    assert fours[0, :, 0, 0].tolist() == [0, 2, 1, 3] and fours[0, :, 0, 1].tolist() == [4, 5, 0, 0]
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("grid", [TokenGrid(8, 12), TokenGrid(4, 8), TokenGrid(8, 4)], ids=str)
+def test_windows_are_attention_on_the_whole_grid_with_all_pairs_of_two_windows_forbidden(grid, shifted):
+    window = WindowAttention(12, 2, ATTENTION["softmax"], grid=grid, window_size=4, shifted=shifted)
+    whole = SelfAttention(12, 2, ATTENTION["softmax"], grid=grid)
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter)
+    window.load_state_dict(whole.state_dict())
+    # windows begin half a window later along the axes that hold several, and what is left at the borders is apart
+    rows, columns = ((torch.arange(side) - (2 if shifted and side > 4 else 0)).div(4).floor() for side in grid.shape)
+    number = (10 * rows[:, None] + columns).flatten()
+    x = torch.randn(2, grid.num_places, 12)
+    expected = whole(x, grid=grid, mask=number[:, None] != number)
+    torch.testing.assert_close(window(x, grid=grid), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("grid", [TokenGrid(6, 9), TokenGrid(9, 6), TokenGrid(5, 5)], ids=str)
+def test_what_fills_up_the_last_stripe_is_not_attended_to(grid):
+    attention = CrossShapedAttention(8, 2, ATTENTION["softmax"], grid=grid, split_size=4)
+    with torch.no_grad():
+        # all values are 1 and nothing else is added
+        attention.project.weight[16:], attention.project.bias[16:] = 0, 1
+        nn.init.zeros_(attention.lepe.weight), nn.init.zeros_(attention.lepe.bias)
+        nn.init.eye_(attention.proj.weight), nn.init.zeros_(attention.proj.bias)
+        x = torch.randn(2, grid.num_places, 8)
+        torch.testing.assert_close(attention(x, x, grid=grid), torch.ones_like(x))
+
+
+def test_mechanisms_that_ask_for_tokens_get_them_as_they_were_before_the_norm():
+    grid, seen = TokenGrid(4, 4), {}
+    block = CrossShapedBlock(8, CrossShapedAttention(8, 2, ATTENTION["inline"], grid=grid))
+    block.attn.branches[0].register_forward_pre_hook(lambda _, __, given: seen.update(given), with_kwargs=True)
+    x = 3 + torch.randn(2, 16, 8)
+    block(x, grid=grid)
+    assert torch.equal(seen["x"], x)
 
 
 def test_settings_are_read_as_what_they_look_like_and_the_nearest_ones_win():
@@ -213,6 +282,8 @@ def test_settings_are_read_as_what_they_look_like_and_the_nearest_ones_win():
     assert agents("agent", num_agents=4) == [4] * 4
     assert agents("agent:num_agents=25", num_agents=4) == [25] * 4
     assert subquad.create_model("agent_deit_small_448", device="meta").img_size == (448, 448)
+    # a network's own numbers stand above those of its size
+    assert subquad.create_model("inline_deit_tiny", device="meta").blocks[0].attn.num_heads == 6
 
 
 def test_padding_of_a_sequence_is_neither_attended_nor_counted():
@@ -236,6 +307,21 @@ def test_scores_between_stages_leave_prefix_tokens_alone():
 def test_the_centred_loss_does_not_know_the_scale_of_scores():
     scores = torch.randn(2, 3, 6, 6)
     torch.testing.assert_close(diagonality_loss(scores), diagonality_loss(7 * scores + 2))
+
+
+def test_counters_that_a_file_has_are_kept():
+    model, other = small("softnet"), small("softnet")
+    counters = [name for name in model.state_dict() if name.endswith("num_batches_tracked")]
+    other.load_state_dict({name: t + 7 if name in counters else t for name, t in other.state_dict().items()})
+    model.load_state_dict(other.state_dict())
+    assert counters and {int(model.state_dict()[name]) for name in counters} == {7}
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_are_read_without_what_wrappers_put_in_front(prefix, tmp_path):
+    model = small("vit")
+    torch.save({f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "a.pth")
+    assert read_weights(tmp_path / "a.pth")[0].keys() == model.state_dict().keys()
 
 
 def test_how_networks_are_evaluated_is_as_published():

@@ -88,6 +88,19 @@ def test_a_model_moved_to_another_size_computes_what_it_computed_there_before(ho
     torch.testing.assert_close(moved(images), before)
 
 
+# SOFT's keys are its queries: there is no reducing them
+@pytest.mark.parametrize("attention", sorted(ATTENTION.keys() - {"soft"}))
+def test_tables_of_reduced_keys_move_with_them(attention):
+    sizes = {"sr_ratio": [4, 2, 2, 1]}
+    model = with_random_tables(small("pvt", attention, **sizes)).double().eval()
+    images = torch.randn(1, 3, 96, 128, dtype=torch.float64)
+    before = model(images)
+    model.set_input_size((96, 128))
+    torch.testing.assert_close(model(images), before)
+    made = small("pvt", attention, img_size=(96, 128), **sizes)
+    assert {key: t.shape for key, t in model.state_dict().items()} == {k: t.shape for k, t in made.state_dict().items()}
+
+
 @every_host
 @every_mechanism
 def test_weights_of_another_image_size_are_resampled_and_of_the_same_size_taken_exactly(host, attention):

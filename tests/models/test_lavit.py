@@ -199,6 +199,27 @@ def test_the_loss_is_of_the_last_forward_in_training_and_reaches_queries_and_key
     assert model.auxiliary_loss() == 0
 
 
+@pytest.mark.parametrize("host", ["lavit", "lavit_vit"])
+def test_the_loss_is_the_weighed_mean_over_the_layers_that_carry_scores_on(host):
+    model, found = small(host, attention=None, loss_weight=0.3).train(), []
+    for module in model.modules():
+        if isinstance(module, LessAttention):
+            module.register_forward_hook(lambda _, __, output: found.append(diagonality_loss(output[1])))
+    model(torch.randn(2, 3, 64, 64))
+    torch.testing.assert_close(model.auxiliary_loss(), 0.3 * sum(found) / len(found))
+    assert len(found) > 1
+
+
+@pytest.mark.parametrize(("residual", "last"), [(True, [True, False]), (False, [False, False])])
+def test_scores_are_kept_where_a_later_layer_needs_them(residual, last):
+    whole = small("lavit", less_from=[None] * 4, attention_residual=residual)
+    assert [stage.blocks[-1].attn.keep_scores for stage in whole.stages[2:]] == last
+    half = small("lavit", attention_residual=residual)
+    for stage in half.stages[2:]:
+        kept = [block.attn.keep_scores for block in stage.blocks if isinstance(block.attn, ScoreAttention)]
+        assert kept == [False] * (len(kept) - 1) + [True]
+
+
 @pytest.mark.parametrize(
     "settings", [{"transform": "kron"}, {"transform": "share"}, {"tied": True}, {"class_token": True}]
 )

@@ -95,6 +95,10 @@ def test_layer_decay_rises_from_the_image_to_the_head_in_every_host(host):
     assert named["head.weight"] == 1 >= flat[-1]
     first = [rate for name, rate in named.items() if name.startswith("stages.0.embed")]
     assert first and max(first) <= flat[0]
+    for name, rate in named.items():
+        # what leads from stage to stage learns as the first block behind it does
+        if found := re.match(r"stages\.([1-9])\.(?:embed|pos_embed|prefix_tokens)", name):
+            assert {rate} == places[int(found[1]), 0]
     # timm counts the last norm to the last block
     assert {rate for name, rate in named.items() if name.startswith("norm.")} <= {flat[-1]}
 
