@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import subquad
-from subquad import ATTENTION
+from subquad import ATTENTION, SubquadError
 from subquad.analysis import attention_weights
 
 every_mechanism = pytest.mark.parametrize("name", ATTENTION)
@@ -42,6 +42,6 @@ def test_the_network_is_left_as_it_was(name):
     attention_weights(model, torch.randn(1, 3, 6, 8))
     assert model.training and not model.blocks[0].training
     assert not any(module._forward_pre_hooks for module in model.modules())
-    with pytest.raises(RuntimeError):
+    with pytest.raises(SubquadError):
         attention_weights(model, torch.randn(1, 7, 6, 8))
     assert model.training and not any(module._forward_pre_hooks for module in model.modules())
