@@ -21,7 +21,7 @@ ORDER = [
     ["operators"],
     ["native", "triton"],
     ["backends"],
-    ["positions"],
+    ["positions", "rope"],
     ["ops"],
     ["attention"],
     ["models"],

@@ -178,7 +178,7 @@ class CrossShapedAttention(nn.Module):
         stripes = rearrange(
             filled, "p b (r y) (l x) c -> p (b r l) (y x) c", r=rows, l=columns, y=stripe.height, x=stripe.width
         )
-        supply: dict[str, Tensor | None] = {"mask": None, "padding": None}
+        supply: dict[str, Tensor | None] = {"mask": None, "padding": None, "rotation": None}
         for name, tokens in zip(self.names, stripes.unbind(0), strict=True):
             supply[name] = tokens if name == "x" else rearrange(tokens, "b n (h d) -> b h n d", h=self.heads)
         if bottom or right:
