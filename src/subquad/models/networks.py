@@ -179,8 +179,7 @@ BASELINES: dict[str, Network] = {
     for mechanism, patterns in PATTERNS.items()
     for variant in VARIANTS
     for ending, settings in (("", {}), ("_384", {"img_size": 384}))
-    if (family := VARIANTS[variant].family) in patterns
-    and (not ending or variant in ("swin_base", "cswin_base"))
+    if (family := VARIANTS[variant].family) in patterns and (not ending or variant in ("swin_base", "cswin_base"))
 }
 
 RECONSTRUCTED: dict[str, Network] = {

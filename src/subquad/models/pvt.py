@@ -117,7 +117,7 @@ class SpatialReductionAttention(SelfAttention):
         self.sr_ratio = sr_ratio
         self.reduce = ConvEmbed(dim, dim, sr_ratio, sr_ratio) if sr_ratio > 1 else None
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         if self.reduce is None:

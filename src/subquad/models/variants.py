@@ -59,7 +59,9 @@ def deit3(embed_dim: int, num_heads: int, timm: str) -> Variant:
     return Variant("vit", (12,), sizes, "deit", "deit3", timm, {"crop_pct": 0.9, "crop_mode": "center"})
 
 
-def dinov2(embed_dim: int, num_heads: int, timm: str, *, depth: int = 12, family: str = "dinov2", **more: Any) -> Variant:
+def dinov2(
+    embed_dim: int, num_heads: int, timm: str, *, depth: int = 12, family: str = "dinov2", **more: Any
+) -> Variant:
     """A DINOv2, arXiv 2304.07193: patches of 14 px, LayerScale; registers, arXiv 2309.16588, have no positions."""
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "patch_size": 14, "img_size": (518, 518)}
     sizes |= {"init_values": 1e-5, **more}
@@ -121,8 +123,8 @@ def lavit_deit(embed_dim: int, num_heads: int, drop_path_rate: float) -> Variant
     return Variant("lavit_vit", (12,), sizes, "deit")
 
 
-REG4 = {"reg_tokens": 4, "pos_embed": "patches"}
-GIANT = {"mlp": "swiglu", "mlp_ratio": 2.66667}
+REG4: dict[str, Any] = {"reg_tokens": 4, "pos_embed": "patches"}
+GIANT: dict[str, Any] = {"mlp": "swiglu", "mlp_ratio": 2.66667}
 
 VARIANTS: dict[str, Variant] = {
     "deit_micro": small_deit(64, num_heads=4, depth=3, patch_size=4, img_size=16, recipe="digits"),

@@ -61,8 +61,8 @@ class ViT(Plain):
         img_size: (height, width) in pixels that position parameters are made for; other sizes work.
         embed_dim: channels c.
         num_heads: heads of every block.
-        mlp: of every block: "plain", "swiglu" or "swiglu_norm", see `make_mlp`; its hidden channels are `mlp_ratio` times
-            `embed_dim`.
+        mlp_ratio: hidden channels of the MLPs over `embed_dim`.
+        mlp: what kind they are: "plain", "swiglu" or "swiglu_norm", see `make_mlp`.
         qkv_bias: whether the projection to queries, keys and values has a bias.
         key_bias: whether keys have one, too.
         qk_norm: whether queries and keys have a norm.
