@@ -19,7 +19,7 @@ ORDER = [
     ["holding"],
     ["grid"],
     ["kernels"],
-    ["positions"],
+    ["positions", "rope"],
     ["ops"],
     ["attention"],
     ["weights"],

@@ -12,7 +12,7 @@ from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.attention import QUADRATIC
 from subquad.models.layers import SelfAttention
 
-VOCABULARY = ("q", "k", "v", "g", "x", "padding", "mask")
+VOCABULARY = ("q", "k", "v", "g", "x", "rotation", "padding", "mask")
 every_mechanism = pytest.mark.parametrize("name", ATTENTION)
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 

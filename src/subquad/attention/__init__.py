@@ -32,6 +32,7 @@ ATTENTION: dict[str, type[nn.Module]] = {
     q k v     projected heads                              (b, h, n, d)
     g         a projected gate                             (b, h, n_q, d)
     x         the unprojected tokens                       (b, n_q, c)
+    rotation  where tokens stand, as angles, or None       see `subquad.rope.Rotation`
     padding   keys that are absent, True = absent, or None (b, n_k) bool
     mask      pairs that are forbidden, True, or None      broadcastable to (b, h, n_q, n_k) bool
 
@@ -41,6 +42,9 @@ without the local branch (and with a gate of ones). Tokens stand in the order of
 `grid` describes queries, `kv_grid` keys and values. They size position parameters at construction and may differ at a
 call: the mechanism resamples its tables, or raises a SubquadError that says why it can't. Images of a batch do not
 see each other.
+
+A host with rotary positions turns queries and keys before it hands them over. A mechanism that turns them itself, or
+something else, says so by naming `rotation` among its inputs: it then gets q and k as they were projected.
 
 Classes are final: no base class, no flags beside `inputs`, no `**kwargs`. `tests/attention/test_contract.py` holds
 every entry to all of it; docs/adding-a-mechanism.md walks through one.

@@ -152,7 +152,9 @@ class SequenceBlock(Block):
         super().__init__(*arguments, drop=drop, **settings)
         self.drop = nn.Dropout(drop)
 
-    def forward(self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None
+    ) -> Tensor:
         x = x + self.drop(self.attn(self.norm1(x), grid=grid, padding=padding))
         return x + self.mlp(self.norm2(x))
 
