@@ -10,7 +10,7 @@ from PIL import Image
 
 from subquad import BACKENDS, starting
 from subquad.cli import main, make_parser
-from subquad.cli.training import recipe_of
+from subquad.cli.task_commands import recipe_of
 from subquad.training import recipe_fields
 
 TINY = ["--data", "digits", "--epochs", "1", "--warmup-epochs", "0", "--max-train-images", "64", "--depth", "1"]

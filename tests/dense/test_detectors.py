@@ -6,9 +6,9 @@ from hosts import small
 
 from subquad import SubquadError
 from subquad.dense import restore_dense
-from subquad.dense.detectors import DETECTORS, WITH_MASKS, build_detector
+from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, build_detector
 from subquad.models import save_weights
-from subquad.training.networks import DENSE_AGENTS
+from subquad.tasks.backbone_arguments import DENSE_AGENTS
 
 # masks are drawn for a hundred boxes an image, which takes seconds
 HEADS = [pytest.param(head, marks=pytest.mark.slow if head in WITH_MASKS else ()) for head in DETECTORS]

@@ -15,7 +15,7 @@ CODE = """
 import sys
 import torch
 from subquad.training import load_recipe, train
-from subquad.training.tasks import TASKS
+from subquad.tasks.task_table import TASKS
 torch.set_num_threads(1)
 kind = next(kind for kind in TASKS if kind.task == sys.argv[1])
 train(load_recipe("recipe.yaml", kind), "run")

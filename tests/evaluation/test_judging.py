@@ -12,19 +12,22 @@ from torch import nn
 from subquad import SubquadError, create_model
 from subquad.data import InputConfig
 from subquad.data.synthetic.listops import Sequences
-from subquad.dense.scene_transforms import SceneInput
-from subquad.evaluation import arena, detection, judge_detector, judge_segmenter, objects, predict_scenes
-from subquad.evaluation.accuracy import EvalSums
-from subquad.evaluation.arena import guesses, judge_arena
-from subquad.evaluation.classes import check_classes
-from subquad.evaluation.detection import MEASURES, as_coco, evaluate_detection
-from subquad.evaluation.objects import TrainedDetector, find_objects, precision_text, predict_objects
-from subquad.evaluation.scenes import TrainedSegmenter, as_labels, colour, iou_text, overlay
-from subquad.evaluation.segmentation import judge_confusion
-from subquad.evaluation.throughput import measure_throughput
-from subquad.evaluation.trained import images_of, judge, load_trained, trained_on
+from subquad.tasks.segmentation.scene_transforms import SceneInput
+from subquad.evaluation import judge_detector, judge_segmenter, predict_scenes
+from subquad.tasks.sequences import lra_judging
+from subquad.tasks.detection import average_precision
+from subquad.tasks.detection import trained_detector
+from subquad.tasks.accuracy import EvalSums
+from subquad.tasks.sequences.lra_judging import guesses, judge_arena
+from subquad.tasks.class_names import check_classes
+from subquad.tasks.detection.average_precision import MEASURES, as_coco, evaluate_detection
+from subquad.tasks.detection.trained_detector import TrainedDetector, find_objects, precision_text, predict_objects
+from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter, as_labels, colour, iou_text, overlay
+from subquad.tasks.segmentation.intersection_over_union import judge_confusion
+from subquad.tasks.classification.throughput import measure_throughput
+from subquad.tasks.classification.trained_classifier import images_of, judge, load_trained, trained_on
 from subquad.models import save_weights
-from subquad.models.sequence import create_sequence_model
+from subquad.tasks.sequences.sequence_network import create_sequence_model
 
 CPU = torch.device("cpu")
 
@@ -36,7 +39,7 @@ def two_processes(monkeypatch, module, **functions):
 
 
 def test_all_sums_of_all_processes_are_added(monkeypatch):
-    from subquad.evaluation import accuracy
+    from subquad.tasks import accuracy
 
     sums = EvalSums(6)
     sums.add(torch.randn(9, 6), torch.arange(9) % 6)
@@ -94,7 +97,7 @@ def test_guesses_are_made_from_what_was_trained_on_and_judged_on_the_test_set(mo
         tokens = np.full((4, 2), 11, np.uint8)
         return Sequences(tokens, np.full(4, 2), np.array(parts[split]))
 
-    monkeypatch.setattr(arena.listops, "load_listops", load)
+    monkeypatch.setattr(lra_judging.listops, "load_listops", load)
     assert guesses("listops", {}) == {"chance": 10, "most frequent value": 25, "root operator alone": 25}
     assert guesses("pathfinder", {}) == {"chance": 50} and guesses("image", {}) == {"chance": 10}
 
@@ -122,7 +125,7 @@ def test_the_arena_is_judged_by_the_best_weights_on_the_test_set(monkeypatch, tm
 def test_first_passes_warm_up_and_are_not_timed(monkeypatch):
     ends = iter([0.0, 90.0, 90.0, 180.0, 180.0, 181.0, 181.0, 182.0])
     timer = SimpleNamespace(perf_counter=lambda: next(ends))
-    monkeypatch.setattr("subquad.evaluation.throughput.time", timer)
+    monkeypatch.setattr("subquad.tasks.classification.throughput.time", timer)
     assert measure_throughput(nn.Conv2d(3, 4, 3), (8, 8), 6, "cpu", repeats=2) == 6
 
 
@@ -261,7 +264,7 @@ def test_a_network_is_judged_on_what_is_asked_for(monkeypatch):
         asked.update(settings, name=name)
         return Known()
 
-    monkeypatch.setattr("subquad.evaluation.trained.load_dataset", load)
+    monkeypatch.setattr("subquad.tasks.classification.trained_classifier.load_dataset", load)
     model = create_model("deit_tiny", img_size=8, patch_size=4, embed_dim=8, depths=(1,), num_heads=2, num_classes=2)
     trained = trained_on(model, InputConfig((8, 8)), ("a", "b"), "own", "folder")
     assert judge(trained, split="train", strict=True).result.count == 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from subquad.evaluation import networks_to_analyze
+from subquad.runs import opening
 
 
 @pytest.mark.parametrize(("task", "own"), [("segment", (32, 48)), ("detect", (512, 300))])
@@ -18,14 +18,14 @@ def test_backbones_are_looked_into_at_the_size_that_is_asked_for(task, own, monk
     network = SimpleNamespace(pyramid=pyramid, creation=norm)
     monkeypatch.setattr(networks_to_analyze, "_task_of", lambda source: task)
     monkeypatch.setattr(networks_to_analyze, "restore_dense", lambda *_: (network, {"input": note}))
-    assert networks_to_analyze.load_looked_at("run").input.img_size == own
-    assert networks_to_analyze.load_looked_at("run", img_size=64).input.img_size == (64, 64)
+    assert opening.load_looked_at("run").input.img_size == own
+    assert opening.load_looked_at("run", img_size=64).input.img_size == (64, 64)
 
 
 def test_a_network_of_timm_has_as_many_classes_as_the_file(tmp_path):
     import timm
 
-    from subquad.evaluation.timm_classifiers import load_timm
+    from subquad.runs.timm_classifiers import load_timm
 
     made = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32, depth=1)
     asked = {}

@@ -19,11 +19,11 @@ from subquad.cli import main
 from subquad.data import BrokenImageError, create_loader, find_images, load_dataset
 from subquad.data.decoding import read_label_map
 from subquad.dense import load_scenes
-from subquad.dense.object_transforms import ObjectTransform, as_lists
-from subquad.dense.objects import load_objects
-from subquad.dense.scene_transforms import SceneInput, SceneTransform, leave_apart
+from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
+from subquad.tasks.detection.object_data import load_objects
+from subquad.tasks.segmentation.scene_transforms import SceneInput, SceneTransform, leave_apart
 from subquad.evaluation import evaluate, evaluate_detection, evaluate_segmentation
-from subquad.training.tasks import TASKS
+from subquad.tasks.task_table import TASKS
 
 SOURCE = Path(__file__).parents[2] / "src" / "subquad"
 RAMP = np.linspace(0, 255, 256).astype(np.uint8).reshape(16, 16)

@@ -11,10 +11,10 @@ from torch import nn
 
 from subquad.cli import main
 from subquad.data import InputConfig
-from subquad.dense.scene_transforms import SceneInput
-from subquad.evaluation.objects import TrainedDetector
-from subquad.evaluation.scenes import TrainedSegmenter
-from subquad.evaluation.trained import Trained
+from subquad.tasks.segmentation.scene_transforms import SceneInput
+from subquad.tasks.detection.trained_detector import TrainedDetector
+from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
+from subquad.tasks.classification.trained_classifier import Trained
 
 CLASSES = ("red", "green", "blue")
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from subquad import SubquadError
 from subquad.data import load_dataset
-from subquad.data.sequences import SEQUENCES, load_sequences
+from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
 from subquad.data.synthetic import listops
 from subquad.data.synthetic.generation import kept
 from subquad.data.synthetic.long_distances import DRAWN

@@ -13,11 +13,11 @@ import torch
 import worlds
 
 from subquad.training import DetectRecipe, LraRecipe, Recipe, SegmentRecipe, train
-from subquad.training.common import CommonRecipe
+from subquad.tasks.common_recipe import CommonRecipe
 from subquad.training.engine import make_accelerator
 from subquad.training.loop import Trainer
-from subquad.training.run_folder import RunFolder
-from subquad.training.tasks import TASKS, make_task
+from subquad.runs.run_folder import RunFolder
+from subquad.tasks.task_table import TASKS, make_task
 
 NOT_READING = ("to_dict", "check", "_check", "__post_init__", "__eq__", "__repr__", "replace")
 """Functions that look at fields without doing what they say, by the beginnings of their names."""

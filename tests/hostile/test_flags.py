@@ -15,14 +15,14 @@ import yaml
 from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.cli import main, make_parser
 from subquad.cli.parser import Number, file_to_write, folder_to_write, run_name, to_read
-from subquad.dense.detectors import build_detector
-from subquad.dense.networks import Segmenter
-from subquad.dense.pyramid import Pyramid
+from subquad.tasks.detection.detectors import build_detector
+from subquad.tasks.segmentation.segmenters import Segmenter
+from subquad.models.pyramid import Pyramid
 from subquad.models import HOSTS, create_model
-from subquad.models.sequence import SequenceClassifier, create_sequence_model
+from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
 from subquad.ranges import Range, fits
 from subquad.training import load_recipe, recipe_fields, recipe_names
-from subquad.training.tasks import TASKS
+from subquad.tasks.task_table import TASKS
 
 NAN, INF = math.nan, math.inf
 NUMBERS = (NAN, INF, -INF, -1, 0, 1, 0.5, 10**30, 1e300, 10**5000)

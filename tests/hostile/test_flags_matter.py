@@ -18,7 +18,7 @@ import torch
 
 import subquad.cli
 from subquad.cli import diffuse, main, make_parser
-from subquad.training.tasks import TASKS
+from subquad.tasks.task_table import TASKS
 
 REAL = {"load_recipe", "recipe_fields", "recipe_names", "slug"}
 """What makes the arguments of the library's calls, and stays."""

@@ -17,7 +17,7 @@ from subquad.errors import SubquadError
 from subquad.training import DetectRecipe, LraRecipe, Recipe, SegmentRecipe, compare, loop, running, train
 from subquad.training.engine import Interruptions
 from subquad.training.loop import Trainer
-from subquad.training.tasks import TASKS
+from subquad.tasks.task_table import TASKS
 
 
 @pytest.fixture(scope="module")

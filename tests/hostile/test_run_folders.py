@@ -24,10 +24,10 @@ from subquad.errors import SubquadError
 from subquad.holding import LOCK, holding
 from subquad.models import create_model, read_weights, save_weights
 from subquad.training import running, train
-from subquad.training.checkpoint import State, load_state, save_state
+from subquad.runs.run_state import State, load_state, save_state
 from subquad.training.loop import Trainer
-from subquad.training.run_folder import RunFolder
-from subquad.training.task import Task
+from subquad.runs.run_folder import RunFolder
+from subquad.tasks.task import Task
 from subquad.weights.digest import DIGEST
 from subquad.writing import WriteError, json_text, replacing, write_json, write_text
 

@@ -14,14 +14,14 @@ from torch import nn
 from subquad.attention import ATTENTION
 from subquad.cli import main
 from subquad.data import InputConfig
-from subquad.dense.detectors import DETECTORS, build_detector
-from subquad.dense.networks import SEGMENTERS, build_segmenter
-from subquad.dense.scene_transforms import SceneInput
+from subquad.tasks.detection.detectors import DETECTORS, build_detector
+from subquad.tasks.segmentation.segmenters import SEGMENTERS, build_segmenter
+from subquad.tasks.segmentation.scene_transforms import SceneInput
 from subquad.errors import SubquadError
 from subquad.evaluation import load_looked_at, load_trained
-from subquad.evaluation.arena import judge_arena, load_sequence_model
-from subquad.evaluation.objects import load_detector
-from subquad.evaluation.scenes import load_segmenter
+from subquad.tasks.sequences.lra_judging import judge_arena, load_sequence_model
+from subquad.tasks.detection.trained_detector import load_detector
+from subquad.tasks.segmentation.trained_segmenter import load_segmenter
 from subquad.models import (
     HOSTS,
     convert_checkpoint,
@@ -31,7 +31,7 @@ from subquad.models import (
     restoring,
     save_weights,
 )
-from subquad.models.sequence import SequenceClassifier, create_sequence_model
+from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
 from subquad.weights.notes import KINDS, NEVER_WRITTEN, settings_of
 
 INPUT = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "squash"}

@@ -7,9 +7,9 @@ import torch
 
 from subquad import ATTENTION, SubquadError
 from subquad.cli import main
-from subquad.data.sequences import SEQUENCES
-from subquad.evaluation.arena import guesses, judge_arena, load_sequence_model
-from subquad.evaluation.arena_published import PUBLISHED
+from subquad.tasks.sequences.lra_data import SEQUENCES
+from subquad.tasks.sequences.lra_judging import guesses, judge_arena, load_sequence_model
+from subquad.tasks.sequences.lra_published import PUBLISHED
 from subquad.training import LraRecipe, load_recipe, recipe_names
 
 SMALL = ["--task", "listops", "--data-settings", "count=200,shortest=5,longest=24", "--max-length", "24"]
@@ -88,7 +88,7 @@ def test_a_broken_off_run_goes_on(runs, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", recipe_names("lra"))
 def test_every_recipe_loads_and_takes_every_mechanism(name):
-    from subquad.training.lra import LongRange
+    from subquad.tasks.sequences.lra_task import LongRange
 
     recipe = load_recipe(name, LraRecipe)
     what = SEQUENCES[recipe.data]
@@ -110,7 +110,7 @@ def test_the_usual_set_up_is_as_published():
 
 
 def network_of(recipe):
-    from subquad.training.lra import LongRange
+    from subquad.tasks.sequences.lra_task import LongRange
 
     return LongRange.network(recipe)
 

@@ -9,13 +9,14 @@ import worlds
 from safetensors.torch import load_file
 
 from subquad import SubquadError
-from subquad.training import DetectRecipe, SegmentRecipe, arena, train
-from subquad.training.arena import run_arena
-from subquad.training.detection import Detection
-from subquad.training.lra import LraRecipe
-from subquad.training.networks import DENSE_AGENTS, backbone_arguments
-from subquad.training.segmentation import Segmentation
-from subquad.training.tasks import make_task
+from subquad.training import DetectRecipe, SegmentRecipe, train
+from subquad.training import tested_comparison
+from subquad.training.tested_comparison import run_arena
+from subquad.tasks.detection.detection_task import Detection
+from subquad.tasks.sequences.lra_task import LraRecipe
+from subquad.tasks.backbone_arguments import DENSE_AGENTS, backbone_arguments
+from subquad.tasks.segmentation.segmentation_task import Segmentation
+from subquad.tasks.task_table import make_task
 
 
 def test_a_network_adds_its_own_loss_to_the_cross_entropy(tiny):
@@ -62,7 +63,7 @@ def test_a_segmenter_is_judged_through_windows_where_the_recipe_says_so(slide, m
         seen.update(settings)
         return SimpleNamespace(miou=1.0, accuracy=2.0, class_accuracy=3.0)
 
-    monkeypatch.setattr("subquad.training.segmentation.evaluate_segmentation", evaluate)
+    monkeypatch.setattr("subquad.tasks.segmentation.segmentation_task.evaluate_segmentation", evaluate)
     recipe = SegmentRecipe(slide=slide)
     task = SimpleNamespace(recipe=recipe, input=SimpleNamespace(crop=(32, 48)), num_classes=3)
     row = Segmentation.judge(task, None, None, torch.device("cpu"), None)
@@ -78,7 +79,7 @@ def test_a_number_of_classes_that_the_data_do_not_have_is_refused(tmp_path):
 
 def test_sizes_that_no_object_has_count_nothing(monkeypatch):
     found = SimpleNamespace(box={"ap": 40.0, "ap_large": float("nan")}, mask={"ap": 30.0})
-    monkeypatch.setattr("subquad.training.detection.evaluate_detection", lambda *_, **__: found)
+    monkeypatch.setattr("subquad.tasks.detection.detection_task.evaluate_detection", lambda *_, **__: found)
     task = SimpleNamespace(eval_images=SimpleNamespace(truth={}), masks=True)
     row = Detection.judge(task, None, None, torch.device("cpu"), None)
     assert row == {"box_ap": 40.0, "box_ap_large": 0.0, "mask_ap": 30.0}

@@ -4,7 +4,7 @@ import pytest
 
 from subquad.errors import SubquadError
 from subquad.training import Recipe, load_recipe, parse_settings, recipe_fields, recipe_names
-from subquad.training.tasks import TASKS
+from subquad.tasks.task_table import TASKS
 
 PACKAGED = [(kind, name) for kind in TASKS for name in recipe_names(kind.task)]
 
@@ -18,7 +18,7 @@ def test_a_packaged_recipe_survives_being_written_and_read(kind, name, tmp_path)
 
 @pytest.mark.parametrize(("kind", "name"), PACKAGED)
 def test_a_packaged_recipe_names_its_source_and_its_command(kind, name):
-    import subquad.training.recipe as module
+    import subquad.tasks.classification.classification_recipe as module
 
     head = (module.RECIPES / kind.task / f"{name}.yaml").read_text().splitlines()[:3]
     assert all(line.startswith("# ") for line in head[:2])

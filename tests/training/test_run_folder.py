@@ -2,7 +2,7 @@ import pytest
 
 from subquad.errors import SubquadError
 from subquad.training import Recipe
-from subquad.training.run_folder import RunFolder
+from subquad.runs.run_folder import RunFolder
 from subquad.writing import replacing
 
 

@@ -13,7 +13,7 @@ from subquad.models import restore_model
 from subquad.training import load_recipe, train
 from subquad.training import optim as optim_module
 from subquad.training.journal import epoch_line
-from subquad.training.tasks import make_task
+from subquad.tasks.task_table import make_task
 
 SUMMARY = {
     "status",

@@ -12,7 +12,7 @@ from subquad.bench.blocks import dtype_of
 from subquad.bench.memory import peak_memory_mb
 from subquad.bench.scaling import interleaved_ms, last_descent, seconds_of
 from subquad.dense import SEGMENTERS, build_segmenter
-from subquad.dense.detectors import DETECTORS, build_detector
+from subquad.tasks.detection.detectors import DETECTORS, build_detector
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import VARIANTS, create_model
 from subquad.models.networks import NETWORKS

@@ -107,8 +107,8 @@ def _pictures(arguments: argparse.Namespace, trained: Any) -> tuple[list[Any], l
     """Images as they are and as the network takes them: of the folders, else held-out ones."""
     from subquad.data import eval_transform, read_image
     from subquad.evaluation import images_of
-    from subquad.evaluation.image_files import image_files
-    from subquad.evaluation.predict import readable_images
+    from subquad.tasks.image_files import image_files
+    from subquad.tasks.classification.class_predictions import readable_images
 
     if arguments.images is None:
         if not (arguments.data or trained.data):

@@ -9,7 +9,7 @@ from subquad.cli.recipes import add_compare, given_fields, run_folder
 
 def add_commands(commands: Commands) -> None:
     """The command `lra`."""
-    from subquad.data.sequences import SEQUENCES
+    from subquad.tasks.sequences.lra_data import SEQUENCES
     from subquad.training import LraRecipe
 
     text = "A task of the Long Range Arena with several mechanisms and seeds, beside what is published."

@@ -1,16 +1,16 @@
 """How good a trained network is: accuracy, what it confuses, its speed, and what it sees in given images."""
 
-from subquad.evaluation.accuracy import EvalResult, EvalSums, evaluate
-from subquad.evaluation.confusion import confused_pairs, confusion_text, save_confusion
-from subquad.evaluation.detection import evaluate_detection, judge_objects
-from subquad.evaluation.networks_to_analyze import load_looked_at
-from subquad.evaluation.objects import judge_detector, load_detector, precision_text, predict_objects
-from subquad.evaluation.pictures import save_picture_grid
-from subquad.evaluation.predict import Prediction, predict
-from subquad.evaluation.scenes import iou_text, judge_segmenter, load_segmenter, predict_scenes
-from subquad.evaluation.segmentation import evaluate_segmentation, judge_confusion
-from subquad.evaluation.throughput import measure_throughput
-from subquad.evaluation.trained import Judgement, Trained, images_of, judge, load_trained
+from subquad.tasks.accuracy import EvalResult, EvalSums, evaluate
+from subquad.tasks.confusion import confused_pairs, confusion_text, save_confusion
+from subquad.tasks.detection.average_precision import evaluate_detection, judge_objects
+from subquad.runs.opening import load_looked_at
+from subquad.tasks.detection.trained_detector import judge_detector, load_detector, precision_text, predict_objects
+from subquad.tasks.classification.picture_grid import save_picture_grid
+from subquad.tasks.classification.class_predictions import Prediction, predict
+from subquad.tasks.segmentation.trained_segmenter import iou_text, judge_segmenter, load_segmenter, predict_scenes
+from subquad.tasks.segmentation.intersection_over_union import evaluate_segmentation, judge_confusion
+from subquad.tasks.classification.throughput import measure_throughput
+from subquad.tasks.classification.trained_classifier import Judgement, Trained, images_of, judge, load_trained
 
 __all__ = [
     "EvalResult",

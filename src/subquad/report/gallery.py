@@ -8,13 +8,13 @@ import numpy as np
 from PIL import Image
 
 from subquad.dense import load_scenes
-from subquad.dense.objects import load_objects
-from subquad.dense.scene_transforms import SceneTransform
+from subquad.tasks.detection.object_data import load_objects
+from subquad.tasks.segmentation.scene_transforms import SceneTransform
 from subquad.errors import SubquadError
-from subquad.evaluation.accuracy import evaluating
-from subquad.evaluation.objects import TrainedDetector, draw_objects, find_objects, load_detector
-from subquad.evaluation.scenes import TrainedSegmenter, colour, load_segmenter, overlay
-from subquad.evaluation.segmentation import count_pixels, judge_confusion, segment
+from subquad.tasks.accuracy import evaluating
+from subquad.tasks.detection.trained_detector import TrainedDetector, draw_objects, find_objects, load_detector
+from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter, colour, load_segmenter, overlay
+from subquad.tasks.segmentation.intersection_over_union import count_pixels, judge_confusion, segment
 from subquad.report.page_parts import figure, section
 from subquad.report.run_records import Group
 

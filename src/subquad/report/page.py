@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from subquad.bench import ScalingRow, crossover
-from subquad.report.arena import arena_table
+from subquad.report.known_results import arena_table
 from subquad.report.attention_maps import MapTable, attention_maps
 from subquad.report.charts import Axis, Series, line_chart, point_chart
 from subquad.report.comparisons import measure_of

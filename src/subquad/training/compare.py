@@ -11,11 +11,11 @@ from typing import Any
 from subquad.errors import SubquadError
 from subquad.holding import holding, is_first_process
 from subquad.text import si, speed_text
-from subquad.training.common import CommonRecipe
+from subquad.tasks.common_recipe import CommonRecipe
 from subquad.training.journal import Log, silent
-from subquad.training.run_folder import RunFolder
+from subquad.runs.run_folder import RunFolder
 from subquad.training.running import train
-from subquad.training.tasks import TASKS
+from subquad.tasks.task_table import TASKS
 from subquad.writing import write_json, write_text
 
 _COLUMNS = ("params", "MACs", "img/s", "time", "peak MB")

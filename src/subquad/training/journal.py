@@ -16,7 +16,7 @@ import torch
 from subquad.errors import SubquadError
 from subquad.models import attention_label
 from subquad.text import si, speed_text
-from subquad.training.task import Row, Task
+from subquad.tasks.task import Row, Task
 
 Log = Callable[[str], None]
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from subquad.data import create_loader
 from subquad.errors import SubquadError
 from subquad.models import save_weights
-from subquad.training.checkpoint import State, load_state, not_finite, put_back, save_state
+from subquad.runs.run_state import State, load_state, not_finite, put_back, save_state
 from subquad.training.cost import count_parameters, peak_memory_mb, reset_peak_memory
 from subquad.training.engine import Interruptions
 from subquad.training.journal import (
@@ -36,8 +36,8 @@ from subquad.training.journal import (
 )
 from subquad.training.optim import learning_rates, make_optimizer, make_scheduler
 from subquad.training.order import STEPS, EpochView, count_updates, seed_all
-from subquad.training.run_folder import RunFolder
-from subquad.training.task import Row, Task
+from subquad.runs.run_folder import RunFolder
+from subquad.tasks.task import Row, Task
 
 
 class Trainer:

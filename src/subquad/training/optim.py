@@ -11,8 +11,8 @@ from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError, reason_of
-from subquad.training.common import CommonRecipe
-from subquad.training.recipe import Recipe
+from subquad.tasks.common_recipe import CommonRecipe
+from subquad.tasks.classification.classification_recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 from subquad.errors import SubquadError
 from subquad.holding import holding, is_first_process, tidy
-from subquad.training.common import CommonRecipe
+from subquad.tasks.common_recipe import CommonRecipe
 from subquad.training.engine import Interruptions, lost_process, make_accelerator
 from subquad.training.journal import Log, silent, summary_numbers
 from subquad.training.loop import Trainer
 from subquad.training.order import WEIGHTS, seed_all
-from subquad.training.run_folder import RunFolder
-from subquad.training.tasks import make_task
+from subquad.runs.run_folder import RunFolder
+from subquad.tasks.task_table import make_task
 from subquad.writing import WriteError, write_reason
 
 
