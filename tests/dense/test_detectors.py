@@ -5,10 +5,10 @@ import torch
 from hosts import small
 
 from subquad import SubquadError
-from subquad.dense import restore_dense
-from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, build_detector
 from subquad.models import save_weights
 from subquad.tasks.backbone_arguments import DENSE_AGENTS
+from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, build_detector
+from subquad.training import restore_dense
 
 # masks are drawn for a hundred boxes an image, which takes seconds
 HEADS = [pytest.param(head, marks=pytest.mark.slow if head in WITH_MASKS else ()) for head in DETECTORS]

@@ -7,7 +7,7 @@ import torch
 from faster_coco_eval.core import mask as coding
 from torch import nn
 
-from subquad.evaluation import judge_objects
+from subquad.tasks.detection import judge_objects
 from subquad.tasks.segmentation.intersection_over_union import _starts, segment
 
 

@@ -6,8 +6,10 @@ from hosts import small
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.dense import SEGMENTERS, Pyramid, Segmenter, build_segmenter, restore_dense
 from subquad.models import HOSTS, save_weights
+from subquad.models.pyramid import Pyramid
+from subquad.tasks.segmentation import SEGMENTERS, Segmenter, build_segmenter
+from subquad.training import restore_dense
 
 STRIDES = (4, 8, 16, 32)
 

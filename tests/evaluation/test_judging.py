@@ -12,21 +12,20 @@ from torch import nn
 from subquad import SubquadError, create_model
 from subquad.data import InputConfig
 from subquad.data.synthetic.listops import Sequences
-from subquad.tasks.segmentation.scene_transforms import SceneInput
-from subquad.evaluation import judge_detector, judge_segmenter, predict_scenes
-from subquad.tasks.sequences import lra_judging
-from subquad.tasks.detection import average_precision
-from subquad.tasks.detection import trained_detector
+from subquad.models import save_weights
 from subquad.tasks.accuracy import EvalSums
-from subquad.tasks.sequences.lra_judging import guesses, judge_arena
 from subquad.tasks.class_names import check_classes
+from subquad.tasks.classification.throughput import measure_throughput
+from subquad.tasks.classification.trained_classifier import images_of, judge, open_trained, trained_on
+from subquad.tasks.detection import judge_detector
 from subquad.tasks.detection.average_precision import MEASURES, as_coco, evaluate_detection
 from subquad.tasks.detection.trained_detector import TrainedDetector, find_objects, precision_text, predict_objects
-from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter, as_labels, colour, iou_text, overlay
+from subquad.tasks.segmentation import judge_segmenter, predict_scenes
 from subquad.tasks.segmentation.intersection_over_union import judge_confusion
-from subquad.tasks.classification.throughput import measure_throughput
-from subquad.tasks.classification.trained_classifier import images_of, judge, load_trained, trained_on
-from subquad.models import save_weights
+from subquad.tasks.segmentation.scene_transforms import SceneInput
+from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter, as_labels, colour, iou_text, overlay
+from subquad.tasks.sequences import lra_judging
+from subquad.tasks.sequences.lra_judging import guesses, judge_arena
 from subquad.tasks.sequences.sequence_network import create_sequence_model
 
 CPU = torch.device("cpu")
@@ -280,8 +279,8 @@ def test_a_network_is_judged_on_what_is_asked_for(monkeypatch):
 def test_images_are_of_the_size_that_is_asked_for(tmp_path):
     model = create_model("deit_tiny", img_size=(8, 12), patch_size=4, embed_dim=8, depths=(1,), num_heads=2)
     save_weights(model, tmp_path / "a.safetensors", {"classes": ["a"], "input": {}})
-    assert load_trained(tmp_path / "a.safetensors").input.img_size == (8, 12)
-    assert load_trained(tmp_path / "a.safetensors", img_size=16).input.img_size == (16, 16)
+    assert open_trained(tmp_path / "a.safetensors").input.img_size == (8, 12)
+    assert open_trained(tmp_path / "a.safetensors", img_size=16).input.img_size == (16, 16)
 
 
 def test_weights_in_other_places_have_another_fingerprint():

@@ -18,8 +18,8 @@ def test_backbones_are_looked_into_at_the_size_that_is_asked_for(task, own, monk
     network = SimpleNamespace(pyramid=pyramid, creation=norm)
     monkeypatch.setattr(networks_to_analyze, "_task_of", lambda source: task)
     monkeypatch.setattr(networks_to_analyze, "restore_dense", lambda *_: (network, {"input": note}))
-    assert opening.load_looked_at("run").input.img_size == own
-    assert opening.load_looked_at("run", img_size=64).input.img_size == (64, 64)
+    assert opening.open_trained("run").input.img_size == own
+    assert opening.open_trained("run", img_size=64).input.img_size == (64, 64)
 
 
 def test_a_network_of_timm_has_as_many_classes_as_the_file(tmp_path):

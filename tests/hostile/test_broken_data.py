@@ -18,11 +18,13 @@ from subquad import SubquadError
 from subquad.cli import main
 from subquad.data import BrokenImageError, create_loader, find_images, load_dataset
 from subquad.data.decoding import read_label_map
-from subquad.dense import load_scenes
-from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
+from subquad.tasks.accuracy import evaluate
+from subquad.tasks.detection import evaluate_detection
 from subquad.tasks.detection.object_data import load_objects
+from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
+from subquad.tasks.segmentation import load_scenes
+from subquad.tasks.segmentation.intersection_over_union import evaluate_segmentation
 from subquad.tasks.segmentation.scene_transforms import SceneInput, SceneTransform, leave_apart
-from subquad.evaluation import evaluate, evaluate_detection, evaluate_segmentation
 from subquad.tasks.task_table import TASKS
 
 SOURCE = Path(__file__).parents[2] / "src" / "subquad"

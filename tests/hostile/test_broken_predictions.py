@@ -11,10 +11,10 @@ from torch import nn
 
 from subquad.cli import main
 from subquad.data import InputConfig
-from subquad.tasks.segmentation.scene_transforms import SceneInput
-from subquad.tasks.detection.trained_detector import TrainedDetector
-from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
 from subquad.tasks.classification.trained_classifier import Trained
+from subquad.tasks.detection.trained_detector import TrainedDetector
+from subquad.tasks.segmentation.scene_transforms import SceneInput
+from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
 
 CLASSES = ("red", "green", "blue")
 
@@ -45,7 +45,7 @@ def trained(task, answer=1.0):
     return Trained(model, CLASSES, InputConfig((8, 8)), None, None, device)
 
 
-LOADERS = {"classify": "load_trained", "segment": "load_segmenter", "detect": "load_detector"}
+LOADERS = {"classify": "open_trained", "segment": "open_trained", "detect": "open_trained"}
 WRITING = ("segment", "detect")
 
 

@@ -12,12 +12,16 @@ import pytest
 import torch
 import worlds
 
-from subquad.training import DetectRecipe, LraRecipe, Recipe, SegmentRecipe, train
+from subquad.runs.run_folder import RunFolder
+from subquad.tasks.classification import Recipe
 from subquad.tasks.common_recipe import CommonRecipe
+from subquad.tasks.detection import DetectRecipe
+from subquad.tasks.segmentation import SegmentRecipe
+from subquad.tasks.sequences import LraRecipe
+from subquad.tasks.task_table import TASKS, make_task
+from subquad.training import train
 from subquad.training.engine import make_accelerator
 from subquad.training.loop import Trainer
-from subquad.runs.run_folder import RunFolder
-from subquad.tasks.task_table import TASKS, make_task
 
 NOT_READING = ("to_dict", "check", "_check", "__post_init__", "__eq__", "__repr__", "replace")
 """Functions that look at fields without doing what they say, by the beginnings of their names."""

@@ -20,7 +20,7 @@ import subquad.cli
 from subquad.cli import diffuse, main, make_parser
 from subquad.tasks.task_table import TASKS
 
-REAL = {"load_recipe", "recipe_fields", "recipe_names", "slug"}
+REAL = {"load_recipe", "fields_of", "recipe_names", "slug"}
 """What makes the arguments of the library's calls, and stays."""
 
 TOGETHER = {
@@ -128,7 +128,7 @@ def looked_at() -> Any:
 
 
 GIVEN = {
-    "load_looked_at": lambda *_, **__: looked_at(),
+    "open_trained": lambda *_, **__: looked_at(),
     "images_of": lambda *_, **__: Pictures(),
     "image_files": lambda paths: [Path(f"{k}.png") for k in range(40)],
     "readable_images": lambda files, *_, **__: [(path, torch.zeros(3, 8, 8)) for path in files],

@@ -14,10 +14,14 @@ from safetensors.torch import load_file
 
 from subquad.cli import main
 from subquad.errors import SubquadError
-from subquad.training import DetectRecipe, LraRecipe, Recipe, SegmentRecipe, compare, loop, running, train
+from subquad.tasks.classification import Recipe
+from subquad.tasks.detection import DetectRecipe
+from subquad.tasks.segmentation import SegmentRecipe
+from subquad.tasks.sequences import LraRecipe
+from subquad.tasks.task_table import TASKS
+from subquad.training import compare, loop, running, train
 from subquad.training.engine import Interruptions
 from subquad.training.loop import Trainer
-from subquad.tasks.task_table import TASKS
 
 
 @pytest.fixture(scope="module")

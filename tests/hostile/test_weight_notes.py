@@ -14,14 +14,7 @@ from torch import nn
 from subquad.attention import ATTENTION
 from subquad.cli import main
 from subquad.data import InputConfig
-from subquad.tasks.detection.detectors import DETECTORS, build_detector
-from subquad.tasks.segmentation.segmenters import SEGMENTERS, build_segmenter
-from subquad.tasks.segmentation.scene_transforms import SceneInput
 from subquad.errors import SubquadError
-from subquad.evaluation import load_looked_at, load_trained
-from subquad.tasks.sequences.lra_judging import judge_arena, load_sequence_model
-from subquad.tasks.detection.trained_detector import load_detector
-from subquad.tasks.segmentation.trained_segmenter import load_segmenter
 from subquad.models import (
     HOSTS,
     convert_checkpoint,
@@ -31,6 +24,13 @@ from subquad.models import (
     restoring,
     save_weights,
 )
+from subquad.runs import open_trained
+from subquad.tasks.detection.detectors import DETECTORS, build_detector
+from subquad.tasks.detection.trained_detector import open_trained
+from subquad.tasks.segmentation.scene_transforms import SceneInput
+from subquad.tasks.segmentation.segmenters import SEGMENTERS, build_segmenter
+from subquad.tasks.segmentation.trained_segmenter import open_trained
+from subquad.tasks.sequences.lra_judging import judge_arena, load_sequence_model
 from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
 from subquad.weights.notes import KINDS, NEVER_WRITTEN, settings_of
 
@@ -48,7 +48,7 @@ FEW = [-1, 10**9, "x"]
 
 
 def classifier(host):
-    return lambda: (small(host), NOTE, load_trained)
+    return lambda: (small(host), NOTE, open_trained)
 
 
 def sequences(attention):
@@ -58,12 +58,12 @@ def sequences(attention):
 
 def segmenter(head):
     model = build_segmenter(BACKBONE, head=head, num_classes=5, head_channels=64)
-    return model, NOTE | {"input": SCENES, "slide": False}, load_segmenter
+    return model, NOTE | {"input": SCENES, "slide": False}, open_trained
 
 
 def detector(head):
     model = build_detector(BACKBONE, head=head, num_classes=5, head_channels=32)
-    return model, {name: NOTE[name] for name in ("classes", "data")}, load_detector
+    return model, {name: NOTE[name] for name in ("classes", "data")}, open_trained
 
 
 NETWORKS = {f"host {host}": classifier(host) for host in HOSTS}
@@ -137,7 +137,7 @@ def test_every_entry_of_a_note_is_of_its_kind(tmp_path, make):
         if not opens(path, read):
             continue
         # a classifier can be judged on other data, and sequences are only then needed when they are judged
-        assert (entry == "data" and read is load_trained) or (entry != "creation" and read is load_sequence_model)
+        assert (entry == "data" and read is open_trained) or (entry != "creation" and read is load_sequence_model)
     rewrite(path, whole | {"classes": ["a\x1b[31m"]})
     refused(path, "is a class, which is no name", read)
     rewrite(path, whole | {"classes": [*"abcdef"]})
@@ -224,10 +224,10 @@ def test_weights_and_notes_that_do_not_belong_together_are_refused(tmp_path, mon
     reason = "does not fit this model|no square"
     refused(path, reason, lambda path: convert_checkpoint(path, tmp_path / "other.safetensors"))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
-    for task, read in (("lra", judge_arena), ("segment", load_segmenter), ("detect", load_detector)):
+    for task, read in (("lra", judge_arena), ("segment", open_trained), ("detect", open_trained)):
         refused(path, f"is for `subquad classify`, not for `subquad {task}`", read)
     rewrite(path, {"creation": {"task": "segment"}})
-    refused(path, "makes no network", load_looked_at)
+    refused(path, "makes no network", open_trained)
 
 
 def test_what_is_written_can_be_read_whatever_was_measured(tmp_path):

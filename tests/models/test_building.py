@@ -13,10 +13,10 @@ from subquad.models.backbone import grids_of
 from subquad.models.create import parse_attention
 from subquad.models.layers import Block, by_stage, drop_path_rates, fill_up, init_linear
 from subquad.models.less_attention import AttentionResidual, diagonality_loss
-from subquad.tasks.sequences.sequence_network import create_sequence_model
 from subquad.models.soft_network import PostNormBlock
 from subquad.models.timm_names import default_cfg
 from subquad.positions import BiasTables, GridBias, PositionTable
+from subquad.tasks.sequences.sequence_network import create_sequence_model
 
 every_host = pytest.mark.parametrize("host", HOSTS)
 

@@ -15,7 +15,7 @@ import subquad
 from subquad import SubquadError
 from subquad.models import HOSTS, NETWORKS, VARIANTS
 from subquad.models.networks import PUBLISHED
-from subquad.training import load_recipe
+from subquad.tasks import load_recipe
 from subquad.weights.fitting import adapt
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -14,13 +14,13 @@ from torch import nn
 
 from subquad import SubquadError
 from subquad.data import load_dataset
-from subquad.training import loop, train
+from subquad.runs.run_folder import RunFolder
 from subquad.runs.run_state import load_state, save_state
 from subquad.tasks.classification.classification_task import Classification
+from subquad.tasks.task_table import make_task
+from subquad.training import loop, train
 from subquad.training.cost import count_macs_of
 from subquad.training.journal import epoch_line, summarise
-from subquad.runs.run_folder import RunFolder
-from subquad.tasks.task_table import make_task
 
 # one step of plain gradient descent at a rate of 1 is the gradient itself
 STEP = {"opt": "momentum", "momentum": 0.0, "weight_decay": 0.0, "sched": "constant", "lr": 1.0, "warmup_epochs": 0}

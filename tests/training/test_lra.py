@@ -7,10 +7,11 @@ import torch
 
 from subquad import ATTENTION, SubquadError
 from subquad.cli import main
+from subquad.tasks import load_recipe, recipe_names
+from subquad.tasks.sequences import LraRecipe
 from subquad.tasks.sequences.lra_data import SEQUENCES
 from subquad.tasks.sequences.lra_judging import guesses, judge_arena, load_sequence_model
 from subquad.tasks.sequences.lra_published import PUBLISHED
-from subquad.training import LraRecipe, load_recipe, recipe_names
 
 SMALL = ["--task", "listops", "--data-settings", "count=200,shortest=5,longest=24", "--max-length", "24"]
 SMALL += [

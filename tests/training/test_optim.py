@@ -7,7 +7,8 @@ from timm.loss import LabelSmoothingCrossEntropy
 
 from subquad.errors import SubquadError
 from subquad.models import HOSTS, create_model
-from subquad.training import Recipe, load_recipe
+from subquad.tasks import load_recipe
+from subquad.tasks.classification import Recipe
 from subquad.training.optim import Objective, learning_rates, make_optimizer, make_scheduler
 
 

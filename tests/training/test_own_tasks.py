@@ -9,14 +9,15 @@ import worlds
 from safetensors.torch import load_file
 
 from subquad import SubquadError
-from subquad.training import DetectRecipe, SegmentRecipe, train
-from subquad.training import tested_comparison
-from subquad.training.tested_comparison import run_arena
-from subquad.tasks.detection.detection_task import Detection
-from subquad.tasks.sequences.lra_task import LraRecipe
 from subquad.tasks.backbone_arguments import DENSE_AGENTS, backbone_arguments
+from subquad.tasks.detection import DetectRecipe
+from subquad.tasks.detection.detection_task import Detection
+from subquad.tasks.segmentation import SegmentRecipe
 from subquad.tasks.segmentation.segmentation_task import Segmentation
+from subquad.tasks.sequences.lra_task import LraRecipe
 from subquad.tasks.task_table import make_task
+from subquad.training import train
+from subquad.training.tested_comparison import compare_tested
 
 
 def test_a_network_adds_its_own_loss_to_the_cross_entropy(tiny):
@@ -103,5 +104,5 @@ def test_every_seed_of_the_arena_is_judged_by_its_own_run(monkeypatch, tmp_path)
         return SimpleNamespace(top1=accuracies[run.name], loss=1.0, count=7)
 
     monkeypatch.setattr(arena, "judge_arena", judge)
-    table = run_arena(LraRecipe(), ["softmax"], [0, 1], tmp_path)
+    table = compare_tested(LraRecipe(), ["softmax"], [0, 1], tmp_path)
     assert table.rows[0].accuracies == (30.0, 40.0) and table.rows[0].text == "35.00 ± 7.07"

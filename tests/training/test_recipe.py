@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 
 from subquad.errors import SubquadError
-from subquad.training import Recipe, load_recipe, parse_settings, recipe_fields, recipe_names
+from subquad.tasks import fields_of, load_recipe, parse_settings, recipe_names
+from subquad.tasks.classification import Recipe
 from subquad.tasks.task_table import TASKS
 
 PACKAGED = [(kind, name) for kind in TASKS for name in recipe_names(kind.task)]
@@ -32,7 +33,7 @@ def test_the_recipes_of_the_papers_are_there():
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_every_field_has_one_line_of_help(kind):
-    for name, field in recipe_fields(kind).items():
+    for name, field in fields_of(kind).items():
         assert field.text and "\n" not in field.text, name
 
 

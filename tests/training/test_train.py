@@ -10,10 +10,11 @@ import torch
 
 from subquad.errors import SubquadError
 from subquad.models import restore_model
-from subquad.training import load_recipe, train
-from subquad.training import optim as optim_module
-from subquad.training.journal import epoch_line
+from subquad.tasks import load_recipe
 from subquad.tasks.task_table import make_task
+from subquad.training import optim as optim_module
+from subquad.training import train
+from subquad.training.journal import epoch_line
 
 SUMMARY = {
     "status",

@@ -65,16 +65,12 @@ def make_parser() -> "Parser":
     # imports that take time are made here, where an interruption is one line
     from importlib.metadata import version
 
-    from subquad.cli import analyze, bench, detect, diffuse, lra, segment, trained
-
-    from subquad.cli import library_commands
-
-    from subquad.cli import task_commands
+    from subquad.cli import analyze, bench, diffuse, library_commands, task_commands
     from subquad.cli.parser import Commands, Parser
 
     parser = Parser(prog="subquad", description="Sub-quadratic attention for vision: train, compare, look inside.")
     parser.add_argument("--version", action="version", version=f"subquad {version('subquad')}")
     commands = Commands(parser)
-    for room in (task_commands, trained, detect, segment, diffuse, lra, analyze, bench, library_commands):
+    for room in (task_commands, diffuse, analyze, bench, library_commands):
         room.add_commands(commands)
     return parser

@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from subquad.cli.parser import Commands, file_to_write, positive, to_read
+from subquad.cli.parser import Commands
 from subquad.errors import SubquadError
+from subquad.flags import file_to_write, positive, to_read
 
 
 def add_commands(commands: Commands) -> None:

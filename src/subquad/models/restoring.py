@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from subquad.errors import SubquadError
 from subquad.models.create import create_model
 from subquad.text import one_line
-from subquad.weights.files import fitted, read_weights
+from subquad.weights.files import fitted, read_weights, weight_file
 from subquad.weights.notes import creation_of
 
 SPARE_PARAMETERS = 1000
@@ -61,16 +61,6 @@ def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple
         network = _built(build, creation)
     network.load_state_dict(fitted(state, network, path).state)
     return network, note
-
-
-def weight_file(path: Path | str) -> Path:
-    """`path`, or the best weights of the run folder that it is."""
-    path = Path(path)
-    if not path.is_dir():
-        return path
-    if not (path / "best.safetensors").is_file():
-        raise SubquadError(f"{path} holds no best.safetensors: name a run folder that has finished an epoch")
-    return path / "best.safetensors"
 
 
 @contextmanager

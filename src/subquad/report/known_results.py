@@ -1,13 +1,13 @@
-"""The Long Range Arena on the page: the runs on the test set, beside what guessing reaches and what is published."""
+"""Runs on the test set of their task, beside what guessing reaches and what is published."""
 
 import statistics
 from collections.abc import Sequence
 from html import escape
 
-from subquad.tasks.sequences.lra_judging import guesses, kept_accuracy
-from subquad.tasks.sequences.lra_published import PUBLISHED
 from subquad.report.page_parts import section
 from subquad.report.run_records import Group
+from subquad.runs import RunFolder
+from subquad.tasks import task_named
 
 _LEAD = (
     "Accuracy on the test set of the weights that were best on the held-out part. What is published comes from several "
@@ -15,26 +15,26 @@ _LEAD = (
 )
 
 
-def arena_table(groups: Sequence[Group]) -> str:
-    """Markup of the section, nothing for other tasks."""
+def known_results(groups: Sequence[Group]) -> str:
+    """Markup of the section, nothing for a task without a test set of its own."""
     first = groups[0].first
-    if first.task != "lra":
+    task = task_named(first.task)
+    if "benchmark" not in task.commands:
         return ""
-    task = str(first.facts["data"])
     rows = []
     for group in groups:
-        found = [kept for run in group.runs if (kept := kept_accuracy(run.path)) is not None]
-        if found:
+        tested = [RunFolder(run.path).tested(task.columns[0].entry) for run in group.runs]
+        if found := [value for value in tested if value is not None]:
             spread = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
             rows.append((group.label, f"{statistics.fmean(found):.2f}{spread}", "ours"))
-    rows += [(name, f"{value:.2f}", "guess") for name, value in guesses(task, first.facts["data_settings"]).items()]
-    rows += [(row.name, f"{row.on(task):.2f}", f"as {row.source} print it") for row in PUBLISHED]
+    rows += [(name, f"{value:.2f}", "guess") for name, value in task.guesses(first.facts).items()]
+    rows += [(row.name, f"{row.value:.2f}", f"as {row.source} print it") for row in task.published(first.facts)]
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td data-value="{value.split()[0]}">{escape(value)}</td>'
         f"<td>{escape(whose)}</td></tr>"
         for name, value, whose in rows
     )
-    titles = ("attention", "accuracy %", "whose")
+    titles = ("attention", task.columns[0].title, "whose")
     head = "".join(f'<th scope="col"><button type="button">{title}</button></th>' for title in titles)
     table = (
         f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

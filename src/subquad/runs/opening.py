@@ -1,44 +1,65 @@
-"""Networks to look inside: trained classifiers, and what segmenters and detectors stand on."""
+"""The one place where trained networks are opened: of every task, from run folders, files, or timm."""
 
 from pathlib import Path
+from typing import Any
 
-from subquad.data import InputConfig
-from subquad.dense import restore_dense
+import torch
+
 from subquad.errors import SubquadError
-from subquad.tasks.segmentation.trained_segmenter import input_of
-from subquad.tasks.classification.trained_classifier import Trained, load_trained, trained_on
-from subquad.models import read_note, weight_file
+from subquad.models import restore
+from subquad.models.restoring import naming
+from subquad.runs.run_folder import recipe_beside
+from subquad.runs.timm_classifiers import open_timm
+from subquad.tasks import TASKS, Trained, task_named
+from subquad.text import one_line
+from subquad.weights.files import read_note, weight_file
+from subquad.weights.notes import task_in
 
-MOST_SIDE = 512
-"""Of the images that a detector's backbone is shown: at those it was trained on, maps do not fit into memory."""
+TIMM = "timm/"
+"""What names of timm's networks begin with."""
 
 
-def load_looked_at(source: Path | str, *, img_size: int | None = None) -> Trained:
-    """What `load_trained` reads; of a segmenter or a detector the backbone with the norms of its maps.
+def open_trained(
+    source: Path | str,
+    *,
+    task: str | None = None,
+    img_size: int | None = None,
+    device: torch.device | str | None = None,
+) -> Any:
+    """Open a trained network with what is known of its training.
 
-    Those look at images of `img_size`, else of a segmenter's crops, or of the size that a detector's backbone was made
-    for, which is cut to 512 px a side.
+    Args:
+        source: a run folder, whose best weights are taken, or a weight file that training wrote; or "timm/NAME" with
+            timm's weights, or "timm/NAME=FILE" with those of a file.
+        task: what it must be for, a name of `TASKS`; anything if left out.
+        img_size: pixels of both sides of the images that a network of timm's is made for.
+        device: where it goes; the fastest that there is if left out.
+
+    Returns:
+        A `Trained`, of the class that its task has for it: the model in evaluation mode, its classes, its data.
+
+    Raises:
+        SubquadError: there is no such network, it is for another task, or the file is damaged or does not say what it
+            holds, in one line that names it.
     """
-    task = _task_of(source)
-    if task not in ("segment", "detect"):
-        return load_trained(source, img_size=img_size)
-    network, note = restore_dense(source, task)
-    if task == "segment":
-        scenes = input_of(note, weight_file(source))
-        mean, std, (height, width) = scenes.mean, scenes.std, scenes.crop
-    else:
-        mean, std = network.creation["mean"], network.creation["std"]
-        height, width = (min(side, MOST_SIDE) for side in network.pyramid.backbone.img_size)
-    size = (height, width) if img_size is None else (img_size, img_size)
-    return trained_on(network.pyramid, InputConfig(size, mean=mean, std=std))
-
-
-def _task_of(source: Path | str) -> str | None:
-    """What the weights of a run folder or a file are for, None where they do not say."""
-    if str(source).startswith("timm/"):
-        return None
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if str(source).startswith(TIMM):
+        opened: Trained = open_timm(str(source).removeprefix(TIMM), img_size, where)
+        if task not in (None, opened.task):
+            raise SubquadError(f"{source} is a classifier of timm's, not a network of `subquad {task}`")
+        return opened
     file = weight_file(source)
-    task = (read_note(file).get("creation") or {}).get("task")
-    if task == "lra":
-        raise SubquadError(f"{file} is of `subquad lra`: it reads sequences, there are no images to show it")
+    if task is None:
+        with naming(file):
+            # what says nothing is refused where it is read
+            task = _known(task_in(read_note(file)) or "classify")
+    kind = task_named(task)
+    model, note = restore(file, kind.name, kind.build)
+    with naming(file):
+        return kind.opened(model.eval().to(where), note, recipe_beside(file.parent))
+
+
+def _known(task: str) -> str:
+    if task not in TASKS:
+        raise SubquadError(f"it is for the task '{one_line(task, 40)}', which is not here: install what adds it")
     return task

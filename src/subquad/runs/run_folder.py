@@ -16,9 +16,11 @@ from typing import Any
 
 from subquad.errors import SubquadError
 from subquad.holding import LOCK
+from subquad.reading import read_yaml
 from subquad.tasks.common_recipe import CommonRecipe
-from subquad.tasks.classification.classification_recipe import load_recipe
+from subquad.tasks.recipe_files import load_recipe
 from subquad.tasks.task import Row
+from subquad.weights.files import BEST
 from subquad.writing import is_aside, json_text, write_json, write_text
 
 # may differ between a run and its continuation: they do not change what is learned
@@ -33,11 +35,12 @@ class RunFolder:
         self.state = path / "last.pt"
         self.last_weights = path / "last.safetensors"
         self.last_ema_weights = path / "last_ema.safetensors"
-        self.best_weights = path / "best.safetensors"
+        self.best_weights = path / BEST
         self.tensorboard = path / "tensorboard"
         self._rows = path / "metrics.jsonl"
         self._table = path / "metrics.csv"
         self._summary = path / "summary.json"
+        self._tested = path / "test.json"
 
     @property
     def _files(self) -> list[Path]:
@@ -126,9 +129,34 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_json(self._summary, summary, indent=2)
 
+    def tested(self, entry: str) -> float | None:
+        """What the test set said of a finished run; None where it was not asked yet, or what is kept is damaged."""
+        found = _read_json(self._tested)
+        value = found.get(entry) if isinstance(found, dict) else None
+        return float(value) if isinstance(value, (int, float)) else None
+
+    def keep_tested(self, row: Row) -> None:
+        """Write what the test set says of the run."""
+        write_json(self._tested, row)
+
     def _names(self) -> list[str]:
         """What is in the folder, without what writing leaves for a moment."""
         return [name for entry in self.path.iterdir() if (name := entry.name) != LOCK and not is_aside(name)]
+
+
+def recipe_beside(folder: Path) -> dict[str, Any]:
+    """What the recipe of a run folder says, nothing where there is none.
+
+    Raises:
+        SubquadError: it is damaged.
+    """
+    file = RunFolder(folder).recipe
+    if not file.is_file():
+        return {}
+    content = read_yaml(file)
+    if not isinstance(content, dict):
+        raise SubquadError(f"{file} is damaged: it must hold lines of `field: value`")
+    return content
 
 
 def _read_json(file: Path) -> Any:

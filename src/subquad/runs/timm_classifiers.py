@@ -3,17 +3,23 @@
 from typing import Any
 
 import timm
-from torch import nn
+import torch
 
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import read_weights
+from subquad.tasks import ImageNetwork
 from subquad.text import one_line
 from subquad.weights.fitting import misfits, not_finite, some
 
 
-def load_timm(source: str, img_size: int | None = None) -> tuple[nn.Module, InputConfig]:
-    """A network and its input, from "NAME" with timm's weights or "NAME=FILE" with those of a file.
+def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageNetwork:
+    """Open a classifier, from "NAME" with timm's weights or "NAME=FILE" with those of a file.
+
+    Args:
+        source: of timm's.
+        img_size: pixels of both sides of its images; timm's own if left out.
+        device: where it goes.
 
     Raises:
         SubquadError: timm has no such network, or the weights can't be had or do not fit.
@@ -40,4 +46,5 @@ def load_timm(source: str, img_size: int | None = None) -> tuple[nn.Module, Inpu
     config = timm.data.resolve_model_data_config(model)
     size = tuple(config["input_size"][1:]) if img_size is None else (img_size, img_size)
     same = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
-    return model, InputConfig(img_size=(size[0], size[1]), **same)
+    shown = InputConfig(img_size=(size[0], size[1]), **same)
+    return ImageNetwork("classify", model.eval().to(device), (), None, None, device, shown)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -99,6 +100,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def check_finite(answer: Tensor, what: Path | str) -> None:
+    """Raise where a network's answer has numbers that are not finite."""
+    if not answer.isfinite().all():
+        raise SubquadError(f"the network's answer to {what} is not finite: its weights are damaged, or it has diverged")
 
 
 def _is_first() -> bool:

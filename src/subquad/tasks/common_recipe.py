@@ -1,4 +1,4 @@
-"""What all recipes have: network, data, optimizer, schedule, engine.
+"""What all recipes have: a mechanism, data, optimizer, schedule, engine.
 
 Fields carry the names of timm's train-script flags and one line of help each; the command line makes its flags from
 them. A recipe is written as YAML with the fields as keys.
@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import yaml
@@ -25,44 +26,28 @@ Self = TypeVar("Self", bound="CommonRecipe")
 
 @dataclass(frozen=True)
 class CommonRecipe:
-    """Settings of one training run. None stands for "as the model or the data have it".
+    """Settings of one training run, whatever the task. None stands for "as the network or the data have it".
 
-    Each task's class says how the task is called, by what command it is trained, and by which entry of a judgement the
-    best weights are chosen, the higher the better, and what that is called in a table. Fields that are `unused` mean
-    nothing to it, and neither they nor those that are `hidden` have a flag.
+    Attributes:
+        task: the name of the task that recipes of this class ask for.
+        folder: where the recipes lie that come with the task, as YAML; None for none.
+        retired: fields that recipes of earlier versions have, with the one value that they could have there.
     """
 
     task: ClassVar[str]
-    command: ClassVar[str]
-    metric: ClassVar[str]
-    metric_title: ClassVar[str]
-    unused: ClassVar[frozenset[str]] = frozenset()
-    hidden: ClassVar[frozenset[str]] = frozenset()
+    folder: ClassVar[Path | None] = None
+    retired: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
-    model: str = option("deit_tiny", "model, see `subquad list`", free="`create_model` knows the networks")
     attention: str | None = option(
         None,
         "mechanism; name:setting=value,… for settings, a+b+… for one a stage or block",
         free="`create_model` knows the mechanisms",
     )
     settings: Mapping[str, Any] = option({}, "settings of the mechanism: num_agents=16,…")
-    img_size: tuple[int, int] | None = option(
-        None, "height,width of the input, one number for a square", at_least=1, at_most=2**16
-    )
-    patch_size: int | None = option(None, "side of a patch", at_least=1, at_most=2**16)
-    num_classes: int | None = option(None, "number of classes; that of the data if left out", at_least=1, at_most=2**24)
-    embed_dim: int | None = option(None, "width", at_least=1, at_most=2**16)
-    depth: int | None = option(None, "number of blocks", at_least=1, at_most=10_000)
-    num_heads: int | None = option(None, "number of heads", at_least=1, at_most=2**16)
-    initial_checkpoint: str | None = option(None, "weights to start from", free="a path")
+    initial_checkpoint: str | None = option(None, "weights to start from: file or run", free="a path")
 
-    data: str = option(
-        "digits",
-        "digits, cifar10, imagenet, folder, an archive or hfds/<name>",
-        free="a name, a path, or a name of the hub",
-    )
+    data: str = option("digits", "name, folder or archive of the data", free="a name or a path")
     data_dir: str | None = option(None, "folder or archive with the data", free="a path")
-    strict: bool = option(False, "stop at a broken image instead of skipping it")
     max_train_images: int | None = option(None, "train on so many images only", at_least=1)
     workers: int = option(0, "processes that load images", at_least=0, at_most=1_000)
 
@@ -79,9 +64,6 @@ class CommonRecipe:
     opt_betas: tuple[float, float] | None = option(None, "betas of the optimizer", at_least=0, below=1)
     momentum: float = option(0.9, "momentum of the optimizer", at_least=0, below=1)
     weight_decay: float = option(0.05, "weight decay, off for biases and 1-d weights", at_least=0)
-    layer_decay: float | None = option(
-        None, "factor of the learning rate from a layer to the one below", above=0, at_most=1
-    )
     clip_grad: float | None = option(None, "largest norm of the gradient; none or 0 for any", at_least=0)
 
     lr: float | None = option(None, "learning rate; scaled from lr_base if left out", at_least=0)
@@ -102,17 +84,10 @@ class CommonRecipe:
     lr_scale_ends: bool = option(False, "scale warmup_lr and min_lr with the batch as lr_base is")
     cooldown_epochs: int = option(0, "epochs at min_lr after the schedule", at_least=0)
 
-    drop_path: float | None = option(None, "stochastic depth; the model's own rate if left out", at_least=0, below=1)
-    mean: tuple[float, float, float] = option(
-        (0.485, 0.456, 0.406), "mean of the input channels", at_least=0, at_most=1
-    )
-    std: tuple[float, float, float] = option((0.229, 0.224, 0.225), "standard deviation of the input channels", above=0)
-
     model_ema: bool = option(False, "keep a moving average of the weights and evaluate it, too")
     model_ema_decay: float = option(0.9998, "decay of that average, per update", at_least=0, below=1)
     model_ema_warmup: bool = option(False, "let that decay rise from 0")
     amp: str = option("", "mixed precision: bf16 or fp16", choices=_PRECISIONS)
-    grad_checkpointing: bool = option(False, "recompute activations in the backward pass")
     compile: bool = option(False, "compile the model")
     log_interval: int = option(50, "updates between two looks at the loss within an epoch", at_least=1)
 
@@ -127,13 +102,12 @@ class CommonRecipe:
                 f"with warmup_prefix the schedule begins after {self.warmup_epochs} warmup_epochs, "
                 f"and there are {self.epochs} epochs: take fewer of the one or more of the other"
             )
-        for field in dataclasses.fields(self):
-            if field.name in self.unused and getattr(self, field.name) != field.default:
-                raise SubquadError(f"{field.name} means nothing to {self.task}: leave it out")
 
-    def continued(self, run: Path) -> str:
-        """The command that goes on with a run."""
-        return f"subquad {self.command} --resume {run}"
+    def optimizer_settings(self) -> dict[str, Any]:
+        """Settings of the optimizer by the names that timm has for them, those left out that it shall choose."""
+        own = {"eps": self.opt_eps, "betas": self.opt_betas}
+        chosen = {name: value for name, value in own.items() if value is not None}
+        return {"weight_decay": self.weight_decay, "momentum": self.momentum, **chosen}
 
     def replace(self: Self, **changes: Any) -> Self:
         """This recipe with some fields changed; values may be given as text, as on the command line."""

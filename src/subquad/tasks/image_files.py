@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from subquad.data import BrokenImageError, find_images, read_image
 from subquad.data.walking import find_path
@@ -102,6 +104,14 @@ def readable_pictures(
         log(f"skipped {len(broken)} of {whole + len(broken)} images, which are broken")
 
 
+def readable_images(
+    files: Iterable[Path], transform: Callable[..., Tensor], strict: bool, log: Callable[[str], None]
+) -> Iterator[tuple[Path, Tensor]]:
+    """The files that are images, with the tensors that the model takes; raises as `readable_pictures`."""
+    for path, picture in readable_pictures(files, strict=strict, log=log):
+        yield path, transform(picture)
+
+
 def save_picture(picture: Image.Image, path: Path) -> None:
     """Write a PNG, whole or not at all.
 
@@ -131,3 +141,8 @@ def _rooted(paths: Iterable[Path | str]) -> Iterator[tuple[Path | None, Path]]:
             raise SubquadError(f"there is no image or folder {path}")
     if nothing:
         raise SubquadError("no images to predict: name image files or a folder")
+
+
+def evenly_chosen(length: int, count: int) -> list[int]:
+    """At most `count` of `length` places, from the first to the last at like distances."""
+    return [int(place) for place in np.linspace(0, length - 1, min(count, length)).round()]

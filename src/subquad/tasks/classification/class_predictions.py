@@ -1,39 +1,21 @@
 """What a model sees in image files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from subquad.data import InputConfig, eval_transform
 from subquad.errors import SubquadError
-from subquad.tasks.accuracy import evaluating
-from subquad.tasks.image_files import image_files, readable_pictures
+from subquad.tasks.accuracy import check_finite, evaluating
+from subquad.tasks.classification.picture_grid import Prediction, save_picture_grid
+from subquad.tasks.image_files import image_files, readable_images
+from subquad.tasks.trained import ImageNetwork
 
 _BATCH = 64
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The likeliest classes of an image, the first the likeliest; `true` is the class whose folder it lies in."""
-
-    path: Path
-    probabilities: list[tuple[str, float]]
-    true: str | None
-
-    @property
-    def name(self) -> str:
-        """The likeliest class."""
-        return self.probabilities[0][0]
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether the true class is known and another."""
-        return self.true is not None and self.true != self.name
 
 
 def predict(
@@ -80,18 +62,39 @@ def predict(
     return predictions
 
 
-def readable_images(
-    files: Iterable[Path], transform: Callable[..., Tensor], strict: bool, log: Callable[[str], None]
-) -> Iterator[tuple[Path, Tensor]]:
-    """The files that are images, with the tensors that the model takes; raises as `readable_pictures`."""
-    for path, picture in readable_pictures(files, strict=strict, log=log):
-        yield path, transform(picture)
-
-
-def check_finite(answer: Tensor, what: Path | str) -> None:
-    """Raise where a network's answer has numbers that are not finite."""
-    if not answer.isfinite().all():
-        raise SubquadError(f"the network's answer to {what} is not finite: its weights are damaged, or it has diverged")
+def prediction_lines(
+    trained: ImageNetwork,
+    files: Sequence[Path],
+    log: Callable[[str], None] = lambda line: None,
+    *,
+    top_k: int = 5,
+    strict: bool = False,
+    grid: Path | None = None,
+) -> Iterator[str]:
+    """Classify images and say what each is, a line at a time; they are drawn to `grid`, for folders in any case."""
+    predictions = predict(
+        trained.model,
+        files,
+        classes=trained.classes,
+        input_config=trained.input,
+        top_k=top_k,
+        device=trained.device,
+        strict=strict,
+        log=log,
+    )
+    if grid is None and any(path.is_dir() for path in files):
+        grid = Path("predictions.png")
+    for prediction in predictions:
+        best = ", ".join(f"{name} {100 * share:.1f} %" for name, share in prediction.probabilities)
+        true = f"  (true: {prediction.true})" if prediction.true is not None else ""
+        yield f"{prediction.path}: {best}{true}"
+    known = [prediction for prediction in predictions if prediction.true is not None]
+    if known:
+        right = sum(not prediction.is_wrong for prediction in known)
+        yield f"{right} of {len(known)} with a known class are right ({100 * right / len(known):.1f} %)"
+    if grid is not None:
+        save_picture_grid(predictions, grid)
+        yield f"the picture grid is in {grid}"
 
 
 def _all_named(classes: Sequence[str], outputs: int) -> list[str]:

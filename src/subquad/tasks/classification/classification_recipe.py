@@ -1,31 +1,27 @@
-"""A recipe: everything that decides how a network is trained, as one frozen dataclass.
+"""How a classifier of images is trained; `recipes/` holds the recipes of the papers."""
 
-`recipes/` holds those of the papers, each task's in a folder of its own.
-"""
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from subquad.data.transforms import CROP_MODES, ERASING, INTERPOLATIONS
-from subquad.errors import SubquadError, unknown_name
-from subquad.reading import read_yaml
-from subquad.tasks.common_recipe import CommonRecipe
-from subquad.tasks.recipe_fields import Field, checked, fields_of, option
-
-RECIPES = Path(__file__).parent / "recipes"
-Kind = TypeVar("Kind", bound=CommonRecipe)
+from subquad.errors import SubquadError
+from subquad.tasks.image_recipe import ImageRecipe
+from subquad.tasks.recipe_fields import option
 
 
 @dataclass(frozen=True)
-class Recipe(CommonRecipe):
+class Recipe(ImageRecipe):
     """How a classifier is trained."""
 
     task: ClassVar[str] = "classify"
-    command: ClassVar[str] = "train"
-    metric: ClassVar[str] = "top1"
-    metric_title: ClassVar[str] = "top-1 %"
+    folder: ClassVar[Path | None] = Path(__file__).parent / "recipes"
+
+    data: str = option(
+        "digits",
+        "digits, cifar10, imagenet, folder, an archive or hfds/<name>",
+        free="a name, a path, or a name of the hub",
+    )
 
     smoothing: float = option(0.1, "label smoothing", at_least=0, below=1)
     drop: float = option(0.0, "dropout", at_least=0, below=1)
@@ -61,27 +57,3 @@ class Recipe(CommonRecipe):
         super().__post_init__()
         if (self.mixup or self.cutmix) and self.batch_size % 2:
             raise SubquadError(f"mixup and cutmix pair the images of a batch: batch_size {self.batch_size} is odd")
-
-
-def recipe_names(task: str = Recipe.task) -> list[str]:
-    """Names of the recipes of a task that come with the package."""
-    return sorted(path.stem for path in (RECIPES / task).glob("*.yaml"))
-
-
-def load_recipe(source: str | Path, kind: type[Kind] = Recipe) -> Kind:  # type: ignore[assignment]
-    """The recipe of a packaged name ("deit") or of a YAML file; fields that it leaves out have their defaults."""
-    names = recipe_names(kind.task)
-    path = RECIPES / kind.task / f"{source}.yaml" if str(source) in names else Path(source)
-    if not path.is_file():
-        if path.suffix in (".yaml", ".yml"):
-            raise SubquadError(f"no recipe file {path}")
-        raise unknown_name("recipe", str(source), names)
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise SubquadError(f"{path} must hold lines of `field: value`")
-    return kind(**checked(values, kind, str(path)))
-
-
-def recipe_fields(kind: type[CommonRecipe] = Recipe) -> Mapping[str, Field]:
-    """The fields of a kind of recipe by name."""
-    return fields_of(kind)

@@ -1,17 +1,36 @@
 """A grid of pictures with what a model took them for."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from subquad.data.decoding import read_named_image
 from subquad.errors import SubquadError
 from subquad.tasks.figures import INK, MUTED, WRONG, new_figure, save_figure, shorten
-from subquad.tasks.classification.class_predictions import Prediction
 
 _CELL = 1.6
 _CAPTION = 0.5
 _HEADER = 0.6
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of an image, the first the likeliest; `true` is the class whose folder it lies in."""
+
+    path: Path
+    probabilities: list[tuple[str, float]]
+    true: str | None
+
+    @property
+    def name(self) -> str:
+        """The likeliest class."""
+        return self.probabilities[0][0]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the true class is known and another."""
+        return self.true is not None and self.true != self.name
 
 
 def save_picture_grid(

@@ -1,5 +1,6 @@
-"""A trained network from its run folder or from a weight file alone, and its judgement on its data."""
+"""A trained classifier, and its judgement on its data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,87 +9,51 @@ import torch
 from torch import nn
 
 from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
-from subquad.errors import SubquadError
 from subquad.tasks.accuracy import EvalResult, evaluate
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.classification.throughput import measure_throughput
-from subquad.runs.timm_classifiers import load_timm
-from subquad.models import restore_model, weight_file
-from subquad.models.restoring import naming
-from subquad.reading import read_yaml
+from subquad.tasks.confusion import confusion_text, save_confusion
+from subquad.tasks.trained import ImageNetwork
 from subquad.weights.notes import required, settings_of
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A network with what it was trained on.
-
-    Attributes:
-        model: in evaluation mode, on `device`.
-        classes: their names, in the order of the logits; none where they are not known.
-        input: how images are brought to the network.
-        data, data_dir: what it was trained on; None where the file does not say.
-    """
-
-    model: nn.Module
-    classes: tuple[str, ...]
-    input: InputConfig
-    data: str | None
-    data_dir: str | None
-    device: torch.device
-
-    @property
-    def fingerprint(self) -> str:
-        """A few digits that networks with other weights do not have."""
-        total = torch.zeros((), dtype=torch.float64)
-        for place, parameter in enumerate(self.model.parameters(), start=1):
-            total += place * parameter.detach().double().cpu().abs().mean()
-        return f"{float(total):.12g}"
-
-
-@dataclass(frozen=True)
-class Judgement:
+class ClassJudgement:
     """What `judge` found out."""
 
     result: EvalResult
     classes: tuple[str, ...]
     images_per_second: float
+    batch_size: int
     broken: list[str]
     device: torch.device
 
+    @property
+    def text(self) -> str:
+        """Accuracy, confusion and throughput, for a terminal."""
+        result = self.result
+        lines = [f"{result.count} images: top-1 {result.top1:.2f} %, top-5 {result.top5:.2f} %, loss {result.loss:.4f}"]
+        if self.broken:
+            lines.append(f"{len(self.broken)} broken images were skipped, the first is {self.broken[0]}")
+        lines.append(f"throughput {self.images_per_second:.0f} images/s on {self.device}, batch {self.batch_size}\n")
+        return "\n".join([*lines, confusion_text(result.confusion, self.classes)])
 
-def load_trained(path: Path | str, *, img_size: int | None = None) -> Trained:
-    """The best weights of a run folder, or a weight file that training wrote, on the fastest device there is.
-
-    Images are brought to the size that it was trained at, or to `img_size`. "timm/NAME" and "timm/NAME=FILE" are
-    networks of timm's, see `load_timm`.
-    """
-    if str(path).startswith("timm/"):
-        return trained_on(*load_timm(str(path).removeprefix("timm/"), img_size))
-    file = weight_file(path)
-    model, note = restore_model(file)
-    size: Any = model.img_size if img_size is None else (img_size, img_size)
-    with naming(file):
-        classes, settings = required(note, "classes", "input")
-        config = settings_of(InputConfig, settings, img_size=size)
-    named = recipe_beside(file.parent)
-    return trained_on(model, config, tuple(classes), named.get("data", note.get("data")), named.get("data_dir"))
+    def save(self, path: Path) -> list[Path]:
+        """Write the confusion matrix, as .csv and .png."""
+        return save_confusion(self.result.confusion, self.classes, path)
 
 
-def trained_on(
-    model: nn.Module,
-    config: InputConfig,
-    classes: tuple[str, ...] = (),
-    data: str | None = None,
-    data_dir: str | None = None,
-) -> Trained:
-    """A network on the fastest device there is, with what is known of its training."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Trained(model.eval().to(device), classes, config, data, data_dir, device)
+def opened_classifier(model: nn.Module, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> ImageNetwork:
+    """A classifier with what its note, and the recipe beside it, say of its training."""
+    classes, settings = required(note, "classes", "input")
+    size: Any = model.img_size
+    config = settings_of(InputConfig, settings, img_size=size)
+    data, device = recipe.get("data", note.get("data")), next(model.parameters()).device
+    return ImageNetwork("classify", model, tuple(classes), data, recipe.get("data_dir"), device, config)
 
 
 def judge(
-    trained: Trained,
+    trained: ImageNetwork,
     *,
     data: str | None = None,
     data_dir: str | None = None,
@@ -96,7 +61,7 @@ def judge(
     batch_size: int = 64,
     workers: int = 0,
     strict: bool = False,
-) -> Judgement:
+) -> ClassJudgement:
     """Accuracy and speed of a network, on what it was trained on or on other data with the same classes."""
     images = images_of(trained, data=data, data_dir=data_dir, split=split, strict=strict)
     loader = create_loader(images, batch_size=batch_size, workers=workers)
@@ -105,11 +70,11 @@ def judge(
     speed = measure_throughput(trained.model, trained.input.img_size, batch_size, trained.device)
     # a head may have more outputs than the data has classes
     names = (*trained.classes, *(f"class {place}" for place in range(len(trained.classes), num_classes)))
-    return Judgement(result, names, speed, images.broken_paths(), trained.device)
+    return ClassJudgement(result, names, speed, batch_size, images.broken_paths(), trained.device)
 
 
 def images_of(
-    trained: Trained,
+    trained: ImageNetwork,
     *,
     data: str | None = None,
     data_dir: str | None = None,
@@ -117,26 +82,9 @@ def images_of(
     strict: bool = False,
 ) -> ImageDataset:
     """The images that a network is judged on, as it takes them."""
-    name = data or trained.data
-    if name is None:
-        raise SubquadError("the weight file does not say what it was trained on: name the data")
+    name = trained.data_to_judge(data)
     images = load_dataset(name, split=split, data_dir=data_dir or (None if data else trained.data_dir), strict=strict)
     if trained.classes:
         check_classes(name, images.classes, trained.classes)
     images.transform = eval_transform(trained.input)
     return images
-
-
-def recipe_beside(folder: Path) -> dict[str, Any]:
-    """What the recipe of a run folder says, nothing where there is none.
-
-    Raises:
-        SubquadError: it is damaged.
-    """
-    file = folder / "recipe.yaml"
-    if not file.is_file():
-        return {}
-    content = read_yaml(file)
-    if not isinstance(content, dict):
-        raise SubquadError(f"{file} is damaged: it must hold lines of `field: value`")
-    return content

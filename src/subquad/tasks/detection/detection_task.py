@@ -1,65 +1,68 @@
 """Detection and instance segmentation: an image, boxes of objects, and perhaps their masks."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, build_detector
-from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
-from subquad.tasks.detection.object_data import ObjectDataset, load_objects
 from subquad.errors import SubquadError
+from subquad.flags import Flag, folder_to_write, share
+from subquad.models import create_model
+from subquad.tasks.backbone_arguments import arguments_of, backbone_arguments
+from subquad.tasks.class_names import check_same_classes
 from subquad.tasks.detection.average_precision import evaluate_detection
-from subquad.tasks.common_recipe import CommonRecipe
-from subquad.training.cost import count_macs
-from subquad.tasks.recipe_fields import option
-from subquad.tasks.backbone_arguments import backbone_arguments
-from subquad.tasks.task import Row, Task
-
-
-@dataclass(frozen=True)
-class DetectRecipe(CommonRecipe):
-    """How a detector is trained."""
-
-    task: ClassVar[str] = "detect"
-    command: ClassVar[str] = "detect train"
-    metric: ClassVar[str] = "box_ap"
-    metric_title: ClassVar[str] = "box AP %"
-
-    model: str = option("pvt_tiny", "backbone, see `subquad list`", free="`create_model` knows the networks")
-    data: str = option("coco", "folder or archive in COCO's layout", free="a path")
-    img_size: tuple[int, int] | None = option(
-        None, "height,width that the backbone's position tables are made for", at_least=1, at_most=2**16
-    )
-    initial_checkpoint: str | None = option(
-        None, "weights of a classifier that the backbone starts from: file or run", free="a path"
-    )
-    batch_size: int = option(2, "images a step and process", at_least=1)
-
-    head: str = option("mask_rcnn", f"detector: {', '.join(DETECTORS)}", choices=DETECTORS)
-    head_channels: int = option(256, "width of the feature pyramid", at_least=1, at_most=2**16)
-    frozen_stages: int = option(
-        0, "stages of the backbone, from the first, that are not trained", at_least=0, at_most=4
-    )
-    dense_agents: bool = option(False, "as many agents in a stage as the paper's dense networks have")
-    short_side: tuple[int, ...] = option(
-        (800,), "pixels of shorter sides: one of these in training, the last one else", at_least=1, at_most=2**16
-    )
-    long_side: int = option(1333, "pixels that longer sides have at most", at_least=1, at_most=2**16)
-    hflip: float = option(0.5, "probability of a horizontal flip", at_least=0, at_most=1)
-    crop: float = option(0.0, "probability of a random crop of at least half of each side", at_least=0, at_most=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if max(self.short_side) > self.long_side:
-            sides = ", ".join(map(str, self.short_side))
-            raise SubquadError(f"short_side goes from 1 to long_side {self.long_side}, got {sides}")
+from subquad.tasks.detection.detection_recipe import DetectRecipe
+from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, Detector, build_detector
+from subquad.tasks.detection.object_data import ObjectDataset, load_objects
+from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
+from subquad.tasks.detection.trained_detector import (
+    ObjectJudgement,
+    TrainedDetector,
+    detection_lines,
+    judge_detector,
+    object_gallery,
+    opened_detector,
+)
+from subquad.tasks.macs import count_macs
+from subquad.tasks.task import Column, Gallery, Row, Task
 
 
 class Detection(Task):
     """Trained by the detector's own losses, judged by COCO's average precision."""
+
+    name: ClassVar[str] = "detect"
+    title: ClassVar[str] = "Detection and instance segmentation: train, compare, evaluate, predict."
+    noun: ClassVar[str] = "detector"
+    recipe_class: ClassVar[type[DetectRecipe]] = DetectRecipe
+    commands: ClassVar[Mapping[str, str]] = {
+        "train": "detect train",
+        "compare": "detect compare",
+        "evaluate": "detect eval",
+        "predict": "detect predict",
+    }
+    evaluation_flags: ClassVar[tuple[Flag, ...]] = (
+        Flag("--data", help="folder or archive in COCO's layout; the one trained on if left out"),
+        Flag("--split", choices=("validation", "test", "train"), default="validation", help="which part of it"),
+        Flag("--strict", action="store_true", help="stop at a broken image or an empty box"),
+    )
+    prediction_flags: ClassVar[tuple[Flag, ...]] = (
+        Flag("--threshold", type=share, default=0.5, help="show what has at least this score"),
+        Flag("--strict", action="store_true", help="stop at a broken image instead of skipping it"),
+        Flag("--output", type=folder_to_write, default=Path("detected"), help="folder for the pictures"),
+    )
+    evaluation_help: ClassVar[str] = "Average precision of trained weights, as COCO has it."
+    prediction_help: ClassVar[str] = "Objects of images, drawn with their boxes and masks."
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("box_ap", "box AP %"),
+        Column("box_ap50", "box AP50 %"),
+        Column("mask_ap", "mask AP %"),
+    )
+    counted: ClassVar[str] = "the average precision of boxes on the held-out images"
+    has_gallery: ClassVar[bool] = True
+    heads: ClassVar[tuple[str, ...]] = tuple(DETECTORS)
 
     def __init__(self, recipe: DetectRecipe) -> None:
         data, self.masks = recipe.data_dir or recipe.data, recipe.head in WITH_MASKS
@@ -67,9 +70,7 @@ class Detection(Task):
         train_images = load_objects(data, split="train", max_images=recipe.max_train_images, **common)
         # what is judged is compared with the annotations themselves
         eval_images = load_objects(data, split="validation", masks=False, strict=recipe.strict)
-        if eval_images.classes != train_images.classes:
-            differing = sorted(set(eval_images.classes) ^ set(train_images.classes))
-            raise SubquadError(f"training and validation data differ in their classes: {', '.join(differing[:5])}")
+        check_same_classes(train_images.classes, eval_images.classes)
         if recipe.num_classes not in (None, len(train_images.classes)):
             raise SubquadError(f"{data} has {len(train_images.classes)} classes, not {recipe.num_classes}")
         train_images.transform = ObjectTransform(hflip=recipe.hflip, crop=recipe.crop)
@@ -89,6 +90,19 @@ class Detection(Task):
 
     collate = staticmethod(as_lists)
     eval_collate = staticmethod(as_lists)
+
+    @classmethod
+    def build(cls, **creation: Any) -> nn.Module:
+        return build_detector(**creation)
+
+    @classmethod
+    def check_network(cls, recipe: DetectRecipe) -> None:
+        create_model(**arguments_of(recipe), num_classes=recipe.num_classes or 10)
+
+    @classmethod
+    def bench_network(cls, head: str, backbone: dict[str, Any], px: int) -> nn.Module:
+        """A detector of as many classes as COCO has."""
+        return build_detector(backbone, head=head, num_classes=80, short_side=[px], long_side=2 * px)
 
     def loss(self, model: nn.Module, batch: tuple[list[Tensor], list[dict[str, Any]]]) -> Tensor:
         """The sum of the detector's losses."""
@@ -122,7 +136,7 @@ class Detection(Task):
 
     def metadata(self) -> dict[str, Any]:
         images: ObjectDataset = self.train_images
-        return {"task": DetectRecipe.task, "classes": list(images.classes), "data": images.name}
+        return {"task": self.name, "classes": list(images.classes), "data": images.name}
 
     def describe(self) -> str:
         empty = self.train_images.num_empty
@@ -133,3 +147,24 @@ class Detection(Task):
         masks = f", mask {row['eval_mask_ap']:.1f}" if "eval_mask_ap" in row else ""
         average = f" (EMA {row['ema_box_ap']:.1f})" if "ema_box_ap" in row else ""
         return f"AP {row['eval_box_ap']:.1f}, AP50 {row['eval_box_ap50']:.1f}{masks}{average}"
+
+    @classmethod
+    def opened(cls, model: Detector, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> TrainedDetector:  # type: ignore[override]
+        return opened_detector(model, note)
+
+    @classmethod
+    def evaluate(cls, trained: TrainedDetector, **settings: Any) -> ObjectJudgement:
+        """Average precision as COCO has it."""
+        return judge_detector(trained, **settings)
+
+    @classmethod
+    def predict(
+        cls, trained: TrainedDetector, files: Sequence[Path], log: Callable[[str], None], **settings: Any
+    ) -> Iterator[str]:
+        """Pictures with objects in a folder."""
+        return detection_lines(trained, files, log, **settings)
+
+    @classmethod
+    def gallery(cls, networks: Sequence[tuple[str, TrainedDetector]], count: int) -> Gallery:
+        """Boxes and masks that are found with some certainty."""
+        return object_gallery(networks, count)

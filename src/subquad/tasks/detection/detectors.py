@@ -19,11 +19,11 @@ from torchvision.ops.feature_pyramid_network import (
     LastLevelP6P7,
 )
 
-from subquad.tasks.detection.cascade import MATCHED, WEIGHTS, AgnosticPredictor, CascadeHeads
-from subquad.tasks.segmentation.segmenters import BUILDERS, build_backbone
-from subquad.models.pyramid import Pyramid
 from subquad.errors import SubquadError, unknown_name
+from subquad.models.pyramid import Pyramid
 from subquad.ranges import AboveZero, Count, Positive, checks_arguments
+from subquad.tasks.backbone_arguments import build_backbone
+from subquad.tasks.detection.cascade import MATCHED, WEIGHTS, AgnosticPredictor, CascadeHeads
 
 
 class FeaturePyramid(nn.Module):
@@ -179,6 +179,3 @@ def build_detector(
     made = Detector(DETECTORS[head](pyramid, head_channels, settings), head)
     made.creation = json.loads(json.dumps({"task": "detect", "backbone": network.creation, **given}))
     return made
-
-
-BUILDERS["detect"] = build_detector

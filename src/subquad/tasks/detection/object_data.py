@@ -17,8 +17,8 @@ from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
 from subquad.data.decoding import DataError, read_image
 from subquad.data.walking import find_path, is_regular_file
-from subquad.tasks.detection.coco_file import CocoFile, Entry, read_coco
 from subquad.errors import SubquadError, reason_without_path, unknown_name
+from subquad.tasks.detection.coco_file import CocoFile, Entry, read_coco
 
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 Target = dict[str, Any]

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from subquad.tasks.segmentation.scene_data import VOID
 from subquad.errors import SubquadError
 from subquad.tasks.accuracy import evaluating
+from subquad.tasks.segmentation.scene_data import VOID
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torchvision.transforms.v2 import functional as transforms
 from torchvision.tv_tensors import Image as ImageTensor
 from torchvision.tv_tensors import Mask
 
-from subquad.tasks.segmentation.scene_data import VOID
 from subquad.errors import SubquadError
+from subquad.tasks.segmentation.scene_data import VOID
 
 
 @dataclass(frozen=True)

@@ -1,64 +1,84 @@
 """Semantic segmentation: a scene, a class at every pixel."""
 
-from dataclasses import asdict, dataclass
+from argparse import BooleanOptionalAction
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.dense import SEGMENTERS, SceneDataset, build_segmenter, load_scenes
-from subquad.tasks.segmentation.segmenters import AUXILIARY_WEIGHT
-from subquad.tasks.segmentation.scene_transforms import SceneInput, SceneTransform, TrainingTransform, leave_apart, stack
-from subquad.tasks.segmentation.scene_data import VOID
+from subquad.flags import Flag, file_to_write, folder_to_write
+from subquad.models import create_model
+from subquad.tasks.backbone_arguments import arguments_of, backbone_arguments
+from subquad.tasks.macs import count_macs
 from subquad.tasks.segmentation.intersection_over_union import evaluate_segmentation
-from subquad.tasks.common_recipe import CommonRecipe
-from subquad.training.cost import count_macs
-from subquad.tasks.recipe_fields import option
-from subquad.tasks.backbone_arguments import backbone_arguments
-from subquad.tasks.task import Row, Task
+from subquad.tasks.segmentation.scene_data import VOID, SceneDataset, load_scenes
+from subquad.tasks.segmentation.scene_transforms import (
+    SceneInput,
+    SceneTransform,
+    TrainingTransform,
+    leave_apart,
+    stack,
+)
+from subquad.tasks.segmentation.segmentation_recipe import SegmentRecipe
+from subquad.tasks.segmentation.segmenters import AUXILIARY_WEIGHT, SEGMENTERS, build_segmenter
+from subquad.tasks.segmentation.trained_segmenter import (
+    SceneJudgement,
+    TrainedSegmenter,
+    judge_segmenter,
+    opened_segmenter,
+    scene_gallery,
+    segmentation_lines,
+)
+from subquad.tasks.task import Column, Gallery, Row, Task
 
-
-@dataclass(frozen=True)
-class SegmentRecipe(CommonRecipe):
-    """How a segmenter is trained."""
-
-    task: ClassVar[str] = "segment"
-    command: ClassVar[str] = "segment train"
-    metric: ClassVar[str] = "miou"
-    metric_title: ClassVar[str] = "mIoU %"
-
-    model: str = option("pvt_tiny", "backbone, see `subquad list`", free="`create_model` knows the networks")
-    data: str = option("ade20k", "folder or archive in ADE20K's layout", free="a path")
-    img_size: tuple[int, int] | None = option(
-        (512, 512), "height,width of training crops, one number for a square", at_least=1, at_most=2**16
-    )
-    initial_checkpoint: str | None = option(
-        None, "weights of a classifier that the backbone starts from: file or run", free="a path"
-    )
-    batch_size: int = option(16, "scenes a step and process", at_least=1)
-
-    head: str = option("fpn", f"decoder: {', '.join(SEGMENTERS)}", choices=SEGMENTERS)
-    head_channels: int | None = option(
-        None, "width of the decoder; the published one if left out", at_least=1, at_most=2**16
-    )
-    frozen_stages: int = option(
-        0, "stages of the backbone, from the first, that are not trained", at_least=0, at_most=4
-    )
-    dense_agents: bool = option(False, "as many agents in a stage as the paper's dense networks have")
-    scale: tuple[float, float] = option(
-        (0.5, 2.0), "factors between which training scenes are resized", above=0, rising=True
-    )
-    hflip: float = option(0.5, "probability of a horizontal flip", at_least=0, at_most=1)
-    distort: bool = option(True, "change brightness, contrast, saturation and hue in training")
-    short_side: int | None = option(
-        None, "pixels that shorter sides are resized to, in training before the scale", at_least=1, at_most=2**16
-    )
-    slide: bool = option(False, "evaluate through windows of img_size that overlap by a third")
+_VIEW = (
+    Flag(
+        "--slide",
+        action=BooleanOptionalAction,
+        help="through windows that overlap by a third; as in training if left out",
+    ),
+    Flag("--strict", action="store_true", help="stop at a broken image instead of skipping it"),
+)
+"""How images are looked at, and what happens to broken ones."""
 
 
 class Segmentation(Task):
     """Trained by cross-entropy at every pixel, judged by mean intersection over union."""
+
+    name: ClassVar[str] = "segment"
+    title: ClassVar[str] = "Semantic segmentation: train, compare, evaluate, predict."
+    noun: ClassVar[str] = "segmenter"
+    recipe_class: ClassVar[type[SegmentRecipe]] = SegmentRecipe
+    commands: ClassVar[Mapping[str, str]] = {
+        "train": "segment train",
+        "compare": "segment compare",
+        "evaluate": "segment eval",
+        "predict": "segment predict",
+    }
+    evaluation_flags: ClassVar[tuple[Flag, ...]] = (
+        Flag("--data", help="folder or archive in ADE20K's layout; the one trained on if left out"),
+        Flag("--split", choices=("validation", "test", "train"), default="validation", help="which part of it"),
+        *_VIEW,
+        Flag("--output", type=file_to_write, help="write the confusion matrix here, as .csv and .png"),
+    )
+    prediction_flags: ClassVar[tuple[Flag, ...]] = (
+        *_VIEW,
+        Flag("--output", type=folder_to_write, default=Path("segmented"), help="folder for the pictures"),
+    )
+    evaluation_help: ClassVar[str] = "Mean and per-class IoU and pixel accuracy of trained weights."
+    prediction_help: ClassVar[str] = "Label maps and colour overlays of images."
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("miou", "mIoU %"),
+        Column("accuracy", "pixels %"),
+        Column("class_accuracy", "classes %"),
+    )
+    counted: ClassVar[str] = "the mean intersection over union on the held-out images"
+    has_gallery: ClassVar[bool] = True
+    heads: ClassVar[tuple[str, ...]] = tuple(SEGMENTERS)
 
     def __init__(self, recipe: SegmentRecipe) -> None:
         data = recipe.data_dir or recipe.data
@@ -83,6 +103,19 @@ class Segmentation(Task):
 
     collate = staticmethod(stack)
     eval_collate = staticmethod(leave_apart)
+
+    @classmethod
+    def build(cls, **creation: Any) -> nn.Module:
+        return build_segmenter(**creation)
+
+    @classmethod
+    def check_network(cls, recipe: SegmentRecipe) -> None:
+        create_model(**arguments_of(recipe), num_classes=recipe.num_classes or 10)
+
+    @classmethod
+    def bench_network(cls, head: str, backbone: dict[str, Any], px: int) -> nn.Module:
+        """A segmenter of as many classes as ADE20K has."""
+        return build_segmenter(backbone, head=head, num_classes=150)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy of the pixels that have a class, and that of the auxiliary head."""
@@ -111,7 +144,7 @@ class Segmentation(Task):
     def metadata(self) -> dict[str, Any]:
         images: SceneDataset = self.train_images
         return {
-            "task": SegmentRecipe.task,
+            "task": self.name,
             "classes": list(images.classes),
             "input": asdict(self.input),
             "data": images.name,
@@ -121,9 +154,26 @@ class Segmentation(Task):
     def describe(self) -> str:
         return f"{self.recipe.head}; {super().describe()}"
 
-    def words(self, row: Row) -> str:
-        average = f" (EMA {row['ema_miou']:.2f})" if "ema_miou" in row else ""
-        return f"mIoU {row['eval_miou']:.2f}{average}"
+    @classmethod
+    def opened(cls, model: nn.Module, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> TrainedSegmenter:
+        return opened_segmenter(model, note)
+
+    @classmethod
+    def evaluate(cls, trained: TrainedSegmenter, **settings: Any) -> SceneJudgement:
+        """Intersection over union and the shares of pixels that are right."""
+        return judge_segmenter(trained, **settings)
+
+    @classmethod
+    def predict(
+        cls, trained: TrainedSegmenter, files: Sequence[Path], log: Callable[[str], None], **settings: Any
+    ) -> Iterator[str]:
+        """Label maps and overlays in a folder."""
+        return segmentation_lines(trained, files, log, **settings)
+
+    @classmethod
+    def gallery(cls, networks: Sequence[tuple[str, TrainedSegmenter]], count: int) -> Gallery:
+        """Overlays, with the mean IoU of the classes that are in the image or found in it."""
+        return scene_gallery(networks, count)
 
 
 def _sum(found: Any) -> Tensor:

@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.models.pyramid import STRIDES, Pyramid, pad_to_multiple
 from subquad.errors import SubquadError, unknown_name
-from subquad.models import create_model, load_checkpoint, restore
-from subquad.models.backbone import Backbone
+from subquad.models.pyramid import STRIDES, Pyramid, pad_to_multiple
 from subquad.ranges import Positive, checks_arguments
+from subquad.tasks.backbone_arguments import build_backbone
 
 AUXILIARY_WEIGHT = 0.4
 """Of UPerNet's second head in the loss, as the papers have it."""
@@ -111,28 +109,6 @@ def build_segmenter(
     creation = {"task": "segment", "backbone": network.creation, **given, "frozen_stages": frozen_stages}
     made.creation = json.loads(json.dumps(creation))
     return made
-
-
-def build_backbone(arguments: dict[str, Any]) -> Backbone:
-    """A backbone without a classifier, with the weights that its entry `checkpoint` names."""
-    arguments = {**arguments, "num_classes": 0}
-    checkpoint, checkpointing = arguments.pop("checkpoint", None), arguments.pop("grad_checkpointing", False)
-    network = create_model(**arguments)
-    if checkpoint:
-        path = Path(checkpoint)
-        load_checkpoint(network, path / "best.safetensors" if path.is_dir() else path, head=False)
-    if checkpointing:
-        network.set_grad_checkpointing()
-    return network
-
-
-BUILDERS: dict[str, Callable[..., nn.Module]] = {"segment": build_segmenter}
-"""What makes a network of its `creation`, by task."""
-
-
-def restore_dense(path: Path | str, task: str) -> tuple[Any, dict[str, Any]]:
-    """The network for `task` that `save_weights` wrote to `path`, a file or a run folder, and its note."""
-    return restore(path, task, BUILDERS[task])
 
 
 def _with_stem(channels: list[int]) -> list[int]:

@@ -1,57 +1,72 @@
-"""The Long Range Arena: what guessing reaches, and what a trained run does on the test set."""
+"""The Long Range Arena: what guessing reaches, and what a trained network does on a part of the data."""
 
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from subquad.data import create_loader
-from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
 from subquad.data.synthetic import listops
 from subquad.tasks.accuracy import EvalResult, evaluate
-from subquad.tasks.classification.trained_classifier import recipe_beside
-from subquad.models import restore, weight_file
-from subquad.models.restoring import naming
-from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
+from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
+from subquad.tasks.trained import Trained
 from subquad.weights.notes import required
 
-TESTED = "test.json"
-"""What a run folder of `subquad lra` keeps of the judgement on the test set."""
+
+@dataclass(frozen=True)
+class TrainedSequences(Trained):
+    """A classifier of sequences with what it was trained on.
+
+    Attributes:
+        data_settings: of generated data.
+    """
+
+    data_settings: Mapping[str, Any]
 
 
-def load_sequence_model(path: Path | str) -> tuple[SequenceClassifier, dict[str, Any]]:
-    """The network in a run folder or a weight file of `subquad lra`, and the file's metadata."""
-    model, note = restore(path, "lra", create_sequence_model)
-    return model.eval(), note
+@dataclass(frozen=True)
+class SequenceJudgement:
+    """What `judge_sequences` found out."""
+
+    result: EvalResult
+    device: torch.device
+
+    @property
+    def text(self) -> str:
+        """Accuracy and loss, for a terminal."""
+        found = self.result
+        return f"{found.count} sequences: accuracy {found.top1:.2f} %, loss {found.loss:.4f}"
+
+    def save(self, path: Path) -> list[Path]:
+        """Write nothing: all of it fits on a terminal."""
+        return []
 
 
-def judge_arena(path: Path | str, *, data_dir: str | None = None, batch_size: int = 64) -> EvalResult:
-    """The best weights of a run folder, on the test set of their task."""
-    model, note = load_sequence_model(path)
-    with naming(weight_file(path)):
-        task, settings = required(note, "data", "data_settings")
-    folder = recipe_beside(weight_file(path).parent).get("data_dir")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def opened_sequences(model: nn.Module, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> TrainedSequences:
+    """A classifier of sequences with what its note, and the recipe beside it, say of its training."""
+    classes, task, settings = required(note, "classes", "data", "data_settings")
+    device = next(model.parameters()).device
+    return TrainedSequences("lra", model, tuple(classes), task, recipe.get("data_dir"), device, settings)
+
+
+def judge_sequences(
+    trained: TrainedSequences, *, data_dir: str | None = None, split: str = "validation", batch_size: int = 64
+) -> SequenceJudgement:
+    """Accuracy on a part of the data that a network was trained on."""
     sequences = load_sequences(
-        task,
-        split="test",
-        max_length=model.max_length,
-        data_dir=data_dir or folder,
-        settings=settings,
+        trained.data_to_judge(),
+        split=split,
+        max_length=trained.model.max_length,
+        data_dir=data_dir or trained.data_dir,
+        settings=trained.data_settings,
     )
     loader = create_loader(sequences, batch_size=batch_size)
-    return evaluate(model.to(device), loader, device=device, num_classes=model.num_classes)
-
-
-def kept_accuracy(run: Path) -> float | None:
-    """The test accuracy that a run folder keeps, None where it was not judged yet or what it keeps is damaged."""
-    try:
-        return float(json.loads((run / TESTED).read_text(encoding="utf-8"))["top1"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    found = evaluate(trained.model, loader, device=trained.device, num_classes=trained.model.num_classes)
+    return SequenceJudgement(found, trained.device)
 
 
 def guesses(task: str, settings: Mapping[str, Any]) -> dict[str, float]:

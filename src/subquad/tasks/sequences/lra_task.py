@@ -1,78 +1,94 @@
 """The Long Range Arena: a sequence, a class."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
 from subquad.errors import SubquadError
-from subquad.evaluation import evaluate
+from subquad.flags import Flag
+from subquad.models import load_checkpoint
+from subquad.tasks.accuracy import evaluate
+from subquad.tasks.macs import count_macs_of
+from subquad.tasks.recipe_files import load_recipe
+from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
+from subquad.tasks.sequences.lra_judging import (
+    SequenceJudgement,
+    TrainedSequences,
+    guesses,
+    judge_sequences,
+    opened_sequences,
+)
+from subquad.tasks.sequences.lra_published import PUBLISHED
+from subquad.tasks.sequences.lra_recipe import LraRecipe
 from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
-from subquad.tasks.common_recipe import CommonRecipe
-from subquad.training.cost import count_macs_of
-from subquad.tasks.recipe_fields import option
-from subquad.tasks.task import Row, Task
-
-
-@dataclass(frozen=True)
-class LraRecipe(CommonRecipe):
-    """How a classifier of sequences is trained; the defaults are the usual small network."""
-
-    task: ClassVar[str] = "lra"
-    command: ClassVar[str] = "lra"
-    metric: ClassVar[str] = "top1"
-    metric_title: ClassVar[str] = "accuracy %"
-    unused: ClassVar[frozenset[str]] = frozenset(
-        {"img_size", "patch_size", "drop_path", "mean", "std", "strict", "num_classes"}
-        | {"initial_checkpoint", "grad_checkpointing", "layer_decay"}
-    )
-    hidden: ClassVar[frozenset[str]] = frozenset({"model", "data"})
-
-    model: str = option("sequence", "the classifier of sequences", choices=("sequence",))
-    data: str = option("listops", f"task: {', '.join(SEQUENCES)}", choices=SEQUENCES)
-    data_dir: str | None = option(None, "folder or archive of CIFAR-10, of IMDb, or of the pairs of AAN", free="a path")
-    data_settings: Mapping[str, Any] = option({}, "of generated data: count=20000,longest=512,…")
-    max_train_images: int | None = option(None, "train on so many sequences only", at_least=1)
-    max_length: int = option(
-        2048, "tokens that the network is made for; longer sequences are cut", at_least=1, at_most=2**24
-    )
-    vocab_size: int | None = option(
-        None, "rows of the table of tokens; as many as there are symbols if left out", at_least=1, at_most=2**24
-    )
-    embed_dim: int | None = option(64, "width", at_least=1, at_most=2**16)
-    depth: int | None = option(2, "number of blocks", at_least=1, at_most=10_000)
-    num_heads: int | None = option(2, "number of heads", at_least=1, at_most=2**16)
-    mlp_ratio: float = option(2.0, "width of the MLPs over that of the network", above=0, at_most=1_000)
-    drop: float = option(0.1, "dropout", at_least=0, below=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.vocab_size is not None and self.vocab_size < SEQUENCES[self.data].symbols:
-            raise SubquadError(
-                f"{self.data} has {SEQUENCES[self.data].symbols} symbols, a vocab_size of {self.vocab_size} is too few"
-            )
-
-    def continued(self, run: Path) -> str:
-        """There is one command for all runs."""
-        return "the same command"
+from subquad.tasks.task import Column, KnownResult, Row, Task
 
 
 class LongRange(Task):
     """Trained by cross-entropy, judged by accuracy."""
+
+    name: ClassVar[str] = "lra"
+    title: ClassVar[str] = "A task of the Long Range Arena with several mechanisms and seeds, beside what is published."
+    noun: ClassVar[str] = "classifier of sequences"
+    recipe_class: ClassVar[type[LraRecipe]] = LraRecipe
+    commands: ClassVar[Mapping[str, str]] = {"benchmark": "lra"}
+    leading_flags: ClassVar[tuple[Flag, ...]] = (
+        Flag(
+            "--task",
+            dest="data",
+            required=True,
+            choices=SEQUENCES,
+            help="; ".join(f"{name}, {task.what}" for name, task in SEQUENCES.items()),
+        ),
+    )
+    columns: ClassVar[tuple[Column, ...]] = (Column("top1", "accuracy %"),)
+    counted: ClassVar[str] = "accuracy on the held-out sequences"
+    examples: ClassVar[str] = "sequences"
+    facts: ClassVar[Mapping[str, tuple[type, ...]]] = {"data": (str,), "data_settings": (dict,)}
 
     def __init__(self, recipe: LraRecipe) -> None:
         given: dict[str, Any] = {"data_dir": recipe.data_dir, "settings": recipe.data_settings}
         given["max_length"] = recipe.max_length
         train = load_sequences(recipe.data, split="train", max_sequences=recipe.max_train_images, **given)
         held_out = load_sequences(recipe.data, split="validation", **given)
-        super().__init__(recipe, self.network(recipe), train, held_out)
+        model = self.network(recipe)
+        if recipe.initial_checkpoint:
+            load_checkpoint(model, recipe.initial_checkpoint)
+        super().__init__(recipe, model, train, held_out)
 
     @classmethod
-    def network(cls, recipe: Any) -> SequenceClassifier:
+    def recipe_of(cls, given: Mapping[str, Any], config: str | None = None) -> LraRecipe:
+        """A recipe for the task of the arena that is asked for, by its name if there is none else."""
+        source = config or cls.default_recipe(given)
+        recipe = load_recipe(source, LraRecipe)
+        if recipe.data != given["data"]:
+            raise SubquadError(
+                f"the recipe {source} is for {recipe.data}: leave out --config, or ask for --task {recipe.data}"
+            )
+        return recipe.replace(**given)
+
+    @classmethod
+    def default_recipe(cls, given: Mapping[str, Any]) -> str:
+        return str(given["data"])
+
+    @classmethod
+    def build(cls, **creation: Any) -> nn.Module:
+        return create_sequence_model(**creation)
+
+    @classmethod
+    def check_network(cls, recipe: LraRecipe) -> None:
+        cls.network(recipe)
+
+    @classmethod
+    def network_name(cls, recipe: Mapping[str, Any]) -> str:
+        """There is one network for all recipes."""
+        return "sequence"
+
+    @classmethod
+    def network(cls, recipe: LraRecipe) -> SequenceClassifier:
+        """The network of a recipe, with its initial weights."""
         what = SEQUENCES[recipe.data]
         attention = recipe.attention or "softmax"
         arguments: dict[str, Any] = {
@@ -112,7 +128,7 @@ class LongRange(Task):
     def metadata(self) -> dict[str, Any]:
         recipe: LraRecipe = self.recipe
         return {
-            "task": LraRecipe.task,
+            "task": self.name,
             "classes": list(self.train_images.classes),
             "data": recipe.data,
             "data_settings": dict(recipe.data_settings),
@@ -122,6 +138,25 @@ class LongRange(Task):
         sizes = f"{len(self.train_images)}+{len(self.eval_images)}"
         return f"{self.recipe.data}, {sizes} of {self.recipe.max_length}"
 
-    def words(self, row: Row) -> str:
-        average = f" (EMA {row['ema_top1']:.2f})" if "ema_top1" in row else ""
-        return f"accuracy {row['eval_top1']:.2f}{average}"
+    @classmethod
+    def opened(cls, model: nn.Module, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> TrainedSequences:
+        return opened_sequences(model, note, recipe)
+
+    @classmethod
+    def evaluate(cls, trained: TrainedSequences, **settings: Any) -> SequenceJudgement:
+        """Accuracy on a part of the data."""
+        return judge_sequences(trained, **settings)
+
+    @classmethod
+    def test(cls, trained: TrainedSequences, *, data_dir: str | None, batch_size: int) -> Row:
+        """Accuracy in percent and loss on the test set, and how many sequences it has."""
+        found = judge_sequences(trained, data_dir=data_dir, split="test", batch_size=batch_size).result
+        return {"top1": found.top1, "loss": found.loss, "count": found.count}
+
+    @classmethod
+    def guesses(cls, facts: Mapping[str, Any]) -> dict[str, float]:
+        return guesses(facts["data"], facts["data_settings"])
+
+    @classmethod
+    def published(cls, facts: Mapping[str, Any]) -> list[KnownResult]:
+        return [KnownResult(row.name, row.on(facts["data"]), row.source) for row in PUBLISHED]
