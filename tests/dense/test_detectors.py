@@ -5,10 +5,9 @@ import torch
 from hosts import small
 
 from subquad import SubquadError
-from subquad.models import save_weights
+from subquad.models import restore, save_weights
 from subquad.tasks.backbone_arguments import DENSE_AGENTS
 from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, build_detector
-from subquad.training import restore_dense
 
 # masks are drawn for a hundred boxes an image, which takes seconds
 HEADS = [pytest.param(head, marks=pytest.mark.slow if head in WITH_MASKS else ()) for head in DETECTORS]
@@ -58,13 +57,13 @@ def test_a_cascade_matches_more_closely_from_stage_to_stage():
 def test_a_detector_is_restored_from_its_file(head, tmp_path):
     model = made(head, frozen_stages=1).eval()
     save_weights(model, tmp_path / "a.safetensors", {"classes": ["a", "b"]})
-    again, _ = restore_dense(tmp_path / "a.safetensors", "detect")
+    again, _ = restore(tmp_path / "a.safetensors", "detect", build_detector)
     images = batch()[0]
     with torch.no_grad():
         for one, other in zip(model(images), again.eval()(images), strict=True):
             assert all(torch.equal(one[key], other[key]) for key in one)
     with pytest.raises(SubquadError, match="is for `subquad detect`, not for `subquad segment`"):
-        restore_dense(tmp_path / "a.safetensors", "segment")
+        restore(tmp_path / "a.safetensors", "segment", build_detector)
 
 
 @pytest.mark.parametrize("host", DENSE_AGENTS)

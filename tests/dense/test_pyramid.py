@@ -6,10 +6,9 @@ from hosts import small
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.models import HOSTS, save_weights
+from subquad.models import HOSTS, restore, save_weights
 from subquad.models.pyramid import Pyramid
 from subquad.tasks.segmentation import SEGMENTERS, Segmenter, build_segmenter
-from subquad.training import restore_dense
 
 STRIDES = (4, 8, 16, 32)
 
@@ -95,14 +94,14 @@ def test_a_segmenter_is_restored_from_its_file(host, tmp_path):
     backbone = small(host, "agent", num_agents=4, num_classes=0).creation
     made = build_segmenter(backbone, head="fpn", num_classes=3, frozen_stages=1).eval()
     save_weights(made, tmp_path / "a.safetensors", {"classes": ["a", "b", "c"]})
-    again, note = restore_dense(tmp_path / "a.safetensors", "segment")
+    again, note = restore(tmp_path / "a.safetensors", "segment", build_segmenter)
     x = torch.randn(1, 3, 40, 56)
     with torch.no_grad():
         assert torch.equal(again.eval()(x), made(x))
     assert note["classes"] == ["a", "b", "c"] and again.pyramid.frozen_stages == 1
     with pytest.raises(SubquadError, match="is for `subquad classify`, not for `subquad segment`"):
         save_weights(small(host), tmp_path / "b.safetensors")
-        restore_dense(tmp_path / "b.safetensors", "segment")
+        restore(tmp_path / "b.safetensors", "segment", build_segmenter)
 
 
 def test_a_backbone_starts_from_a_classifiers_weights(tmp_path):

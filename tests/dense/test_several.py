@@ -15,11 +15,10 @@ from subquad.tasks.segmentation import SegmentRecipe, judge_segmenter
 CODE = """
 import sys
 import torch
-from subquad.tasks import load_recipe
+from subquad.tasks import TASKS, load_recipe
 from subquad.training import train
-from subquad.tasks.task_table import TASKS
 torch.set_num_threads(1)
-kind = next(kind for kind in TASKS if kind.task == sys.argv[1])
+kind = TASKS[sys.argv[1]].recipe_class
 train(load_recipe("recipe.yaml", kind), "run")
 """
 SMALL = {

@@ -13,19 +13,22 @@ from subquad import SubquadError, create_model
 from subquad.data import InputConfig
 from subquad.data.synthetic.listops import Sequences
 from subquad.models import save_weights
+from subquad.runs import open_trained
+from subquad.tasks import ImageNetwork, Trained
 from subquad.tasks.accuracy import EvalSums
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.classification.throughput import measure_throughput
-from subquad.tasks.classification.trained_classifier import images_of, judge, open_trained, trained_on
-from subquad.tasks.detection import judge_detector
+from subquad.tasks.classification.trained_classifier import images_of, judge
+from subquad.tasks.detection import average_precision, judge_detector, trained_detector
 from subquad.tasks.detection.average_precision import MEASURES, as_coco, evaluate_detection
 from subquad.tasks.detection.trained_detector import TrainedDetector, find_objects, precision_text, predict_objects
+from subquad.tasks.palette import colour
 from subquad.tasks.segmentation import judge_segmenter, predict_scenes
 from subquad.tasks.segmentation.intersection_over_union import judge_confusion
 from subquad.tasks.segmentation.scene_transforms import SceneInput
-from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter, as_labels, colour, iou_text, overlay
+from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter, as_labels, iou_text, overlay
 from subquad.tasks.sequences import lra_judging
-from subquad.tasks.sequences.lra_judging import guesses, judge_arena
+from subquad.tasks.sequences.lra_judging import guesses, judge_sequences
 from subquad.tasks.sequences.sequence_network import create_sequence_model
 
 CPU = torch.device("cpu")
@@ -55,13 +58,13 @@ def test_what_another_process_found_is_judged_as_well(monkeypatch):
     def gather(shares, own):
         shares[:] = [own, ([{"image_id": 2}], [2])]
 
-    two_processes(monkeypatch, detection, all_gather_object=gather)
+    two_processes(monkeypatch, average_precision, all_gather_object=gather)
 
     def judge(truth, entries, masks):
         judged.extend(entries)
         told.extend(image["id"] for image in truth["images"])
 
-    monkeypatch.setattr(detection, "judge_objects", judge)
+    monkeypatch.setattr(average_precision, "judge_objects", judge)
     found = {"boxes": torch.tensor([[1.0, 2, 4, 8]]), "labels": torch.tensor([1]), "scores": torch.tensor([0.5])}
     model = nn.Identity()
     model.forward = lambda images: [found]
@@ -113,9 +116,9 @@ def test_the_arena_is_judged_by_the_best_weights_on_the_test_set(monkeypatch, tm
         asked.update(settings, task=task)
         return [(torch.zeros(24, dtype=torch.long), 0)]
 
-    monkeypatch.setattr(arena, "load_sequences", load)
-    monkeypatch.setattr(arena, "evaluate", lambda model, loader, **settings: asked.update(settings, model=model))
-    judge_arena(tmp_path, data_dir="there")
+    monkeypatch.setattr(lra_judging, "load_sequences", load)
+    monkeypatch.setattr(lra_judging, "evaluate", lambda model, loader, **settings: asked.update(settings, model=model))
+    judge_sequences(open_trained(tmp_path, task="lra"), data_dir="there", split="test")
     assert asked["split"] == "test" and asked["max_length"] == 24 and asked["data_dir"] == "there"
     assert asked["settings"] == {"count": 200} and asked["num_classes"] == 10
     assert torch.equal(asked["model"].embed.weight, models["best"].embed.weight)
@@ -143,8 +146,8 @@ def scenes(tmp_path_factory):
 
 def segmenter(data="", **changes):
     given = SceneInput((16, 24), None, (0.5,) * 3, (0.5,) * 3)
-    settings = {"slide": False, "data": str(data), "device": CPU} | changes
-    return TrainedSegmenter(Halves(), ("ground", "red", "green"), given, **settings)
+    settings = {"slide": False, "data": str(data), "data_dir": None, "device": CPU, "input": given} | changes
+    return TrainedSegmenter("segment", Halves(), ("ground", "red", "green"), **settings)
 
 
 def test_windows_are_looked_through_as_asked_and_else_as_in_training():
@@ -207,7 +210,7 @@ class Finds(nn.Module):
 
 
 def detector(data=""):
-    return TrainedDetector(Finds(), ("red", "green"), str(data), CPU)
+    return TrainedDetector("detect", Finds(), ("red", "green"), str(data), None, CPU)
 
 
 @pytest.mark.parametrize(("threshold", "count"), [(0.2, 3), (0.25, 3), (0.5, 2), (0.7, 1), (1.0, 0)])
@@ -226,7 +229,7 @@ def test_objects_are_those_of_at_least_the_score_that_is_asked_for(threshold, co
 def test_detectors_are_judged_by_the_part_that_is_asked_for_with_their_masks(monkeypatch, tmp_path):
     folder = worlds.objects(tmp_path / "objects")
     asked = {}
-    monkeypatch.setattr(objects, "evaluate_detection", lambda *_, **settings: asked.update(settings))
+    monkeypatch.setattr(trained_detector, "evaluate_detection", lambda *_, **settings: asked.update(settings))
     for split, count in (("validation", 3), ("train", 6)):
         found = judge_detector(detector("nowhere"), data=str(folder), split=split)
         assert found.count == count
@@ -265,7 +268,7 @@ def test_a_network_is_judged_on_what_is_asked_for(monkeypatch):
 
     monkeypatch.setattr("subquad.tasks.classification.trained_classifier.load_dataset", load)
     model = create_model("deit_tiny", img_size=8, patch_size=4, embed_dim=8, depths=(1,), num_heads=2, num_classes=2)
-    trained = trained_on(model, InputConfig((8, 8)), ("a", "b"), "own", "folder")
+    trained = ImageNetwork("classify", model, ("a", "b"), "own", "folder", CPU, InputConfig((8, 8)))
     assert judge(trained, split="train", strict=True).result.count == 4
     assert asked == {"name": "own", "split": "train", "data_dir": "folder", "strict": True}
     images_of(trained, data="other")
@@ -273,7 +276,7 @@ def test_a_network_is_judged_on_what_is_asked_for(monkeypatch):
     images_of(trained, data="other", data_dir="there")
     assert asked["data_dir"] == "there" and asked["split"] == "validation"
     with pytest.raises(SubquadError, match="they differ"):
-        judge(trained_on(model, InputConfig((8, 8)), ("a", "c"), "own"))
+        judge(ImageNetwork("classify", model, ("a", "c"), "own", None, CPU, InputConfig((8, 8))))
 
 
 def test_images_are_of_the_size_that_is_asked_for(tmp_path):
@@ -287,7 +290,7 @@ def test_weights_in_other_places_have_another_fingerprint():
     first = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     prints = set()
     for layers in ((0, 1), (1, 0)):
-        trained = trained_on(nn.Sequential(*(first[k] for k in layers)), InputConfig((8, 8)))
+        trained = Trained("classify", nn.Sequential(*(first[k] for k in layers)), (), None, None, CPU)
         prints.add(trained.fingerprint)
     with torch.no_grad():
         first[0].weight.copy_(torch.tensor([[1.0, -1.0], [1.0, -1.0]]))

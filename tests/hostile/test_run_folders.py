@@ -318,8 +318,9 @@ def test_what_earlier_versions_left_aside_goes_when_the_run_goes_on(copy):
 
 def short_of(run):
     from subquad.tasks import load_recipe
+    from subquad.tasks.classification import Recipe
 
-    return load_recipe(run / "recipe.yaml")
+    return load_recipe(run / "recipe.yaml", Recipe)
 
 
 def test_images_that_were_never_made_do_not_bind_the_next_settings(tmp_path):

@@ -25,12 +25,10 @@ from subquad.models import (
     save_weights,
 )
 from subquad.runs import open_trained
+from subquad.tasks import TASKS
 from subquad.tasks.detection.detectors import DETECTORS, build_detector
-from subquad.tasks.detection.trained_detector import open_trained
 from subquad.tasks.segmentation.scene_transforms import SceneInput
 from subquad.tasks.segmentation.segmenters import SEGMENTERS, build_segmenter
-from subquad.tasks.segmentation.trained_segmenter import open_trained
-from subquad.tasks.sequences.lra_judging import judge_arena, load_sequence_model
 from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
 from subquad.weights.notes import KINDS, NEVER_WRITTEN, settings_of
 
@@ -43,6 +41,9 @@ SEQUENCES = {"vocab_size": 9, "max_length": 16, "num_classes": 5, "embed_dim": 8
 WRONG = [-1, 0, 10**6, 10**9, 2**70, 0.5, 1e300, "x", "", [], [10**9] * 4, [["agent", 10**9]], {}, {"a": 1}, [[1]]]
 """What no argument is, or what is far too much of it."""
 
+OWN = {"name", "vocab_size"}
+"""Arguments that classifiers of images, and of sequences, are told by."""
+
 FEW = [-1, 10**9, "x"]
 """Of them, for networks that take long to make."""
 
@@ -53,7 +54,7 @@ def classifier(host):
 
 def sequences(attention):
     model = create_sequence_model(attention, **SEQUENCES)
-    return model, {"classes": [*"abcde"], "data": "listops", "data_settings": {}}, load_sequence_model
+    return model, {"classes": [*"abcde"], "data": "listops", "data_settings": {}}, open_trained
 
 
 def segmenter(head):
@@ -136,8 +137,8 @@ def test_every_entry_of_a_note_is_of_its_kind(tmp_path, make):
         rewrite(path, {name: value for name, value in whole.items() if name != entry})
         if not opens(path, read):
             continue
-        # a classifier can be judged on other data, and sequences are only then needed when they are judged
-        assert (entry == "data" and read is open_trained) or (entry != "creation" and read is load_sequence_model)
+        # a classifier can be judged on other data, and the classes of sequences are only names
+        assert entry in {"name": ("data",), "vocab_size": ("classes",)}[next(iter(model.creation.keys() & OWN))]
     rewrite(path, whole | {"classes": ["a\x1b[31m"]})
     refused(path, "is a class, which is no name", read)
     rewrite(path, whole | {"classes": [*"abcdef"]})
@@ -224,8 +225,12 @@ def test_weights_and_notes_that_do_not_belong_together_are_refused(tmp_path, mon
     reason = "does not fit this model|no square"
     refused(path, reason, lambda path: convert_checkpoint(path, tmp_path / "other.safetensors"))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
-    for task, read in (("lra", judge_arena), ("segment", open_trained), ("detect", open_trained)):
-        refused(path, f"is for `subquad classify`, not for `subquad {task}`", read)
+    for task in TASKS.keys() - {"classify"}:
+        refused(
+            path,
+            f"is for `subquad classify`, not for `subquad {task}`",
+            lambda path, task=task: open_trained(path, task=task),
+        )
     rewrite(path, {"creation": {"task": "segment"}})
     refused(path, "makes no network", open_trained)
 

@@ -16,6 +16,7 @@ from subquad import SubquadError
 from subquad.models import HOSTS, NETWORKS, VARIANTS
 from subquad.models.networks import PUBLISHED
 from subquad.tasks import load_recipe
+from subquad.tasks.classification import Recipe
 from subquad.weights.fitting import adapt
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -63,7 +64,7 @@ def test_parameters_are_as_many_as_the_table_says(name):
 def test_every_variant_names_a_host_and_a_recipe():
     for variant in VARIANTS.values():
         assert variant.host in HOSTS
-        load_recipe(variant.recipe)
+        load_recipe(variant.recipe, Recipe)
 
 
 @pytest.mark.parametrize(

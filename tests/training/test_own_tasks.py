@@ -14,9 +14,9 @@ from subquad.tasks.detection import DetectRecipe
 from subquad.tasks.detection.detection_task import Detection
 from subquad.tasks.segmentation import SegmentRecipe
 from subquad.tasks.segmentation.segmentation_task import Segmentation
-from subquad.tasks.sequences.lra_task import LraRecipe
+from subquad.tasks.sequences.lra_task import LongRange, LraRecipe
 from subquad.tasks.task_table import make_task
-from subquad.training import train
+from subquad.training import tested_comparison, train
 from subquad.training.tested_comparison import compare_tested
 
 
@@ -96,13 +96,11 @@ def test_dense_networks_have_the_agents_of_their_own_host(host):
 def test_every_seed_of_the_arena_is_judged_by_its_own_run(monkeypatch, tmp_path):
     runs = ["softmax-s0", "softmax-s1"]
     row = {"mechanism": "softmax", "runs": runs, "top1_mean": 50.0, "params": 1, "train_seconds": 1.0}
-    monkeypatch.setattr(arena, "compare", lambda *_: [row])
-    monkeypatch.setattr(arena, "guesses", lambda *_: {"chance": 10.0})
+    monkeypatch.setattr(tested_comparison, "compare", lambda *_: [row])
+    monkeypatch.setattr(tested_comparison, "open_trained", lambda run, task: run)
     accuracies = {"softmax-s0": 30.0, "softmax-s1": 40.0}
-
-    def judge(run, **_):
-        return SimpleNamespace(top1=accuracies[run.name], loss=1.0, count=7)
-
-    monkeypatch.setattr(arena, "judge_arena", judge)
+    judged = lambda run, **_: {"top1": accuracies[run.name], "loss": 1.0, "count": 7}  # noqa: E731
+    monkeypatch.setattr(LongRange, "test", judged)
+    monkeypatch.setattr(LongRange, "guesses", lambda facts: {"chance": 10.0})
     table = compare_tested(LraRecipe(), ["softmax"], [0, 1], tmp_path)
     assert table.rows[0].accuracies == (30.0, 40.0) and table.rows[0].text == "35.00 ± 7.07"

@@ -10,7 +10,7 @@ from subquad.models import restore
 from subquad.models.restoring import naming
 from subquad.runs.run_folder import recipe_beside
 from subquad.runs.timm_classifiers import open_timm
-from subquad.tasks import TASKS, Trained, task_named
+from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
 from subquad.text import one_line
 from subquad.weights.files import read_note, weight_file
 from subquad.weights.notes import task_in
@@ -32,7 +32,8 @@ def open_trained(
         source: a run folder, whose best weights are taken, or a weight file that training wrote; or "timm/NAME" with
             timm's weights, or "timm/NAME=FILE" with those of a file.
         task: what it must be for, a name of `TASKS`; anything if left out.
-        img_size: pixels of both sides of the images that a network of timm's is made for.
+        img_size: pixels of both sides of its images, for a network that looks at images of one size; as in training if
+            left out.
         device: where it goes; the fastest that there is if left out.
 
     Returns:
@@ -56,7 +57,8 @@ def open_trained(
     kind = task_named(task)
     model, note = restore(file, kind.name, kind.build)
     with naming(file):
-        return kind.opened(model.eval().to(where), note, recipe_beside(file.parent))
+        opened = kind.opened(model.eval().to(where), note, recipe_beside(file.parent))
+    return opened.image_network(img_size) if isinstance(opened, ImageNetwork) else opened
 
 
 def _known(task: str) -> str:

@@ -59,7 +59,7 @@ class Trained:
         Raises:
             SubquadError: it takes no images.
         """
-        raise SubquadError(f"a network of `subquad {self.task}` takes no images that it could be shown")
+        raise SubquadError(f"there are no images to show to a network of `subquad {self.task}`")
 
     def beside(self, model: nn.Module, config: InputConfig) -> ImageNetwork:
         """A part of this network that takes images, with no classes and no data of its own."""

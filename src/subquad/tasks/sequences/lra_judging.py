@@ -11,9 +11,10 @@ from torch import nn
 
 from subquad.data import create_loader
 from subquad.data.synthetic import listops
+from subquad.errors import SubquadError
 from subquad.tasks.accuracy import EvalResult, evaluate
 from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
-from subquad.tasks.trained import Trained
+from subquad.tasks.trained import ImageNetwork, Trained
 from subquad.weights.notes import required
 
 
@@ -26,6 +27,10 @@ class TrainedSequences(Trained):
     """
 
     data_settings: Mapping[str, Any]
+
+    def image_network(self, img_size: int | None = None) -> ImageNetwork:
+        """Refuse: there is nothing to look at."""
+        raise SubquadError("this network is of `subquad lra`: it reads sequences, there are no images to show it")
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,11 @@ class SequenceJudgement:
 
 def opened_sequences(model: nn.Module, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> TrainedSequences:
     """A classifier of sequences with what its note, and the recipe beside it, say of its training."""
-    classes, task, settings = required(note, "classes", "data", "data_settings")
+    task, settings = required(note, "data", "data_settings")
     device = next(model.parameters()).device
-    return TrainedSequences("lra", model, tuple(classes), task, recipe.get("data_dir"), device, settings)
+    return TrainedSequences(
+        "lra", model, tuple(note.get("classes") or ()), task, recipe.get("data_dir"), device, settings
+    )
 
 
 def judge_sequences(
