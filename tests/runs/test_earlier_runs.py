@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import worlds
+from safetensors.torch import load_file
 
 import subquad
 from subquad.runs import open_trained
-from subquad.tasks import TASKS, load_recipe
+from subquad.tasks import TASKS, fields_of, load_recipe
+from subquad.tasks.backbone_arguments import arguments_of
 from subquad.training import train
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
@@ -90,3 +92,23 @@ def test_what_no_task_here_is_for_is_said(tmp_path):
     save_weights(model, tmp_path / "a.safetensors")
     with pytest.raises(subquad.SubquadError, match="for the task 'depth', which is not here"):
         open_trained(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_every_task_starts_from_the_best_weights_of_a_run(run, tmp_path):
+    """Dense networks from a classifier that their backbone fits, the others from a run of their own."""
+    task = task_of(run)
+    recipe = load_recipe(run / "recipe.yaml", task.recipe_class)
+    start = tmp_path / "start"
+    if "head" in fields_of(task.recipe_class):
+        classifier = subquad.create_model(**arguments_of(recipe), num_classes=5)
+        start.mkdir()
+        subquad.save_weights(classifier, start / "best.safetensors")
+        weights = classifier.state_dict()
+    else:
+        shutil.copytree(run, start)
+        weights = load_file(start / "best.safetensors")
+    made = task(recipe.replace(initial_checkpoint=str(start))).model
+    own = (made.pyramid.backbone if hasattr(made, "pyramid") else made).state_dict()
+    compared = [name for name in own if name in weights]
+    assert len(compared) > 5 and all(torch.equal(own[name], weights[name]) for name in compared)

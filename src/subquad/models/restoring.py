@@ -103,6 +103,9 @@ def _limited(most: int) -> Iterator[None]:
 def _check_classes(note: dict[str, Any], network: Any) -> None:
     """Raise where a note names more classes than its network tells apart; a head may have spare ones."""
     outputs = network.creation.get("num_classes", getattr(network, "num_classes", None))
+    if outputs is None and not note.get("classes"):
+        # some tasks know no classes
+        return
     if type(outputs) is not int:
         raise SubquadError("its note says a number of classes that is no whole number")
     if note.get("classes") is not None and len(note["classes"]) > outputs:
