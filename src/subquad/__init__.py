@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from subquad.grid import TokenGrid
     from subquad.kernels import BACKENDS, use_backend
     from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
+    from subquad.runs import open_trained
+    from subquad.tasks import register_task
 
 __version__ = "0.1.0"
 
@@ -35,6 +37,8 @@ __all__ = [
     "convert_checkpoint",
     "create_model",
     "load_checkpoint",
+    "open_trained",
+    "register_task",
     "restore_model",
     "save_weights",
     "use_backend",
@@ -48,9 +52,12 @@ _PLACES = {
 }
 """Which module each name comes from."""
 
+_WHEN_ASKED_FOR = {"runs": ("open_trained",), "tasks": ("register_task",)}
+"""The same of modules that take time to import, and that a user of networks alone does without."""
+
 
 def __getattr__(name: str) -> Any:
-    for place, names in _PLACES.items():
+    for place, names in (_PLACES | _WHEN_ASKED_FOR).items():
         if name in names:
             return getattr(importlib.import_module(f"subquad.{place}"), name)
     raise AttributeError(f"module 'subquad' has no attribute '{name}'")

@@ -23,11 +23,11 @@ from subquad.diffusion.folder import ImageFolder
 from subquad.errors import SubquadError
 from subquad.holding import LOCK, holding
 from subquad.models import create_model, read_weights, save_weights
+from subquad.runs.run_folder import RunFolder
+from subquad.runs.run_state import State, load_state, save_state
+from subquad.tasks.task import Task
 from subquad.training import running, train
-from subquad.training.checkpoint import State, load_state, save_state
 from subquad.training.loop import Trainer
-from subquad.training.run_folder import RunFolder
-from subquad.training.task import Task
 from subquad.weights.digest import DIGEST
 from subquad.writing import WriteError, json_text, replacing, write_json, write_text
 
@@ -317,9 +317,10 @@ def test_what_earlier_versions_left_aside_goes_when_the_run_goes_on(copy):
 
 
 def short_of(run):
-    from subquad.training import load_recipe
+    from subquad.tasks import load_recipe
+    from subquad.tasks.classification import Recipe
 
-    return load_recipe(run / "recipe.yaml")
+    return load_recipe(run / "recipe.yaml", Recipe)
 
 
 def test_images_that_were_never_made_do_not_bind_the_next_settings(tmp_path):

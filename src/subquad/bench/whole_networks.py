@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from subquad.bench.blocks import dtype_of
 from subquad.bench.memory import peak_memory_mb
 from subquad.bench.scaling import interleaved_ms, last_descent, seconds_of
-from subquad.dense import SEGMENTERS, build_segmenter
-from subquad.dense.detectors import DETECTORS, build_detector
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import VARIANTS, create_model
 from subquad.models.networks import NETWORKS
+from subquad.tasks import TASKS
 from subquad.text import columns
 
 
@@ -60,11 +59,11 @@ def measure_networks(
 ) -> list[NetworkRow]:
     """Time networks by name on square images; each takes turns with the others and with their references.
 
-    With `head`, a name of `SEGMENTERS` or `DETECTORS`, they are backbones under it, with as many classes as ADE20K or
-    COCO have. A network is left out from the size on at which a first pass takes longer than `max_seconds`.
+    With `head`, one of a task of `TASKS`, they are backbones under it, with as many classes as its usual data have. A
+    network is left out from the size on at which a first pass takes longer than `max_seconds`.
     """
-    if head is not None and head not in (*SEGMENTERS, *DETECTORS):
-        raise unknown_name("head", head, [*SEGMENTERS, *DETECTORS])
+    if head is not None and head not in (known := [name for task in TASKS.values() for name in task.heads]):
+        raise unknown_name("head", head, known)
     if head is not None and backward:
         raise SubquadError("dense networks are measured forward: leave out --backward")
     for name in names:
@@ -112,9 +111,8 @@ def _network(name: str, px: int, head: str | None) -> nn.Module:
     arguments: dict[str, Any] = {"name": variant, "img_size": px, **({"attention": softmax} if softmax else {})}
     if head is None:
         return create_model(**arguments)
-    if head in SEGMENTERS:
-        return build_segmenter(arguments, head=head, num_classes=150)
-    return build_detector(arguments, head=head, num_classes=80, short_side=[px], long_side=2 * px)
+    task = next(task for task in TASKS.values() if head in task.heads)
+    return task.bench_network(head, arguments, px)
 
 
 def _pass(model: nn.Module, x: Tensor, backward: bool) -> Callable[[], None]:

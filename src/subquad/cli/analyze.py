@@ -7,8 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands, folder_to_write, positive, to_read, whole
+from subquad.cli.parser import Commands
 from subquad.errors import SubquadError
+from subquad.flags import folder_to_write, positive, to_read, whole
 from subquad.holding import holding
 
 
@@ -49,13 +50,13 @@ def _analyze(arguments: argparse.Namespace) -> None:
     import torch
 
     from subquad.bench import save_rows
-    from subquad.evaluation import load_looked_at
     from subquad.report import Findings, write_analysis
+    from subquad.runs import open_trained
 
     found = Findings()
     notes: list[str] = []
     for source in arguments.checkpoint:
-        trained = load_looked_at(source, img_size=arguments.img_size)
+        trained = open_trained(source, img_size=arguments.img_size).image_network(arguments.img_size)
         name = _name_of(source)
         if name in found.names:
             raise SubquadError(f"two networks are called {name}: rename a folder")
@@ -106,9 +107,8 @@ def _measure(arguments: argparse.Namespace, trained: Any, name: str, found: Any)
 def _pictures(arguments: argparse.Namespace, trained: Any) -> tuple[list[Any], list[Any]]:
     """Images as they are and as the network takes them: of the folders, else held-out ones."""
     from subquad.data import eval_transform, read_image
-    from subquad.evaluation import images_of
-    from subquad.evaluation.image_files import image_files
-    from subquad.evaluation.predict import readable_images
+    from subquad.tasks.classification import images_of
+    from subquad.tasks.image_files import image_files, readable_images
 
     if arguments.images is None:
         if not (arguments.data or trained.data):
@@ -135,8 +135,8 @@ def _count(arguments: argparse.Namespace, trained: Any, name: str, found: Any) -
     from torch.utils.data import Subset
 
     from subquad.analysis import NoQueriesError, count_confusions, count_hits, survey
-    from subquad.evaluation import images_of
     from subquad.report import confusion_words, removal_shares
+    from subquad.tasks.classification import images_of
 
     if not (arguments.removed or arguments.confusion):
         return

@@ -5,8 +5,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from subquad.cli.parser import Commands, file_to_write, positive, share, whole
+from subquad.cli.parser import Commands
 from subquad.errors import SubquadError, check_suffix
+from subquad.flags import file_to_write, positive, share, whole
 
 
 def add_commands(commands: Commands) -> None:

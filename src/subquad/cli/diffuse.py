@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands, folder_to_write, not_negative, number, positive, share, whole
+from subquad.cli.parser import Commands
 from subquad.errors import SubquadError, shown
+from subquad.flags import folder_to_write, not_negative, number, positive, share, whole
 
 
 def downsample(text: str) -> int:

@@ -12,9 +12,10 @@ from torch import Tensor
 from subquad.analysis import LayerAttention, attention_weights
 from subquad.data import ImageDataset
 from subquad.errors import SubquadError
-from subquad.evaluation import images_of, load_trained
 from subquad.report.page_parts import data_uri
 from subquad.report.run_records import Group
+from subquad.runs import open_trained
+from subquad.tasks.classification import images_of
 
 _SIDE = 112
 _SEQUENTIAL = [
@@ -59,7 +60,7 @@ def attention_maps(groups: Sequence[Group], log: Callable[[str], None], *, count
     queries: list[tuple[float, float]] = []
     for group in groups:
         try:
-            trained = load_trained(group.first.path)
+            trained = open_trained(group.first.path).image_network()
             images = images_of(trained)
         except SubquadError as error:
             log(f"no attention maps of {group.label}: {error}")

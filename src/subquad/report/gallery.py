@@ -1,107 +1,54 @@
-"""What dense networks make of some held-out images, beside the truth."""
+"""What networks make of some held-out images, beside the truth, where their task has pictures of it."""
 
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
-from subquad.dense import load_scenes
-from subquad.dense.objects import load_objects
-from subquad.dense.scene_transforms import SceneTransform
 from subquad.errors import SubquadError
-from subquad.evaluation.accuracy import evaluating
-from subquad.evaluation.objects import TrainedDetector, draw_objects, find_objects, load_detector
-from subquad.evaluation.scenes import TrainedSegmenter, colour, load_segmenter, overlay
-from subquad.evaluation.segmentation import count_pixels, judge_confusion, segment
 from subquad.report.page_parts import figure, section
 from subquad.report.run_records import Group
+from subquad.runs import open_trained
+from subquad.tasks import Gallery, task_named
 
 _WIDTH = 300
 _COUNT = 4
-_THRESHOLD = 0.5
-
-Pictures = list[tuple[Image.Image, str]]
 
 
 def gallery(groups: Sequence[Group], log: Callable[[str], None]) -> str:
-    """A section with some held-out images, their truth and what every group predicts; nothing for classifiers."""
-    task = groups[0].first.task
-    if task not in _TASKS:
+    """A section with some held-out images, their truth and what every group predicts; nothing without pictures."""
+    task = task_named(groups[0].first.task)
+    if not task.has_gallery:
         return ""
-    load, show = _TASKS[task]
     networks: list[tuple[str, Any]] = []
     for group in groups:
         try:
-            networks.append((group.label, load(group.first.path)))
+            networks.append((group.label, open_trained(group.first.path, task=task.name)))
         except SubquadError as error:
             log(f"no pictures of {group.label}: {error}")
     if not networks:
         return ""
     try:
-        rows, lead = show(networks)
+        shown = task.gallery(networks, _COUNT)
     except SubquadError as error:
         log(f"no pictures: {error}")
         return ""
-    figures = ("".join(figure(_small(image), text, colours=128) for image, text in row) for row in rows)
+    return _markup(shown)
+
+
+def _markup(shown: Gallery) -> str:
+    swatches = "".join(
+        f'<span class="swatch" style="background:rgb{colour}"></span>{escape(name)} &nbsp; '
+        for name, colour in shown.legend
+    )
+    figures = ("".join(figure(_small(image), text, colours=128) for image, text in row) for row in shown.rows)
     return section(
         "Predictions against truth",
         "Held-out images, evenly chosen.",
-        lead + "".join(f'<div class="images">{row}</div>' for row in figures),
+        (f"<p>{swatches}</p>" if swatches else "") + "".join(f'<div class="images">{row}</div>' for row in figures),
     )
 
 
 def _small(image: Image.Image) -> Image.Image:
     return image.resize((_WIDTH, max(1, round(image.height * _WIDTH / image.width))))
-
-
-def _evenly(length: int) -> list[int]:
-    return [int(place) for place in np.linspace(0, length - 1, min(_COUNT, length)).round()]
-
-
-def _scenes(networks: Sequence[tuple[str, TrainedSegmenter]]) -> tuple[list[Pictures], str]:
-    """Overlays, with the mean IoU of the classes that are in the image or found in it; and what colours mean."""
-    images = load_scenes(networks[0][1].data, split="validation")
-    rows = []
-    for index in _evenly(len(images)):
-        if (item := images[index]) is None:
-            continue
-        picture, labels = item
-        row = [(picture, "image"), (overlay(picture, labels), "truth")]
-        for label, trained in networks:
-            x, target = SceneTransform(trained.input)(picture, labels)
-            with evaluating(trained.model):
-                logits = segment(trained.model, x.to(trained.device), labels.shape, trained.window(None))
-            found = logits.argmax(0).cpu()
-            iou = judge_confusion(count_pixels(found, target, len(trained.classes))).miou
-            row.append((overlay(picture, found.numpy().astype(np.uint8)), f"{label} (IoU {iou:.0f} %)"))
-        rows.append(row)
-    swatches = "".join(
-        f'<span class="swatch" style="background:rgb{colour(k)}"></span>{escape(name)} &nbsp; '
-        for k, name in enumerate(images.classes[:40])
-    )
-    return rows, f"<p>{swatches}</p>"
-
-
-def _objects(networks: Sequence[tuple[str, TrainedDetector]]) -> tuple[list[Pictures], str]:
-    """Boxes and masks that are found with some certainty."""
-    images = load_objects(networks[0][1].data, split="validation")
-    rows = []
-    for index in _evenly(len(images)):
-        if (item := images[index]) is None:
-            continue
-        picture, target = item
-        row = [(draw_objects(picture, target, images.classes), f"truth: {len(target['labels'])} objects")]
-        for label, trained in networks:
-            found = find_objects(trained, picture, _THRESHOLD)
-            drawn = draw_objects(picture, found, trained.classes)
-            row.append((drawn, f"{label}: {len(found['labels'])} with a score of at least {_THRESHOLD}"))
-        rows.append(row)
-    return rows, ""
-
-
-_TASKS: dict[str, tuple[Callable[..., Any], Callable[..., tuple[list[Pictures], str]]]] = {
-    "segment": (load_segmenter, _scenes),
-    "detect": (load_detector, _objects),
-}

@@ -9,11 +9,11 @@ from html import escape
 from pathlib import Path
 
 from subquad.bench import ScalingRow, crossover
-from subquad.report.arena import arena_table
 from subquad.report.attention_maps import MapTable, attention_maps
 from subquad.report.charts import Axis, Series, line_chart, point_chart
 from subquad.report.comparisons import measure_of
 from subquad.report.gallery import gallery
+from subquad.report.known_results import known_results
 from subquad.report.page_parts import check_page, section, short_command, write_page
 from subquad.report.run_records import Group, find_runs, group_runs
 from subquad.report.table import accuracy_table
@@ -47,7 +47,7 @@ def write_report(
         _accuracy(groups, colours),
         _curves(groups, colours),
         _scaling(scaling, scaling_note, groups, colours),
-        arena_table(groups) or gallery(groups, log) or _maps(attention_maps(groups, log)),
+        known_results(groups) or gallery(groups, log) or _maps(attention_maps(groups, log)),
         _provenance(groups),
     ]
     write_page(path, _title(groups), sections)
@@ -64,7 +64,7 @@ def _header(groups: Sequence[Group]) -> str:
     first = groups[0].first
     recipe, facts = first.recipe, first.facts
     seeds = max(len(group.runs) for group in groups)
-    models = sorted({str(group.first.recipe["model"]) for group in groups})
+    models = sorted({group.first.network for group in groups})
     made = datetime.fromisoformat(facts["created"])
     told = [
         f"{', '.join(models)}",

@@ -12,6 +12,7 @@ from subquad.attention import ATTENTION
 from subquad.errors import SubquadError
 from subquad.models import attention_label
 from subquad.reading import read_yaml
+from subquad.tasks import TASKS, fields_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Run:
         return str(self.facts.get("task", "classify"))
 
     @property
+    def network(self) -> str:
+        """What its network is called."""
+        return TASKS[self.task].network_name(self.recipe) if self.task in TASKS else str(self.recipe.get("model"))
+
+    @property
     def attention(self) -> str:
         """The mechanism with its settings, as on the command line."""
         return self.attention_with(self.settings)
@@ -40,7 +46,7 @@ class Run:
 
     def attention_with(self, settings: dict[str, Any]) -> str:
         """The mechanism with these settings."""
-        name = attention_label(str(self.recipe.get("model")), self.recipe.get("attention"))
+        name = attention_label(self.network, self.recipe.get("attention"))
         given = ",".join(f"{key}={value}" for key, value in settings.items())
         return f"{name}:{given}" if given and ":" not in name else name
 
@@ -127,8 +133,10 @@ def read_run(folder: Path) -> Run:
         datetime.fromisoformat(facts["created"])
     except ValueError as error:
         raise SubquadError(f"{folder / 'run.json'} is damaged: {error}") from None
-    if task == "lra":
-        _check_entries(folder / "run.json", 1, facts, {"data": (str,), "data_settings": (dict,)})
+    if task in TASKS:
+        _check_entries(folder / "run.json", 1, facts, TASKS[task].facts)
+        if "model" in fields_of(TASKS[task].recipe_class):
+            _check_entries(folder / "recipe.yaml", 1, recipe, {"model": (str,)})
     return Run(folder, recipe, facts, rows)
 
 
@@ -144,7 +152,6 @@ _FACTS: dict[str, Kinds] = {
     "macs": _NUMBER,
 }
 _FIELDS: dict[str, Kinds] = {
-    "model": (str,),
     "data": (str,),
     "batch_size": _NUMBER,
     "settings": (dict, type(None)),
@@ -190,7 +197,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Runs that differ by nothing but the seed and the place of the data, in the order of `ATTENTION`."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        same = {key: value for key, value in run.recipe.items() if key not in ("seed", "data_dir", "workers")}
+        same = {key: value for key, value in run.recipe.items() if key not in _ignored(run)}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
     places = {name: place for place, name in enumerate(ATTENTION)}
     ordered = sorted(groups.values(), key=lambda group: places.get(group[0].attention.split(":")[0], len(places)))
@@ -203,9 +210,16 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return [Group(name, tuple(group)) for name, group in zip(names, ordered, strict=True)]
 
 
+def _ignored(run: Run) -> set[str]:
+    """Fields of a recipe that make no difference: earlier versions wrote some that mean nothing to the task."""
+    retired = TASKS[run.task].recipe_class.retired if run.task in TASKS else {}
+    return {"seed", "data_dir", "workers", *retired}
+
+
 def _label(run: Run, runs: Sequence[Run]) -> str:
     """The mechanism, behind the model and the data where those differ within the report; so do its settings."""
-    parts = [str(run.recipe[key]) for key in ("model", "data") if len({str(r.recipe.get(key)) for r in runs}) > 1]
+    parts = [run.network] if len({r.network for r in runs}) > 1 else []
+    parts += [str(run.recipe["data"])] if len({str(r.recipe.get("data")) for r in runs}) > 1 else []
     several = len({str(r.recipe.get("attention")) for r in runs}) > 1
     own = {key: v for key, v in run.settings.items() if not several or any(r.settings.get(key) != v for r in runs)}
     return " ".join([*parts, run.attention_with(own)])
