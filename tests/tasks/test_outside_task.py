@@ -57,6 +57,7 @@ def test_a_task_is_registered_once_and_under_words_of_its_own(monkeypatch):
     monkeypatch.setattr("subquad.tasks.task_table.TASKS", dict(TASKS))
     for changes, reason in (
         ({"name": "other"}, "has recipes of the task depth"),
+        ({"commands": {"dream": "depth dream"}}, "has a command to dream, known are train, compare"),
         ({"commands": {"train": "detect train"}}, "the command detect train of the task depth is another task's"),
     ):
         with pytest.raises(SubquadError, match=reason):
@@ -67,6 +68,12 @@ def test_a_task_is_registered_once_and_under_words_of_its_own(monkeypatch):
     register_task(depth_task.Depth)
     with pytest.raises(SubquadError, match="there is a task depth already"):
         register_task(type("Second", (depth_task.Depth,), {}))
+
+
+def test_a_command_of_ours_is_not_taken(registered, monkeypatch, capsys):
+    monkeypatch.setattr(depth_task.Depth, "commands", {"evaluate": "bench"})
+    assert main(["list"]) == 2
+    assert "two commands are called bench" in capsys.readouterr().err
 
 
 @pytest.fixture

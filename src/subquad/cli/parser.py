@@ -48,13 +48,18 @@ class Commands:
 
     def group(self, name: str, text: str) -> "Commands":
         """Commands of commands: `subquad <name> <one of them>`."""
-        return Commands(self.parsers.add_parser(name, help=text, description=text))
+        return Commands(self._new(name, text))
 
     def add(self, name: str, run: Callable[[argparse.Namespace], None], text: str) -> Parser:
         """A command of this name, which `run` carries out."""
-        parser = self.parsers.add_parser(name, help=text, description=text)
+        parser = self._new(name, text)
         parser.set_defaults(run=run, parser=parser)
         return parser
+
+    def _new(self, name: str, text: str) -> Any:
+        if name in self.parsers.choices:
+            raise SubquadError(f"two commands are called {name}: an installed task must take another name for its own")
+        return self.parsers.add_parser(name, help=text, description=text)
 
 
 def run_name(text: str) -> str:

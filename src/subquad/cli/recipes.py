@@ -56,7 +56,7 @@ def add_recipe_flags(parser: Parser, task: Any, without: Sequence[str] = ()) -> 
         text = field.text if shown in (None, "", {}) else f"{field.text} (default of a recipe that is silent: {shown})"
         # several numbers may be written with commas or, as timm has it, with spaces
         count = "+" if typing.get_origin(field.inner) is tuple else None
-        shape = {"metavar": name.rsplit("_", 1)[-1].upper(), "nargs": count}
+        shape: dict[str, Any] = {"metavar": name.rsplit("_", 1)[-1].upper(), "nargs": count}
         group.add_argument(written, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **shape)
 
 

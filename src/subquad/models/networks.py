@@ -184,9 +184,9 @@ BASELINES: dict[str, Network] = {
 
 RECONSTRUCTED: dict[str, Network] = {
     # the published 10.9, 22.4 and 39.6 M, 1.6, 3.3 and 6.1 G are of networks that nobody can rebuild
-    name: Network(name, "softmax", label="less")
+    name: Network(name, "softmax", label=label)
     for name, variant in VARIANTS.items()
-    if not HOSTS[variant.host].takes_mechanisms
+    if (label := HOSTS[variant.host].own_attention)
 }
 
 NETWORKS: dict[str, Network] = {**PUBLISHED, **RECONSTRUCTED, **BASELINES}

@@ -11,7 +11,7 @@ from subquad.tasks import task_named
 
 _LEAD = (
     "Accuracy on the test set of the weights that were best on the held-out part. What is published comes from several "
-    "code bases, with other networks and lengths; guessing looks at no whole sequence."
+    "code bases, with other networks and lengths; guessing looks at no whole example."
 )
 
 

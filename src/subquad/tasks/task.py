@@ -27,6 +27,9 @@ from subquad.tasks.trained import Trained
 
 Row = dict[str, float]
 
+ACTIONS = ("train", "compare", "benchmark", "evaluate", "predict")
+"""What a task can have a command for; a benchmark is a comparison that ends on a test set, beside what is published."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -82,8 +85,7 @@ class Task(ABC):
         title: what its commands do, in a line.
         noun: what is trained, as in "train a segmenter".
         recipe_class: the recipes that ask for it.
-        commands: the words of the command for each of train, compare, benchmark, evaluate and predict; a command that
-            is left out is not there.
+        commands: the words of the command for each of `ACTIONS`; what is left out has no command.
         leading_flags: of the commands that train, in front of those for the recipe's fields.
         evaluation_flags, prediction_flags: further arguments of `evaluate` and `predict`.
         evaluation_help, prediction_help: what these commands do, in a line.

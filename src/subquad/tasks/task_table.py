@@ -6,7 +6,7 @@ from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.detection.detection_task import Detection
 from subquad.tasks.segmentation.segmentation_task import Segmentation
 from subquad.tasks.sequences.lra_task import LongRange
-from subquad.tasks.task import Task
+from subquad.tasks.task import ACTIONS, Task
 
 TASKS: dict[str, type[Task]] = {
     "classify": Classification,
@@ -24,7 +24,7 @@ def register_task(task: type[Task]) -> type[Task]:
     """Add a task of one's own; a class can be decorated with it.
 
     Raises:
-        SubquadError: it is no task, or another one has its name or one of its commands.
+        SubquadError: it is no task, another one has its name or one of its commands, or there is no such command.
     """
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise SubquadError(f"a task is a class derived from subquad.tasks.Task, got {task!r}")
@@ -32,6 +32,8 @@ def register_task(task: type[Task]) -> type[Task]:
         raise SubquadError(f"the task {task.name} has recipes of the task {task.recipe_class.task}")
     if TASKS.get(task.name, task) is not task:
         raise SubquadError(f"there is a task {task.name} already, {TASKS[task.name].__name__}")
+    if unknown := task.commands.keys() - set(ACTIONS):
+        raise SubquadError(f"the task {task.name} has a command to {min(unknown)}, known are {', '.join(ACTIONS)}")
     others = {words for other in TASKS.values() if other is not task for words in other.commands.values()}
     if taken := others & set(task.commands.values()):
         raise SubquadError(f"the command {min(taken)} of the task {task.name} is another task's")
