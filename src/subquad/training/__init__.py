@@ -3,7 +3,6 @@
 from subquad.training.arena import ArenaRow, ArenaTable, arena_text, run_arena
 from subquad.training.compare import compare, comparison_table, slug
 from subquad.training.detection import DetectRecipe
-from subquad.training.fields import parse_settings
 from subquad.training.lra import LraRecipe
 from subquad.training.recipe import Recipe, load_recipe, recipe_fields, recipe_names
 from subquad.training.running import train
@@ -20,7 +19,6 @@ __all__ = [
     "compare",
     "comparison_table",
     "load_recipe",
-    "parse_settings",
     "recipe_fields",
     "recipe_names",
     "run_arena",

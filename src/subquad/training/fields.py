@@ -16,7 +16,7 @@ from typing import Any
 
 from subquad.errors import SubquadError, shown, unknown_name
 from subquad.ranges import Range
-from subquad.reading import parse_yaml
+from subquad.reading import parse_settings
 
 LARGEST, LARGEST_FLOAT = 2**63 - 1, 1e38
 """Of whole numbers, what 64 bits hold; of others what 32 bits do, in which parameters are."""
@@ -125,22 +125,6 @@ def checked(values: Mapping[str, Any], kind: type, origin: str = "") -> dict[str
         return {name: _taken(fields[name], value) for name, value in values.items()}
     except SubquadError as error:
         raise SubquadError(f"{origin}: {error}" if origin else str(error)) from None
-
-
-def parse_settings(text: str) -> dict[str, Any]:
-    """`num_agents=16,local=false` as a dict."""
-    settings: dict[str, Any] = {}
-    for part in filter(None, text.split(",")):
-        name, equals, value = part.partition("=")
-        if not equals or not name.strip():
-            raise SubquadError(f"settings are written name=value,name=value, got {shown(text)}")
-        if name.strip() in settings:
-            raise SubquadError(f"settings name {name.strip()} twice: {shown(text)}")
-        try:
-            settings[name.strip()] = parse_yaml(value)
-        except SubquadError as error:
-            raise SubquadError(f"{name.strip()} in {shown(text)} is not YAML: {error}") from None
-    return settings
 
 
 def _taken(field: Field, value: Any) -> Any:
