@@ -125,7 +125,10 @@ def parse_settings(text: str, within: str = "") -> dict[str, Any]:
             raise SubquadError(f"{shown(within or text)} names {name} twice")
         if len(value) > LONGEST:
             raise SubquadError(f"{name} in {shown(within or text)} has more than {LONGEST} characters")
-        settings[name] = _literal(value.strip())
+        value = value.strip()
+        if (value[:1] == "[", value[-1:] == "]", value.count("[")) not in ((False, False, 0), (True, True, 1)):
+            raise SubquadError(f"{shown(part)} in {shown(within or text)} is no list: write {name}=[1,2,3]")
+        settings[name] = _literal(value)
     return settings
 
 

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from subquad import ATTENTION, SubquadError, TokenGrid
-from subquad.attention import QUADRATIC
+from subquad.attention import traits_of
 from subquad.models.layers import SelfAttention
 
 VOCABULARY = ("q", "k", "v", "g", "x", "padding", "mask")
@@ -228,7 +228,7 @@ def test_the_layer_exports_for_any_batch(name):
 
 @pytest.mark.slow
 @every_mechanism
-def test_cost_is_linear_in_the_number_of_tokens_unless_listed_as_quadratic(name):
+def test_cost_is_linear_in_the_number_of_tokens_unless_it_says_quadratic(name):
     def products(side):
         grid = TokenGrid(side, side)
         module = ATTENTION[name](DIM, HEADS, grid=grid, kv_grid=grid)
@@ -239,7 +239,7 @@ def test_cost_is_linear_in_the_number_of_tokens_unless_listed_as_quadratic(name)
         return counter.get_total_flops()
 
     growth = products(112) / products(56)
-    assert growth > 15 if name in QUADRATIC else growth < 4.4
+    assert growth > 15 if traits_of(ATTENTION[name]).quadratic else growth < 4.4
 
 
 @every_mechanism

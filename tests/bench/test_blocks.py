@@ -24,15 +24,21 @@ from subquad.cli import main
 from subquad.report import bench_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
-every_mechanism = pytest.mark.parametrize("name", ATTENTION)
 
 
-@every_mechanism
+@pytest.mark.parametrize("name", TEXTBOOK)
 @pytest.mark.parametrize("grid", [TokenGrid(4, 7), TokenGrid(6, 6)], ids=str)
 def test_the_textbook_form_computes_what_the_mechanism_does(name, grid):
     module, supply = build(name, grid), inputs_of(build(name, grid), grid)
     expected = module(**supply, grid=grid, kv_grid=grid)
     torch.testing.assert_close(TEXTBOOK[name](module, supply, grid), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_a_mechanism_that_no_textbook_has_is_measured_without(monkeypatch):
+    monkeypatch.delitem(TEXTBOOK, "linear")
+    linear, _ = rows = measure_blocks(["linear", "pola"], [16], dim=16, num_heads=2, repeats=1)
+    assert linear.textbook_ms is None and linear.textbook_gain is None and linear.softmax_gain > 0
+    assert "None" not in blocks_table(rows)
 
 
 @pytest.mark.parametrize("backward", [False, True])

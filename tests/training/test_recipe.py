@@ -102,6 +102,8 @@ def test_a_recipe_file_that_is_missing_is_named():
         ("num_agents", "'num_agents' in 'num_agents' is no setting: write name=value"),
         ("a=1,=2", "'=2' in 'a=1,=2' is no setting"),
         ("a=1, a=2", "'a=1, a=2' names a twice"),
+        ("a=[1,b=2", "'a=.1' in 'a=.1,b=2' is no list: write a=.1,2,3."),
+        ("a=[[1]]", "is no list"),
         (f"a={'9' * 5000}", "a in .* has more than 4096 characters"),
     ],
 )

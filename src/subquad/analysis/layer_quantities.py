@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from subquad.analysis.explicit_attention import LayerAttention, is_mechanism
-from subquad.analysis.gaussian_kernels import half_correlation, newton_convergence
+from subquad.analysis.probes import LayerAttention, is_mechanism
+from subquad.analysis.soft_kernels import half_correlation, newton_convergence
 from subquad.analysis.spectra import centred, ranks
 from subquad.attention import PolaAttention, SoftAttention
 from subquad.grid import TokenGrid

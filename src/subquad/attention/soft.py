@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.key_removal import cut
+from subquad.attention.traits import Traits
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.ops import INVERSES, convolve_windows, gaussian_attention, gaussian_weights
@@ -26,6 +28,13 @@ class SoftAttention(nn.Module):
     """
 
     inputs = ("q", "v", "padding")
+    traits = Traits(
+        label="SOFT",
+        pools=True,
+        key_removal=cut,
+        in_hosts={"softnet": {"ratio": (8, 4, 2, 1), "kernel_size": (9, 5, 3, 3)}},
+        colour="#c28a00",
+    )
 
     @checks_arguments
     def __init__(

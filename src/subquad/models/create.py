@@ -10,13 +10,13 @@ from typing import Any, get_origin
 
 import torch
 
-from subquad.attention import ATTENTION, QUADRATIC
+from subquad.attention import ATTENTION, traits_of
 from subquad.errors import SubquadError, UnknownSettingError, reason_of, shown, unknown_name
 from subquad.models.attention_names import Block, Names, parse_blocks, per_block
 from subquad.models.backbone import Backbone
 from subquad.models.layers import Mechanism
 from subquad.models.networks import NETWORKS
-from subquad.models.variants import HOSTS, SETTINGS, VARIANTS
+from subquad.models.variants import HOSTS, VARIANTS
 from subquad.ranges import Count, Positive, checks_arguments
 
 PER_STAGE = frozenset({"embed_dims", "num_heads", "mlp_ratios"})
@@ -143,7 +143,8 @@ def _reach(host: Any, arguments: dict[str, Any], names: list[str], depths: Seque
         sizes = _for_stages(default, depths) if value is None else [value] * len(depths)
         confined = [size for size, depth in zip(sizes, depths, strict=True) for _ in range(depth)]
         reach[key] = [
-            size if name in QUADRATIC else host.everything for size, name in zip(confined, names, strict=True)
+            size if traits_of(ATTENTION[name]).quadratic else host.everything
+            for size, name in zip(confined, names, strict=True)
         ]
     return reach
 
@@ -152,7 +153,7 @@ def _usual(host: str, mechanism: str, stage: int, depths: Sequence[int]) -> dict
     """The settings that a mechanism has in a host, at a stage."""
     return {
         key: _for_stages(value, depths)[stage] if isinstance(value, tuple) else value
-        for key, value in SETTINGS.get((host, mechanism), {}).items()
+        for key, value in traits_of(ATTENTION[mechanism]).in_hosts.get(host, {}).items()
     }
 
 

@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from subquad.attention import ATTENTION, QUADRATIC
-from subquad.errors import unknown_name
+from subquad.attention import ATTENTION, traits_of
+from subquad.errors import SubquadError, unknown_name
 from subquad.kernels import kernels_by_title
 from subquad.kernels.choosing import BACKENDS, KERNELS, unavailable
 from subquad.models.attention_names import is_count, names_in
@@ -19,12 +19,19 @@ Row = dict[str, str]
 
 
 def mechanism_rows() -> list[Row]:
-    """Name, cost, inputs and settings of every mechanism."""
+    """Name, cost, inputs and settings of every mechanism; of a plug-in that can't be used, why."""
     rows = []
-    for name, cls in ATTENTION.items():
-        settings = ", ".join(f"{key}={value}" for key, value in settings_of(name).items())
-        cost = "n²" if name in QUADRATIC else "n"
-        rows.append({"mechanism": name, "cost": cost, "inputs": " ".join(cls.inputs), "settings": settings})  # type: ignore[attr-defined]
+    for name in ATTENTION:
+        row = {"mechanism": name, "called": "", "cost": "", "inputs": ""}
+        try:
+            cls: Any = ATTENTION[name]
+            traits = traits_of(cls)
+            row |= {"called": traits.label or name, "cost": "n²" if traits.quadratic else "n"}
+            row |= {"inputs": " ".join(cls.inputs)}
+            row["settings"] = ", ".join(f"{key}={value}" for key, value in settings_of(name).items())
+        except SubquadError as error:
+            row["settings"] = str(error)
+        rows.append(row)
     return rows
 
 

@@ -217,7 +217,10 @@ def _number(value: Any, kind: type) -> Any:
 def _settings(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, (str, Mapping)):
         raise TypeError
-    settings = parse_settings(value) if isinstance(value, str) else dict(value)
+    try:
+        settings = parse_settings(value) if isinstance(value, str) else dict(value)
+    except SubquadError as error:
+        raise SubquadError(f"{name}: {error}") from None
     for key, entry in settings.items():
         if not isinstance(key, str):
             raise TypeError
