@@ -68,3 +68,10 @@ def test_report_analysis_and_pictures_agree(name, make_run, tmp_path):
         markup = (tmp_path / file).read_text()
         assert f'<g class="series {wanted}">' in markup and f".{wanted} " in markup
     ElementTree.parse(tmp_path / "bench.svg")
+
+
+def test_layers_without_a_number_are_left_out_of_the_charts(tmp_path):
+    values = {1: 0.5, 2: float("nan"), 3: 0.7}
+    rows = [MeasureRow("net", layer, "blocks", "pola", "entropy", 0, x, x, x, None) for layer, x in values.items()]
+    write_analysis(tmp_path / "page.html", Findings(rows={"net": rows}))
+    assert (tmp_path / "page.html").read_text().count("<circle") == 2

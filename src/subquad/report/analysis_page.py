@@ -102,7 +102,8 @@ def _measure(measure: str, rows: Mapping[str, Sequence[MeasureRow]], colours: Ma
     series: list[Series] = []
     baselines: dict[int, float] = {}
     for name, found in rows.items():
-        own = [row for row in found if row.measure == measure and not row.head]
+        # a network whose weights have run away is shown as far as there are numbers
+        own = [row for row in found if row.measure == measure and not row.head and math.isfinite(row.mean)]
         if not own:
             continue
         points = [(row.layer, row.mean) for row in own]
