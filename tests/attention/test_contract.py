@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.attention import traits_of
+from subquad.attention.contract import VOCABULARY
 from subquad.models.layers import SelfAttention
 
-VOCABULARY = ("q", "k", "v", "g", "x", "padding", "mask")
 every_mechanism = pytest.mark.parametrize("name", ATTENTION)
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 

@@ -74,6 +74,7 @@ def no_grid(self, dim, num_heads, grid, kv_grid, window, size=3): ...
             "not so of more",
         ),
         ("mean", lambda: broken(traits={"quadratic": True}), "traits is a subquad"),
+        ("mean", lambda: broken(traits=Traits(in_hosts={"pvt": {"size": 3}})), "traits set size in pvt, which __init"),
     ],
 )
 def test_what_a_class_lacks_is_said_in_one_line(name, make, message, clean):

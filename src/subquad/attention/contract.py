@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from subquad.attention.traits import Traits
+from subquad.attention.traits import Traits, traits_of
 from subquad.errors import SubquadError, shown
 
 VOCABULARY = ("q", "k", "v", "g", "x", "padding", "mask")
@@ -45,8 +45,13 @@ def _faults(cls: Any) -> Iterator[str]:
         elif words and not _takes(function, words):
             yield f"{method} takes (self, {', '.join(words)}, *, grid, kv_grid), got {inspect.signature(function)}"
     yield from _faults_of_constructor(cls)
-    if not isinstance(getattr(cls, "traits", Traits()), Traits):
-        yield "traits is a subquad.attention.Traits"
+    traits = traits_of(cls)
+    if not isinstance(traits, Traits):
+        yield "traits is a subquad.Traits"
+        return
+    for host, settings in traits.in_hosts.items():
+        if unknown := [key for key in settings if key not in inspect.signature(cls).parameters]:
+            yield f"traits set {', '.join(unknown)} in {host}, which __init__ does not take"
 
 
 def _takes(function: Any, words: tuple[str, ...]) -> bool:
