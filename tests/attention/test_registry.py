@@ -140,6 +140,13 @@ def test_a_broken_plug_in_is_one_line_that_names_it_and_spoils_nothing_else(sour
     ATTENTION["softmax"](16, 2, grid=TokenGrid(2, 2), kv_grid=TokenGrid(2, 2))
 
 
+def test_a_package_whose_entry_points_are_damaged_hides_no_other(clean):
+    install(clean)
+    damaged = install(clean, package="elsewhere_damaged") / "elsewhere_damaged-1.0.dist-info" / "entry_points.txt"
+    damaged.write_text("[subquad.attention]\nnonsense\n")
+    assert ATTENTION["mean"].__module__ == "elsewhere" and ATTENTION["softmax"] is not None
+
+
 def test_a_name_that_two_have_is_refused_when_it_is_asked_for(clean):
     install(clean, "softmax")
     install(clean, "mean", package="elsewhere_too")
