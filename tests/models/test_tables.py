@@ -47,9 +47,9 @@ def test_baselines_follow_the_scheme_and_no_name_is_one_of_timms():
             "deit": ("tiny",),
         }.items():
             assert all(f"{mechanism}_{host}_{size}" in NETWORKS for size in sizes)
-    files = {module for module in timm.list_modules() if module != "zoo"}
+    files = {module for module in timm.list_modules() if module != "timm_names"}
     theirs = {name for module in files for name in timm.list_models(module=module)}
-    assert not theirs & NETWORKS.keys() and set(timm.list_models(module="zoo")) == NETWORKS.keys()
+    assert not theirs & NETWORKS.keys() and set(timm.list_models(module="timm_names")) == NETWORKS.keys()
 
 
 @pytest.mark.parametrize("name", NETWORKS)
