@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from subquad.errors import SubquadError  # noqa: E402
 
 if TYPE_CHECKING:
-    from subquad.attention import ATTENTION
+    from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.grid import TokenGrid
     from subquad.kernels import BACKENDS, use_backend
     from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
@@ -34,10 +34,12 @@ __all__ = [
     "BACKENDS",
     "SubquadError",
     "TokenGrid",
+    "Traits",
     "convert_checkpoint",
     "create_model",
     "load_checkpoint",
     "open_trained",
+    "register_attention",
     "register_task",
     "restore_model",
     "save_weights",
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 _PLACES = {
-    "attention": ("ATTENTION",),
+    "attention": ("ATTENTION", "Traits", "register_attention"),
     "kernels": ("BACKENDS", "use_backend"),
     "grid": ("TokenGrid",),
     "models": ("convert_checkpoint", "create_model", "load_checkpoint", "restore_model", "save_weights"),

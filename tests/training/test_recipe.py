@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 
 from subquad.errors import SubquadError
-from subquad.tasks import TASKS, fields_of, load_recipe, parse_settings, recipe_names
+from subquad.reading import parse_settings
+from subquad.tasks import TASKS, fields_of, load_recipe, recipe_names
 from subquad.tasks.classification import Recipe
 
 KINDS = [task.recipe_class for task in TASKS.values()]
@@ -94,9 +95,36 @@ def test_a_recipe_file_that_is_missing_is_named():
         load_recipe("nowhere.yaml", Recipe)
 
 
-def test_settings_without_a_value_are_refused():
-    with pytest.raises(SubquadError, match="name=value"):
-        parse_settings("num_agents")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num_agents", "'num_agents' in 'num_agents' is no setting: write name=value"),
+        ("a=1,=2", "'=2' in 'a=1,=2' is no setting"),
+        ("a=1, a=2", "'a=1, a=2' names a twice"),
+        ("a=[1,b=2", "'a=.1' in 'a=.1,b=2' is no list: write a=.1,2,3."),
+        ("a=[[1]]", "is no list"),
+        (f"a={'9' * 5000}", "a in .* has more than 4096 characters"),
+    ],
+)
+def test_what_is_no_setting_is_said_in_one_line(text, message):
+    with pytest.raises(SubquadError, match=message) as error:
+        parse_settings(text)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200
+
+
+def test_settings_are_numbers_words_texts_and_lists_of_them():
+    text = "a=3, b=-0.5,c=1e-3,d=TRUE,e=none,f=relu,g='7',h=[4, 9,1.5],i="
+    assert parse_settings(text) == {
+        "a": 3,
+        "b": -0.5,
+        "c": 1e-3,
+        "d": True,
+        "e": None,
+        "f": "relu",
+        "g": "7",
+        "h": [4, 9, 1.5],
+        "i": "",
+    }
 
 
 def test_a_recipe_does_not_change():

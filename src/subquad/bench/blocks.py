@@ -14,7 +14,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from subquad.attention import ATTENTION, QUADRATIC
+from subquad.attention import ATTENTION, traits_of
 from subquad.bench.floors import copy_gb_per_s, moved_bytes
 from subquad.bench.memory import peak_memory_mb
 from subquad.bench.scaling import interleaved_ms, last_descent, square
@@ -154,7 +154,7 @@ def _parts(
     parts: dict[str, Callable[[], Any]] = {"core": lambda: layer.inner(**inputs, grid=grid, kv_grid=grid)}
     if not ops:
         parts |= {"block": lambda: layer(x, grid=grid), "projections": projections}
-    if name not in QUADRATIC or length <= 4096:
+    if name in TEXTBOOK and (length <= 4096 or not traits_of(layer.inner).quadratic):
         parts["textbook"] = lambda: TEXTBOOK[name](layer.inner, supply, grid)
     if compile:
         # each is a graph of its own, and all lambdas are of the same few lines

@@ -49,6 +49,7 @@ def run_analyze(arguments: argparse.Namespace) -> None:
 def _analyze(arguments: argparse.Namespace) -> None:
     import torch
 
+    from subquad.analysis import check_removal
     from subquad.bench import save_rows
     from subquad.report import Findings, write_analysis
     from subquad.runs import open_trained
@@ -62,6 +63,8 @@ def _analyze(arguments: argparse.Namespace) -> None:
             raise SubquadError(f"two networks are called {name}: rename a folder")
         if arguments.removed and not getattr(trained.model, "num_classes", 0):
             raise SubquadError(f"--removed counts a classifier's answers, and {name} gives none: leave it out")
+        if arguments.removed:
+            check_removal(trained.model)
         notes.append(_measure(arguments, trained, name, found))
         _count(arguments, trained, name, found)
     note = f"{notes[0]}, torch {torch.__version__}; means over heads and images"

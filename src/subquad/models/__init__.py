@@ -1,7 +1,8 @@
 """Hosts, who gather tokens, and the networks made of a host and a mechanism."""
 
+from subquad.models.attention_names import names_in
 from subquad.models.checkpoint_conversion import convert_checkpoint
-from subquad.models.create import create_model, parse_attention
+from subquad.models.create import create_model
 from subquad.models.listing import attention_label
 from subquad.models.networks import NETWORKS
 from subquad.models.restoring import restore, restore_model
@@ -19,7 +20,7 @@ __all__ = [
     "create_model",
     "default_cfgs",
     "load_checkpoint",
-    "parse_attention",
+    "names_in",
     "read_note",
     "read_weights",
     "restore",

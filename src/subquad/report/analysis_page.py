@@ -11,10 +11,10 @@ from PIL import Image
 from subquad.analysis import ALL_MEASURES, Counts, MeasureRow, Removal
 from subquad.analysis.small_maps import Looking
 from subquad.report.charts import Axis, Series, line_chart
+from subquad.report.colours import NEUTRAL, classes_of
 from subquad.report.page_parts import section, short_command, write_page
 from subquad.report.viewer import attention_viewer
 
-_COLOURS = 9
 _PAPERS_COUNT = 25
 """Confusions of an image that InLine's figure draws its line at."""
 
@@ -67,7 +67,8 @@ def write_analysis(path: Path, found: Findings, *, command: str = "", note: str 
         f'<header><p class="kicker">subquad analyze</p><h1>{escape(title)}</h1>'
         f'<p class="facts">{escape(note)}</p></header>'
     )
-    colours = {name: f"c{(place + 1) % _COLOURS}" for place, name in enumerate(names)}
+    mechanisms = {name: dict.fromkeys(row.mechanism for row in found.rows.get(name, [])) for name in names}
+    colours = classes_of({name: "+".join(of_layers) or name for name, of_layers in mechanisms.items()})
     parts = [
         attention_viewer(found.pictures, found.looks),
         *(_measure(measure, found.rows, colours) for measure in ALL_MEASURES),
@@ -101,7 +102,8 @@ def _measure(measure: str, rows: Mapping[str, Sequence[MeasureRow]], colours: Ma
     series: list[Series] = []
     baselines: dict[int, float] = {}
     for name, found in rows.items():
-        own = [row for row in found if row.measure == measure and not row.head]
+        # a network whose weights have run away is shown as far as there are numbers
+        own = [row for row in found if row.measure == measure and not row.head and math.isfinite(row.mean)]
         if not own:
             continue
         points = [(row.layer, row.mean) for row in own]
@@ -117,7 +119,7 @@ def _measure(measure: str, rows: Mapping[str, Sequence[MeasureRow]], colours: Ma
     if baselines:
         points = sorted(baselines.items())
         tips = [f"everywhere alike, or by chance: {value:.3f}" for _, value in points]
-        series.append(Series("baseline", "c0", points, tips))
+        series.append(Series("baseline", NEUTRAL, points, tips))
     what = ALL_MEASURES[measure]
     return section(measure.capitalize(), what.says, _chart(series, Axis("layer", whole=True), Axis(what.unit)))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from subquad.bench import ScalingRow, crossover
 from subquad.report.attention_maps import MapTable, attention_maps
 from subquad.report.charts import Axis, Series, line_chart, point_chart
+from subquad.report.colours import classes_of
 from subquad.report.comparisons import measure_of
 from subquad.report.gallery import gallery
 from subquad.report.known_results import known_results
@@ -18,8 +19,6 @@ from subquad.report.page_parts import check_page, section, short_command, write_
 from subquad.report.run_records import Group, find_runs, group_runs
 from subquad.report.table import accuracy_table
 from subquad.text import clock, si, speed_text
-
-_COLOURS = 9
 
 
 def write_report(
@@ -41,7 +40,7 @@ def write_report(
     """
     check_page(path)
     groups = group_runs(find_runs(runs))
-    colours = {group.label: f"c{place % _COLOURS}" for place, group in enumerate(groups)}
+    colours = classes_of({group.label: group.first.attention for group in groups})
     sections = [
         _header(groups),
         _accuracy(groups, colours),

@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from subquad.errors import SubquadError
+from subquad.report.colours import style_of
 from subquad.writing import write_text
 
 
@@ -22,13 +23,14 @@ def check_page(path: Path) -> None:
 def write_page(path: Path, title: str, sections: Sequence[str]) -> None:
     """Write the page to `path`, whole or not at all."""
     page = files("subquad.report")
+    body = "".join(sections)
     style, script = ((page / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     write_text(
         path,
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head>"
-        f'<body><main>{"".join(sections)}</main><div id="tip" role="status"></div>'
+        f"<title>{escape(title)}</title><style>{style}{style_of(body)}</style></head>"
+        f'<body><main>{body}</main><div id="tip" role="status"></div>'
         f"<script>{script}</script></body></html>\n",
     )
 

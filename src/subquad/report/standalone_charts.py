@@ -1,19 +1,23 @@
 """Charts as files that stand alone; what a bench measured as one of them."""
 
-import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 from subquad.bench import BlockRow, NetworkRow
 from subquad.errors import check_suffix
+from subquad.models import attention_label
 from subquad.report.charts import Axis, Series, line_chart
+from subquad.report.colours import classes_of, plain_style_of
 from subquad.writing import write_text
 
-COLOURS = 9
-"""Of the page's style."""
-
 PICTURES = "the picture is", ".svg"
+
+_STYLE = """text { fill: #667080; font: 12px system-ui, sans-serif; }
+.name { font-weight: 600; }
+.grid { stroke: #e2e3de; } .axis { stroke: #667080; }
+.line, .leader { fill: none; stroke-width: 2; } .leader { stroke-width: 1; opacity: 0.45; }
+"""
+"""The page's, without its variables: not all that shows SVG knows them."""
 
 
 def bench_picture(rows: Sequence[BlockRow] | Sequence[NetworkRow], path: Path) -> None:
@@ -21,14 +25,17 @@ def bench_picture(rows: Sequence[BlockRow] | Sequence[NetworkRow], path: Path) -
     check_suffix(path, *PICTURES)
     several = len({(row.batch_size, row.dtype) for row in rows}) > 1
     lines: dict[str, dict[float, float]] = {}
+    mechanisms: dict[str, str] = {}
     for row in rows:
         what = f" {row.batch_size} {row.dtype}" if several else ""
         for name, place, ms in _points(row):
             lines.setdefault(name + what, {})[place] = ms
+            mechanisms[name + what] = attention_label(name, None) if isinstance(row, NetworkRow) else name
     unit = "tokens" if isinstance(rows[0], BlockRow) else "px"
+    colours = classes_of(mechanisms)
     series = [
-        Series(name, f"c{k % COLOURS}", sorted(points.items()), [f"{name}: {ms:.3g} ms" for ms in points.values()])
-        for k, (name, points) in enumerate(lines.items())
+        Series(name, colours[name], sorted(points.items()), [f"{name}: {ms:.3g} ms" for ms in points.values()])
+        for name, points in lines.items()
     ]
     save_lines(series, Axis(unit, log=True), Axis("milliseconds", log=True), path)
 
@@ -40,23 +47,7 @@ def save_lines(series: Sequence[Series], x: Axis, y: Axis, path: Path) -> None:
     head, _, body = line_chart(series, x, y, width=width, height=height).partition(">")
     attributes = f'xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
     background = '<rect width="100%" height="100%" fill="#fcfcfa"/>'
-    write_text(path, f"{head} {attributes}><style>{_style()}</style>{background}{body}\n")
-
-
-def _style() -> str:
-    """The page's, without its variables: not all that shows SVG knows them."""
-    page = (files("subquad.report") / "page.css").read_text(encoding="utf-8")
-    lines = [
-        "text { fill: #667080; font: 12px system-ui, sans-serif; }",
-        ".name { font-weight: 600; }",
-        ".grid { stroke: #e2e3de; } .axis { stroke: #667080; }",
-        ".line, .leader { fill: none; stroke-width: 2; } .leader { stroke-width: 1; opacity: 0.45; }",
-    ]
-    for k, colour in re.findall(r"--c(\d): (#\w+)", page)[:COLOURS]:
-        lines.append(
-            f".c{k} .line, .c{k} .leader {{ stroke: {colour}; }} .c{k} circle, .c{k} .name {{ fill: {colour}; }}"
-        )
-    return "\n".join(lines)
+    write_text(path, f"{head} {attributes}><style>{_STYLE}{plain_style_of(body)}</style>{background}{body}\n")
 
 
 def _points(row: BlockRow | NetworkRow) -> list[tuple[str, float, float]]:

@@ -20,9 +20,8 @@ def arguments_of(recipe: ImageRecipe, *others: str) -> dict[str, Any]:
 
     `others` are the arguments that the caller adds. Raises a SubquadError where settings name one of either.
     """
-    attention = recipe.attention
     given: dict[str, Any] = {
-        "attention": attention.split("+") if attention and "+" in attention else attention,
+        "attention": recipe.attention,
         "img_size": recipe.img_size,
         "patch_size": recipe.patch_size,
         "embed_dim": recipe.embed_dim,

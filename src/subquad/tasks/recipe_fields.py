@@ -16,7 +16,7 @@ from typing import Any
 
 from subquad.errors import SubquadError, shown, unknown_name
 from subquad.ranges import Range
-from subquad.reading import parse_yaml
+from subquad.reading import parse_settings
 
 LARGEST, LARGEST_FLOAT = 2**63 - 1, 1e38
 """Of whole numbers, what 64 bits hold; of others what 32 bits do, in which parameters are."""
@@ -127,22 +127,6 @@ def checked(values: Mapping[str, Any], kind: type, origin: str = "") -> dict[str
         raise SubquadError(f"{origin}: {error}" if origin else str(error)) from None
 
 
-def parse_settings(text: str) -> dict[str, Any]:
-    """`num_agents=16,local=false` as a dict."""
-    settings: dict[str, Any] = {}
-    for part in filter(None, text.split(",")):
-        name, equals, value = part.partition("=")
-        if not equals or not name.strip():
-            raise SubquadError(f"settings are written name=value,name=value, got {shown(text)}")
-        if name.strip() in settings:
-            raise SubquadError(f"settings name {name.strip()} twice: {shown(text)}")
-        try:
-            settings[name.strip()] = parse_yaml(value)
-        except SubquadError as error:
-            raise SubquadError(f"{name.strip()} in {shown(text)} is not YAML: {error}") from None
-    return settings
-
-
 def _taken(field: Field, value: Any) -> Any:
     """A value as a field has it, from what YAML or the command line make of it ("5e-4" is text in YAML)."""
     if field.is_optional and (value is None or (isinstance(value, str) and value in ("none", "None", "null"))):
@@ -233,7 +217,10 @@ def _number(value: Any, kind: type) -> Any:
 def _settings(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, (str, Mapping)):
         raise TypeError
-    settings = parse_settings(value) if isinstance(value, str) else dict(value)
+    try:
+        settings = parse_settings(value) if isinstance(value, str) else dict(value)
+    except SubquadError as error:
+        raise SubquadError(f"{name}: {error}") from None
     for key, entry in settings.items():
         if not isinstance(key, str):
             raise TypeError

@@ -90,9 +90,8 @@ class LongRange(Task):
     def network(cls, recipe: LraRecipe) -> SequenceClassifier:
         """The network of a recipe, with its initial weights."""
         what = SEQUENCES[recipe.data]
-        attention = recipe.attention or "softmax"
         arguments: dict[str, Any] = {
-            "attention": attention.split("+") if "+" in attention else attention,
+            "attention": recipe.attention or "softmax",
             "vocab_size": recipe.vocab_size or what.symbols,
             "max_length": recipe.max_length,
             "num_classes": what.num_classes,

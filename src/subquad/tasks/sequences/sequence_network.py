@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention import POOLING
+from subquad.attention import ATTENTION, traits_of
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.create import Names, as_json, check_names, make_mechanisms, parse_blocks
+from subquad.models.attention_names import Names, parse_blocks
+from subquad.models.create import as_json, check_names, make_mechanisms
 from subquad.models.layers import Block, Mechanism, SelfAttention
 from subquad.ranges import DropRate, Positive, Ratio, checks_arguments
 
@@ -195,7 +196,7 @@ def create_sequence_model(
     mechanisms = make_mechanisms("sequence", blocks, (depth,), others)
     model = SequenceClassifier(
         mechanisms,
-        pooling=any(mechanism in POOLING for mechanism, _ in blocks),
+        pooling=any(traits_of(ATTENTION[mechanism]).pools for mechanism, _ in blocks),
         vocab_size=vocab_size,
         max_length=max_length,
         num_classes=num_classes,
