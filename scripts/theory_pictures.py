@@ -14,9 +14,9 @@ from subquad.analysis import (
     nystrom_error,
 )
 from subquad.ops.soft_formula import gaussian_kernel
-from subquad.report.charts import Axis, Series
-from subquad.report.colours import classes_of
-from subquad.report.standalone_charts import save_lines
+from subquad.pages.charts import Axis, Series
+from subquad.pages.colours import classes_of
+from subquad.pages.standalone_charts import save_lines
 
 Points = dict[str, list[tuple[float, float]]]
 

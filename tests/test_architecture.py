@@ -30,8 +30,9 @@ ORDER = [
     ["tasks"],
     ["runs"],
     ["training", "diffusion"],
-    ["analysis", "bench"],
-    ["report"],
+    ["analysis", "benchmarks"],
+    ["pages"],
+    ["api"],
     ["cli"],
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
@@ -79,7 +80,7 @@ def test_no_two_modules_have_one_name():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-WITHOUT_TASKS = ["runs", "training", "report", "bench", "analysis", "cli"]
+WITHOUT_TASKS = ["runs", "training", "pages", "benchmarks", "analysis", "api", "cli"]
 """Rooms that know tasks by their protocol alone."""
 
 

@@ -10,7 +10,7 @@ import torch
 from mechanisms import build, inputs_of
 
 from subquad import ATTENTION, SubquadError, TokenGrid
-from subquad.bench import (
+from subquad.benchmarks import (
     blocks_table,
     describe_device,
     faster_than_softmax,
@@ -18,10 +18,10 @@ from subquad.bench import (
     measure_networks,
     save_rows,
 )
-from subquad.bench.floors import moved_bytes
-from subquad.bench.textbook import TEXTBOOK
+from subquad.benchmarks.floors import moved_bytes
+from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.cli import main
-from subquad.report import bench_picture
+from subquad.pages import bench_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 

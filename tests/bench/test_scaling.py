@@ -5,7 +5,7 @@ import torch
 
 from subquad import ATTENTION, SubquadError
 from subquad.attention import traits_of
-from subquad.bench import ScalingRow, crossover, measure_scaling, peak_memory_mb
+from subquad.benchmarks import ScalingRow, crossover, measure_scaling, peak_memory_mb
 
 MB = 2**18  # fp32 numbers
 

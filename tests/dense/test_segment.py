@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from subquad import SubquadError
 from subquad.cli import main
-from subquad.report import write_report
+from subquad.pages import write_report
 from subquad.runs import open_trained
 from subquad.tasks import load_recipe
 from subquad.tasks.segmentation import SegmentRecipe, judge_segmenter

@@ -123,7 +123,7 @@ def test_what_trains_leaves_a_folder_that_another_process_writes_to(command, pic
 
 
 def test_other_writers_of_whole_folders_are_held_off_too(copy, tmp_path, capsys):
-    from subquad.bench import make_images
+    from subquad.benchmarks import make_images
 
     with Elsewhere(tmp_path / "x"):
         assert "is being written by" in complaint(capsys, "analyze", copy, "--output", tmp_path / "x")
@@ -567,7 +567,7 @@ def test_json_has_no_word_that_readers_do_not_know():
 
 def test_all_json_is_made_in_one_place():
     """Where it is strict; elsewhere it may be made only to be read back at once, or to compare."""
-    allowed = {"writing.py", "report/run_records.py"}
+    allowed = {"writing.py", "runs/run_records.py"}
     for file in SOURCE.rglob("*.py"):
         if "json.dump" not in (text := file.read_text()):
             continue

@@ -8,10 +8,10 @@ import pytest
 from subquad import ATTENTION
 from subquad.analysis import MeasureRow
 from subquad.attention import traits_of
-from subquad.bench import BlockRow
-from subquad.report import bench_picture, write_report
-from subquad.report.analysis_page import Findings, write_analysis
-from subquad.report.colours import classes_of, colour_of, plain_style_of, style_of
+from subquad.benchmarks import BlockRow
+from subquad.pages import bench_picture, write_report
+from subquad.pages.analysis_page import Findings, write_analysis
+from subquad.pages.colours import classes_of, colour_of, plain_style_of, style_of
 
 
 def rgb(colour):

@@ -50,8 +50,8 @@ def _analyze(arguments: argparse.Namespace) -> None:
     import torch
 
     from subquad.analysis import check_removal
-    from subquad.bench import save_rows
-    from subquad.report import Findings, write_analysis
+    from subquad.benchmarks import save_rows
+    from subquad.pages import Findings, write_analysis
     from subquad.runs import open_trained
 
     found = Findings()
@@ -138,7 +138,7 @@ def _count(arguments: argparse.Namespace, trained: Any, name: str, found: Any) -
     from torch.utils.data import Subset
 
     from subquad.analysis import NoQueriesError, count_confusions, count_hits, survey
-    from subquad.report import confusion_words, removal_shares
+    from subquad.pages import confusion_words, removal_shares
     from subquad.tasks.classification import images_of
 
     if not (arguments.removed or arguments.confusion):

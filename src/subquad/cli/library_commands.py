@@ -54,9 +54,9 @@ def run_list(arguments: argparse.Namespace) -> None:
 
 def run_report(arguments: argparse.Namespace) -> None:
     """Measure what the page needs, and write it."""
-    from subquad.bench import describe_scaling, measure_scaling
+    from subquad.benchmarks import describe_scaling, measure_scaling
     from subquad.models import names_in
-    from subquad.report import find_runs, write_report
+    from subquad.pages import find_runs, write_report
 
     found = find_runs(arguments.runs)
     rows, note = [], ""

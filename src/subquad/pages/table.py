@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 
-from subquad.report.comparisons import measure_of
-from subquad.report.run_records import Group
+from subquad.pages.comparisons import measure_of
+from subquad.runs.run_records import Group
 from subquad.text import clock, si, speed_text
 
 

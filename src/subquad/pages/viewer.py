@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from subquad.analysis.small_maps import Looking
-from subquad.report.page_parts import data_uri, section
+from subquad.pages.page_parts import data_uri, section
 from subquad.writing import json_text
 
 _LEAD = (
@@ -28,7 +28,7 @@ def attention_viewer(pictures: Sequence[Image.Image], looks: Mapping[str, Sequen
     ]
     if not any(parts):
         return ""
-    script = (files("subquad.report") / "viewer.js").read_text(encoding="utf-8")
+    script = (files("subquad.pages") / "viewer.js").read_text(encoding="utf-8")
     return section("Where places look", _LEAD, f"{''.join(parts)}<script>{script}</script>")
 
 

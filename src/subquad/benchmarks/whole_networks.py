@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.bench.blocks import dtype_of
-from subquad.bench.memory import peak_memory_mb
-from subquad.bench.scaling import interleaved_ms, last_descent, seconds_of
+from subquad.benchmarks.blocks import dtype_of
+from subquad.benchmarks.memory import peak_memory_mb
+from subquad.benchmarks.scaling import interleaved_ms, last_descent, seconds_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import VARIANTS, create_model
 from subquad.models.networks import NETWORKS

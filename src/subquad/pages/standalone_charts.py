@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from subquad.bench import BlockRow, NetworkRow
+from subquad.benchmarks import BlockRow, NetworkRow
 from subquad.errors import check_suffix
 from subquad.models import attention_label
-from subquad.report.charts import Axis, Series, line_chart
-from subquad.report.colours import classes_of, plain_style_of
+from subquad.pages.charts import Axis, Series, line_chart
+from subquad.pages.colours import classes_of, plain_style_of
 from subquad.writing import write_text
 
 PICTURES = "the picture is", ".svg"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from subquad.attention import ATTENTION
-from subquad.bench.memory import peak_memory_mb
+from subquad.benchmarks.memory import peak_memory_mb
 from subquad.errors import SubquadError, reason_of, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.layers import SelfAttention

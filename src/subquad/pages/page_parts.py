@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from subquad.errors import SubquadError
-from subquad.report.colours import style_of
+from subquad.pages.colours import style_of
 from subquad.writing import write_text
 
 
@@ -22,7 +22,7 @@ def check_page(path: Path) -> None:
 
 def write_page(path: Path, title: str, sections: Sequence[str]) -> None:
     """Write the page to `path`, whole or not at all."""
-    page = files("subquad.report")
+    page = files("subquad.pages")
     body = "".join(sections)
     style, script = ((page / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     write_text(

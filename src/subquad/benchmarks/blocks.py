@@ -15,10 +15,10 @@ from einops import rearrange
 from torch import Tensor
 
 from subquad.attention import ATTENTION, traits_of
-from subquad.bench.floors import copy_gb_per_s, moved_bytes
-from subquad.bench.memory import peak_memory_mb
-from subquad.bench.scaling import interleaved_ms, last_descent, square
-from subquad.bench.textbook import TEXTBOOK
+from subquad.benchmarks.floors import copy_gb_per_s, moved_bytes
+from subquad.benchmarks.memory import peak_memory_mb
+from subquad.benchmarks.scaling import interleaved_ms, last_descent, square
+from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.errors import SubquadError, check_suffix, unknown_name
 from subquad.models.create import settings_of
 from subquad.models.layers import SelfAttention

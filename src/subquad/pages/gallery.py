@@ -7,9 +7,9 @@ from typing import Any
 from PIL import Image
 
 from subquad.errors import SubquadError
-from subquad.report.page_parts import figure, section
-from subquad.report.run_records import Group
+from subquad.pages.page_parts import figure, section
 from subquad.runs import open_trained
+from subquad.runs.run_records import Group
 from subquad.tasks import Gallery, task_named
 
 _WIDTH = 300

@@ -12,9 +12,9 @@ from torch import Tensor
 from subquad.analysis import LayerAttention, attention_weights
 from subquad.data import ImageDataset
 from subquad.errors import SubquadError
-from subquad.report.page_parts import data_uri
-from subquad.report.run_records import Group
+from subquad.pages.page_parts import data_uri
 from subquad.runs import open_trained
+from subquad.runs.run_records import Group
 from subquad.tasks.classification import images_of
 
 _SIDE = 112

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from subquad.errors import SubquadError
-from subquad.report.run_records import Group
+from subquad.runs.run_records import Group
 from subquad.tasks import TASKS
 
 

@@ -1,6 +1,6 @@
 """What is timed, and against what."""
 
-from subquad.bench.blocks import (
+from subquad.benchmarks.blocks import (
     DTYPES,
     MEASUREMENTS,
     BlockRow,
@@ -10,11 +10,11 @@ from subquad.bench.blocks import (
     measure_blocks,
     save_rows,
 )
-from subquad.bench.memory import peak_memory_mb
-from subquad.bench.pipeline_costs import METHODS, MethodRow, images_table, make_images
-from subquad.bench.scaling import ScalingRow, crossover, describe_device, describe_scaling, measure_scaling
-from subquad.bench.unets import UNETS, UnetRow, measure_unet, unets_table
-from subquad.bench.whole_networks import NetworkRow, faster_from, measure_networks, networks_table
+from subquad.benchmarks.memory import peak_memory_mb
+from subquad.benchmarks.pipeline_costs import METHODS, MethodRow, images_table, make_images
+from subquad.benchmarks.scaling import ScalingRow, crossover, describe_device, describe_scaling, measure_scaling
+from subquad.benchmarks.unets import UNETS, UnetRow, measure_unet, unets_table
+from subquad.benchmarks.whole_networks import NetworkRow, faster_from, measure_networks, networks_table
 
 __all__ = [
     "DTYPES",

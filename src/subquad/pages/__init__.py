@@ -1,10 +1,10 @@
 """The page that shows it all, one self-contained HTML file about a set of runs; a bench's picture; images compared."""
 
-from subquad.report.analysis_page import Findings, confusion_words, removal_shares, write_analysis
-from subquad.report.image_page import write_images_page
-from subquad.report.page import write_report
-from subquad.report.run_records import find_runs
-from subquad.report.standalone_charts import PICTURES, bench_picture
+from subquad.pages.analysis_page import Findings, confusion_words, removal_shares, write_analysis
+from subquad.pages.image_page import write_images_page
+from subquad.pages.page import write_report
+from subquad.pages.standalone_charts import PICTURES, bench_picture
+from subquad.runs.run_records import find_runs
 
 __all__ = [
     "PICTURES",

@@ -11,9 +11,9 @@ from unittest import mock
 import torch
 from torch import nn
 
-from subquad.bench.blocks import dtype_of
-from subquad.bench.memory import peak_memory_mb
-from subquad.bench.scaling import interleaved_ms
+from subquad.benchmarks.blocks import dtype_of
+from subquad.benchmarks.memory import peak_memory_mb
+from subquad.benchmarks.scaling import interleaved_ms
 from subquad.diffusion import (
     EARLY,
     Settings,

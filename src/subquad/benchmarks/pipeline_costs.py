@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from subquad.bench.memory import peak_memory_mb
+from subquad.benchmarks.memory import peak_memory_mb
 from subquad.diffusion import apply_agent_attention, apply_token_merging, remove_agent_attention
 from subquad.diffusion.folder import ImageFolder, ImageRow
 from subquad.diffusion.pipelines import Sampling, make_image

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Sequence
 from html import escape
 
-from subquad.report.page_parts import section
-from subquad.report.run_records import Group
+from subquad.pages.page_parts import section
 from subquad.runs import RunFolder
+from subquad.runs.run_records import Group
 from subquad.tasks import task_named
 
 _LEAD = (

@@ -8,16 +8,16 @@ from datetime import datetime
 from html import escape
 from pathlib import Path
 
-from subquad.bench import ScalingRow, crossover
-from subquad.report.attention_maps import MapTable, attention_maps
-from subquad.report.charts import Axis, Series, line_chart, point_chart
-from subquad.report.colours import classes_of
-from subquad.report.comparisons import measure_of
-from subquad.report.gallery import gallery
-from subquad.report.known_results import known_results
-from subquad.report.page_parts import check_page, section, short_command, write_page
-from subquad.report.run_records import Group, find_runs, group_runs
-from subquad.report.table import accuracy_table
+from subquad.benchmarks import ScalingRow, crossover
+from subquad.pages.attention_maps import MapTable, attention_maps
+from subquad.pages.charts import Axis, Series, line_chart, point_chart
+from subquad.pages.colours import classes_of
+from subquad.pages.comparisons import measure_of
+from subquad.pages.gallery import gallery
+from subquad.pages.known_results import known_results
+from subquad.pages.page_parts import check_page, section, short_command, write_page
+from subquad.pages.table import accuracy_table
+from subquad.runs.run_records import Group, find_runs, group_runs
 from subquad.text import clock, si, speed_text
 
 
@@ -34,7 +34,7 @@ def write_report(
     Args:
         runs: what to show; runs that differ by their seed are taken together.
         path: the HTML file.
-        scaling: what `subquad.bench.measure_scaling` found; its section is left out without it.
+        scaling: what `subquad.benchmarks.measure_scaling` found; its section is left out without it.
         scaling_note: on what that was measured.
         log: hears what could not be shown.
     """

@@ -10,10 +10,10 @@ from PIL import Image
 
 from subquad.analysis import ALL_MEASURES, Counts, MeasureRow, Removal
 from subquad.analysis.small_maps import Looking
-from subquad.report.charts import Axis, Series, line_chart
-from subquad.report.colours import NEUTRAL, classes_of
-from subquad.report.page_parts import section, short_command, write_page
-from subquad.report.viewer import attention_viewer
+from subquad.pages.charts import Axis, Series, line_chart
+from subquad.pages.colours import NEUTRAL, classes_of
+from subquad.pages.page_parts import section, short_command, write_page
+from subquad.pages.viewer import attention_viewer
 
 _PAPERS_COUNT = 25
 """Confusions of an image that InLine's figure draws its line at."""

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from subquad.bench import MethodRow
+from subquad.benchmarks import MethodRow
 from subquad.data.decoding import read_named_image
 from subquad.diffusion.folder import ImageRow
-from subquad.report.page_parts import figure, section, short_command, write_page
+from subquad.pages.page_parts import figure, section, short_command, write_page
 
 AMPLIFIED = 4
 """How many times stronger than they are differences are shown."""
