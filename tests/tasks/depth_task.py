@@ -4,6 +4,7 @@ Nothing in the package knows it. It is what docs/adding-a-task.md describes: a r
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -160,7 +161,8 @@ class Depth(Task):
             with Image.open(path) as picture:
                 shade = torch.from_numpy(np.array(picture.convert("L").resize((16, 16)))) / 255
             with evaluating(trained.model):
-                yield f"{path}: {float(trained.model(shade.expand(1, 3, -1, -1)).mean()):.2f} away"
+                away = float(trained.model(shade.expand(1, 3, -1, -1)).mean())
+            yield SimpleNamespace(text=f"{path}: {away:.2f} away")
 
     @classmethod
     def gallery(cls, networks, count):

@@ -15,7 +15,7 @@ from subquad.models import VARIANTS, create_model, load_checkpoint
 from subquad.tasks.accuracy import evaluate
 from subquad.tasks.backbone_arguments import arguments_of
 from subquad.tasks.class_names import check_same_classes
-from subquad.tasks.classification.class_predictions import prediction_lines
+from subquad.tasks.classification.class_predictions import Prediction, predicted_classes
 from subquad.tasks.classification.classification_recipe import Recipe
 from subquad.tasks.classification.mixed_loss import Objective
 from subquad.tasks.classification.trained_classifier import ClassJudgement, judge, opened_classifier
@@ -146,9 +146,9 @@ class Classification(Task):
     @classmethod
     def predict(
         cls, trained: ImageNetwork, files: Sequence[Path], log: Callable[[str], None], **settings: Any
-    ) -> Iterator[str]:
+    ) -> Iterator[Prediction]:
         """Classes with their probabilities; a grid of pictures for a folder."""
-        return prediction_lines(trained, files, log, **settings)
+        return predicted_classes(trained, files, log, **settings)
 
 
 def build_model(recipe: ImageRecipe, num_classes: int, **more: Any) -> Any:

@@ -28,6 +28,12 @@ class Prediction:
         return self.probabilities[0][0]
 
     @property
+    def text(self) -> str:
+        """The likeliest classes in a line."""
+        best = ", ".join(f"{name} {100 * share:.1f} %" for name, share in self.probabilities)
+        return f"{self.path}: {best}" + (f"  (true: {self.true})" if self.true is not None else "")
+
+    @property
     def is_wrong(self) -> bool:
         """Whether the true class is known and another."""
         return self.true is not None and self.true != self.name

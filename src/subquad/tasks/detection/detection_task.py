@@ -19,9 +19,10 @@ from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, Detector, b
 from subquad.tasks.detection.object_data import ObjectDataset, load_objects
 from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
 from subquad.tasks.detection.trained_detector import (
+    FoundObjects,
     ObjectJudgement,
     TrainedDetector,
-    detection_lines,
+    detected_objects,
     judge_detector,
     object_gallery,
     opened_detector,
@@ -160,9 +161,9 @@ class Detection(Task):
     @classmethod
     def predict(
         cls, trained: TrainedDetector, files: Sequence[Path], log: Callable[[str], None], **settings: Any
-    ) -> Iterator[str]:
+    ) -> Iterator[FoundObjects]:
         """Pictures with objects in a folder."""
-        return detection_lines(trained, files, log, **settings)
+        return detected_objects(trained, files, log, **settings)
 
     @classmethod
     def gallery(cls, networks: Sequence[tuple[str, TrainedDetector]], count: int) -> Gallery:

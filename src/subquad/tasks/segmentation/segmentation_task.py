@@ -27,11 +27,12 @@ from subquad.tasks.segmentation.segmentation_recipe import SegmentRecipe
 from subquad.tasks.segmentation.segmenters import AUXILIARY_WEIGHT, SEGMENTERS, build_segmenter
 from subquad.tasks.segmentation.trained_segmenter import (
     SceneJudgement,
+    SegmentedScene,
     TrainedSegmenter,
     judge_segmenter,
     opened_segmenter,
     scene_gallery,
-    segmentation_lines,
+    segmented_scenes,
 )
 from subquad.tasks.task import Column, Gallery, Row, Task
 
@@ -166,9 +167,9 @@ class Segmentation(Task):
     @classmethod
     def predict(
         cls, trained: TrainedSegmenter, files: Sequence[Path], log: Callable[[str], None], **settings: Any
-    ) -> Iterator[str]:
+    ) -> Iterator[SegmentedScene]:
         """Label maps and overlays in a folder."""
-        return segmentation_lines(trained, files, log, **settings)
+        return segmented_scenes(trained, files, log, **settings)
 
     @classmethod
     def gallery(cls, networks: Sequence[tuple[str, TrainedSegmenter]], count: int) -> Gallery:
