@@ -19,7 +19,7 @@ from subquad.tasks import Column, Gallery, ImageRecipe, Task, Trained, option
 from subquad.tasks.accuracy import evaluating
 from subquad.tasks.backbone_arguments import arguments_of
 from subquad.tasks.image_files import image_files
-from subquad.tasks.macs import count_macs
+from subquad.tasks.network_costs import count_macs
 from subquad.weights.notes import required
 
 

@@ -20,7 +20,7 @@ from subquad.tasks.classification.classification_recipe import Recipe
 from subquad.tasks.classification.mixed_loss import Objective
 from subquad.tasks.classification.trained_classifier import ClassJudgement, judge, opened_classifier
 from subquad.tasks.image_recipe import ImageRecipe
-from subquad.tasks.macs import count_macs
+from subquad.tasks.network_costs import count_macs
 from subquad.tasks.task import Column, Row, Task
 from subquad.tasks.trained import ImageNetwork
 
@@ -93,7 +93,7 @@ class Classification(Task):
 
     @classmethod
     def default_recipe(cls, given: Mapping[str, Any]) -> str | None:
-        """By the data where they have a recipe of their own, else by the model."""
+        """Name the recipe of the data where they have one of their own, else that of the model."""
         data, model = given.get("data", "digits").partition(":")[0], given.get("model")
         if data in OWN_RECIPES:
             return OWN_RECIPES[data]

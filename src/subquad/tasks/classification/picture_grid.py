@@ -24,7 +24,7 @@ class Prediction:
 
     @property
     def name(self) -> str:
-        """The likeliest class."""
+        """Name the likeliest class."""
         return self.probabilities[0][0]
 
     @property

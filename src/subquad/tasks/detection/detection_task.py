@@ -27,7 +27,7 @@ from subquad.tasks.detection.trained_detector import (
     object_gallery,
     opened_detector,
 )
-from subquad.tasks.macs import count_macs
+from subquad.tasks.network_costs import count_macs
 from subquad.tasks.task import Column, Gallery, Row, Task
 
 
@@ -131,7 +131,7 @@ class Detection(Task):
         return {name: 0.0 if math.isnan(value) else value for name, value in row.items()}
 
     def macs(self) -> int:
-        """Of an image with sides of 5 to 8, as papers count; proposals are those of an untrained network."""
+        """Count those of an image with sides of 5 to 8, as papers do; proposals are an untrained network's."""
         side = self.recipe.short_side[-1]
         return count_macs(self.model, (side, min(round(side * 1.6), self.recipe.long_side)))
 

@@ -38,7 +38,7 @@ class TrainedDetector(Trained):
     model: Detector
 
     def image_network(self, img_size: int | None = None) -> ImageNetwork:
-        """Its backbone with the norms of its maps.
+        """Give its backbone with the norms of its maps.
 
         It looks at images of the size that the backbone was made for, cut to 512 px a side.
         """

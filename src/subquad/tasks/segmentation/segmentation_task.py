@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from subquad.flags import Flag, file_to_write, folder_to_write
 from subquad.models import create_model
 from subquad.tasks.backbone_arguments import arguments_of, backbone_arguments
-from subquad.tasks.macs import count_macs
+from subquad.tasks.network_costs import count_macs
 from subquad.tasks.segmentation.intersection_over_union import evaluate_segmentation
 from subquad.tasks.segmentation.scene_data import VOID, SceneDataset, load_scenes
 from subquad.tasks.segmentation.scene_transforms import (

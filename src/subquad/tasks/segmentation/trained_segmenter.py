@@ -47,7 +47,7 @@ class TrainedSegmenter(Trained):
     slide: bool
 
     def image_network(self, img_size: int | None = None) -> ImageNetwork:
-        """Its backbone with the norms of its maps, which looks at images of the size of its crops."""
+        """Give its backbone with the norms of its maps, which looks at images of the size of its crops."""
         scenes = self.input
         size = scenes.crop if img_size is None else (img_size, img_size)
         return self.beside(self.model.pyramid, InputConfig(size, mean=scenes.mean, std=scenes.std))
