@@ -43,7 +43,7 @@ def test_polar_attention_divides_by_its_temperature_and_adds_positions_to_keys()
     # weights are means over 5 keys before ε is added
     streams = zip((same, opposite), v.chunk(2, dim=-1), strict=True)
     expected = [weights / (weights.sum(-1, keepdim=True) + 5e-6) @ half for weights, half in streams]
-    got = ops.polar_attention(q, k, v, power, None, temperature, positions)
+    got = ops.pola_attention(q, k, v, power, None, temperature, positions)
     assert_close(got, torch.cat(expected, dim=-1))
 
 
@@ -70,8 +70,8 @@ def test_an_idle_landmark_and_padded_keys_are_as_if_they_were_not_there(inverse)
     (q, v), (landmarks,) = heads(2, 3, 7, 4, count=2), heads(2, 3, 4, 4)
     idle, padding = torch.zeros(2, 4, dtype=torch.bool), torch.zeros(2, 7, dtype=torch.bool)
     idle[:, 1], padding[:, 5:] = True, True
-    expected = ops.gaussian_attention(q[:, :, :5], landmarks[:, :, [0, 2, 3]], v[:, :, :5], inverse=inverse)
-    got = ops.gaussian_attention(q, landmarks, v, padding, idle, inverse=inverse)
+    expected = ops.soft_attention(q[:, :, :5], landmarks[:, :, [0, 2, 3]], v[:, :, :5], inverse=inverse)
+    got = ops.soft_attention(q, landmarks, v, padding, idle, inverse=inverse)
     assert_close(got[:, :, :5], expected)
 
 
