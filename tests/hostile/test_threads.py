@@ -30,7 +30,7 @@ def calls(keys, width):
         "inline": (ops.inline_attention, (q, k + 5, v)),
         "pola": (ops.pola_attention, (q, k, v, power)),
         "agent": (ops.agent_attention, (q, agents, 3 * k, v, *biases)),
-        "gaussian": (
+        "soft": (
             lambda *x, **s: ops.soft_attention(*x, inverse="cholesky", scale=0.3, **s),
             (q, agents / 9, v),
         ),
