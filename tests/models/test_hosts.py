@@ -180,6 +180,30 @@ def test_the_whole_network_exports_for_any_batch(host):
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_convolutions_of_pvt_v2_start_as_released():
+    model = small("pvt_v2", "focused", embed_dims=(32, 64, 96, 128), sr_ratio=[2, 2, 1, 1])
+    block = model.stages[1].blocks[0]
+    variances = {
+        model.stages[1].embed.proj: 2 / (9 * 64),
+        block.attn.reduce.proj: 2 / (4 * 64),
+        block.mlp.dwconv: 2 / 9,
+        block.attn.inner.local: 2 / 25,
+    }
+    for module, variance in variances.items():
+        assert module.weight.var().item() == pytest.approx(variance, rel=0.3)
+        assert module.bias.count_nonzero() == 0
+
+
+def test_layer_groups_count_a_stages_norm_with_its_last_block():
+    from timm.models._manipulate import group_parameters
+
+    model = small("pvt_v2")
+    groups = group_parameters(model, model.group_matcher(), reverse=True)
+    assert (
+        groups["stages.1.norm.weight"] == groups["stages.1.blocks.1.norm1.weight"] < groups["stages.2.embed.norm.bias"]
+    )
+
+
 def test_a_mechanism_without_masks_is_refused_shifted_windows():
     with pytest.raises(SubquadError, match="shifted windows of 7×7 need a mechanism that honours a mask"):
         small("swin", "agent", window_size=[7, 7, 7, 7])

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import Block, ConvEmbed, Mechanism, Stage, by_stage, drop_path_rates
@@ -121,11 +120,12 @@ class DepthwiseMlp(Mlp):
 
 
 def init_convolution(module: nn.Module) -> None:
-    """Weights of a convolution: normal, variance 2 over the outputs that a number of its input goes to; no bias."""
-    if not isinstance(module, nn.Conv2d | LocalConv):
+    """Weights of a convolution, a mechanism's too: normal, variance 2 / (window · outputs of a group); bias zero."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 4:
         return
-    groups = module.groups if isinstance(module, nn.Conv2d) else len(module.weight)
-    fan_out = len(module.weight) * module.weight[0, 0].numel() // groups
-    nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-    if module.bias is not None:
-        nn.init.zeros_(module.bias)
+    # what a mechanism filters its values with is depthwise and no nn.Conv2d
+    outputs = len(weight) // module.groups if isinstance(module, nn.Conv2d) else 1
+    nn.init.normal_(weight, std=math.sqrt(2 / (outputs * weight[0, 0].numel())))
+    if bias is not None:
+        nn.init.zeros_(bias)
