@@ -7,11 +7,13 @@ import torch
 import worlds
 from safetensors.torch import load_file
 
+import subquad
 from subquad import SubquadError
 from subquad.cli import main
-from subquad.evaluation import judge_detector, load_detector
-from subquad.report import write_report
-from subquad.training import DetectRecipe, load_recipe, train
+from subquad.runs import open_trained
+from subquad.tasks import load_recipe
+from subquad.tasks.detection import DetectRecipe, judge_detector
+from subquad.training import train
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["best_box_ap"] == max(row["eval_box_ap"] for row in rows)
     assert load_recipe(run / "recipe.yaml", DetectRecipe) == recipe
-    found = judge_detector(load_detector(run))
+    found = judge_detector(open_trained(run))
     assert found.count == 3 and found.result.box["ap"] == pytest.approx(summary["best_box_ap"], abs=0.5)
 
 
@@ -77,7 +79,7 @@ def test_the_commands_judge_and_show(run, objects, tmp_path, capsys):
         main(["detect", "predict", images, "--checkpoint", str(run), "--threshold", "0.05", "--output", str(out)]) == 0
     )
     assert len(list(out.glob("*-objects.png"))) == 3 and "objects" in capsys.readouterr().out
-    write_report([run], tmp_path / "page.html")
+    subquad.report([run], tmp_path / "page.html", scaling=False)
     page = (tmp_path / "page.html").read_text()
     assert "box AP %" in page and "Predictions against truth" in page and "truth: 2 objects" in page
 

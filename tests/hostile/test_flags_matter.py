@@ -18,9 +18,10 @@ import torch
 
 import subquad.cli
 from subquad.cli import diffuse, main, make_parser
-from subquad.training.tasks import TASKS
+from subquad.tasks import TASKS, load_recipe
+from subquad.tasks.classification import class_predictions
 
-REAL = {"load_recipe", "recipe_fields", "recipe_names", "slug"}
+REAL = {"load_recipe", "fields_of", "holding", "names_in", "recipe_names", "slug", "task_named", "values_of"}
 """What makes the arguments of the library's calls, and stays."""
 
 TOGETHER = {
@@ -123,12 +124,14 @@ class Pictures(list):
         return Anything()
 
 
-def looked_at() -> Any:
-    return SimpleNamespace(model=Anything(), data="digits", device="cpu", input=Anything(), fingerprint="7")
+def looked_at(task: str) -> Any:
+    found = SimpleNamespace(task=task, model=Anything(), data="digits", device="cpu", input=Anything(), fingerprint="7")
+    found.image_network = lambda img_size=None: found
+    return found
 
 
 GIVEN = {
-    "load_looked_at": lambda *_, **__: looked_at(),
+    "open_trained": lambda *_, task=None, **__: looked_at(task or "classify"),
     "images_of": lambda *_, **__: Pictures(),
     "image_files": lambda paths: [Path(f"{k}.png") for k in range(40)],
     "readable_images": lambda files, *_, **__: [(path, torch.zeros(3, 8, 8)) for path in files],
@@ -136,9 +139,21 @@ GIVEN = {
     "convert_checkpoint": lambda *_, **__: ("name", Anything()),
     "make_images": lambda *_, **__: (Anything(), Anything()),
     "looking": lambda *_: [["a layer"]],
+    "group_runs": lambda *_: [run_of_an_agent()],
+    "survey": lambda *_, **__: {"confused": [1.0]},
     "listing": lambda *_, **__: "a table",
 }
 """What a command needs to have back to go on."""
+
+
+BEHIND = ("subquad.api", "subquad.analysis.study")
+"""Modules whose functions commands call, and that ask the rest of the library themselves."""
+
+
+def run_of_an_agent() -> Any:
+    """What a report is about."""
+    run = SimpleNamespace(attention="agent", task="classify", path="here")
+    return SimpleNamespace(label="agent", first=run, runs=[run])
 
 
 def shown(value: Any) -> Any:
@@ -157,14 +172,20 @@ def shown(value: Any) -> Any:
 
 
 def library_calls() -> set[tuple[str, str]]:
-    """(module, function) of all that the commands import when they run."""
+    """(module, function) of all that the commands import when they run, and that the functions behind them call."""
     found = set()
+    for module in BEHIND:
+        tree = ast.parse(Path(importlib.import_module(module).__file__).read_text())
+        imported = [
+            node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module.startswith("subquad")
+        ]
+        found |= {(module, name.asname or name.name) for node in imported for name in node.names if name.name.islower()}
     for file in Path(subquad.cli.__file__).parent.glob("*.py"):
         functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
         for node in [inner for function in functions for inner in ast.walk(function)]:
             if isinstance(node, ast.ImportFrom) and node.module and re.match(r"subquad(?!\.cli)", node.module):
                 found |= {(node.module, name.name) for name in node.names if name.name.islower()}
-    return {(module, name) for module, name in found if name not in REAL}
+    return {(module, name) for module, name in found if name not in REAL and name != "api"}
 
 
 @pytest.fixture
@@ -175,6 +196,8 @@ def calls(monkeypatch, tmp_path):
     def recorder(name: str) -> Any:
         def record(*arguments: Any, **settings: Any) -> Any:
             made.append((name, shown(arguments), shown(settings)))
+            if name.endswith(" evaluate"):
+                return SimpleNamespace(text="?", save=lambda path: made.append(("save", shown(path), {})) or [])
             return GIVEN.get(name, lambda *_, **__: Anything())(*arguments, **settings)
 
         return record
@@ -184,13 +207,17 @@ def calls(monkeypatch, tmp_path):
         home = importlib.import_module(module)
         if callable(getattr(home, name)):
             monkeypatch.setattr(home, name, recorder(name))
-    training = importlib.import_module("subquad.training")
-    monkeypatch.setattr(training, "load_recipe", functools.cache(training.load_recipe))
+    for task in TASKS.values():
+        for name in ("evaluate", "predict", "test"):
+            monkeypatch.setattr(task, name, recorder(f"{task.name} {name}"))
+    cached = functools.cache(load_recipe)
+    for module in ("subquad.tasks", "subquad.tasks.task", "subquad.tasks.sequences.lra_task"):
+        monkeypatch.setattr(importlib.import_module(module), "load_recipe", cached)
     parser = make_parser()
     monkeypatch.setattr(subquad.cli, "make_parser", lambda: parser)
-    for kind in TASKS:
-        (tmp_path / kind.task).mkdir()
-        (tmp_path / kind.task / "recipe.yaml").write_text(kind().to_yaml())
+    for name, task in TASKS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").write_text(task.recipe_class().to_yaml())
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -272,14 +299,15 @@ def test_a_pipeline_is_compared_with_itself_untouched_and_measured_where_that_is
         assert list(asked["methods"]) == methods and asked["memory"] == str(memory)
 
 
-def test_shares_of_what_is_right_are_of_what_is_known(calls, monkeypatch, capsys):
+def test_shares_of_what_is_right_are_of_what_is_known(monkeypatch):
     def predictions(*_, **__):
         known = [(True, "a"), (False, "a"), (False, None), (False, None)]
         return [SimpleNamespace(path="p", probabilities=[], true=true, is_wrong=wrong) for wrong, true in known]
 
-    monkeypatch.setattr(importlib.import_module("subquad.evaluation"), "predict", predictions)
-    assert main(["predict", "here", "--checkpoint", "there"]) == 0
-    assert "1 of 2 with a known class are right (50.0 %)" in capsys.readouterr().out
+    monkeypatch.setattr(class_predictions, "predict", predictions)
+    said = []
+    assert len(list(class_predictions.predicted_classes(Anything(), [Path("here")], said.append))) == 4
+    assert said == ["1 of 2 with a known class are right (50.0 %)"]
 
 
 def test_latency_is_measured_for_a_report_unless_that_is_left_out(calls):
@@ -300,6 +328,6 @@ def test_no_in_front_of_a_switch_is_its_opposite_and_belongs_to_no_aug_itself():
 
 def test_the_best_epoch_is_counted_from_one(calls, monkeypatch, capsys):
     summary = {"best_top1": 50.0, "best_epoch": 2, "epochs": 5}
-    monkeypatch.setattr(importlib.import_module("subquad.training"), "train", lambda *_, **__: summary)
+    monkeypatch.setattr(importlib.import_module("subquad.api"), "train_run", lambda *_, **__: summary)
     assert main(["train"]) == 0
     assert "best top-1 50.00 % in epoch 3 of 5" in capsys.readouterr().out

@@ -72,6 +72,12 @@ class Backbone(nn.Module):
     takes_mechanisms = True
     """Whether the host's blocks take any mechanism; some networks have attention of their own."""
 
+    own_attention = ""
+    """What blocks are called that have attention of the host's own; empty where all take a mechanism."""
+
+    is_plain = False
+    """Whether all blocks stand on one grid: levels are blocks then, and the network is no pyramid."""
+
     everything: int | None = None
     """The reach of a block that sees the whole grid."""
 

@@ -64,6 +64,7 @@ class SelfAttention(nn.Module):
             self.project: nn.Linear = PartlyBiased(dim, parts, without=self.projected.index("k"))
         else:
             self.project = nn.Linear(dim, dim * parts, bias=qkv_bias)
+        self.has_norms = qk_norm
         for name in QUERIES_AND_KEYS:
             has_norm = qk_norm and name in self.projected
             self.add_module(f"{name}_norm", nn.LayerNorm(dim // num_heads, eps=eps) if has_norm else None)
@@ -90,7 +91,8 @@ class SelfAttention(nn.Module):
     def heads(self, x: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
         """What the mechanism has projected, by name, each (b, h, n, d); keys and values of other tokens, if given."""
         if keys is None:
-            fused = self.project(x).unflatten(-1, (len(self.projected), self.num_heads, -1))
+            # not unflatten, which is a dozen calls of Python: narrow layers wait for those
+            fused = self.project(x).view(*x.shape[:2], len(self.projected), self.num_heads, -1)
             return dict(zip(self.projected, fused.permute(2, 0, 3, 1, 4).unbind(0), strict=True))
         parts, bias = {}, whole_bias(self.project)
         for i, name in enumerate(self.projected):
@@ -103,6 +105,8 @@ class SelfAttention(nn.Module):
     def between(self, supply: dict[str, Any]) -> dict[str, Any]:
         """What queries and keys go through between projection and mechanism: their norms, and the host's rotation."""
         rotation = None if "rotation" in self.inner.inputs else supply["rotation"]
+        if rotation is None and not self.has_norms:
+            return supply
         for name in QUERIES_AND_KEYS:
             if (norm := getattr(self, f"{name}_norm")) is not None:
                 supply = supply | {name: norm(supply[name])}

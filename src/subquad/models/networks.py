@@ -6,7 +6,7 @@ Names are `<mechanism>_<host>_<size>`, and those of the papers. Every row is a t
 from dataclasses import dataclass, field
 from typing import Any
 
-from subquad.models.variants import VARIANTS
+from subquad.models.variants import HOSTS, VARIANTS
 
 
 @dataclass(frozen=True)
@@ -202,9 +202,9 @@ BASELINES: dict[str, Network] = {
 
 RECONSTRUCTED: dict[str, Network] = {
     # the published 10.9, 22.4 and 39.6 M, 1.6, 3.3 and 6.1 G are of networks that nobody can rebuild
-    name: Network(name, "softmax", label="less")
-    for name in VARIANTS
-    if name.startswith("lavit_")
+    name: Network(name, "softmax", label=label)
+    for name, variant in VARIANTS.items()
+    if (label := HOSTS[variant.host].own_attention)
 }
 
 NETWORKS: dict[str, Network] = {**PUBLISHED, **RECONSTRUCTED, **BASELINES}

@@ -31,9 +31,9 @@ def default_cfg(name: str) -> dict[str, Any]:
         "url": "",
         "num_classes": 1000,
         "input_size": (3, height, width),
-        "pool_size": None if variant.host == "vit" else cells,
+        "pool_size": None if HOSTS[variant.host].is_plain else cells,
         # where the papers' scripts resize without a crop
-        "crop_pct": 1.0 if variant.host == "swin" and height > 224 else published_crop,
+        "crop_pct": 1.0 if variant.recipe == "swin" and height > 224 else published_crop,
         "crop_mode": "center" if variant.recipe == "soft" else "squash",
         "interpolation": "bicubic",
         "fixed_input_size": False,
@@ -54,13 +54,13 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _entry_point(name: str) -> Callable[..., nn.Module]:
-    vit = VARIANTS[NETWORKS[name].variant].host == "vit"
+    is_plain = HOSTS[VARIANTS[NETWORKS[name].variant].host].is_plain
 
     def build(**settings: Any) -> Backbone:
         return create_model(name, **settings)
 
     def entry(pretrained: bool = False, **settings: Any) -> nn.Module:
-        features = {"out_indices": 3 if vit else (0, 1, 2, 3), "feature_cls": "getter"}
+        features = {"out_indices": 3 if is_plain else (0, 1, 2, 3), "feature_cls": "getter"}
         return build_model_with_cfg(
             build, name, pretrained, pretrained_filter_fn=checkpoint_filter_fn, feature_cfg=features, **settings
         )

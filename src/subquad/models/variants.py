@@ -182,14 +182,3 @@ VARIANTS: dict[str, Variant] = {
     "lavit_deit_small": lavit_deit(384, 6, drop_path_rate=0.1),
     "lavit_deit_base": lavit_deit(768, 12, drop_path_rate=0.3),
 }
-
-SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("pvt", "agent"): {"num_agents": (9, 16, 49, 49)},
-    ("pvt_v2", "agent"): {"num_agents": (9, 16, 49, 49)},
-    ("swin", "agent"): {"num_agents": (9, 16, 49, 49)},
-    # CSwin's LePE is the depthwise branch of the mechanism
-    ("cswin", "agent"): {"num_agents": (9, 16, 49, 49), "local": False},
-    ("swin", "softmax"): {"relative_bias": True},
-    ("softnet", "soft"): {"ratio": (8, 4, 2, 1), "kernel_size": (9, 5, 3, 3)},
-}
-"""Settings that a mechanism has in a host unless told otherwise; a tuple has an entry for each stage."""

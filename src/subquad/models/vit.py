@@ -24,6 +24,8 @@ POSITIONS = ("all", "patches", "none")
 class Plain(Backbone):
     """A network of one stage; its levels are its blocks. `sizes` are those of `Backbone`."""
 
+    is_plain = True
+
     def __init__(self, stage: Stage, dim: int, *, patch_size: int, **sizes: Any) -> None:
         super().__init__([stage], [dim], patch_size=patch_size, **sizes)
         level = {"num_chs": dim, "reduction": patch_size}

@@ -27,6 +27,9 @@ from subquad.writing import json_text, replacing
 WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
 """Under which keys trainers put the weights, the preferred one first."""
 
+BEST = "best.safetensors"
+"""The weights of a run folder that are taken where it is named instead of a file."""
+
 MOST_ENTRIES = 100_000
 """Of a weight file."""
 
@@ -41,6 +44,16 @@ def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | 
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
     with replacing(path) as aside:
         save_file(tensors, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(tensors, note)})
+
+
+def weight_file(path: Path | str) -> Path:
+    """`path`, or the best weights of the run folder that it is."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    if not (path / BEST).is_file():
+        raise SubquadError(f"{path} holds no {BEST}: name a run folder that has finished an epoch")
+    return path / BEST
 
 
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -158,7 +171,7 @@ def _bare(key: str) -> str:
     return key
 
 
-def load_checkpoint(model: nn.Module, source: Path | str | dict[str, Any], *, head: bool = True) -> Adapted:
+def load_checkpoint(model: nn.Module, source: Path | str | dict[str, Any], *, head: bool | None = True) -> Adapted:
     """Load weights into `model`, strictly: every entry must have its place, and every place its entry.
 
     Reads our own files and those that the papers' authors released (also under `state_dict_ema`, `model_ema`, `model`
@@ -167,8 +180,9 @@ def load_checkpoint(model: nn.Module, source: Path | str | dict[str, Any], *, he
 
     Args:
         model: of `create_model`.
-        source: a file, or a state dict.
-        head: False leaves the classifier as it is, for weights with other classes.
+        source: a file, a run folder, whose best weights are taken, or a state dict.
+        head: False leaves the classifier as it is, for weights with other classes; None does so where they have
+            another number of them.
 
     Returns:
         What was done: the layout that was found, and the tables that were resampled.
@@ -177,7 +191,13 @@ def load_checkpoint(model: nn.Module, source: Path | str | dict[str, Any], *, he
         SubquadError: if something does not fit or is not finite, in one line that names the entries; the model is then
             untouched.
     """
-    state, where = (source, "the state dict") if isinstance(source, dict) else (read_weights(source)[0], str(source))
+    if isinstance(source, dict):
+        state, where = source, "the state dict"
+    else:
+        file = weight_file(source)
+        state, where = read_weights(file)[0], str(file)
+    if head is None:
+        head = classes_in(state) in (None, classes_in(model.state_dict()))
     adapted = fitted(state, model, where, head=head)
     model.load_state_dict(adapted.state)
     return adapted

@@ -1,0 +1,16 @@
+"""The page that shows it all, one self-contained HTML file about a set of runs; a bench's picture; images compared."""
+
+from subquad.pages.analysis_page import write_analysis
+from subquad.pages.image_page import write_images_page
+from subquad.pages.page import write_report
+from subquad.pages.page_parts import check_page
+from subquad.pages.standalone_charts import PICTURES, bench_picture
+
+__all__ = [
+    "PICTURES",
+    "bench_picture",
+    "check_page",
+    "write_analysis",
+    "write_images_page",
+    "write_report",
+]

@@ -1,0 +1,156 @@
+"""Scenes with a class at every pixel, in the layout of ADE20K: Zhou et al. 2017.
+
+    images/{training,validation}/*.jpg    annotations/{training,validation}/*.png    objectInfo*.txt
+
+A label of 0 is nothing, 1 is the first class. Here classes count from 0, and nothing is `VOID`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from subquad.data.archives import is_archive, unpack
+from subquad.data.dataset import PictureDataset
+from subquad.data.decoding import DataError, read_image, read_label_map
+from subquad.data.walking import find_path, is_hidden, is_regular_file
+from subquad.errors import SubquadError, reason_without_path, unknown_name
+
+VOID = 255
+SPLITS = {"train": "training", "validation": "validation", "test": "testing"}
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+LAYOUT = "images/training, images/validation, and the same under annotations"
+
+
+class SceneDataset(PictureDataset):
+    """Pairs of (picture, labels), or what `transform` makes of them; None in place of a pair whose picture is broken.
+
+    Attributes:
+        classes: names, in the order of the labels.
+    """
+
+    def __init__(
+        self, pairs: Sequence[tuple[Path, Path]], classes: Sequence[str], name: str, *, strict: bool = False
+    ) -> None:
+        super().__init__(len(pairs), name, strict=strict)
+        self.pairs, self.classes = list(pairs), tuple(classes)
+        self.transform: Callable[[Image.Image, NDArray[np.uint8]], Any] | None = None
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.whole_picture(index)
+        if image is None:
+            return None
+        labels = self.labels(index, image.size)
+        return (image, labels) if self.transform is None else self.transform(image, labels)
+
+    def picture(self, index: int) -> Image.Image:
+        """Decode an image as it is stored, in RGB."""
+        return read_image(self.pairs[index][0])
+
+    def path(self, index: int) -> str:
+        """Name the file of an image."""
+        return str(self.pairs[index][0])
+
+    def labels(self, index: int, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+        """Classes from 0, `VOID` for nothing, (height, width); raises where they are not those of a picture this size.
+
+        Raises:
+            DataError: the file is no map of labels of this size and these classes.
+        """
+        path = self.pairs[index][1]
+        values = read_label_map(path)
+        height, width = values.shape
+        if size is not None and (width, height) != size:
+            raise DataError(f"annotation {path} has {width}×{height} px, its image {size[0]}×{size[1]}")
+        highest, lowest = int(values.max(initial=0, where=values != VOID)), int(values.min(initial=0))
+        if highest > len(self.classes) or lowest < 0:
+            label = lowest if lowest < 0 else highest
+            raise DataError(f"annotation {path} has label {label}, and there are {len(self.classes)} classes")
+        return np.where((values == 0) | (values == VOID), VOID, values - 1).astype(np.uint8)
+
+
+def load_scenes(
+    data: str | Path, *, split: str, num_classes: int | None = None, strict: bool = False, max_images: int | None = None
+) -> SceneDataset:
+    """The scenes in a folder or archive in ADE20K's layout, without a transform.
+
+    Args:
+        data: the folder or archive.
+        split: "train", "validation" or "test".
+        num_classes: how many classes there are where no objectInfo*.txt names them.
+        strict: raise at a broken image instead of skipping it.
+        max_images: keep the first so many.
+
+    Raises:
+        SubquadError: there is no such data, or images lack annotations.
+    """
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    if max_images is not None and max_images < 1:
+        raise SubquadError(f"the largest number of images must be at least 1, got {max_images}")
+    path = find_path(data)
+    if is_archive(path):
+        path = unpack(path)
+    if not path.is_dir():
+        raise SubquadError(f"there is no folder or archive {path}")
+    images, annotations = path / "images" / SPLITS[split], path / "annotations" / SPLITS[split]
+    for folder in (images, annotations):
+        if not folder.is_dir():
+            raise SubquadError(f"{path} has no {folder.relative_to(path)}: scenes lie in {LAYOUT}")
+    pairs = _pairs(images, annotations)
+    names = _class_names(path, num_classes)
+    if len(names) >= VOID:
+        raise SubquadError(f"{path} has {len(names)} classes, and labels of a byte tell {VOID - 1} apart")
+    return SceneDataset(pairs[:max_images], names, str(data), strict=strict)
+
+
+def _pairs(images: Path, annotations: Path) -> list[tuple[Path, Path]]:
+    """The images of a folder and their annotations, by name."""
+    try:
+        files = sorted(file for file in images.iterdir() if file.suffix.lower() in IMAGES and not is_hidden(file.name))
+    except OSError as error:
+        raise SubquadError(f"can't read the folder {images}: {reason_without_path(error)}") from None
+    pairs = [(file, annotations / f"{file.stem}.png") for file in files]
+    missing = [file.name for file, labels in pairs if not is_regular_file(labels)]
+    if missing:
+        few = ", ".join(missing[:3])
+        raise SubquadError(f"{len(missing)} of {len(files)} images in {images} have no annotation, the first: {few}")
+    shared = [labels for labels, count in Counter(labels for _, labels in pairs).items() if count > 1]
+    if shared:
+        names = " and ".join(file.name for file, labels in pairs if labels == shared[0])
+        raise SubquadError(f"{names} in {images} share the annotation {shared[0].name}: which it is of is not clear")
+    if not pairs:
+        raise SubquadError(f"{images} has no images")
+    return pairs
+
+
+def _class_names(path: Path, num_classes: int | None) -> list[str]:
+    files = sorted(path.glob("objectInfo*.txt"))
+    if not files:
+        if num_classes is None:
+            raise SubquadError(f"{path} has no objectInfo.txt with the names of classes: give --num-classes")
+        if num_classes < 1:
+            raise SubquadError(f"scenes have 1 class or more, got {num_classes}")
+        return [f"class {k + 1}" for k in range(num_classes)]
+    names = read_class_names(files[0])
+    if num_classes is not None and num_classes != len(names):
+        raise SubquadError(f"{files[0]} names {len(names)} classes, not {num_classes}: leave out --num-classes")
+    return names
+
+
+def read_class_names(file: Path) -> list[str]:
+    """Read names from lines "1<tab>sky", or ADE20K's of index, shares, counts and names, in the order of indices."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise SubquadError(f"{file} can't be read: {reason_without_path(error)}") from None
+    rows = ([cell.strip() for cell in line.split("\t") if cell.strip()] for line in lines)
+    named = [(cells[0], cells[-1].split(",")[0]) for cells in rows if len(cells) > 1 and cells[0].isdecimal()]
+    names = dict(named)
+    if not names or sorted(names) != sorted(str(k) for k in range(1, len(named) + 1)):
+        raise SubquadError(f"{file} does not name classes 1, 2, 3, …, a line each: number, tab, name")
+    return [names[str(k)] for k in range(1, len(named) + 1)]
