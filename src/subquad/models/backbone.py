@@ -250,6 +250,7 @@ class Backbone(nn.Module):
         fine = [
             (r"^stages\.(\d+)\.(?:embed|pos_embed|prefix_tokens)", (0,)),
             (r"^stages\.(\d+)\.\w+\.(\d+)", None),
+            (r"^stages\.(\d+)\.norm", (99999,)),
             (r"^norm", (99999,)),
         ]
         return {"stem": r"^stages\.0\.(?:embed|pos_embed)", "blocks": r"^stages\.(\d+)" if coarse else fine}
