@@ -99,9 +99,14 @@ class Backbone(nn.Module):
 
     # forward
 
+    def check_images(self, x: Tensor) -> None:
+        """Raise SubquadError where `x` are no images (b, in_chans, height, width) of numbers with a point."""
+        # here and not where it is called: FX knows what it is not to look into by a public name beside `forward`
+        refuse_no_images(x, self.in_chans)
+
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid wherever features can be taken: at the end of each stage."""
-        check_images(x, self.in_chans)
+        self.check_images(x)
         for stage in self.stages:
             tokens, grid = stage(x)
             yield tokens, grid
@@ -109,7 +114,7 @@ class Backbone(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (b, in_chans, height, width) to normed features: (b, y, x, c), or (b, n, c) with prefix tokens."""
-        check_images(x, self.in_chans)
+        self.check_images(x)
         for stage in self.stages:
             tokens, grid = stage(x)
             x = grid.to_image(tokens)
@@ -250,8 +255,8 @@ class Backbone(nn.Module):
 
 
 @register_notrace_function
-def check_images(x: Tensor, in_chans: int) -> None:
-    """Raise SubquadError where `x` are no images (b, in_chans, height, width) of numbers with a point."""
+def refuse_no_images(x: Tensor, in_chans: int) -> None:
+    """Raise SubquadError where `x` are no images of `in_chans` channels."""
     if x.dim() == 4 and x.shape[1] == in_chans and x.is_floating_point():
         return
     wanted = f"this network takes images (b, {in_chans}, height, width), got {tuple(x.shape)}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.backbone import Backbone, check_images, grids_of
+from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import Block, ConvEmbed, Mechanism, Stage, by_stage, drop_path_rates
 from subquad.models.less_attention import AttentionResidual, LessAttention, ScoreAttention, ScoreBlock, ScoreStage
 from subquad.models.pvt import SpatialReductionAttention
@@ -177,7 +177,7 @@ class LaViT(ScoreBackbone):
 
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid at the end of each stage."""
-        check_images(x, self.in_chans)
+        self.check_images(x)
         scores, losses = None, []
         for stage in self.stages:
             if isinstance(stage, ScoreStage):
@@ -191,7 +191,7 @@ class LaViT(ScoreBackbone):
         self._keep_loss(losses)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        check_images(x, self.in_chans)
+        self.check_images(x)
         for last in self.walk(x):
             tokens, grid = last
         return self._as_output(self.norm(tokens), grid)
@@ -274,7 +274,7 @@ class LaViTPlain(ScoreBackbone, Plain):
 
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid after each block."""
-        check_images(x, self.in_chans)
+        self.check_images(x)
         losses: list[Tensor] = []
         for tokens, grid, _, loss in self.stages[0].score_steps(x):
             losses = [] if loss is None else [loss]
@@ -282,7 +282,7 @@ class LaViTPlain(ScoreBackbone, Plain):
         self._keep_loss(losses)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        check_images(x, self.in_chans)
+        self.check_images(x)
         tokens, grid, _, loss = self.stages[0](x)
         self._keep_loss([loss] if self.training and loss is not None else [])
         return self._as_output(self.norm(tokens), grid)

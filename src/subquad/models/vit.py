@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
-from subquad.models.backbone import Backbone, check_images, grids_of
+from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, drop_path_rates, fill_up
 from subquad.ranges import AboveZero, Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.rope import rope_of
@@ -152,7 +152,7 @@ class ViT(Plain):
 
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid after each block."""
-        check_images(x, self.in_chans)
+        self.check_images(x)
         yield from self.stages[0].steps(x)
 
 
