@@ -339,6 +339,30 @@ def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypa
     assert seen == [None]
 
 
+def test_a_kernel_says_itself_what_it_has_no_gradient_for():
+    grid, (v,) = TokenGrid(12, 12), projected(1, 2, 144, 8)
+    weight = torch.randn(16, 11, 11, requires_grad=True)
+    assert choose(kernels.depthwise, (v, weight, None), (grid.shape,)) is None
+    with pytest.raises(SubquadError, match="a kernel of 11 has no gradient there, only those up to 9"):
+        ops.add_local(v, v, weight, grid=grid, kv_grid=grid, backend="native")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_raised_in_front_of_a_kernel_and_lowered_behind_it(dtype):
+    q, k, v = (x.to(dtype) for x in projected(1, 2, 30, 8, count=3))
+    power, few = torch.full((2, 1, 8), 2.0), torch.randn(1, 2, 4, 8).to(dtype)
+    for call in (
+        lambda backend: ops.linear_attention(q, k, v, backend=backend),
+        lambda backend: ops.inline_attention(q, k, v, backend=backend),
+        lambda backend: ops.pola_attention(q, k, v, power, backend=backend),
+        lambda backend: ops.soft_attention(q, few, v, backend=backend),
+    ):
+        got, expected = call("native"), call("eager")
+        assert got.dtype == expected.dtype == dtype
+        # both are computed in fp32: what is left is one rounding
+        assert_close(got.float(), expected.float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+
+
 @pytest.fixture
 def second_backend(monkeypatch):
     """Another backend for CPUs, in fp32 and fp64, behind the one of the library."""
