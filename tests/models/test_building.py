@@ -26,7 +26,7 @@ from subquad.models.less_attention import AttentionResidual, diagonality_loss
 from subquad.models.sequence import create_sequence_model
 from subquad.models.soft_network import PostNormBlock
 from subquad.models.swin import PatchMerging, WindowAttention
-from subquad.models.timm_names import default_cfg
+from subquad.models.timm_settings import default_cfg
 from subquad.positions import BiasTables, GridBias, PositionTable
 from subquad.weights.files import read_weights
 

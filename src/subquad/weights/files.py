@@ -42,8 +42,12 @@ def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | 
         save_file(tensors, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(tensors, note)})
 
 
-def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_weights(path: Path | str, *, key: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The state dict and the note of a weight file, ours or anyone's; the note is empty where it is not ours.
+
+    Args:
+        path: of the file.
+        key: what is preferred to the keys of WRAPPERS, where a trainer's file has several state dicts.
 
     Raises:
         SubquadError: if there is no such file, or it is damaged or of another kind, in one line.
@@ -58,7 +62,7 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             check_digest(path, tensors, file.metadata() or {})
             return tensors, _note_in(file)
     with opened(path) as content:
-        return unwrap(content, path), {}
+        return unwrap(content, path, key), {}
 
 
 def read_note(path: Path | str) -> dict[str, Any]:
@@ -104,9 +108,9 @@ def _note_in(file: Any) -> dict[str, Any]:
     return parse_note((file.metadata() or {}).get("subquad", "{}"))
 
 
-def unwrap(content: Any, path: Path | str) -> dict[str, Tensor]:
+def unwrap(content: Any, path: Path | str, preferred: str | None = None) -> dict[str, Tensor]:
     """The tensors of a pickled file, from under the keys of WRAPPERS and without the prefixes that wrappers leave."""
-    for key in WRAPPERS:
+    for key in (preferred, *WRAPPERS):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
