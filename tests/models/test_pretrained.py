@@ -2,18 +2,28 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from made_weights import make_input, make_state_dict
+from PIL import Image
 from released_layouts import released_state
 from serving import Answer, serving
 
 import subquad
 from subquad import SubquadError
+from subquad.cli import main
+from subquad.data.imagenet_names import places_of
+from subquad.dense.networks import build_backbone
+from subquad.evaluation.published import interval
 from subquad.models import NETWORKS, VARIANTS, pretrained
+from subquad.training import Recipe, SegmentRecipe
+from subquad.training.classification import build_model
+from subquad.training.networks import backbone_arguments
 from subquad.weights import downloading
 from subquad.weights.files import fitted
 from subquad.weights.fitting import misfits
@@ -304,6 +314,27 @@ def test_other_mechanisms_and_notes_get_no_released_weights(shelf):
         subquad.create_model("deit_tiny", pretrained=True)
 
 
+FILES = sorted(path.stem for path in GOLDEN.glob("*.json"))
+WITH_GOLDEN = [name for name in FILES if re.fullmatch(r"(agent|inline)_\w+_t|soft(_norm)?_tiny", name)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", WITH_GOLDEN)
+def test_a_released_file_that_is_fetched_computes_its_golden(file, shelf, monkeypatch):
+    row = file if file.startswith("soft") else f"{file}iny"
+    record = json.loads((GOLDEN / f"{file}.json").read_text())
+    body = pickled(
+        {name: tensor.float() for name, tensor in make_state_dict(record["state_dict"]).items()}, LINKS[row].page
+    )
+    shelf.answers[f"/{row}"] = [Answer(body)]
+    monkeypatch.setitem(LINKS, row, replace(LINKS[row], url=f"{shelf.url}/{row}"))
+    expected, places = record["outputs"]["logits"]["value"], record["outputs"]["logits"]["index"]
+    for make in (subquad.create_model, timm.create_model):
+        with torch.inference_mode():
+            logits = make(row, pretrained=True).eval()(make_input(record["input_shape"]).float())
+        torch.testing.assert_close(logits.flatten()[places], torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
 def listing(*paths):
     return Answer(json.dumps([{"type": "file", "path": path, "size": 3} for path in paths]).encode())
 
@@ -329,3 +360,97 @@ def test_polaformers_files_are_found_by_name_in_the_repository(shelf, monkeypatc
     shelf.answers[tree] = [Answer(b"{")]
     with pytest.raises(SubquadError, match="gives no listing of ZachMeng/PolaFormer"):
         subquad.create_model(row, pretrained=True)
+
+
+def imagenet_folder(folder, names, size=(48, 40)):
+    """Three images a class, held out; class i is mostly the network's own doing."""
+    for k, name in enumerate(names):
+        (folder / "val" / name).mkdir(parents=True)
+        for j in range(3):
+            Image.new("RGB", size, (20 * k, 50 * j, 99)).save(folder / "val" / name / f"{j}.png")
+    return folder
+
+
+def test_the_commands_take_a_networks_name_instead_of_a_file(shelf, tmp_path, capsys, monkeypatch):
+    row = "agent_pvt_tiny"
+    shelf.put(row)
+    assert main(["list", "models", "--pretrained", "--filter", "agent_pvt_*"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and not any(" yes " in line for line in lines)
+    assert main(["download", row]) == 0
+    assert capsys.readouterr().out.endswith(f"{row}.safetensors, published top-1 78.4 %\n")
+    assert main(["list", "--pretrained", "--filter", row]) == 0
+    assert " 78.4 " in (said := capsys.readouterr().out) and " yes " in said
+    # the answer does not depend on weights of ones and halves: top-1 is what it is, the line is there
+    data = imagenet_folder(tmp_path / "few", ["n01440764", "n02102040"])
+    flags = ["--model", row, "--pretrained", "--img-size", "64"]
+    assert main(["eval", *flags, "--data", "imagenet", "--data-dir", str(data), "--batch-size", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "6 images: top-1" in said and "published top-1 78.4 % at 224 px, measured" in said
+    assert "of 6 images (95 % interval" in said and "the images are of 2 of 1000 classes" in said
+    assert main(["predict", str(data / "val" / "n01440764" / "0.png"), *flags[:3]]) == 0
+    assert "n0" in capsys.readouterr().out or "n1" in capsys.readouterr().out
+    flags = ["--images", str(data), "--measures", "entropy", "--shown", "0", "--output", str(tmp_path / "analysis")]
+    assert main(["analyze", "--model", row, "--pretrained", *flags]) == 0
+    assert f"{row}: 4 layers" in capsys.readouterr().out
+    assert len(shelf.requests) == 1
+
+
+MISTAKES = {
+    "eval --model agent_pvt_tiny": "--model agent_pvt_tiny alone has no weights: add --pretrained",
+    "eval --pretrained": "--pretrained is of a network: name it with --model",
+    "eval": "no weights are named: give a run folder or a weight file, or --model NAME --pretrained",
+    "eval run --model agent_pvt_tiny --pretrained": "both run and pretrained/agent_pvt_tiny are named",
+    "predict a.png --model softmax_pvt_tiny --pretrained": "no released weights of 'softmax_pvt_tiny' are known here",
+    "download agent_pvt": "no released weights of 'agent_pvt' are known here",
+    "list hosts --pretrained": "--pretrained lists models",
+    "train --resume run --pretrained": "goes on with its own weights: leave out --pretrained",
+    "train --model agent_pvt_tiny --pretrained --initial-checkpoint a.pth": "it starts from a.pth already",
+    "train --model softmax_pvt_tiny --pretrained": "no released weights of 'softmax_pvt_tiny'",
+}
+
+
+@pytest.mark.parametrize("command", sorted(MISTAKES))
+def test_a_mistake_with_a_networks_name_is_one_line(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "home"))
+    assert main(command.split()) == 2
+    said = capsys.readouterr().err
+    assert MISTAKES[command] in said and said.count("\n") == 1, said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("initial", ["pretrained/agent_pvt_tiny", None])
+def test_training_starts_from_the_authors_weights(initial, shelf, tmp_path):
+    state = shelf.put("agent_pvt_tiny")
+    recipe = Recipe(model="agent_pvt_tiny", img_size=(64, 64), initial_checkpoint=initial)
+    model = build_model(recipe, 10).state_dict()
+    name = "stages.0.blocks.0.mlp.fc1.weight"
+    assert torch.equal(model[name], state[name]) == (initial is not None)
+    assert len(model["head.weight"]) == 10
+    backbone = build_backbone(
+        backbone_arguments(SegmentRecipe(model="agent_pvt_tiny", initial_checkpoint=initial), False)
+    )
+    assert torch.equal(backbone.state_dict()[name], state[name]) == (initial is not None)
+
+
+def test_names_of_imagenets_classes(tmp_path):
+    assert places_of("d", ["n02102040", "n01440764"]) == [217, 0]
+    # Imagenette's, in words
+    words = ["tench", "English_springer", "cassette player", "chain saw", "church", "French horn", "garbage truck"]
+    ids = ["n01440764", "n02102040", "n02979186", "n03000684", "n03028079", "n03394916", "n03417042"]
+    assert places_of("d", words) == places_of("d", ids)
+    for names, message in (
+        (["crane"], "which is 2 classes of ImageNet"),
+        (["house cat"], "d has a class house cat, which is no class of ImageNet"),
+        (["tench", "n01440764"], "d has classes tench and n01440764, which are one of ImageNet's"),
+    ):
+        with pytest.raises(SubquadError, match=message):
+            places_of("d", names)
+
+
+@pytest.mark.parametrize(
+    "top1, count, ends", [(100.0, 10, (72.25, 100)), (0.0, 10, (0, 27.75)), (78.4, 50_000, (78.04, 78.76))]
+)
+def test_intervals_are_wilsons(top1, count, ends):
+    assert interval(top1, count) == pytest.approx(ends, abs=0.01)

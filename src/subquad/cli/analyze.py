@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.cli.parser import Commands, folder_to_write, positive, to_read, whole
+from subquad.cli.pretrained import add_network, sources_of
 from subquad.errors import SubquadError
 from subquad.holding import holding
 
@@ -19,7 +20,8 @@ def add_commands(commands: Commands) -> None:
     text = "Measure what the layers of trained networks attend to, and write a page, a table and JSON."
     sub = commands.add("analyze", run_analyze, text)
     what = "run folders or weight files, of segmenters and detectors too; timm/NAME or timm/NAME=FILE for timm's"
-    sub.add_argument("checkpoint", nargs="+", help=what)
+    sub.add_argument("checkpoint", nargs="*", help=what)
+    add_network(sub, several=True)
     measures = f"of {', '.join(ALL_MEASURES)}; all if left out"
     sub.add_argument("--images", nargs="+", type=to_read, help="image files, or folders of them; else held-out ones")
     sub.add_argument("--measures", nargs="+", choices=ALL_MEASURES, metavar="NAME", help=measures)
@@ -54,7 +56,7 @@ def _analyze(arguments: argparse.Namespace) -> None:
 
     found = Findings()
     notes: list[str] = []
-    for source in arguments.checkpoint:
+    for source in sources_of(arguments):
         trained = load_looked_at(source, img_size=arguments.img_size)
         name = _name_of(source)
         if name in found.names:

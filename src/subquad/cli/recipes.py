@@ -35,6 +35,8 @@ def add_training(parts: Commands, kind: Any, what: str) -> None:
 def add_train(parser: Parser, kind: Any) -> None:
     """The arguments of a command that trains recipes of a kind."""
     parser.add_argument("--resume", type=to_read, metavar="RUN", help="go on with the run in this folder")
+    if "initial_checkpoint" not in kind.unused:
+        parser.add_argument("--pretrained", action="store_true", help="start from the authors' weights of --model")
     add_recipe_flags(parser, kind)
 
 
@@ -114,6 +116,8 @@ def train_recipe(arguments: argparse.Namespace, kind: Any, new: Callable[[argpar
     from subquad.training import load_recipe, train
 
     if arguments.resume is not None:
+        if getattr(arguments, "pretrained", False):
+            raise SubquadError(f"the run in {arguments.resume} goes on with its own weights: leave out --pretrained")
         file = arguments.resume / "recipe.yaml"
         if not file.is_file():
             raise SubquadError(f"no run in {arguments.resume} to resume: it has no recipe.yaml")
@@ -121,11 +125,23 @@ def train_recipe(arguments: argparse.Namespace, kind: Any, new: Callable[[argpar
         folder = arguments.resume
     else:
         recipe = new(arguments)
+        if getattr(arguments, "pretrained", False):
+            recipe = _from_pretrained(recipe)
         folder = run_folder(arguments, recipe.model, recipe.attention, Path(recipe.data).name)
     summary = train(recipe, folder, resume=arguments.resume is not None, log=print)
     best, epoch = summary[f"best_{recipe.metric}"], summary["best_epoch"] + 1
     what = recipe.metric_title.removesuffix(" %")
     print(f"best {what} {best:.2f} % in epoch {epoch} of {summary['epochs']}; everything is in {folder}")
+
+
+def _from_pretrained(recipe: Any) -> Any:
+    """The recipe with the authors' weights of its network as its initial ones, which are there then."""
+    from subquad.models.pretrained import PREFIX, pretrained_file
+
+    if recipe.initial_checkpoint is not None:
+        raise SubquadError(f"it starts from {recipe.initial_checkpoint} already: leave out --pretrained")
+    pretrained_file(recipe.model)
+    return recipe.replace(initial_checkpoint=f"{PREFIX}{recipe.model}")
 
 
 def compare_recipe(arguments: argparse.Namespace, recipe: Any) -> None:

@@ -3,13 +3,15 @@
 import argparse
 from pathlib import Path
 
-from subquad.cli.parser import Commands, add_checkpoint, file_to_write, positive, to_read, whole
+from subquad.cli.parser import Commands, file_to_write, positive, to_read, whole
+from subquad.cli.pretrained import add_network, source_of_one
 
 
 def add_commands(commands: Commands) -> None:
     """The commands `eval` and `predict`."""
     sub = commands.add("eval", run_eval, "Accuracy, confusion matrix and throughput of trained weights.")
-    add_checkpoint(sub)
+    sub.add_argument("checkpoint", nargs="?", type=to_read, help="run folder, or a weight file of one")
+    add_network(sub)
     sub.add_argument("--data", help="data set; the one trained on if left out")
     sub.add_argument("--data-dir", help="its folder")
     sub.add_argument("--split", choices=("validation", "train"), default="validation", help="which part of it")
@@ -21,7 +23,8 @@ def add_commands(commands: Commands) -> None:
 
     sub = commands.add("predict", run_predict, "Class names and probabilities for images; a picture grid for a folder.")
     sub.add_argument("images", nargs="+", type=to_read, metavar="IMAGE", help="image files, or folders of them")
-    sub.add_argument("--checkpoint", type=to_read, required=True, help="run folder or weight file")
+    sub.add_argument("--checkpoint", type=to_read, help="run folder or weight file")
+    add_network(sub)
     sub.add_argument("--top-k", type=positive, default=5, help="classes to name")
     sub.add_argument("--strict", action="store_true", help="stop at a broken image instead of skipping it")
     sub.add_argument("--grid", type=file_to_write, help="write the picture grid here; predictions.png for a folder")
@@ -30,9 +33,11 @@ def add_commands(commands: Commands) -> None:
 def run_eval(arguments: argparse.Namespace) -> None:
     """Evaluate and print accuracy, confusion and throughput."""
     from subquad.evaluation import confusion_text, judge, load_trained, save_confusion
+    from subquad.evaluation.published import published_text
 
+    source = source_of_one(arguments)
     found = judge(
-        load_trained(arguments.checkpoint, img_size=arguments.img_size),
+        load_trained(source, img_size=arguments.img_size),
         data=arguments.data,
         data_dir=arguments.data_dir,
         split=arguments.split,
@@ -42,6 +47,8 @@ def run_eval(arguments: argparse.Namespace) -> None:
     )
     result = found.result
     print(f"{result.count} images: top-1 {result.top1:.2f} %, top-5 {result.top5:.2f} %, loss {result.loss:.4f}")
+    if published := published_text(source, result):
+        print(published)
     if found.broken:
         print(f"{len(found.broken)} broken images were skipped, the first is {found.broken[0]}")
     print(f"throughput {found.images_per_second:.0f} images/s on {found.device}, batch {arguments.batch_size}\n")
@@ -55,7 +62,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
     """Predict and print, and draw the grid."""
     from subquad.evaluation import load_trained, predict, save_picture_grid
 
-    trained = load_trained(arguments.checkpoint)
+    trained = load_trained(source_of_one(arguments))
     predictions = predict(
         trained.model,
         arguments.images,

@@ -8,6 +8,7 @@ from subquad.errors import SubquadError
 from subquad.evaluation.scenes import input_of
 from subquad.evaluation.trained import Trained, load_trained, trained_on
 from subquad.models import read_note, weight_file
+from subquad.models.pretrained import source_of
 
 MOST_SIDE = 512
 """Of the images that a detector's backbone is shown: at those it was trained on, maps do not fit into memory."""
@@ -37,7 +38,7 @@ def _task_of(source: Path | str) -> str | None:
     """What the weights of a run folder or a file are for, None where they do not say."""
     if str(source).startswith("timm/"):
         return None
-    file = weight_file(source)
+    file = weight_file(source_of(source))
     task = (read_note(file).get("creation") or {}).get("task")
     if task == "lra":
         raise SubquadError(f"{file} is of `subquad lra`: it reads sequences, there are no images to show it")

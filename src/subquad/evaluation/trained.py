@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
+from subquad.data.imagenet_names import is_imagenet, places_of
 from subquad.errors import SubquadError
 from subquad.evaluation.accuracy import EvalResult, evaluate
 from subquad.evaluation.classes import check_classes
 from subquad.evaluation.throughput import measure_throughput
 from subquad.evaluation.timm_classifiers import load_timm
 from subquad.models import restore_model, weight_file
+from subquad.models.pretrained import source_of
 from subquad.models.restoring import naming
 from subquad.reading import read_yaml
 from subquad.weights.notes import required, settings_of
@@ -61,11 +63,11 @@ def load_trained(path: Path | str, *, img_size: int | None = None) -> Trained:
     """The best weights of a run folder, or a weight file that training wrote, on the fastest device there is.
 
     Images are brought to the size that it was trained at, or to `img_size`. "timm/NAME" and "timm/NAME=FILE" are
-    networks of timm's, see `load_timm`.
+    networks of timm's, see `load_timm`; "pretrained/NAME" stands for the authors' weights, see `pretrained_file`.
     """
     if str(path).startswith("timm/"):
         return trained_on(*load_timm(str(path).removeprefix("timm/"), img_size))
-    file = weight_file(path)
+    file = weight_file(source_of(path))
     model, note = restore_model(file)
     size: Any = model.img_size if img_size is None else (img_size, img_size)
     with naming(file):
@@ -121,7 +123,11 @@ def images_of(
     if name is None:
         raise SubquadError("the weight file does not say what it was trained on: name the data")
     images = load_dataset(name, split=split, data_dir=data_dir or (None if data else trained.data_dir), strict=strict)
-    if trained.classes:
+    if is_imagenet(trained.classes) and tuple(images.classes) != tuple(trained.classes):
+        # fewer classes, or by their names in words
+        places = places_of(name, images.classes)
+        images.classes, images.labels = trained.classes, [places[label] for label in images.labels]
+    elif trained.classes:
         check_classes(name, images.classes, trained.classes)
     images.transform = eval_transform(trained.input)
     return images

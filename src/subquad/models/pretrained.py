@@ -55,8 +55,13 @@ def pretrained_file(name: str) -> Path:
 
 
 def source_of(text: Path | str) -> Path:
-    """The file that "pretrained/NAME" stands for, and every other path as it is."""
-    return pretrained_file(str(text).removeprefix(PREFIX)) if str(text).startswith(PREFIX) else Path(text)
+    """The file that "pretrained/NAME" stands for, and every other path, also one that is there, as it is."""
+    path = Path(text)
+    return pretrained_file(str(text).removeprefix(PREFIX)) if _is_name(str(text)) and not path.exists() else path
+
+
+def _is_name(text: str) -> bool:
+    return text.startswith(PREFIX) and "/" not in text.removeprefix(PREFIX)
 
 
 def load_pretrained(model: nn.Module, name: str) -> Adapted:
@@ -106,6 +111,7 @@ def _make(row: str, target: Path) -> None:
         raise SubquadError(f"{network} has released weights, but is no network of this version")
     with _released(row) as (source, wanted):
         about: dict[str, Any] = {"url": link.url, "page": PAGES[link.page].url, "top1": link.top1}
+        about |= {"px": link.px, "remark": link.remark}
         _, adapted = convert_checkpoint(source, target, name=network, key=link.key, about={"released": about})
     if adapted.resized:
         warnings.warn(

@@ -10,6 +10,7 @@ from subquad.data import InputConfig, eval_transform, load_dataset, train_transf
 from subquad.errors import SubquadError
 from subquad.evaluation import evaluate
 from subquad.models import classes_in, create_model, load_checkpoint, read_weights
+from subquad.models.pretrained import source_of
 from subquad.training.common import CommonRecipe
 from subquad.training.cost import count_macs
 from subquad.training.networks import arguments_of
@@ -90,8 +91,9 @@ def build_model(recipe: CommonRecipe, num_classes: int, **more: Any) -> Any:
     model: Any = create_model(**arguments_of(recipe, *more), num_classes=num_classes, **more)
     if recipe.initial_checkpoint:
         # weights of other classes start everything but the head
-        classes = classes_in(read_weights(recipe.initial_checkpoint)[0])
-        load_checkpoint(model, recipe.initial_checkpoint, head=classes in (None, num_classes))
+        source = source_of(recipe.initial_checkpoint)
+        classes = classes_in(read_weights(source)[0])
+        load_checkpoint(model, source, head=classes in (None, num_classes))
     if recipe.grad_checkpointing:
         model.set_grad_checkpointing()
     return model

@@ -135,10 +135,14 @@ def download(wanted: Wanted) -> dict[str, Any]:
     return seen
 
 
+def is_link(text: str) -> bool:
+    """Whether a text is a link, not a path."""
+    return text.startswith(("https://", "http://"))
+
+
 def check_address(url: str) -> None:
     """Raise where a link is not of the network."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    if not is_link(url) or not urlsplit(url).netloc:
         raise SubquadError(f"{one_line(url)} is no link: it begins with https:// or http://")
 
 
