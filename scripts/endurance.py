@@ -17,7 +17,8 @@ from pathlib import Path
 
 from kills import end, start, wait
 
-from subquad.training import LraRecipe, train
+from subquad.tasks.sequences import LraRecipe
+from subquad.training import train
 
 PER_EPOCH = 500
 """Updates of an epoch; there is an evaluation after each, and everything is saved."""

@@ -10,7 +10,8 @@ import torch
 
 from subquad.analysis import measure_network
 from subquad.attention import PolaAttention
-from subquad.evaluation import images_of, load_trained
+from subquad.runs import open_trained
+from subquad.tasks.classification import images_of
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder of a classifier with pola attention")
     parser.add_argument("--count", type=int, default=256, help="held-out images")
     arguments = parser.parse_args()
-    trained = load_trained(arguments.run)
+    trained = open_trained(arguments.run)
     images = images_of(trained)
     step = max(1, len(images) // arguments.count)
     pairs = [images[k] for k in range(0, len(images), step)]

@@ -35,7 +35,8 @@ from safetensors.torch import load_file
 
 from subquad.cli import main
 from subquad.models import create_model, save_weights
-from subquad.training import DetectRecipe, SegmentRecipe
+from subquad.tasks.detection import DetectRecipe
+from subquad.tasks.segmentation import SegmentRecipe
 
 TIMES = {"epoch_seconds", "images_per_second", "peak_memory_mb", "train_seconds", "seconds", "created", "command"}
 SIGNALS = [signal.SIGKILL] * 4 + [signal.SIGTERM, signal.SIGINT]

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from subquad.attention import ATTENTION
-from subquad.data.sequences import SEQUENCES
-from subquad.models.sequence import SequenceClassifier, create_sequence_model
+from subquad.tasks.sequences.lra_data import SEQUENCES
+from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
 
 LENGTH, BATCH = 2048, 32
 

@@ -14,8 +14,9 @@ from subquad.analysis import (
     nystrom_error,
 )
 from subquad.ops.soft_formula import gaussian_kernel
-from subquad.report.charts import Axis, Series
-from subquad.report.standalone_charts import save_lines
+from subquad.pages.charts import Axis, Series
+from subquad.pages.colours import classes_of
+from subquad.pages.standalone_charts import save_lines
 
 Points = dict[str, list[tuple[float, float]]]
 
@@ -84,9 +85,10 @@ def of_collinear_queries(width: int = 8, keys: int = 49) -> Points:
 
 def save(lines: Points, x: Axis, y: Axis, path: Path) -> None:
     """Draw the lines, and print their numbers."""
+    colours = classes_of({name: name for name in lines})
     series: Sequence[Series] = [
-        Series(name, f"c{place + 1}", points, [f"{name}: {value:.3g}" for _, value in points])
-        for place, (name, points) in enumerate(lines.items())
+        Series(name, colours[name], points, [f"{name}: {value:.3g}" for _, value in points])
+        for name, points in lines.items()
     ]
     save_lines(series, x, y, path)
     print(path)

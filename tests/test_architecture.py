@@ -4,36 +4,49 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from subquad import ATTENTION
 from subquad.models import HOSTS
+from subquad.tasks import TASKS
 
 SOURCE = Path(__file__).parents[1] / "src" / "subquad"
 # a room may import those before it; rooms on one line may not import each other unless they say so below
 ORDER = [
     ["starting", "errors", "text", "home"],
-    ["ranges", "reading", "writing"],
-    ["holding"],
+    ["ranges", "reading", "writing", "plugins"],
+    ["holding", "flags"],
     ["grid"],
     ["kernels"],
-    ["positions"],
+    ["positions", "rope"],
     ["ops"],
     ["attention"],
     ["weights"],
     ["models"],
     ["data"],
-    ["diffusion", "dense"],
-    ["evaluation", "analysis", "bench"],
-    ["training"],
-    ["report"],
+    ["tasks"],
+    ["runs"],
+    ["training", "diffusion"],
+    ["analysis", "benchmarks"],
+    ["pages"],
+    ["api"],
     ["cli"],
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 FILES = sorted(SOURCE.rglob("*.py"))
 HOST_FILES = [SOURCE / "models" / "layers.py", *(Path(inspect.getfile(host)) for host in HOSTS.values())]
+# what is of classifiers only: timm's networks, and the accuracy of one that is looked into
+IMAGES_OF = {"subquad.tasks.classification"}
+OF_CLASSIFIERS = {
+    "timm_classifiers": {"classify"},
+    "opened_networks": {"classify"},
+    "run_records": {"classify"},
+    "analyze": IMAGES_OF,
+    "attention_maps": IMAGES_OF,
+}
 HEAVY = {"triton", "diffusers", "matplotlib", "sklearn", "accelerate", "tensorboard", "datasets", "transformers"}
 
 
@@ -60,6 +73,27 @@ def test_imports_go_one_way(path):
         parts = module.split(".")
         if parts[0] == "subquad" and len(parts) > 1 and parts[1] != room:
             assert RANK[parts[1]] < RANK[room], f"{path.relative_to(SOURCE)} imports {module}"
+
+
+def test_no_two_modules_have_one_name():
+    names = Counter(path.stem for path in FILES if path.stem not in ("__init__", "__main__"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+WITHOUT_TASKS = ["runs", "training", "pages", "benchmarks", "analysis", "api", "cli"]
+"""Rooms that know tasks by their protocol alone."""
+
+
+@pytest.mark.parametrize("room", WITHOUT_TASKS)
+def test_no_task_is_named_outside_of_its_folder(room):
+    folders = {path.parent.name for path in (SOURCE / "tasks").glob("*/__init__.py")}
+    assert len(folders) == len(TASKS)
+    for path in sorted((SOURCE / room).rglob("*.py")):
+        strings = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        assert not strings & TASKS.keys() - OF_CLASSIFIERS.get(path.stem, set()), path
+        imported = {module for module in imports_of(path) if module.split(".")[1:2] == ["tasks"]}
+        named = {module for module in imported if module.split(".")[2:3] and module.split(".")[2] in folders}
+        assert not named - OF_CLASSIFIERS.get(path.stem, set()), path
 
 
 @pytest.mark.parametrize("path", HOST_FILES, ids=lambda path: path.name)

@@ -10,8 +10,9 @@ from PIL import Image
 
 from subquad import BACKENDS, starting
 from subquad.cli import main, make_parser
-from subquad.cli.training import recipe_of
-from subquad.training import recipe_fields
+from subquad.cli.recipes import given_fields
+from subquad.tasks import fields_of
+from subquad.tasks.classification import Classification, Recipe
 
 TINY = ["--data", "digits", "--epochs", "1", "--warmup-epochs", "0", "--max-train-images", "64", "--depth", "1"]
 
@@ -100,12 +101,12 @@ def test_every_field_of_a_recipe_has_a_flag():
     arguments = parser.parse(["train", "--max-train-images", "7", "--no-model-ema", "--hflip", "0.5"])
     assert arguments.max_train_images == "7" and arguments.model_ema is False
     flags = {flag for action in arguments.parser._actions for flag in action.option_strings}
-    assert {f"--{name.replace('_', '-')}" for name in recipe_fields()} <= flags
+    assert {f"--{name.replace('_', '-')}" for name in fields_of(Recipe)} <= flags
 
 
 @pytest.mark.parametrize("written", [["0.5", "1.0"], ["0.5,1.0"]])
 def test_two_numbers_may_be_written_with_a_comma_or_a_space(written):
-    assert recipe_of(make_parser().parse(["train", "--scale", *written])).scale == (0.5, 1.0)
+    assert given_fields(make_parser().parse(["train", "--scale", *written]), Classification)["scale"] == "0.5,1.0"
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from subquad.errors import SubquadError  # noqa: E402
 
 if TYPE_CHECKING:
-    from subquad.attention import ATTENTION
+    from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.grid import TokenGrid
     from subquad.kernels import BACKENDS, use_backend
     from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
+    from subquad.runs import open_trained
+    from subquad.tasks import register_task
 
 __version__ = "0.1.0"
 
@@ -32,25 +34,32 @@ __all__ = [
     "BACKENDS",
     "SubquadError",
     "TokenGrid",
+    "Traits",
     "convert_checkpoint",
     "create_model",
     "load_checkpoint",
+    "open_trained",
+    "register_attention",
+    "register_task",
     "restore_model",
     "save_weights",
     "use_backend",
 ]
 
 _PLACES = {
-    "attention": ("ATTENTION",),
+    "attention": ("ATTENTION", "Traits", "register_attention"),
     "kernels": ("BACKENDS", "use_backend"),
     "grid": ("TokenGrid",),
     "models": ("convert_checkpoint", "create_model", "load_checkpoint", "restore_model", "save_weights"),
 }
 """Which module each name comes from."""
 
+_WHEN_ASKED_FOR = {"runs": ("open_trained",), "tasks": ("register_task",)}
+"""The same of modules that take time to import, and that a user of networks alone does without."""
+
 
 def __getattr__(name: str) -> Any:
-    for place, names in _PLACES.items():
+    for place, names in (_PLACES | _WHEN_ASKED_FOR).items():
         if name in names:
             return getattr(importlib.import_module(f"subquad.{place}"), name)
     raise AttributeError(f"module 'subquad' has no attribute '{name}'")

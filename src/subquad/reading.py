@@ -1,12 +1,13 @@
-"""YAML, wherever it comes from: small, shallow, and without what would grow beyond its text."""
+"""YAML and settings, wherever they come from: small, shallow, and without what would grow beyond its text."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from subquad.errors import SubquadError, reason_of
+from subquad.errors import SubquadError, reason_of, shown
 
 MOST_BYTES = 2**17
 DEEPEST = 32
@@ -93,3 +94,53 @@ def _check_size(text: str) -> None:
             raise SubquadError(f"it is deeper than {DEEPEST} levels")
         if entries > MOST_ENTRIES:
             raise SubquadError(f"it has more than {MOST_ENTRIES} entries")
+
+
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_FRACTION = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_COMMA = re.compile(r",(?![^\[]*\])")
+"""Between settings, not within a list."""
+
+
+def parse_settings(text: str, within: str = "") -> dict[str, Any]:
+    """What "name=value,name=value" says: `num_agents=16,local=false` is {"num_agents": 16, "local": False}.
+
+    A value is a number, true, false, none, [a list, of, these], or else text, with quotation marks or without.
+
+    Args:
+        text: the settings.
+        within: the longer text that they are a part of, for complaints.
+
+    Raises:
+        SubquadError: for a part that is no setting, a name that is there twice, or a value of thousands of characters.
+    """
+    settings: dict[str, Any] = {}
+    for part in filter(None, _COMMA.split(text)):
+        name, equals, value = part.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise SubquadError(f"{shown(part)} in {shown(within or text)} is no setting: write name=value,name=value")
+        if name in settings:
+            raise SubquadError(f"{shown(within or text)} names {name} twice")
+        if len(value) > LONGEST:
+            raise SubquadError(f"{name} in {shown(within or text)} has more than {LONGEST} characters")
+        value = value.strip()
+        if (value[:1] == "[", value[-1:] == "]", value.count("[")) not in ((False, False, 0), (True, True, 1)):
+            raise SubquadError(f"{shown(part)} in {shown(within or text)} is no list: write {name}=[1,2,3]")
+        settings[name] = _literal(value)
+    return settings
+
+
+def _literal(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if _FRACTION.fullmatch(text):
+        return float(text)
+    if text.startswith("[") and text.endswith("]"):
+        return [_literal(part.strip()) for part in text[1:-1].split(",") if part.strip()]
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    return text

@@ -243,3 +243,5 @@ def test_symmetry():
     softmax = gaussian_softmax(1.0)
     assert symmetry(softmax).mean().abs() < 0.02
     assert symmetry(softmax, centre=False).mean() == pytest.approx(0.35, abs=0.05)
+    # attention that looks everywhere alike has nothing that could be mirrored
+    assert torch.equal(symmetry(torch.full((2, 16, 16), 1 / 16)), torch.zeros(2))

@@ -9,7 +9,7 @@ import torch
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.analysis import Removal, attention_weights, count_confusions, count_hits, removed_pairs, removing, survey
-from subquad.analysis.removal import recentred, renormalised
+from subquad.attention.key_removal import recentred, renormalised
 from subquad.grid import TokenGrid
 from subquad.ops import inline_weights, linear_weights
 
@@ -214,6 +214,11 @@ def test_complaints_name_the_numbers():
         count_confusions(model)(torch.randn(1, 3, 16, 16), torch.zeros(1))
     with pytest.raises(SubquadError, match="Linear shows no attention that keys could be removed from"):
         removing(torch.nn.Linear(3, 2), Removal(), torch.randn(1, 3)).__enter__()
+    silent = network("agent")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(ATTENTION["agent"], "traits")
+        with pytest.raises(SubquadError, match=r"AgentAttention does not say what its weights become .* a key_removal"):
+            removing(silent, Removal(), torch.randn(1, 3, 10, 12)).__enter__()
     with pytest.raises(SubquadError, match="unknown removal 'near'"):
         Removal("near")
     with pytest.raises(SubquadError, match="odd side, got 4"):

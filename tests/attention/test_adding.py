@@ -1,21 +1,16 @@
 """The mechanism that docs/adding-a-mechanism.md adds works as written there."""
 
-import re
-from pathlib import Path
-
 import torch
 from mechanisms import apply_weights, build, but_values, inputs_of
+from outside import PAGE, SOURCE
 
 import subquad
 from subquad import ATTENTION, TokenGrid
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding-a-mechanism.md"
-
 
 def test_the_mechanism_of_the_page_keeps_the_contract_and_trains(monkeypatch):
-    source = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)[-1]
     room: dict = {}
-    exec(compile(source, str(PAGE), "exec"), room)
+    exec(compile(SOURCE, str(PAGE), "exec"), room)
     monkeypatch.setitem(ATTENTION, "mean", room["MeanAttention"])
 
     grid = TokenGrid(1, 9, 1)

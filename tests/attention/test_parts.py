@@ -5,7 +5,7 @@ import torch
 from mechanisms import build
 from torch.testing import assert_close
 
-from subquad import TokenGrid
+from subquad import SubquadError, TokenGrid
 from subquad.attention import SoftAttention
 from subquad.attention.bricks import LocalConv
 
@@ -63,6 +63,11 @@ def test_softs_window_and_kernel_go_with_the_grid_that_it_is_made_for(side, wind
     grid = TokenGrid(side, side)
     module = SoftAttention(16, 2, grid=grid, kv_grid=grid)
     assert module.window == (window, window) and module.local.weight.shape[-1] == kernel_size
+
+
+def test_soft_refuses_keys_on_another_grid_as_they_are_its_queries():
+    with pytest.raises(SubquadError, match=r"6×9 .*3×4"):
+        build("soft", TokenGrid(6, 9), kv_grid=TokenGrid(3, 4))
 
 
 def test_softmax_leaves_out_what_is_padding_and_what_is_masked():

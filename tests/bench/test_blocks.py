@@ -10,7 +10,7 @@ import torch
 from mechanisms import build, inputs_of
 
 from subquad import ATTENTION, SubquadError, TokenGrid
-from subquad.bench import (
+from subquad.benchmarks import (
     blocks_table,
     describe_device,
     faster_than_softmax,
@@ -18,21 +18,27 @@ from subquad.bench import (
     measure_networks,
     save_rows,
 )
-from subquad.bench.floors import moved_bytes
-from subquad.bench.textbook import TEXTBOOK
+from subquad.benchmarks.floors import moved_bytes
+from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.cli import main
-from subquad.report import bench_picture
+from subquad.pages import bench_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
-every_mechanism = pytest.mark.parametrize("name", ATTENTION)
 
 
-@every_mechanism
+@pytest.mark.parametrize("name", TEXTBOOK)
 @pytest.mark.parametrize("grid", [TokenGrid(4, 7), TokenGrid(6, 6)], ids=str)
 def test_the_textbook_form_computes_what_the_mechanism_does(name, grid):
     module, supply = build(name, grid), inputs_of(build(name, grid), grid)
     expected = module(**supply, grid=grid, kv_grid=grid)
     torch.testing.assert_close(TEXTBOOK[name](module, supply, grid), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_a_mechanism_that_no_textbook_has_is_measured_without(monkeypatch):
+    monkeypatch.delitem(TEXTBOOK, "linear")
+    linear, _ = rows = measure_blocks(["linear", "pola"], [16], dim=16, num_heads=2, repeats=1)
+    assert linear.textbook_ms is None and linear.textbook_gain is None and linear.softmax_gain > 0
+    assert "None" not in blocks_table(rows)
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -41,7 +47,8 @@ def test_every_mechanism_is_measured_against_all_it_is_compared_with(backward):
     assert [(row.mechanism, row.tokens) for row in rows] == [(name, n) for n in (16, 36) for name in ATTENTION]
     for row in rows:
         assert row.over_projections == row.block_ms / row.projections_ms > 0
-        assert row.textbook_gain == row.textbook_ms / row.core_ms > 0 and row.peak_mb > 0
+        assert row.textbook_gain == (row.textbook_ms / row.core_ms if row.mechanism in TEXTBOOK else None)
+        assert row.peak_mb > 0
         assert row.softmax_gain == row.softmax_ms / row.core_ms > 0
 
 
@@ -96,7 +103,11 @@ def test_operations_alone_are_measured_against_a_copy_of_their_tokens():
     rows = measure_blocks(list(ATTENTION), [16], dim=16, num_heads=2, repeats=1, ops=True)
     assert len({row.floor_ms for row in rows if row.mechanism != "pola"} - {rows[-1].floor_ms}) == 1
     for row in rows:
-        assert row.block_ms is None and row.over_projections is None and row.textbook_gain > 0
+        assert (
+            row.block_ms is None
+            and row.over_projections is None
+            and bool(row.textbook_gain) == (row.mechanism in TEXTBOOK)
+        )
         assert row.of_floor == row.floor_ms / row.core_ms > 0
     assert "÷proj" not in blocks_table(rows)
 

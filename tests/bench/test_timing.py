@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 
-from subquad.bench import ScalingRow, blocks, crossover, floors, measure_blocks, measure_networks, measure_scaling
-from subquad.bench import scaling as scaling_module
-from subquad.bench import whole_networks as networks_module
-from subquad.bench.pipeline_costs import _summary
-from subquad.bench.scaling import interleaved_ms, last_descent
-from subquad.bench.whole_networks import NetworkRow, faster_from
+from subquad.benchmarks import ScalingRow, blocks, crossover, floors, measure_blocks, measure_networks, measure_scaling
+from subquad.benchmarks import scaling as scaling_module
+from subquad.benchmarks import whole_networks as networks_module
+from subquad.benchmarks.pipeline_costs import _summary
+from subquad.benchmarks.scaling import interleaved_ms, last_descent
+from subquad.benchmarks.whole_networks import NetworkRow, faster_from
 from subquad.diffusion.folder import ImageRow
 
 CPU = torch.device("cpu")

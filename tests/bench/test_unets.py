@@ -10,7 +10,7 @@ import torch
 from diffusers import UNet2DConditionModel
 
 from subquad import SubquadError
-from subquad.bench import measure_unet, unets, unets_table
+from subquad.benchmarks import measure_unet, unets, unets_table
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 
 from subquad import SubquadError
-from subquad.bench import NetworkRow, faster_from, measure_networks, networks_table
+from subquad.benchmarks import NetworkRow, faster_from, measure_networks, networks_table
 from subquad.cli import main
 
 

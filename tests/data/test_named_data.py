@@ -50,7 +50,6 @@ def test_the_files_of_torchvision_are_read(monkeypatch, home):
     monkeypatch.setattr(
         "subquad.data.named_sets.create_dataset",
         lambda name, **settings: asked.update(settings, name=name) or Pictures(),
-        lambda name, **settings: asked.update(settings, name=name) or Pictures(),
     )
     images = load_dataset("torch/mnist", split="validation")
     assert asked == {"name": "torch/mnist", "root": str(home / "data"), "split": "validation", "download": True}

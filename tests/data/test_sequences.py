@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from subquad import SubquadError
-from subquad.data.sequences import SEQUENCES, load_sequences
 from subquad.data.synthetic import listops, pathfinder
+from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
 
 PAIRS = [("1", "the first paper é", "the second"), ("0.0", "a third", "and a fourth"), ("1", "fifth", "sixth")]
 

@@ -11,7 +11,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from subquad import SubquadError
-from subquad.evaluation.detection import MEASURES, as_coco, judge_objects
+from subquad.tasks.detection.average_precision import MEASURES, as_coco, judge_objects
 
 SIZE = 200
 

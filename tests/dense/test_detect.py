@@ -9,9 +9,11 @@ from safetensors.torch import load_file
 
 from subquad import SubquadError
 from subquad.cli import main
-from subquad.evaluation import judge_detector, load_detector
-from subquad.report import write_report
-from subquad.training import DetectRecipe, load_recipe, train
+from subquad.pages import write_report
+from subquad.runs import open_trained
+from subquad.tasks import load_recipe
+from subquad.tasks.detection import DetectRecipe, judge_detector
+from subquad.training import train
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["best_box_ap"] == max(row["eval_box_ap"] for row in rows)
     assert load_recipe(run / "recipe.yaml", DetectRecipe) == recipe
-    found = judge_detector(load_detector(run))
+    found = judge_detector(open_trained(run))
     assert found.count == 3 and found.result.box["ap"] == pytest.approx(summary["best_box_ap"], abs=0.5)
 
 

@@ -6,10 +6,10 @@ from hosts import small
 from torch import nn
 
 from subquad import SubquadError
-from subquad.dense import cascade, restore_dense
-from subquad.dense.detectors import DETECTORS, WITH_MASKS, build_detector
-from subquad.models import save_weights
-from subquad.training.networks import DENSE_AGENTS
+from subquad.models import restore, save_weights
+from subquad.tasks.backbone_arguments import DENSE_AGENTS
+from subquad.tasks.detection import cascade
+from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, build_detector
 
 # masks are drawn for a hundred boxes an image, which takes seconds
 HEADS = [pytest.param(head, marks=pytest.mark.slow if head in WITH_MASKS else ()) for head in DETECTORS]
@@ -130,13 +130,13 @@ def test_retinanet_has_three_sizes_an_octave():
 def test_a_detector_is_restored_from_its_file(head, tmp_path):
     model = made(head, frozen_stages=1).eval()
     save_weights(model, tmp_path / "a.safetensors", {"classes": ["a", "b"]})
-    again, _ = restore_dense(tmp_path / "a.safetensors", "detect")
+    again, _ = restore(tmp_path / "a.safetensors", "detect", build_detector)
     images = batch()[0]
     with torch.no_grad():
         for one, other in zip(model(images), again.eval()(images), strict=True):
             assert all(torch.equal(one[key], other[key]) for key in one)
     with pytest.raises(SubquadError, match="is for `subquad detect`, not for `subquad segment`"):
-        restore_dense(tmp_path / "a.safetensors", "segment")
+        restore(tmp_path / "a.safetensors", "segment", build_detector)
 
 
 @pytest.mark.parametrize("host", DENSE_AGENTS)

@@ -7,8 +7,8 @@ import torch
 from faster_coco_eval.core import mask as coding
 from torch import nn
 
-from subquad.evaluation import judge_objects
-from subquad.evaluation.segmentation import _starts, segment
+from subquad.tasks.detection import judge_objects
+from subquad.tasks.segmentation.intersection_over_union import _starts, segment
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from PIL import Image
 
 from subquad import SubquadError
 from subquad.data.dataset import BrokenImageError, DataError
-from subquad.dense.object_transforms import ObjectTransform, as_lists
-from subquad.dense.objects import load_objects
+from subquad.tasks.detection.object_data import load_objects
+from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
 
 
 @pytest.fixture

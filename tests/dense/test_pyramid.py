@@ -6,8 +6,9 @@ from hosts import small
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.dense import SEGMENTERS, Pyramid, Segmenter, build_segmenter, restore_dense
-from subquad.models import HOSTS, save_weights
+from subquad.models import HOSTS, restore, save_weights
+from subquad.models.pyramid import Pyramid
+from subquad.tasks.segmentation import SEGMENTERS, Segmenter, build_segmenter
 
 STRIDES = (4, 8, 16, 32)
 
@@ -25,7 +26,7 @@ def test_maps_of_every_host_stand_at_four_strides(host, size):
     assert not any("head" in name for name in names)
 
 
-@pytest.mark.parametrize("host", [host for host in HOSTS if "vit" not in host])
+@pytest.mark.parametrize("host", [name for name, host in HOSTS.items() if not host.is_plain])
 def test_maps_of_stages_are_normed_each_by_itself(host):
     pyramid = Pyramid(small(host, num_classes=0)).eval()
     with torch.no_grad():
@@ -102,14 +103,14 @@ def test_a_segmenter_is_restored_from_its_file(host, tmp_path):
     backbone = small(host, "agent", num_agents=4, num_classes=0).creation
     made = build_segmenter(backbone, head="fpn", num_classes=3, frozen_stages=1).eval()
     save_weights(made, tmp_path / "a.safetensors", {"classes": ["a", "b", "c"]})
-    again, note = restore_dense(tmp_path / "a.safetensors", "segment")
+    again, note = restore(tmp_path / "a.safetensors", "segment", build_segmenter)
     x = torch.randn(1, 3, 40, 56)
     with torch.no_grad():
         assert torch.equal(again.eval()(x), made(x))
     assert note["classes"] == ["a", "b", "c"] and again.pyramid.frozen_stages == 1
     with pytest.raises(SubquadError, match="is for `subquad classify`, not for `subquad segment`"):
         save_weights(small(host), tmp_path / "b.safetensors")
-        restore_dense(tmp_path / "b.safetensors", "segment")
+        restore(tmp_path / "b.safetensors", "segment", build_segmenter)
 
 
 def test_a_backbone_starts_from_a_classifiers_weights(tmp_path):

@@ -8,9 +8,9 @@ from PIL import Image
 
 from subquad import SubquadError
 from subquad.data.dataset import BrokenImageError, DataError
-from subquad.dense import load_scenes
-from subquad.dense.scene_transforms import SceneInput, SceneTransform, TrainingTransform
-from subquad.dense.scenes import VOID, read_class_names
+from subquad.tasks.segmentation import load_scenes
+from subquad.tasks.segmentation.scene_data import VOID, read_class_names
+from subquad.tasks.segmentation.scene_transforms import SceneInput, SceneTransform, TrainingTransform
 
 INPUT = SceneInput((32, 48), None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 

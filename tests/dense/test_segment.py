@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 
 from subquad import SubquadError
 from subquad.cli import main
-from subquad.evaluation import judge_segmenter, load_segmenter
-from subquad.report import write_report
-from subquad.training import SegmentRecipe, load_recipe, train
+from subquad.pages import write_report
+from subquad.runs import open_trained
+from subquad.tasks import load_recipe
+from subquad.tasks.segmentation import SegmentRecipe, judge_segmenter
+from subquad.training import train
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["best_miou"] == max(row["eval_miou"] for row in rows)
     assert load_recipe(run / "recipe.yaml", SegmentRecipe) == recipe
-    found = judge_segmenter(load_segmenter(run))
+    found = judge_segmenter(open_trained(run))
     assert found.result.miou == pytest.approx(summary["best_miou"], abs=1e-4) and found.count == 3
 
 

@@ -7,8 +7,13 @@ import torch
 from torch import nn
 
 from subquad import SubquadError
-from subquad.dense.scenes import VOID
-from subquad.evaluation.segmentation import count_pixels, evaluate_segmentation, judge_confusion, segment
+from subquad.tasks.segmentation.intersection_over_union import (
+    count_pixels,
+    evaluate_segmentation,
+    judge_confusion,
+    segment,
+)
+from subquad.tasks.segmentation.scene_data import VOID
 
 
 class Colours(nn.Module):

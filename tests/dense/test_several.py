@@ -8,16 +8,17 @@ import sys
 import pytest
 import worlds
 
-from subquad.evaluation import judge_detector, judge_segmenter, load_detector, load_segmenter
-from subquad.training import DetectRecipe, SegmentRecipe
+from subquad.runs import open_trained
+from subquad.tasks.detection import DetectRecipe, judge_detector
+from subquad.tasks.segmentation import SegmentRecipe, judge_segmenter
 
 CODE = """
 import sys
 import torch
-from subquad.training import load_recipe, train
-from subquad.training.tasks import TASKS
+from subquad.tasks import TASKS, load_recipe
+from subquad.training import train
 torch.set_num_threads(1)
-kind = next(kind for kind in TASKS if kind.task == sys.argv[1])
+kind = TASKS[sys.argv[1]].recipe_class
 train(load_recipe("recipe.yaml", kind), "run")
 """
 SMALL = {
@@ -50,7 +51,7 @@ def trained(recipe, folder):
 def test_scenes_of_both_processes_are_counted_once(tmp_path):
     data = str(worlds.scenes(tmp_path / "scenes"))
     row = trained(SegmentRecipe(data=data, img_size=(32, 32), batch_size=2, **SMALL), tmp_path)
-    alone = judge_segmenter(load_segmenter(tmp_path / "run")).result
+    alone = judge_segmenter(open_trained(tmp_path / "run")).result
     assert (alone.miou, alone.accuracy) == pytest.approx((row["eval_miou"], row["eval_accuracy"]), abs=0.01)
 
 
@@ -59,5 +60,5 @@ def test_objects_of_both_processes_are_judged_together(tmp_path):
     data = str(worlds.objects(tmp_path / "objects"))
     sizes = {"img_size": (64, 64), "short_side": (64,), "long_side": 96, "head_channels": 16, "batch_size": 1}
     row = trained(DetectRecipe(data=data, head="retinanet", **sizes, **SMALL), tmp_path)
-    alone = judge_detector(load_detector(tmp_path / "run")).result
+    alone = judge_detector(open_trained(tmp_path / "run")).result
     assert alone.box["ap50"] == pytest.approx(row["eval_box_ap50"], abs=0.5)

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import tiny
 
 from subquad import SubquadError
-from subquad.bench import METHODS, images_table, make_images
+from subquad.benchmarks import METHODS, images_table, make_images
 from subquad.cli import main
 from subquad.diffusion.folder import difference_of
 from subquad.diffusion.pipelines import Sampling, load_pipeline, make_image
@@ -60,7 +60,7 @@ def test_what_is_there_is_not_made_again(pipe, tmp_path, monkeypatch):
         made.append(given[1])
         return make_image(*given)
 
-    monkeypatch.setattr("subquad.bench.pipeline_costs.make_image", counted)
+    monkeypatch.setattr("subquad.benchmarks.pipeline_costs.make_image", counted)
     settings = {"methods": {"softmax": {}, "agent": {}}, "sampling": SMALL, "memory": False}
     first, _ = make_images(pipe, ["a"], tmp_path / "x", **settings)
     (tmp_path / "x" / first[1].file).unlink()

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from subquad.errors import SubquadError
-from subquad.evaluation import EvalSums, evaluate, measure_throughput
+from subquad.tasks.accuracy import EvalSums, evaluate
+from subquad.tasks.classification import measure_throughput
 
 
 class Echo(nn.Module):

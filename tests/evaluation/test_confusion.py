@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from subquad.errors import SubquadError
-from subquad.evaluation import confused_pairs, confusion_text, save_confusion
+from subquad.tasks.confusion import confused_pairs, confusion_text, save_confusion
 
 ANIMALS = ("cat", "dog", "bird")
 SMALL = torch.tensor([[8, 2, 0], [1, 9, 0], [0, 3, 7]])

@@ -12,19 +12,24 @@ from torch import nn
 from subquad import SubquadError, create_model
 from subquad.data import InputConfig
 from subquad.data.synthetic.listops import Sequences
-from subquad.dense.scene_transforms import SceneInput
-from subquad.evaluation import arena, detection, judge_detector, judge_segmenter, objects, predict_scenes
-from subquad.evaluation.accuracy import EvalSums
-from subquad.evaluation.arena import guesses, judge_arena
-from subquad.evaluation.classes import check_classes
-from subquad.evaluation.detection import MEASURES, as_coco, evaluate_detection
-from subquad.evaluation.objects import TrainedDetector, find_objects, precision_text, predict_objects
-from subquad.evaluation.scenes import TrainedSegmenter, as_labels, colour, iou_text, overlay
-from subquad.evaluation.segmentation import judge_confusion
-from subquad.evaluation.throughput import measure_throughput
-from subquad.evaluation.trained import images_of, judge, load_trained, trained_on
 from subquad.models import save_weights
-from subquad.models.sequence import create_sequence_model
+from subquad.runs import open_trained
+from subquad.tasks import ImageNetwork, Trained
+from subquad.tasks.accuracy import EvalSums
+from subquad.tasks.class_names import check_classes
+from subquad.tasks.classification.throughput import measure_throughput
+from subquad.tasks.classification.trained_classifier import images_of, judge
+from subquad.tasks.detection import average_precision, judge_detector, trained_detector
+from subquad.tasks.detection.average_precision import MEASURES, as_coco, evaluate_detection
+from subquad.tasks.detection.trained_detector import TrainedDetector, find_objects, precision_text, predict_objects
+from subquad.tasks.palette import colour
+from subquad.tasks.segmentation import judge_segmenter, predict_scenes
+from subquad.tasks.segmentation.intersection_over_union import judge_confusion
+from subquad.tasks.segmentation.scene_transforms import SceneInput
+from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter, as_labels, iou_text, overlay
+from subquad.tasks.sequences import lra_judging
+from subquad.tasks.sequences.lra_judging import guesses, judge_sequences
+from subquad.tasks.sequences.sequence_network import create_sequence_model
 
 CPU = torch.device("cpu")
 
@@ -36,7 +41,7 @@ def two_processes(monkeypatch, module, **functions):
 
 
 def test_all_sums_of_all_processes_are_added(monkeypatch):
-    from subquad.evaluation import accuracy
+    from subquad.tasks import accuracy
 
     sums = EvalSums(6)
     sums.add(torch.randn(9, 6), torch.arange(9) % 6)
@@ -53,13 +58,13 @@ def test_what_another_process_found_is_judged_as_well(monkeypatch):
     def gather(shares, own):
         shares[:] = [own, ([{"image_id": 2}], [2])]
 
-    two_processes(monkeypatch, detection, all_gather_object=gather)
+    two_processes(monkeypatch, average_precision, all_gather_object=gather)
 
     def judge(truth, entries, masks):
         judged.extend(entries)
         told.extend(image["id"] for image in truth["images"])
 
-    monkeypatch.setattr(detection, "judge_objects", judge)
+    monkeypatch.setattr(average_precision, "judge_objects", judge)
     found = {"boxes": torch.tensor([[1.0, 2, 4, 8]]), "labels": torch.tensor([1]), "scores": torch.tensor([0.5])}
     model = nn.Identity()
     model.forward = lambda images: [found]
@@ -94,7 +99,7 @@ def test_guesses_are_made_from_what_was_trained_on_and_judged_on_the_test_set(mo
         tokens = np.full((4, 2), 11, np.uint8)
         return Sequences(tokens, np.full(4, 2), np.array(parts[split]))
 
-    monkeypatch.setattr(arena.listops, "load_listops", load)
+    monkeypatch.setattr(lra_judging.listops, "load_listops", load)
     assert guesses("listops", {}) == {"chance": 10, "most frequent value": 25, "root operator alone": 25}
     assert guesses("pathfinder", {}) == {"chance": 50} and guesses("image", {}) == {"chance": 10}
 
@@ -111,9 +116,9 @@ def test_the_arena_is_judged_by_the_best_weights_on_the_test_set(monkeypatch, tm
         asked.update(settings, task=task)
         return [(torch.zeros(24, dtype=torch.long), 0)]
 
-    monkeypatch.setattr(arena, "load_sequences", load)
-    monkeypatch.setattr(arena, "evaluate", lambda model, loader, **settings: asked.update(settings, model=model))
-    judge_arena(tmp_path, data_dir="there")
+    monkeypatch.setattr(lra_judging, "load_sequences", load)
+    monkeypatch.setattr(lra_judging, "evaluate", lambda model, loader, **settings: asked.update(settings, model=model))
+    judge_sequences(open_trained(tmp_path, task="lra"), data_dir="there", split="test")
     assert asked["split"] == "test" and asked["max_length"] == 24 and asked["data_dir"] == "there"
     assert asked["settings"] == {"count": 200} and asked["num_classes"] == 10
     assert torch.equal(asked["model"].embed.weight, models["best"].embed.weight)
@@ -122,7 +127,7 @@ def test_the_arena_is_judged_by_the_best_weights_on_the_test_set(monkeypatch, tm
 def test_first_passes_warm_up_and_are_not_timed(monkeypatch):
     ends = iter([0.0, 90.0, 90.0, 180.0, 180.0, 181.0, 181.0, 182.0])
     timer = SimpleNamespace(perf_counter=lambda: next(ends))
-    monkeypatch.setattr("subquad.evaluation.throughput.time", timer)
+    monkeypatch.setattr("subquad.tasks.classification.throughput.time", timer)
     assert measure_throughput(nn.Conv2d(3, 4, 3), (8, 8), 6, "cpu", repeats=2) == 6
 
 
@@ -141,8 +146,8 @@ def scenes(tmp_path_factory):
 
 def segmenter(data="", **changes):
     given = SceneInput((16, 24), None, (0.5,) * 3, (0.5,) * 3)
-    settings = {"slide": False, "data": str(data), "device": CPU} | changes
-    return TrainedSegmenter(Halves(), ("ground", "red", "green"), given, **settings)
+    settings = {"slide": False, "data": str(data), "data_dir": None, "device": CPU, "input": given} | changes
+    return TrainedSegmenter("segment", Halves(), ("ground", "red", "green"), **settings)
 
 
 def test_windows_are_looked_through_as_asked_and_else_as_in_training():
@@ -205,7 +210,7 @@ class Finds(nn.Module):
 
 
 def detector(data=""):
-    return TrainedDetector(Finds(), ("red", "green"), str(data), CPU)
+    return TrainedDetector("detect", Finds(), ("red", "green"), str(data), None, CPU)
 
 
 @pytest.mark.parametrize(("threshold", "count"), [(0.2, 3), (0.25, 3), (0.5, 2), (0.7, 1), (1.0, 0)])
@@ -224,7 +229,7 @@ def test_objects_are_those_of_at_least_the_score_that_is_asked_for(threshold, co
 def test_detectors_are_judged_by_the_part_that_is_asked_for_with_their_masks(monkeypatch, tmp_path):
     folder = worlds.objects(tmp_path / "objects")
     asked = {}
-    monkeypatch.setattr(objects, "evaluate_detection", lambda *_, **settings: asked.update(settings))
+    monkeypatch.setattr(trained_detector, "evaluate_detection", lambda *_, **settings: asked.update(settings))
     for split, count in (("validation", 3), ("train", 6)):
         found = judge_detector(detector("nowhere"), data=str(folder), split=split)
         assert found.count == count
@@ -261,9 +266,9 @@ def test_a_network_is_judged_on_what_is_asked_for(monkeypatch):
         asked.update(settings, name=name)
         return Known()
 
-    monkeypatch.setattr("subquad.evaluation.trained.load_dataset", load)
+    monkeypatch.setattr("subquad.tasks.classification.trained_classifier.load_dataset", load)
     model = create_model("deit_tiny", img_size=8, patch_size=4, embed_dim=8, depths=(1,), num_heads=2, num_classes=2)
-    trained = trained_on(model, InputConfig((8, 8)), ("a", "b"), "own", "folder")
+    trained = ImageNetwork("classify", model, ("a", "b"), "own", "folder", CPU, InputConfig((8, 8)))
     assert judge(trained, split="train", strict=True).result.count == 4
     assert asked == {"name": "own", "split": "train", "data_dir": "folder", "strict": True}
     images_of(trained, data="other")
@@ -271,21 +276,21 @@ def test_a_network_is_judged_on_what_is_asked_for(monkeypatch):
     images_of(trained, data="other", data_dir="there")
     assert asked["data_dir"] == "there" and asked["split"] == "validation"
     with pytest.raises(SubquadError, match="they differ"):
-        judge(trained_on(model, InputConfig((8, 8)), ("a", "c"), "own"))
+        judge(ImageNetwork("classify", model, ("a", "c"), "own", None, CPU, InputConfig((8, 8))))
 
 
 def test_images_are_of_the_size_that_is_asked_for(tmp_path):
     model = create_model("deit_tiny", img_size=(8, 12), patch_size=4, embed_dim=8, depths=(1,), num_heads=2)
     save_weights(model, tmp_path / "a.safetensors", {"classes": ["a"], "input": {}})
-    assert load_trained(tmp_path / "a.safetensors").input.img_size == (8, 12)
-    assert load_trained(tmp_path / "a.safetensors", img_size=16).input.img_size == (16, 16)
+    assert open_trained(tmp_path / "a.safetensors").input.img_size == (8, 12)
+    assert open_trained(tmp_path / "a.safetensors", img_size=16).input.img_size == (16, 16)
 
 
 def test_weights_in_other_places_have_another_fingerprint():
     first = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     prints = set()
     for layers in ((0, 1), (1, 0)):
-        trained = trained_on(nn.Sequential(*(first[k] for k in layers)), InputConfig((8, 8)))
+        trained = Trained("classify", nn.Sequential(*(first[k] for k in layers)), (), None, None, CPU)
         prints.add(trained.fingerprint)
     with torch.no_grad():
         first[0].weight.copy_(torch.tensor([[1.0, -1.0], [1.0, -1.0]]))

@@ -6,31 +6,43 @@ import pytest
 import torch
 from torch import nn
 
-from subquad.evaluation import networks_to_analyze
+from subquad.runs import open_trained
+from subquad.tasks.detection.trained_detector import TrainedDetector
+from subquad.tasks.segmentation.scene_transforms import SceneInput
+from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
+
+NORM = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+
+
+def dense(task):
+    """A trained network whose backbone is made for images of 800×300 px."""
+    pyramid = nn.Identity()
+    pyramid.backbone = SimpleNamespace(img_size=(800, 300))
+    known = (task, SimpleNamespace(pyramid=pyramid, creation=NORM), ("a",), "data", None, torch.device("cpu"))
+    return (
+        TrainedDetector(*known)
+        if task == "detect"
+        else TrainedSegmenter(*known, SceneInput((32, 48), None, **NORM), False)
+    )
 
 
 @pytest.mark.parametrize(("task", "own"), [("segment", (32, 48)), ("detect", (512, 300))])
-def test_backbones_are_looked_into_at_the_size_that_is_asked_for(task, own, monkeypatch):
-    norm = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
-    note = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop": [32, 48], "short_side": None}
-    pyramid = nn.Identity()
-    pyramid.backbone = SimpleNamespace(img_size=(800, 300))
-    network = SimpleNamespace(pyramid=pyramid, creation=norm)
-    monkeypatch.setattr(networks_to_analyze, "_task_of", lambda source: task)
-    monkeypatch.setattr(networks_to_analyze, "restore_dense", lambda *_: (network, {"input": note}))
-    assert networks_to_analyze.load_looked_at("run").input.img_size == own
-    assert networks_to_analyze.load_looked_at("run", img_size=64).input.img_size == (64, 64)
+def test_backbones_are_looked_into_at_the_size_that_is_asked_for(task, own):
+    looked_at = dense(task).image_network()
+    assert looked_at.input.img_size == own and looked_at.input.mean == NORM["mean"]
+    # what it was trained on has no classes of whole images
+    assert looked_at.classes == () and looked_at.data is None
+    assert dense(task).image_network(64).input.img_size == (64, 64)
 
 
 def test_a_network_of_timm_has_as_many_classes_as_the_file(tmp_path):
     import timm
-
-    from subquad.evaluation.timm_classifiers import load_timm
 
     made = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32, depth=1)
     asked = {}
     torch.save(made.state_dict(), tmp_path / "a.pth")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timm, "create_model", lambda name, **settings: asked.update(settings) or made)
-        load_timm(f"vit_tiny_patch16_224={tmp_path / 'a.pth'}", img_size=32)
+        opened = open_trained(f"timm/vit_tiny_patch16_224={tmp_path / 'a.pth'}", img_size=32)
     assert asked == {"pretrained": False, "img_size": 32, "num_classes": 3}
+    assert opened.input.img_size == (32, 32) and not opened.model.training

@@ -8,7 +8,7 @@ from torch import nn
 
 from subquad.data import InputConfig
 from subquad.errors import SubquadError
-from subquad.evaluation import Prediction, predict, save_picture_grid
+from subquad.tasks.classification import Prediction, predict, save_picture_grid
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 RED = (200, 30, 30)

@@ -50,6 +50,9 @@ def gradient_norm(model, target):
         letters = "".join(getattr(layer, "projected", "qkv"))
         pieces = dict(zip(letters, gradient.chunk(len(letters)), strict=True))
         gradient = torch.cat([pieces[letter] for letter in part])
+    elif part and parameter == "prefix_tokens":
+        assert part == "0"  # the class token; the released networks have no registers
+        gradient = gradient[:, :1]
     elif part:
         branches = len(model.get_submodule(owner.rpartition(".")[0]).branches)
         gradient = gradient.chunk(branches)[int(part)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from subquad.training import Recipe
+from subquad.tasks.classification import Recipe
 
 
 @pytest.fixture(scope="module", autouse=True)

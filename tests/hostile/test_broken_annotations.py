@@ -9,10 +9,10 @@ import torch
 import worlds
 
 from subquad import SubquadError
-from subquad.dense.coco_file import read_coco
-from subquad.dense.object_transforms import ObjectTransform
-from subquad.dense.objects import load_objects
-from subquad.evaluation.detection import judge_objects
+from subquad.tasks.detection.average_precision import judge_objects
+from subquad.tasks.detection.coco_file import read_coco
+from subquad.tasks.detection.object_data import load_objects
+from subquad.tasks.detection.object_transforms import ObjectTransform
 
 WRONG = [None, True, -1, 0, 1, 2, 2.5, 10, 1e999, 10**400, -(2**60), "", "3", "../x.png", "/etc/passwd", [], [1], {}]
 WRONG += [[1, 2, 3], [1, 2, 3, 4, 5], ["1", "2", "3", "4"], [1, 2, None, 4], [1, 2, -3, 4], [[1, 2, 3]], [[]], {"a": 1}]

@@ -14,8 +14,8 @@ from subquad import SubquadError
 from subquad.data import load_dataset
 from subquad.data.archives import unpack
 from subquad.data.tars import read_tar
-from subquad.dense import load_scenes
-from subquad.dense.objects import load_objects
+from subquad.tasks.detection.object_data import load_objects
+from subquad.tasks.segmentation import load_scenes
 
 CONTENT = {f"{name}/{k}.txt": f"{name}{k}".encode() for name in "ab" for k in range(2)}
 BLOCK = 512

@@ -11,10 +11,10 @@ from torch import nn
 
 from subquad.cli import main
 from subquad.data import InputConfig
-from subquad.dense.scene_transforms import SceneInput
-from subquad.evaluation.objects import TrainedDetector
-from subquad.evaluation.scenes import TrainedSegmenter
-from subquad.evaluation.trained import Trained
+from subquad.tasks import ImageNetwork
+from subquad.tasks.detection.trained_detector import TrainedDetector
+from subquad.tasks.segmentation.scene_transforms import SceneInput
+from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
 
 CLASSES = ("red", "green", "blue")
 
@@ -39,13 +39,12 @@ def trained(task, answer=1.0):
     model, device = Colours(task, answer), torch.device("cpu")
     if task == "segment":
         given = SceneInput((8, 8), None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-        return TrainedSegmenter(model, CLASSES, given, False, "none", device)
+        return TrainedSegmenter(task, model, CLASSES, "none", None, device, given, False)
     if task == "detect":
-        return TrainedDetector(model, CLASSES, "none", device)
-    return Trained(model, CLASSES, InputConfig((8, 8)), None, None, device)
+        return TrainedDetector(task, model, CLASSES, "none", None, device)
+    return ImageNetwork(task, model, CLASSES, None, None, device, InputConfig((8, 8)))
 
 
-LOADERS = {"classify": "load_trained", "segment": "load_segmenter", "detect": "load_detector"}
 WRITING = ("segment", "detect")
 
 
@@ -54,7 +53,7 @@ def command(monkeypatch, tmp_path, capsys):
     """Run predict of a task with a network that stands for a trained one; its status and what it said."""
 
     def run(task, *images, answer=1.0, output=tmp_path / "out", more=()):
-        monkeypatch.setattr(f"subquad.evaluation.{LOADERS[task]}", lambda *_, **__: trained(task, answer))
+        monkeypatch.setattr("subquad.runs.open_trained", lambda *_, **__: trained(task, answer))
         monkeypatch.chdir(tmp_path)
         words = ["predict"] if task == "classify" else [task, "predict"]
         own = [] if task == "classify" else ["--output", str(output)]
@@ -126,7 +125,7 @@ def test_an_image_that_is_named_twice_is_looked_at_once(task, command, tmp_path)
     assert status == 0 and said.out.count(str(image)) == 1
 
 
-@pytest.mark.parametrize("task", LOADERS)
+@pytest.mark.parametrize("task", ("classify", *WRITING))
 def test_nothing_readable_is_an_error(task, command, tmp_path):
     for name in ("x", "y"):
         write(tmp_path / f"in/{name}.png").write_bytes(b"no image")
@@ -138,7 +137,7 @@ def test_nothing_readable_is_an_error(task, command, tmp_path):
         assert status == 2 and said.err.count("\n") == 1 and said.err.startswith("subquad: there is no ")
 
 
-@pytest.mark.parametrize("task", LOADERS)
+@pytest.mark.parametrize("task", ("classify", *WRITING))
 def test_broken_images_are_named_and_counted(task, command, tmp_path):
     for name in ("w", "x", "y", "z"):
         write(tmp_path / f"in/{name}.png")
@@ -150,7 +149,7 @@ def test_broken_images_are_named_and_counted(task, command, tmp_path):
     assert command(task, tmp_path / "in", more=["--strict"])[0] == 2
 
 
-@pytest.mark.parametrize("task", LOADERS)
+@pytest.mark.parametrize("task", ("classify", *WRITING))
 @pytest.mark.parametrize("answer", [float("nan"), float("inf")])
 def test_a_network_that_answers_no_numbers_is_an_error(task, answer, command, tmp_path):
     status, said = command(task, write(tmp_path / "x.png", "white"), answer=answer)
@@ -166,7 +165,7 @@ def test_names_that_are_too_long_and_folders_that_are_none_are_said(task, comman
     assert status == 2 and f"{tmp_path}/file" in said.err and said.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("task", LOADERS)
+@pytest.mark.parametrize("task", ("classify", *WRITING))
 def test_names_that_are_no_utf8_are_read_and_shown(task, command, tmp_path):
     write(tmp_path / "in/x.png").rename(tmp_path / "in" / os.fsdecode(b"\xff.png"))
     status, said = command(task, tmp_path / "in")

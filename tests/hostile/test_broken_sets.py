@@ -9,10 +9,10 @@ from PIL import Image
 
 from subquad import SubquadError
 from subquad.data import load_dataset
-from subquad.data.sequences import SEQUENCES, load_sequences
 from subquad.data.synthetic import listops
 from subquad.data.synthetic.generation import kept
 from subquad.data.synthetic.long_distances import DRAWN
+from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
 
 WRONG = [-1, 2.5, "many", True, float("nan"), [1]]
 # what is drawn alone, by what loads it, and its settings

@@ -14,20 +14,21 @@ import yaml
 
 from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.cli import main, make_parser
-from subquad.cli.parser import Number, file_to_write, folder_to_write, run_name, to_read
-from subquad.dense.detectors import build_detector
-from subquad.dense.networks import Segmenter
-from subquad.dense.pyramid import Pyramid
+from subquad.cli.parser import run_name
+from subquad.flags import Number, file_to_write, folder_to_write, to_read
 from subquad.models import HOSTS, create_model
-from subquad.models.sequence import SequenceClassifier, create_sequence_model
+from subquad.models.pyramid import Pyramid
 from subquad.ranges import Range, fits
-from subquad.training import load_recipe, recipe_fields, recipe_names
-from subquad.training.tasks import TASKS
+from subquad.tasks import TASKS, fields_of, load_recipe, recipe_names
+from subquad.tasks.detection.detectors import build_detector
+from subquad.tasks.segmentation.segmenters import Segmenter
+from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
 
 NAN, INF = math.nan, math.inf
 NUMBERS = (NAN, INF, -INF, -1, 0, 1, 0.5, 10**30, 1e300, 10**5000)
 OTHERS = ("", "much", "1,2,3,4,5,6,7", "\x1b[2J", [], [[1]], {"a": 1}, None, True)
-FIELDS = {(field.name, field.declared): (kind, field) for kind in TASKS for field in recipe_fields(kind).values()}
+KINDS = [task.recipe_class for task in TASKS.values()]
+FIELDS = {(field.name, field.declared): (kind, field) for kind in KINDS for field in fields_of(kind).values()}
 FUNCTIONS = {
     **{f"attention {name}": cls.__init__ for name, cls in ATTENTION.items()},
     **{f"host {name}": cls.__init__ for name, cls in HOSTS.items()},
@@ -84,9 +85,9 @@ def parser():
     return make_parser()
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_number_declares_its_range_and_every_text_its_choices_or_why_it_has_none(kind):
-    for name, field in recipe_fields(kind).items():
+    for name, field in fields_of(kind).items():
         if field.number is not None:
             assert field.declared.range is not None, name
         elif field.inner is str:
@@ -94,10 +95,10 @@ def test_every_number_declares_its_range_and_every_text_its_choices_or_why_it_ha
         assert not field.declared.rising or typing.get_origin(field.inner) is tuple, name
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_packaged_recipes_and_defaults_are_what_is_declared(kind):
-    for recipe in (kind(), *(load_recipe(name, kind) for name in recipe_names(kind.task))):
-        for field in recipe_fields(kind).values():
+    for recipe in (kind(), *(load_recipe(name, kind) for name in recipe_names(kind))):
+        for field in fields_of(kind).values():
             value = getattr(recipe, field.name)
             assert is_legal(field, list(value) if isinstance(value, tuple) else value) in (True, None), field.name
 
@@ -124,21 +125,22 @@ def test_a_field_takes_what_it_declares_and_nothing_else_wherever_it_comes_from(
             assert said is not None and field.name in said, value
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_settings_are_plain_finite_and_named(kind):
     for value in ({"a": NAN}, {"a": [1, INF]}, {1: 2}, {"a": {"b": 1}}, [("a", 1)], "a", "=1", "a=[", "a=1,a=2", 3):
         said = refusal(lambda value=value: kind(settings=value))
         assert said is not None and ("settings" in said or "a in" in said), value
 
 
-@pytest.mark.parametrize("kind", TASKS)
-def test_what_means_nothing_to_a_task_is_refused_and_has_no_flag(kind):
-    flags = {action.dest for _, command in commands() for action in command._actions if "--config" in flags_of(command)}
-    for name in kind.unused:
-        field = recipe_fields(kind)[name]
-        value = {int: 1, float: 0.5, str: "a", bool: True}.get(field.number or field.inner)
-        assert f"{name} means nothing" in refusal(lambda name=name, value=value: kind(**{name: value}))
-    assert flags
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_means_nothing_to_a_task_is_no_field_of_it_and_is_read_as_earlier_versions_wrote_it(kind, tmp_path):
+    file = tmp_path / "recipe.yaml"
+    for name, value in kind.retired.items():
+        assert name not in fields_of(kind)
+        file.write_text(yaml.safe_dump({name: value}))
+        assert load_recipe(file, kind) == kind()
+        file.write_text(yaml.safe_dump({name: 7}))
+        assert f"{name} means nothing to {kind.task}" in refusal(lambda: load_recipe(file, kind))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -228,8 +230,8 @@ def test_every_argument_of_every_command_refuses_what_it_is_not_in_one_line(
     file = tmp_path / "file"
     file.write_text("")
     command = dict(commands())[path]
-    kind = next((kind for kind in TASKS if path[0] == kind.task), next(iter(TASKS)))
-    field = recipe_fields(kind).get(action.dest) if "--config" in flags_of(command) else None
+    kind = next((kind for kind in KINDS if path[0] == kind.task), KINDS[0])
+    field = fields_of(kind).get(action.dest) if "--config" in flags_of(command) else None
     others = [other for other in command._actions if other.required and other is not action]
     for text in wrong_texts(action, field, file):
         name = action.option_strings[0] if action.option_strings else None

@@ -18,9 +18,10 @@ import torch
 
 import subquad.cli
 from subquad.cli import diffuse, main, make_parser
-from subquad.training.tasks import TASKS
+from subquad.tasks import TASKS, load_recipe
+from subquad.tasks.classification import class_predictions
 
-REAL = {"load_recipe", "recipe_fields", "recipe_names", "slug"}
+REAL = {"load_recipe", "fields_of", "recipe_names", "slug", "values_of"}
 """What makes the arguments of the library's calls, and stays."""
 
 NETWORK = {"model": ["--pretrained"], "pretrained": ["--model", "agent_pvt_tiny"]}
@@ -130,11 +131,13 @@ class Pictures(list):
 
 
 def looked_at() -> Any:
-    return SimpleNamespace(model=Anything(), data="digits", device="cpu", input=Anything(), fingerprint="7")
+    found = SimpleNamespace(model=Anything(), data="digits", device="cpu", input=Anything(), fingerprint="7")
+    found.image_network = lambda img_size=None: found
+    return found
 
 
 GIVEN = {
-    "load_looked_at": lambda *_, **__: looked_at(),
+    "open_trained": lambda *_, **__: looked_at(),
     "images_of": lambda *_, **__: Pictures(),
     "image_files": lambda paths: [Path(f"{k}.png") for k in range(40)],
     "readable_images": lambda files, *_, **__: [(path, torch.zeros(3, 8, 8)) for path in files],
@@ -181,6 +184,8 @@ def calls(monkeypatch, tmp_path):
     def recorder(name: str) -> Any:
         def record(*arguments: Any, **settings: Any) -> Any:
             made.append((name, shown(arguments), shown(settings)))
+            if name.endswith(" evaluate"):
+                return SimpleNamespace(text="?", save=lambda path: made.append(("save", shown(path), {})) or [])
             return GIVEN.get(name, lambda *_, **__: Anything())(*arguments, **settings)
 
         return record
@@ -190,13 +195,17 @@ def calls(monkeypatch, tmp_path):
         home = importlib.import_module(module)
         if callable(getattr(home, name)):
             monkeypatch.setattr(home, name, recorder(name))
-    training = importlib.import_module("subquad.training")
-    monkeypatch.setattr(training, "load_recipe", functools.cache(training.load_recipe))
+    for task in TASKS.values():
+        for name in ("evaluate", "predict", "test"):
+            monkeypatch.setattr(task, name, recorder(f"{task.name} {name}"))
+    cached = functools.cache(load_recipe)
+    for module in ("subquad.tasks", "subquad.tasks.task", "subquad.tasks.sequences.lra_task"):
+        monkeypatch.setattr(importlib.import_module(module), "load_recipe", cached)
     parser = make_parser()
     monkeypatch.setattr(subquad.cli, "make_parser", lambda: parser)
-    for kind in TASKS:
-        (tmp_path / kind.task).mkdir()
-        (tmp_path / kind.task / "recipe.yaml").write_text(kind().to_yaml())
+    for name, task in TASKS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").write_text(task.recipe_class().to_yaml())
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -278,14 +287,14 @@ def test_a_pipeline_is_compared_with_itself_untouched_and_measured_where_that_is
         assert list(asked["methods"]) == methods and asked["memory"] == str(memory)
 
 
-def test_shares_of_what_is_right_are_of_what_is_known(calls, monkeypatch, capsys):
+def test_shares_of_what_is_right_are_of_what_is_known(monkeypatch):
     def predictions(*_, **__):
         known = [(True, "a"), (False, "a"), (False, None), (False, None)]
         return [SimpleNamespace(path="p", probabilities=[], true=true, is_wrong=wrong) for wrong, true in known]
 
-    monkeypatch.setattr(importlib.import_module("subquad.evaluation"), "predict", predictions)
-    assert main(["predict", "here", "--checkpoint", "there"]) == 0
-    assert "1 of 2 with a known class are right (50.0 %)" in capsys.readouterr().out
+    monkeypatch.setattr(class_predictions, "predict", predictions)
+    lines = list(class_predictions.prediction_lines(Anything(), [Path("here")]))
+    assert lines[-1] == "1 of 2 with a known class are right (50.0 %)"
 
 
 def test_latency_is_measured_for_a_report_unless_that_is_left_out(calls):

@@ -14,10 +14,14 @@ from safetensors.torch import load_file
 
 from subquad.cli import main
 from subquad.errors import SubquadError
-from subquad.training import DetectRecipe, LraRecipe, Recipe, SegmentRecipe, compare, loop, running, train
+from subquad.tasks.classification import Recipe
+from subquad.tasks.detection import DetectRecipe
+from subquad.tasks.segmentation import SegmentRecipe
+from subquad.tasks.sequences import LraRecipe
+from subquad.tasks.task_table import TASKS
+from subquad.training import compare, loop, running, train
 from subquad.training.engine import Interruptions
 from subquad.training.loop import Trainer
-from subquad.training.tasks import TASKS
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +243,7 @@ def recipe_of(kind, folder, pictures):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", [task.recipe_class for task in TASKS.values()])
 @pytest.mark.parametrize("name", ["_step", "_evaluate"])
 def test_every_task_goes_on_where_it_was_interrupted(kind, name, pictures, tmp_path, monkeypatch):
     monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "home"))

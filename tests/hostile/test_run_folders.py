@@ -23,11 +23,11 @@ from subquad.diffusion.folder import ImageFolder
 from subquad.errors import SubquadError
 from subquad.holding import LOCK, holding
 from subquad.models import create_model, read_weights, save_weights
+from subquad.runs.run_folder import RunFolder
+from subquad.runs.run_state import State, load_state, save_state
+from subquad.tasks.task import Task
 from subquad.training import running, train
-from subquad.training.checkpoint import State, load_state, save_state
 from subquad.training.loop import Trainer
-from subquad.training.run_folder import RunFolder
-from subquad.training.task import Task
 from subquad.weights.digest import DIGEST
 from subquad.writing import WriteError, json_text, replacing, write_json, write_text
 
@@ -123,7 +123,7 @@ def test_what_trains_leaves_a_folder_that_another_process_writes_to(command, pic
 
 
 def test_other_writers_of_whole_folders_are_held_off_too(copy, tmp_path, capsys):
-    from subquad.bench import make_images
+    from subquad.benchmarks import make_images
 
     with Elsewhere(tmp_path / "x"):
         assert "is being written by" in complaint(capsys, "analyze", copy, "--output", tmp_path / "x")
@@ -317,9 +317,10 @@ def test_what_earlier_versions_left_aside_goes_when_the_run_goes_on(copy):
 
 
 def short_of(run):
-    from subquad.training import load_recipe
+    from subquad.tasks import load_recipe
+    from subquad.tasks.classification import Recipe
 
-    return load_recipe(run / "recipe.yaml")
+    return load_recipe(run / "recipe.yaml", Recipe)
 
 
 def test_images_that_were_never_made_do_not_bind_the_next_settings(tmp_path):
@@ -566,7 +567,7 @@ def test_json_has_no_word_that_readers_do_not_know():
 
 def test_all_json_is_made_in_one_place():
     """Where it is strict; elsewhere it may be made only to be read back at once, or to compare."""
-    allowed = {"writing.py", "report/run_records.py"}
+    allowed = {"writing.py", "runs/run_records.py"}
     for file in SOURCE.rglob("*.py"):
         if "json.dump" not in (text := file.read_text()):
             continue

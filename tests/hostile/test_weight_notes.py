@@ -14,14 +14,7 @@ from torch import nn
 from subquad.attention import ATTENTION
 from subquad.cli import main
 from subquad.data import InputConfig
-from subquad.dense.detectors import DETECTORS, build_detector
-from subquad.dense.networks import SEGMENTERS, build_segmenter
-from subquad.dense.scene_transforms import SceneInput
 from subquad.errors import SubquadError
-from subquad.evaluation import load_looked_at, load_trained
-from subquad.evaluation.arena import judge_arena, load_sequence_model
-from subquad.evaluation.objects import load_detector
-from subquad.evaluation.scenes import load_segmenter
 from subquad.models import (
     HOSTS,
     convert_checkpoint,
@@ -31,7 +24,12 @@ from subquad.models import (
     restoring,
     save_weights,
 )
-from subquad.models.sequence import SequenceClassifier, create_sequence_model
+from subquad.runs import open_trained
+from subquad.tasks import TASKS
+from subquad.tasks.detection.detectors import DETECTORS, build_detector
+from subquad.tasks.segmentation.scene_transforms import SceneInput
+from subquad.tasks.segmentation.segmenters import SEGMENTERS, build_segmenter
+from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
 from subquad.weights.notes import KINDS, NEVER_WRITTEN, settings_of
 
 INPUT = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "squash"}
@@ -43,27 +41,30 @@ SEQUENCES = {"vocab_size": 9, "max_length": 16, "num_classes": 5, "embed_dim": 8
 WRONG = [-1, 0, 10**6, 10**9, 2**70, 0.5, 1e300, "x", "", [], [10**9] * 4, [["agent", 10**9]], {}, {"a": 1}, [[1]]]
 """What no argument is, or what is far too much of it."""
 
+OWN = {"name", "vocab_size"}
+"""Arguments that classifiers of images, and of sequences, are told by."""
+
 FEW = [-1, 10**9, "x"]
 """Of them, for networks that take long to make."""
 
 
 def classifier(host):
-    return lambda: (small(host), NOTE, load_trained)
+    return lambda: (small(host), NOTE, open_trained)
 
 
 def sequences(attention):
     model = create_sequence_model(attention, **SEQUENCES)
-    return model, {"classes": [*"abcde"], "data": "listops", "data_settings": {}}, load_sequence_model
+    return model, {"classes": [*"abcde"], "data": "listops", "data_settings": {}}, open_trained
 
 
 def segmenter(head):
     model = build_segmenter(BACKBONE, head=head, num_classes=5, head_channels=64)
-    return model, NOTE | {"input": SCENES, "slide": False}, load_segmenter
+    return model, NOTE | {"input": SCENES, "slide": False}, open_trained
 
 
 def detector(head):
     model = build_detector(BACKBONE, head=head, num_classes=5, head_channels=32)
-    return model, {name: NOTE[name] for name in ("classes", "data")}, load_detector
+    return model, {name: NOTE[name] for name in ("classes", "data")}, open_trained
 
 
 NETWORKS = {f"host {host}": classifier(host) for host in HOSTS}
@@ -136,8 +137,8 @@ def test_every_entry_of_a_note_is_of_its_kind(tmp_path, make):
         rewrite(path, {name: value for name, value in whole.items() if name != entry})
         if not opens(path, read):
             continue
-        # a classifier can be judged on other data, and sequences are only then needed when they are judged
-        assert (entry == "data" and read is load_trained) or (entry != "creation" and read is load_sequence_model)
+        # a classifier can be judged on other data, and the classes of sequences are only names
+        assert entry in {"name": ("data",), "vocab_size": ("classes",)}[next(iter(model.creation.keys() & OWN))]
     rewrite(path, whole | {"classes": ["a\x1b[31m"]})
     refused(path, "is a class, which is no name", read)
     rewrite(path, whole | {"classes": [*"abcdef"]})
@@ -224,10 +225,14 @@ def test_weights_and_notes_that_do_not_belong_together_are_refused(tmp_path, mon
     reason = "does not fit this model|no square"
     refused(path, reason, lambda path: convert_checkpoint(path, tmp_path / "other.safetensors"))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
-    for task, read in (("lra", judge_arena), ("segment", load_segmenter), ("detect", load_detector)):
-        refused(path, f"is for `subquad classify`, not for `subquad {task}`", read)
+    for task in TASKS.keys() - {"classify"}:
+        refused(
+            path,
+            f"is for `subquad classify`, not for `subquad {task}`",
+            lambda path, task=task: open_trained(path, task=task),
+        )
     rewrite(path, {"creation": {"task": "segment"}})
-    refused(path, "makes no network", load_looked_at)
+    refused(path, "makes no network", open_trained)
 
 
 def test_what_is_written_can_be_read_whatever_was_measured(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hosts import small
+from hosts import CLASSES, SMALL, small
 from timm.layers import DropPath
 from torch import nn
 
@@ -10,8 +10,8 @@ import subquad
 from subquad import ATTENTION
 from subquad.grid import TokenGrid
 from subquad.models import HOSTS
+from subquad.models.attention_names import parse_attention
 from subquad.models.backbone import grids_of
-from subquad.models.create import parse_attention
 from subquad.models.cswin import CrossShapedAttention, CrossShapedBlock
 from subquad.models.layers import (
     Block,
@@ -23,14 +23,15 @@ from subquad.models.layers import (
     move_tables,
 )
 from subquad.models.less_attention import AttentionResidual, diagonality_loss
-from subquad.models.sequence import create_sequence_model
 from subquad.models.soft_network import PostNormBlock
 from subquad.models.swin import PatchMerging, WindowAttention
 from subquad.models.timm_settings import default_cfg
+from subquad.models.vit import Plain
 from subquad.positions import BiasTables, GridBias, PositionTable
+from subquad.tasks.sequences.sequence_network import create_sequence_model
 from subquad.weights.files import read_weights
 
-every_host = pytest.mark.parametrize("host", HOSTS)
+every_host = pytest.mark.parametrize("host", SMALL)
 
 
 def dropped(block):
@@ -178,7 +179,7 @@ def test_levels_are_at_doubling_strides_and_only_the_last_has_the_final_norm():
 def test_tables_and_tokens_are_not_decayed(host):
     network = small(host)
     tables = {name for name, _ in network.named_parameters() if name.endswith(("prefix_tokens", "relative_bias.table"))}
-    if "vit" in host and host != "lavit":
+    if issubclass(CLASSES[host], Plain) and network.stages[0].pos_embed is not None:
         tables |= {"stages.0.pos_embed.table"}
     assert tables <= network.no_weight_decay()
 
@@ -284,6 +285,24 @@ def test_settings_are_read_as_what_they_look_like_and_the_nearest_ones_win():
     assert subquad.create_model("agent_deit_small_448", device="meta").img_size == (448, 448)
     # a network's own numbers stand above those of its size
     assert subquad.create_model("inline_deit_tiny", device="meta").blocks[0].attn.num_heads == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "written_out"),
+    [
+        ("agent+agent+softmax", ["agent", "agent", "softmax"]),
+        ("agent:num_agents=4 + linear:local=true+pola", ["agent:num_agents=4", "linear:local=true", "pola"]),
+        ("focused:power=1e+0", "focused:power=1.0"),
+        (["agent+agent+softmax"], [["agent", "agent", "softmax"]]),
+    ],
+)
+def test_mechanisms_are_written_alike_in_python_in_recipes_and_on_the_command_line(text, written_out):
+    built = subquad.create_model("deit_micro", attention=text, device="meta")
+    expected = subquad.create_model("deit_micro", attention=written_out, device="meta")
+    assert str(built) == str(expected)
+    sequences = {"vocab_size": 9, "max_length": 12, "num_classes": 3, "embed_dim": 8, "depth": 3}
+    with torch.device("meta"):
+        assert str(create_sequence_model(text, **sequences)) == str(create_sequence_model(written_out, **sequences))
 
 
 def test_padding_of_a_sequence_is_neither_attended_nor_counted():

@@ -18,12 +18,12 @@ import subquad
 from subquad import SubquadError
 from subquad.cli import main
 from subquad.data.imagenet_names import places_of
-from subquad.dense.networks import build_backbone
-from subquad.evaluation.published import interval
 from subquad.models import NETWORKS, VARIANTS, pretrained
-from subquad.training import Recipe, SegmentRecipe
-from subquad.training.classification import build_model
-from subquad.training.networks import backbone_arguments
+from subquad.tasks.backbone_arguments import backbone_arguments, build_backbone
+from subquad.tasks.classification.classification_recipe import Recipe
+from subquad.tasks.classification.classification_task import build_model
+from subquad.tasks.classification.published_figures import interval
+from subquad.tasks.segmentation.segmentation_recipe import SegmentRecipe
 from subquad.weights import downloading
 from subquad.weights.files import fitted
 from subquad.weights.fitting import misfits
@@ -372,6 +372,8 @@ def imagenet_folder(folder, names, size=(48, 40)):
 
 
 def test_the_commands_take_a_networks_name_instead_of_a_file(shelf, tmp_path, capsys, monkeypatch):
+    # no kernels: they would be compiled into this test's folder
+    monkeypatch.setattr("subquad.kernels.backends._asked", "eager")
     row = "agent_pvt_tiny"
     shelf.put(row)
     assert main(["list", "models", "--pretrained", "--filter", "agent_pvt_*"]) == 0
@@ -390,7 +392,20 @@ def test_the_commands_take_a_networks_name_instead_of_a_file(shelf, tmp_path, ca
     assert "of 6 images (95 % interval" in said and "the images are of 2 of 1000 classes" in said
     assert main(["predict", str(data / "val" / "n01440764" / "0.png"), *flags[:3]]) == 0
     assert "n0" in capsys.readouterr().out or "n1" in capsys.readouterr().out
-    flags = ["--images", str(data), "--measures", "entropy", "--shown", "0", "--output", str(tmp_path / "analysis")]
+    flags = [
+        "--img-size",
+        "64",
+        "--max-images",
+        "1",
+        "--images",
+        str(data),
+        "--measures",
+        "entropy",
+        "--shown",
+        "0",
+        "--output",
+        str(tmp_path / "analysis"),
+    ]
     assert main(["analyze", "--model", row, "--pretrained", *flags]) == 0
     assert f"{row}: 4 layers" in capsys.readouterr().out
     assert len(shelf.requests) == 1

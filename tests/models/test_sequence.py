@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subquad import ATTENTION, SubquadError
-from subquad.models.sequence import by_length, create_sequence_model
+from subquad.tasks.sequences.sequence_network import by_length, create_sequence_model
 
 # with softmax, as Skyformer's sizes give them
 KNOWN = {

@@ -13,9 +13,10 @@ from made_weights import make_state_dict
 
 import subquad
 from subquad import SubquadError
-from subquad.models import HOSTS, NETWORKS, VARIANTS
+from subquad.models import HOSTS, NETWORKS, VARIANTS, default_cfgs
 from subquad.models.networks import PUBLISHED
-from subquad.training import load_recipe
+from subquad.tasks import load_recipe
+from subquad.tasks.classification import Recipe
 from subquad.weights.fitting import adapt
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -47,9 +48,9 @@ def test_baselines_follow_the_scheme_and_no_name_is_one_of_timms():
             "deit": ("tiny",),
         }.items():
             assert all(f"{mechanism}_{host}_{size}" in NETWORKS for size in sizes)
-    files = {module for module in timm.list_modules() if module != "zoo"}
+    files = {module for module in timm.list_modules() if module != "timm_names"}
     theirs = {name for module in files for name in timm.list_models(module=module)}
-    assert not theirs & NETWORKS.keys() and set(timm.list_models(module="zoo")) == NETWORKS.keys()
+    assert not theirs & NETWORKS.keys() and set(timm.list_models(module="timm_names")) == NETWORKS.keys()
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -63,7 +64,7 @@ def test_parameters_are_as_many_as_the_table_says(name):
 def test_every_variant_names_a_host_and_a_recipe():
     for variant in VARIANTS.values():
         assert variant.host in HOSTS
-        load_recipe(variant.recipe)
+        load_recipe(variant.recipe, Recipe)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,18 @@ def test_timm_makes_them_with_its_own_arguments(tmp_path):
     assert features.feature_info.channels() == [192, 768]
     on_meta = timm.create_model("pola_swin_tiny", device="meta", dtype=torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in on_meta.parameters()} == {("meta", torch.bfloat16)}
+
+
+@pytest.mark.parametrize("name", sorted({row.variant: name for name, row in NETWORKS.items()}.values()))
+def test_timm_is_told_of_every_network_what_its_backbone_is(name):
+    model = subquad.create_model(name, device="meta")
+    features = timm.create_model(name, features_only=True, device="meta")
+    strides = features.feature_info.reduction()
+    if model.is_plain:
+        assert default_cfgs[name].cfgs[""].pool_size is None and set(strides) == {model.patch_size}
+        assert features.out_indices == [len(model.blocks) - 3 + k for k in range(3)]
+    else:
+        assert default_cfgs[name].cfgs[""].pool_size[0] >= 7 and strides == [4, 8, 16, 32]
 
 
 def test_timm_loads_released_weights_and_weights_of_ours(tmp_path):

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 from subquad.analysis import MeasureRow
-from subquad.report import confusion_words, removal_shares
-from subquad.report.analysis_page import _measure
-from subquad.report.attention_maps import _coloured, _query_map, _salient
-from subquad.report.charts import Axis, Series, _Frame, _share, _spread
-from subquad.report.image_page import _difference, _pictures
-from subquad.report.run_records import Run, find_runs, group_runs
-from subquad.report.table import accuracy_table, columns_of
+from subquad.pages import confusion_words, removal_shares
+from subquad.pages.analysis_page import _measure
+from subquad.pages.attention_maps import _coloured, _query_map, _salient
+from subquad.pages.charts import Axis, Series, _Frame, _share, _spread
+from subquad.pages.image_page import _difference, _pictures
+from subquad.pages.table import accuracy_table, columns_of
+from subquad.runs.run_records import Run, find_runs, group_runs
 
 
 def rewritten(folder, *, facts, row):

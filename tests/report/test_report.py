@@ -10,11 +10,11 @@ import torch
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.analysis import attention_weights
-from subquad.bench import ScalingRow
-from subquad.report import find_runs, write_report
-from subquad.report.attention_maps import _whole_map_layers, attention_maps
-from subquad.report.charts import Axis, Series, line_chart, point_chart
-from subquad.report.run_records import group_runs
+from subquad.benchmarks import ScalingRow
+from subquad.pages import find_runs, write_report
+from subquad.pages.attention_maps import _whole_map_layers, attention_maps
+from subquad.pages.charts import Axis, Series, line_chart, point_chart
+from subquad.runs.run_records import group_runs
 
 
 class Strict(HTMLParser):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from subquad.training import Recipe
+from subquad.tasks.classification import Recipe
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_accuracy_is_mean_and_deviation_over_the_seeds():
     costs = dict.fromkeys(
         ("last_top1", "images_per_second", "train_seconds", "peak_memory_mb", "params", "macs"), 1_234_567
     )
-    row = aggregate("agent", [1, 2], [{"best_top1": 90.0, **costs}, {"best_top1": 92.0, **costs}])
+    row = aggregate("agent", [1, 2], [{"best_top1": 90.0, **costs}, {"best_top1": 92.0, **costs}], "top1")
     assert (row["top1_mean"], row["top1_std"]) == (91.0, pytest.approx(2**0.5))
 
 
@@ -69,7 +69,7 @@ def test_the_table_fits_a_terminal():
         "train_seconds": 360_000.0,
         "peak_memory_mb": 140_000.0,
     }
-    lines = comparison_table([row, {**row, "mechanism": "agent", "top1_std": None}]).splitlines()
+    lines = comparison_table([row, {**row, "mechanism": "agent", "top1_std": None}], "top-1 %").splitlines()
     assert len(lines) == 3
     assert all(len(line) <= 80 for line in lines)
     assert "100.00 ± 10.12" in lines[1]

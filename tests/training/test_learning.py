@@ -14,13 +14,13 @@ from torch import nn
 
 from subquad import SubquadError
 from subquad.data import load_dataset
+from subquad.runs.run_folder import RunFolder
+from subquad.runs.run_state import load_state, save_state
+from subquad.tasks.classification.classification_task import Classification
+from subquad.tasks.macs import count_macs_of
+from subquad.tasks.task_table import make_task
 from subquad.training import loop, train
-from subquad.training.checkpoint import load_state, save_state
-from subquad.training.classification import Classification
-from subquad.training.cost import count_macs_of
 from subquad.training.journal import epoch_line, summarise
-from subquad.training.run_folder import RunFolder
-from subquad.training.tasks import make_task
 
 # one step of plain gradient descent at a rate of 1 is the gradient itself
 STEP = {"opt": "momentum", "momentum": 0.0, "weight_decay": 0.0, "sched": "constant", "lr": 1.0, "warmup_epochs": 0}
@@ -38,7 +38,7 @@ def small_data(monkeypatch):
     def load(name, *, split, **settings):
         return copy.copy(few(name, split))
 
-    monkeypatch.setattr("subquad.training.classification.load_dataset", load)
+    monkeypatch.setattr("subquad.tasks.classification.classification_task.load_dataset", load)
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ import torch
 
 from subquad import ATTENTION, SubquadError
 from subquad.cli import main
-from subquad.data.sequences import SEQUENCES
-from subquad.evaluation.arena import guesses, judge_arena, load_sequence_model
-from subquad.evaluation.arena_published import PUBLISHED
-from subquad.training import LraRecipe, load_recipe, recipe_names
+from subquad.runs import open_trained
+from subquad.tasks import load_recipe, recipe_names
+from subquad.tasks.sequences import LraRecipe
+from subquad.tasks.sequences.lra_data import SEQUENCES
+from subquad.tasks.sequences.lra_judging import guesses, judge_sequences
+from subquad.tasks.sequences.lra_published import PUBLISHED
 
 SMALL = ["--task", "listops", "--data-settings", "count=200,shortest=5,longest=24", "--max-length", "24"]
 SMALL += [
@@ -48,7 +50,7 @@ def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tm
     assert {"name": "Skyformer", "source": "Chen et al.", "accuracy": 38.69} in content["published"]
     assert "| *root operator alone* |" in (folder / "lra.md").read_text()
     run = folder / "linear-s0"
-    result = judge_arena(run)
+    result = judge_sequences(open_trained(run), split="test").result
     assert result.count == 4 and result.top1 == content["rows"][0]["test"][0]
     # what has finished is kept, and its judgement, too
     (run / "test.json").write_text('{"top1": 77.0, "loss": 0, "count": 4}')
@@ -79,16 +81,16 @@ def test_a_broken_off_run_goes_on(runs, tmp_path, monkeypatch, capsys):
     assert "interrupted: 1 of 2 epochs are kept, the same command goes on" in capsys.readouterr().err
     monkeypatch.setattr(loop.Trainer, "_epoch", whole)
     assert main(command) == 0
-    broken, _ = load_sequence_model(tmp_path / "lra-listops" / "linear-s0" / "last.safetensors")
+    broken = open_trained(tmp_path / "lra-listops" / "linear-s0" / "last.safetensors")
     assert main([*command, "--experiment", "unbroken"]) == 0
-    unbroken, _ = load_sequence_model(tmp_path / "unbroken" / "linear-s0" / "last.safetensors")
-    for one, other in zip(broken.parameters(), unbroken.parameters(), strict=True):
+    unbroken = open_trained(tmp_path / "unbroken" / "linear-s0" / "last.safetensors")
+    for one, other in zip(broken.model.parameters(), unbroken.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", recipe_names("lra"))
+@pytest.mark.parametrize("name", recipe_names(LraRecipe))
 def test_every_recipe_loads_and_takes_every_mechanism(name):
-    from subquad.training.lra import LongRange
+    from subquad.tasks.sequences.lra_task import LongRange
 
     recipe = load_recipe(name, LraRecipe)
     what = SEQUENCES[recipe.data]
@@ -110,7 +112,7 @@ def test_the_usual_set_up_is_as_published():
 
 
 def network_of(recipe):
-    from subquad.training.lra import LongRange
+    from subquad.tasks.sequences.lra_task import LongRange
 
     return LongRange.network(recipe)
 
@@ -148,4 +150,4 @@ def test_complaints_are_one_line(runs, tmp_path, capsys):
         err = capsys.readouterr().err
         assert text in err and err.count("\n") == 1, err
     with pytest.raises(SubquadError, match="holds no best"):
-        load_sequence_model(tmp_path)
+        open_trained(tmp_path)

@@ -7,8 +7,10 @@ from timm.loss import LabelSmoothingCrossEntropy
 
 from subquad.errors import SubquadError
 from subquad.models import HOSTS, create_model
-from subquad.training import Recipe, load_recipe
-from subquad.training.optim import Objective, learning_rates, make_optimizer, make_scheduler
+from subquad.tasks import load_recipe
+from subquad.tasks.classification import Recipe
+from subquad.tasks.classification.mixed_loss import Objective
+from subquad.training.optim import learning_rates, make_optimizer, make_scheduler
 
 
 def model():
@@ -16,17 +18,17 @@ def model():
 
 
 def test_learning_rates_of_the_papers_scale_with_the_batch():
-    rates = learning_rates(load_recipe("deit"), 1024)
+    rates = learning_rates(load_recipe("deit", Recipe), 1024)
     assert (rates.warmup, rates.peak, rates.end) == pytest.approx((1e-6, 1e-3, 1e-5))
 
 
 def test_the_ends_of_soft_do_not_scale():
-    rates = learning_rates(load_recipe("soft"), 2048)
+    rates = learning_rates(load_recipe("soft", Recipe), 2048)
     assert (rates.warmup, rates.peak, rates.end) == pytest.approx((1e-6, 2e-3, 5e-5))
 
 
 def test_a_learning_rate_that_is_given_is_taken():
-    assert learning_rates(load_recipe("deit").replace(lr=3e-4), 4096).peak == 3e-4
+    assert learning_rates(load_recipe("deit", Recipe).replace(lr=3e-4), 4096).peak == 3e-4
 
 
 def test_the_schedule_warms_up_falls_and_cools_down():
@@ -54,7 +56,7 @@ def test_biases_norms_and_positions_are_not_decayed():
 
 
 def test_adam_adds_its_decay_to_the_gradient():
-    optimizer = make_optimizer(load_recipe("cifar10"), model(), 3e-4)
+    optimizer = make_optimizer(load_recipe("cifar10", Recipe), model(), 3e-4)
     assert type(optimizer) is torch.optim.Adam
     assert not optimizer.defaults.get("decoupled_weight_decay", False)
 

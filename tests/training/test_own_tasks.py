@@ -9,13 +9,15 @@ import worlds
 from safetensors.torch import load_file
 
 from subquad import SubquadError
-from subquad.training import DetectRecipe, SegmentRecipe, arena, train
-from subquad.training.arena import run_arena
-from subquad.training.detection import Detection
-from subquad.training.lra import LraRecipe
-from subquad.training.networks import DENSE_AGENTS, backbone_arguments
-from subquad.training.segmentation import Segmentation
-from subquad.training.tasks import make_task
+from subquad.tasks.backbone_arguments import DENSE_AGENTS, backbone_arguments
+from subquad.tasks.detection import DetectRecipe
+from subquad.tasks.detection.detection_task import Detection
+from subquad.tasks.segmentation import SegmentRecipe
+from subquad.tasks.segmentation.segmentation_task import Segmentation
+from subquad.tasks.sequences.lra_task import LongRange, LraRecipe
+from subquad.tasks.task_table import make_task
+from subquad.training import tested_comparison, train
+from subquad.training.tested_comparison import compare_tested
 
 
 def test_a_network_adds_its_own_loss_to_the_cross_entropy(tiny):
@@ -62,7 +64,7 @@ def test_a_segmenter_is_judged_through_windows_where_the_recipe_says_so(slide, m
         seen.update(settings)
         return SimpleNamespace(miou=1.0, accuracy=2.0, class_accuracy=3.0)
 
-    monkeypatch.setattr("subquad.training.segmentation.evaluate_segmentation", evaluate)
+    monkeypatch.setattr("subquad.tasks.segmentation.segmentation_task.evaluate_segmentation", evaluate)
     recipe = SegmentRecipe(slide=slide)
     task = SimpleNamespace(recipe=recipe, input=SimpleNamespace(crop=(32, 48)), num_classes=3)
     row = Segmentation.judge(task, None, None, torch.device("cpu"), None)
@@ -78,7 +80,7 @@ def test_a_number_of_classes_that_the_data_do_not_have_is_refused(tmp_path):
 
 def test_sizes_that_no_object_has_count_nothing(monkeypatch):
     found = SimpleNamespace(box={"ap": 40.0, "ap_large": float("nan")}, mask={"ap": 30.0})
-    monkeypatch.setattr("subquad.training.detection.evaluate_detection", lambda *_, **__: found)
+    monkeypatch.setattr("subquad.tasks.detection.detection_task.evaluate_detection", lambda *_, **__: found)
     task = SimpleNamespace(eval_images=SimpleNamespace(truth={}), masks=True)
     row = Detection.judge(task, None, None, torch.device("cpu"), None)
     assert row == {"box_ap": 40.0, "box_ap_large": 0.0, "mask_ap": 30.0}
@@ -94,13 +96,11 @@ def test_dense_networks_have_the_agents_of_their_own_host(host):
 def test_every_seed_of_the_arena_is_judged_by_its_own_run(monkeypatch, tmp_path):
     runs = ["softmax-s0", "softmax-s1"]
     row = {"mechanism": "softmax", "runs": runs, "top1_mean": 50.0, "params": 1, "train_seconds": 1.0}
-    monkeypatch.setattr(arena, "compare", lambda *_: [row])
-    monkeypatch.setattr(arena, "guesses", lambda *_: {"chance": 10.0})
+    monkeypatch.setattr(tested_comparison, "compare", lambda *_: [row])
+    monkeypatch.setattr(tested_comparison, "open_trained", lambda run, task: run)
     accuracies = {"softmax-s0": 30.0, "softmax-s1": 40.0}
-
-    def judge(run, **_):
-        return SimpleNamespace(top1=accuracies[run.name], loss=1.0, count=7)
-
-    monkeypatch.setattr(arena, "judge_arena", judge)
-    table = run_arena(LraRecipe(), ["softmax"], [0, 1], tmp_path)
+    judged = lambda run, **_: {"top1": accuracies[run.name], "loss": 1.0, "count": 7}  # noqa: E731
+    monkeypatch.setattr(LongRange, "test", judged)
+    monkeypatch.setattr(LongRange, "guesses", lambda facts: {"chance": 10.0})
+    table = compare_tested(LraRecipe(), ["softmax"], [0, 1], tmp_path)
     assert table.rows[0].accuracies == (30.0, 40.0) and table.rows[0].text == "35.00 ± 7.07"

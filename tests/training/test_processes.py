@@ -14,9 +14,10 @@ from subquad.training import train
 CODE = """
 import sys
 import torch
-from subquad.training import load_recipe, train
+from subquad.tasks import load_recipe
+from subquad.training import train
 torch.set_num_threads(1)
-train(load_recipe(sys.argv[1]), sys.argv[2], resume=sys.argv[3] == "resume")
+train(load_recipe(sys.argv[1], Recipe), sys.argv[2], resume=sys.argv[3] == "resume")
 """
 
 

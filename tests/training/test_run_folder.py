@@ -1,8 +1,8 @@
 import pytest
 
 from subquad.errors import SubquadError
-from subquad.training import Recipe
-from subquad.training.run_folder import RunFolder
+from subquad.runs.run_folder import RunFolder
+from subquad.tasks.classification import Recipe
 from subquad.writing import replacing
 
 

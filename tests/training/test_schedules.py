@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subquad import SubquadError
-from subquad.training import Recipe
+from subquad.tasks.classification import Recipe
 from subquad.training.optim import learning_rates, make_optimizer, make_scheduler
 
 

@@ -10,10 +10,12 @@ import torch
 
 from subquad.errors import SubquadError
 from subquad.models import restore_model
-from subquad.training import load_recipe, train
-from subquad.training import optim as optim_module
+from subquad.tasks import load_recipe
+from subquad.tasks.classification import Recipe
+from subquad.tasks.classification.mixed_loss import Objective
+from subquad.tasks.task_table import make_task
+from subquad.training import train
 from subquad.training.journal import epoch_line
-from subquad.training.tasks import make_task
 
 SUMMARY = {
     "status",
@@ -45,7 +47,7 @@ def test_a_run_leaves_everything_in_its_folder(tiny, tmp_path):
         "best.safetensors",
         "summary.json",
     }
-    assert load_recipe(run / "recipe.yaml") == tiny
+    assert load_recipe(run / "recipe.yaml", Recipe) == tiny
     assert json.loads((run / "summary.json").read_text()) == summary
     assert summary.keys() == SUMMARY
     assert len(lines) == 3
@@ -159,14 +161,14 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(changes, message, tiny, tmp_
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_good_epoch(tiny, tmp_path, monkeypatch):
-    good = optim_module.Objective.loss
+    good = Objective.loss
 
     def spoil(self, logits, target):
         spoil.calls += 1
         return good(self, logits, target) * (math.nan if spoil.calls == 8 else 1)
 
     spoil.calls = 0
-    monkeypatch.setattr(optim_module.Objective, "loss", spoil)
+    monkeypatch.setattr(Objective, "loss", spoil)
     with pytest.raises(
         SubquadError, match=r"loss is nan in epoch 2, step 3, at lr .*; 1 whole epochs are kept"
     ) as error:

@@ -1,7 +1,15 @@
 """Looking inside: the explicit attention of a whole network, and what can be measured on it."""
 
-from subquad.analysis.explicit_attention import LayerAttention, attention_weights, visit_attention
-from subquad.analysis.gaussian_kernels import (
+from subquad.analysis.explicit_attention import attention_weights, visit_attention
+from subquad.analysis.indistinct_queries import confused_queries
+from subquad.analysis.injectivity import confused_by, tells_apart
+from subquad.analysis.maps import Diagonality, diagonality, drift, map_similarity, symmetry
+from subquad.analysis.measures import ALL_MEASURES, Measure
+from subquad.analysis.network_measures import MeasureRow, measure_network
+from subquad.analysis.probes import LayerAttention
+from subquad.analysis.removal import Removal, check_removal, removed_pairs, removing
+from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
+from subquad.analysis.soft_kernels import (
     Convergence,
     best_error,
     half_correlation,
@@ -10,19 +18,11 @@ from subquad.analysis.gaussian_kernels import (
     nystrom_error,
     usual_alpha,
 )
-from subquad.analysis.indistinct_queries import confused_queries
-from subquad.analysis.injectivity import confused_by, tells_apart
-from subquad.analysis.maps import Diagonality, diagonality, drift, map_similarity, symmetry
-from subquad.analysis.measures import ALL_MEASURES, Measure
-from subquad.analysis.network_measures import MeasureRow, measure_network
-from subquad.analysis.removal import REMOVALS, Removal, removed_pairs, removing
-from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
 from subquad.analysis.spectra import Ranks, centred, ranks, token_similarity
 from subquad.analysis.survey import USUAL_REMOVALS, Counts, NoQueriesError, count_confusions, count_hits, survey
 
 __all__ = [
     "ALL_MEASURES",
-    "REMOVALS",
     "USUAL_REMOVALS",
     "Convergence",
     "Counts",
@@ -37,6 +37,7 @@ __all__ = [
     "attention_weights",
     "best_error",
     "centred",
+    "check_removal",
     "confused_by",
     "confused_queries",
     "count_confusions",

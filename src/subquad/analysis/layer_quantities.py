@@ -5,10 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from subquad.analysis.explicit_attention import LayerAttention, is_mechanism
-from subquad.analysis.gaussian_kernels import half_correlation, newton_convergence
+from subquad.analysis.probes import LayerAttention, is_mechanism
+from subquad.analysis.soft_kernels import half_correlation, newton_convergence
 from subquad.analysis.spectra import centred, ranks
 from subquad.attention import PolaAttention, SoftAttention
+from subquad.attention.soft import soft_scale
 from subquad.grid import TokenGrid
 from subquad.ops.soft_formula import gaussian_kernel
 
@@ -100,6 +101,6 @@ def kernel_error(layer: LayerAttention) -> Tensor | None:
     if not isinstance(layer.module, SoftAttention):
         return None
     tokens = layer.inputs["q"].float()
-    tokens = tokens * tokens.shape[-1] ** -0.25
+    tokens = tokens * soft_scale(tokens)
     kernel = gaussian_kernel(tokens, tokens)[:, :, None]
     return (kernel - layer.weights).norm(dim=(-2, -1)) / kernel.norm(dim=(-2, -1))

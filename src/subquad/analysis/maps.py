@@ -63,11 +63,12 @@ def diagonality(weights: Tensor) -> Diagonality:
 
 
 def symmetry(weights: Tensor, *, centre: bool = True) -> Tensor:
-    """From −1, antisymmetric, to 1, symmetric, (…), of maps (…, n, n).
+    """From −1, antisymmetric, to 1, symmetric, (…), of maps (…, n, n); 0 where nothing is left to compare.
 
     (‖S‖² − ‖K‖²) / ‖A‖² with S and K = (A ± Aᵀ)/2. Without centring, positive maps look symmetric whatever they are.
     """
     if centre:
         weights = weights - weights.mean((-2, -1), keepdim=True)
+    size = weights.square().sum((-2, -1)).clamp(min=torch.finfo(weights.dtype).tiny)
     # ‖S‖² − ‖K‖² is the inner product of A and its transpose
-    return (weights * weights.mT).sum((-2, -1)) / weights.square().sum((-2, -1))
+    return (weights * weights.mT).sum((-2, -1)) / size

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from subquad.analysis.explicit_attention import LayerAttention, visit_attention
+from subquad.analysis.explicit_attention import visit_attention
 from subquad.analysis.maps import map_similarity
 from subquad.analysis.measures import ALL_MEASURES, MEASURES
+from subquad.analysis.probes import LayerAttention
 from subquad.errors import SubquadError, unknown_name
 
 

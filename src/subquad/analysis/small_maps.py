@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from subquad.analysis.explicit_attention import LayerAttention, visit_attention
+from subquad.analysis.explicit_attention import visit_attention
+from subquad.analysis.probes import LayerAttention
 
 MOST_PLACES = 16
 """Of a side of a map; larger ones are averaged over neighbours."""

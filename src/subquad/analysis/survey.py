@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 from tqdm import tqdm
 
-from subquad.analysis.explicit_attention import LayerAttention, visit_attention
+from subquad.analysis.explicit_attention import visit_attention
 from subquad.analysis.indistinct_queries import confused_queries
+from subquad.analysis.probes import LayerAttention
 from subquad.analysis.removal import Removal, removing
 from subquad.data import create_loader
 from subquad.errors import SubquadError

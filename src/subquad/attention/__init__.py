@@ -7,22 +7,27 @@ from subquad.attention.focused import FocusedAttention
 from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
 from subquad.attention.pola import PolaAttention
+from subquad.attention.registry import Mechanisms
 from subquad.attention.soft import SoftAttention
 from subquad.attention.softmax import SoftmaxAttention
+from subquad.attention.traits import Traits, traits_of
 
-ATTENTION: dict[str, type[nn.Module]] = {
-    "softmax": SoftmaxAttention,
-    "linear": LinearAttention,
-    "focused": FocusedAttention,
-    "inline": InLineAttention,
-    "agent": AgentAttention,
-    "pola": PolaAttention,
-    "soft": SoftAttention,
-}
+ATTENTION = Mechanisms(
+    {
+        "softmax": SoftmaxAttention,
+        "linear": LinearAttention,
+        "focused": FocusedAttention,
+        "inline": InLineAttention,
+        "agent": AgentAttention,
+        "pola": PolaAttention,
+        "soft": SoftAttention,
+    }
+)
 """The mechanisms by name, and the contract that each of them keeps.
 
     class XAttention(nn.Module):
         inputs = ("q", "k", "v", "padding")
+        traits = Traits(quadratic=…, pools=…, key_removal=…, in_hosts=…, label=…, colour=…)
         def __init__(self, dim, num_heads, *, grid, kv_grid, <own settings with defaults>)
         def forward(self, <inputs>, *, grid, kv_grid) -> Tensor
         def weights(self, <inputs but v>, *, grid, kv_grid) -> Tensor
@@ -32,6 +37,7 @@ ATTENTION: dict[str, type[nn.Module]] = {
     q k v     projected heads                              (b, h, n, d)
     g         a projected gate                             (b, h, n_q, d)
     x         the unprojected tokens                       (b, n_q, c)
+    rotation  where tokens stand, as angles, or None       see `subquad.rope.Rotation`
     padding   keys that are absent, True = absent, or None (b, n_k) bool
     mask      pairs that are forbidden, True, or None      broadcastable to (b, h, n_q, n_k) bool
 
@@ -42,20 +48,35 @@ without the local branch (and with a gate of ones). Tokens stand in the order of
 call: the mechanism resamples its tables, or raises a SubquadError that says why it can't. Images of a batch do not
 see each other.
 
-Classes are final: no base class, no flags beside `inputs`, no `**kwargs`. `tests/attention/test_contract.py` holds
-every entry to all of it; docs/adding-a-mechanism.md walks through one.
+A host with rotary positions turns queries and keys before it hands them over. A mechanism that turns them itself, or
+something else, says so by naming `rotation` among its inputs: it then gets q and k as they were projected.
+
+`traits` says the rest that others have to know of it; each has a default, see `Traits`. Nobody keeps a list of
+mechanisms that are this or that.
+
+Classes are final: no base class, no flags beside these two, no `**kwargs`. `tests/attention/test_contract.py` holds
+every entry to all of it; docs/adding-a-mechanism.md walks through one. A class from outside is added by
+`register_attention`, or is found as an installed plug-in.
 """
 
-QUADRATIC = frozenset({"softmax"})
-"""Mechanisms whose cost grows with n²; the others' is linear in n."""
 
-POOLING = frozenset({"agent", "soft"})
-"""Mechanisms that pool over parts of the grid: the same tokens at the head of a longer row are answered differently."""
+def register_attention(name: str, cls: type[nn.Module]) -> None:
+    """Make a class of yours an attention like those of subquad, for this process: in every host, command and page.
+
+    What is to be found without a line of code, by the command line too, is a plug-in: see `attention/registry.py`.
+
+    Args:
+        name: small letters, digits and _; one that no other mechanism has.
+        cls: keeps the contract of `ATTENTION`; what of it shows without computing is checked here.
+
+    Raises:
+        SubquadError: for a name that is taken, and a class that lacks something: what it lacks, in one line.
+    """
+    ATTENTION.register(name, cls)
+
 
 __all__ = [
     "ATTENTION",
-    "POOLING",
-    "QUADRATIC",
     "AgentAttention",
     "FocusedAttention",
     "InLineAttention",
@@ -63,4 +84,7 @@ __all__ = [
     "PolaAttention",
     "SoftAttention",
     "SoftmaxAttention",
+    "Traits",
+    "register_attention",
+    "traits_of",
 ]

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.key_removal import renormalised
+from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.ops import agent_attention, agent_weights, pool_tokens
@@ -25,6 +27,19 @@ class AgentAttention(nn.Module):
     """
 
     inputs = ("q", "k", "v", "padding")
+    # its two softmaxes can't be told apart from their product, which is what loses keys
+    traits = Traits(
+        label="agent",
+        pools=True,
+        key_removal=renormalised,
+        # CSwin's LePE is the depthwise branch of the mechanism
+        in_hosts={
+            "pvt": {"num_agents": (9, 16, 49, 49)},
+            "swin": {"num_agents": (9, 16, 49, 49)},
+            "cswin": {"num_agents": (9, 16, 49, 49), "local": False},
+        },
+        colour="#d55e00",
+    )
 
     @checks_arguments
     def __init__(

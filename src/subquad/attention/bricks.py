@@ -48,9 +48,9 @@ class LocalConv(nn.Module):
 
     def _for_channels(self, parameter: Tensor) -> Tensor:
         if self.filters == "head_channel":
-            return parameter.repeat(self.num_heads, *(1,) * (parameter.dim() - 1))
+            return parameter.expand(self.num_heads, *parameter.shape).flatten(0, 1)
         if self.filters == "head":
-            return parameter.repeat_interleave(self.head_dim, dim=0)
+            return parameter[:, None].expand(-1, self.head_dim, *parameter.shape[1:]).flatten(0, 1)
         return parameter
 
     def forward(

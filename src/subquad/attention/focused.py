@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.key_removal import renormalised
+from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
 from subquad.kernels import Shapes
 from subquad.ops import focused_attention, focused_weights
@@ -18,6 +20,7 @@ class FocusedAttention(nn.Module):
     """`power` is the focusing factor; `local` a depthwise `kernel_size`² of the values that the heads share."""
 
     inputs = ("q", "k", "v", "padding")
+    traits = Traits(label="focused linear (FLatten)", key_removal=renormalised, colour="#56a7d8")
 
     @checks_arguments
     def __init__(

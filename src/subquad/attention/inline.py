@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.attention.bricks import head_dim
+from subquad.attention.key_removal import recentred
+from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
 from subquad.ops import add_local, inline_attention, inline_weights
 from subquad.ops.padding import zero_padding
@@ -18,6 +20,7 @@ class InLineAttention(nn.Module):
     """`local` adds to the map's tokens a depthwise 3×3 of the values whose taps an MLP predicts for each image."""
 
     inputs = ("q", "k", "v", "x", "padding")
+    traits = Traits(label="InLine", key_removal=recentred, colour="#009e73")
 
     @checks_arguments
     def __init__(

@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.key_removal import renormalised
+from subquad.attention.traits import Traits
 from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.ops import FEATURE_MAPS, linear_attention, linear_weights
@@ -13,6 +15,7 @@ class LinearAttention(nn.Module):
     """`feature_map` is "relu" or "elu" (ELU + 1); `local` adds a depthwise 3×3 of the values, as others have it."""
 
     inputs = ("q", "k", "v", "padding")
+    traits = Traits(label="linear", key_removal=renormalised, colour="#0072b2")
 
     @checks_arguments
     def __init__(

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.key_removal import renormalised
+from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
 from subquad.kernels import Shapes
 from subquad.ops import polar_attention, polar_weights
@@ -21,6 +23,7 @@ class PolaAttention(nn.Module):
     """`alpha` bounds the learned powers: 1 to 1 + alpha; `local` is a depthwise `kernel_size`² that the heads share."""
 
     inputs = ("q", "k", "v", "g", "padding")
+    traits = Traits(label="PolaFormer", key_removal=renormalised, colour="#b8568e")
 
     @checks_arguments
     def __init__(

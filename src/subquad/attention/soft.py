@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.key_removal import cut
+from subquad.attention.traits import Traits
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.ops import INVERSES, convolve_windows, gaussian_attention, gaussian_weights
@@ -26,6 +28,13 @@ class SoftAttention(nn.Module):
     """
 
     inputs = ("q", "v", "padding")
+    traits = Traits(
+        label="SOFT",
+        pools=True,
+        key_removal=cut,
+        in_hosts={"softnet": {"ratio": (8, 4, 2, 1), "kernel_size": (9, 5, 3, 3)}},
+        colour="#c28a00",
+    )
 
     @checks_arguments
     def __init__(
@@ -73,7 +82,7 @@ class SoftAttention(nn.Module):
             inverse=self.inverse,
             steps=self.newton_steps,
             gradient=self.gradient,
-            scale=q.shape[-1] ** -0.25,
+            scale=soft_scale(q),
         )
         return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
@@ -81,7 +90,7 @@ class SoftAttention(nn.Module):
         grid.check(q)
         landmarks, idle = self.landmarks(q, padding, grid)
         weights = gaussian_weights(
-            q * q.shape[-1] ** -0.25, landmarks, padding, idle, inverse=self.inverse, steps=self.newton_steps
+            q * soft_scale(q), landmarks, padding, idle, inverse=self.inverse, steps=self.newton_steps
         )
         return weights[:, :, None]
 
@@ -90,12 +99,17 @@ class SoftAttention(nn.Module):
 
         Rows and columns that fill no window are left out, as published; a grid smaller than one window is filled up.
         """
-        tokens = convolve_windows(zero_padding(q, padding), self.landmark.weight, grid) * q.shape[-1] ** -0.25
+        tokens = convolve_windows(zero_padding(q, padding), self.landmark.weight, grid) * soft_scale(q)
         tokens = F.gelu(self.landmark_norm(tokens))
         if padding is None:
             return tokens, None
         present = fill_window(grid.to_map((~padding)[:, None, :, None].to(q.dtype)), self.window)
         return tokens, F.max_pool2d(present, self.window, self.window).flatten(1) == 0
+
+
+def soft_scale(q: Tensor) -> float:
+    """What tokens (…, d) are multiplied by: d^-¼, so that squared distances have the usual d^-½."""
+    return q.shape[-1] ** -0.25
 
 
 def landmark_window(grid: TokenGrid, ratio: int | None, *, most: int = 49) -> tuple[int, int]:

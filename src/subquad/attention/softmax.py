@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 
 from subquad.attention.bricks import head_dim
+from subquad.attention.key_removal import renormalised
+from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.ops import softmax_attention, softmax_weights
@@ -17,6 +19,13 @@ class SoftmaxAttention(nn.Module):
     """
 
     inputs = ("q", "k", "v", "padding", "mask")
+    traits = Traits(
+        label="softmax",
+        quadratic=True,
+        key_removal=renormalised,
+        in_hosts={"swin": {"relative_bias": True}},
+        colour="#3a3f4a",
+    )
 
     @checks_arguments
     def __init__(

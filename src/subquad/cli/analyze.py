@@ -7,9 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands, folder_to_write, positive, to_read, whole
-from subquad.cli.pretrained import add_network, sources_of
+from subquad.cli.parser import Commands
+from subquad.cli.released_weights import add_network, sources_of
 from subquad.errors import SubquadError
+from subquad.flags import folder_to_write, positive, to_read, whole
 from subquad.holding import holding
 
 
@@ -50,19 +51,22 @@ def run_analyze(arguments: argparse.Namespace) -> None:
 def _analyze(arguments: argparse.Namespace) -> None:
     import torch
 
-    from subquad.bench import save_rows
-    from subquad.evaluation import load_looked_at
-    from subquad.report import Findings, write_analysis
+    from subquad.analysis import check_removal
+    from subquad.benchmarks import save_rows
+    from subquad.pages import Findings, write_analysis
+    from subquad.runs import open_trained
 
     found = Findings()
     notes: list[str] = []
     for source in sources_of(arguments):
-        trained = load_looked_at(source, img_size=arguments.img_size)
+        trained = open_trained(source, img_size=arguments.img_size).image_network(arguments.img_size)
         name = _name_of(source)
         if name in found.names:
             raise SubquadError(f"two networks are called {name}: rename a folder")
         if arguments.removed and not getattr(trained.model, "num_classes", 0):
             raise SubquadError(f"--removed counts a classifier's answers, and {name} gives none: leave it out")
+        if arguments.removed:
+            check_removal(trained.model)
         notes.append(_measure(arguments, trained, name, found))
         _count(arguments, trained, name, found)
     note = f"{notes[0]}, torch {torch.__version__}; means over heads and images"
@@ -108,9 +112,8 @@ def _measure(arguments: argparse.Namespace, trained: Any, name: str, found: Any)
 def _pictures(arguments: argparse.Namespace, trained: Any) -> tuple[list[Any], list[Any]]:
     """Images as they are and as the network takes them: of the folders, else held-out ones."""
     from subquad.data import eval_transform, read_image
-    from subquad.evaluation import images_of
-    from subquad.evaluation.image_files import image_files
-    from subquad.evaluation.predict import readable_images
+    from subquad.tasks.classification import images_of
+    from subquad.tasks.image_files import image_files, readable_images
 
     if arguments.images is None:
         if not (arguments.data or trained.data):
@@ -137,8 +140,8 @@ def _count(arguments: argparse.Namespace, trained: Any, name: str, found: Any) -
     from torch.utils.data import Subset
 
     from subquad.analysis import NoQueriesError, count_confusions, count_hits, survey
-    from subquad.evaluation import images_of
-    from subquad.report import confusion_words, removal_shares
+    from subquad.pages import confusion_words, removal_shares
+    from subquad.tasks.classification import images_of
 
     if not (arguments.removed or arguments.confusion):
         return

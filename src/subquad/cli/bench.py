@@ -5,8 +5,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from subquad.cli.parser import Commands, file_to_write, positive, share, whole
+from subquad.cli.parser import Commands
 from subquad.errors import SubquadError, check_suffix
+from subquad.flags import file_to_write, positive, share, whole
 
 
 def add_commands(commands: Commands) -> None:
@@ -40,8 +41,8 @@ def run_bench(arguments: argparse.Namespace) -> None:
     """Measure and print."""
     import torch
 
-    from subquad.bench import MEASUREMENTS, describe_device, save_rows
-    from subquad.report import PICTURES, bench_picture
+    from subquad.benchmarks import MEASUREMENTS, describe_device, save_rows
+    from subquad.pages import PICTURES, bench_picture
 
     for path, kinds in ((arguments.output, MEASUREMENTS), (arguments.picture, PICTURES)):
         if path is not None:
@@ -76,7 +77,7 @@ def _plainly(value: Any) -> str:
 
 def _blocks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
     from subquad.attention import ATTENTION
-    from subquad.bench import blocks_table, measure_blocks
+    from subquad.benchmarks import blocks_table, measure_blocks
 
     names, lengths = arguments.mechanisms or list(ATTENTION), arguments.tokens
     rows = [
@@ -88,7 +89,7 @@ def _blocks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[
 
 
 def _networks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
-    from subquad.bench import measure_networks, networks_table
+    from subquad.benchmarks import measure_networks, networks_table
 
     names, sizes = arguments.model, arguments.img_size
     rows = [
@@ -100,7 +101,7 @@ def _networks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tupl
 
 
 def _unets(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
-    from subquad.bench import measure_unet, unets_table
+    from subquad.benchmarks import measure_unet, unets_table
 
     name, sizes, ratios = arguments.unet, arguments.img_size, arguments.ratio
     own = {"agents": arguments.agents, "reuse": arguments.reuse}

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands, folder_to_write, not_negative, number, positive, share, whole
+from subquad.cli.parser import Commands
 from subquad.errors import SubquadError, shown
+from subquad.flags import folder_to_write, not_negative, number, positive, share, whole
 
 
 def downsample(text: str) -> int:
@@ -67,7 +68,7 @@ def run_diffuse(arguments: argparse.Namespace) -> None:
     """Make images, and the page."""
     import torch
 
-    from subquad.bench import describe_device, dtype_of, images_table, make_images
+    from subquad.benchmarks import describe_device, dtype_of, images_table, make_images
     from subquad.diffusion.pipelines import Sampling, load_pipeline
 
     methods = _methods(arguments)
@@ -91,7 +92,7 @@ def run_diffuse(arguments: argparse.Namespace) -> None:
     note = f"{about['pipeline']}, {dtype}, {where}, torch {torch.__version__}, {len(rows)} images"
     print(f"\n{images_table(summary)}\n\n{note}; in {arguments.output}")
     if arguments.compare:
-        from subquad.report import write_images_page
+        from subquad.pages import write_images_page
 
         page = arguments.output / "compare.html"
         write_images_page(page, rows, summary, command=shlex.join(sys.argv), note=note)

@@ -2,80 +2,66 @@
 
 import argparse
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands, Parser, folder_to_write, run_name, to_read, whole
+from subquad.cli.parser import Parser, run_name
 from subquad.errors import SubquadError
+from subquad.flags import folder_to_write, to_read, whole
 
 RUNS = Path("runs")
 
 
-def add_training(parts: Commands, kind: Any, what: str) -> None:
-    """The commands `train` and `compare` of a task."""
+def add_train(parser: Parser, task: Any) -> None:
+    """The arguments of a command that trains recipes of a task."""
+    from subquad.tasks import fields_of
 
-    def recipe_of(arguments: argparse.Namespace) -> Any:
-        from subquad.training import load_recipe
-
-        base = load_recipe(arguments.config, kind) if arguments.config else kind()
-        return base.replace(**given_fields(arguments, kind))
-
-    def train(arguments: argparse.Namespace) -> None:
-        train_recipe(arguments, kind, recipe_of)
-
-    def compare(arguments: argparse.Namespace) -> None:
-        compare_recipe(arguments, recipe_of(arguments))
-
-    add_train(parts.add("train", train, f"Train a {what} with a recipe; flags override it."), kind)
-    text = "Train one host with several mechanisms and seeds, and print one table."
-    add_compare(parts.add("compare", compare, text), kind)
-
-
-def add_train(parser: Parser, kind: Any) -> None:
-    """The arguments of a command that trains recipes of a kind."""
     parser.add_argument("--resume", type=to_read, metavar="RUN", help="go on with the run in this folder")
-    if "initial_checkpoint" not in kind.unused:
+    if {"model", "initial_checkpoint"} <= fields_of(task.recipe_class).keys():
         parser.add_argument("--pretrained", action="store_true", help="start from the authors' weights of --model")
-    add_recipe_flags(parser, kind)
+    add_recipe_flags(parser, task)
 
 
-def add_compare(parser: Parser, kind: Any) -> None:
-    """The arguments of a command that trains a recipe with several mechanisms."""
+def add_compare(parser: Parser, task: Any) -> None:
+    """The arguments of a command that trains a recipe of a task with several mechanisms."""
     parser.add_argument(
         "--attention", dest="mechanisms", nargs="+", metavar="NAME", help="mechanisms; all of them if left out"
     )
     parser.add_argument("--seeds", nargs="+", type=whole, default=[0], metavar="SEED", help="a run for each")
-    add_recipe_flags(parser, kind, without=("attention", "seed"))
+    add_recipe_flags(parser, task, without=("attention", "seed"))
 
 
-def add_recipe_flags(parser: Parser, kind: Any, without: Sequence[str] = ()) -> None:
-    """--config, where runs go, and a flag for every field of a recipe."""
-    from subquad.training import recipe_fields, recipe_names
+def add_recipe_flags(parser: Parser, task: Any, without: Sequence[str] = ()) -> None:
+    """The task's own flags, --config, where runs go, and a flag for every further field of its recipes."""
+    from subquad.tasks import fields_of, recipe_names
 
+    kind = task.recipe_class
+    for flag in task.leading_flags:
+        flag.add_to(parser)
     where = parser.add_argument_group("run")
-    named = ", ".join(recipe_names(kind.task))
-    silent = "by the data" if kind.task == "classify" else "the defaults"
-    where.add_argument("--config", metavar="RECIPE", help=f"a YAML file, or one of {named}; {silent} if left out")
+    named = ", ".join(recipe_names(kind)) or "none that come with it"
+    text = f"a YAML file, or one of {named}; by the data or the defaults if left out"
+    where.add_argument("--config", metavar="RECIPE", help=text)
     where.add_argument("--output", type=folder_to_write, default=RUNS, help="folder of runs")
     where.add_argument(
         "--experiment", type=run_name, help="name of the run's folder; made of model, attention and data if left out"
     )
     group = parser.add_argument_group("recipe", "each overrides the recipe's value")
-    defaults = kind()
-    for name, field in recipe_fields(kind).items():
-        if name in without or name in kind.hidden | kind.unused:
+    defaults, taken = kind(), {flag.key for flag in task.leading_flags}
+    for name, field in fields_of(kind).items():
+        if name in without or name in taken:
             continue
-        flag = f"--{name.replace('_', '-')}"
+        written = f"--{name.replace('_', '-')}"
         if field.inner is bool:
-            group.add_argument(flag, action=Switch, default=argparse.SUPPRESS, help=field.text)
+            group.add_argument(written, action=Switch, default=argparse.SUPPRESS, help=field.text)
             continue
         shown = getattr(defaults, name)
         text = field.text if shown in (None, "", {}) else f"{field.text} (default of a recipe that is silent: {shown})"
-        metavar = name.rsplit("_", 1)[-1].upper()
         # several numbers may be written with commas or, as timm has it, with spaces
         count = "+" if typing.get_origin(field.inner) is tuple else None
-        group.add_argument(flag, default=argparse.SUPPRESS, metavar=metavar, nargs=count, help=text.replace("%", "%%"))
+        shape: dict[str, Any] = {"metavar": name.rsplit("_", 1)[-1].upper(), "nargs": count}
+        group.add_argument(written, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **shape)
 
 
 class Switch(argparse.Action):
@@ -90,11 +76,11 @@ class Switch(argparse.Action):
         setattr(namespace, self.dest, option_string == self.option_strings[0])
 
 
-def given_fields(arguments: argparse.Namespace, kind: Any) -> dict[str, Any]:
-    """The fields of a recipe that flags name."""
-    from subquad.training import recipe_fields
+def given_fields(arguments: argparse.Namespace, task: Any) -> dict[str, Any]:
+    """The fields of a task's recipe that flags name."""
+    from subquad.tasks import fields_of
 
-    given = {name: value for name, value in vars(arguments).items() if name in recipe_fields(kind)}
+    given = {name: value for name, value in vars(arguments).items() if name in fields_of(task.recipe_class)}
     return {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
@@ -111,27 +97,30 @@ def run_folder(arguments: argparse.Namespace, *parts: str | None) -> Path:
         raise SubquadError(f"the name of the run's folder {error}: give it one with --experiment") from None
 
 
-def train_recipe(arguments: argparse.Namespace, kind: Any, new: Callable[[argparse.Namespace], Any]) -> None:
-    """Train the recipe that `new` makes of the flags, or go on with a run."""
-    from subquad.training import load_recipe, train
+def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
+    """Train the recipe that the flags describe, or go on with a run."""
+    from subquad.tasks import load_recipe
+    from subquad.training import train
 
+    given = given_fields(arguments, task)
     if arguments.resume is not None:
         if getattr(arguments, "pretrained", False):
             raise SubquadError(f"the run in {arguments.resume} goes on with its own weights: leave out --pretrained")
         file = arguments.resume / "recipe.yaml"
         if not file.is_file():
             raise SubquadError(f"no run in {arguments.resume} to resume: it has no recipe.yaml")
-        recipe = load_recipe(file, kind).replace(**given_fields(arguments, kind))
+        recipe = load_recipe(file, task.recipe_class).replace(**given)
         folder = arguments.resume
     else:
-        recipe = new(arguments)
+        recipe = task.recipe_of(given, arguments.config)
         if getattr(arguments, "pretrained", False):
             recipe = _from_pretrained(recipe)
-        folder = run_folder(arguments, recipe.model, recipe.attention, Path(recipe.data).name)
+        network = task.network_name(recipe.to_dict())
+        folder = run_folder(arguments, network, recipe.attention, Path(recipe.data).name)
     summary = train(recipe, folder, resume=arguments.resume is not None, log=print)
-    best, epoch = summary[f"best_{recipe.metric}"], summary["best_epoch"] + 1
-    what = recipe.metric_title.removesuffix(" %")
-    print(f"best {what} {best:.2f} % in epoch {epoch} of {summary['epochs']}; everything is in {folder}")
+    column = task.columns[0]
+    best, epoch = summary[f"best_{column.entry}"], summary["best_epoch"] + 1
+    print(f"best {column.short} {best:.2f} % in epoch {epoch} of {summary['epochs']}; everything is in {folder}")
 
 
 def _from_pretrained(recipe: Any) -> Any:
@@ -144,13 +133,14 @@ def _from_pretrained(recipe: Any) -> Any:
     return recipe.replace(initial_checkpoint=f"{PREFIX}{recipe.model}")
 
 
-def compare_recipe(arguments: argparse.Namespace, recipe: Any) -> None:
-    """Train a recipe with several mechanisms and print the table."""
+def compare_recipe(arguments: argparse.Namespace, task: Any) -> None:
+    """Train the recipe that the flags describe with several mechanisms and print the table."""
     from subquad.attention import ATTENTION
     from subquad.training import compare, comparison_table
 
+    recipe = task.recipe_of(given_fields(arguments, task), arguments.config)
     mechanisms = arguments.mechanisms or list(ATTENTION)
-    folder = run_folder(arguments, "compare", recipe.model, Path(recipe.data).name)
+    folder = run_folder(arguments, "compare", task.network_name(recipe.to_dict()), Path(recipe.data).name)
     rows = compare(recipe, mechanisms, arguments.seeds, folder, log=print)
-    table = comparison_table(rows, recipe.metric_title)
+    table = comparison_table(rows, task.columns[0].title)
     print(f"\n{table}\n\neverything is in {folder}; `subquad report {folder}` makes a page of it")

@@ -28,6 +28,7 @@ class Backbone(nn.Module):
         in_chans: channels of the images.
         num_classes: classes of the head; 0 for none.
         norm: of the last tokens.
+        fc_norm: of what the head reads, for networks that norm behind the pooling; None for none.
         global_pool: what the head reads: "avg" or "max" of the map, "token", the class token, or "" for all tokens.
         drop_rate: dropout in front of the head.
     """
@@ -41,6 +42,7 @@ class Backbone(nn.Module):
         in_chans: int,
         num_classes: int,
         norm: nn.Module,
+        fc_norm: nn.Module | None = None,
         global_pool: str = "avg",
         drop_rate: float = 0,
         patch_size: int = 4,
@@ -55,6 +57,7 @@ class Backbone(nn.Module):
             {"num_chs": dim, "reduction": patch_size * 2**s, "module": f"stages.{s}"} for s, dim in enumerate(dims)
         ]
         self.norm = norm
+        self.fc_norm = fc_norm or nn.Identity()
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(dims[-1], num_classes) if num_classes else nn.Identity()
         self.global_pool = self._checked_pool(global_pool)
@@ -68,6 +71,12 @@ class Backbone(nn.Module):
 
     takes_mechanisms = True
     """Whether the host's blocks take any mechanism; some networks have attention of their own."""
+
+    own_attention = ""
+    """What blocks are called that have attention of the host's own; empty where all take a mechanism."""
+
+    is_plain = False
+    """Whether all blocks stand on one grid: levels are blocks then, and the network is no pyramid."""
 
     everything: int | None = None
     """The reach of a block that sees the whole grid."""
@@ -123,7 +132,7 @@ class Backbone(nn.Module):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Features to logits (b, num_classes), or to what the classifier reads."""
-        x = self.head_drop(self._pool(x))
+        x = self.head_drop(self.fc_norm(self._pool(x)))
         return x if pre_logits else self.head(x)
 
     def _pool(self, x: Tensor) -> Tensor:
@@ -189,6 +198,7 @@ class Backbone(nn.Module):
         if prune_norm or (shortened and not self._norm_fits(last)):
             self.norm = nn.Identity()
         if prune_head or shortened:
+            self.fc_norm = nn.Identity()
             self.reset_classifier(0, "")
         return taken
 

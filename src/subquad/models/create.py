@@ -10,20 +10,18 @@ from typing import Any, get_origin
 
 import torch
 
-from subquad.attention import ATTENTION, QUADRATIC
+from subquad.attention import ATTENTION, traits_of
 from subquad.errors import SubquadError, UnknownSettingError, reason_of, shown, unknown_name
+from subquad.models.attention_names import Block, Names, parse_blocks, per_block
 from subquad.models.backbone import Backbone
 from subquad.models.layers import Mechanism
 from subquad.models.networks import NETWORKS
-from subquad.models.variants import HOSTS, SETTINGS, VARIANTS
+from subquad.models.variants import HOSTS, VARIANTS
 from subquad.ranges import Count, Positive, checks_arguments
 from subquad.weights.links import TAGS, network_of, row_of
 
 PER_STAGE = frozenset({"embed_dims", "num_heads", "mlp_ratios"})
 """Arguments of pyramids with an entry for each stage."""
-
-Names = str | Sequence[str | Sequence[Any]]
-"""One mechanism for all blocks; one for each stage or block; a (name, count) pair stands for `count` blocks."""
 
 
 @checks_arguments
@@ -44,6 +42,7 @@ def create_model(
 
         create_model("agent_swin_tiny", img_size=(800, 1216))
         create_model("deit_tiny", attention="pola", img_size=32, patch_size=2, num_classes=10)
+        create_model("deit_micro", attention="agent+agent+softmax")
         create_model("swin_small", attention=("agent", "agent", (("agent", 2), ("softmax", 16)), "softmax"))
 
     Args:
@@ -51,8 +50,8 @@ def create_model(
             as timm writes it: "agent_deit_small.r448".
         pretrained: load the authors' weights, which are fetched at the first call, see docs/weights.md. A head of
             other than 1000 classes stays as it is; tables of another image size are resampled.
-        attention: mechanisms by name, see `Names`; "linear:feature_map=elu" gives one its own settings. By default the
-            row's, and softmax where it names none.
+        attention: mechanisms by name, one for all blocks, or one for each stage or block; "linear:feature_map=elu"
+            gives one its own settings, see `attention_names`. By default the row's, and softmax where it names none.
         img_size: pixels, one number or (height, width), that position parameters are made for; other sizes work too.
         in_chans: channels of the images.
         num_classes: classes of the head; 0 for none.
@@ -128,17 +127,8 @@ def as_json(arguments: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(arguments, default=number))
 
 
-def parse_blocks(attention: Names, depths: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
-    """Name and own settings of each block's mechanism."""
-    blocks = [parse_attention(entry) for entry in per_block(attention, depths, "attention")]
-    for mechanism, _ in blocks:
-        if mechanism not in ATTENTION:
-            raise unknown_name("attention", mechanism, ATTENTION)
-    return blocks
-
-
 def make_mechanisms(
-    host: str, blocks: Sequence[tuple[str, dict[str, Any]]], depths: Sequence[int], settings: dict[str, Any]
+    host: str, blocks: Sequence[Block], depths: Sequence[int], settings: dict[str, Any]
 ) -> list[Mechanism]:
     """The mechanism of each block, with its own settings, with those of `settings` it knows, else the host's usual."""
     shared = {key: per_block(value, depths, key) for key, value in settings.items()}
@@ -165,7 +155,8 @@ def _reach(host: Any, arguments: dict[str, Any], names: list[str], depths: Seque
         sizes = _for_stages(default, depths) if value is None else [value] * len(depths)
         confined = [size for size, depth in zip(sizes, depths, strict=True) for _ in range(depth)]
         reach[key] = [
-            size if name in QUADRATIC else host.everything for size, name in zip(confined, names, strict=True)
+            size if traits_of(ATTENTION[name]).quadratic else host.everything
+            for size, name in zip(confined, names, strict=True)
         ]
     return reach
 
@@ -174,7 +165,7 @@ def _usual(host: str, mechanism: str, stage: int, depths: Sequence[int]) -> dict
     """The settings that a mechanism has in a host, at a stage."""
     return {
         key: _for_stages(value, depths)[stage] if isinstance(value, tuple) else value
-        for key, value in SETTINGS.get((host, mechanism), {}).items()
+        for key, value in traits_of(ATTENTION[mechanism]).in_hosts.get(host, {}).items()
     }
 
 
@@ -192,58 +183,6 @@ def _check_stages(arguments: dict[str, Any], own: Any, depths: Sequence[int]) ->
         arguments[key] = [value] * len(depths) if not isinstance(value, Sequence) else value
         if len(arguments[key]) != len(depths):
             raise SubquadError(f"{key} has {len(value)} entries for {len(depths)} stages: give one for each")
-
-
-def per_block(entries: Any, depths: Sequence[int], what: str) -> list[Any]:
-    """`entries`, one for all, for each stage or for each block, as a list with one for each block."""
-    total = sum(depths)
-    if isinstance(entries, str) or not isinstance(entries, Sequence):
-        return [entries] * total
-    expanded = [single for entry in entries for single in _repeat(entry, total)]
-    if len(expanded) == total:
-        return expanded
-    if len(entries) == len(depths):
-        return [
-            single for entry, depth in zip(entries, depths, strict=True) for single in per_block(entry, [depth], what)
-        ]
-    raise SubquadError(
-        f"{what} has {len(expanded)} entries for {len(depths)} stages and {total} blocks: "
-        "give one for all, one for each stage or one for each block"
-    )
-
-
-def _repeat(entry: Any, most: int) -> list[Any]:
-    """A (value, count) pair written out, as far as shows that it is too often."""
-    if isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2 and isinstance(entry[1], int):
-        return [entry[0]] * min(entry[1], most + 1)
-    return [entry]
-
-
-def parse_attention(text: str) -> tuple[str, dict[str, Any]]:
-    """Read "linear:feature_map=elu,local=true": ("linear", {"feature_map": "elu", "local": True})."""
-    if not isinstance(text, str):
-        raise SubquadError(f"attention is a name, or one for each stage or block, got {shown(text)}")
-    name, _, rest = text.partition(":")
-    settings: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise SubquadError(f"'{part}' in '{text}' is no setting: write name:setting=value,setting=value")
-        if key.strip() in settings:
-            raise SubquadError(f"'{text}' names {key.strip()} twice")
-        settings[key.strip()] = _literal(value.strip())
-    return name.strip(), settings
-
-
-def _literal(text: str) -> bool | int | float | str:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 
 def settings_of(mechanism: str) -> dict[str, Any]:

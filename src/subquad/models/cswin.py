@@ -108,7 +108,7 @@ class CSwin(Backbone):
 class CrossShapedBlock(Block):
     """A block whose attention sees its input as it was before the norm, too."""
 
-    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
+    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:  # type: ignore[override]
         x = x + self.drop_path(self.attn(self.norm1(x), x, grid=grid))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
@@ -178,7 +178,7 @@ class CrossShapedAttention(nn.Module):
         stripes = rearrange(
             filled, "p b (r y) (l x) c -> p (b r l) (y x) c", r=rows, l=columns, y=stripe.height, x=stripe.width
         )
-        supply: dict[str, Tensor | None] = {"mask": None, "padding": None}
+        supply: dict[str, Tensor | None] = {"mask": None, "padding": None, "rotation": None}
         for name, tokens in zip(self.names, stripes.unbind(0), strict=True):
             supply[name] = tokens if name == "x" else rearrange(tokens, "b n (h d) -> b h n d", h=self.heads)
         if bottom or right:

@@ -35,6 +35,8 @@ class Passing:
 class ScoreBackbone(Backbone):
     """What both forms share: the loss on the layers that carry scores on. Arguments are those of `Backbone`."""
 
+    own_attention = "less"
+
     def __init__(self, *sizes: Any, loss_weight: float, **more: Any) -> None:
         super().__init__(*sizes, **more)
         self.loss_weight = loss_weight

@@ -4,24 +4,27 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, p 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath, GluMlp, Mlp
 from timm.models import checkpoint, register_notrace_module
 from torch import Tensor, nn
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable, PositionTable, start_normal
+from subquad.rope import AxialRope, Rotation
 
 Mechanism = Callable[..., Any]
 """A class of `subquad.attention`, or a `functools.partial` of one that fixes its settings."""
 
 PROJECTED = frozenset({"q", "k", "v", "g"})
 OF_KEYS = frozenset({"k", "v"})
+QUERIES_AND_KEYS = ("q", "k")
 
 
 class SelfAttention(nn.Module):
@@ -34,6 +37,9 @@ class SelfAttention(nn.Module):
         grid: the grid that position parameters are made for; a call may bring another one.
         kv_grid: that of keys and values, if not the same.
         qkv_bias: whether the fused projection has a bias.
+        key_bias: whether keys have one, too.
+        qk_norm: whether queries and keys have a LayerNorm, shared by the heads.
+        eps: of these norms.
     """
 
     def __init__(
@@ -45,34 +51,101 @@ class SelfAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid | None = None,
         qkv_bias: bool = True,
+        key_bias: bool = True,
+        qk_norm: bool = False,
+        eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.inner = attention(dim, num_heads, grid=grid, kv_grid=kv_grid or grid)
         self.projected = projected_by(self.inner)
-        self.project = nn.Linear(dim, dim * len(self.projected), bias=qkv_bias)
+        parts = len(self.projected)
+        if qkv_bias and not key_bias and "k" in self.projected:
+            self.project: nn.Linear = PartlyBiased(dim, parts, without=self.projected.index("k"))
+        else:
+            self.project = nn.Linear(dim, dim * parts, bias=qkv_bias)
+        self.has_norms = qk_norm
+        for name in QUERIES_AND_KEYS:
+            has_norm = qk_norm and name in self.projected
+            self.add_module(f"{name}_norm", nn.LayerNorm(dim // num_heads, eps=eps) if has_norm else None)
         self.proj = nn.Linear(dim, dim)
 
     def forward(
-        self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        *,
+        grid: TokenGrid,
+        padding: Tensor | None = None,
+        mask: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """`padding` (b, n) is True for tokens that are not there; their own outputs mean nothing.
 
-        `mask`, broadcastable to (b, h, n, n), is True for pairs that must not attend.
+        `mask`, broadcastable to (b, h, n, n), is True for pairs that must not attend. `rotation` turns queries and
+        keys by where they stand, in front of the mechanism, or in it, if that is among its inputs.
         """
         grid.check(x)
-        heads = self.project(x).unflatten(-1, (len(self.projected), self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        supply: dict[str, Tensor | None] = dict(zip(self.projected, heads.unbind(0), strict=True))
-        return self.mix(supply | {"x": x, "padding": padding, "mask": mask}, grid, grid)
+        supply = {"x": x, "padding": padding, "mask": mask, "rotation": rotation}
+        return self.mix(supply | self.heads(x), grid, grid)
+
+    def heads(self, x: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
+        """What the mechanism has projected, by name, each (b, h, n, d); keys and values of other tokens, if given."""
+        if keys is None:
+            # not unflatten, which is a dozen calls of Python: narrow layers wait for those
+            fused = self.project(x).view(*x.shape[:2], len(self.projected), self.num_heads, -1)
+            return dict(zip(self.projected, fused.permute(2, 0, 3, 1, 4).unbind(0), strict=True))
+        parts, bias = {}, whole_bias(self.project)
+        for i, name in enumerate(self.projected):
+            rows = slice(i * x.shape[-1], (i + 1) * x.shape[-1])
+            source = keys if name in OF_KEYS else x
+            tokens = F.linear(source, self.project.weight[rows], None if bias is None else bias[rows])
+            parts[name] = rearrange(tokens, "b n (h d) -> b h n d", h=self.num_heads)
+        return parts
+
+    def between(self, supply: dict[str, Any]) -> dict[str, Any]:
+        """What queries and keys go through between projection and mechanism: their norms, and the host's rotation."""
+        rotation = None if "rotation" in self.inner.inputs else supply["rotation"]
+        if rotation is None and not self.has_norms:
+            return supply
+        for name in QUERIES_AND_KEYS:
+            if (norm := getattr(self, f"{name}_norm")) is not None:
+                supply = supply | {name: norm(supply[name])}
+            if rotation is not None and name in supply:
+                supply = supply | {name: rotation.turn(supply[name])}
+        return supply
+
+    def mix(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
+        """What the mechanism makes of its inputs, projected back: (b, n, c)."""
+        supply = self.between(supply)
+        y = self.inner(**{name: supply[name] for name in self.inner.inputs}, grid=grid, kv_grid=kv_grid)
+        return self.proj(y.transpose(1, 2).flatten(2))
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new`, a grid of queries, instead of `old`."""
         move_tables(self.inner, {old: new})
 
-    def mix(self, supply: dict[str, Tensor | None], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
-        """What the mechanism makes of its inputs, projected back: (b, n, c)."""
-        y = self.inner(**{name: supply[name] for name in self.inner.inputs}, grid=grid, kv_grid=kv_grid)
-        return self.proj(y.transpose(1, 2).flatten(2))
+
+class PartlyBiased(nn.Linear):
+    """A fused projection, (b, n, c) to (b, n, p·c), where all of the p parts but one, `without`, have a bias.
+
+    The parameter holds the numbers of those alone: where a network has none, there is none to train.
+    """
+
+    def __init__(self, dim: int, parts: int, *, without: int) -> None:
+        super().__init__(dim, dim * parts, bias=False)
+        self.before = dim * without
+        self.bias = nn.Parameter(torch.zeros(dim * (parts - 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, whole_bias(self))
+
+
+def whole_bias(project: nn.Linear) -> Tensor | None:
+    """The bias of all parts of a fused projection (p·c,), zeros where a part has none."""
+    if not isinstance(project, PartlyBiased):
+        return project.bias
+    before, behind = project.bias[: project.before], project.bias[project.before :]
+    return torch.cat([before, project.bias.new_zeros(project.in_features), behind])
 
 
 def projected_by(mechanism: nn.Module) -> tuple[str, ...]:
@@ -81,7 +154,18 @@ def projected_by(mechanism: nn.Module) -> tuple[str, ...]:
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Args:
+        dim: channels c.
+        attn: the attention layer, called with `grid`, and with `rotation` where the network has one.
+        mlp_ratio: hidden channels over `dim`.
+        mlp: what kind it is, see `make_mlp`.
+        drop, drop_path: dropout in the MLP, stochastic depth.
+        eps: of the norms.
+        act_layer: of a plain MLP.
+        init_values: what LayerScale, a factor for each channel of both branches, starts from; None for none.
+    """
 
     def __init__(
         self,
@@ -89,23 +173,54 @@ class Block(nn.Module):
         attn: nn.Module,
         *,
         mlp_ratio: float = 4,
+        mlp: str = "plain",
         drop: float = 0,
         drop_path: float = 0,
         eps: float = 1e-6,
         act_layer: Callable[[], nn.Module] = nn.GELU,
+        init_values: float | None = None,
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = attn
+        self.ls1 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.norm2 = nn.LayerNorm(dim, eps=eps)
         if int(dim * mlp_ratio) < 1:
             raise SubquadError(f"an MLP of {mlp_ratio} times a width of {dim} has no channels: take a larger mlp_ratio")
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=drop)
+        self.mlp = make_mlp(mlp, dim, int(dim * mlp_ratio), drop=drop, eps=eps, act_layer=act_layer)
+        self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
-    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x), grid=grid))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+    def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
+        turned = {} if rotation is None else {"rotation": rotation}
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, **turned)))
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel of a branch. CaiT, Touvron et al. 2021, arXiv 2103.17239, eq. 4."""
+
+    def __init__(self, dim: int, init_values: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((dim,), float(init_values)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+MLPS = ("plain", "swiglu", "swiglu_norm")
+
+
+def make_mlp(
+    kind: str, dim: int, hidden: int, *, drop: float, eps: float, act_layer: Callable[[], nn.Module] = nn.GELU
+) -> nn.Module:
+    """The MLP of a block: "plain", "swiglu" (gated, arXiv 2002.05202), or that with a norm of its hidden channels."""
+    if kind not in MLPS:
+        raise unknown_name("mlp", kind, MLPS)
+    if kind == "plain":
+        return Mlp(dim, hidden, act_layer=act_layer, drop=drop)
+    norm = partial(nn.LayerNorm, eps=eps) if kind == "swiglu_norm" else None
+    return GluMlp(dim, 2 * hidden, act_layer=nn.SiLU, norm_layer=norm, gate_last=False, drop=drop)
 
 
 class ConvEmbed(nn.Module):
@@ -143,6 +258,8 @@ class Stage(nn.Module):
         dim: channels c.
         grid: of this stage at the size the network is made for; its prefix are learned tokens, a class token first.
         positions: how a learned table, added to all tokens, is resampled ("bilinear", "bicubic"); None for no table.
+        prefix_positions: whether prefix tokens have rows in that table.
+        rope: rotary positions, handed to the blocks as `rotation`; None for none.
         drop_rate: dropout in front of the blocks.
     """
 
@@ -154,6 +271,8 @@ class Stage(nn.Module):
         *,
         grid: TokenGrid,
         positions: str | None = None,
+        prefix_positions: bool = True,
+        rope: AxialRope | None = None,
         drop_rate: float = 0,
     ) -> None:
         super().__init__()
@@ -163,7 +282,9 @@ class Stage(nn.Module):
         self.prefix_tokens = nn.Parameter(torch.zeros(1, grid.prefix, dim)) if grid.prefix else None
         if self.prefix_tokens is not None:
             start_normal(self.prefix_tokens)
-        self.pos_embed = PositionTable(1, dim, grid, std=0.02, mode=positions) if positions else None
+        table_grid = grid if prefix_positions else TokenGrid(*grid.shape)
+        self.pos_embed = PositionTable(1, dim, table_grid, std=0.02, mode=positions) if positions else None
+        self.rope = rope
         self.drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(blocks)
 
@@ -176,11 +297,13 @@ class Stage(nn.Module):
     def steps(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """What `forward` gives, after each block."""
         tokens, grid = self.tokens_of(x)
+        # once for all blocks
+        turned = {} if self.rope is None else {"rotation": self.rope(grid, tokens.device)}
         for block in self.blocks:
             if self.grad_checkpointing and self.training:
-                tokens = checkpoint(block, tokens, grid=grid)
+                tokens = checkpoint(block, tokens, grid=grid, **turned)
             else:
-                tokens = block(tokens, grid=grid)
+                tokens = block(tokens, grid=grid, **turned)
             yield tokens, grid
 
     def tokens_of(self, x: Tensor) -> tuple[Tensor, TokenGrid]:
@@ -188,9 +311,12 @@ class Stage(nn.Module):
         image = self.embed(x)
         grid = TokenGrid(image.shape[2], image.shape[3], self.grid.prefix)
         tokens = rearrange(image, "b c y x -> b (y x) c")
+        of_prefix = self.pos_embed is not None and self.pos_embed.grid.prefix > 0
+        if self.pos_embed is not None and not of_prefix:
+            tokens = tokens + self.pos_embed(TokenGrid(*grid.shape))
         if self.prefix_tokens is not None:
             tokens = torch.cat([self.prefix_tokens.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-        if self.pos_embed is not None:
+        if self.pos_embed is not None and of_prefix:
             tokens = tokens + self.pos_embed(grid)
         return self.drop(tokens), grid
 
@@ -198,7 +324,7 @@ class Stage(nn.Module):
         """Make position parameters for another grid."""
         old, self.grid = self.grid, TokenGrid(*grid.shape, self.grid.prefix)
         if self.pos_embed is not None:
-            self.pos_embed.regrid(self.grid)
+            self.pos_embed.regrid(TokenGrid(*grid.shape, self.pos_embed.grid.prefix))
         for block in self.blocks:
             block.attn.regrid(old, self.grid)  # type: ignore[union-attr,operator]
 

@@ -5,9 +5,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from subquad.attention import ATTENTION, QUADRATIC
-from subquad.errors import unknown_name
+from subquad.attention import ATTENTION, traits_of
+from subquad.errors import SubquadError, unknown_name
 from subquad.kernels import BACKENDS, KERNELS, kernels_by_title, unavailable
+from subquad.models.attention_names import is_count, names_in
 from subquad.models.create import create_model, settings_of
 from subquad.models.networks import NETWORKS
 from subquad.models.pretrained import pretrained_rows
@@ -18,12 +19,19 @@ Row = dict[str, str]
 
 
 def mechanism_rows() -> list[Row]:
-    """Name, cost, inputs and settings of every mechanism."""
+    """Name, cost, inputs and settings of every mechanism; of a plug-in that can't be used, why."""
     rows = []
-    for name, cls in ATTENTION.items():
-        settings = ", ".join(f"{key}={value}" for key, value in settings_of(name).items())
-        cost = "n²" if name in QUADRATIC else "n"
-        rows.append({"mechanism": name, "cost": cost, "inputs": " ".join(cls.inputs), "settings": settings})  # type: ignore[attr-defined]
+    for name in ATTENTION:
+        row = {"mechanism": name, "called": "", "cost": "", "inputs": ""}
+        try:
+            cls: Any = ATTENTION[name]
+            traits = traits_of(cls)
+            row |= {"called": traits.label or name, "cost": "n²" if traits.quadratic else "n"}
+            row |= {"inputs": " ".join(cls.inputs)}
+            row["settings"] = ", ".join(f"{key}={value}" for key, value in settings_of(name).items())
+        except SubquadError as error:
+            row["settings"] = str(error)
+        rows.append(row)
     return rows
 
 
@@ -70,13 +78,13 @@ def pattern_of(attention: Any) -> str:
     """Mechanisms in words: "agent", or "agent agent agent×2+softmax×16 softmax" by stage."""
     if isinstance(attention, str):
         return attention
-    if _is_count(attention):
+    if is_count(attention):
         return f"{attention[0]}×{attention[1]}"
     parts = [
-        pattern_of(part) if isinstance(part, str) or _is_count(part) else "+".join(map(pattern_of, part))
+        pattern_of(part) if isinstance(part, str) or is_count(part) else "+".join(map(pattern_of, part))
         for part in attention
     ]
-    return ("+" if any(map(_is_count, attention)) else " ").join(parts)
+    return ("+" if any(map(is_count, attention)) else " ").join(parts)
 
 
 def attention_label(model: str, attention: str | None) -> str:
@@ -85,18 +93,7 @@ def attention_label(model: str, attention: str | None) -> str:
         return attention
     if model not in NETWORKS:
         return "softmax"
-    return NETWORKS[model].label or "+".join(dict.fromkeys(_names(NETWORKS[model].attention)))
-
-
-def _names(attention: Any) -> list[str]:
-    if isinstance(attention, str):
-        return [attention]
-    entries = attention[:1] if _is_count(attention) else attention
-    return [name for entry in entries for name in _names(entry)]
-
-
-def _is_count(entry: Any) -> bool:
-    return len(entry) == 2 and isinstance(entry[1], int)
+    return NETWORKS[model].label or "+".join(names_in(NETWORKS[model].attention))
 
 
 LISTINGS: dict[str, Callable[[str], list[Row]]] = {

@@ -6,7 +6,7 @@ Names are `<mechanism>_<host>_<size>`, and those of the papers. Every row is a t
 from dataclasses import dataclass, field
 from typing import Any
 
-from subquad.models.variants import VARIANTS
+from subquad.models.variants import HOSTS, VARIANTS
 
 
 @dataclass(frozen=True)
@@ -140,12 +140,21 @@ PUBLISHED: dict[str, Network] = {
 }
 
 FFSS = ("focused", "focused", "softmax", "softmax")
+
+
+def vits(mechanism: str) -> dict[str, str]:
+    """A mechanism in all blocks of the later plain ViTs."""
+    return dict.fromkeys(("deit3", "dinov2", "eva02", "dinov3"), mechanism)
+
+
 PATTERNS: dict[str, dict[str, Any]] = {
-    "softmax": {"deit": "softmax", "pvt": "softmax", "swin": "softmax", "cswin": "softmax"},
-    "linear": {"deit": "linear", "pvt": "linear", "swin": "linear", "cswin": "linear"},
-    "focused": {"deit": "focused", "pvt": "focused", "swin": FFSS, "cswin": FFSS},
-    "pola": {"deit": "pola", "cswin": LLSS},
-    "soft": {"deit": "soft", "pvt": SSSX, "swin": SSSX, "cswin": SSSX},
+    "softmax": {"deit": "softmax", "pvt": "softmax", "swin": "softmax", "cswin": "softmax", **vits("softmax")},
+    "linear": {"deit": "linear", "pvt": "linear", "swin": "linear", "cswin": "linear", **vits("linear")},
+    "focused": {"deit": "focused", "pvt": "focused", "swin": FFSS, "cswin": FFSS, **vits("focused")},
+    "agent": vits("agent"),
+    "inline": vits("inline"),
+    "pola": {"deit": "pola", "cswin": LLSS, **vits("pola")},
+    "soft": {"deit": "soft", "pvt": SSSX, "swin": SSSX, "cswin": SSSX, **vits("soft")},
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 
@@ -162,7 +171,7 @@ FOCUSED_TOP1 = {
 BASELINES: dict[str, Network] = {
     (name := f"{mechanism}_{variant}{ending}"): Network(
         variant,
-        patterns[host],
+        patterns[family],
         settings,
         top1=FOCUSED_TOP1.get(name),
         source="focused" if name in FOCUSED_TOP1 else "",
@@ -170,16 +179,14 @@ BASELINES: dict[str, Network] = {
     for mechanism, patterns in PATTERNS.items()
     for variant in VARIANTS
     for ending, settings in (("", {}), ("_384", {"img_size": 384}))
-    if (host := variant.split("_")[0]) in patterns
-    and VARIANTS[variant].recipe == host
-    and (not ending or variant in ("swin_base", "cswin_base"))
+    if (family := VARIANTS[variant].family) in patterns and (not ending or variant in ("swin_base", "cswin_base"))
 }
 
 RECONSTRUCTED: dict[str, Network] = {
     # the published 10.9, 22.4 and 39.6 M, 1.6, 3.3 and 6.1 G are of networks that nobody can rebuild
-    name: Network(name, "softmax", label="less")
-    for name in VARIANTS
-    if name.startswith("lavit_")
+    name: Network(name, "softmax", label=label)
+    for name, variant in VARIANTS.items()
+    if (label := HOSTS[variant.host].own_attention)
 }
 
 NETWORKS: dict[str, Network] = {**PUBLISHED, **RECONSTRUCTED, **BASELINES}

@@ -13,7 +13,6 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import (
-    OF_KEYS,
     Block,
     ConvEmbed,
     Mechanism,
@@ -118,7 +117,7 @@ class SpatialReductionAttention(SelfAttention):
         self.sr_ratio = sr_ratio
         self.reduce = ConvEmbed(dim, dim, sr_ratio, sr_ratio) if sr_ratio > 1 else None
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         if self.reduce is None:
@@ -126,13 +125,8 @@ class SpatialReductionAttention(SelfAttention):
         if padding is not None or mask is not None:
             raise SubquadError(f"keys that are reduced {self.sr_ratio} times can't be told apart by padding or a mask")
         keys = rearrange(self.reduce(grid.to_image(x)), "b c y x -> b (y x) c")
-        supply: dict[str, Tensor | None] = {"x": x, "padding": None, "mask": None}
-        for i, name in enumerate(self.projected):
-            rows = slice(i * x.shape[-1], (i + 1) * x.shape[-1])
-            bias = None if self.project.bias is None else self.project.bias[rows]
-            tokens = nn.functional.linear(keys if name in OF_KEYS else x, self.project.weight[rows], bias)
-            supply[name] = rearrange(tokens, "b n (h d) -> b h n d", h=self.num_heads)
-        return self.mix(supply, grid, reduced(grid, self.sr_ratio))
+        supply = {"x": x, "padding": None, "mask": None, "rotation": None}
+        return self.mix(supply | self.heads(x, keys), grid, reduced(grid, self.sr_ratio))
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         move_tables(self.inner, {reduced(old, self.sr_ratio): reduced(new, self.sr_ratio), old: new})

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from subquad.errors import SubquadError
 from subquad.models.create import create_model
 from subquad.text import one_line
-from subquad.weights.files import fitted, read_weights
+from subquad.weights.files import fitted, read_weights, weight_file
 from subquad.weights.notes import creation_of
 
 SPARE_PARAMETERS = 1000
@@ -63,16 +63,6 @@ def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple
     return network, note
 
 
-def weight_file(path: Path | str) -> Path:
-    """`path`, or the best weights of the run folder that it is."""
-    path = Path(path)
-    if not path.is_dir():
-        return path
-    if not (path / "best.safetensors").is_file():
-        raise SubquadError(f"{path} holds no best.safetensors: name a run folder that has finished an epoch")
-    return path / "best.safetensors"
-
-
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Errors in the block name the file."""
@@ -113,6 +103,9 @@ def _limited(most: int) -> Iterator[None]:
 def _check_classes(note: dict[str, Any], network: Any) -> None:
     """Raise where a note names more classes than its network tells apart; a head may have spare ones."""
     outputs = network.creation.get("num_classes", getattr(network, "num_classes", None))
+    if outputs is None and not note.get("classes"):
+        # some tasks know no classes
+        return
     if type(outputs) is not int:
         raise SubquadError("its note says a number of classes that is no whole number")
     if note.get("classes") is not None and len(note["classes"]) > outputs:

@@ -98,7 +98,7 @@ class PostNormBlock(Block):
         super().__init__(dim, attn, mlp_ratio=mlp_ratio, drop=drop, eps=1e-5, act_layer=gelu)
         self.drop_path = nn.Dropout(drop_path)
 
-    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
+    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:  # type: ignore[override]
         x = self.norm1(x + self.drop_path(self.attn(x, grid=grid)))
         return self.norm2(x + self.drop_path(self.mlp(x)))
 

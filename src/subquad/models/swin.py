@@ -149,7 +149,7 @@ class WindowAttention(SelfAttention):
                 f"{type(self.inner).__name__} has none: use window_size=None (the whole grid) or shift=False"
             )
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         window = window_of(grid, self.window_size)

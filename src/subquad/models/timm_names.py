@@ -16,7 +16,7 @@ from subquad.models.create import create_model
 from subquad.models.networks import NETWORKS
 from subquad.models.pretrained import checked_weights, pretrained_file
 from subquad.models.timm_settings import default_cfg
-from subquad.models.variants import VARIANTS
+from subquad.models.variants import HOSTS, VARIANTS
 from subquad.weights.fitting import adapt
 from subquad.weights.links import LINKS, TAGS, network_of
 
@@ -42,7 +42,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _entry_point(name: str) -> Callable[..., nn.Module]:
-    vit = VARIANTS[NETWORKS[name].variant].host == "vit"
+    is_plain = HOSTS[VARIANTS[NETWORKS[name].variant].host].is_plain
 
     def entry(
         pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **settings: Any
@@ -60,7 +60,7 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
             return create_model(network_of(row), **settings)
 
         settings |= {"pretrained_cfg": pretrained_cfg, "pretrained_cfg_overlay": given or None}
-        features = {"out_indices": 3 if vit else (0, 1, 2, 3), "feature_cls": "getter"}
+        features = {"out_indices": 3 if is_plain else (0, 1, 2, 3), "feature_cls": "getter"}
         return build_model_with_cfg(
             build, name, pretrained, pretrained_filter_fn=checkpoint_filter_fn, feature_cfg=features, **settings
         )

@@ -12,16 +12,17 @@ def default_cfg(name: str) -> dict[str, Any]:
     """What timm wants to know of a network: its input, how it is evaluated, the names of its ends."""
     network = NETWORKS[name]
     variant = VARIANTS[network.variant]
-    size = network.settings.get("img_size", 224)
-    cells = -(-size // 32)
+    size = network.settings.get("img_size", variant.arguments.get("img_size", 224))
+    height, width = (size, size) if isinstance(size, int) else size
+    cells = -(-height // 32), -(-width // 32)
     published_crop = {"soft": 0.9}.get(variant.recipe, 0.875)
     return {
         "url": "",
         "num_classes": 1000,
-        "input_size": (3, size, size),
-        "pool_size": None if variant.host == "vit" else (cells, cells),
+        "input_size": (3, height, width),
+        "pool_size": None if HOSTS[variant.host].is_plain else cells,
         # where the papers' scripts resize without a crop
-        "crop_pct": 1.0 if variant.host == "swin" and size > 224 else published_crop,
+        "crop_pct": 1.0 if variant.recipe == "swin" and height > 224 else published_crop,
         "crop_mode": "center" if variant.recipe == "soft" else "squash",
         "interpolation": "bicubic",
         "fixed_input_size": False,
@@ -29,4 +30,5 @@ def default_cfg(name: str) -> dict[str, Any]:
         "std": IMAGENET_DEFAULT_STD,
         "first_conv": HOSTS[variant.host].first_conv,
         "classifier": "head",
+        **variant.evaluation,
     }

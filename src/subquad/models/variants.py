@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
 from subquad.models.backbone import Backbone
 from subquad.models.cswin import CSwin
 from subquad.models.lavit import LaViT, LaViTPlain
@@ -31,18 +33,55 @@ class Variant:
         depths: blocks of each stage.
         arguments: of the host's constructor.
         recipe: the training recipe it was published with.
+        family: whose scheme of baselines it has, a key of PATTERNS; empty for sizes without baselines.
+        timm: what timm calls its own network of these sizes, with softmax.
+        evaluation: how that is evaluated, where it differs from the host's: entries of timm's configuration.
     """
 
     host: str
     depths: tuple[int, ...]
     arguments: dict[str, Any] = field(default_factory=dict)
     recipe: str = ""
+    family: str = ""
+    timm: str = ""
+    evaluation: dict[str, Any] = field(default_factory=dict)
 
 
-def deit(embed_dim: int, num_heads: int, drop_path_rate: float = 0.0) -> Variant:
+def deit(embed_dim: int, num_heads: int, timm: str, drop_path_rate: float = 0.0) -> Variant:
     """A DeiT, arXiv 2012.12877: patches of 16 px, 12 blocks, a class token."""
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "drop_path_rate": drop_path_rate}
-    return Variant("vit", (12,), sizes, "deit")
+    return Variant("vit", (12,), sizes, "deit", family="deit", timm=timm)
+
+
+def deit3(embed_dim: int, num_heads: int, timm: str) -> Variant:
+    """A DeiT-III, arXiv 2204.07118: LayerScale, and positions of patches alone."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "init_values": 1e-6, "pos_embed": "patches"}
+    return Variant("vit", (12,), sizes, "deit", "deit3", timm, {"crop_pct": 0.9, "crop_mode": "center"})
+
+
+def dinov2(
+    embed_dim: int, num_heads: int, timm: str, *, depth: int = 12, family: str = "dinov2", **more: Any
+) -> Variant:
+    """A DINOv2, arXiv 2304.07193: patches of 14 px, LayerScale; registers, arXiv 2309.16588, have no positions."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "patch_size": 14, "img_size": (518, 518)}
+    sizes |= {"init_values": 1e-5, **more}
+    return Variant("vit", (depth,), sizes, "deit", family, timm, {"crop_pct": 1.0, "crop_mode": "center"})
+
+
+def eva02(embed_dim: int, num_heads: int, timm: str, *, family: str = "eva02", mlp: str = "swiglu") -> Variant:
+    """An EVA-02, arXiv 2303.11331: rotary and learned positions, gated MLPs, keys without bias, a norm of the mean."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "patch_size": 14, "mlp": mlp, "mlp_ratio": 4 * 2 / 3}
+    sizes |= {"rope": "eva02", "key_bias": False, "global_pool": "avg", "fc_norm": True}
+    input_config = {"mean": OPENAI_CLIP_MEAN, "std": OPENAI_CLIP_STD, "crop_pct": 0.9, "crop_mode": "center"}
+    return Variant("vit", (12,), sizes, "deit", family, timm, input_config)
+
+
+def dinov3(embed_dim: int, num_heads: int, timm: str) -> Variant:
+    """A DINOv3, arXiv 2508.10104: rotary positions alone, four registers, LayerScale, projections without bias."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "img_size": (256, 256), "reg_tokens": 4}
+    sizes |= {"pos_embed": "none", "rope": "dinov3", "qkv_bias": False, "init_values": 1e-5, "norm_eps": 1e-5}
+    sizes |= {"global_pool": "avg"}
+    return Variant("vit", (12,), sizes, "deit", "dinov3", timm, {"crop_pct": 1.0, "crop_mode": "center"})
 
 
 def small_deit(embed_dim: int, num_heads: int, depth: int, patch_size: int, img_size: int, recipe: str) -> Variant:
@@ -53,19 +92,19 @@ def small_deit(embed_dim: int, num_heads: int, depth: int, patch_size: int, img_
 
 def pvt(depths: tuple[int, ...], drop_path_rate: float) -> Variant:
     """A PVT, arXiv 2102.12122: widths and heads are the host's defaults."""
-    return Variant("pvt", depths, {"drop_path_rate": drop_path_rate}, "pvt")
+    return Variant("pvt", depths, {"drop_path_rate": drop_path_rate}, "pvt", family="pvt")
 
 
 def swin(embed_dim: int, depths: tuple[int, ...], num_heads: tuple[int, ...], drop_path_rate: float) -> Variant:
     """A Swin, arXiv 2103.14030."""
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "drop_path_rate": drop_path_rate}
-    return Variant("swin", depths, sizes, "swin")
+    return Variant("swin", depths, sizes, "swin", family="swin")
 
 
 def cswin(embed_dim: int, depths: tuple[int, ...], num_heads: tuple[int, ...], drop_path_rate: float) -> Variant:
     """A CSwin, arXiv 2107.00652, with the depths of the linear families' code (the original's are 1-2-21-1, …)."""
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "drop_path_rate": drop_path_rate}
-    return Variant("cswin", depths, sizes, "cswin")
+    return Variant("cswin", depths, sizes, "cswin", family="cswin")
 
 
 def softnet(depths: tuple[int, ...], stage3: int = 320) -> Variant:
@@ -84,12 +123,27 @@ def lavit_deit(embed_dim: int, num_heads: int, drop_path_rate: float) -> Variant
     return Variant("lavit_vit", (12,), sizes, "deit")
 
 
+REG4: dict[str, Any] = {"reg_tokens": 4, "pos_embed": "patches"}
+GIANT: dict[str, Any] = {"mlp": "swiglu", "mlp_ratio": 2.66667}
+
 VARIANTS: dict[str, Variant] = {
     "deit_micro": small_deit(64, num_heads=4, depth=3, patch_size=4, img_size=16, recipe="digits"),
     "deit_mini": small_deit(128, num_heads=4, depth=6, patch_size=4, img_size=32, recipe="cifar10_small"),
-    "deit_tiny": deit(192, num_heads=3),
-    "deit_small": deit(384, num_heads=6, drop_path_rate=0.1),
-    "deit_base": deit(768, num_heads=12, drop_path_rate=0.3),
+    "deit_tiny": deit(192, 3, "deit_tiny_patch16_224"),
+    "deit_small": deit(384, 6, "deit_small_patch16_224", drop_path_rate=0.1),
+    "deit_base": deit(768, 12, "deit_base_patch16_224", drop_path_rate=0.3),
+    "deit3_small": deit3(384, 6, "deit3_small_patch16_224"),
+    "deit3_base": deit3(768, 12, "deit3_base_patch16_224"),
+    "dinov2_small": dinov2(384, 6, "vit_small_patch14_dinov2"),
+    "dinov2_base": dinov2(768, 12, "vit_base_patch14_dinov2"),
+    "dinov2_giant": dinov2(1536, 24, "vit_giant_patch14_dinov2", depth=40, family="", **GIANT),
+    "dinov2_small_reg4": dinov2(384, 6, "vit_small_patch14_reg4_dinov2", **REG4),
+    "dinov2_base_reg4": dinov2(768, 12, "vit_base_patch14_reg4_dinov2", **REG4),
+    "eva02_tiny": eva02(192, 3, "eva02_tiny_patch14_224"),
+    "eva02_small": eva02(384, 6, "eva02_small_patch14_224"),
+    "eva02_base": eva02(768, 12, "eva02_base_patch14_224", family="", mlp="swiglu_norm"),
+    "dinov3_small": dinov3(384, 6, "vit_small_patch16_dinov3"),
+    "dinov3_base": dinov3(768, 12, "vit_base_patch16_dinov3"),
     "pvt_tiny": pvt((2, 2, 2, 2), drop_path_rate=0.1),
     "pvt_small": pvt((3, 4, 6, 3), drop_path_rate=0.1),
     "pvt_medium": pvt((3, 4, 18, 3), drop_path_rate=0.3),
@@ -113,13 +167,3 @@ VARIANTS: dict[str, Variant] = {
     "lavit_deit_small": lavit_deit(384, 6, drop_path_rate=0.1),
     "lavit_deit_base": lavit_deit(768, 12, drop_path_rate=0.3),
 }
-
-SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("pvt", "agent"): {"num_agents": (9, 16, 49, 49)},
-    ("swin", "agent"): {"num_agents": (9, 16, 49, 49)},
-    # CSwin's LePE is the depthwise branch of the mechanism
-    ("cswin", "agent"): {"num_agents": (9, 16, 49, 49), "local": False},
-    ("swin", "softmax"): {"relative_bias": True},
-    ("softnet", "soft"): {"ratio": (8, 4, 2, 1), "kernel_size": (9, 5, 3, 3)},
-}
-"""Settings that a mechanism has in a host unless told otherwise; a tuple has an entry for each stage."""

@@ -1,6 +1,8 @@
 """ViT, the plain host: all tokens attend to all, in one stage. DeiT, Touvron et al. 2020, arXiv 2012.12877.
 
-Images of any size: they are filled up to whole patches and the position table is resampled to their grid.
+Its later forms are rows of the table: DeiT-III (arXiv 2204.07118), DINOv2 (arXiv 2304.07193), EVA-02 (arXiv
+2303.11331), DINOv3 (arXiv 2508.10104). Images of any size: they are filled up to whole patches, the position table is
+resampled to their grid, rotary positions are computed for it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,14 +10,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, drop_path_rates, fill_up
-from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
+from subquad.ranges import AboveZero, Count, DropRate, Positive, Ratio, checks_arguments
+from subquad.rope import rope_of
+
+POSITIONS = ("all", "patches", "none")
+"""Which tokens a learned position is added to."""
 
 
 class Plain(Backbone):
     """A network of one stage; its levels are its blocks. `sizes` are those of `Backbone`."""
+
+    is_plain = True
 
     def __init__(self, stage: Stage, dim: int, *, patch_size: int, **sizes: Any) -> None:
         super().__init__([stage], [dim], patch_size=patch_size, **sizes)
@@ -35,7 +44,8 @@ class Plain(Backbone):
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that the papers' recipes do not decay."""
-        return super().no_weight_decay() | {"stages.0.pos_embed.table"}
+        has_table = self.stages[0].pos_embed is not None
+        return super().no_weight_decay() | ({"stages.0.pos_embed.table"} if has_table else set())
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups, for layer-wise learning rates."""
@@ -53,10 +63,19 @@ class ViT(Plain):
         img_size: (height, width) in pixels that position parameters are made for; other sizes work.
         embed_dim: channels c.
         num_heads: heads of every block.
+        mlp_ratio: hidden channels of the MLPs over `embed_dim`.
+        mlp: what kind they are: "plain", "swiglu" or "swiglu_norm", see `make_mlp`.
         qkv_bias: whether the projection to queries, keys and values has a bias.
+        key_bias: whether keys have one, too.
+        qk_norm: whether queries and keys have a norm.
+        init_values: what LayerScale starts from; None for networks without.
+        norm_eps: of all norms.
+        pos_embed: which tokens a learned position is added to: "all", "patches" or "none".
+        rope: rotary positions as in a network of `subquad.rope.ROPES`; None for none.
         class_token: a learned token in front, which the head reads; without it the head reads the mean.
         reg_tokens: further learned tokens in front, which nothing reads (registers, arXiv 2309.16588).
         global_pool: what the head reads, see `Backbone`; the class token if there is one.
+        fc_norm: whether the last norm is of what the head reads, instead of all tokens.
         drop_path_rate: stochastic depth of the last block; it rises linearly from 0.
     """
 
@@ -74,27 +93,50 @@ class ViT(Plain):
         embed_dim: Positive = 768,
         num_heads: Positive = 12,
         mlp_ratio: Ratio = 4,
+        mlp: str = "plain",
         qkv_bias: bool = True,
+        key_bias: bool = True,
+        qk_norm: bool = False,
+        init_values: AboveZero | None = None,
+        norm_eps: AboveZero = 1e-6,
+        pos_embed: str = "all",
+        rope: str | None = None,
         class_token: bool = True,
         reg_tokens: Count = 0,
         global_pool: str | None = None,
+        fc_norm: bool = False,
         drop_rate: DropRate = 0,
         drop_path_rate: DropRate = 0,
     ) -> None:
+        if pos_embed not in POSITIONS:
+            raise unknown_name("pos_embed", pos_embed, POSITIONS)
         grid = TokenGrid(*grids_of(img_size, patch_size, 1)[0].shape, int(class_token) + reg_tokens)
         rates = drop_path_rates(drop_path_rate, [len(attention)])[0]
+        biases: dict[str, Any] = {"qkv_bias": qkv_bias, "key_bias": key_bias}
         blocks = [
             Block(
                 embed_dim,
-                SelfAttention(embed_dim, num_heads, mechanism, grid=grid, qkv_bias=qkv_bias),
+                SelfAttention(embed_dim, num_heads, mechanism, grid=grid, qk_norm=qk_norm, eps=norm_eps, **biases),
                 mlp_ratio=mlp_ratio,
+                mlp=mlp,
                 drop=drop_rate,
                 drop_path=rate,
+                eps=norm_eps,
+                init_values=init_values,
             )
             for mechanism, rate in zip(attention, rates, strict=True)
         ]
-        embed = PatchEmbed(in_chans, embed_dim, patch_size)
-        stage = Stage(embed, blocks, embed_dim, grid=grid, positions="bicubic", drop_rate=drop_rate)
+        stage = Stage(
+            PatchEmbed(in_chans, embed_dim, patch_size),
+            blocks,
+            embed_dim,
+            grid=grid,
+            positions=None if pos_embed == "none" else "bicubic",
+            prefix_positions=pos_embed == "all",
+            rope=rope_of(rope, embed_dim // num_heads),
+            drop_rate=drop_rate,
+        )
+        norm = nn.LayerNorm(embed_dim, eps=norm_eps)
         super().__init__(
             stage,
             embed_dim,
@@ -102,7 +144,8 @@ class ViT(Plain):
             patch_size=patch_size,
             in_chans=in_chans,
             num_classes=num_classes,
-            norm=nn.LayerNorm(embed_dim, eps=1e-6),
+            norm=nn.Identity() if fc_norm else norm,
+            fc_norm=norm if fc_norm else None,
             global_pool=("token" if class_token else "avg") if global_pool is None else global_pool,
             drop_rate=drop_rate,
         )

@@ -1,29 +1,16 @@
-"""Training: recipes, the loop, the run folder, and the comparison of mechanisms."""
+"""Training: the loop, going on with a run, and the comparison of mechanisms. What is trained is a task of `tasks`."""
 
-from subquad.training.arena import ArenaRow, ArenaTable, arena_text, run_arena
 from subquad.training.compare import compare, comparison_table, slug
-from subquad.training.detection import DetectRecipe
-from subquad.training.fields import parse_settings
-from subquad.training.lra import LraRecipe
-from subquad.training.recipe import Recipe, load_recipe, recipe_fields, recipe_names
 from subquad.training.running import train
-from subquad.training.segmentation import SegmentRecipe
+from subquad.training.tested_comparison import BenchmarkRow, BenchmarkTable, benchmark_text, compare_tested
 
 __all__ = [
-    "ArenaRow",
-    "ArenaTable",
-    "DetectRecipe",
-    "LraRecipe",
-    "Recipe",
-    "SegmentRecipe",
-    "arena_text",
+    "BenchmarkRow",
+    "BenchmarkTable",
+    "benchmark_text",
     "compare",
+    "compare_tested",
     "comparison_table",
-    "load_recipe",
-    "parse_settings",
-    "recipe_fields",
-    "recipe_names",
-    "run_arena",
     "slug",
     "train",
 ]

@@ -10,12 +10,12 @@ from typing import Any
 
 from subquad.errors import SubquadError
 from subquad.holding import holding, is_first_process
+from subquad.runs.run_folder import RunFolder
+from subquad.tasks import task_named
+from subquad.tasks.common_recipe import CommonRecipe
 from subquad.text import si, speed_text
-from subquad.training.common import CommonRecipe
 from subquad.training.journal import Log, silent
-from subquad.training.run_folder import RunFolder
 from subquad.training.running import train
-from subquad.training.tasks import TASKS
 from subquad.writing import write_json, write_text
 
 _COLUMNS = ("params", "MACs", "img/s", "time", "peak MB")
@@ -36,7 +36,7 @@ def compare(
         log: gets a line an epoch.
     """
     check_comparison(recipe, mechanisms, seeds)
-    folder = Path(folder)
+    folder, column = Path(folder), task_named(recipe.task).columns[0]
     rows = []
     with holding(folder):
         for mechanism in mechanisms:
@@ -46,9 +46,9 @@ def compare(
                 log(f"— {mechanism}, seed {seed}")
                 own = recipe.replace(attention=mechanism, seed=seed)
                 summaries.append(train(own, run.path, resume=run.recipe.is_file(), log=log))
-            rows.append(aggregate(mechanism, seeds, summaries, recipe.metric))
+            rows.append(aggregate(mechanism, seeds, summaries, column.entry))
         if is_first_process():
-            write_comparison(rows, folder, recipe.metric_title)
+            write_comparison(rows, folder, column.title)
     return rows
 
 
@@ -57,7 +57,7 @@ def check_comparison(recipe: CommonRecipe, mechanisms: Sequence[str], seeds: Seq
     if not mechanisms or not seeds:
         raise SubquadError("compare needs at least one mechanism and one seed")
     for mechanism in mechanisms:
-        TASKS[type(recipe)].network(recipe.replace(attention=mechanism))
+        task_named(recipe.task).check_network(recipe.replace(attention=mechanism))
 
 
 def slug(mechanism: str) -> str:
@@ -65,9 +65,7 @@ def slug(mechanism: str) -> str:
     return re.sub(r"[^\w.+=-]+", "_", mechanism)
 
 
-def aggregate(
-    mechanism: str, seeds: Sequence[int], summaries: Sequence[dict[str, Any]], metric: str = "top1"
-) -> dict[str, Any]:
+def aggregate(mechanism: str, seeds: Sequence[int], summaries: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
     """One row: the best values of the metric as mean and standard deviation over the seeds, costs as means."""
     best = [summary[f"best_{metric}"] for summary in summaries]
     mean = {
@@ -87,7 +85,7 @@ def aggregate(
     }
 
 
-def comparison_table(rows: Sequence[dict[str, Any]], title: str = "top-1 %") -> str:
+def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> str:
     """The rows for a terminal of 80 columns; `title` is what the metric is called."""
     lines = [("mechanism", title, *_COLUMNS), *map(_cells, rows)]
     # a long name gives way: the numbers need 57 columns
@@ -102,7 +100,7 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str = "top-1 %") -> 
     )
 
 
-def write_comparison(rows: Sequence[dict[str, Any]], folder: Path, title: str = "top-1 %") -> None:
+def write_comparison(rows: Sequence[dict[str, Any]], folder: Path, title: str) -> None:
     """compare.json, compare.csv and compare.md."""
     write_json(folder / "compare.json", list(rows), indent=2)
     text = io.StringIO()

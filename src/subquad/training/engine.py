@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from subquad.errors import SubquadError
-from subquad.training.common import CommonRecipe
+from subquad.tasks.common_recipe import CommonRecipe
 
 
 def make_accelerator(recipe: CommonRecipe) -> Any:

@@ -15,8 +15,8 @@ import torch
 
 from subquad.errors import SubquadError
 from subquad.models import attention_label
+from subquad.tasks.task import Row, Task
 from subquad.text import si, speed_text
-from subquad.training.task import Row, Task
 
 Log = Callable[[str], None]
 
@@ -28,8 +28,9 @@ def silent(line: str) -> None:
 def describe_setup(task: Task, params: int, macs: int) -> str:
     """What is trained on what, in one line."""
     recipe = task.recipe
-    attention = attention_label(recipe.model, recipe.attention)
-    return f"{recipe.model}, {attention}: {si(params)} parameters, {si(macs)} MACs; {task.describe()}"
+    network = task.network_name(recipe.to_dict())
+    attention = attention_label(network, recipe.attention)
+    return f"{network}, {attention}: {si(params)} parameters, {si(macs)} MACs; {task.describe()}"
 
 
 def epoch_line(task: Task, row: Row, num_epochs: int) -> str:

@@ -21,7 +21,9 @@ from tqdm import tqdm
 from subquad.data import create_loader
 from subquad.errors import SubquadError
 from subquad.models import save_weights
-from subquad.training.checkpoint import State, load_state, not_finite, put_back, save_state
+from subquad.runs.run_folder import RunFolder
+from subquad.runs.run_state import State, load_state, not_finite, put_back, save_state
+from subquad.tasks.task import Row, Task
 from subquad.training.cost import count_parameters, peak_memory_mb, reset_peak_memory
 from subquad.training.engine import Interruptions
 from subquad.training.journal import (
@@ -36,8 +38,6 @@ from subquad.training.journal import (
 )
 from subquad.training.optim import learning_rates, make_optimizer, make_scheduler
 from subquad.training.order import STEPS, EpochView, count_updates, seed_all
-from subquad.training.run_folder import RunFolder
-from subquad.training.task import Row, Task
 
 
 class Trainer:
@@ -56,7 +56,7 @@ class Trainer:
         if recipe.model_ema:
             self.ema = ModelEmaV3(self.bare, decay=recipe.model_ema_decay, use_warmup=recipe.model_ema_warmup)
         self.params = count_parameters(self.bare)
-        self.macs = task.macs()
+        self.macs, self.metric = task.macs(), task.columns[0].entry
         rates = learning_rates(recipe, self.total_batch)
         optimizer = make_optimizer(recipe, self.bare, rates.peak)
         self.scheduler, self.num_epochs = make_scheduler(recipe, optimizer, rates, self.updates_per_epoch)
@@ -83,7 +83,7 @@ class Trainer:
                 self.log(epoch_line(self.task, row, self.num_epochs))
                 if writer is not None:
                     add_row(writer, row)
-        summary = summarise(self.rows, self.recipe.metric, self.best, self.best_epoch, self.params, self.macs)
+        summary = summarise(self.rows, self.metric, self.best, self.best_epoch, self.params, self.macs)
         if self.is_main:
             self.folder.finish(summary)
         self.accelerator.wait_for_everyone()
@@ -192,8 +192,8 @@ class Trainer:
             if not_finite(model.parameters()):
                 raise SubquadError(f"the {what} are not finite {after}, at lr {lr:.2g}: {self._advice()}")
             self._check_finite(row.get(f"{kind}_loss", 0.0), f"the evaluation {after}", lr)
-            if not math.isfinite(worth := row[f"{kind}_{self.recipe.metric}"]):
-                title = self.recipe.metric_title
+            if not math.isfinite(worth := row[f"{kind}_{self.metric}"]):
+                title = self.task.columns[0].title
                 raise SubquadError(f"{title} is {worth} {after}: nothing of the held-out images could be judged")
 
     def _advice(self) -> str:
@@ -212,7 +212,7 @@ class Trainer:
 
     def _save(self, row: Row) -> None:
         """Write weights, metrics and, last of all, the state from which a run goes on."""
-        metric = self.recipe.metric
+        metric = self.metric
         candidates: dict[str, nn.Module] = {f"eval_{metric}": self.bare}
         if self.ema is not None:
             candidates[f"ema_{metric}"] = self.ema.module

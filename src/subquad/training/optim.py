@@ -1,18 +1,15 @@
-"""Optimizer, schedule and loss of a recipe, from timm's parts."""
+"""Optimizer and schedule of a recipe, from timm's parts."""
 
 from dataclasses import dataclass
 
 import torch
-from timm.data import Mixup
-from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
-from torch import Tensor, nn
+from torch import nn
 
 from subquad.errors import SubquadError, reason_of
-from subquad.training.common import CommonRecipe
-from subquad.training.recipe import Recipe
+from subquad.tasks.common_recipe import CommonRecipe
 
 
 @dataclass(frozen=True)
@@ -34,17 +31,8 @@ def learning_rates(recipe: CommonRecipe, total_batch: int) -> LearningRates:
 
 def make_optimizer(recipe: CommonRecipe, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The optimizer, without decay on 1-d weights, biases and what `model.no_weight_decay()` names."""
-    own = {"eps": recipe.opt_eps, "betas": recipe.opt_betas}
     try:
-        return create_optimizer_v2(
-            model,
-            opt=recipe.opt,
-            lr=lr,
-            weight_decay=recipe.weight_decay,
-            momentum=recipe.momentum,
-            layer_decay=recipe.layer_decay,
-            **{name: value for name, value in own.items() if value is not None},
-        )
+        return create_optimizer_v2(model, opt=recipe.opt, lr=lr, **recipe.optimizer_settings())
     except (TypeError, ValueError, AssertionError, RuntimeError, ImportError) as error:
         raise SubquadError(f"optimizer '{recipe.opt}' does not take these settings: {reason_of(error)}") from error
 
@@ -78,32 +66,3 @@ def make_scheduler(
         updates_per_epoch=updates_per_epoch,
     )
     return scheduler, recipe.epochs + recipe.cooldown_epochs
-
-
-class Objective:
-    """The training loss: mixes the images of a batch if asked to, and smooths the labels."""
-
-    def __init__(self, recipe: Recipe, num_classes: int):
-        self._mixup = None
-        if recipe.mixup or recipe.cutmix:
-            self._mixup = Mixup(
-                mixup_alpha=recipe.mixup,
-                cutmix_alpha=recipe.cutmix,
-                prob=recipe.mixup_prob,
-                switch_prob=recipe.mixup_switch_prob,
-                label_smoothing=recipe.smoothing,
-                num_classes=num_classes,
-            )
-        self._loss = SoftTargetCrossEntropy() if self._mixup else LabelSmoothingCrossEntropy(recipe.smoothing)
-
-    def mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch as it is trained on."""
-        if self._mixup is None:
-            return images, labels
-        # images are mixed in pairs: where a broken one left a gap, its partner sits out
-        even = len(images) // 2 * 2
-        return self._mixup(images[:even], labels[:even])
-
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        # in fp32 whatever the autocast: half precision loses the small logits
-        return self._loss(logits.float(), target)

@@ -8,13 +8,13 @@ from typing import Any
 
 from subquad.errors import SubquadError
 from subquad.holding import holding, is_first_process, tidy
-from subquad.training.common import CommonRecipe
+from subquad.runs.run_folder import RunFolder
+from subquad.tasks import make_task, task_named
+from subquad.tasks.common_recipe import CommonRecipe
 from subquad.training.engine import Interruptions, lost_process, make_accelerator
 from subquad.training.journal import Log, silent, summary_numbers
 from subquad.training.loop import Trainer
 from subquad.training.order import WEIGHTS, seed_all
-from subquad.training.run_folder import RunFolder
-from subquad.training.tasks import make_task
 from subquad.writing import WriteError, write_reason
 
 
@@ -35,7 +35,7 @@ def train(recipe: CommonRecipe, run: Path | str, *, resume: bool = False, log: L
     folder = RunFolder(Path(run))
     if resume:
         folder.check_resumable(recipe)
-        if (summary := folder.summary(summary_numbers(recipe.metric))) is not None:
+        if (summary := folder.summary(summary_numbers(task_named(recipe.task).columns[0].entry))) is not None:
             tidy(folder.path)
             return summary
     attempt = _Attempt(recipe, folder, resume)
@@ -100,7 +100,7 @@ class _Attempt:
 
     def _kept(self) -> str:
         """What a run has to go on from."""
-        goes_on = f"{self.recipe.continued(self.folder.path)} goes on"
+        goes_on = f"{task_named(self.recipe.task).continued(self.folder.path)} goes on"
         if not self.folder.state.is_file():
             return f"no epoch is whole yet, {goes_on}" if self.folder.recipe.is_file() else "no epoch is kept"
         if self.trainer is None or not self.trainer.epochs_done:

@@ -31,6 +31,9 @@ from subquad.writing import json_text, replacing
 WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
 """Under which keys trainers put the weights, the preferred one first."""
 
+BEST = "best.safetensors"
+"""The weights of a run folder that are taken where it is named instead of a file."""
+
 MOST_ENTRIES = 100_000
 """Of a weight file."""
 
@@ -45,6 +48,16 @@ def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | 
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
     with replacing(path) as aside:
         save_file(tensors, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(tensors, note)})
+
+
+def weight_file(path: Path | str) -> Path:
+    """`path`, or the best weights of the run folder that it is."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    if not (path / BEST).is_file():
+        raise SubquadError(f"{path} holds no {BEST}: name a run folder that has finished an epoch")
+    return path / BEST
 
 
 def read_weights(path: Path | str, *, key: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -161,7 +174,7 @@ def _bare(key: str) -> str:
 
 
 def load_checkpoint(
-    model: nn.Module, source: Path | str | dict[str, Any], *, head: bool = True, strict: bool = True
+    model: nn.Module, source: Path | str | dict[str, Any], *, head: bool | None = True, strict: bool = True
 ) -> Adapted:
     """Load weights into `model`, strictly: every entry must have its place, and every place its entry.
 
@@ -171,8 +184,9 @@ def load_checkpoint(
 
     Args:
         model: of `create_model`.
-        source: a file, its link, or a state dict.
-        head: False leaves the classifier as it is, for weights with other classes.
+        source: a file, its link, a run folder, whose best weights are taken, or a state dict.
+        head: False leaves the classifier as it is, for weights with other classes; None does so where they have
+            another number of them.
         strict: False takes what fits and leaves the rest of the model as it is: softmax weights into a network of the
             same host with another mechanism.
 
@@ -187,8 +201,10 @@ def load_checkpoint(
     if isinstance(source, dict):
         state, where = source, "the state dict"
     else:
-        file = linked_file(source) if isinstance(source, str) and is_link(source) else source
-        state, where = read_weights(file)[0], str(source)
+        file = linked_file(source) if isinstance(source, str) and is_link(source) else weight_file(source)
+        state, where = read_weights(file)[0], str(file)
+    if head is None:
+        head = classes_in(state) in (None, classes_in(model.state_dict()))
     adapted = fitted(state, model, where, head=head, strict=strict)
     model.load_state_dict(adapted.state)
     return adapted

@@ -97,7 +97,7 @@ def _is_other_table(stored: Tensor, own: torch.Size) -> bool:
     return stored.shape != own and stored.dim() == len(own) and stored.numel() > 0 and stored.is_floating_point()
 
 
-HEADS = frozenset({"head.weight", "head.bias", "norm.weight", "norm.bias"})
+HEADS = frozenset(f"{module}.{parameter}" for module in ("head", "norm", "fc_norm") for parameter in ("weight", "bias"))
 """Entries that are named alike in all layouts."""
 
 COUNTER = ".num_batches_tracked"

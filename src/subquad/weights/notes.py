@@ -78,6 +78,13 @@ def parse_note(text: str) -> dict[str, Any]:
     return note
 
 
+def task_in(note: Mapping[str, Any]) -> str | None:
+    """What the network of a note is for; None where it does not say which network it holds."""
+    creation = note.get("creation") or {}
+    written = creation.get("task", "classify" if "name" in creation else None)
+    return None if written is None else str(written)
+
+
 def creation_of(note: Mapping[str, Any], task: str, entries: int) -> dict[str, Any]:
     """The arguments that make the network of a note.
 
@@ -89,8 +96,8 @@ def creation_of(note: Mapping[str, Any], task: str, entries: int) -> dict[str, A
     Raises:
         SubquadError: if it is for another task, or for a network far larger than the weights.
     """
-    creation = dict(note.get("creation") or {})
-    written = creation.pop("task", "classify" if "name" in creation else None)
+    creation, written = dict(note.get("creation") or {}), task_in(note)
+    creation.pop("task", None)
     if written is None:
         raise SubquadError("it does not say which network it holds: create the model and use load_checkpoint")
     if written != task:

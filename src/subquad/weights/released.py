@@ -1,4 +1,4 @@
-"""The layouts of the authors' checkpoints: rename tables, one a family.
+"""The layouts of the authors' checkpoints, and of timm's ViTs: rename tables, one a family.
 
 A rule is a pattern and what it becomes, tried in order, all of them. A name that ends in `@qkv` is a part of a fused
 projection: its letters say which; `@0`, `@1` are parts in a row. Parts are joined at the end.
@@ -53,10 +53,16 @@ PYRAMID: list[Rule] = [
 
 FAMILIES: dict[str, list[Rule]] = {
     "vit": [
-        (r"^cls_token$", "stages.0.prefix_tokens"),
+        (r"^cls_token$", "stages.0.prefix_tokens@0"),
+        (r"^reg_token$", "stages.0.prefix_tokens@1"),
         (r"^pos_embed$", "stages.0.pos_embed.table"),
         (r"^patch_embed\.", "stages.0.embed."),
         (r"^blocks\.", "stages.0.blocks."),
+        (r"\.gamma_([12])$", r".ls\1.gamma"),
+        (r"attn\.([qkv])_bias$", r"attn.project.bias@\1"),
+        (r"attn\.([qkv])_proj\.(weight|bias)$", r"attn.project.\2@\1"),
+        (r"mlp\.fc1_g\.(weight|bias)$", r"mlp.fc1.\1@0"),
+        (r"mlp\.fc1_x\.(weight|bias)$", r"mlp.fc1.\1@1"),
     ],
     "pvt": PYRAMID,
     "swin": [
@@ -165,7 +171,7 @@ def to_our_layout(state: dict[str, Tensor], family: str, shapes: dict[str, torch
         if target in ours:
             raise SubquadError(f"two entries are {target}")
         order = [letter for letter in "qkvg" if letter in pieces] or sorted(pieces)
-        ours[target] = torch.cat([pieces[letter] for letter in order])
+        ours[target] = torch.cat([pieces[letter] for letter in order], dim=1 if target.endswith("prefix_tokens") else 0)
     return ours
 
 

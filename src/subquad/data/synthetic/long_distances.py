@@ -11,6 +11,7 @@ from PIL import Image
 from subquad.data.dataset import Source
 from subquad.data.synthetic import pathfinder, same_different
 from subquad.errors import SubquadError, unknown_name
+from subquad.reading import parse_settings
 
 
 class _Drawn:
@@ -39,13 +40,11 @@ DRAWN: dict[str, tuple[Callable[..., Any], tuple[str, ...], type]] = {
 def read_drawn(name: str, split: str, settings: str) -> Source:
     """Images of `DRAWN`, as the settings "size=64,count=2000" have them."""
     load, classes, kind = DRAWN[name]
-    given: dict[str, int] = {}
-    for part in filter(None, settings.split(",")):
-        key, _, value = part.partition("=")
+    given = parse_settings(settings)
+    for key, value in given.items():
         if key not in (known := {"count", "seed", *(field.name for field in fields(kind))}):
             raise unknown_name(f"setting of {name}", key, known)
-        if not value.isdecimal():
+        if type(value) is not int or value < 0:
             raise SubquadError(f"{key} of {name} is a whole number, got '{value}'")
-        given[key] = int(value)
     images, labels = load(split, **given)
     return Source(_Drawn(images, labels.tolist(), name), classes, labels.tolist())

@@ -1,0 +1,65 @@
+"""What is known of a mechanism beside what it computes: said in its own file, read by whoever needs it."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from subquad.errors import SubquadError, shown
+
+KeyRemoval = Callable[[Tensor, Tensor], Tensor]
+"""Weights (b, h, s, n_q, n_k) and removed pairs (n_q, n_k) to the weights over the keys that are left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The attribute `traits` of a mechanism's class; without it these defaults hold.
+
+    Attributes:
+        label: its name for people, in listings and titles.
+        quadratic: whether its cost grows with n²: hosts confine it to windows, stripes or fewer keys then.
+        pools: whether it pools over parts of the grid, as agents and landmarks do: the same tokens at the head of a
+            longer row are answered differently, so sequences are filled up to the network's length.
+        key_removal: what its explicit weights become when keys are removed, see `key_removal.py`. None where nobody
+            has said: analysis refuses to remove keys then.
+        in_hosts: settings that it has in a host, by the host's name, unless told otherwise; a tuple has an entry for
+            each stage.
+        colour: on pages and pictures, as "#d55e00". Made of its name where it is empty.
+
+    Raises:
+        SubquadError: for a value of another kind.
+    """
+
+    label: str = ""
+    quadratic: bool = False
+    pools: bool = False
+    key_removal: KeyRemoval | None = None
+    in_hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    colour: str = ""
+
+    def __post_init__(self) -> None:
+        for name, good, what in (
+            ("label", isinstance(self.label, str), "text"),
+            ("quadratic", isinstance(self.quadratic, bool), "True or False"),
+            ("pools", isinstance(self.pools, bool), "True or False"),
+            ("key_removal", self.key_removal is None or callable(self.key_removal), "a function or None"),
+            ("in_hosts", _is_table(self.in_hosts), "settings by the names of hosts"),
+            ("colour", isinstance(self.colour, str) and _is_colour(self.colour), 'written as "#d55e00"'),
+        ):
+            if not good:
+                raise SubquadError(f"a mechanism's {name} is {what}, got {shown(getattr(self, name))}")
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(settings, Mapping) for settings in value.values())
+
+
+def _is_colour(text: str) -> bool:
+    return not text or re.fullmatch("#[0-9a-f]{6}", text) is not None
+
+
+def traits_of(mechanism: Any) -> Traits:
+    """The traits of a mechanism's class, or of a module of it."""
+    return getattr(mechanism, "traits", Traits())

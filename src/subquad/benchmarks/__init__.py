@@ -1,0 +1,46 @@
+"""What is timed, and against what."""
+
+from subquad.benchmarks.blocks import (
+    DTYPES,
+    MEASUREMENTS,
+    BlockRow,
+    blocks_table,
+    dtype_of,
+    faster_than_softmax,
+    measure_blocks,
+    save_rows,
+)
+from subquad.benchmarks.memory import peak_memory_mb
+from subquad.benchmarks.pipeline_costs import METHODS, MethodRow, images_table, make_images
+from subquad.benchmarks.scaling import ScalingRow, crossover, describe_device, describe_scaling, measure_scaling
+from subquad.benchmarks.unets import UNETS, UnetRow, measure_unet, unets_table
+from subquad.benchmarks.whole_networks import NetworkRow, faster_from, measure_networks, networks_table
+
+__all__ = [
+    "DTYPES",
+    "MEASUREMENTS",
+    "METHODS",
+    "UNETS",
+    "BlockRow",
+    "MethodRow",
+    "NetworkRow",
+    "ScalingRow",
+    "UnetRow",
+    "blocks_table",
+    "crossover",
+    "describe_device",
+    "describe_scaling",
+    "dtype_of",
+    "faster_from",
+    "faster_than_softmax",
+    "images_table",
+    "make_images",
+    "measure_blocks",
+    "measure_networks",
+    "measure_scaling",
+    "measure_unet",
+    "networks_table",
+    "peak_memory_mb",
+    "save_rows",
+    "unets_table",
+]

@@ -1,0 +1,280 @@
+"""What attention costs beside its projections, against softmax and the textbook form, in one interleaved run."""
+
+import csv
+import dataclasses
+import functools
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from subquad.attention import ATTENTION, traits_of
+from subquad.benchmarks.floors import copy_gb_per_s, moved_bytes
+from subquad.benchmarks.memory import peak_memory_mb
+from subquad.benchmarks.scaling import interleaved_ms, last_descent, square
+from subquad.benchmarks.textbook import TEXTBOOK
+from subquad.errors import SubquadError, check_suffix, unknown_name
+from subquad.models.create import settings_of
+from subquad.models.layers import SelfAttention
+from subquad.text import columns
+from subquad.writing import replacing, write_json
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """A name of DTYPES as torch has it."""
+    if name not in DTYPES:
+        raise unknown_name("dtype", name, DTYPES)
+    return DTYPES[name]
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """One mechanism at one length: medians in milliseconds over interleaved repeats, and ratios of these medians.
+
+    Attributes:
+        block_ms: an attention layer, projections included; None where operations alone were timed.
+        projections_ms: the layer's own two projections alone, its floor on a CPU.
+        core_ms, textbook_ms, softmax_ms: between the projections: the mechanism, its textbook form, SDPA softmax.
+        softmax_block_ms: a layer with softmax.
+        floor_ms: the core's tokens read and written once, at the speed of a copy on this device.
+        over_projections: block over projections; least is best.
+        of_floor: the floor over the core: 1 is as fast as a copy.
+        textbook_gain, softmax_gain: how many times faster the core is than these; more is better.
+        images_per_s: of the block, or of the core where operations alone were timed.
+        spread: (max − min) / median of the repeats, and peak_mb the memory of the same.
+    """
+
+    mechanism: str
+    tokens: int
+    batch_size: int
+    dtype: str
+    block_ms: float | None
+    projections_ms: float | None
+    core_ms: float
+    textbook_ms: float | None
+    softmax_ms: float | None
+    softmax_block_ms: float | None
+    floor_ms: float
+    over_projections: float | None
+    of_floor: float
+    textbook_gain: float | None
+    softmax_gain: float | None
+    images_per_s: float
+    spread: float
+    peak_mb: float
+
+
+def measure_blocks(
+    mechanisms: Sequence[str],
+    tokens: Sequence[int],
+    *,
+    dim: int = 192,
+    num_heads: int = 3,
+    batch_size: int = 1,
+    dtype: str = "fp32",
+    device: torch.device | str = "cpu",
+    backward: bool = False,
+    ops: bool = False,
+    compile: bool = False,
+    repeats: int = 15,
+    max_softmax_tokens: int = 16384,
+    log: Callable[[str], None] = lambda line: None,
+) -> list[BlockRow]:
+    """Time attention layers on square grids; all parts of all mechanisms take turns within each repeat.
+
+    With `ops` the operations alone: without projections and without the branch that is local. Softmax is left out
+    above `max_softmax_tokens`, where a repeat would take seconds, and above 4,096 its textbook form, which writes its
+    map out. With `compile` all that is timed is made by torch.compile, textbook forms too.
+    """
+    for mechanism in mechanisms:
+        if mechanism not in ATTENTION:
+            raise unknown_name("attention", mechanism, ATTENTION)
+    kind, device = dtype_of(dtype), torch.device(device)
+    speed = copy_gb_per_s(device)
+    log(f"a copy moves {speed:.1f} GB/s")
+    rows: list[BlockRow] = []
+    for length in sorted(tokens):
+        shape = (batch_size, length, dim)
+        with_softmax = length <= max_softmax_tokens
+        passes: dict[tuple[str, str], Callable[[], Any]] = {}
+        inputs: dict[str, int] = {}
+        for name in dict.fromkeys([*mechanisms, *(["softmax"] if with_softmax else [])]):
+            if name == "softmax" and not with_softmax:
+                continue
+            parts, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops, compile)
+            passes |= {(name, part): run for part, run in parts.items()}
+        log(f"{length} tokens: {len(passes)} passes, {repeats} times each")
+        for run in passes.values():
+            run()
+        times = interleaved_ms(passes, repeats, device)
+        whole = "core" if ops else "block"
+        for name in [name for name in mechanisms if name in inputs]:
+            floor_ms = moved_bytes(inputs[name], shape, kind, backward=backward) / speed / 1e6
+            peak_mb = peak_memory_mb(passes[name, whole], device)
+            rows.append(_row(name, length, batch_size, dtype, times, whole, floor_ms, peak_mb))
+    return rows
+
+
+def _parts(
+    name: str,
+    shape: tuple[int, int, int],
+    num_heads: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    backward: bool,
+    ops: bool,
+    compile: bool,
+) -> tuple[dict[str, Callable[[], Any]], int]:
+    """What is timed of a mechanism: the layer, its projections, its core, its textbook form; its inputs' number."""
+    batch, length, dim = shape
+    grid = square(length)
+    if dim % num_heads:
+        raise SubquadError(f"{num_heads} heads do not divide a width of {dim}: choose num_heads among its divisors")
+    settings = {"local": False} if ops and "local" in settings_of(name) else {}
+    layer: Any = SelfAttention(dim, num_heads, functools.partial(ATTENTION[name], **settings), grid=grid)
+    layer = layer.to(device=device, dtype=dtype).eval()
+    x = torch.randn(batch, length, dim, device=device, dtype=dtype, requires_grad=backward)
+    with torch.no_grad():
+        heads = rearrange(layer.project(x), "b n (p h d) -> p b h n d", p=len(layer.projected), h=num_heads)
+    supply = dict(zip(layer.projected, heads.requires_grad_(backward).unbind(0), strict=True))
+    supply |= {"x": x, "padding": None, "mask": None}
+    inputs = {key: supply[key] for key in layer.inner.inputs}
+
+    def projections() -> Tensor | tuple[Tensor, Tensor]:
+        return layer.project(x).sum() + layer.proj(x).sum() if backward else (layer.project(x), layer.proj(x))
+
+    parts: dict[str, Callable[[], Any]] = {"core": lambda: layer.inner(**inputs, grid=grid, kv_grid=grid)}
+    if not ops:
+        parts |= {"block": lambda: layer(x, grid=grid), "projections": projections}
+    if name in TEXTBOOK and (length <= 4096 or not traits_of(layer.inner).quadratic):
+        parts["textbook"] = lambda: TEXTBOOK[name](layer.inner, supply, grid)
+    if compile:
+        # each is a graph of its own, and all lambdas are of the same few lines
+        torch._dynamo.config.recompile_limit = sys.maxsize
+        parts = {part: torch.compile(run) for part, run in parts.items()}
+    return {part: _timed(run, backward) for part, run in parts.items()}, len(layer.projected)
+
+
+def _timed(run: Callable[[], Tensor], backward: bool) -> Callable[[], Any]:
+    def forward() -> None:
+        with torch.inference_mode():
+            run()
+
+    def both() -> None:
+        run().sum().backward(retain_graph=True)
+
+    return both if backward else forward
+
+
+def _row(
+    name: str,
+    length: int,
+    batch_size: int,
+    dtype: str,
+    times: dict[tuple[str, str], list[float]],
+    whole: str,
+    floor_ms: float,
+    peak_mb: float,
+) -> BlockRow:
+    medians = {key: statistics.median(repeats) for key, repeats in times.items()}
+    core = medians[name, "core"]
+    block, projections, textbook = (medians.get((name, part)) for part in ("block", "projections", "textbook"))
+    softmax = medians.get(("softmax", "core"))
+    return BlockRow(
+        mechanism=name,
+        tokens=length,
+        batch_size=batch_size,
+        dtype=dtype,
+        block_ms=block,
+        projections_ms=projections,
+        core_ms=core,
+        textbook_ms=textbook,
+        softmax_ms=softmax,
+        softmax_block_ms=medians.get(("softmax", "block")),
+        floor_ms=floor_ms,
+        over_projections=None if block is None or projections is None else block / projections,
+        of_floor=floor_ms / core,
+        textbook_gain=None if textbook is None else textbook / core,
+        softmax_gain=None if softmax is None else softmax / core,
+        images_per_s=1000 * batch_size / medians[name, whole],
+        spread=(max(times[name, whole]) - min(times[name, whole])) / medians[name, whole],
+        peak_mb=peak_mb,
+    )
+
+
+def faster_than_softmax(rows: Sequence[BlockRow]) -> dict[tuple[str, int, str], float | None]:
+    """By mechanism, batch size and dtype the number of tokens from which on it is faster than softmax, if it is.
+
+    Layers are compared with layers, operations with operations.
+    """
+    found = {}
+    for key in dict.fromkeys((row.mechanism, row.batch_size, row.dtype) for row in rows if row.mechanism != "softmax"):
+        own = [row for row in rows if (row.mechanism, row.batch_size, row.dtype) == key]
+        pairs = [
+            (row.tokens, row.core_ms, row.softmax_ms)
+            if row.block_ms is None
+            else (row.tokens, row.block_ms, row.softmax_block_ms)
+            for row in own
+        ]
+        found[key] = last_descent([(tokens, ms / softmax) for tokens, ms, softmax in pairs if softmax is not None])
+    return found
+
+
+def blocks_table(rows: Sequence[BlockRow]) -> str:
+    """The rows for a terminal, and from which length on each mechanism is faster than softmax."""
+    several = len({(row.batch_size, row.dtype) for row in rows}) > 1
+    alone = all(row.block_ms is None for row in rows)
+    lines = [["operation" if alone else "layer", "tokens", *(["batch", "dtype"] if several else [])]]
+    lines[0] += [*([] if alone else ["ms", "÷proj"]), "core ms", "img/s", "copy", "text", "soft", "MB", "±"]
+    for row in rows:
+        cells = [row.mechanism, str(row.tokens), *([str(row.batch_size), row.dtype] if several else [])]
+        cells += [] if alone else [_number(row.block_ms), _number(row.over_projections)]
+        cells += [
+            _number(row.core_ms),
+            f"{row.images_per_s:.{0 if row.images_per_s > 99 else 1}f}",
+            f"{row.of_floor:.0%}",
+        ]
+        cells += [_number(row.textbook_gain), _number(row.softmax_gain), f"{row.peak_mb:.1f}", f"{row.spread:.0%}"]
+        lines.append(cells)
+    said = []
+    for (name, batch_size, dtype), tokens in faster_than_softmax(rows).items():
+        own = [row.tokens for row in rows if row.mechanism == name and row.softmax_ms is not None]
+        if not own:
+            continue
+        every = tokens is not None and tokens <= min(own)
+        where = "at no length measured" if tokens is None else f"from about {tokens:.0f} tokens on"
+        at = f" (batch {batch_size}, {dtype})" if several else ""
+        said.append(f"  {name}{at} {'at every length measured' if every else where}")
+    legend = [] if alone else ["÷proj: the layer over its projections. core: what lies between them."]
+    legend.append("copy: a copy of the core's tokens over the core. ±: spread over median.")
+    legend.append("text, soft: how many times faster the core is than its textbook form, than SDPA.")
+    return "\n".join([columns(lines), *legend, *(["", "Faster than softmax:", *said] if said else [])])
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+MEASUREMENTS = "measurements are", ".csv", ".json"
+"""How rows are written."""
+
+
+def save_rows(rows: Sequence[Any], path: Path, about: dict[str, Any]) -> None:
+    """Write rows, dataclasses of one kind, as .csv, or as .json with what they are `about`."""
+    check_suffix(path, *MEASUREMENTS)
+    records = [dataclasses.asdict(row) for row in rows]
+    if path.suffix == ".json":
+        write_json(path, {"about": about, "rows": records}, indent=1)
+    else:
+        with replacing(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(records[0]))
+            writer.writeheader()
+            writer.writerows(records)

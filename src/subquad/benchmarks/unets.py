@@ -1,0 +1,261 @@
+"""What a step of Stable Diffusion's U-Net costs with its self-attention whole, on merged tokens, and through agents."""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from subquad.benchmarks.blocks import dtype_of
+from subquad.benchmarks.memory import peak_memory_mb
+from subquad.benchmarks.scaling import interleaved_ms
+from subquad.diffusion import (
+    EARLY,
+    Settings,
+    apply_agent_attention,
+    apply_token_merging,
+    processor,
+    remove_agent_attention,
+)
+from subquad.diffusion.patchable_layers import maps_of
+from subquad.errors import SubquadError, unknown_name
+from subquad.text import columns
+
+# configurations of the U-Nets as their authors published them; attention_head_dim is the number of heads there
+UNETS: dict[str, dict[str, Any]] = {
+    "sd15": {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8},
+    "sd21": {
+        "sample_size": 96,
+        "cross_attention_dim": 1024,
+        "attention_head_dim": (5, 10, 20, 20),
+        "use_linear_projection": True,
+    },
+    "sdxl": {
+        "sample_size": 128,
+        "block_out_channels": (320, 640, 1280),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "transformer_layers_per_block": (1, 2, 10),
+        "cross_attention_dim": 2048,
+        "attention_head_dim": (5, 10, 20),
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 1280 + 6 * 256,
+    },
+}
+PIXELS = 8
+"""Of an image, to one of its latent."""
+
+
+@dataclass(frozen=True)
+class UnetRow:
+    """One method at one image size: medians in milliseconds over interleaved repeats.
+
+    Attributes:
+        attention_ms: self-attention at the patched level, projections, matching and merging included.
+        matching: the share of that which is matching.
+        gain, attention_gain: how many times faster than with PyTorch's fused softmax attention.
+        ceiling: the gain of a step if that attention took no time at all.
+        distance: of the step's result from that with softmax, relative to its size; of random weights.
+    """
+
+    method: str
+    px: int
+    batch_size: int
+    dtype: str
+    step_ms: float
+    attention_ms: float
+    matching: float
+    gain: float
+    attention_gain: float
+    ceiling: float
+    peak_mb: float
+    distance: float
+
+
+def measure_unet(
+    name: str,
+    sizes: Sequence[int],
+    ratios: Sequence[float],
+    *,
+    agents: int | None = None,
+    reuse: int = 0,
+    batch_size: int = 1,
+    dtype: str = "fp32",
+    device: torch.device | str = "cpu",
+    repeats: int = 3,
+    log: Callable[[str], None] = lambda line: None,
+) -> list[UnetRow]:
+    """Time one step of a U-Net with random weights on square images: softmax, and for each ratio ToMe and AgentSD.
+
+    AgentSD is measured in its early phase; its late one is ToMe. With `agents` also AgentSD with that many of them;
+    `reuse` is what `apply_agent_attention` has it for.
+    """
+    if name not in UNETS:
+        raise unknown_name("U-Net", name, UNETS)
+    methods = _methods(ratios, agents, reuse)
+    kind, device = dtype_of(dtype), torch.device(device)
+    unet = _unet(name).to(device=device, dtype=kind).eval()
+    clock = _Clock(unet, device)
+    rows: list[UnetRow] = []
+    for px in sorted(sizes):
+        side = px // PIXELS
+        x = torch.randn(batch_size, 4, side, side, device=device, dtype=kind)
+        inputs = {"sample": x, "timestep": 900, **_conditions(unet, x)}
+        passes = {method: _pass(unet, clock, method, change, inputs) for method, change in methods.items()}
+        log(f"{px} px: {len(passes)} methods, {repeats} times each")
+        results = {method: run() for method, run in passes.items()}
+        clock.parts.clear()
+        steps = {method: statistics.median(of) for method, of in interleaved_ms(passes, repeats, device).items()}
+        attention, matching = (
+            {method: statistics.median(clock.parts[method, part]) for method in passes}
+            for part in ("attention", "matching")
+        )
+        for method, run in passes.items():
+            rows.append(
+                UnetRow(
+                    method=method,
+                    px=px,
+                    batch_size=batch_size,
+                    dtype=dtype,
+                    step_ms=steps[method],
+                    attention_ms=attention[method],
+                    matching=matching[method] / attention[method],
+                    gain=steps["softmax"] / steps[method],
+                    attention_gain=attention["softmax"] / attention[method],
+                    ceiling=steps["softmax"] / (steps["softmax"] - attention["softmax"]),
+                    peak_mb=peak_memory_mb(run, device),
+                    distance=float((results[method] - results["softmax"]).norm() / results["softmax"].norm()),
+                )
+            )
+    return rows
+
+
+def _unet(name: str) -> Any:
+    try:
+        from diffusers import UNet2DConditionModel
+    except ImportError:
+        raise SubquadError("diffusers is not installed: pip install 'subquad[diffusion]'") from None
+    torch.manual_seed(0)
+    return UNet2DConditionModel(**UNETS[name])
+
+
+def _conditions(unet: Any, x: torch.Tensor) -> dict[str, Any]:
+    """What a step is told besides its noise: 77 tokens of text and, for XL, the sizes of the image."""
+    config, batch = unet.config, len(x)
+    given: dict[str, Any] = {"encoder_hidden_states": x.new_empty(batch, 77, config.cross_attention_dim).normal_()}
+    if config.addition_embed_type == "text_time":
+        sizes = 6
+        pooled = config.projection_class_embeddings_input_dim - sizes * config.addition_time_embed_dim
+        told = {"text_embeds": x.new_empty(batch, pooled).normal_(), "time_ids": x.new_ones(batch, sizes)}
+        given["added_cond_kwargs"] = told
+    return given
+
+
+def _methods(ratios: Sequence[float], agents: int | None, reuse: int) -> dict[str, Callable[[nn.Module], Any]]:
+    """By name what each does to the U-Net."""
+    for ratio in ratios:
+        # said before a network is built
+        Settings(ratio=ratio, agents=agents)
+    found: dict[str, Callable[[nn.Module], Any]] = {"softmax": remove_agent_attention}
+    for ratio in ratios:
+        early: dict[str, Any] = {"sx": EARLY.sx, "sy": EARLY.sy, "ratio": ratio, "agent_ratio": EARLY.agent_ratio}
+        found[f"tome {ratio:.0%}"] = functools.partial(apply_token_merging, ratio=ratio, reuse=reuse)
+        found[f"agent {ratio:.0%}"] = functools.partial(apply_agent_attention, **early, reuse=reuse)
+        if agents is not None:
+            fixed = functools.partial(apply_agent_attention, ratio=ratio, agents=agents, reuse=reuse)
+            found[f"{agents} agents {ratio:.0%}"] = fixed
+    return found
+
+
+def _pass(
+    unet: nn.Module,
+    clock: "_Clock",
+    method: str,
+    change: Callable[[nn.Module], Any],
+    inputs: dict[str, Any],
+) -> Callable[[], torch.Tensor]:
+    def run() -> torch.Tensor:
+        change(unet)
+        with torch.inference_mode(), clock.of(method):
+            result: torch.Tensor = unet(**inputs).sample
+        remove_agent_attention(unet)
+        return result
+
+    return run
+
+
+class _Clock:
+    """How long the patched level's self-attention takes in a step, and the matching in it."""
+
+    def __init__(self, unet: nn.Module, device: torch.device) -> None:
+        self.device = device
+        self.parts: dict[tuple[str, str], list[float]] = {}
+        self.spent = {"attention": 0.0, "matching": 0.0}
+        self.started = 0.0
+        first = min(place.downsample for place in maps_of(unet))
+        for place in maps_of(unet):
+            for _, block in place.blocks() if place.downsample == first else ():
+                block.attn1.register_forward_pre_hook(self._start)
+                block.attn1.register_forward_hook(self._stop)
+
+    def of(self, method: str) -> "_Step":
+        """A context for one step of `method`."""
+        return _Step(self, method)
+
+    def now(self) -> float:
+        """Seconds, what was asked of the device done."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter()
+
+    def _start(self, *_: Any) -> None:
+        self.started = self.now()
+
+    def _stop(self, *_: Any) -> None:
+        self.spent["attention"] += self.now() - self.started
+
+
+class _Step:
+    def __init__(self, clock: _Clock, method: str) -> None:
+        self.clock, self.method = clock, method
+        self.patch = mock.patch.object(processor, "match", self._match)
+        self.match = processor.match
+
+    def _match(self, *given: Any) -> Any:
+        start = self.clock.now()
+        found = self.match(*given)
+        self.clock.spent["matching"] += self.clock.now() - start
+        return found
+
+    def __enter__(self) -> None:
+        self.clock.spent.update(attention=0.0, matching=0.0)
+        self.patch.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.patch.stop()
+        for part, seconds in self.clock.spent.items():
+            self.clock.parts.setdefault((self.method, part), []).append(1000 * seconds)
+
+
+def unets_table(rows: Sequence[UnetRow]) -> str:
+    """The rows for a terminal."""
+    several = len({row.batch_size for row in rows}) > 1
+    head = ["method", *(["batch"] if several else []), "px", "step ms", "gain", "ceiling"]
+    lines = [[*head, "attn ms", "gain", "match", "MB", "off"]]
+    for row in rows:
+        cells = [row.method, *([str(row.batch_size)] if several else []), str(row.px), f"{row.step_ms:.0f}"]
+        cells += [f"{row.gain:.2f}", f"{row.ceiling:.2f}", f"{row.attention_ms:.0f}", f"{row.attention_gain:.2f}"]
+        lines.append([*cells, f"{row.matching:.0%}", f"{row.peak_mb:.0f}", f"{row.distance:.3f}"])
+    return (
+        f"{columns(lines)}\ngain: how many times faster than SDPA. attn: the patched level's attention.\n"
+        "ceiling: of a step without that attention. match: matching's share of attn.\n"
+        "off: how far the result is from softmax's, relative to it; weights are random.\n"
+        "agent: its early phase; the late one is tome."
+    )

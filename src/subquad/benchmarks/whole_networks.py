@@ -1,0 +1,163 @@
+"""What whole networks cost at several image sizes, against their hosts with softmax, in one interleaved run."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad.benchmarks.blocks import dtype_of
+from subquad.benchmarks.memory import peak_memory_mb
+from subquad.benchmarks.scaling import interleaved_ms, last_descent, seconds_of
+from subquad.errors import SubquadError, unknown_name
+from subquad.models import VARIANTS, create_model
+from subquad.models.networks import NETWORKS
+from subquad.tasks import TASKS
+from subquad.text import columns
+
+
+@dataclass(frozen=True)
+class NetworkRow:
+    """One network at one image size: medians over interleaved repeats.
+
+    Attributes:
+        reference: the same host in the same size with softmax attention.
+        ms: a pass of the whole batch in milliseconds; spread is (max − min) / median.
+        images_per_s: of the batch.
+        reference_ms, reference_mb: the reference's.
+        gain: how many times faster than the reference; more is better.
+    """
+
+    network: str
+    px: int
+    batch_size: int
+    dtype: str
+    ms: float
+    images_per_s: float
+    peak_mb: float
+    spread: float
+    reference: str
+    reference_ms: float | None
+    reference_mb: float | None
+    gain: float | None
+
+
+def measure_networks(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    head: str | None = None,
+    batch_size: int = 1,
+    dtype: str = "fp32",
+    device: torch.device | str = "cpu",
+    backward: bool = False,
+    repeats: int = 7,
+    max_seconds: float = 60,
+    log: Callable[[str], None] = lambda line: None,
+) -> list[NetworkRow]:
+    """Time networks by name on square images; each takes turns with the others and with their references.
+
+    With `head`, one of a task of `TASKS`, they are backbones under it, with as many classes as its usual data have. A
+    network is left out from the size on at which a first pass takes longer than `max_seconds`.
+    """
+    if head is not None and head not in (known := [name for task in TASKS.values() for name in task.heads]):
+        raise unknown_name("head", head, known)
+    if head is not None and backward:
+        raise SubquadError("dense networks are measured forward: leave out --backward")
+    for name in names:
+        if name not in VARIANTS and name not in NETWORKS:
+            raise unknown_name("model", name, [*VARIANTS, *NETWORKS])
+    kind, device = dtype_of(dtype), torch.device(device)
+    references = {name: f"{NETWORKS[name].variant if name in NETWORKS else name} with softmax" for name in names}
+    running = list(dict.fromkeys([*names, *references.values()]))
+    rows: list[NetworkRow] = []
+    for px in sorted(sizes):
+        x = torch.randn(batch_size, 3, px, px, device=device, dtype=kind)
+        passes = {name: _pass(_network(name, px, head).to(device=device, dtype=kind), x, backward) for name in running}
+        first = {name: seconds_of(run, device) for name, run in passes.items()}
+        for name in [name for name in running if first[name] > max_seconds]:
+            log(f"{name} is left out from {px} px on: {first[name]:.0f} s a pass")
+            running.remove(name)
+            del passes[name]
+        log(f"{px} px: {len(passes)} networks, {repeats} times each")
+        times = interleaved_ms(passes, repeats, device)
+        medians = {name: statistics.median(of) for name, of in times.items()}
+        memory = {name: peak_memory_mb(run, device) for name, run in passes.items()}
+        for name in [name for name in names if name in passes]:
+            reference_ms, ms = medians.get(references[name]), medians[name]
+            rows.append(
+                NetworkRow(
+                    network=name,
+                    px=px,
+                    batch_size=batch_size,
+                    dtype=dtype,
+                    ms=ms,
+                    images_per_s=1000 * batch_size / ms,
+                    peak_mb=memory[name],
+                    spread=(max(times[name]) - min(times[name])) / ms,
+                    reference=references[name],
+                    reference_ms=reference_ms,
+                    reference_mb=memory.get(references[name]),
+                    gain=None if reference_ms is None else reference_ms / ms,
+                )
+            )
+    return rows
+
+
+def _network(name: str, px: int, head: str | None) -> nn.Module:
+    variant, _, softmax = name.partition(" with ")
+    arguments: dict[str, Any] = {"name": variant, "img_size": px, **({"attention": softmax} if softmax else {})}
+    if head is None:
+        return create_model(**arguments)
+    task = next(task for task in TASKS.values() if head in task.heads)
+    return task.bench_network(head, arguments, px)
+
+
+def _pass(model: nn.Module, x: Tensor, backward: bool) -> Callable[[], None]:
+    def forward() -> None:
+        with torch.inference_mode():
+            model(x)
+
+    def both() -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    model.train(backward)
+    return both if backward else forward
+
+
+def faster_from(rows: Sequence[NetworkRow]) -> dict[tuple[str, int, str], float | None]:
+    """By network, batch size and dtype the image size from which on it is faster than its reference, if it is."""
+    found = {}
+    for key in dict.fromkeys((row.network, row.batch_size, row.dtype) for row in rows):
+        own = [row for row in rows if (row.network, row.batch_size, row.dtype) == key]
+        found[key] = last_descent([(row.px, 1 / row.gain) for row in own if row.gain is not None])
+    return found
+
+
+def networks_table(rows: Sequence[NetworkRow]) -> str:
+    """The rows for a terminal, and from which size on each network is faster than its reference."""
+    several = len({(row.batch_size, row.dtype) for row in rows}) > 1
+    heads = ["network", "px", *(["batch", "dtype"] if several else [])]
+    lines = [[*heads, "ms", "images/s", "softmax ÷", "peak MB", "softmax MB", "spread"]]
+    for row in rows:
+        gain = "" if row.gain is None else f"{row.gain:.2f}"
+        other = "" if row.reference_mb is None else f"{row.reference_mb:.0f}"
+        lines.append([row.network, str(row.px), *([str(row.batch_size), row.dtype] if several else [])])
+        lines[-1] += [
+            f"{row.ms:.1f}",
+            f"{row.images_per_s:.1f}",
+            gain,
+            f"{row.peak_mb:.0f}",
+            other,
+            f"{row.spread:.0%}",
+        ]
+    smallest = min(row.px for row in rows) if rows else 0
+    said = [columns(lines), "", "Faster than the same host with softmax:"]
+    for (name, batch_size, dtype), px in faster_from(rows).items():
+        where = "at no size measured" if px is None else f"from about {px:.0f} px on"
+        at = f" (batch {batch_size}, {dtype})" if several else ""
+        said.append(f"  {name}{at} {'at every size measured' if px == smallest else where}")
+    return "\n".join(said)

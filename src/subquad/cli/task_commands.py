@@ -1,0 +1,126 @@
+"""The commands of the tasks: train, compare, benchmark, evaluate and predict, under the words that a task has."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from subquad.cli.parser import Commands, add_checkpoint
+from subquad.cli.recipes import add_compare, add_train, compare_recipe, given_fields, run_folder, train_recipe
+from subquad.cli.released_weights import add_network, source_of_one
+from subquad.flags import to_read, values_of
+
+
+def add_commands(commands: Commands) -> None:
+    """The commands of all tasks that there are."""
+    from subquad.tasks import TASKS
+
+    groups: dict[str, Commands] = {}
+    for task in TASKS.values():
+        for action, words in task.commands.items():
+            group, _, name = words.rpartition(" ")
+            if group and group not in groups:
+                groups[group] = commands.group(group, task.title)
+            _ADDERS[action](groups.get(group, commands), name, task)
+
+
+def _add_train(commands: Commands, name: str, task: Any) -> None:
+    def run(arguments: argparse.Namespace) -> None:
+        train_recipe(arguments, task)
+
+    add_train(commands.add(name, run, f"Train a {task.noun} with a recipe; flags override the recipe."), task)
+
+
+def _add_compare(commands: Commands, name: str, task: Any) -> None:
+    def run(arguments: argparse.Namespace) -> None:
+        compare_recipe(arguments, task)
+
+    text = "Train one host with several mechanisms and seeds, and print one table."
+    add_compare(commands.add(name, run, text), task)
+
+
+def _add_benchmark(commands: Commands, name: str, task: Any) -> None:
+    def run(arguments: argparse.Namespace) -> None:
+        _benchmark(arguments, task)
+
+    add_compare(commands.add(name, run, task.title), task)
+
+
+def _benchmark(arguments: argparse.Namespace, task: Any) -> None:
+    """Train, judge on the test set, and print the table."""
+    from subquad.attention import ATTENTION
+    from subquad.training import benchmark_text, compare_tested
+
+    given = given_fields(arguments, task)
+    recipe = task.recipe_of(given, arguments.config)
+    named = arguments.config or task.default_recipe(given) or Path(recipe.data).name
+    folder = run_folder(arguments, task.name, Path(named).name.removesuffix(".yaml"))
+    table = compare_tested(recipe, arguments.mechanisms or list(ATTENTION), arguments.seeds, folder, log=print)
+    print(f"\n{benchmark_text(table)}\n\nwhat is published stands beside it in {folder / f'{task.name}.md'}")
+    print(f"everything is in {folder}; `subquad report {folder}` makes a page of it")
+
+
+def _add_evaluate(commands: Commands, name: str, task: Any) -> None:
+    def run(arguments: argparse.Namespace) -> None:
+        _evaluate(arguments, task)
+
+    parser = commands.add(name, run, task.evaluation_help)
+    if task.has_released:
+        parser.add_argument("checkpoint", nargs="?", type=to_read, help="run folder, or a weight file of one")
+        add_network(parser)
+    else:
+        add_checkpoint(parser)
+    for flag in task.evaluation_flags:
+        flag.add_to(parser)
+
+
+def _evaluate(arguments: argparse.Namespace, task: Any) -> None:
+    """Judge and print."""
+    from subquad.runs import open_trained
+
+    settings = values_of(task.evaluation_flags, vars(arguments))
+    output = settings.pop("output", None)
+    judgement = task.evaluate(open_trained(_source(arguments, task), task=task.name), **settings)
+    print(judgement.text)
+    if output is not None:
+        files = judgement.save(output)
+        print(f"\nthe confusion matrix is in {' and '.join(map(str, files))}")
+
+
+def _add_predict(commands: Commands, name: str, task: Any) -> None:
+    def run(arguments: argparse.Namespace) -> None:
+        _predict(arguments, task)
+
+    parser = commands.add(name, run, task.prediction_help)
+    parser.add_argument("images", nargs="+", type=to_read, metavar="IMAGE", help="image files, or folders of them")
+    text = "run folder or weight file"
+    parser.add_argument("--checkpoint", type=to_read, required=not task.has_released, help=text)
+    if task.has_released:
+        add_network(parser)
+    for flag in task.prediction_flags:
+        flag.add_to(parser)
+
+
+def _predict(arguments: argparse.Namespace, task: Any) -> None:
+    """Predict, and print what is found."""
+    from subquad.runs import open_trained
+
+    trained = open_trained(_source(arguments, task), task=task.name)
+    settings = values_of(task.prediction_flags, vars(arguments))
+    for line in task.predict(trained, arguments.images, print, **settings):
+        print(line)
+
+
+def _source(arguments: argparse.Namespace, task: Any) -> str:
+    """The weights that a command names, or the authors' of a network."""
+    return source_of_one(arguments) if task.has_released else str(arguments.checkpoint)
+
+
+_ADDERS: dict[str, Callable[[Commands, str, Any], None]] = {
+    "train": _add_train,
+    "compare": _add_compare,
+    "benchmark": _add_benchmark,
+    "evaluate": _add_evaluate,
+    "predict": _add_predict,
+}
+"""How each of the actions that a task can have becomes a command."""

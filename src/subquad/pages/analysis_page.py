@@ -1,0 +1,160 @@
+"""The page of `subquad analyze`: every measure over the layers, what was counted over a data set, maps to click."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+from PIL import Image
+
+from subquad.analysis import ALL_MEASURES, Counts, MeasureRow, Removal
+from subquad.analysis.small_maps import Looking
+from subquad.pages.charts import Axis, Series, line_chart
+from subquad.pages.colours import NEUTRAL, classes_of
+from subquad.pages.page_parts import section, short_command, write_page
+from subquad.pages.viewer import attention_viewer
+
+_PAPERS_COUNT = 25
+"""Confusions of an image that InLine's figure draws its line at."""
+
+_REMOVED = (
+    "Top-1 accuracy when every query loses the keys around it, or as many at random elsewhere; without retraining. "
+    "InLine's paper finds that the near ones are missed far more, by softmax more than by itself."
+)
+_CONFUSED = (
+    "Pairs of queries of an image that differ and yet have the same weights, over all heads and layers. "
+    "InLine's paper counts more than 25 in images of linear attention and hardly any of softmax."
+)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the page shows of each network, by its name.
+
+    Attributes:
+        rows: of `measure_network`.
+        hits: of `count_hits`.
+        confusions: of `count_confusions`.
+        looks: of `looking`.
+        pictures: the images of `looks`.
+    """
+
+    rows: dict[str, list[MeasureRow]] = field(default_factory=dict)
+    hits: dict[str, Counts] = field(default_factory=dict)
+    confusions: dict[str, Counts] = field(default_factory=dict)
+    looks: dict[str, list[list[Looking]]] = field(default_factory=dict)
+    pictures: list[Image.Image] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the networks."""
+        return list(dict.fromkeys([*self.rows, *self.hits, *self.confusions]))
+
+
+def write_analysis(path: Path, found: Findings, *, command: str = "", note: str = "") -> None:
+    """Write the page to `path`.
+
+    Args:
+        path: the HTML file.
+        found: what is shown.
+        command: that made it.
+        note: on what it was measured.
+    """
+    names = found.names
+    title = f"What {', '.join(names)} attend{'s' if len(names) == 1 else ''} to"
+    header = (
+        f'<header><p class="kicker">subquad analyze</p><h1>{escape(title)}</h1>'
+        f'<p class="facts">{escape(note)}</p></header>'
+    )
+    mechanisms = {name: dict.fromkeys(row.mechanism for row in found.rows.get(name, [])) for name in names}
+    colours = classes_of({name: "+".join(of_layers) or name for name, of_layers in mechanisms.items()})
+    parts = [
+        attention_viewer(found.pictures, found.looks),
+        *(_measure(measure, found.rows, colours) for measure in ALL_MEASURES),
+        _removed(found.hits, colours),
+        _confused(found.confusions, colours),
+    ]
+    last = f"<footer><h2>How it was made</h2><pre>{escape(short_command(command))}</pre></footer>" if command else ""
+    write_page(path, title, [header, *filter(None, parts), last])
+
+
+def removal_shares(counts: Counts) -> dict[str, float]:
+    """Accuracy in percent, by what was removed."""
+    return {name: 100 * sum(values) / len(values) for name, values in counts.items()}
+
+
+def confusion_words(counts: Counts) -> str:
+    """How many there are, in a few words."""
+    values = sorted(counts["confused"])
+    many = 100 * sum(value > _PAPERS_COUNT for value in values) / len(values)
+    return (
+        f"{sum(values) / len(values):.1f} confused pairs an image, median {values[len(values) // 2]:.0f}; "
+        f"more than {_PAPERS_COUNT} in {many:.1f} % of {len(values)} images"
+    )
+
+
+def _chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
+    return f'<figure class="wide">{line_chart(series, x, y, width=680, height=320)}</figure>'
+
+
+def _measure(measure: str, rows: Mapping[str, Sequence[MeasureRow]], colours: Mapping[str, str]) -> str:
+    series: list[Series] = []
+    baselines: dict[int, float] = {}
+    for name, found in rows.items():
+        # a network whose weights have run away is shown as far as there are numbers
+        own = [row for row in found if row.measure == measure and not row.head and math.isfinite(row.mean)]
+        if not own:
+            continue
+        points = [(row.layer, row.mean) for row in own]
+        tips = [
+            f"{name}, layer {row.layer} ({row.mechanism}): {row.mean:.3f}, 90 % of the maps from {row.low:.3f} to "
+            f"{row.high:.3f}"
+            for row in own
+        ]
+        series.append(Series(name, colours[name], points, tips))
+        baselines |= {row.layer: row.baseline for row in own if row.baseline is not None}
+    if not series:
+        return ""
+    if baselines:
+        points = sorted(baselines.items())
+        tips = [f"everywhere alike, or by chance: {value:.3f}" for _, value in points]
+        series.append(Series("baseline", NEUTRAL, points, tips))
+    what = ALL_MEASURES[measure]
+    return section(measure.capitalize(), what.says, _chart(series, Axis("layer", whole=True), Axis(what.unit)))
+
+
+def _removed(hits: Mapping[str, Counts], colours: Mapping[str, str]) -> str:
+    series = []
+    for name, counts in hits.items():
+        shares = removal_shares(counts)
+        for kind in ("local", "random"):
+            points = [(0.0, shares["none"])]
+            points += [
+                (float(part.window**2), shares[str(part)])
+                for part in (Removal(kind, window) for window in (3, 5, 7))
+                if str(part) in shares
+            ]
+            tips = [f"{name}, {count:.0f} {kind} keys removed: top-1 {share:.2f} %" for count, share in points]
+            series.append(Series(f"{name} {kind}", colours[name], points, tips))
+    if not series:
+        return ""
+    return section("Removed keys", _REMOVED, _chart(series, Axis("keys removed"), Axis("top-1 %")))
+
+
+def _confused(confusions: Mapping[str, Counts], colours: Mapping[str, str]) -> str:
+    series, words = [], []
+    for name, counts in confusions.items():
+        values = sorted(counts["confused"])
+        points = []
+        for share in range(0, 101, 5):
+            value = values[min(len(values) - 1, math.floor(share / 100 * len(values)))]
+            # a logarithmic axis has no 0
+            points.append((float(share), value + 1))
+        tips = [f"{name}: {share:.0f} % of the images have at most {value - 1:.0f}" for share, value in points]
+        series.append(Series(name, colours[name], points, tips))
+        words.append(f"<li>{escape(name)}: {escape(confusion_words(counts))}</li>")
+    if not series:
+        return ""
+    chart = _chart(series, Axis("share of images, %"), Axis("confused pairs + 1", log=True))
+    return section("Confused queries", _CONFUSED, f"<ul>{''.join(words)}</ul>{chart}")

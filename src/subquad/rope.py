@@ -1,0 +1,117 @@
+"""Axial rotary positions (RoPE): pairs of channels are turned by angles that grow with a token's row and column.
+
+RoFormer, Su et al. 2021, arXiv 2104.09864, on maps as in EVA-02, Fang et al. 2023, arXiv 2303.11331, and DINOv3,
+Siméoni et al. 2025, arXiv 2508.10104. A head of d channels has f = d/4 frequencies, t^(-j/f) for j < f; of its d/2
+pairs the first half turns with the row, the second half with the column. Prefix tokens stand nowhere and do not turn.
+
+Letters: b batch, h heads, n tokens, d channels of a head, f frequencies, y x rows and columns.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError, unknown_name
+from subquad.grid import TokenGrid
+
+ROPES: dict[str, dict[str, Any]] = {
+    "eva02": {"temperature": 10_000, "coordinates": "index", "reference": (16, 16), "interleaved": True},
+    "dinov3": {"temperature": 100, "coordinates": "separate", "interleaved": False},
+}
+"""The conventions of published networks by name: arguments of `AxialRope`."""
+
+COORDINATES = ("index", "separate", "min", "max")
+"""What angles grow with: the number of a row, or its place between -1 and 1."""
+
+
+class Rotation(NamedTuple):
+    """Turns tokens of one grid: cos (n, d), and sin (n, d) with the sign that the partner of a channel gets."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+    def turn(self, tokens: Tensor) -> Tensor:
+        """Queries or keys (b, h, n, d), turned; in their own dtype, computed in fp32 at least."""
+        if self.interleaved:
+            partners = tokens.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            partners = torch.cat(tokens.chunk(2, dim=-1)[::-1], dim=-1)
+        return (tokens * self.cos + partners * self.sin).to(tokens.dtype)
+
+
+class AxialRope(nn.Module):
+    """The rotation of every grid; it learns nothing and keeps nothing.
+
+    Tables are formed in fp32 and in the order of steps that timm has: networks that were trained with it compute the
+    same numbers here, to the last bit of the tables.
+
+    Args:
+        head_dim: channels d of a head, a multiple of 4.
+        temperature: t; the slowest pairs turn almost t times slower than the first.
+        coordinates: "index" for numbers 0, 1, … of rows and columns; else places between -1 and 1, times 2π, at the
+            middle of a token: "separate" divides rows by the height and columns by the width, "min" and "max" both by
+            the smaller or the larger of the two.
+        reference: with "index", the (height, width) that every grid is stretched to; None for none.
+        interleaved: whether a pair is two neighbours, or a channel of the first half and its like of the second.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        temperature: float,
+        coordinates: str,
+        reference: Sequence[int] | None = None,
+        interleaved: bool,
+    ) -> None:
+        super().__init__()
+        if head_dim % 4:
+            raise SubquadError(f"rotary positions need heads of a multiple of 4 channels, got {head_dim}")
+        if coordinates not in COORDINATES:
+            raise unknown_name("coordinates", coordinates, COORDINATES)
+        self.head_dim, self.temperature, self.coordinates = head_dim, temperature, coordinates
+        self.reference, self.interleaved = reference, interleaved
+
+    def forward(self, grid: TokenGrid, device: torch.device) -> Rotation:
+        """The rotation of all tokens of a grid."""
+        rows, columns = (self._angles(grid, axis, device) for axis in (0, 1))
+        cos, sin = (self._written_out(table(rows), table(columns), grid) for table in (torch.cos, torch.sin))
+        signs = torch.tensor([-1.0, 1.0], device=device)
+        signs = signs.repeat(self.head_dim // 2) if self.interleaved else signs.repeat_interleave(self.head_dim // 2)
+        prefix = (0, 0, grid.prefix, 0)
+        return Rotation(F.pad(cos, prefix, value=1), F.pad(sin * signs, prefix), self.interleaved)
+
+    def _angles(self, grid: TokenGrid, axis: int, device: torch.device) -> Tensor:
+        """Angles (y, f) of the rows of a grid, or (x, f) of its columns."""
+        size, count = grid.shape[axis], self.head_dim // 4
+        places = torch.arange(size, dtype=torch.float32, device=device)
+        periods = self.temperature ** (torch.arange(count, dtype=torch.float32, device=device) / count)
+        if self.coordinates == "index":
+            if self.reference is not None:
+                places = places / size * self.reference[axis]
+            return places[:, None] * (1.0 / periods)
+        divisor = {"separate": size, "min": min(grid.shape), "max": max(grid.shape)}[self.coordinates]
+        return 2 * math.pi * (2.0 * ((places + 0.5) / divisor) - 1.0)[:, None] / periods
+
+    def _written_out(self, rows: Tensor, columns: Tensor, grid: TokenGrid) -> Tensor:
+        """A table (n, d) of the map from one of its rows (y, f) and one of its columns (x, f)."""
+        rows, columns = (part.repeat_interleave(2, dim=-1) if self.interleaved else part for part in (rows, columns))
+        parts = [rows[:, None].expand(-1, grid.width, -1), columns[None].expand(grid.height, -1, -1)]
+        return torch.cat(parts if self.interleaved else parts * 2, dim=-1).flatten(0, 1)
+
+    def extra_repr(self) -> str:
+        return f"{self.head_dim}, temperature={self.temperature}, coordinates={self.coordinates!r}"
+
+
+def rope_of(name: str | None, head_dim: int) -> AxialRope | None:
+    """The rotary positions of a published network; None for none."""
+    if name is None:
+        return None
+    if name not in ROPES:
+        raise unknown_name("rope", name, ROPES)
+    return AxialRope(head_dim, **ROPES[name])

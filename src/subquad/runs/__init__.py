@@ -1,0 +1,6 @@
+"""Folders of runs, and everything that was trained, opened in one place."""
+
+from subquad.runs.opened_networks import open_trained
+from subquad.runs.run_folder import RunFolder, recipe_beside
+
+__all__ = ["RunFolder", "open_trained", "recipe_beside"]

@@ -1,0 +1,68 @@
+"""The one place where trained networks are opened: of every task, from run folders, files, or timm."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subquad.errors import SubquadError
+from subquad.models import restore
+from subquad.models.pretrained import source_of
+from subquad.models.restoring import naming
+from subquad.runs.run_folder import recipe_beside
+from subquad.runs.timm_classifiers import open_timm
+from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
+from subquad.text import one_line
+from subquad.weights.files import read_note, weight_file
+from subquad.weights.notes import task_in
+
+TIMM = "timm/"
+"""What names of timm's networks begin with."""
+
+
+def open_trained(
+    source: Path | str,
+    *,
+    task: str | None = None,
+    img_size: int | None = None,
+    device: torch.device | str | None = None,
+) -> Any:
+    """Open a trained network with what is known of its training.
+
+    Args:
+        source: a run folder, whose best weights are taken, or a weight file that training wrote; or "timm/NAME" with
+            timm's weights, or "timm/NAME=FILE" with those of a file; or "pretrained/NAME" with the authors' weights.
+        task: what it must be for, a name of `TASKS`; anything if left out.
+        img_size: pixels of both sides of its images, for a network that looks at images of one size; as in training if
+            left out.
+        device: where it goes; the fastest that there is if left out.
+
+    Returns:
+        A `Trained`, of the class that its task has for it: the model in evaluation mode, its classes, its data.
+
+    Raises:
+        SubquadError: there is no such network, it is for another task, or the file is damaged or does not say what it
+            holds, in one line that names it.
+    """
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if str(source).startswith(TIMM):
+        opened: Trained = open_timm(str(source).removeprefix(TIMM), img_size, where)
+        if task not in (None, opened.task):
+            raise SubquadError(f"{source} is a classifier of timm's, not a network of `subquad {task}`")
+        return opened
+    file = weight_file(source_of(source))
+    if task is None:
+        with naming(file):
+            # what says nothing is refused where it is read
+            task = _known(task_in(read_note(file)) or "classify")
+    kind = task_named(task)
+    model, note = restore(file, kind.name, kind.build)
+    with naming(file):
+        opened = kind.opened(model.eval().to(where), note, recipe_beside(file.parent))
+    return opened.image_network(img_size) if isinstance(opened, ImageNetwork) else opened
+
+
+def _known(task: str) -> str:
+    if task not in TASKS:
+        raise SubquadError(f"it is for the task '{one_line(task, 40)}', which is not here: install what adds it")
+    return task

@@ -1,0 +1,225 @@
+"""What run folders say, read into dataclasses, and runs that differ by their seed taken together."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from subquad.attention import ATTENTION
+from subquad.errors import SubquadError
+from subquad.models import attention_label
+from subquad.reading import read_yaml
+from subquad.tasks import TASKS, fields_of
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder: its recipe, the facts it wrote down, and its metrics, a row an epoch."""
+
+    path: Path
+    recipe: dict[str, Any]
+    facts: dict[str, Any]
+    rows: list[dict[str, float]]
+
+    @property
+    def task(self) -> str:
+        """What was trained for."""
+        return str(self.facts.get("task", "classify"))
+
+    @property
+    def network(self) -> str:
+        """What its network is called."""
+        return TASKS[self.task].network_name(self.recipe) if self.task in TASKS else str(self.recipe.get("model"))
+
+    @property
+    def attention(self) -> str:
+        """The mechanism with its settings, as on the command line."""
+        return self.attention_with(self.settings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of its network and mechanism."""
+        return self.recipe.get("settings") or {}
+
+    def attention_with(self, settings: dict[str, Any]) -> str:
+        """The mechanism with these settings."""
+        name = attention_label(self.network, self.recipe.get("attention"))
+        given = ",".join(f"{key}={value}" for key, value in settings.items())
+        return f"{name}:{given}" if given and ":" not in name else name
+
+    def best(self, metric: str) -> float:
+        """The highest value of a metric over the epochs, of the weights or of their average."""
+        averaged = metric.replace("eval_", "ema_")
+        return max(max(row[metric], row.get(averaged, row[metric])) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of the same recipe with different seeds."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        """The run that stands for the group where only one can be shown."""
+        return self.runs[0]
+
+    def mean(self, metric: str) -> float:
+        """Mean over the seeds of the best value of a metric."""
+        return statistics.fmean(run.best(metric) for run in self.runs)
+
+    def spread(self, metric: str) -> float | None:
+        """Standard deviation over the seeds; None for a single one."""
+        return statistics.stdev(run.best(metric) for run in self.runs) if len(self.runs) > 1 else None
+
+    def curve(self, metric: str) -> list[tuple[float, float]]:
+        """Mean over the seeds by epoch, counted from 1, as far as all of them have come."""
+        length = min(len(run.rows) for run in self.runs)
+        return [(k + 1, statistics.fmean(run.rows[k][metric] for run in self.runs)) for k in range(length)]
+
+    def cost(self, metric: str) -> float:
+        """Mean over the seeds of the median over the epochs."""
+        return statistics.fmean(statistics.median(row[metric] for row in run.rows) for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """Training and evaluation, mean over the seeds."""
+        return statistics.fmean(sum(row["epoch_seconds"] for row in run.rows) for run in self.runs)
+
+
+def find_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs in `paths`, each a run folder or a folder that holds some."""
+    runs = []
+    for path in paths:
+        if not path.is_dir():
+            raise SubquadError(f"there is no run folder {path}")
+        folders = [path] if (path / "run.json").is_file() else sorted(file.parent for file in path.glob("*/run.json"))
+        if not folders:
+            raise SubquadError(f"{path} holds no run: a run folder has a run.json")
+        runs += [read_run(folder) for folder in folders]
+    return runs
+
+
+def read_run(folder: Path) -> Run:
+    """Read one run folder.
+
+    Raises:
+        SubquadError: it has no whole epoch, or a file of it is missing or damaged, in one line that names it.
+    """
+    facts = _content(folder / "run.json", json.loads)
+    recipe = _recipe(folder / "recipe.yaml")
+    lines = _content(folder / "metrics.jsonl", str.splitlines)
+    rows = [_row(folder / "metrics.jsonl", number, line) for number, line in enumerate(lines, start=1)]
+    if not rows:
+        raise SubquadError(f"{folder} has no whole epoch yet: metrics.jsonl is empty")
+    for name, content, needed in (
+        ("run.json", [facts], _FACTS),
+        ("recipe.yaml", [recipe], _FIELDS),
+        ("metrics.jsonl", rows, _ENTRIES),
+    ):
+        for number, entries in enumerate(content, start=1):
+            _check_entries(folder / name, number, entries, needed)
+    task = str(facts.get("task", "classify"))
+    known = {entry for row in rows for entry in row}
+    for number, row in enumerate(rows, start=1):
+        # a figure that one epoch has, all have: charts and means go through them
+        _check_entries(folder / "metrics.jsonl", number, row, dict.fromkeys(known, (int, float)))
+    _check_entries(folder / "run.json", 1, facts["versions"], {"torch": (str,)})
+    try:
+        datetime.fromisoformat(facts["created"])
+    except ValueError as error:
+        raise SubquadError(f"{folder / 'run.json'} is damaged: {error}") from None
+    if task in TASKS:
+        _check_entries(folder / "run.json", 1, facts, TASKS[task].facts)
+        if "model" in fields_of(TASKS[task].recipe_class):
+            _check_entries(folder / "recipe.yaml", 1, recipe, {"model": (str,)})
+    return Run(folder, recipe, facts, rows)
+
+
+Kinds = tuple[type, ...]
+_NUMBER: Kinds = (int, float)
+_FACTS: dict[str, Kinds] = {
+    "created": (str,),
+    "command": (str,),
+    "device": (str,),
+    "threads": _NUMBER,
+    "versions": (dict,),
+    "params": _NUMBER,
+    "macs": _NUMBER,
+}
+_FIELDS: dict[str, Kinds] = {
+    "data": (str,),
+    "batch_size": _NUMBER,
+    "settings": (dict, type(None)),
+    "attention": (str, type(None)),
+}
+_COSTS = ("epoch_seconds", "images_per_second", "peak_memory_mb")
+_ENTRIES = dict.fromkeys(("epoch", "train_loss", *_COSTS), _NUMBER)
+
+
+def _recipe(file: Path) -> Any:
+    if not file.exists():
+        raise SubquadError(f"{file.parent} has no whole epoch yet: {file.name} is missing")
+    return read_yaml(file)
+
+
+def _content(file: Path, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SubquadError(f"{file.parent} has no whole epoch yet: {file.name} is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise SubquadError(f"{file} can't be read: {' '.join(str(error).split())}") from None
+
+
+def _row(file: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise SubquadError(f"line {number} of {file} is broken: {line[:40]}") from None
+
+
+def _check_entries(file: Path, line: int, entries: Any, needed: Mapping[str, Kinds]) -> None:
+    """Raise where what a file holds in a line is not what a run writes."""
+    where = f"line {line} of {file}" if file.suffix == ".jsonl" else str(file)
+    if not isinstance(entries, dict):
+        raise SubquadError(f"{where} is damaged: it must hold names and values")
+    for name, kinds in needed.items():
+        if not isinstance(entries.get(name), kinds):
+            raise SubquadError(f"{where} is damaged: its {name} is {entries.get(name, 'missing')}")
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Runs that differ by nothing but the seed and the place of the data, in the order of `ATTENTION`."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        same = {key: value for key, value in run.recipe.items() if key not in _ignored(run)}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
+    places = {name: place for place, name in enumerate(ATTENTION)}
+    ordered = sorted(groups.values(), key=lambda group: places.get(group[0].attention.split(":")[0], len(places)))
+    labels = [_label(group[0], runs) for group in ordered]
+    # recipes that differ in something else than the mechanism are told apart by their folders
+    names = [
+        label if labels.count(label) == 1 else f"{label} ({group[0].path.name})"
+        for label, group in zip(labels, ordered, strict=True)
+    ]
+    return [Group(name, tuple(group)) for name, group in zip(names, ordered, strict=True)]
+
+
+def _ignored(run: Run) -> set[str]:
+    """Fields of a recipe that make no difference: earlier versions wrote some that mean nothing to the task."""
+    retired = TASKS[run.task].recipe_class.retired if run.task in TASKS else {}
+    return {"seed", "data_dir", "workers", *retired}
+
+
+def _label(run: Run, runs: Sequence[Run]) -> str:
+    """The mechanism, behind the model and the data where those differ within the report; so do its settings."""
+    parts = [run.network] if len({r.network for r in runs}) > 1 else []
+    parts += [str(run.recipe["data"])] if len({str(r.recipe.get("data")) for r in runs}) > 1 else []
+    several = len({str(r.recipe.get("attention")) for r in runs}) > 1
+    own = {key: v for key, v in run.settings.items() if not several or any(r.settings.get(key) != v for r in runs)}
+    return " ".join([*parts, run.attention_with(own)])

@@ -1,0 +1,50 @@
+"""Classifiers of timm, to be looked into beside ours."""
+
+from typing import Any
+
+import timm
+import torch
+
+from subquad.data import InputConfig
+from subquad.errors import SubquadError, unknown_name
+from subquad.models import read_weights
+from subquad.tasks import ImageNetwork
+from subquad.text import one_line
+from subquad.weights.fitting import misfits, not_finite, some
+
+
+def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageNetwork:
+    """Open a classifier, from "NAME" with timm's weights or "NAME=FILE" with those of a file.
+
+    Args:
+        source: of timm's.
+        img_size: pixels of both sides of its images; timm's own if left out.
+        device: where it goes.
+
+    Raises:
+        SubquadError: timm has no such network, or the weights can't be had or do not fit.
+    """
+    name, _, file = source.partition("=")
+    if name.partition(".")[0] not in timm.list_models():
+        raise unknown_name("network of timm", name, timm.list_models())
+    state = read_weights(file)[0] if file else None
+    given: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    if state is not None:
+        head = next((state[key] for key in ("head.weight", "head.fc.weight", "fc.weight") if key in state), None)
+        given["num_classes"] = 0 if head is None or not head.dim() else len(head)
+    try:
+        model: Any = timm.create_model(name, pretrained=state is None, **given)
+        if state is not None:
+            if trouble := misfits(state, model.state_dict()):
+                raise ValueError(trouble)
+            if names := not_finite(state):
+                raise ValueError(f"not finite: {some(names)}")
+            model.load_state_dict(state)
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        hint = "" if file else "; name a file, timm/NAME=FILE"
+        raise SubquadError(f"can't load timm/{source}: {one_line(error)}{hint}") from None
+    config = timm.data.resolve_model_data_config(model)
+    size = tuple(config["input_size"][1:]) if img_size is None else (img_size, img_size)
+    same = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
+    shown = InputConfig(img_size=(size[0], size[1]), **same)
+    return ImageNetwork("classify", model.eval().to(device), (), None, None, device, shown)

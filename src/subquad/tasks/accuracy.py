@@ -1,0 +1,112 @@
+"""How often a classifier is right, from sums that any number of processes can add up."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from subquad.errors import SubquadError
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Accuracy in percent, mean cross-entropy, number of images, and how often class i (row) was taken for j."""
+
+    top1: float
+    top5: float
+    loss: float
+    count: int
+    confusion: Tensor
+
+
+class EvalSums:
+    """What has been counted so far, on the CPU: sums of losses and of hits, confused pairs."""
+
+    def __init__(self, num_classes: int):
+        self.loss = torch.zeros((), dtype=torch.float64)
+        self.top5 = torch.zeros((), dtype=torch.long)
+        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.long)
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch."""
+        logits, labels = logits.detach().cpu().float(), labels.cpu()
+        classes = len(self.confusion)
+        if logits.shape[-1] != classes:
+            raise SubquadError(f"the model tells {logits.shape[-1]} classes apart, not the {classes} that are counted")
+        self.loss += F.cross_entropy(logits, labels, reduction="none").double().sum()
+        best = logits.topk(min(5, classes)).indices
+        self.top5 += (best == labels[:, None]).sum()
+        self.confusion += torch.bincount(labels * classes + best[:, 0], minlength=classes**2).view_as(self.confusion)
+
+    def reduce(self, device: torch.device | str = "cpu") -> None:
+        """Add up the sums of all processes, by way of `device`, if there are several."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        for sums in (self.loss, self.top5, self.confusion):
+            total = sums.to(device)
+            dist.all_reduce(total)
+            sums.copy_(total)
+
+    def result(self) -> EvalResult:
+        """The means."""
+        count = int(self.confusion.sum())
+        if not count:
+            raise SubquadError("there are no images to evaluate")
+        return EvalResult(
+            top1=100 * int(self.confusion.diagonal().sum()) / count,
+            top5=100 * int(self.top5) / count,
+            loss=float(self.loss) / count,
+            count=count,
+            confusion=self.confusion,
+        )
+
+
+def evaluate(
+    model: nn.Module,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    *,
+    device: torch.device | str,
+    amp_dtype: torch.dtype | None = None,
+    num_classes: int,
+) -> EvalResult:
+    """Judge `model` on (images, labels); in several processes on those of all loaders, which must differ.
+
+    With fewer than 5 classes all of them are the top 5.
+    """
+    device = torch.device(device)
+    sums = EvalSums(num_classes)
+    with evaluating(model), torch.autocast(device.type, amp_dtype, enabled=amp_dtype is not None):
+        for images, labels in tqdm(loader, desc="evaluation", leave=False, disable=None if _is_first() else True):
+            if len(labels):
+                sums.add(model(images.to(device, non_blocking=True)), labels)
+    sums.reduce(device)
+    return sums.result()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """`model` in evaluation mode without gradients; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def check_finite(answer: Tensor, what: Path | str) -> None:
+    """Raise where a network's answer has numbers that are not finite."""
+    if not answer.isfinite().all():
+        raise SubquadError(f"the network's answer to {what} is not finite: its weights are damaged, or it has diverged")
+
+
+def _is_first() -> bool:
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

@@ -1,0 +1,64 @@
+"""What a recipe says about its network, as arguments of `create_model`, and backbones made of them."""
+
+from typing import Any
+
+from subquad.errors import SubquadError
+from subquad.models import NETWORKS, VARIANTS, create_model, load_checkpoint
+from subquad.models.backbone import Backbone
+from subquad.models.pretrained import source_of
+from subquad.tasks.image_recipe import ImageRecipe
+
+DENSE_AGENTS = {"pvt": (12**2, 16**2, 28**2, 28**2), "swin": (9**2, 12**2, 14**2, 7**2)}
+"""Agents of each stage in the dense networks of Agent Attention, by host; the tables are those of classification."""
+
+
+_NOT_SETTINGS = frozenset({"name", "in_chans", "num_classes", "device", "dtype"})
+"""Arguments of `create_model` that a recipe decides otherwise."""
+
+
+def arguments_of(recipe: ImageRecipe, *others: str) -> dict[str, Any]:
+    """Name, mechanism, sizes and settings of a recipe's network, without its classes.
+
+    `others` are the arguments that the caller adds. Raises a SubquadError where settings name one of either.
+    """
+    given: dict[str, Any] = {
+        "attention": recipe.attention,
+        "img_size": recipe.img_size,
+        "patch_size": recipe.patch_size,
+        "embed_dim": recipe.embed_dim,
+        "depths": None if recipe.depth is None else (recipe.depth,),
+        "num_heads": recipe.num_heads,
+        "drop_path_rate": recipe.drop_path,
+    }
+    arguments = {key: value for key, value in given.items() if value is not None}
+    # a pyramid has several numbers of these, which only settings can hold
+    own = given.keys() - {"depths", "num_heads"} | arguments.keys() | _NOT_SETTINGS | set(others)
+    if twice := own & recipe.settings.keys():
+        raise SubquadError(f"settings are those of the mechanism, {', '.join(sorted(twice))} is a field of the recipe")
+    return {"name": recipe.model, **arguments, **recipe.settings}
+
+
+def backbone_arguments(recipe: ImageRecipe, dense_agents: bool) -> dict[str, Any]:
+    """What `build_backbone` makes a dense network's backbone of."""
+    arguments = arguments_of(recipe)
+    network = NETWORKS.get(recipe.model)
+    variant = VARIANTS.get(network.variant if network else recipe.model)
+    if dense_agents and variant is not None:
+        if variant.host not in DENSE_AGENTS:
+            raise SubquadError(f"dense_agents are published for {' and '.join(DENSE_AGENTS)}, not for {variant.host}")
+        arguments["pooled_agents"] = list(DENSE_AGENTS[variant.host])
+    if recipe.initial_checkpoint:
+        arguments["checkpoint"] = str(source_of(recipe.initial_checkpoint))
+    return {**arguments, "grad_checkpointing": recipe.grad_checkpointing}
+
+
+def build_backbone(arguments: dict[str, Any]) -> Backbone:
+    """A backbone without a classifier, with the weights that its entry `checkpoint` names."""
+    arguments = {**arguments, "num_classes": 0}
+    checkpoint, checkpointing = arguments.pop("checkpoint", None), arguments.pop("grad_checkpointing", False)
+    network = create_model(**arguments)
+    if checkpoint:
+        load_checkpoint(network, checkpoint, head=False)
+    if checkpointing:
+        network.set_grad_checkpointing()
+    return network

@@ -1,0 +1,22 @@
+"""Whether the classes of data are those of other data, or those that a network was trained to tell apart."""
+
+from collections.abc import Sequence
+
+from subquad.errors import SubquadError
+
+
+def check_classes(data: str, found: Sequence[str], known: Sequence[str]) -> None:
+    """Raise where the classes `found` in `data` are not those `known` to a network, in the same order."""
+    if tuple(found) == tuple(known):
+        return
+    strange = sorted(set(found) - set(known)) or ["another order"]
+    raise SubquadError(
+        f"{data} has {len(found)} classes, the model {len(known)}, and they differ: {', '.join(strange[:5])}"
+    )
+
+
+def check_same_classes(training: Sequence[str], validation: Sequence[str]) -> None:
+    """Raise where the data to judge by has other classes than the data to train on, or has them in another order."""
+    if tuple(training) != tuple(validation):
+        differing = sorted(set(training) ^ set(validation))
+        raise SubquadError(f"training and validation data differ in their classes: {', '.join(differing[:5])}")

@@ -1,0 +1,104 @@
+"""What a model sees in image files."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from subquad.data import InputConfig, eval_transform
+from subquad.errors import SubquadError
+from subquad.tasks.accuracy import check_finite, evaluating
+from subquad.tasks.classification.picture_grid import Prediction, save_picture_grid
+from subquad.tasks.image_files import image_files, readable_images
+from subquad.tasks.trained import ImageNetwork
+
+_BATCH = 64
+
+
+def predict(
+    model: nn.Module,
+    paths: Path | str | Iterable[Path | str],
+    *,
+    classes: Sequence[str],
+    input_config: InputConfig,
+    top_k: int = 5,
+    device: torch.device | str = "cpu",
+    strict: bool = False,
+    log: Callable[[str], None] = lambda line: None,
+) -> list[Prediction]:
+    """Classify images.
+
+    Args:
+        model: gives a logit a class.
+        paths: image files, and folders in which all images are meant.
+        classes: names of the classes.
+        input_config: what the model was trained to see.
+        top_k: how many classes to name.
+        device: where `model` is.
+        strict: raise at a broken image instead of skipping it.
+        log: gets a line for each image that is skipped.
+
+    Raises:
+        SubquadError: no image can be read, or the model gives no numbers.
+    """
+    files = image_files([paths] if isinstance(paths, str | Path) else paths)
+    transform = eval_transform(input_config)
+    predictions: list[Prediction] = []
+    bar = tqdm(files, desc="predicting", leave=False, disable=None)
+    inputs = readable_images(bar, transform, strict, log)
+    with evaluating(model):
+        while batch := list(islice(inputs, _BATCH)):
+            logits = model(torch.stack([image for _, image in batch]).to(device))
+            check_finite(logits, batch[0][0])
+            names = _all_named(classes, logits.shape[-1])
+            best = logits.float().softmax(-1).cpu().topk(min(top_k, len(names)))
+            for (path, _), values, places in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
+                named = [(names[place], value) for place, value in zip(places, values, strict=True)]
+                folder = path.resolve().parent.name
+                predictions.append(Prediction(path, named, folder if folder in classes else None))
+    return predictions
+
+
+def prediction_lines(
+    trained: ImageNetwork,
+    files: Sequence[Path],
+    log: Callable[[str], None] = lambda line: None,
+    *,
+    top_k: int = 5,
+    strict: bool = False,
+    grid: Path | None = None,
+) -> Iterator[str]:
+    """Classify images and say what each is, a line at a time; they are drawn to `grid`, for folders in any case."""
+    predictions = predict(
+        trained.model,
+        files,
+        classes=trained.classes,
+        input_config=trained.input,
+        top_k=top_k,
+        device=trained.device,
+        strict=strict,
+        log=log,
+    )
+    if grid is None and any(path.is_dir() for path in files):
+        grid = Path("predictions.png")
+    for prediction in predictions:
+        best = ", ".join(f"{name} {100 * share:.1f} %" for name, share in prediction.probabilities)
+        true = f"  (true: {prediction.true})" if prediction.true is not None else ""
+        yield f"{prediction.path}: {best}{true}"
+    known = [prediction for prediction in predictions if prediction.true is not None]
+    if known:
+        right = sum(not prediction.is_wrong for prediction in known)
+        yield f"{right} of {len(known)} with a known class are right ({100 * right / len(known):.1f} %)"
+    if grid is not None:
+        save_picture_grid(predictions, grid)
+        yield f"the picture grid is in {grid}"
+
+
+def _all_named(classes: Sequence[str], outputs: int) -> list[str]:
+    """A name for each output: a model may have more of them than its data had classes."""
+    if outputs < len(classes):
+        raise SubquadError(f"the model tells {outputs} classes apart, but {len(classes)} have names")
+    return [*classes, *(f"class {place}" for place in range(len(classes), outputs))]

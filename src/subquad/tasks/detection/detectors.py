@@ -1,0 +1,181 @@
+"""Detectors of torchvision on a pyramid of any backbone."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.ops import MultiScaleRoIAlign
+from torchvision.ops.feature_pyramid_network import (
+    ExtraFPNBlock,
+    FeaturePyramidNetwork,
+    LastLevelMaxPool,
+    LastLevelP6P7,
+)
+
+from subquad.errors import SubquadError, unknown_name
+from subquad.models.pyramid import Pyramid
+from subquad.ranges import AboveZero, Count, Positive, checks_arguments
+from subquad.tasks.backbone_arguments import build_backbone
+from subquad.tasks.detection.cascade import MATCHED, WEIGHTS, AgnosticPredictor, CascadeHeads
+
+
+class FeaturePyramid(nn.Module):
+    """A feature pyramid network on the maps of a backbone, as torchvision's detectors take it.
+
+    Lin et al. 2017, arXiv 1612.03144.
+    """
+
+    def __init__(self, pyramid: Pyramid, width: int, extra: ExtraFPNBlock) -> None:
+        super().__init__()
+        self.pyramid, self.out_channels = pyramid, width
+        self.fpn = FeaturePyramidNetwork(pyramid.channels, width, extra)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        maps = enumerate(self.pyramid(x))
+        found: dict[str, Tensor] = self.fpn(OrderedDict((str(k), image) for k, image in maps))
+        return found
+
+
+def _retinanet(pyramid: Pyramid, width: int, settings: dict[str, Any]) -> nn.Module:
+    levels = FeaturePyramid(pyramid, width, LastLevelP6P7(width, width))
+    sizes = tuple((side, int(side * 2 ** (1 / 3)), int(side * 2 ** (2 / 3))) for side in (32, 64, 128, 256, 512))
+    anchors = AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
+    return RetinaNet(levels, anchor_generator=anchors, **settings)
+
+
+def _faster_rcnn(pyramid: Pyramid, width: int, settings: dict[str, Any]) -> nn.Module:
+    return FasterRCNN(FeaturePyramid(pyramid, width, LastLevelMaxPool()), **settings)
+
+
+def _mask_rcnn(pyramid: Pyramid, width: int, settings: dict[str, Any]) -> nn.Module:
+    return MaskRCNN(FeaturePyramid(pyramid, width, LastLevelMaxPool()), **settings)
+
+
+def _cascade_mask_rcnn(pyramid: Pyramid, width: int, settings: dict[str, Any]) -> nn.Module:
+    made = _mask_rcnn(pyramid, width, settings)
+    made.roi_heads = CascadeHeads([_stage(k, width, settings["num_classes"]) for k in range(len(MATCHED))])
+    return made
+
+
+def _stage(number: int, width: int, num_classes: int) -> RoIHeads:
+    """Heads of one stage of a cascade: four convolutions and a linear layer for boxes, as the papers have them."""
+    levels, matched = ["0", "1", "2", "3"], MATCHED[number]
+    return RoIHeads(
+        MultiScaleRoIAlign(levels, output_size=7, sampling_ratio=2),
+        FastRCNNConvFCHead((width, 7, 7), [width] * 4, [1024], norm_layer=nn.BatchNorm2d),
+        AgnosticPredictor(1024, num_classes),
+        fg_iou_thresh=matched,
+        bg_iou_thresh=matched,
+        batch_size_per_image=512,
+        positive_fraction=0.25,
+        bbox_reg_weights=WEIGHTS[number],
+        score_thresh=0.05,
+        nms_thresh=0.5,
+        detections_per_img=100,
+        mask_roi_pool=MultiScaleRoIAlign(levels, output_size=14, sampling_ratio=2),
+        mask_head=MaskRCNNHeads(width, (256, 256, 256, 256), 1),
+        mask_predictor=MaskRCNNPredictor(256, 256, num_classes),
+    )
+
+
+DETECTORS: dict[str, Callable[[Pyramid, int, dict[str, Any]], nn.Module]] = {
+    "retinanet": _retinanet,
+    "faster_rcnn": _faster_rcnn,
+    "mask_rcnn": _mask_rcnn,
+    "cascade_mask_rcnn": _cascade_mask_rcnn,
+}
+"""Detectors by name, made for a pyramid, a width of the levels, and torchvision's settings.
+
+RetinaNet: Lin et al. 2017, arXiv 1708.02002; Faster R-CNN: Ren et al. 2015, arXiv 1506.01497; Mask R-CNN: He et al.
+2017, arXiv 1703.06870; Cascade R-CNN: cascade.py.
+"""
+
+FINEST = {"retinanet": 1}
+"""The first of a pyramid's maps that a detector stands on, where it is not the finest."""
+
+WITH_MASKS = frozenset({"mask_rcnn", "cascade_mask_rcnn"})
+
+
+class Detector(nn.Module):
+    """Boxes, and masks where the head has them, of objects in images of any size.
+
+    Args:
+        network: of `DETECTORS`.
+        head: its name.
+    """
+
+    def __init__(self, network: nn.Module, head: str) -> None:
+        super().__init__()
+        self.creation: dict[str, Any] = {}
+        self.network, self.has_masks = network, head in WITH_MASKS
+
+    @property
+    def pyramid(self) -> Pyramid:
+        """The maps that it stands on."""
+        levels: Any = self.network.backbone
+        return levels.pyramid
+
+    def forward(self, images: Any, targets: list[dict[str, Tensor]] | None = None) -> Any:
+        """In training the losses by name; else for each image a dict of boxes, labels, scores, and perhaps masks.
+
+        Images are a sequence of (3, height, width) of bytes as numbers from 0 to 1, of any sizes.
+
+        Raises:
+            SubquadError: an image is so thin that nothing is left of it at the longer side there may be.
+        """
+        resize: Any = self.network.transform
+        for image in images:
+            short, long = sorted(image.shape[-2:])
+            if short * resize.max_size < long:
+                raise SubquadError(
+                    f"an image of {image.shape[-1]}×{image.shape[-2]} px is less than a pixel thin "
+                    f"at a long_side of {resize.max_size}: leave it out"
+                )
+        return self.network(list(images), targets)
+
+
+@checks_arguments
+def build_detector(
+    backbone: dict[str, Any],
+    *,
+    head: str,
+    num_classes: Positive,
+    short_side: Sequence[Positive] = (800,),
+    long_side: Positive = 1333,
+    head_channels: Positive = 256,
+    frozen_stages: Count = 0,
+    mean: Sequence[float] = (0.485, 0.456, 0.406),
+    std: Sequence[AboveZero] = (0.229, 0.224, 0.225),
+) -> Detector:
+    """A detector on `create_model(**backbone)`; its `creation` holds the arguments of this call.
+
+    Args:
+        backbone: as `build_backbone` takes it.
+        head: a name of `DETECTORS`.
+        num_classes: kinds of objects, nothing not counted.
+        short_side: what shorter sides of images are resized to: one of these in training, the last one else.
+        long_side: what longer sides may have at most.
+        head_channels: width of the feature pyramid.
+        frozen_stages: of the backbone, not trained.
+        mean: of the channels.
+        std: of the channels, their deviation.
+    """
+    if head not in DETECTORS:
+        raise unknown_name("head", head, DETECTORS)
+    network = build_backbone(backbone)
+    pyramid = Pyramid(network, frozen_stages=frozen_stages, first=FINEST.get(head, 0))
+    given: dict[str, Any] = {"head": head, "num_classes": num_classes, "short_side": list(short_side)}
+    given |= {"long_side": long_side, "head_channels": head_channels, "frozen_stages": frozen_stages}
+    given |= {"mean": list(mean), "std": list(std)}
+    settings = {"num_classes": num_classes + 1, "min_size": tuple(short_side), "max_size": long_side}
+    settings |= {"image_mean": list(mean), "image_std": list(std)}
+    made = Detector(DETECTORS[head](pyramid, head_channels, settings), head)
+    made.creation = json.loads(json.dumps({"task": "detect", "backbone": network.creation, **given}))
+    return made

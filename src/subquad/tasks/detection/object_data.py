@@ -1,0 +1,199 @@
+"""Images with objects, in the layout of COCO: Lin et al. 2014, arXiv 1405.0312.
+
+{train,val}2017/*.jpg    annotations/instances_{train,val}2017.json
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from subquad.data.archives import is_archive, unpack
+from subquad.data.dataset import PictureDataset
+from subquad.data.decoding import DataError, read_image
+from subquad.data.walking import find_path, is_regular_file
+from subquad.errors import SubquadError, reason_without_path, unknown_name
+from subquad.tasks.detection.coco_file import CocoFile, Entry, read_coco
+
+SPLITS = {"train": "train", "validation": "val", "test": "test"}
+Target = dict[str, Any]
+
+
+class ObjectDataset(PictureDataset):
+    """Pairs of (picture, target), or what `transform` makes of them; None in place of a pair whose picture is broken.
+
+    A target has `image_id`, `boxes` (n, 4) as left, top, right, bottom in pixels, `labels` (n,) from 1, and with
+    `masks` also these, (n, height, width). Crowds and empty boxes are left out.
+
+    Attributes:
+        classes: names; label k is classes[k - 1].
+        truth: the annotations of all images as COCO has them, but for its categories, which are numbered from 1.
+        num_empty: annotations whose box is empty or beside its image.
+    """
+
+    def __init__(
+        self, file: Path, folder: Path, name: str, *, masks: bool, strict: bool, max_images: int | None
+    ) -> None:
+        content = read_coco(file)
+        self.images = images = content.images[:max_images]
+        super().__init__(len(images), name, strict=strict)
+        self.file, self.masks = file, masks
+        self.transform: Callable[[Any, Target], Any] | None = None
+        self.classes = tuple(category["name"] for category in content.categories)
+        self.paths = [folder / image["file_name"] for image in images]
+        missing = [path.name for path in self.paths if not is_regular_file(path)]
+        if missing:
+            few = ", ".join(missing[:3])
+            raise SubquadError(f"{len(missing)} of {len(images)} images that {file} names are not in {folder}: {few}")
+        by_image: dict[int, list[Entry]] = {image["id"]: [] for image in images}
+        own = [one for one in content.annotations if one["image_id"] in by_image]
+        kept = _kept(own, content, file, strict)
+        if not kept:
+            raise SubquadError(f"{file} has no objects for its {len(images)} images")
+        self.num_empty = len(own) - len(kept)
+        for annotation in kept:
+            by_image[annotation["image_id"]].append(annotation)
+        self.annotations = [by_image[image["id"]] for image in images]
+        named = [{"id": place, "name": name} for place, name in enumerate(self.classes, start=1)]
+        self.truth = {"info": {}, "images": images, "annotations": kept, "categories": named}
+
+    def __getitem__(self, index: int) -> Any:
+        picture = self.whole_picture(index)
+        if picture is None:
+            return None
+        target = self.target(index, picture.size)
+        return (picture, target) if self.transform is None else self.transform(picture, target)
+
+    def picture(self, index: int) -> Image.Image:
+        """Decode an image as it is stored, in RGB."""
+        return read_image(self.paths[index])
+
+    def path(self, index: int) -> str:
+        """Name the file of an image."""
+        return str(self.paths[index])
+
+    def target(self, index: int, size: tuple[int, int]) -> Target:
+        """The objects of an image of `size`, (width, height).
+
+        Raises:
+            DataError: they are of an image of another size.
+        """
+        width, height = size
+        named = self.images[index]
+        if (named.get("width", width), named.get("height", height)) != size:
+            raise DataError(
+                f"image {self.paths[index]} has {width}×{height} px, its annotations are for "
+                f"{named.get('width', width)}×{named.get('height', height)}"
+            )
+        own = [annotation for annotation in self.annotations[index] if not annotation["iscrowd"]]
+        boxes = torch.tensor([corners(one["bbox"], *size) for one in own], dtype=torch.float32).reshape(-1, 4)
+        labels = torch.tensor([annotation["category_id"] for annotation in own], dtype=torch.long)
+        outside = ~((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))
+        if outside.any():
+            number = own[int(outside.nonzero()[0, 0])]["id"]
+            raise DataError(
+                f"the box of annotation {number} lies beside its image {self.paths[index]}, {width}×{height} px"
+            )
+        target: Target = {"image_id": named["id"], "boxes": boxes, "labels": labels}
+        if self.masks:
+            masks = [self._mask(annotation, height, width) for annotation in own]
+            stacked = np.stack(masks) if masks else np.zeros((0, height, width), np.uint8)
+            target["masks"] = torch.from_numpy(stacked)
+        return target
+
+    def _mask(self, annotation: Entry, height: int, width: int) -> NDArray[np.uint8]:
+        try:
+            return decode_mask(annotation, height, width)
+        except DataError as error:
+            raise DataError(f"{self.file}: {error}") from None
+
+
+def corners(box: Sequence[float], width: float = math.inf, height: float = math.inf) -> list[float]:
+    """Left, top, right and bottom of a box (left, top, width, height), within an image of `width` and `height`."""
+    left, top, wide, high = box
+    edges = (left, width), (top, height), (left + wide, width), (top + high, height)
+    return [float(np.float32(min(max(edge, 0), most))) for edge, most in edges]
+
+
+def _kept(annotations: list[Entry], content: CocoFile, file: Path, strict: bool) -> list[Entry]:
+    """Annotations whose boxes are not empty, with the numbers of their classes."""
+    numbers = {category["id"]: place for place, category in enumerate(content.categories, start=1)}
+    sizes = {image["id"]: (image.get("width", math.inf), image.get("height", math.inf)) for image in content.images}
+    kept = []
+    for annotation in annotations:
+        box = annotation["bbox"]
+        left, top, right, bottom = corners(box, *sizes[annotation["image_id"]])
+        if right > left and bottom > top:
+            own = {"iscrowd": 0, "area": box[2] * box[3], **annotation}
+            kept.append(own | {"category_id": numbers[annotation["category_id"]], "iscrowd": int(own["iscrowd"])})
+        elif strict:
+            what = "an empty box" if min(box[2:]) == 0 else "a box beside its image,"
+            raise SubquadError(f"annotation {annotation['id']} in {file} has {what} {box}")
+    return kept
+
+
+def decode_mask(annotation: dict[str, Any], height: int, width: int) -> NDArray[np.uint8]:
+    """An annotation's polygons or run lengths as a mask (height, width) of 0 and 1.
+
+    Raises:
+        DataError: it has none, or one of another size.
+    """
+    from faster_coco_eval.core import mask as coding
+
+    shape, number = annotation.get("segmentation"), annotation.get("id")
+    if not shape:
+        raise DataError(f"annotation {number} has no mask: take a head without masks, as faster_rcnn")
+    if isinstance(shape, dict) and tuple(shape["size"]) != (height, width):
+        theirs = f"{shape['size'][1]}×{shape['size'][0]}"
+        raise DataError(f"the mask of annotation {number} has {theirs} px, its image {width}×{height}")
+    try:
+        if isinstance(shape, dict) and not isinstance(shape["counts"], list):
+            return coding.decode(shape)
+        coded = coding.frPyObjects(shape, height, width)
+        return coding.decode(coding.merge(coded) if isinstance(coded, list) else coded)
+    except (TypeError, ValueError, RuntimeError, LookupError, MemoryError) as error:
+        raise DataError(f"the mask of annotation {number} can't be read: {reason_without_path(error)}") from None
+
+
+def load_objects(
+    data: str | Path, *, split: str, masks: bool = False, strict: bool = False, max_images: int | None = None
+) -> ObjectDataset:
+    """The images in a folder or archive in COCO's layout, without a transform.
+
+    Args:
+        data: the folder or archive.
+        split: "train", "validation" or "test".
+        masks: whether targets have masks.
+        strict: raise at a broken image or an empty box instead of leaving it out.
+        max_images: keep the first so many.
+
+    Raises:
+        SubquadError: there is no such data, or it does not fit together.
+    """
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    try:
+        import faster_coco_eval  # noqa: F401
+    except ImportError:
+        raise SubquadError("detection needs its libraries: pip install 'subquad[dense]'") from None
+    if max_images is not None and max_images < 1:
+        raise SubquadError(f"the largest number of images must be at least 1, got {max_images}")
+    path = find_path(data)
+    if is_archive(path):
+        path = unpack(path)
+    if not path.is_dir():
+        raise SubquadError(f"there is no folder or archive {path}")
+    files = sorted((path / "annotations").glob(f"instances_{SPLITS[split]}*.json"))
+    if not files:
+        raise SubquadError(f"{path} has no annotations/instances_{SPLITS[split]}2017.json, as COCO's layout has")
+    named = files[0].stem.removeprefix("instances_")
+    folders = [path / named, path / "images" / named, path / "images"]
+    folder = next((folder for folder in folders if folder.is_dir()), None)
+    if folder is None:
+        raise SubquadError(f"{path} has no folder {named} with the images of {files[0].name}")
+    return ObjectDataset(files[0], folder, str(data), masks=masks, strict=strict, max_images=max_images)

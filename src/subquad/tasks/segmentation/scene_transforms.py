@@ -1,0 +1,121 @@
+"""Scenes as a segmenter takes them: in training scaled, cropped, flipped and recoloured; else as they are."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision.transforms.v2 as v2
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.v2 import functional as transforms
+from torchvision.tv_tensors import Image as ImageTensor
+from torchvision.tv_tensors import Mask
+
+from subquad.errors import SubquadError
+from subquad.tasks.segmentation.scene_data import VOID
+
+
+@dataclass(frozen=True)
+class SceneInput:
+    """How scenes are brought to a network.
+
+    Attributes:
+        crop: (height, width) of training crops and of sliding windows.
+        short_side: what the shorter side is resized to; None leaves images as they are.
+        mean, std: of the channels.
+    """
+
+    crop: tuple[int, int]
+    short_side: int | None
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __post_init__(self) -> None:
+        if min(*self.crop, self.short_side or 1) < 1 or self.short_side == 0:
+            raise SubquadError(f"crops of {self.crop} px and a short side of {self.short_side} px: both are at least 1")
+        if min(self.std) <= 0:
+            raise SubquadError(f"images need an std above 0 of each channel, got {self.std}")
+
+
+class SceneTransform:
+    """(picture, labels) to (image (3, height, width), labels (height, width))."""
+
+    def __init__(self, settings: SceneInput) -> None:
+        self.settings = settings
+
+    def __call__(self, picture: Image.Image, labels: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+        image = ImageTensor(transforms.pil_to_tensor(picture))
+        image, mask = self.change(_resized(image, self.settings.short_side), Mask(torch.from_numpy(labels)))
+        return normalized(image, self.settings), mask.as_subclass(torch.Tensor).long()
+
+    def change(self, image: Any, mask: Any) -> tuple[Any, Any]:
+        """Nothing: labels keep their own size, to which logits are brought."""
+        return image, mask
+
+
+class TrainingTransform(SceneTransform):
+    """Random scale, a crop that is not all one class, a flip, and other colours, as the papers' recipes have it."""
+
+    def __init__(
+        self,
+        settings: SceneInput,
+        *,
+        scale: tuple[float, float] = (0.5, 2.0),
+        hflip: float = 0.5,
+        distort: bool = True,
+        most_of_one: float = 0.75,
+    ) -> None:
+        super().__init__(settings)
+        self.scale, self.hflip, self.most_of_one = scale, hflip, most_of_one
+        self.distort = v2.RandomPhotometricDistort(p=0.5) if distort else None
+
+    def change(self, image: Any, mask: Any) -> tuple[Any, Any]:
+        height, width = image.shape[-2:]
+        factor = float(torch.empty(()).uniform_(*self.scale))
+        size = [max(1, round(height * factor)), max(1, round(width * factor))]
+        image = transforms.resize(image, size, antialias=True)
+        mask = transforms.resize(mask, size, interpolation=v2.InterpolationMode.NEAREST)
+        right, below = max(0, self.settings.crop[1] - size[1]), max(0, self.settings.crop[0] - size[0])
+        image = transforms.pad(image, [0, 0, right, below], fill=[round(255 * mean) for mean in self.settings.mean])
+        mask = transforms.pad(mask, [0, 0, right, below], fill=VOID)
+        image, mask = self._cropped(image, mask)
+        if float(torch.rand(())) < self.hflip:
+            image, mask = transforms.horizontal_flip(image), transforms.horizontal_flip(mask)
+        return (image if self.distort is None else self.distort(image)), mask
+
+    def _cropped(self, image: Any, mask: Any) -> tuple[Any, Any]:
+        height, width = self.settings.crop
+        for _ in range(10):
+            top = int(torch.randint(image.shape[-2] - height + 1, ()))
+            left = int(torch.randint(image.shape[-1] - width + 1, ()))
+            part = transforms.crop(mask, top, left, height, width)
+            counts = torch.bincount(part.flatten().long(), minlength=VOID + 1)[:VOID]
+            if counts.max() <= self.most_of_one * counts.sum():
+                break
+        return transforms.crop(image, top, left, height, width), part
+
+
+def normalized(image: Any, settings: SceneInput) -> Tensor:
+    """Bytes to numbers of mean 0 and deviation 1."""
+    floats = transforms.to_dtype(image, torch.float32, scale=True)
+    return transforms.normalize(floats, list(settings.mean), list(settings.std)).as_subclass(torch.Tensor)
+
+
+def _resized(image: Any, short_side: int | None) -> Any:
+    return image if short_side is None else transforms.resize(image, [short_side], antialias=True)
+
+
+def stack(pairs: list[Any]) -> tuple[Tensor, Tensor]:
+    """Crops as a batch, those of broken pictures left out."""
+    whole = [pair for pair in pairs if pair is not None]
+    if not whole:
+        return torch.zeros(0, 3, 32, 32), torch.zeros(0, 32, 32, dtype=torch.long)
+    images, labels = zip(*whole, strict=True)
+    return torch.stack(images), torch.stack(labels)
+
+
+def leave_apart(pairs: list[Any]) -> list[tuple[Tensor, Tensor]]:
+    """Scenes of any size, those with broken pictures left out."""
+    return [pair for pair in pairs if pair is not None]

@@ -1,0 +1,116 @@
+"""Networks of dense prediction: a pyramid of any backbone, and a decoder of segmentation_models_pytorch on it."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError, unknown_name
+from subquad.models.pyramid import STRIDES, Pyramid, pad_to_multiple
+from subquad.ranges import Positive, checks_arguments
+from subquad.tasks.backbone_arguments import build_backbone
+
+AUXILIARY_WEIGHT = 0.4
+"""Of UPerNet's second head in the loss, as the papers have it."""
+
+
+def _semantic_fpn(channels: list[int], width: int = 256) -> tuple[nn.Module, int, int]:
+    from segmentation_models_pytorch.decoders.fpn.decoder import FPNDecoder
+
+    if width % 64:
+        raise SubquadError(f"the decoder fpn norms groups of channels: head_channels is a multiple of 64, got {width}")
+    sizes = {"pyramid_channels": width, "segmentation_channels": width // 2, "dropout": 0.1}
+    decoder = FPNDecoder(encoder_channels=_with_stem(channels), encoder_depth=5, merge_policy="add", **sizes)
+    return decoder, width // 2, 0
+
+
+def _upernet(channels: list[int], width: int = 512) -> tuple[nn.Module, int, int]:
+    from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
+
+    decoder = UPerNetDecoder(encoder_channels=_with_stem(channels), encoder_depth=5, decoder_channels=width)
+    return decoder, width, width // 2
+
+
+SEGMENTERS: dict[str, Callable[..., tuple[nn.Module, int, int]]] = {"fpn": _semantic_fpn, "upernet": _upernet}
+"""Decoders by name, made for a pyramid's channels and of a width: the decoder, the channels that it gives, and those of
+an auxiliary head, or 0.
+
+fpn: Semantic FPN, Kirillov et al. 2019, arXiv 1901.02446, section 3; upernet: Xiao et al. 2018, arXiv 1807.10221.
+"""
+
+
+class Segmenter(nn.Module):
+    """Logits of classes at every pixel.
+
+    Args:
+        pyramid: of a backbone.
+        head: a name of `SEGMENTERS`.
+        num_classes: classes that are told apart.
+        head_channels: width of the decoder; the published one if left out.
+    """
+
+    @checks_arguments
+    def __init__(
+        self, pyramid: Pyramid, *, head: str, num_classes: Positive, head_channels: Positive | None = None
+    ) -> None:
+        super().__init__()
+        if head not in SEGMENTERS:
+            raise unknown_name("head", head, SEGMENTERS)
+        try:
+            own = {} if head_channels is None else {"width": head_channels}
+            self.decoder, width, auxiliary = SEGMENTERS[head](pyramid.channels, **own)
+        except ImportError:
+            raise SubquadError("segmentation needs its library: pip install 'subquad[dense]'") from None
+        self.creation: dict[str, Any] = {}
+        self.pyramid, self.num_classes = pyramid, num_classes
+        self.head = nn.Sequential(nn.Dropout2d(0.1), nn.Conv2d(width, num_classes, 1))
+        self.auxiliary: nn.Module | None = None
+        if auxiliary:
+            self.auxiliary = nn.Sequential(
+                nn.Conv2d(pyramid.channels[2], auxiliary, 3, padding=1, bias=False),
+                nn.BatchNorm2d(auxiliary),
+                nn.ReLU(),
+                nn.Dropout2d(0.1),
+                nn.Conv2d(auxiliary, num_classes, 1),
+            )
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Images (b, 3, height, width) of any size to logits (b, num_classes, height, width).
+
+        In training a network with an auxiliary head gives its logits, of the same size, as well.
+        """
+        size, padded = x.shape[-2:], pad_to_multiple(x, STRIDES[-1])
+        maps = self.pyramid(padded)
+        # the decoders expect maps at strides 1 and 2 before the others, and do not look at them
+        y = self._to_pixels(self.head(self.decoder([padded, padded, *maps])), padded, size)
+        if self.auxiliary is None or not self.training:
+            return y
+        return y, self._to_pixels(self.auxiliary(maps[2]), padded, size)
+
+    @staticmethod
+    def _to_pixels(logits: Tensor, padded: Tensor, size: Any) -> Tensor:
+        whole = F.interpolate(logits.float(), size=padded.shape[-2:], mode="bilinear", align_corners=False)
+        return whole[..., : size[0], : size[1]]
+
+
+def build_segmenter(
+    backbone: dict[str, Any], *, head: str, num_classes: int, head_channels: int | None = None, frozen_stages: int = 0
+) -> Segmenter:
+    """A segmenter on `create_model(**backbone)`; its `creation` holds the arguments of this call.
+
+    The backbone's own entries `checkpoint` (weights to start from, of a classifier) and `grad_checkpointing` are not
+    among those of `create_model`.
+    """
+    network = build_backbone(backbone)
+    given: dict[str, Any] = {"head": head, "num_classes": num_classes, "head_channels": head_channels}
+    made = Segmenter(Pyramid(network, frozen_stages=frozen_stages), **given)
+    creation = {"task": "segment", "backbone": network.creation, **given, "frozen_stages": frozen_stages}
+    made.creation = json.loads(json.dumps(creation))
+    return made
+
+
+def _with_stem(channels: list[int]) -> list[int]:
+    """Channels as the decoders count them: of maps at strides 1 and 2 first, which they do not use."""
+    return [3, 0, *channels]

@@ -1,0 +1,222 @@
+"""A trained segmenter: judged on data, and asked for label maps and overlays of images."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+from tqdm import tqdm
+
+from subquad.data import InputConfig, create_loader
+from subquad.tasks.accuracy import check_finite, evaluating
+from subquad.tasks.class_names import check_classes
+from subquad.tasks.confusion import save_confusion
+from subquad.tasks.image_files import evenly_chosen, plan_outputs, readable_pictures, save_picture
+from subquad.tasks.palette import colour
+from subquad.tasks.segmentation.intersection_over_union import (
+    SegmentationResult,
+    count_pixels,
+    evaluate_segmentation,
+    judge_confusion,
+    segment,
+)
+from subquad.tasks.segmentation.scene_data import VOID, load_scenes
+from subquad.tasks.segmentation.scene_transforms import SceneInput, SceneTransform, leave_apart
+from subquad.tasks.task import Gallery
+from subquad.tasks.trained import ImageNetwork, Trained
+from subquad.text import columns
+from subquad.weights.notes import required, settings_of
+
+
+@dataclass(frozen=True)
+class TrainedSegmenter(Trained):
+    """A segmenter with what it was trained on.
+
+    Attributes:
+        input: how scenes are brought to the network.
+        slide: whether it was judged through windows.
+    """
+
+    input: SceneInput
+    slide: bool
+
+    def image_network(self, img_size: int | None = None) -> ImageNetwork:
+        """Its backbone with the norms of its maps, which looks at images of the size of its crops."""
+        scenes = self.input
+        size = scenes.crop if img_size is None else (img_size, img_size)
+        return self.beside(self.model.pyramid, InputConfig(size, mean=scenes.mean, std=scenes.std))
+
+    def window(self, slide: bool | None) -> tuple[int, int] | None:
+        """The window to look through, None for none; as in training where `slide` is None."""
+        return self.input.crop if (self.slide if slide is None else slide) else None
+
+
+@dataclass(frozen=True)
+class SceneJudgement:
+    """What `judge_segmenter` found out."""
+
+    result: SegmentationResult
+    classes: tuple[str, ...]
+    count: int
+    images_per_second: float
+    broken: list[str]
+    device: torch.device
+
+    @property
+    def text(self) -> str:
+        """The figures of all classes and of each, for a terminal."""
+        result = self.result
+        lines = [
+            f"{self.count} images: mIoU {result.miou:.2f} %, pixel accuracy {result.accuracy:.2f} %, "
+            f"class accuracy {result.class_accuracy:.2f} %"
+        ]
+        if self.broken:
+            lines.append(f"{len(self.broken)} broken images were skipped, the first is {self.broken[0]}")
+        lines.append(f"{self.images_per_second:.1f} images/s on {self.device}\n\n{iou_text(result, self.classes)}")
+        return "\n".join(lines)
+
+    def save(self, path: Path) -> list[Path]:
+        """Write the confusion matrix, as .csv and .png."""
+        return save_confusion(self.result.confusion, self.classes, path)
+
+
+@dataclass(frozen=True)
+class SegmentedScene:
+    """An image, its labels (height, width), and the share of each class that is there, the largest first."""
+
+    path: Path
+    labels: NDArray[np.uint8]
+    shares: list[tuple[str, float]]
+
+
+def opened_segmenter(model: nn.Module, note: Mapping[str, Any]) -> TrainedSegmenter:
+    """A segmenter with what its note says of its training."""
+    classes, data, slide, settings = required(note, "classes", "data", "slide", "input")
+    device, scenes = next(model.parameters()).device, settings_of(SceneInput, settings)
+    return TrainedSegmenter("segment", model, tuple(classes), data, None, device, scenes, slide)
+
+
+def judge_segmenter(
+    trained: TrainedSegmenter,
+    *,
+    data: str | None = None,
+    split: str = "validation",
+    slide: bool | None = None,
+    strict: bool = False,
+) -> SceneJudgement:
+    """Intersection over union on what a segmenter was trained on, or on other scenes with the same classes."""
+    images = load_scenes(trained.data_to_judge(data), split=split, strict=strict)
+    check_classes(images.name, images.classes, trained.classes)
+    images.transform = SceneTransform(trained.input)
+    loader = create_loader(images, batch_size=1, collate=leave_apart)
+    start = time.perf_counter()
+    result = evaluate_segmentation(
+        trained.model,
+        loader,
+        device=trained.device,
+        num_classes=len(trained.classes),
+        window=trained.window(slide),
+    )
+    count = len(images) - images.num_broken
+    speed = count / (time.perf_counter() - start)
+    return SceneJudgement(result, trained.classes, count, speed, images.broken_paths(), trained.device)
+
+
+def predict_scenes(
+    trained: TrainedSegmenter,
+    images: Sequence[Path],
+    folder: Path,
+    *,
+    slide: bool | None = None,
+    strict: bool = False,
+    log: Callable[[str], None] = lambda line: None,
+) -> Iterator[SegmentedScene]:
+    """Segment image files, those in folders included; each gets <name>.png, its labels, and <name>-overlay.png.
+
+    Labels are written as ADE20K has them, 1 for the first class, with a palette. Images of subfolders are written to
+    subfolders.
+
+    Raises:
+        SubquadError: no image can be read, two would be written to one file, or the network gives no numbers.
+    """
+    transform = SceneTransform(trained.input)
+    planned = {image.path: image.outputs for image in plan_outputs(images, folder, (".png", "-overlay.png"))}
+    bar = tqdm(planned, desc="segmenting", leave=False, disable=None)
+    for path, picture in readable_pictures(bar, strict=strict, log=log):
+        size = picture.size[::-1]
+        x = transform(picture, np.zeros(size, np.uint8))[0]
+        with evaluating(trained.model):
+            logits = segment(trained.model, x.to(trained.device), size, trained.window(slide))
+        check_finite(logits, path)
+        labels = logits.argmax(0).to(torch.uint8).cpu().numpy()
+        for output, written in zip(planned[path], (as_labels(labels), overlay(picture, labels)), strict=True):
+            save_picture(written, output)
+        counts = np.bincount(labels.ravel(), minlength=len(trained.classes)) / labels.size
+        order = [int(place) for place in np.argsort(-counts, kind="stable") if counts[place]]
+        yield SegmentedScene(path, labels, [(trained.classes[k], float(counts[k])) for k in order])
+
+
+def segmentation_lines(
+    trained: TrainedSegmenter,
+    images: Sequence[Path],
+    log: Callable[[str], None] = lambda line: None,
+    *,
+    output: Path,
+    slide: bool | None = None,
+    strict: bool = False,
+) -> Iterator[str]:
+    """Segment image files as `predict_scenes` does, into the folder `output`; say the largest classes of each."""
+    for scene in predict_scenes(trained, images, output, slide=slide, strict=strict, log=log):
+        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in scene.shares[:4])
+        yield f"{scene.path}: {shares}"
+    yield f"label maps and overlays are in {output}"
+
+
+def as_labels(labels: NDArray[np.uint8]) -> Image.Image:
+    """Labels as ADE20K writes them, in colours."""
+    image = Image.fromarray(np.where(labels == VOID, 0, labels + 1).astype(np.uint8))
+    image.putpalette([0, 0, 0, *(part for k in range(VOID) for part in colour(k))])
+    return image
+
+
+def overlay(picture: Image.Image, labels: NDArray[np.uint8], strength: float = 0.55) -> Image.Image:
+    """A picture under the colours of its labels; nothing has none."""
+    colours = np.array([colour(k) for k in range(VOID + 1)], dtype=np.float64)[labels]
+    base = np.asarray(picture.convert("RGB"), dtype=np.float64)
+    mixed = np.where((labels == VOID)[..., None], base, (1 - strength) * base + strength * colours)
+    return Image.fromarray(mixed.round().astype(np.uint8))
+
+
+def iou_text(result: SegmentationResult, classes: Sequence[str]) -> str:
+    """The classes with their intersection over union, for a terminal."""
+    shares = result.confusion.sum(1) / result.confusion.sum()
+    lines = [["class", "IoU %", "pixels %"]]
+    for name, iou, share in zip(classes, result.iou, shares.tolist(), strict=True):
+        lines.append([name[:40], "" if iou != iou else f"{iou:.2f}", f"{100 * share:.2f}"])
+    return columns(lines)
+
+
+def scene_gallery(networks: Sequence[tuple[str, TrainedSegmenter]], count: int) -> Gallery:
+    """Some held-out scenes, their labels, and what networks make of them, as overlays with the mean IoU."""
+    images = load_scenes(networks[0][1].data_to_judge(), split="validation")
+    rows = []
+    for index in evenly_chosen(len(images), count):
+        if (item := images[index]) is None:
+            continue
+        picture, labels = item
+        row = [(picture, "image"), (overlay(picture, labels), "truth")]
+        for label, trained in networks:
+            x, target = SceneTransform(trained.input)(picture, labels)
+            with evaluating(trained.model):
+                logits = segment(trained.model, x.to(trained.device), labels.shape, trained.window(None))
+            found = logits.argmax(0).cpu()
+            iou = judge_confusion(count_pixels(found, target, len(trained.classes))).miou
+            row.append((overlay(picture, found.numpy().astype(np.uint8)), f"{label} (IoU {iou:.0f} %)"))
+        rows.append(row)
+    return Gallery(rows, [(name, colour(k)) for k, name in enumerate(images.classes[:40])])

@@ -1,0 +1,57 @@
+"""The tasks there are, by name; others are added by `register_task` or found where a plug-in is installed."""
+
+from subquad.errors import SubquadError, unknown_name
+from subquad.tasks.classification.classification_task import Classification
+from subquad.tasks.common_recipe import CommonRecipe
+from subquad.tasks.detection.detection_task import Detection
+from subquad.tasks.segmentation.segmentation_task import Segmentation
+from subquad.tasks.sequences.lra_task import LongRange
+from subquad.tasks.task import ACTIONS, Task
+
+TASKS: dict[str, type[Task]] = {
+    "classify": Classification,
+    "segment": Segmentation,
+    "detect": Detection,
+    "lra": LongRange,
+}
+"""The tasks by their names in recipes, weight files and commands."""
+
+ENTRY_POINTS = "subquad.tasks"
+"""The group of entry points by which an installed package adds its tasks: `depth = "my_package.depth:Depth"`."""
+
+
+def register_task(task: type[Task]) -> type[Task]:
+    """Add a task of one's own; a class can be decorated with it.
+
+    Raises:
+        SubquadError: it is no task, another one has its name or one of its commands, or there is no such command.
+    """
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise SubquadError(f"a task is a class derived from subquad.tasks.Task, got {task!r}")
+    if task.name != task.recipe_class.task:
+        raise SubquadError(f"the task {task.name} has recipes of the task {task.recipe_class.task}")
+    if TASKS.get(task.name, task) is not task:
+        raise SubquadError(f"there is a task {task.name} already, {TASKS[task.name].__name__}")
+    if unknown := task.commands.keys() - set(ACTIONS):
+        raise SubquadError(f"the task {task.name} has a command to {min(unknown)}, known are {', '.join(ACTIONS)}")
+    others = {words for other in TASKS.values() if other is not task for words in other.commands.values()}
+    if taken := others & set(task.commands.values()):
+        raise SubquadError(f"the command {min(taken)} of the task {task.name} is another task's")
+    TASKS[task.name] = task
+    return task
+
+
+def task_named(name: str) -> type[Task]:
+    """The task of this name.
+
+    Raises:
+        SubquadError: there is none.
+    """
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    return TASKS[name]
+
+
+def make_task(recipe: CommonRecipe) -> Task:
+    """Data and network of a recipe, checked."""
+    return task_named(recipe.task)(recipe)  # type: ignore[call-arg]

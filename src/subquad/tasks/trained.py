@@ -1,0 +1,84 @@
+"""A trained network with what it was trained on, as `subquad.open_trained` gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from subquad.data import InputConfig
+from subquad.errors import SubquadError
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network of any task; each task has a class of its own where it knows more.
+
+    Attributes:
+        task: the name of the task that it was trained for.
+        model: in evaluation mode, on `device`.
+        classes: their names, in the order of the answers; none where they are not known.
+        data, data_dir: what it was trained on; None where the file does not say.
+        device: where it is.
+    """
+
+    task: str
+    model: Any
+    classes: tuple[str, ...]
+    data: str | None
+    data_dir: str | None
+    device: torch.device
+
+    @property
+    def fingerprint(self) -> str:
+        """A few digits that networks with other weights do not have."""
+        total = torch.zeros((), dtype=torch.float64)
+        for place, parameter in enumerate(self.model.parameters(), start=1):
+            total += place * parameter.detach().double().cpu().abs().mean()
+        return f"{float(total):.12g}"
+
+    def data_to_judge(self, data: str | None = None) -> str:
+        """`data`, or else what it was trained on.
+
+        Raises:
+            SubquadError: neither is known.
+        """
+        name = data or self.data
+        if name is None:
+            raise SubquadError("the weight file does not say what it was trained on: name the data")
+        return name
+
+    def image_network(self, img_size: int | None = None) -> ImageNetwork:
+        """What there is to look into: a network that takes images, and how they are brought to it.
+
+        Args:
+            img_size: pixels of both sides; as in training, or as is affordable, if left out.
+
+        Raises:
+            SubquadError: it takes no images.
+        """
+        raise SubquadError(f"there are no images to show to a network of `subquad {self.task}`")
+
+    def beside(self, model: nn.Module, config: InputConfig) -> ImageNetwork:
+        """A part of this network that takes images, with no classes and no data of its own."""
+        return ImageNetwork(self.task, model.eval(), (), None, None, self.device, config)
+
+
+@dataclass(frozen=True)
+class ImageNetwork(Trained):
+    """A network that takes one batch of images of a size.
+
+    Attributes:
+        input: how images are brought to it.
+        released: what is known of the authors' file that its weights are from; empty for others.
+    """
+
+    input: InputConfig
+    released: Mapping[str, Any] = field(default_factory=dict)
+
+    def image_network(self, img_size: int | None = None) -> ImageNetwork:
+        """This network, at another size where one is asked for."""
+        return self if img_size is None else replace(self, input=replace(self.input, img_size=(img_size, img_size)))

@@ -1,0 +1,97 @@
+"""What later ViTs add to the plain host: scales, gates, biases, norms and positions, each where it belongs."""
+
+import pytest
+import torch
+from hosts import small
+from torch import nn
+
+import subquad
+from subquad import SubquadError
+from subquad.grid import TokenGrid
+from subquad.models.layers import Block, SelfAttention
+from subquad.models.pvt import SpatialReductionAttention
+
+
+class Nothing(nn.Module):
+    def forward(self, x, *, grid):
+        return x
+
+
+def test_layer_scale_weighs_both_branches():
+    plain, scaled = Block(8, Nothing()).eval(), Block(8, Nothing(), init_values=0.5).eval()
+    scaled.load_state_dict(plain.state_dict(), strict=False)
+    assert scaled.ls1.gamma.tolist() == [0.5] * 8
+    x, grid = torch.randn(1, 3, 8), TokenGrid(1, 3)
+    middle = x + 0.5 * plain.norm1(x)
+    torch.testing.assert_close(scaled(x, grid=grid), middle + 0.5 * plain.mlp(plain.norm2(middle)))
+
+
+@pytest.mark.parametrize("kind", ["swiglu", "swiglu_norm"])
+def test_a_gated_mlp_multiplies_its_hidden_channels(kind):
+    mlp = Block(6, Nothing(), mlp=kind, mlp_ratio=2, eps=1e-3).mlp.eval()
+    x = torch.randn(4, 6)
+    gate, value = mlp.fc1(x).chunk(2, dim=-1)
+    hidden = nn.functional.silu(gate) * value
+    if kind == "swiglu_norm":
+        hidden = nn.functional.layer_norm(hidden, (12,), eps=1e-3)
+    torch.testing.assert_close(mlp(x), mlp.fc2(hidden))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "soft", "pola"])
+def test_keys_without_bias_have_none_to_train(attention):
+    layer = small("eva02", attention).blocks[0].attn
+    parts = len(layer.projected) - ("k" in layer.projected)
+    assert layer.project.bias.shape == (24 * parts,)
+    nn.init.normal_(layer.project.bias)
+    zero = torch.zeros(1, 5, 24)
+    heads = layer.heads(zero)
+    assert [name for name, tokens in heads.items() if not tokens.any()] == [n for n in ("k",) if n in layer.projected]
+    for name, tokens in layer.heads(zero, zero).items():
+        torch.testing.assert_close(tokens, heads[name])
+
+
+@pytest.mark.parametrize("make", [SelfAttention, SpatialReductionAttention])
+def test_norms_of_queries_and_keys_stand_between_projection_and_mechanism(make):
+    grid, x = TokenGrid(4, 4), torch.randn(1, 16, 8)
+    more = {"sr_ratio": 2} if make is SpatialReductionAttention else {}
+    layer = make(8, 2, subquad.ATTENTION["softmax"], grid=grid, **more)
+    seen = {}
+    layer.inner.register_forward_pre_hook(lambda _, __, supply: seen.update(supply), with_kwargs=True)
+    layer(x, grid=grid)
+    bare = seen["k"]
+    layer.k_norm = nn.LayerNorm(4)
+    layer(x, grid=grid)
+    torch.testing.assert_close(seen["k"], layer.k_norm(bare))
+
+
+@pytest.mark.parametrize(("pos_embed", "rows"), [("all", 3 + 16), ("patches", 16)])
+def test_positions_are_of_all_tokens_or_of_patches(pos_embed, rows):
+    model = small("vit", img_size=32, reg_tokens=2, pos_embed=pos_embed)
+    stage = model.stages[0].eval()
+    assert stage.pos_embed.table.shape[1] == rows
+    tokens = stage.tokens_of(torch.zeros(1, 3, 40, 24))[0]
+    assert torch.equal(tokens[:, :3], stage.prefix_tokens) == (pos_embed == "patches")
+    model.set_input_size((40, 24))
+    assert stage.pos_embed.table.shape[1] == rows - 16 + 15
+    torch.testing.assert_close(stage.tokens_of(torch.zeros(1, 3, 40, 24))[0], tokens)
+
+
+def test_networks_without_positions_have_no_table():
+    model = small("dinov3")
+    assert model.stages[0].pos_embed is None and not model.no_weight_decay() - {"stages.0.prefix_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pos_embed": "patch"}, "unknown pos_embed 'patch': did you mean patches"),
+        ({"rope": "eva2"}, "unknown rope 'eva2': did you mean eva02"),
+        ({"mlp": "swiglue"}, "unknown mlp 'swiglue': did you mean swiglu"),
+        ({"init_values": 0}, "init_values must be a number above 0"),
+        ({"rope": "eva02", "embed_dim": 20, "num_heads": 2}, "heads of a multiple of 4 channels, got 10"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(settings, message):
+    with pytest.raises(SubquadError, match=message) as caught:
+        small("vit", **settings)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,114 @@
+"""Runs that an earlier version left are opened, judged and gone on with: `tests/fixtures/runs` holds one of each task.
+
+They were broken off behind their first epoch; `second_epochs.json` says what their second one came to then.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from safetensors.torch import load_file
+
+import subquad
+from subquad.runs import open_trained
+from subquad.tasks import TASKS, fields_of, load_recipe
+from subquad.tasks.backbone_arguments import arguments_of
+from subquad.training import train
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
+RUNS = sorted(path.parent.name for path in FIXTURES.glob("*/run.json"))
+SECOND = json.loads((FIXTURES / "second_epochs.json").read_text())
+
+
+@pytest.fixture
+def run(request, tmp_path, monkeypatch):
+    """A copy of a run beside the data that it names."""
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    if request.param == "segment":
+        worlds.scenes(tmp_path / "scenes")
+    if request.param == "detect":
+        worlds.objects(tmp_path / "objects")
+    return shutil.copytree(FIXTURES / request.param, tmp_path / request.param)
+
+
+def task_of(run):
+    return TASKS[json.loads((run / "run.json").read_text())["task"]]
+
+
+def test_there_is_a_run_of_every_task():
+    assert {task_of(FIXTURES / name).name for name in RUNS} == set(TASKS)
+
+
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_an_earlier_run_is_opened_and_judged(run):
+    task = task_of(run)
+    trained = open_trained(run)
+    assert trained.task == task.name and trained.classes and not trained.model.training
+    row = json.loads((run / "metrics.jsonl").read_text())
+    title = task.columns[0].short.removeprefix("box ")
+    said = task.evaluate(trained).text
+    best = max(
+        value for name, value in row.items() if name in {f"{k}_{task.columns[0].entry}" for k in ("eval", "ema")}
+    )
+    assert title in said and any(f"{best:.{digits}f}" in said for digits in (1, 2))
+    assert open_trained(run / "best.safetensors", task=task.name, device="cpu").fingerprint == trained.fingerprint
+
+
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_an_earlier_run_goes_on_to_what_it_came_to_then(run):
+    train(load_recipe(run / "recipe.yaml", task_of(run).recipe_class), run, resume=True)
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[1])
+    assert {name: row[name] for name in SECOND[run.name]} == pytest.approx(SECOND[run.name], rel=1e-3)
+
+
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_another_task_is_refused_in_one_line(run):
+    other = next(name for name in TASKS if name != task_of(run).name)
+    with pytest.raises(subquad.SubquadError, match=f"not for `subquad {other}`"):
+        subquad.open_trained(run, task=other)
+
+
+def test_weights_are_read_once_and_behind_their_note(monkeypatch):
+    from subquad.models import restoring
+    from subquad.weights import files
+
+    order = []
+    for module, name in ((restoring, "read_weights"), (files, "_note_in")):
+        own = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, own=own, name=name: order.append(name) or own(*given))
+    open_trained(FIXTURES / "detect")
+    assert order[0] == "_note_in" and order.count("read_weights") == 1
+
+
+def test_what_no_task_here_is_for_is_said(tmp_path):
+    from subquad.models import save_weights
+
+    model = torch.nn.Linear(2, 2)
+    model.creation = {"task": "depth"}
+    save_weights(model, tmp_path / "a.safetensors")
+    with pytest.raises(subquad.SubquadError, match="for the task 'depth', which is not here"):
+        open_trained(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_every_task_starts_from_the_best_weights_of_a_run(run, tmp_path):
+    """Dense networks from a classifier that their backbone fits, the others from a run of their own."""
+    task = task_of(run)
+    recipe = load_recipe(run / "recipe.yaml", task.recipe_class)
+    start = tmp_path / "start"
+    if "head" in fields_of(task.recipe_class):
+        classifier = subquad.create_model(**arguments_of(recipe), num_classes=5)
+        start.mkdir()
+        subquad.save_weights(classifier, start / "best.safetensors")
+        weights = classifier.state_dict()
+    else:
+        shutil.copytree(run, start)
+        weights = load_file(start / "best.safetensors")
+    made = task(recipe.replace(initial_checkpoint=str(start))).model
+    own = (made.pyramid.backbone if hasattr(made, "pyramid") else made).state_dict()
+    compared = [name for name in own if name in weights]
+    assert len(compared) > 5 and all(torch.equal(own[name], weights[name]) for name in compared)

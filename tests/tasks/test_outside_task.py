@@ -1,0 +1,104 @@
+"""A task that the package does not know, `depth_task.py`: registered, it is trained, judged, shown and timed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import depth_task
+import pytest
+from PIL import Image
+
+import subquad
+from subquad import SubquadError
+from subquad.cli import main
+from subquad.plugins import add_installed
+from subquad.tasks import ENTRY_POINTS, TASKS, register_task
+
+SMALL = ["--epochs", "2", "--warmup-epochs", "0", "--batch-size", "8", "--depth", "1", "--embed-dim", "16"]
+SMALL += ["--num-heads", "2", "--lr", "1e-2"]
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setitem(TASKS, "depth", depth_task.Depth)
+
+
+def test_a_task_from_outside_does_all_that_ours_do(registered, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def said(*words):
+        assert main(list(words)) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    compared = said("depth", "compare", *SMALL, "--attention", "softmax", "linear", "--experiment", "both")
+    assert "closeness %" in compared
+    run = Path("runs/both/linear-s0")
+    assert "best closeness" in said("depth", "train", "--resume", str(run))
+    summary = json.loads((run / "summary.json").read_text())
+    assert f"closeness {summary['best_closeness']:.2f} %" in said("depth", "eval", str(run))
+    assert said("depth", "eval", str(run), "--count", "5").startswith("closeness ")
+    Image.new("RGB", (8, 8)).save("black.png")
+    assert "black.png: " in said("depth", "predict", "black.png", "--checkpoint", str(run))
+    opened = subquad.open_trained(run)
+    assert isinstance(opened, depth_task.TrainedDepth) and opened.farthest == 1.0
+    said("report", "runs/both", "--no-scaling", "--output", "page.html")
+    page = Path("page.html").read_text()
+    assert all(text in page for text in ("closeness %", "depth by linear", "closeness to the depth of the held-out"))
+    said("analyze", str(run), "--images", "black.png", "--measures", "entropy", "--shown", "0")
+    assert json.loads(Path("analysis/analysis.json").read_text())["rows"]
+    timed = said("bench", "--model", "deit_micro", "--head", "depth_map", "--img-size", "16", "--repeats", "1")
+    assert "deit_micro" in timed
+    # one run starts from another, as of every task
+    said("depth", "train", *SMALL, "--initial-checkpoint", str(run), "--experiment", "again")
+
+
+def test_a_task_is_registered_once_and_under_words_of_its_own(monkeypatch):
+    monkeypatch.setattr("subquad.tasks.task_table.TASKS", dict(TASKS))
+    for changes, reason in (
+        ({"name": "other"}, "has recipes of the task depth"),
+        ({"commands": {"dream": "depth dream"}}, "has a command to dream, known are train, compare"),
+        ({"commands": {"train": "detect train"}}, "the command detect train of the task depth is another task's"),
+    ):
+        with pytest.raises(SubquadError, match=reason):
+            register_task(type("Wrong", (depth_task.Depth,), changes))
+    with pytest.raises(SubquadError, match=r"derived from subquad\.tasks\.Task"):
+        register_task(int)
+    assert subquad.register_task(depth_task.Depth) is depth_task.Depth
+    register_task(depth_task.Depth)
+    with pytest.raises(SubquadError, match="there is a task depth already"):
+        register_task(type("Second", (depth_task.Depth,), {}))
+
+
+def test_a_command_of_ours_is_not_taken(registered, monkeypatch, capsys):
+    monkeypatch.setattr(depth_task.Depth, "commands", {"evaluate": "bench"})
+    assert main(["list"]) == 2
+    assert "two commands are called bench" in capsys.readouterr().err
+
+
+@pytest.fixture
+def plugged_in(tmp_path):
+    """A folder with an installed package's entry points: the task, and one that can't be imported."""
+    info = tmp_path / "tiny_depth-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-depth\nVersion: 1.0\n")
+    lines = [f"[{ENTRY_POINTS}]", "depth = depth_task:Depth", "broken = nowhere_at_all:Task"]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_tasks_of_installed_packages_are_found(plugged_in, monkeypatch):
+    monkeypatch.syspath_prepend(str(plugged_in))
+    found = []
+    with pytest.warns(UserWarning, match="the plug-in nowhere_at_all:Task can't be added"):
+        add_installed(ENTRY_POINTS, found.append)
+    assert found == [depth_task.Depth]
+
+
+@pytest.mark.slow
+def test_an_installed_task_is_a_command(plugged_in):
+    paths = [str(plugged_in), str(Path(depth_task.__file__).parent), str(Path(subquad.__file__).parents[1])]
+    command = [sys.executable, "-W", "ignore", "-m", "subquad", "depth", "eval", "--help"]
+    environment = {"PYTHONPATH": ":".join(paths), "PATH": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and "--count" in done.stdout, done.stderr

@@ -1,0 +1,143 @@
+"""Rotary positions: what turns, by how much, and who turns it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from subquad import ATTENTION, SubquadError, TokenGrid
+from subquad.models.layers import SelfAttention
+from subquad.rope import COORDINATES, ROPES, AxialRope, rope_of
+
+CPU = torch.device("cpu")
+every_rope = pytest.mark.parametrize("name", ROPES)
+
+
+def angles_of(rotation):
+    """Of each token and pair, (n, d/2), between -π and π."""
+    cos, sin = rotation.cos, rotation.sin
+    half = cos.shape[1] // 2
+    pairs = (cos[:, 1::2], sin[:, 1::2]) if rotation.interleaved else (cos[:, half:], sin[:, half:])
+    return torch.atan2(pairs[1], pairs[0])
+
+
+@every_rope
+def test_a_pair_of_channels_is_turned_as_a_complex_number(name):
+    grid = TokenGrid(3, 5, 2)
+    rotation = rope_of(name, 8)(grid, CPU)
+    x = torch.randn(2, 3, grid.num_tokens, 8)
+    first, second = (x[..., ::2], x[..., 1::2]) if rotation.interleaved else x.chunk(2, dim=-1)
+    turned = torch.complex(first, second) * torch.exp(1j * angles_of(rotation))
+    parts = turned.real, turned.imag
+    expected = torch.stack(parts, dim=-1).flatten(-2) if rotation.interleaved else torch.cat(parts, dim=-1)
+    torch.testing.assert_close(rotation.turn(x), expected)
+
+
+@every_rope
+def test_prefix_tokens_do_not_turn_and_none_changes_its_length(name):
+    grid, x = TokenGrid(4, 3, 5), torch.randn(1, 2, 17, 12)
+    turned = rope_of(name, 12)(grid, CPU).turn(x)
+    assert torch.equal(turned[:, :, :5], x[:, :, :5])
+    assert not torch.isclose(turned[:, :, 6:], x[:, :, 6:]).all(dim=-1).any()
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+
+
+@every_rope
+def test_products_depend_on_how_far_apart_tokens_stand(name):
+    grid = TokenGrid(5, 4)
+    q, k = torch.randn(2, 1, 8).expand(2, 20, 8).unbind(0)
+    rotation = rope_of(name, 8)(grid, CPU)
+    scores = (rotation.turn(q) @ rotation.turn(k).mT).view(5, 4, 5, 4)
+    torch.testing.assert_close(scores[1:, 1:, 1:, 1:], scores[:-1, :-1, :-1, :-1], rtol=1e-4, atol=1e-4)
+    assert not torch.isclose(scores[0, 0], scores[0, 0, 0, 0], atol=1e-3).flatten()[1:].any()
+
+
+def test_half_of_the_pairs_turns_with_the_row_and_half_with_the_column():
+    rope = AxialRope(8, temperature=100, coordinates="index", interleaved=True)
+    angles = angles_of(rope(TokenGrid(3, 4), CPU)).view(3, 4, 4)
+    rows, columns = torch.arange(3.0)[:, None, None], torch.arange(4.0)[:, None]
+    slower = torch.tensor([1.0, 0.1])
+    torch.testing.assert_close(angles[..., :2], (rows * slower).expand(3, 4, 2))
+    torch.testing.assert_close(angles[..., 2:], (columns * slower).expand(3, 4, 2))
+
+
+def test_grids_are_stretched_to_the_reference():
+    settings = {"temperature": 100, "coordinates": "index", "interleaved": True}
+    same = AxialRope(4, **settings)(TokenGrid(4, 4), CPU)
+    stretched = AxialRope(4, **settings, reference=(4, 4))(TokenGrid(8, 2), CPU)
+    torch.testing.assert_close(stretched.cos.view(8, 2, 4)[::2], same.cos.view(4, 4, 4)[:, ::2])
+
+
+@pytest.mark.parametrize(("coordinates", "divisors"), [("separate", (2, 4)), ("min", (2, 2)), ("max", (4, 4))])
+def test_places_are_between_minus_one_and_one(coordinates, divisors):
+    rope = AxialRope(4, temperature=100, coordinates=coordinates, interleaved=False)
+    angles = angles_of(rope(TokenGrid(2, 4), CPU)).view(2, 4, 2)
+    for axis, (size, divisor) in enumerate(zip((2, 4), divisors, strict=True)):
+        places = 2 * (torch.arange(size) + 0.5) / divisor - 1
+        expected = torch.exp(2j * math.pi * places).angle()
+        line = angles[:, 0, 0] if axis == 0 else angles[0, :, 1]
+        torch.testing.assert_close(torch.exp(1j * line), torch.exp(1j * expected), rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_said_in_one_line():
+    with pytest.raises(SubquadError, match="heads of a multiple of 4 channels, got 6"):
+        rope_of("dinov3", 6)
+    with pytest.raises(SubquadError, match="unknown rope 'dinov4': did you mean dinov3"):
+        rope_of("dinov4", 8)
+    with pytest.raises(SubquadError, match="unknown coordinates 'separat': did you mean separate"):
+        AxialRope(8, temperature=1, coordinates="separat", interleaved=True)
+    assert {row["coordinates"] for row in ROPES.values()} <= set(COORDINATES)
+
+
+class Rotating(nn.Module):
+    """Rotates for itself, as its inputs say; keeps what it was given."""
+
+    inputs = ("q", "k", "v", "rotation")
+
+    def __init__(self, dim, num_heads, *, grid, kv_grid):
+        super().__init__()
+
+    def forward(self, q, k, v, rotation=None, *, grid, kv_grid):
+        self.seen = q, k, rotation
+        return v
+
+
+class Seeing(Rotating):
+    """Leaves it to the host."""
+
+    inputs = ("q", "k", "v")
+
+    def forward(self, q, k, v, *, grid, kv_grid):
+        return super().forward(q, k, v, grid=grid, kv_grid=kv_grid)
+
+
+def test_the_host_turns_queries_and_keys_unless_the_mechanism_says_that_it_does():
+    grid, x = TokenGrid(2, 3, 1), torch.randn(2, 7, 16)
+    rotation = rope_of("eva02", 8)(grid, CPU)
+    left, own = (SelfAttention(16, 2, kind, grid=grid) for kind in (Seeing, Rotating))
+    own.load_state_dict(left.state_dict())
+    for layer in (left, own):
+        layer(x, grid=grid, rotation=rotation)
+    (q, k, _), (bare_q, bare_k, handed_over) = left.inner.seen, own.inner.seen
+    assert handed_over is rotation
+    assert torch.equal(q, rotation.turn(bare_q)) and torch.equal(k, rotation.turn(bare_k))
+    own(x, grid=grid)
+    assert own.inner.seen[2] is None
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_every_mechanism_answers_differently_where_its_queries_turn(name):
+    grid, x = TokenGrid(4, 4, 1), torch.randn(1, 17, 16)
+    layer = SelfAttention(16, 2, ATTENTION[name], grid=grid)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    turned = layer(x, grid=grid, rotation=rope_of("dinov3", 8)(grid, CPU))
+    assert turned.isfinite().all() and not torch.allclose(turned, layer(x, grid=grid), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tokens_of_half_precision_are_turned_in_fp32(dtype):
+    grid, x = TokenGrid(3, 3), torch.randn(1, 1, 9, 8).to(dtype)
+    rotation = rope_of("eva02", 8)(grid, CPU)
+    assert torch.equal(rotation.turn(x), rotation.turn(x.float()).to(dtype))
