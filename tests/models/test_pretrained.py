@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -447,6 +448,15 @@ def test_training_starts_from_the_authors_weights(initial, shelf, tmp_path):
         backbone_arguments(SegmentRecipe(model="agent_pvt_tiny", initial_checkpoint=initial), False)
     )
     assert torch.equal(backbone.state_dict()[name], state[name]) == (initial is not None)
+
+
+def test_the_page_of_weights_has_the_tables_of_the_links():
+    page = Path(__file__).parents[2] / "docs" / "weights.md"
+    script = runpy.run_path(str(page.parents[1] / "scripts" / "weights_page.py"))
+    text = page.read_text()
+    assert script["filled"](text) == text, "run python scripts/weights_page.py"
+    assert all(link.url in text and f"`subquad download {row}`" in text for row, link in LINKS.items())
+    assert "Nothing was downloaded where this was written" in text
 
 
 def test_names_of_imagenets_classes(tmp_path):
