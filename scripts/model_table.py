@@ -11,8 +11,7 @@ import subquad
 from subquad.models import NETWORKS
 from subquad.models.listing import pattern_of
 from subquad.models.networks import SOURCES
-from subquad.tasks.macs import count_macs
-from subquad.training.cost import count_parameters
+from subquad.tasks.network_costs import count_macs, count_parameters
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end -->"

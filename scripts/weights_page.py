@@ -12,7 +12,10 @@ BEGIN, END = "<!-- {} -->\n", "<!-- end -->"
 def link_rows() -> list[str]:
     """Network, name in timm, size, published top-1, link and command of every file."""
     tags = {row: tagged for tagged, row in TAGS.items()}
-    lines = ["| network | timm | px | top-1 % | link | page | command |", "| --- | --- | ---: | ---: | --- | --- | --- |"]
+    lines = [
+        "| network | timm | px | top-1 % | link | page | command |",
+        "| --- | --- | ---: | ---: | --- | --- | --- |",
+    ]
     for row, link in LINKS.items():
         top1 = "" if link.top1 is None else f"{link.top1}"
         cells = [f"`{row}`", f"`{tags.get(row, row)}`", f"{link.px}", top1, f"[{link.label}]({link.url})", link.page]

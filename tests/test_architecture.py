@@ -44,8 +44,8 @@ OF_CLASSIFIERS = {
     "timm_classifiers": {"classify"},
     "opened_networks": {"classify"},
     "run_records": {"classify"},
-    "analyze": IMAGES_OF,
-    "attention_maps": IMAGES_OF,
+    "study": IMAGES_OF,
+    "query_maps": IMAGES_OF,
 }
 HEAVY = {"triton", "diffusers", "matplotlib", "sklearn", "accelerate", "tensorboard", "datasets", "transformers"}
 

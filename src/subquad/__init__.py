@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from subquad.errors import SubquadError  # noqa: E402
 
 if TYPE_CHECKING:
+    from subquad.api import analyze, bench, compare, evaluate, predict, report, train
     from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.grid import TokenGrid
     from subquad.kernels import BACKENDS, use_backend
@@ -35,14 +36,21 @@ __all__ = [
     "SubquadError",
     "TokenGrid",
     "Traits",
+    "analyze",
+    "bench",
+    "compare",
     "convert_checkpoint",
     "create_model",
+    "evaluate",
     "load_checkpoint",
     "open_trained",
+    "predict",
     "register_attention",
     "register_task",
+    "report",
     "restore_model",
     "save_weights",
+    "train",
     "use_backend",
 ]
 
@@ -54,7 +62,11 @@ _PLACES = {
 }
 """Which module each name comes from."""
 
-_WHEN_ASKED_FOR = {"runs": ("open_trained",), "tasks": ("register_task",)}
+_WHEN_ASKED_FOR = {
+    "api": ("analyze", "bench", "compare", "evaluate", "predict", "report", "train"),
+    "runs": ("open_trained",),
+    "tasks": ("register_task",),
+}
 """The same of modules that take time to import, and that a user of networks alone does without."""
 
 

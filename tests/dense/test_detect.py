@@ -7,9 +7,9 @@ import torch
 import worlds
 from safetensors.torch import load_file
 
+import subquad
 from subquad import SubquadError
 from subquad.cli import main
-from subquad.pages import write_report
 from subquad.runs import open_trained
 from subquad.tasks import load_recipe
 from subquad.tasks.detection import DetectRecipe, judge_detector
@@ -79,7 +79,7 @@ def test_the_commands_judge_and_show(run, objects, tmp_path, capsys):
         main(["detect", "predict", images, "--checkpoint", str(run), "--threshold", "0.05", "--output", str(out)]) == 0
     )
     assert len(list(out.glob("*-objects.png"))) == 3 and "objects" in capsys.readouterr().out
-    write_report([run], tmp_path / "page.html")
+    subquad.report([run], tmp_path / "page.html", scaling=False)
     page = (tmp_path / "page.html").read_text()
     assert "box AP %" in page and "Predictions against truth" in page and "truth: 2 objects" in page
 

@@ -9,9 +9,9 @@ import worlds
 from PIL import Image
 from safetensors.torch import load_file
 
+import subquad
 from subquad import SubquadError
 from subquad.cli import main
-from subquad.pages import write_report
 from subquad.runs import open_trained
 from subquad.tasks import load_recipe
 from subquad.tasks.segmentation import SegmentRecipe, judge_segmenter
@@ -96,7 +96,7 @@ def test_the_commands_train_judge_and_show(scenes, tmp_path, capsys):
     assert main(["segment", "compare", "--attention", "agent", "softmax", *base, "--experiment", "both"]) == 0
     shown = capsys.readouterr().out
     assert "mIoU %" in shown and "agent" in shown and max(map(len, shown.splitlines()[-5:-2])) <= 80
-    write_report([tmp_path / "runs" / "both"], tmp_path / "page.html")
+    subquad.report([tmp_path / "runs" / "both"], tmp_path / "page.html", scaling=False)
     page = (tmp_path / "page.html").read_text()
     assert "mIoU %" in page and "Predictions against truth" in page
     assert page.count("<figcaption>truth") == 3 and page.count("agent (IoU") == 2 * 3

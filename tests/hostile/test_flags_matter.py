@@ -293,8 +293,9 @@ def test_shares_of_what_is_right_are_of_what_is_known(monkeypatch):
         return [SimpleNamespace(path="p", probabilities=[], true=true, is_wrong=wrong) for wrong, true in known]
 
     monkeypatch.setattr(class_predictions, "predict", predictions)
-    lines = list(class_predictions.prediction_lines(Anything(), [Path("here")]))
-    assert lines[-1] == "1 of 2 with a known class are right (50.0 %)"
+    said = []
+    assert len(list(class_predictions.predicted_classes(Anything(), [Path("here")], said.append))) == 4
+    assert said == ["1 of 2 with a known class are right (50.0 %)"]
 
 
 def test_latency_is_measured_for_a_report_unless_that_is_left_out(calls):

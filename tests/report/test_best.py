@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from subquad.analysis import MeasureRow
-from subquad.pages import confusion_words, removal_shares
+from subquad.analysis import MeasureRow, confusion_words, removal_shares
+from subquad.analysis.query_maps import _query_map, _salient
 from subquad.pages.analysis_page import _measure
-from subquad.pages.attention_maps import _coloured, _query_map, _salient
+from subquad.pages.attention_maps import _coloured
 from subquad.pages.charts import Axis, Series, _Frame, _share, _spread
 from subquad.pages.image_page import _difference, _pictures
 from subquad.pages.table import accuracy_table, columns_of

@@ -5,12 +5,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+import subquad
 from subquad import ATTENTION
-from subquad.analysis import MeasureRow
+from subquad.analysis import Findings, MeasureRow
 from subquad.attention import traits_of
 from subquad.benchmarks import BlockRow
-from subquad.pages import bench_picture, write_report
-from subquad.pages.analysis_page import Findings, write_analysis
+from subquad.pages import bench_picture
+from subquad.pages.analysis_page import write_analysis
 from subquad.pages.colours import classes_of, colour_of, plain_style_of, style_of
 
 
@@ -60,7 +61,7 @@ def test_report_analysis_and_pictures_agree(name, make_run, tmp_path):
     wanted = f"colour-{colour_of(name)[1:]}"
     make_run("other", "linear")
     make_run("run", name)
-    write_report([tmp_path / "runs"], tmp_path / "report.html")
+    subquad.report([tmp_path / "runs"], tmp_path / "report.html", scaling=False)
     rows = [MeasureRow("net", layer, "blocks", name, "entropy", 0, 0.5, 0.4, 0.6, None) for layer in (1, 2)]
     write_analysis(tmp_path / "analysis.html", Findings(rows={"net": rows}))
     bench_picture([block_row(name, 16), block_row(name, 64)], tmp_path / "bench.svg")

@@ -10,11 +10,12 @@ import torch
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.analysis import attention_weights
+from subquad.analysis.query_maps import _whole_map_layers, query_maps
 from subquad.benchmarks import ScalingRow
-from subquad.pages import find_runs, write_report
-from subquad.pages.attention_maps import _whole_map_layers, attention_maps
+from subquad.pages import write_report
+from subquad.pages.attention_maps import drawn_maps
 from subquad.pages.charts import Axis, Series, line_chart, point_chart
-from subquad.runs.run_records import group_runs
+from subquad.runs.run_records import find_runs, group_runs
 
 
 class Strict(HTMLParser):
@@ -58,7 +59,7 @@ def scaling():
 def test_every_mechanism_is_in_the_page_and_nothing_comes_from_outside(make_run, tmp_path):
     for place, name in enumerate(ATTENTION):
         make_run(f"{name}-s0", name, top1=90 + place)
-    write_report([tmp_path / "runs"], tmp_path / "page.html", scaling=scaling())
+    write_report(group_runs(find_runs([tmp_path / "runs"])), tmp_path / "page.html", scaling=scaling())
     page, parser = read(tmp_path / "page.html")
     text = " ".join(parser.text)
     assert all(name in text for name in ATTENTION)
@@ -73,20 +74,20 @@ def test_runs_that_differ_by_their_seed_are_one_row_with_mean_and_deviation(make
         make_run(f"agent-s{seed}", "agent", seed=seed, top1=top1)
     (group,) = group_runs(find_runs([tmp_path / "runs"]))
     assert group.mean("eval_top1") == 91 and group.spread("eval_top1") == pytest.approx(2**0.5)
-    write_report([tmp_path / "runs"], tmp_path / "page.html")
+    subquad.report([tmp_path / "runs"], tmp_path / "page.html", scaling=False)
     assert "91.00 ± 1.41" in (tmp_path / "page.html").read_text()
 
 
 def test_names_from_files_are_escaped(make_run, tmp_path):
     make_run("odd", "agent", data="<script>alert(1)</script>")
-    write_report([tmp_path / "runs"], tmp_path / "page.html")
+    subquad.report([tmp_path / "runs"], tmp_path / "page.html", scaling=False)
     page, _ = read(tmp_path / "page.html")
     assert "<script>alert" not in page
 
 
 def test_what_is_missing_is_said_and_not_drawn(make_run, tmp_path):
     said = []
-    write_report([make_run("one", "agent", epochs=1)], tmp_path / "page.html", log=said.append)
+    subquad.report([make_run("one", "agent", epochs=1)], tmp_path / "page.html", scaling=False, log=said.append)
     text = " ".join(read(tmp_path / "page.html")[1].text)
     assert "were not measured" in text and "No run has kept weights" in text
     assert "no attention maps of agent" in said[0]
@@ -104,7 +105,7 @@ def test_a_broken_run_is_one_line(make_run, tmp_path, file, content, message):
     folder = make_run("broken", "agent")
     (folder / file).write_text(content)
     with pytest.raises(SubquadError, match=message) as caught:
-        write_report([folder], tmp_path / "page.html")
+        subquad.report([folder], tmp_path / "page.html", scaling=False)
     assert "\n" not in str(caught.value) and not (tmp_path / "page.html").exists()
 
 
@@ -117,7 +118,7 @@ def test_a_folder_without_runs_is_one_line(tmp_path):
 
 def test_a_report_that_is_not_named_html_is_refused(make_run, tmp_path):
     with pytest.raises(SubquadError, match=r"name it like .*page\.html"):
-        write_report([make_run("one", "agent")], tmp_path / "page.pdf")
+        subquad.report([make_run("one", "agent")], tmp_path / "page.pdf", scaling=False)
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -150,7 +151,8 @@ def test_attention_maps_show_every_mechanism_over_the_same_images(make_run):
         }
         subquad.save_weights(model, folder / "best.safetensors", note)
         groups += group_runs(find_runs([folder]))
-    tables = attention_maps(groups, pytest.fail, count=3)
+    sources = [(group.label, group.first.path) for group in groups]
+    tables = [drawn_maps(asked) for asked in query_maps(sources, pytest.fail, count=3)]
     assert [table.layer for table in tables] == ["layer 2 of 2, the last"]
     assert tables[0].labels == list(ATTENTION) and len(tables[0].images) == 3
     assert all(cell.startswith("data:image/png;base64,") for row in tables[0].maps for cell in row)

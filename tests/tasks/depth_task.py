@@ -4,6 +4,7 @@ Nothing in the package knows it. It is what docs/adding-a-task.md describes: a r
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from subquad.tasks import Column, Gallery, ImageRecipe, Task, Trained, option
 from subquad.tasks.accuracy import evaluating
 from subquad.tasks.backbone_arguments import arguments_of
 from subquad.tasks.image_files import image_files
-from subquad.tasks.macs import count_macs
+from subquad.tasks.network_costs import count_macs
 from subquad.weights.notes import required
 
 
@@ -160,7 +161,8 @@ class Depth(Task):
             with Image.open(path) as picture:
                 shade = torch.from_numpy(np.array(picture.convert("L").resize((16, 16)))) / 255
             with evaluating(trained.model):
-                yield f"{path}: {float(trained.model(shade.expand(1, 3, -1, -1)).mean()):.2f} away"
+                away = float(trained.model(shade.expand(1, 3, -1, -1)).mean())
+            yield SimpleNamespace(text=f"{path}: {away:.2f} away")
 
     @classmethod
     def gallery(cls, networks, count):

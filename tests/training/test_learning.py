@@ -17,7 +17,7 @@ from subquad.data import load_dataset
 from subquad.runs.run_folder import RunFolder
 from subquad.runs.run_state import load_state, save_state
 from subquad.tasks.classification.classification_task import Classification
-from subquad.tasks.macs import count_macs_of
+from subquad.tasks.network_costs import count_macs_of
 from subquad.tasks.task_table import make_task
 from subquad.training import loop, train
 from subquad.training.journal import epoch_line, summarise

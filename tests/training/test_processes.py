@@ -15,6 +15,7 @@ CODE = """
 import sys
 import torch
 from subquad.tasks import load_recipe
+from subquad.tasks.classification import Recipe
 from subquad.training import train
 torch.set_num_threads(1)
 train(load_recipe(sys.argv[1], Recipe), sys.argv[2], resume=sys.argv[3] == "resume")

@@ -1,12 +1,14 @@
 """Looking inside: the explicit attention of a whole network, and what can be measured on it."""
 
 from subquad.analysis.explicit_attention import attention_weights, visit_attention
+from subquad.analysis.findings import Findings, confusion_words, removal_shares
 from subquad.analysis.indistinct_queries import confused_queries
 from subquad.analysis.injectivity import confused_by, tells_apart
 from subquad.analysis.maps import Diagonality, diagonality, drift, map_similarity, symmetry
 from subquad.analysis.measures import ALL_MEASURES, Measure
 from subquad.analysis.network_measures import MeasureRow, measure_network
 from subquad.analysis.probes import LayerAttention
+from subquad.analysis.query_maps import QueryMaps, query_maps
 from subquad.analysis.removal import Removal, check_removal, removed_pairs, removing
 from subquad.analysis.rows import attention_distance, entropy, local_mass, negative_mass, uniform_weights
 from subquad.analysis.soft_kernels import (
@@ -19,6 +21,7 @@ from subquad.analysis.soft_kernels import (
     usual_alpha,
 )
 from subquad.analysis.spectra import Ranks, centred, ranks, token_similarity
+from subquad.analysis.study import Study
 from subquad.analysis.survey import USUAL_REMOVALS, Counts, NoQueriesError, count_confusions, count_hits, survey
 
 __all__ = [
@@ -27,12 +30,15 @@ __all__ = [
     "Convergence",
     "Counts",
     "Diagonality",
+    "Findings",
     "LayerAttention",
     "Measure",
     "MeasureRow",
     "NoQueriesError",
+    "QueryMaps",
     "Ranks",
     "Removal",
+    "Study",
     "attention_distance",
     "attention_weights",
     "best_error",
@@ -40,6 +46,7 @@ __all__ = [
     "check_removal",
     "confused_by",
     "confused_queries",
+    "confusion_words",
     "count_confusions",
     "count_hits",
     "diagonality",
@@ -53,7 +60,9 @@ __all__ = [
     "newton_convergence",
     "newton_filter",
     "nystrom_error",
+    "query_maps",
     "ranks",
+    "removal_shares",
     "removed_pairs",
     "removing",
     "survey",

@@ -59,15 +59,7 @@ def run_list(arguments: argparse.Namespace) -> None:
 
 def run_report(arguments: argparse.Namespace) -> None:
     """Measure what the page needs, and write it."""
-    from subquad.benchmarks import describe_scaling, measure_scaling
-    from subquad.models import names_in
-    from subquad.pages import find_runs, write_report
+    from subquad import api
 
-    found = find_runs(arguments.runs)
-    rows, note = [], ""
-    if not arguments.no_scaling:
-        mechanisms = list(dict.fromkeys(names_in(run.attention)[0] for run in found))
-        print(f"measuring {', '.join(mechanisms)} against sequence length")
-        rows, note = measure_scaling(mechanisms, log=print), describe_scaling()
-    write_report(arguments.runs, arguments.output, scaling=rows, scaling_note=note, log=print)
+    api.report(arguments.runs, arguments.output, scaling=not arguments.no_scaling, log=print)
     print(f"the report is in {arguments.output}")

@@ -99,8 +99,8 @@ def run_folder(arguments: argparse.Namespace, *parts: str | None) -> Path:
 
 def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
     """Train the recipe that the flags describe, or go on with a run."""
+    from subquad import api
     from subquad.tasks import load_recipe
-    from subquad.training import train
 
     given = given_fields(arguments, task)
     if arguments.resume is not None:
@@ -117,7 +117,7 @@ def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
             recipe = _from_pretrained(recipe)
         network = task.network_name(recipe.to_dict())
         folder = run_folder(arguments, network, recipe.attention, Path(recipe.data).name)
-    summary = train(recipe, folder, resume=arguments.resume is not None, log=print)
+    summary = api.train(recipe, folder, resume=arguments.resume is not None, log=print)
     column = task.columns[0]
     best, epoch = summary[f"best_{column.entry}"], summary["best_epoch"] + 1
     print(f"best {column.short} {best:.2f} % in epoch {epoch} of {summary['epochs']}; everything is in {folder}")
@@ -135,12 +135,11 @@ def _from_pretrained(recipe: Any) -> Any:
 
 def compare_recipe(arguments: argparse.Namespace, task: Any) -> None:
     """Train the recipe that the flags describe with several mechanisms and print the table."""
-    from subquad.attention import ATTENTION
-    from subquad.training import compare, comparison_table
+    from subquad import api
+    from subquad.training import comparison_table
 
     recipe = task.recipe_of(given_fields(arguments, task), arguments.config)
-    mechanisms = arguments.mechanisms or list(ATTENTION)
     folder = run_folder(arguments, "compare", task.network_name(recipe.to_dict()), Path(recipe.data).name)
-    rows = compare(recipe, mechanisms, arguments.seeds, folder, log=print)
+    rows = api.compare(recipe, folder, mechanisms=arguments.mechanisms, seeds=arguments.seeds, log=print)
     table = comparison_table(rows, task.columns[0].title)
     print(f"\n{table}\n\neverything is in {folder}; `subquad report {folder}` makes a page of it")

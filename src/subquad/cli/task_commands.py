@@ -76,11 +76,11 @@ def _add_evaluate(commands: Commands, name: str, task: Any) -> None:
 
 def _evaluate(arguments: argparse.Namespace, task: Any) -> None:
     """Judge and print."""
-    from subquad.runs import open_trained
+    from subquad import api
 
     settings = values_of(task.evaluation_flags, vars(arguments))
     output = settings.pop("output", None)
-    judgement = task.evaluate(open_trained(_source(arguments, task), task=task.name), **settings)
+    judgement = api.evaluate(_source(arguments, task), task=task.name, **settings)
     print(judgement.text)
     if output is not None:
         files = judgement.save(output)
@@ -107,8 +107,8 @@ def _predict(arguments: argparse.Namespace, task: Any) -> None:
 
     trained = open_trained(_source(arguments, task), task=task.name)
     settings = values_of(task.prediction_flags, vars(arguments))
-    for line in task.predict(trained, arguments.images, print, **settings):
-        print(line)
+    for predicted in task.predict(trained, arguments.images, print, **settings):
+        print(predicted.text)
 
 
 def _source(arguments: argparse.Namespace, task: Any) -> str:

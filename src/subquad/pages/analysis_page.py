@@ -2,21 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from PIL import Image
-
-from subquad.analysis import ALL_MEASURES, Counts, MeasureRow, Removal
-from subquad.analysis.small_maps import Looking
+from subquad.analysis import ALL_MEASURES, Counts, Findings, MeasureRow, Removal, confusion_words, removal_shares
 from subquad.pages.charts import Axis, Series, line_chart
 from subquad.pages.colours import NEUTRAL, classes_of
 from subquad.pages.page_parts import section, short_command, write_page
 from subquad.pages.viewer import attention_viewer
-
-_PAPERS_COUNT = 25
-"""Confusions of an image that InLine's figure draws its line at."""
 
 _REMOVED = (
     "Top-1 accuracy when every query loses the keys around it, or as many at random elsewhere; without retraining. "
@@ -26,30 +19,6 @@ _CONFUSED = (
     "Pairs of queries of an image that differ and yet have the same weights, over all heads and layers. "
     "InLine's paper counts more than 25 in images of linear attention and hardly any of softmax."
 )
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the page shows of each network, by its name.
-
-    Attributes:
-        rows: of `measure_network`.
-        hits: of `count_hits`.
-        confusions: of `count_confusions`.
-        looks: of `looking`.
-        pictures: the images of `looks`.
-    """
-
-    rows: dict[str, list[MeasureRow]] = field(default_factory=dict)
-    hits: dict[str, Counts] = field(default_factory=dict)
-    confusions: dict[str, Counts] = field(default_factory=dict)
-    looks: dict[str, list[list[Looking]]] = field(default_factory=dict)
-    pictures: list[Image.Image] = field(default_factory=list)
-
-    @property
-    def names(self) -> list[str]:
-        """Of the networks."""
-        return list(dict.fromkeys([*self.rows, *self.hits, *self.confusions]))
 
 
 def write_analysis(path: Path, found: Findings, *, command: str = "", note: str = "") -> None:
@@ -77,21 +46,6 @@ def write_analysis(path: Path, found: Findings, *, command: str = "", note: str 
     ]
     last = f"<footer><h2>How it was made</h2><pre>{escape(short_command(command))}</pre></footer>" if command else ""
     write_page(path, title, [header, *filter(None, parts), last])
-
-
-def removal_shares(counts: Counts) -> dict[str, float]:
-    """Accuracy in percent, by what was removed."""
-    return {name: 100 * sum(values) / len(values) for name, values in counts.items()}
-
-
-def confusion_words(counts: Counts) -> str:
-    """How many there are, in a few words."""
-    values = sorted(counts["confused"])
-    many = 100 * sum(value > _PAPERS_COUNT for value in values) / len(values)
-    return (
-        f"{sum(values) / len(values):.1f} confused pairs an image, median {values[len(values) // 2]:.0f}; "
-        f"more than {_PAPERS_COUNT} in {many:.1f} % of {len(values)} images"
-    )
 
 
 def _chart(series: Sequence[Series], x: Axis, y: Axis) -> str:

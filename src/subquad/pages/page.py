@@ -8,45 +8,48 @@ from datetime import datetime
 from html import escape
 from pathlib import Path
 
+from subquad.analysis import QueryMaps
 from subquad.benchmarks import ScalingRow, crossover
-from subquad.pages.attention_maps import MapTable, attention_maps
+from subquad.pages.attention_maps import MapTable, drawn_maps
 from subquad.pages.charts import Axis, Series, line_chart, point_chart
 from subquad.pages.colours import classes_of
 from subquad.pages.comparisons import measure_of
-from subquad.pages.gallery import gallery
+from subquad.pages.gallery import gallery_section
 from subquad.pages.known_results import known_results
 from subquad.pages.page_parts import check_page, section, short_command, write_page
 from subquad.pages.table import accuracy_table
-from subquad.runs.run_records import Group, find_runs, group_runs
+from subquad.runs.run_records import Group
+from subquad.tasks import Gallery
 from subquad.text import clock, si, speed_text
 
 
 def write_report(
-    runs: Sequence[Path],
+    groups: Sequence[Group],
     path: Path,
     *,
     scaling: Sequence[ScalingRow] = (),
     scaling_note: str = "",
-    log: Callable[[str], None] = lambda line: None,
+    gallery: Gallery | None = None,
+    maps: Sequence[QueryMaps] = (),
 ) -> None:
-    """Write the page about `runs`, run folders or folders of them, to `path`, whole or not at all.
+    """Write the page about `groups` of runs to `path`, whole or not at all; `subquad.report` measures what it shows.
 
     Args:
-        runs: what to show; runs that differ by their seed are taken together.
+        groups: what to show, of `group_runs`.
         path: the HTML file.
         scaling: what `subquad.benchmarks.measure_scaling` found; its section is left out without it.
         scaling_note: on what that was measured.
-        log: hears what could not be shown.
+        gallery: what the networks make of held-out images.
+        maps: what they attend to, where there is no gallery.
     """
     check_page(path)
-    groups = group_runs(find_runs(runs))
     colours = classes_of({group.label: group.first.attention for group in groups})
     sections = [
         _header(groups),
         _accuracy(groups, colours),
         _curves(groups, colours),
         _scaling(scaling, scaling_note, groups, colours),
-        known_results(groups) or gallery(groups, log) or _maps(attention_maps(groups, log)),
+        known_results(groups) or (gallery_section(gallery) if gallery else _maps([*map(drawn_maps, maps)])),
         _provenance(groups),
     ]
     write_page(path, _title(groups), sections)

@@ -34,7 +34,7 @@ class EvalSums:
         self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.long)
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch."""
+        """Count a batch: logits (b, classes), labels (b,)."""
         logits, labels = logits.detach().cpu().float(), labels.cpu()
         classes = len(self.confusion)
         if logits.shape[-1] != classes:
@@ -54,7 +54,11 @@ class EvalSums:
             sums.copy_(total)
 
     def result(self) -> EvalResult:
-        """The means."""
+        """Make means of the sums.
+
+        Raises:
+            SubquadError: nothing was counted.
+        """
         count = int(self.confusion.sum())
         if not count:
             raise SubquadError("there are no images to evaluate")

@@ -51,7 +51,7 @@ class Field:
 
     @property
     def text(self) -> str:
-        """Its line of help."""
+        """Say in a line what it is, for --help."""
         return self.declared.text
 
     @property
@@ -61,7 +61,7 @@ class Field:
 
     @property
     def inner(self) -> Any:
-        """Its type where it is not None."""
+        """Give its type, that of values other than None."""
         if not self.is_optional:
             return self.kind
         return next(kind for kind in typing.get_args(self.kind) if kind is not types.NoneType)

@@ -55,6 +55,14 @@ class Judgement(Protocol):
         """Write what does not fit on a terminal beside `path`, and return the files."""
 
 
+class Predicted(Protocol):
+    """What a trained network makes of one file."""
+
+    @property
+    def text(self) -> str:
+        """The most of it in a line."""
+
+
 @dataclass(frozen=True)
 class Gallery:
     """Some held-out images beside what networks make of them.
@@ -233,8 +241,12 @@ class Task(ABC):
         raise SubquadError(f"networks of `subquad {cls.name}` are judged where they are trained")
 
     @classmethod
-    def predict(cls, trained: Any, files: Sequence[Path], log: Callable[[str], None], **settings: Any) -> Iterator[str]:
-        """What a trained network makes of files, in lines; further arguments are those of `prediction_flags`.
+    def predict(
+        cls, trained: Any, files: Sequence[Path], log: Callable[[str], None], **settings: Any
+    ) -> Iterator[Predicted]:
+        """What a trained network makes of files; further arguments are those of `prediction_flags`.
+
+        `log` hears what is skipped, and in the end where files were written.
 
         Raises:
             SubquadError: it makes nothing of files.

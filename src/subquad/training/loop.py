@@ -23,8 +23,8 @@ from subquad.errors import SubquadError
 from subquad.models import save_weights
 from subquad.runs.run_folder import RunFolder
 from subquad.runs.run_state import State, load_state, not_finite, put_back, save_state
+from subquad.tasks.network_costs import count_parameters
 from subquad.tasks.task import Row, Task
-from subquad.training.cost import count_parameters, peak_memory_mb, reset_peak_memory
 from subquad.training.engine import Interruptions
 from subquad.training.journal import (
     Log,
@@ -38,6 +38,7 @@ from subquad.training.journal import (
 )
 from subquad.training.optim import learning_rates, make_optimizer, make_scheduler
 from subquad.training.order import STEPS, EpochView, count_updates, seed_all
+from subquad.training.process_memory import reset_run_peak, run_peak_mb
 
 
 class Trainer:
@@ -71,7 +72,7 @@ class Trainer:
 
     def run(self, resume: bool) -> dict[str, Any]:
         """Train until the last epoch; the summary."""
-        reset_peak_memory(self.accelerator.device)
+        reset_run_peak(self.accelerator.device)
         if resume:
             self._restore()
         elif self.is_main:
@@ -100,7 +101,7 @@ class Trainer:
             "lr": lr,
             "epoch_seconds": time.perf_counter() - start,
             "images_per_second": len(self.view) / train_seconds,
-            "peak_memory_mb": peak_memory_mb(self.accelerator.device),
+            "peak_memory_mb": run_peak_mb(self.accelerator.device),
         }
         self.rows.append(row)
         with self.interruptions.held_back():

@@ -56,7 +56,7 @@ class _Attempt:
         self.trainer: Trainer | None = None
 
     def run(self, interruptions: Interruptions, log: Log) -> dict[str, Any]:
-        """From set-up to summary."""
+        """Train from set-up to summary."""
         accelerator = make_accelerator(self.recipe)
         try:
             seed_all(self.recipe.seed, WEIGHTS)

@@ -26,17 +26,17 @@ class BenchmarkRow:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Take the mean over the seeds, in percent."""
         return statistics.fmean(self.accuracies)
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over the seeds; None for a single one."""
+        """Take the standard deviation over the seeds; None for a single one."""
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     @property
     def text(self) -> str:
-        """Mean and spread."""
+        """Write mean and deviation."""
         return f"{self.mean:.2f}" + (f" ± {self.spread:.2f}" if self.spread is not None else "")
 
 

@@ -62,7 +62,7 @@ def predict(
     return predictions
 
 
-def prediction_lines(
+def predicted_classes(
     trained: ImageNetwork,
     files: Sequence[Path],
     log: Callable[[str], None] = lambda line: None,
@@ -70,8 +70,11 @@ def prediction_lines(
     top_k: int = 5,
     strict: bool = False,
     grid: Path | None = None,
-) -> Iterator[str]:
-    """Classify images and say what each is, a line at a time; they are drawn to `grid`, for folders in any case."""
+) -> Iterator[Prediction]:
+    """Classify images with a trained network; they are drawn to `grid`, for folders in any case.
+
+    `log` hears how many are right, where folders tell, and where the picture is.
+    """
     predictions = predict(
         trained.model,
         files,
@@ -82,19 +85,16 @@ def prediction_lines(
         strict=strict,
         log=log,
     )
-    if grid is None and any(path.is_dir() for path in files):
-        grid = Path("predictions.png")
-    for prediction in predictions:
-        best = ", ".join(f"{name} {100 * share:.1f} %" for name, share in prediction.probabilities)
-        true = f"  (true: {prediction.true})" if prediction.true is not None else ""
-        yield f"{prediction.path}: {best}{true}"
+    yield from predictions
     known = [prediction for prediction in predictions if prediction.true is not None]
     if known:
         right = sum(not prediction.is_wrong for prediction in known)
-        yield f"{right} of {len(known)} with a known class are right ({100 * right / len(known):.1f} %)"
+        log(f"{right} of {len(known)} with a known class are right ({100 * right / len(known):.1f} %)")
+    if grid is None and any(path.is_dir() for path in files):
+        grid = Path("predictions.png")
     if grid is not None:
         save_picture_grid(predictions, grid)
-        yield f"the picture grid is in {grid}"
+        log(f"the picture grid is in {grid}")
 
 
 def _all_named(classes: Sequence[str], outputs: int) -> list[str]:

@@ -16,12 +16,12 @@ from subquad.models.pretrained import source_of
 from subquad.tasks.accuracy import evaluate
 from subquad.tasks.backbone_arguments import arguments_of
 from subquad.tasks.class_names import check_same_classes
-from subquad.tasks.classification.class_predictions import prediction_lines
+from subquad.tasks.classification.class_predictions import Prediction, predicted_classes
 from subquad.tasks.classification.classification_recipe import Recipe
 from subquad.tasks.classification.mixed_loss import Objective
 from subquad.tasks.classification.trained_classifier import ClassJudgement, judge, opened_classifier
 from subquad.tasks.image_recipe import ImageRecipe
-from subquad.tasks.macs import count_macs
+from subquad.tasks.network_costs import count_macs
 from subquad.tasks.task import Column, Row, Task
 from subquad.tasks.trained import ImageNetwork
 
@@ -95,7 +95,7 @@ class Classification(Task):
 
     @classmethod
     def default_recipe(cls, given: Mapping[str, Any]) -> str | None:
-        """By the data where they have a recipe of their own, else by the model."""
+        """Name the recipe of the data where they have one of their own, else that of the model."""
         data, model = given.get("data", "digits").partition(":")[0], given.get("model")
         if data in OWN_RECIPES:
             return OWN_RECIPES[data]
@@ -148,9 +148,9 @@ class Classification(Task):
     @classmethod
     def predict(
         cls, trained: ImageNetwork, files: Sequence[Path], log: Callable[[str], None], **settings: Any
-    ) -> Iterator[str]:
+    ) -> Iterator[Prediction]:
         """Classes with their probabilities; a grid of pictures for a folder."""
-        return prediction_lines(trained, files, log, **settings)
+        return predicted_classes(trained, files, log, **settings)
 
 
 def build_model(recipe: ImageRecipe, num_classes: int, **more: Any) -> Any:

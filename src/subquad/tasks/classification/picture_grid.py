@@ -24,8 +24,14 @@ class Prediction:
 
     @property
     def name(self) -> str:
-        """The likeliest class."""
+        """Name the likeliest class."""
         return self.probabilities[0][0]
+
+    @property
+    def text(self) -> str:
+        """The likeliest classes in a line."""
+        best = ", ".join(f"{name} {100 * share:.1f} %" for name, share in self.probabilities)
+        return f"{self.path}: {best}" + (f"  (true: {self.true})" if self.true is not None else "")
 
     @property
     def is_wrong(self) -> bool:

@@ -45,7 +45,7 @@ class CascadeHeads(nn.Module):
         image_shapes: list[tuple[int, int]],
         targets: list[dict[str, Tensor]] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        """As torchvision's: detections without, losses with training."""
+        """Give what torchvision's heads give: detections in evaluation, losses by name in training."""
         if self.training:
             assert targets is not None
             return [], self._losses(features, proposals, image_shapes, targets)

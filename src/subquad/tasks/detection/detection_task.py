@@ -19,14 +19,15 @@ from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, Detector, b
 from subquad.tasks.detection.object_data import ObjectDataset, load_objects
 from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
 from subquad.tasks.detection.trained_detector import (
+    FoundObjects,
     ObjectJudgement,
     TrainedDetector,
-    detection_lines,
+    detected_objects,
     judge_detector,
     object_gallery,
     opened_detector,
 )
-from subquad.tasks.macs import count_macs
+from subquad.tasks.network_costs import count_macs
 from subquad.tasks.task import Column, Gallery, Row, Task
 
 
@@ -130,7 +131,7 @@ class Detection(Task):
         return {name: 0.0 if math.isnan(value) else value for name, value in row.items()}
 
     def macs(self) -> int:
-        """Of an image with sides of 5 to 8, as papers count; proposals are those of an untrained network."""
+        """Count those of an image with sides of 5 to 8, as papers do; proposals are an untrained network's."""
         side = self.recipe.short_side[-1]
         return count_macs(self.model, (side, min(round(side * 1.6), self.recipe.long_side)))
 
@@ -160,9 +161,9 @@ class Detection(Task):
     @classmethod
     def predict(
         cls, trained: TrainedDetector, files: Sequence[Path], log: Callable[[str], None], **settings: Any
-    ) -> Iterator[str]:
+    ) -> Iterator[FoundObjects]:
         """Pictures with objects in a folder."""
-        return detection_lines(trained, files, log, **settings)
+        return detected_objects(trained, files, log, **settings)
 
     @classmethod
     def gallery(cls, networks: Sequence[tuple[str, TrainedDetector]], count: int) -> Gallery:

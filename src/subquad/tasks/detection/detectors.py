@@ -123,7 +123,7 @@ class Detector(nn.Module):
         return levels.pyramid
 
     def forward(self, images: Any, targets: list[dict[str, Tensor]] | None = None) -> Any:
-        """In training the losses by name; else for each image a dict of boxes, labels, scores, and perhaps masks.
+        """Give the losses by name in training; else for each image a dict of boxes, labels, scores, and perhaps masks.
 
         Images are a sequence of (3, height, width) of bytes as numbers from 0 to 1, of any sizes.
 

@@ -38,7 +38,7 @@ class TrainedDetector(Trained):
     model: Detector
 
     def image_network(self, img_size: int | None = None) -> ImageNetwork:
-        """Its backbone with the norms of its maps.
+        """Give its backbone with the norms of its maps.
 
         It looks at images of the size that the backbone was made for, cut to 512 px a side.
         """
@@ -80,6 +80,12 @@ class FoundObjects:
     path: Path
     objects: list[tuple[str, float, float, float, float, float]]
     picture: Path
+
+    @property
+    def text(self) -> str:
+        """How many there are, and some of them, in a line."""
+        names = ", ".join(f"{name} {score:.2f}" for name, score, *_ in self.objects[:5])
+        return f"{self.path}: {len(self.objects)} objects{': ' if names else ''}{names}"
 
 
 def opened_detector(model: Detector, note: Mapping[str, Any]) -> TrainedDetector:
@@ -136,7 +142,7 @@ def predict_objects(
         yield FoundObjects(path, objects, planned[path])
 
 
-def detection_lines(
+def detected_objects(
     trained: TrainedDetector,
     images: Sequence[Path],
     log: Callable[[str], None] = lambda line: None,
@@ -144,12 +150,10 @@ def detection_lines(
     output: Path,
     threshold: float = 0.5,
     strict: bool = False,
-) -> Iterator[str]:
-    """Find the objects of image files as `predict_objects` does, into the folder `output`; say some of each."""
-    for image in predict_objects(trained, images, output, threshold=threshold, strict=strict, log=log):
-        names = ", ".join(f"{name} {score:.2f}" for name, score, *_ in image.objects[:5])
-        yield f"{image.path}: {len(image.objects)} objects{': ' if names else ''}{names}"
-    yield f"the pictures are in {output}"
+) -> Iterator[FoundObjects]:
+    """Find the objects of image files as `predict_objects` does, into the folder `output`."""
+    yield from predict_objects(trained, images, output, threshold=threshold, strict=strict, log=log)
+    log(f"the pictures are in {output}")
 
 
 def find_objects(trained: TrainedDetector, picture: Image.Image, threshold: float) -> dict[str, Tensor]:

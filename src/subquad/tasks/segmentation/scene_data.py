@@ -143,7 +143,7 @@ def _class_names(path: Path, num_classes: int | None) -> list[str]:
 
 
 def read_class_names(file: Path) -> list[str]:
-    """Of lines "1<tab>sky" or as ADE20K's, whose columns are index, shares and counts, and names; in that order."""
+    """Read names from lines "1<tab>sky", or ADE20K's of index, shares, counts and names, in the order of indices."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from subquad.flags import Flag, file_to_write, folder_to_write
 from subquad.models import create_model
 from subquad.tasks.backbone_arguments import arguments_of, backbone_arguments
-from subquad.tasks.macs import count_macs
+from subquad.tasks.network_costs import count_macs
 from subquad.tasks.segmentation.intersection_over_union import evaluate_segmentation
 from subquad.tasks.segmentation.scene_data import VOID, SceneDataset, load_scenes
 from subquad.tasks.segmentation.scene_transforms import (
@@ -27,11 +27,12 @@ from subquad.tasks.segmentation.segmentation_recipe import SegmentRecipe
 from subquad.tasks.segmentation.segmenters import AUXILIARY_WEIGHT, SEGMENTERS, build_segmenter
 from subquad.tasks.segmentation.trained_segmenter import (
     SceneJudgement,
+    SegmentedScene,
     TrainedSegmenter,
     judge_segmenter,
     opened_segmenter,
     scene_gallery,
-    segmentation_lines,
+    segmented_scenes,
 )
 from subquad.tasks.task import Column, Gallery, Row, Task
 
@@ -166,9 +167,9 @@ class Segmentation(Task):
     @classmethod
     def predict(
         cls, trained: TrainedSegmenter, files: Sequence[Path], log: Callable[[str], None], **settings: Any
-    ) -> Iterator[str]:
+    ) -> Iterator[SegmentedScene]:
         """Label maps and overlays in a folder."""
-        return segmentation_lines(trained, files, log, **settings)
+        return segmented_scenes(trained, files, log, **settings)
 
     @classmethod
     def gallery(cls, networks: Sequence[tuple[str, TrainedSegmenter]], count: int) -> Gallery:

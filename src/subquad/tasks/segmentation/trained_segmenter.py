@@ -47,7 +47,7 @@ class TrainedSegmenter(Trained):
     slide: bool
 
     def image_network(self, img_size: int | None = None) -> ImageNetwork:
-        """Its backbone with the norms of its maps, which looks at images of the size of its crops."""
+        """Give its backbone with the norms of its maps, which looks at images of the size of its crops."""
         scenes = self.input
         size = scenes.crop if img_size is None else (img_size, img_size)
         return self.beside(self.model.pyramid, InputConfig(size, mean=scenes.mean, std=scenes.std))
@@ -93,6 +93,11 @@ class SegmentedScene:
     path: Path
     labels: NDArray[np.uint8]
     shares: list[tuple[str, float]]
+
+    @property
+    def text(self) -> str:
+        """The largest classes in a line."""
+        return f"{self.path}: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in self.shares[:4])
 
 
 def opened_segmenter(model: nn.Module, note: Mapping[str, Any]) -> TrainedSegmenter:
@@ -162,7 +167,7 @@ def predict_scenes(
         yield SegmentedScene(path, labels, [(trained.classes[k], float(counts[k])) for k in order])
 
 
-def segmentation_lines(
+def segmented_scenes(
     trained: TrainedSegmenter,
     images: Sequence[Path],
     log: Callable[[str], None] = lambda line: None,
@@ -170,12 +175,10 @@ def segmentation_lines(
     output: Path,
     slide: bool | None = None,
     strict: bool = False,
-) -> Iterator[str]:
-    """Segment image files as `predict_scenes` does, into the folder `output`; say the largest classes of each."""
-    for scene in predict_scenes(trained, images, output, slide=slide, strict=strict, log=log):
-        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in scene.shares[:4])
-        yield f"{scene.path}: {shares}"
-    yield f"label maps and overlays are in {output}"
+) -> Iterator[SegmentedScene]:
+    """Segment image files as `predict_scenes` does, into the folder `output`."""
+    yield from predict_scenes(trained, images, output, slide=slide, strict=strict, log=log)
+    log(f"label maps and overlays are in {output}")
 
 
 def as_labels(labels: NDArray[np.uint8]) -> Image.Image:

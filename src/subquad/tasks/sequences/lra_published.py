@@ -15,7 +15,7 @@ class Published(NamedTuple):
     image: float
 
     def on(self, task: str) -> float:
-        """Its figure for a task."""
+        """Give its accuracy in percent on a task."""
         return float(getattr(self, task))
 
 

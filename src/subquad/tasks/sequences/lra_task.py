@@ -10,7 +10,7 @@ from subquad.errors import SubquadError
 from subquad.flags import Flag
 from subquad.models import load_checkpoint
 from subquad.tasks.accuracy import evaluate
-from subquad.tasks.macs import count_macs_of
+from subquad.tasks.network_costs import count_macs_of
 from subquad.tasks.recipe_files import load_recipe
 from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
 from subquad.tasks.sequences.lra_judging import (
@@ -109,7 +109,7 @@ class LongRange(Task):
         return create_sequence_model(**arguments, **recipe.settings)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross-entropy."""
+        """Compute the cross-entropy of tokens (b, n), or of pairs (b, 2, n), and labels (b,)."""
         tokens, labels = batch
         return nn.functional.cross_entropy(model(tokens).float(), labels)
 
@@ -120,7 +120,7 @@ class LongRange(Task):
         return {"loss": found.loss, "top1": found.top1}
 
     def macs(self) -> int:
-        """Of a sequence of `max_length` tokens."""
+        """Count those of a sequence of `max_length` tokens."""
         length = (2, self.recipe.max_length) if self.model.pairs else (self.recipe.max_length,)
         return count_macs_of(self.model, torch.ones(1, *length, dtype=torch.long))
 

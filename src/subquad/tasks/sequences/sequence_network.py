@@ -116,7 +116,7 @@ class SequenceClassifier(nn.Module):
         return (self.norm(x) * present).sum(1) / present.sum(1).clamp(min=1)
 
     def _fill_up(self, tokens: Tensor) -> Tensor:
-        """To `max_length` tokens; padding beyond it is cut off, but nothing else."""
+        """Fill up to `max_length` tokens; padding beyond it is cut off, but nothing else."""
         length = tokens.shape[-1]
         if length > self.max_length:
             if not torch.compiler.is_compiling() and tokens[:, self.max_length :].any():

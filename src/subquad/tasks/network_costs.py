@@ -1,4 +1,4 @@
-"""Multiply-adds of a network, as the papers print them."""
+"""Parameters and multiply-adds of a network, as the papers print them."""
 
 import torch
 from torch import Tensor, nn
@@ -6,6 +6,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from subquad.kernels import use_backend
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Numbers that are learned."""
+    return sum(p.numel() for p in model.parameters())
 
 
 def count_macs(model: nn.Module, img_size: tuple[int, int]) -> int:

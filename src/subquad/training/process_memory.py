@@ -1,7 +1,7 @@
-"""What a run costs: parameters and memory.
+"""The most memory that a run takes.
 
-Peak memory is that of the accelerator where there is one. On the CPU it is the peak of the resident memory of the whole
-process, libraries and data included; on Linux the peak is reset when a run starts.
+It is that of the accelerator where there is one. On the CPU it is the peak of the resident memory of the whole process,
+libraries and data included; on Linux the peak is reset when a run starts.
 """
 
 import contextlib
@@ -11,15 +11,9 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import nn
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Numbers that are learned."""
-    return sum(p.numel() for p in model.parameters())
-
-
-def reset_peak_memory(device: torch.device) -> None:
+def reset_run_peak(device: torch.device) -> None:
     """Start a new peak."""
     gc.collect()
     if device.type == "cuda":
@@ -29,7 +23,7 @@ def reset_peak_memory(device: torch.device) -> None:
             Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak_memory_mb(device: torch.device) -> float:
+def run_peak_mb(device: torch.device) -> float:
     """The peak since the reset, in 2^20 bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20

@@ -1,0 +1,173 @@
+"""Trained networks looked into, one after the other: measures, maps and counts of each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+from tqdm import tqdm
+
+from subquad.analysis.findings import Findings, confusion_words, removal_shares
+from subquad.analysis.measures import ALL_MEASURES
+from subquad.analysis.network_measures import measure_network
+from subquad.analysis.removal import check_removal
+from subquad.analysis.small_maps import looking
+from subquad.analysis.survey import NoQueriesError, count_confusions, count_hits, survey
+from subquad.data import eval_transform, read_image
+from subquad.errors import SubquadError, unknown_name
+from subquad.runs import open_trained
+from subquad.tasks import ImageNetwork
+from subquad.tasks.classification import images_of
+from subquad.tasks.image_files import image_files, readable_images
+
+SURVEYED = 32
+"""Images at a time in counts over a data set."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is looked into, and how far.
+
+    Attributes:
+        images: image files, or folders of them; held-out ones if left out.
+        measures: names of `ALL_MEASURES`; all if left out.
+        max_images: so many are looked at, evenly chosen.
+        shown: so many of them have maps of every layer.
+        img_size: pixels of both sides of the images; as in training if left out.
+        batch_size: images at a time; a map is held for each.
+        removed: count right answers without the keys around each query, over all held-out images.
+        branches: there: whether local branches stay.
+        confusion: count queries that have the weights of another one, over all held-out images.
+        data, data_dir: what is held out; what the network was trained on if left out.
+        max_held_out: so many of these only, evenly chosen.
+        output: where counts are kept as they go, and gone on with; nowhere if left out.
+    """
+
+    images: Sequence[Path] | None = None
+    measures: Sequence[str] | None = None
+    max_images: int = 64
+    shown: int = 4
+    img_size: int | None = None
+    batch_size: int = 4
+    removed: bool = False
+    branches: bool = True
+    confusion: bool = False
+    data: str | None = None
+    data_dir: str | None = None
+    max_held_out: int | None = None
+    output: Path | None = None
+    log: Callable[[str], None] = field(default=lambda line: None, repr=False)
+
+    def of(self, sources: Sequence[Path | str]) -> Findings:
+        """What there is to see in networks: run folders, weight files, or timm's by name.
+
+        Raises:
+            SubquadError: in one line, where one of them can't be opened or looked into as is asked.
+        """
+        for name in self.measures or ():
+            if name not in ALL_MEASURES:
+                raise unknown_name("measure", name, ALL_MEASURES)
+        found = Findings()
+        for source in sources:
+            name = name_of(source)
+            if name in found.names:
+                raise SubquadError(f"two networks are called {name}: rename a folder")
+            trained = open_trained(source, img_size=self.img_size).image_network(self.img_size)
+            if self.removed:
+                if not getattr(trained.model, "num_classes", 0):
+                    raise SubquadError(
+                        f"right answers are counted of classifiers, and {name} gives none: not --removed"
+                    )
+                check_removal(trained.model)
+            self._measure(trained, name, found)
+            self._count(trained, name, found)
+        return found
+
+    def _measure(self, trained: ImageNetwork, name: str, found: Findings) -> None:
+        """The measures of one network, and maps of some images."""
+        pictures, inputs = self._pictures(trained)
+        batches = torch.stack(inputs).split(self.batch_size)
+        bar = tqdm(batches, desc=f"measuring {name}", unit="batch", leave=False, disable=None)
+        moved = (batch.to(trained.device) for batch in bar)
+        rows = measure_network(trained.model, moved, self.measures or list(ALL_MEASURES), network=name)
+        found.rows[name], found.images[name] = rows, len(inputs)
+        if shown := min(self.shown, len(pictures)):
+            chosen = [k * len(pictures) // shown for k in range(shown)]
+            looks = (looking(trained.model, inputs[k][None].to(trained.device)) for k in chosen)
+            found.looks[name] = [layers for (layers,) in looks]
+            found.pictures[:] = [pictures[k] for k in chosen]
+        self.log(f"{name}: {max(row.layer for row in rows)} layers, {len(inputs)} images")
+
+    def _pictures(self, trained: ImageNetwork) -> tuple[list[Any], list[Any]]:
+        """Images as they are and as the network takes them: of the folders, else held-out ones."""
+        if self.images is not None:
+            return self._photographs(self.images, trained)
+        if not (self.data or trained.data):
+            raise SubquadError(
+                "nothing says what was held out: name photographs with --images, or a data set with --data"
+            )
+        images = images_of(trained, data=self.data, data_dir=self.data_dir)
+        places = range(0, len(images), max(1, len(images) // self.max_images))
+        pairs = ((k, images[k]) for k in places)
+        whole = list(islice(((k, pair[0]) for k, pair in pairs if pair is not None), self.max_images))
+        if not whole:
+            raise SubquadError(f"none of {len(images)} held-out images can be read, the first is {images.path(0)}")
+        return [images.picture(k) for k, _ in whole], [image for _, image in whole]
+
+    def _photographs(self, paths: Sequence[Path], trained: ImageNetwork) -> tuple[list[Any], list[Any]]:
+        files = image_files(paths)
+        chosen = files[:: max(1, len(files) // self.max_images)][: self.max_images]
+        readable = list(readable_images(chosen, eval_transform(trained.input), strict=False, log=self.log))
+        if not readable:
+            raise SubquadError(f"none of {len(chosen)} images can be read, the first is {chosen[0]}")
+        return [read_image(path) for path, _ in readable], [image for _, image in readable]
+
+    def _count(self, trained: ImageNetwork, name: str, found: Findings) -> None:
+        """What is counted over all held-out images."""
+        if not (self.removed or self.confusion):
+            return
+        images: Any = images_of(trained, data=self.data, data_dir=self.data_dir)
+        if self.max_held_out and self.max_held_out < len(images):
+            step = len(images) / self.max_held_out
+            images = Subset(images, [int(k * step) for k in range(self.max_held_out)])
+        given: dict[str, Any] = {"batch_size": SURVEYED, "device": trained.device}
+        about = {"network": name, "data": trained.data, "size": trained.input.img_size, "weights": trained.fingerprint}
+        if self.removed:
+            found.hits[name] = survey(
+                images,
+                count_hits(trained.model, branches=self.branches),
+                about=about | {"branches": self.branches},
+                file=self._kept(f"removed-{name}.json"),
+                title=f"{name}, removed keys",
+                **given,
+            )
+            shares = removal_shares(found.hits[name])
+            self.log(f"{name}, top-1 % without keys: " + ", ".join(f"{k} {value:.1f}" for k, value in shares.items()))
+        if self.confusion:
+            try:
+                found.confusions[name] = survey(
+                    images,
+                    count_confusions(trained.model),
+                    about=about,
+                    file=self._kept(f"confused-{name}.json"),
+                    title=f"{name}, confusion",
+                    **given,
+                )
+                self.log(f"{name}: {confusion_words(found.confusions[name])}")
+            except NoQueriesError as error:
+                # the other networks are still to be counted
+                self.log(f"{name}: {error}")
+
+    def _kept(self, name: str) -> Path | None:
+        return None if self.output is None else self.output / name
+
+
+def name_of(source: Path | str) -> str:
+    """What a network is called: its folder, its file, or timm's name of it."""
+    if str(source).startswith("timm/"):
+        return str(source).removeprefix("timm/").partition("=")[0]
+    path = Path(source)
+    return path.name if path.is_dir() else path.stem

@@ -1,0 +1,268 @@
+"""The commands as functions: arguments and a result. The command line parses its arguments and calls these.
+
+import subquad
+
+subquad.train("digits", "runs/mine", attention="agent", epochs=3)
+print(subquad.evaluate("runs/mine").text)
+for prediction in subquad.predict("runs/mine", ["photos"]):
+print(prediction.path, prediction.probabilities[0])
+subquad.report(["runs/mine"], "report.html")
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from subquad.analysis import Findings, Study, query_maps
+from subquad.attention import ATTENTION
+from subquad.benchmarks import describe_scaling, measure_blocks, measure_networks, measure_scaling, save_rows
+from subquad.errors import SubquadError
+from subquad.holding import holding
+from subquad.models import names_in
+from subquad.pages import check_page, write_analysis, write_report
+from subquad.runs import open_trained
+from subquad.runs.run_records import Group, find_runs, group_runs
+from subquad.tasks import CommonRecipe, Gallery, Judgement, task_named
+from subquad.tasks.task import Predicted
+from subquad.training import compare as compare_mechanisms
+from subquad.training import train as train_run
+
+Log = Callable[[str], None]
+
+SHOWN_IN_GALLERY = 4
+"""Held-out images on the page of a report."""
+
+
+def silent(line: str) -> None:
+    """Say nothing."""
+
+
+def recipe_for(recipe: CommonRecipe | str | Path | None = None, *, task: str = "classify", **fields: Any) -> Any:
+    """A recipe with some fields changed.
+
+    Args:
+        recipe: one that is there already, the name of one that comes with the task, a YAML file, or None for what the
+            task takes for such fields.
+        task: what for, a name of `subquad.tasks.TASKS`, where `recipe` does not say.
+        fields: of the recipe; `attention="agent"`, `epochs=3`.
+
+    Raises:
+        SubquadError: a name or a value is wrong, in one line.
+    """
+    if isinstance(recipe, CommonRecipe):
+        return recipe.replace(**fields)
+    return task_named(task).recipe_of(fields, None if recipe is None else str(recipe))
+
+
+def train(
+    recipe: CommonRecipe | str | Path | None,
+    output: Path | str,
+    *,
+    task: str = "classify",
+    resume: bool = False,
+    log: Log = silent,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Train a network; returns the summary of the run: its best figure, its epochs, what it cost.
+
+    Args:
+        recipe: see `recipe_for`.
+        output: the run's folder, which must not be there yet, with recipe, metrics, weights and summary afterwards.
+        task: what for, where `recipe` does not say.
+        resume: go on with the run in that folder instead.
+        log: gets a line an epoch.
+        fields: that replace the recipe's.
+
+    Raises:
+        SubquadError: see `subquad.training.train`.
+    """
+    return train_run(recipe_for(recipe, task=task, **fields), output, resume=resume, log=log)
+
+
+def compare(
+    recipe: CommonRecipe | str | Path | None,
+    output: Path | str,
+    *,
+    mechanisms: Sequence[str] | None = None,
+    seeds: Sequence[int] = (0,),
+    task: str = "classify",
+    log: Log = silent,
+    **fields: Any,
+) -> list[dict[str, Any]]:
+    """Train one host with several mechanisms and seeds; returns a row for each mechanism.
+
+    Args:
+        recipe: see `recipe_for`.
+        output: a folder; runs in it that have finished are kept, broken-off ones go on.
+        mechanisms: by name, with settings if wanted: "linear:feature_map=elu"; all of them if left out.
+        seeds: a run for each.
+        task: what for, where `recipe` does not say.
+        log: gets a line an epoch.
+        fields: that replace the recipe's.
+
+    Raises:
+        SubquadError: in one line, before the first run where a name is wrong.
+    """
+    wanted = list(ATTENTION) if mechanisms is None else mechanisms
+    return compare_mechanisms(recipe_for(recipe, task=task, **fields), wanted, seeds, Path(output), log=log)
+
+
+def evaluate(source: Path | str, *, task: str | None = None, **settings: Any) -> Judgement:
+    """Judge a trained network on held-out data; the result has `text`, and the figures of its task.
+
+    Args:
+        source: what `subquad.open_trained` takes: a run folder or a weight file.
+        task: what it must be for; anything if left out.
+        settings: the flags of `subquad eval` or of the task's own command: `split="train"`, `data=…`, `batch_size=…`.
+
+    Raises:
+        SubquadError: it can't be opened or judged, in one line.
+    """
+    trained = open_trained(source, task=task)
+    return task_named(trained.task).evaluate(trained, **settings)
+
+
+def predict(
+    source: Path | str,
+    files: Path | str | Sequence[Path | str],
+    *,
+    task: str | None = None,
+    log: Log = silent,
+    **settings: Any,
+) -> list[Predicted]:
+    """What a trained network makes of files: a result for each, with `path`, `text` and what its task gives.
+
+    Args:
+        source: what `subquad.open_trained` takes.
+        files: image files, and folders in which all images are meant.
+        task: what it must be for; anything if left out.
+        log: gets a line for each file that is skipped.
+        settings: the flags of `subquad predict` or of the task's own command: `top_k=3`, `output=…`, `threshold=…`.
+
+    Raises:
+        SubquadError: it can't be opened, or none of the files can be read, in one line.
+    """
+    trained = open_trained(source, task=task)
+    paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+    return list(task_named(trained.task).predict(trained, paths, log, **settings))
+
+
+def analyze(
+    sources: Path | str | Sequence[Path | str],
+    output: Path | str | None = None,
+    *,
+    command: str = "",
+    log: Log = silent,
+    **settings: Any,
+) -> Findings:
+    """Measure what the layers of trained networks attend to.
+
+    Args:
+        sources: run folders, weight files, or timm's networks as "timm/NAME" or "timm/NAME=FILE".
+        output: a folder that gets analysis.html, .csv and .json, and keeps counts as they go; nothing is written if
+            left out.
+        command: what the page says that it was made by.
+        log: gets a line for each network.
+        settings: fields of `subquad.analysis.Study`: `images=[…]`, `measures=["entropy"]`, `removed=True`.
+
+    Raises:
+        SubquadError: in one line, where a network can't be opened or looked into.
+    """
+    named = [sources] if isinstance(sources, str | Path) else list(sources)
+    if output is None:
+        return Study(log=log, **settings).of(named)
+    folder = Path(output)
+    with holding(folder):
+        found = Study(log=log, output=folder, **settings).of(named)
+        _write_findings(found, folder, command)
+    return found
+
+
+def _write_findings(found: Findings, folder: Path, command: str) -> None:
+    import torch
+
+    every = [row for rows in found.rows.values() for row in rows]
+    note = f"{found.looked_at} images, torch {torch.__version__}; means over heads and images"
+    counted = {"removed": found.hits, "confused": found.confusions}
+    for ending in (".csv", ".json"):
+        about: dict[str, Any] = {"about": note} | (counted if ending == ".json" else {})
+        save_rows(every, folder / f"analysis{ending}", about)
+    write_analysis(folder / "analysis.html", found, command=command, note=note)
+
+
+def bench(
+    names: Sequence[str] | None = None, sizes: Sequence[int] | None = None, *, log: Log = silent, **settings: Any
+) -> list[Any]:
+    """Time attention layers, or whole networks, beside softmax; a row for each name and size.
+
+    Args:
+        names: mechanisms, or networks; all mechanisms if left out.
+        sizes: of mechanisms numbers of tokens, of networks pixels of a side; (196, 784, 3136) and (224, 448) if left
+            out.
+        log: hears what is measured.
+        settings: of `subquad.benchmarks.measure_blocks` or `measure_networks`: `dim=64`, `backward=True`,
+            `dtype="bf16"`.
+
+    Raises:
+        SubquadError: a name or a setting is wrong, in one line.
+    """
+    wanted = list(ATTENTION) if names is None else list(names)
+    layers = [name for name in wanted if name in ATTENTION]
+    if layers and len(layers) < len(wanted):
+        raise SubquadError(f"{layers[0]} is a mechanism and not a network: measure mechanisms and networks apart")
+    if layers:
+        return list(measure_blocks(layers, sizes or (196, 784, 3136), log=log, **settings))
+    return list(measure_networks(wanted, sizes or (224, 448), log=log, **settings))
+
+
+def report(
+    runs: Path | str | Sequence[Path | str], output: Path | str, *, scaling: bool = True, log: Log = silent
+) -> Path:
+    """Write one HTML page about runs, which opens anywhere without a network; returns where it is.
+
+    Args:
+        runs: run folders, or folders of them; runs that differ by their seed are taken together.
+        output: the page to write.
+        scaling: measure latency and memory of the runs' mechanisms against the number of tokens.
+        log: hears what is measured, and what could not be shown.
+
+    Raises:
+        SubquadError: there are no runs, or they can't be compared, in one line.
+    """
+    paths = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    path = Path(output)
+    # before anything is measured for it
+    check_page(path)
+    groups = group_runs(find_runs(paths))
+    rows, note = [], ""
+    if scaling and (mechanisms := _mechanisms_of(groups)):
+        log(f"measuring {', '.join(mechanisms)} against sequence length")
+        rows, note = measure_scaling(mechanisms, log=log), describe_scaling()
+    shown = _gallery(groups, log)
+    maps = [] if shown else query_maps([(group.label, group.first.path) for group in groups], log)
+    write_report(groups, path, scaling=rows, scaling_note=note, gallery=shown, maps=maps)
+    return path
+
+
+def _mechanisms_of(groups: Sequence[Group]) -> list[str]:
+    """The first mechanism of each run that is one of the table: LaViT has attention of its own."""
+    names = (names_in(run.attention)[0] for group in groups for run in group.runs)
+    return [name for name in dict.fromkeys(names) if name in ATTENTION]
+
+
+def _gallery(groups: Sequence[Group], log: Log) -> Gallery | None:
+    """What the groups' networks make of held-out images, where their task has pictures of that."""
+    task = task_named(groups[0].first.task)
+    if not task.has_gallery:
+        return None
+    networks: list[tuple[str, Any]] = []
+    for group in groups:
+        try:
+            networks.append((group.label, open_trained(group.first.path, task=task.name)))
+        except SubquadError as error:
+            log(f"no pictures of {group.label}: {error}")
+    try:
+        return task.gallery(networks, SHOWN_IN_GALLERY) if networks else None
+    except SubquadError as error:
+        log(f"no pictures: {error}")
+        return None
