@@ -20,6 +20,20 @@ def pola_layer(state: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
     return named
 
 
+def focused_layer(state: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """A PVT layer, with or without reduced keys."""
+    renamed = {"proj": "proj", "dwc": "inner.local", "sr": "reduce.proj", "norm": "reduce.norm"}
+    named = {}
+    for part in ("weight", "bias"):
+        named[f"project.{part}"] = torch.cat([state[f"q.{part}"], state[f"kv.{part}"]])
+        for theirs, ours in renamed.items():
+            if f"{theirs}.{part}" in state:
+                named[f"{ours}.{part}"] = state[f"{theirs}.{part}"]
+    named["inner.temperature"] = state["scale"].reshape(heads, 1, -1)
+    named["inner.positions.table"] = state["positional_encoding"][0].unflatten(1, (heads, -1)).transpose(0, 1)
+    return named
+
+
 def soft_layer(state: dict[str, Tensor]) -> dict[str, Tensor]:
     named = {f"project.{part}": torch.cat([state[f"W_q.{part}"], state[f"W_v.{part}"]]) for part in ("weight", "bias")}
     named |= {f"proj.{part}": state[f"ff.{part}"] for part in ("weight", "bias")}

@@ -1,19 +1,23 @@
 """What the papers' networks computed, in float64, from made-up weights: ours computes the same numbers."""
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 import released
 import torch
+import torch.nn.functional as F
 from made_weights import make_input, make_state_dict
 
 import subquad
 from subquad import ATTENTION, TokenGrid
+from subquad.models.cswin import CrossShapedAttention
 from subquad.models.layers import SelfAttention
-from subquad.ops import gaussian_kernel, newton_inverse, soft_formula
-from subquad.weights.released import our_name
+from subquad.models.pvt import SpatialReductionAttention
+from subquad.ops import gaussian_kernel, map_formulas, newton_inverse, soft_formula
+from subquad.weights.released import our_name, to_our_layout
 
 
 def golden(name):
@@ -28,16 +32,13 @@ def assert_as_recorded(tensor, record, *, rtol=1e-8, atol=5e-9):
 
 
 FILES = sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
-NETWORKS = [
-    name for name in FILES if name.endswith(("_t", "soft_tiny", "soft_norm_tiny")) and not name.startswith("ds_")
-]
+NETWORKS = [name for name in FILES if name.endswith(("_t", "_b0", "_tiny")) and not name.startswith("ds_")]
+OURS = {"plain": "softmax", "flatten": "focused"}
 
 
 def our_network(name):
-    if name.startswith("soft_"):
-        return name
-    mechanism, host, size = name.split("_")
-    return f"{mechanism.replace('plain', 'softmax')}_{host}_{size.replace('t', 'tiny')}"
+    mechanism, _, size = name.partition("_")
+    return f"{OURS.get(mechanism, mechanism)}_{re.sub('_t$', '_tiny', size)}"
 
 
 def gradient_norm(model, target):
@@ -71,8 +72,9 @@ def assert_stages_as_recorded(model, images, record):
         assert_as_recorded(grid.to_image(tokens) if len(expected["shape"]) == 4 else tokens, expected)
 
 
-# two hosts in the fast tests, the larger ones in the others
-SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if "swin" in name else name for name in NETWORKS]
+# one network of each of the smaller hosts and mechanisms in the fast tests
+SLOW = re.compile("swin|flatten_pvt_t")
+SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) else name for name in NETWORKS]
 
 
 @pytest.mark.parametrize("name", SLOW_OR_NOT)
@@ -80,7 +82,7 @@ def test_networks_compute_what_the_released_ones_do(name):
     record = golden(name)
     state = make_state_dict(record["state_dict"])
     model = subquad.create_model(our_network(name)).double().eval()
-    # PolaFormer's PVT counts a final norm that nothing calls
+    # PolaFormer's and FLatten's PVT count a final norm that nothing calls
     unused = sum(state[key].numel() for key in record.get("no_grad", []))
     assert sum(parameter.numel() for parameter in model.parameters()) == record["num_params"] - unused
     loaded = subquad.load_checkpoint(model, state)
@@ -130,6 +132,49 @@ def test_pola_attention_computes_what_the_released_layer_does(name):
     assert layer.inner.power.grad.norm().item() == pytest.approx(record["grads"]["power"], rel=1e-6)
     assert layer.inner.temperature.grad.norm().item() == pytest.approx(record["grads"]["scale"], rel=1e-6)
     assert layer.inner.local.weight.grad.norm().item() == pytest.approx(record["grads"]["dwc.weight"], rel=1e-6)
+
+
+def check_focused_layer(layer, name):
+    record = golden(name)
+    x = make_input(record["input_shape"])
+    released_layer = released.focused_layer(make_state_dict(record["state_dict"]), 4)
+    check_layer(layer.double(), released_layer, record, TokenGrid(6, 10), x)
+    assert x.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
+    for key, parameter in (("scale", layer.inner.temperature), ("positional_encoding", layer.inner.positions.table)):
+        assert parameter.grad.norm().item() == pytest.approx(record["grads"][key], rel=1e-6)
+
+
+def test_focused_attention_computes_what_the_released_layer_does():
+    check_focused_layer(SelfAttention(64, 4, ATTENTION["focused"], grid=TokenGrid(6, 10)), "flatten_attn_6x10")
+
+
+def resampled_in_a_row(grid, kv_grid, v):
+    """As the released layer brings the values of reduced keys to the queries: as a sequence, which shears their map."""
+    return grid.to_map(F.interpolate(v.flatten(0, 1).mT, grid.num_tokens, mode="linear").mT.unflatten(0, v.shape[:2]))
+
+
+def test_focused_attention_on_reduced_keys_is_the_released_layers_but_for_its_sheared_values(monkeypatch):
+    layer = SpatialReductionAttention(64, 4, ATTENTION["focused"], grid=TokenGrid(6, 10), sr_ratio=2)
+    monkeypatch.setattr(map_formulas, "values_on", resampled_in_a_row)
+    check_focused_layer(layer, "flatten_attn_sr2_6x10")
+
+
+def test_focused_attention_in_cswin_computes_what_the_released_branch_does():
+    record, grid = golden("flatten_attn_cswin_8x8"), TokenGrid(8, 8)
+    layer = CrossShapedAttention(64, 4, ATTENTION["focused"], grid=grid).double()
+    state = {f"stage1.0.attns.0.{key}": tensor for key, tensor in make_state_dict(record["state_dict"]).items()}
+    place, own = "stages.0.blocks.0.attn.", layer.state_dict()
+    state = to_our_layout(state, "cswin", {place + name: tensor.shape for name, tensor in own.items()})
+    projections = {name: tensor for name, tensor in own.items() if "proj" in name}
+    layer.load_state_dict(projections | {name.removeprefix(place): tensor for name, tensor in state.items()})
+    projected = make_input(record["input_shape"]).requires_grad_()
+    maps = projected.unflatten(2, grid.shape)
+    y = layer._branch(0, maps, layer.lepe.weight, layer.lepe.bias, grid)
+    assert_as_recorded(y, record["outputs"]["out"])
+    y.square().mean().backward()
+    assert projected.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
+    for key, parameter in (("get_v", layer.lepe), ("dwc", layer.branches[0].local)):
+        assert parameter.weight.grad.norm().item() == pytest.approx(record["grads"][f"{key}.weight"], rel=1e-6)
 
 
 def test_soft_attention_computes_what_the_released_layer_does():

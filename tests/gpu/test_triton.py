@@ -64,13 +64,13 @@ def cases(b, h, n_q, n_k, d):
         ),
         "inline": (ops.inline_attention, lambda q, k, v: ops.inline_weights(q, k) @ v, (q, k + 3, v)),
         "pola": (
-            ops.polar_attention,
-            lambda q, k, v, power: streams(ops.polar_weights(q, k, power), v),
+            ops.pola_attention,
+            lambda q, k, v, power: streams(ops.pola_weights(q, k, power), v),
             (q, k, v, power),
         ),
         "pola with positions": (
-            lambda q, k, v, power, t, places, **more: ops.polar_attention(q, k, v, power, None, t, places, **more),
-            lambda q, k, v, power, t, places: streams(ops.polar_weights(q, k, power, None, t, places), v),
+            lambda q, k, v, power, t, places, **more: ops.pola_attention(q, k, v, power, None, t, places, **more),
+            lambda q, k, v, power, t, places: streams(ops.pola_weights(q, k, power, None, t, places), v),
             (q, k, v, power, warm, places),
         ),
     }
@@ -82,8 +82,8 @@ def cases(b, h, n_q, n_k, d):
             (q, agents, k, v, torch.randn(h, few, n_k), torch.randn(h, n_q, few)),
         )
         found[f"{few} landmarks"] = (
-            lambda *given, **more: ops.gaussian_attention(*given, inverse="cholesky", scale=0.3 / d**0.5, **more),
-            lambda k, landmarks, v: ops.gaussian_weights(k * 0.3 / d**0.5, landmarks, inverse="cholesky") @ v,
+            lambda *given, **more: ops.soft_attention(*given, inverse="cholesky", scale=0.3 / d**0.5, **more),
+            lambda k, landmarks, v: ops.soft_weights(k * 0.3 / d**0.5, landmarks, inverse="cholesky") @ v,
             (k, landmarks, v),
         )
     return found
@@ -233,14 +233,14 @@ def test_operations_are_operators_of_torch():
         OPERATORS["linear_attention_gradient"]: (q, q, k, v, "elu", 1e-6),
         kernels.inline_attention: (q, k, v),
         OPERATORS["inline_attention_gradient"]: (q, q, k, v),
-        kernels.polar_attention: (q, k, v, power, None, bias.new_zeros(2, 12, 16), 1e-6),
-        OPERATORS["polar_attention_gradient"]: (q, q, k, v, power, power, None, 1e-6),
+        kernels.pola_attention: (q, k, v, power, None, bias.new_zeros(2, 12, 16), 1e-6),
+        OPERATORS["pola_attention_gradient"]: (q, q, k, v, power, power, None, 1e-6),
         kernels.agent_attention: (q, few, k, v, bias, bias),
         OPERATORS["agent_attention_gradient"]: (q, q, few, k, v, bias, bias),
-        kernels.gaussian_gather: (q, few, v, 0.5),
-        OPERATORS["gaussian_gather_gradient"]: (few, q, few, v, 0.5),
-        kernels.gaussian_spread: (q, few, few, 0.5),
-        OPERATORS["gaussian_spread_gradient"]: (q, q, few, few, 0.5),
+        kernels.soft_gather: (q, few, v, 0.5),
+        OPERATORS["soft_gather_gradient"]: (few, q, few, v, 0.5),
+        kernels.soft_spread: (q, few, few, 0.5),
+        OPERATORS["soft_spread_gradient"]: (q, q, few, few, 0.5),
     }
     assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "triton" in one.implementations}
     for operator, arguments in calls.items():

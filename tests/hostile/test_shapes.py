@@ -22,8 +22,8 @@ SETTINGS = {
     "convolve_windows": ({"grid": GRID}, {}),
     "focused_attention": ({"power": 3.0}, {}),
     "focused_weights": ({"power": 3.0}, {}),
-    "gaussian_attention": ({"inverse": "cholesky"}, {}),
-    "gaussian_weights": ({"inverse": "cholesky"}, {}),
+    "soft_attention": ({"inverse": "cholesky"}, {}),
+    "soft_weights": ({"inverse": "cholesky"}, {}),
     "pool_tokens": ({"grid": GRID, "bins": TokenGrid(2, 2)}, {}),
 }
 MASKS = {"padding", "idle", "forbidden"}

@@ -10,7 +10,7 @@ from subquad.kernels import unavailable
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
 
 
-WITHOUT_GRADIENTS = ("polar", "gaussian")
+WITHOUT_GRADIENTS = ("pola", "soft")
 
 
 @pytest.fixture(params=[2, 3, 5])
@@ -28,10 +28,10 @@ def calls(keys, width):
     return {
         "linear": (ops.linear_attention, (q, k, v)),
         "inline": (ops.inline_attention, (q, k + 5, v)),
-        "polar": (ops.polar_attention, (q, k, v, power)),
+        "pola": (ops.pola_attention, (q, k, v, power)),
         "agent": (ops.agent_attention, (q, agents, 3 * k, v, *biases)),
-        "gaussian": (
-            lambda *x, **s: ops.gaussian_attention(*x, inverse="cholesky", scale=0.3, **s),
+        "soft": (
+            lambda *x, **s: ops.soft_attention(*x, inverse="cholesky", scale=0.3, **s),
             (q, agents / 9, v),
         ),
     }

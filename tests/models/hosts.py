@@ -7,6 +7,7 @@ PLAIN = {"embed_dim": 24, "num_heads": 2, "depths": (2,), "patch_size": 8}
 SMALL = {
     "vit": ("deit_tiny", {"embed_dim": 24, "num_heads": 2, "depths": (3,), "patch_size": 8}),
     "pvt": ("pvt_tiny", {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 4), "depths": (1, 2, 1, 1)}),
+    "pvt_v2": ("pvt_v2_b0", {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 4), "depths": (1, 2, 1, 1)}),
     "swin": ("swin_tiny", {"embed_dim": 12, "num_heads": (1, 2, 3, 4), "depths": (2, 1, 2, 1)}),
     "cswin": ("cswin_tiny", {"embed_dim": 16, "num_heads": (2, 2, 4, 4), "depths": (1, 1, 2, 1)}),
     "softnet": ("softnet_tiny", {"embed_dims": (32, 32, 64, 64), "depths": (1, 2, 1, 1)}),

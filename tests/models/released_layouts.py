@@ -56,7 +56,9 @@ def _entries(name, tensor, host, network, state):
     kind, _, ending = rest.rpartition(".")
     if kind == "attn.project":
         gated = "pola" in network and len(tensor) == 4 * state[f"stages.{s}.blocks.{block}.attn.proj.bias"].shape[0]
-        yield from _projections(at if host == "cswin" else attn, ending, tensor, host in ("pvt", "softnet"), gated)
+        yield from _projections(
+            at if host == "cswin" else attn, ending, tensor, host in ("pvt", "pvt_v2", "softnet"), gated
+        )
     elif kind == "attn.proj":
         yield f"{at if host == 'cswin' else attn}proj.{ending}", tensor
     elif kind == "attn.lepe":
@@ -71,13 +73,15 @@ def _entries(name, tensor, host, network, state):
     elif rest.startswith("attn.reduce."):
         yield attn + rest.removeprefix("attn.reduce.").replace("proj.", "sr."), tensor
     else:
-        yield at + rest, tensor
+        yield at + rest.replace("mlp.dwconv.", "mlp.dwconv.dwconv."), tensor
 
 
 def _edge(name, host):
     for ours, theirs in EDGES.get(host, {}).items():
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
+    if match := re.fullmatch(r"stages\.(\d)\.norm\.(.*)", name):
+        return f"norm{int(match[1]) + 1}.{match[2]}"
     if match := re.fullmatch(r"stages\.(\d)\.(embed|pos_embed)\.(.*)", name):
         s, part, rest = int(match[1]), match[2], match[3]
         if part == "pos_embed":

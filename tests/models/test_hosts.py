@@ -90,14 +90,15 @@ def test_a_model_moved_to_another_size_computes_what_it_computed_there_before(ho
 
 # SOFT's keys are its queries: there is no reducing them
 @pytest.mark.parametrize("attention", sorted(ATTENTION.keys() - {"soft"}))
-def test_tables_of_reduced_keys_move_with_them(attention):
+@pytest.mark.parametrize("host", ["pvt", "pvt_v2"])
+def test_tables_of_reduced_keys_move_with_them(host, attention):
     sizes = {"sr_ratio": [4, 2, 2, 1]}
-    model = with_random_tables(small("pvt", attention, **sizes)).double().eval()
+    model = with_random_tables(small(host, attention, **sizes)).double().eval()
     images = torch.randn(1, 3, 96, 128, dtype=torch.float64)
     before = model(images)
     model.set_input_size((96, 128))
     torch.testing.assert_close(model(images), before)
-    made = small("pvt", attention, img_size=(96, 128), **sizes)
+    made = small(host, attention, img_size=(96, 128), **sizes)
     assert {key: t.shape for key, t in model.state_dict().items()} == {k: t.shape for k, t in made.state_dict().items()}
 
 
@@ -179,6 +180,30 @@ def test_the_whole_network_exports_for_any_batch(host):
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_convolutions_of_pvt_v2_start_as_released():
+    model = small("pvt_v2", "focused", embed_dims=(32, 64, 96, 128), sr_ratio=[2, 2, 1, 1])
+    block = model.stages[1].blocks[0]
+    variances = {
+        model.stages[1].embed.proj: 2 / (9 * 64),
+        block.attn.reduce.proj: 2 / (4 * 64),
+        block.mlp.dwconv: 2 / 9,
+        block.attn.inner.local: 2 / 25,
+    }
+    for module, variance in variances.items():
+        assert module.weight.var().item() == pytest.approx(variance, rel=0.3)
+        assert module.bias.count_nonzero() == 0
+
+
+def test_layer_groups_count_a_stages_norm_with_its_last_block():
+    from timm.models._manipulate import group_parameters
+
+    model = small("pvt_v2")
+    groups = group_parameters(model, model.group_matcher(), reverse=True)
+    assert (
+        groups["stages.1.norm.weight"] == groups["stages.1.blocks.1.norm1.weight"] < groups["stages.2.embed.norm.bias"]
+    )
+
+
 def test_a_mechanism_without_masks_is_refused_shifted_windows():
     with pytest.raises(SubquadError, match="shifted windows of 7×7 need a mechanism that honours a mask"):
         small("swin", "agent", window_size=[7, 7, 7, 7])
@@ -241,17 +266,17 @@ def test_windows_brought_together_by_the_shift_do_not_attend_to_each_other():
             assert torch.equal(mask[2 * r + column], ~near)
 
 
-@pytest.mark.parametrize("host", ["pvt", "swin", "cswin"])
+@pytest.mark.parametrize("host", ["pvt", "pvt_v2", "swin", "cswin"])
 def test_networks_of_fewer_stages_take_the_last_settings(host):
-    sizes = {"pvt": {"embed_dims": (8, 16, 32)}, "swin": {}, "cswin": {}}[host]
-    heads = {"pvt": (1, 2, 4), "swin": (1, 2, 3), "cswin": (2, 2, 4)}[host]
-    ratios = {"mlp_ratios": (4, 4, 4)} if host == "pvt" else {}
+    sizes = {"embed_dims": (8, 16, 32)} if host.startswith("pvt") else {}
+    heads = {"swin": (1, 2, 3), "cswin": (2, 2, 4)}.get(host, (1, 2, 4))
+    ratios = {"mlp_ratios": (4, 4, 4)} if host.startswith("pvt") else {}
     model = small(host, "agent", depths=(1, 1, 1), num_heads=heads, **sizes, **ratios)
     assert [stage.blocks[0].attn.regrid is not None for stage in model.stages] == [True] * 3
     assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
 
 
-@pytest.mark.parametrize("host", ["vit", "pvt", "swin", "cswin"])
+@pytest.mark.parametrize("host", ["vit", "pvt", "pvt_v2", "swin", "cswin"])
 @every_mechanism
 def test_projections_may_go_without_bias(host, attention):
     model = small(host, attention, qkv_bias=False)

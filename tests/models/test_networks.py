@@ -10,7 +10,8 @@ from subquad.models import HOSTS, VARIANTS
 
 every_mechanism = pytest.mark.parametrize("attention", ATTENTION)
 every_host = pytest.mark.parametrize(
-    "name", [name for name, row in VARIANTS.items() if "tiny" in name and HOSTS[row.host].takes_mechanisms]
+    "name",
+    [name for name, row in VARIANTS.items() if name.endswith(("tiny", "_b0")) and HOSTS[row.host].takes_mechanisms],
 )
 SMALL = {"embed_dim": 24, "num_heads": 2, "depths": (2,), "img_size": 32, "patch_size": 4, "num_classes": 5}
 

@@ -32,8 +32,6 @@ from subquad.weights.links import LINKS, PAGES, TAGS, network_of, row_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ROWS = [row for row in LINKS if network_of(row) in NETWORKS]
-OTHERS = {"focused_pvt_v2_b0"}
-"""Rows for networks that are not here yet."""
 
 
 def golden_entries(name):
@@ -59,14 +57,18 @@ def meta_state(network):
         ("pola_swin_t", "pola_swin_tiny"),
         ("soft_tiny", "soft_tiny"),
         ("soft_norm_tiny", "soft_norm_tiny"),
+        ("flatten_pvt_t", "focused_pvt_tiny"),
+        ("flatten_pvt_v2_b0", "focused_pvt_v2_b0"),
+        ("flatten_swin_t", "focused_swin_tiny"),
+        ("flatten_cswin_t", "focused_cswin_tiny"),
     ],
 )
 def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, network):
     made = {name: list(tensor.shape) for name, tensor in released_state(network, meta_state(network)).items()}
     told = {name: entry["shape"] for name, entry in golden_entries(file).items()}
-    # PolaFormer's PVT stores a norm that nothing calls; masks may be there or not
+    # PolaFormer's and FLatten's PVT store a norm that nothing calls; masks may be there or not
     told = {name: shape for name, shape in told.items() if not name.endswith("attn_mask")}
-    if file == "pola_pvt_t":
+    if file in ("pola_pvt_t", "flatten_pvt_t"):
         told = {name: shape for name, shape in told.items() if name not in ("norm.weight", "norm.bias")}
     assert made == told
 
@@ -84,7 +86,7 @@ def test_a_file_of_every_link_fits_its_network_entry_by_entry(row):
 
 def test_links_are_whole():
     assert len([row for row in LINKS if LINKS[row].page != "pola"]) == 44
-    assert set(LINKS) - set(ROWS) <= OTHERS
+    assert set(ROWS) == set(LINKS)
     for row, link in LINKS.items():
         assert link.url.startswith("https://") and link.page in PAGES and link.label
         assert link.page in (row.split("_")[0], "soft")
@@ -141,6 +143,7 @@ def made_state(network):
 TINY = {
     "vit": {"embed_dim": 24, "num_heads": 2},
     "pvt": {"embed_dims": (8, 8, 16, 16), "num_heads": (1, 2, 2, 2)},
+    "pvt_v2": {"embed_dims": (8, 8, 16, 16), "num_heads": (1, 2, 2, 2)},
     "swin": {"embed_dim": 8, "num_heads": (1, 2, 2, 2)},
     "cswin": {"embed_dim": 8, "num_heads": (2, 2, 2, 2)},
     "softnet": {"embed_dims": (32, 32, 64, 64)},
@@ -316,13 +319,16 @@ def test_other_mechanisms_and_notes_get_no_released_weights(shelf):
 
 
 FILES = sorted(path.stem for path in GOLDEN.glob("*.json"))
-WITH_GOLDEN = [name for name in FILES if re.fullmatch(r"(agent|inline)_\w+_t|soft(_norm)?_tiny", name)]
+WITH_GOLDEN = [
+    name for name in FILES if re.fullmatch(r"(agent|inline)_\w+_t|soft(_norm)?_tiny|flatten_\w+_(t|b0)", name)
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", WITH_GOLDEN)
 def test_a_released_file_that_is_fetched_computes_its_golden(file, shelf, monkeypatch):
-    row = file if file.startswith("soft") else f"{file}iny"
+    row = file.replace("flatten", "focused")
+    row = f"{row}iny" if row.endswith("_t") else row
     record = json.loads((GOLDEN / f"{file}.json").read_text())
     body = pickled(
         {name: tensor.float() for name, tensor in make_state_dict(record["state_dict"]).items()}, LINKS[row].page

@@ -13,6 +13,7 @@ from subquad.weights import downloading
 SIZES = {"depths": (2, 2, 2, 2), "num_heads": (2, 2, 4, 4), "embed_dim": 16}
 TIMM = {
     "swin": ("swin_tiny_patch4_window7_224", "swin_tiny", SIZES),
+    "pvt_v2": ("pvt_v2_b0", "pvt_v2_b0", {}),
     "deit": ("deit_tiny_patch16_224", "deit_tiny", {"depth": 2, "embed_dim": 32, "num_heads": 2}),
 }
 
@@ -62,7 +63,8 @@ def test_another_mechanism_keeps_what_fits_and_says_the_rest_in_one_line(host, a
 
 
 def _mlp(network, host):
-    return (network.layers[0].blocks[1] if host == "swin" else network.blocks[1]).mlp.fc1.weight
+    stage = {"swin": "layers", "pvt_v2": "stages"}
+    return (getattr(network, stage[host])[0] if host in stage else network).blocks[1].mlp.fc1.weight
 
 
 def test_a_strict_load_prints_as_a_line_too():

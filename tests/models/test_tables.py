@@ -13,14 +13,20 @@ from made_weights import make_state_dict
 
 import subquad
 from subquad import SubquadError
-from subquad.models import HOSTS, NETWORKS, VARIANTS, default_cfgs
+from subquad.models import HOSTS, NETWORKS, VARIANTS, default_cfgs, read_weights
+from subquad.models.checkpoint_conversion import recognise
 from subquad.models.networks import PUBLISHED
 from subquad.tasks import load_recipe
 from subquad.tasks.classification import Recipe
 from subquad.weights.fitting import adapt
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FAMILIES = {"agent": (18, "deit pvt swin cswin"), "inline": (15, "deit pvt swin cswin"), "pola": (8, "pvt swin")}
+FAMILIES = {
+    "agent": (18, "deit pvt swin cswin"),
+    "inline": (15, "deit pvt swin cswin"),
+    "pola": (8, "pvt swin"),
+    "focused": (17, "pvt swin cswin"),
+}
 
 
 def released(name):
@@ -43,6 +49,7 @@ def test_baselines_follow_the_scheme_and_no_name_is_one_of_timms():
     for mechanism in ("softmax", "linear", "focused", "agent", "inline", "pola", "soft"):
         for host, sizes in {
             "pvt": ("tiny", "large"),
+            "pvt_v2": ("b0", "b5"),
             "swin": ("small",),
             "cswin": ("base",),
             "deit": ("tiny",),
@@ -68,7 +75,8 @@ def test_every_variant_names_a_host_and_a_recipe():
 
 
 @pytest.mark.parametrize(
-    "host", ["softmax_pvt_tiny", "agent_swin_tiny", "agent_cswin_tiny", "agent_deit_tiny", "soft_tiny"]
+    "host",
+    ["softmax_pvt_tiny", "focused_pvt_v2_b0", "agent_swin_tiny", "agent_cswin_tiny", "agent_deit_tiny", "soft_tiny"],
 )
 @pytest.mark.parametrize("size", [(225, 191), pytest.param((800, 1216), marks=pytest.mark.slow)])
 def test_weights_of_224_px_see_images_of_a_detectors_size(host, size):
@@ -149,12 +157,31 @@ def test_a_training_file_is_read_whatever_it_pickles_beside_the_weights(tmp_path
     assert name == "pola_swin_tiny" and adapted.family == "swin" and not adapted.resized
 
 
+def test_weights_are_those_that_the_published_accuracy_was_measured_with(tmp_path):
+    """FLatten's CSwin was evaluated by `model`, whatever else its file holds; the others by the average."""
+    for name, file in (("stage1.0.attns.0.positional_encoding", "focused"), ("stage1.0.attns.0.an_bias", "agent")):
+        states = {key: {f"module.{name}": torch.full((1, 2), value)} for key, value in (("model", 1.0), ("other", 2.0))}
+        torch.save({"model": states["model"], "state_dict_ema": states["other"]}, tmp_path / f"{file}.pth")
+    assert read_weights(tmp_path / "focused.pth")[0]["stage1.0.attns.0.positional_encoding"].mean() == 1
+    assert read_weights(tmp_path / "agent.pth")[0]["stage1.0.attns.0.an_bias"].mean() == 2
+    alone = {"stage1.0.attns.0.positional_encoding": torch.ones(1, 2)}
+    torch.save({"state_dict_ema": alone, "model": {}}, tmp_path / "alone.pth")
+    assert read_weights(tmp_path / "alone.pth")[0].keys() == alone.keys()
+
+
 class Dangerous:
     def __init__(self, call, *arguments):
         self.call = call, arguments
 
     def __reduce__(self):
         return self.call
+
+
+@pytest.mark.parametrize("name", ["flatten_pvt_t", "flatten_pvt_v2_b0", "flatten_swin_t", "flatten_cswin_t"])
+def test_networks_of_flatten_are_recognised(name):
+    entries = json.loads((GOLDEN / f"{name}.json").read_text())["state_dict"]
+    sketch = {key: torch.empty(entry["shape"], device="meta") for key, entry in entries.items()}
+    assert recognise(sketch, name) == name.replace("flatten", "focused").replace("_t", "_tiny")
 
 
 @pytest.mark.parametrize("legacy", [False, True])

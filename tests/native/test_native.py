@@ -69,10 +69,10 @@ def test_cores_at_any_width_and_length(width, threads, queries, keys):
         (ops.linear_attention, (q, k, v), {}),
         (ops.linear_attention, (q, k, v), {"feature_map": "elu"}),
         (ops.inline_attention, (q, k + 50, v), {}),
-        (ops.polar_attention, (q, k, v, power), {}),
-        (ops.polar_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
+        (ops.pola_attention, (q, k, v, power), {}),
+        (ops.pola_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
         (ops.agent_attention, (q, agents, k, v, *biases), {}),
-        (ops.gaussian_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
+        (ops.soft_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
     ]
     for operation, tensors, settings in calls:
         got = operation(*tensors, **settings, backend="native")
@@ -274,8 +274,8 @@ def test_powers_and_exponentials_over_their_range():
     k, v = torch.randn(1, 1, 30, 8).sign(), torch.randn(1, 1, 30, 8)
     for p in (1.0, 1.7, 3.0, 5.0):
         power = torch.full((1, 1, 8), p)
-        got = ops.polar_attention(q, k, v, power, eps=0, backend="native")
-        expected = ops.polar_attention(q.double(), k.double(), v.double(), power.double(), eps=0)
+        got = ops.pola_attention(q, k, v, power, eps=0, backend="native")
+        expected = ops.pola_attention(q.double(), k.double(), v.double(), power.double(), eps=0)
         assert_close(got.double(), expected, rtol=1e-4, atol=1e-6)
     x = torch.linspace(-100, 80, 5001).reshape(1, 1, -1, 1)
     got = ops.linear_attention(x, x, x, feature_map="elu", backend="native")
@@ -286,7 +286,7 @@ def test_what_is_not_a_number_stays_so_and_stays_where_it_is():
     q, k, v = projected(1, 2, 40, 16, count=3)
     q = q.clone()
     q[0, 1, 3, 5] = float("nan")
-    for operation, more in ((ops.linear_attention, ()), (ops.polar_attention, (torch.full((2, 1, 16), 2.0),))):
+    for operation, more in ((ops.linear_attention, ()), (ops.pola_attention, (torch.full((2, 1, 16), 2.0),))):
         y = operation(q, k, v, *more, backend="native")
         assert y[0, 1, 3].isnan().all() and y.isnan().sum() == 16
 
@@ -313,7 +313,7 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
             ops.linear_attention(*tensors, backend="native")
         assert "\n" not in str(caught.value)
     with pytest.raises(SubquadError, match="no gradients"):
-        ops.polar_attention(q.clone().requires_grad_(), k, v, torch.ones(2, 1, 16), backend="native")
+        ops.pola_attention(q.clone().requires_grad_(), k, v, torch.ones(2, 1, 16), backend="native")
     with use_backend("native"), pytest.raises(SubquadError, match="linear attention"):
         ops.linear_attention(q.double(), k.double(), v.double())
     with pytest.raises(SubquadError, match="unknown backend 'nativ': did you mean native"), use_backend("nativ"):
@@ -322,13 +322,13 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
 
 def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypatch):
     (q,) = projected(1, 2, 9, 16)
-    linear, polar = kernels.linear_attention, kernels.polar_attention
+    linear, pola = kernels.linear_attention, kernels.pola_attention
     assert choose(linear, (q,)) == "native"
     assert choose(linear, (q.double(),)) is None and choose(linear, (q,), cannot="reason") is None
     learned = q.clone().requires_grad_()
-    assert choose(polar, (learned,)) is None and choose(linear, (learned,)) == "native"
+    assert choose(pola, (learned,)) is None and choose(linear, (learned,)) == "native"
     with torch.no_grad():
-        assert choose(polar, (learned,)) == "native"
+        assert choose(pola, (learned,)) == "native"
     with use_backend("eager"):
         assert choose(linear, (q,)) is None and choose(linear, (q,), backend="native") == "native"
     monkeypatch.setattr(backends, "_asked", "eager")
@@ -421,7 +421,7 @@ def test_operations_are_operators_of_torch():
     calls = {
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
         kernels.inline_attention: (q, k, v),
-        kernels.polar_attention: (q, k, v, power, None, None, 1e-6),
+        kernels.pola_attention: (q, k, v, power, None, None, 1e-6),
         kernels.agent_attention: (q, few, k, v, bias, bias),
         kernels.agent_attention_of_tables: (q, few, k, v, *tables, *tables),
         OPERATORS["linear_attention_gradient"]: (q, q, k, v, "elu", 1e-6),
@@ -433,8 +433,8 @@ def test_operations_are_operators_of_torch():
         kernels.pool: (q, [3, 4], [2, 2]),
         OPERATORS["pool_gradient"]: (few, q, [3, 4], [2, 2]),
         kernels.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
-        kernels.gaussian_gather: (q, few, v, 1.0),
-        kernels.gaussian_spread: (q, few, few, 1.0),
+        kernels.soft_gather: (q, few, v, 1.0),
+        kernels.soft_spread: (q, few, few, 1.0),
         OPERATORS["newton_inverse_gradient"]: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
         kernels.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
     }

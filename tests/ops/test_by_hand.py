@@ -43,7 +43,7 @@ def test_polar_attention_divides_by_its_temperature_and_adds_positions_to_keys()
     # weights are means over 5 keys before ε is added
     streams = zip((same, opposite), v.chunk(2, dim=-1), strict=True)
     expected = [weights / (weights.sum(-1, keepdim=True) + 5e-6) @ half for weights, half in streams]
-    got = ops.polar_attention(q, k, v, power, None, temperature, positions)
+    got = ops.pola_attention(q, k, v, power, None, temperature, positions)
     assert_close(got, torch.cat(expected, dim=-1))
 
 
@@ -70,8 +70,8 @@ def test_an_idle_landmark_and_padded_keys_are_as_if_they_were_not_there(inverse)
     (q, v), (landmarks,) = heads(2, 3, 7, 4, count=2), heads(2, 3, 4, 4)
     idle, padding = torch.zeros(2, 4, dtype=torch.bool), torch.zeros(2, 7, dtype=torch.bool)
     idle[:, 1], padding[:, 5:] = True, True
-    expected = ops.gaussian_attention(q[:, :, :5], landmarks[:, :, [0, 2, 3]], v[:, :, :5], inverse=inverse)
-    got = ops.gaussian_attention(q, landmarks, v, padding, idle, inverse=inverse)
+    expected = ops.soft_attention(q[:, :, :5], landmarks[:, :, [0, 2, 3]], v[:, :, :5], inverse=inverse)
+    got = ops.soft_attention(q, landmarks, v, padding, idle, inverse=inverse)
     assert_close(got[:, :, :5], expected)
 
 
@@ -120,3 +120,24 @@ def test_autocast_does_not_lower_what_is_summed(operation):
         got = operation(q, k, v, backend="eager")
     assert got.dtype == torch.float32
     assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float16, 7e-4), (torch.bfloat16, 5.5e-3)])
+@pytest.mark.parametrize("deviation", [0.01, 1, 30])
+def test_focused_attention_in_half_precision_loses_no_more_than_the_rounding_of_its_inputs(dtype, rounding, deviation):
+    q, k, v = heads(1, 2, 784, 32, count=3)
+    temperature = F.softplus(torch.zeros(2, 1, 32, dtype=torch.float64))
+    inputs = deviation * q, deviation * k, v
+    expected = ops.focused_attention(*inputs, temperature, power=3)
+    got = ops.focused_attention(*(tensor.to(dtype) for tensor in inputs), temperature.float(), power=3)
+    assert got.dtype == dtype and (got - expected).norm() <= rounding * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_focused_attention_has_numbers_where_no_feature_of_a_token_is_positive(dtype):
+    q, k, v = (tensor.to(dtype) for tensor in heads(1, 2, 20, 8, count=3))
+    q[:, :, 3], k[:, :, 5] = -1, 0
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    y = ops.focused_attention(*leaves, torch.full((2, 1, 8), 0.7), power=3)
+    y.float().square().sum().backward()
+    assert all(tensor.isfinite().all() for tensor in (y, *(leaf.grad for leaf in leaves)))

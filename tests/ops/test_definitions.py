@@ -12,11 +12,11 @@ from subquad.ops import (
     agent_weights,
     focused_weights,
     gaussian_kernel,
-    gaussian_weights,
     inline_weights,
     linear_weights,
     newton_inverse,
-    polar_weights,
+    pola_weights,
+    soft_weights,
     softmax_weights,
 )
 from subquad.ops.map_formulas import filter_map
@@ -137,7 +137,7 @@ def test_polar_streams_are_same_sign_and_opposite_sign_similarities(tokens):
         positive = ((a.clamp(min=0) * b.clamp(min=0)) ** p).sum()
         return positive + (((-a).clamp(min=0) * (-b).clamp(min=0)) ** p).sum()
 
-    got = polar_weights(q, k, power)[0, 1]
+    got = pola_weights(q, k, power)[0, 1]
     torch.testing.assert_close(got[0], similarity_rows(same, q[0, 1], k[0, 1], eps=1e-6))
     torch.testing.assert_close(got[1], similarity_rows(same, -q[0, 1], k[0, 1], eps=1e-6))
 
@@ -150,7 +150,7 @@ def test_gaussian_weights_are_the_low_rank_form(tokens):
 
     wide, square = kernel(q[0, 1], landmarks[0, 1]), kernel(landmarks[0, 1], landmarks[0, 1])
     inverse = torch.linalg.inv(square + 0.01 * torch.eye(4, dtype=torch.float64))
-    torch.testing.assert_close(gaussian_weights(q, landmarks)[0, 1], wide @ inverse @ wide.mT)
+    torch.testing.assert_close(soft_weights(q, landmarks)[0, 1], wide @ inverse @ wide.mT)
 
 
 @pytest.mark.parametrize("spread", [1.0, 0.3, 0.05])

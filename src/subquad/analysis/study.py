@@ -78,9 +78,7 @@ class Study:
             trained = open_trained(source, img_size=self.img_size).image_network(self.img_size)
             if self.removed:
                 if not getattr(trained.model, "num_classes", 0):
-                    raise SubquadError(
-                        f"right answers are counted of classifiers, and {name} gives none: not --removed"
-                    )
+                    raise SubquadError(f"--removed counts a classifier's answers, and {name} gives none: leave it out")
                 check_removal(trained.model)
             self._measure(trained, name, found)
             self._count(trained, name, found)

@@ -35,6 +35,7 @@ class AgentAttention(nn.Module):
         # CSwin's LePE is the depthwise branch of the mechanism
         in_hosts={
             "pvt": {"num_agents": (9, 16, 49, 49)},
+            "pvt_v2": {"num_agents": (9, 16, 49, 49)},
             "swin": {"num_agents": (9, 16, 49, 49)},
             "cswin": {"num_agents": (9, 16, 49, 49), "local": False},
         },

@@ -12,7 +12,7 @@ from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
 from subquad.kernels import Shapes
-from subquad.ops import polar_attention, polar_weights
+from subquad.ops import pola_attention, pola_weights
 from subquad.positions import PositionTable
 from subquad.ranges import NotNegative, Positive, checks_arguments
 
@@ -58,7 +58,7 @@ class PolaAttention(nn.Module):
     ) -> Tensor:
         grid.check(q)
         kv_grid.check(k)
-        y = polar_attention(q, k, v, self.powers(), padding, self._temperature(), self.positions(kv_grid))
+        y = pola_attention(q, k, v, self.powers(), padding, self._temperature(), self.positions(kv_grid))
         if self.local is None:
             GATED.check(y, g)
             return y * g
@@ -76,7 +76,7 @@ class PolaAttention(nn.Module):
     ) -> Tensor:
         grid.check(q)
         kv_grid.check(k)
-        return polar_weights(q, k, self.powers(), padding, self._temperature(), self.positions(kv_grid))
+        return pola_weights(q, k, self.powers(), padding, self._temperature(), self.positions(kv_grid))
 
     def _temperature(self) -> Tensor:
         return F.softplus(self.temperature)

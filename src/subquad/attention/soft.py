@@ -13,7 +13,7 @@ from subquad.attention.key_removal import cut
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
-from subquad.ops import INVERSES, convolve_windows, gaussian_attention, gaussian_weights
+from subquad.ops import INVERSES, convolve_windows, soft_attention, soft_weights
 from subquad.ops.map_formulas import fill_window
 from subquad.ops.padding import zero_padding
 from subquad.ranges import Positive, checks_arguments
@@ -24,7 +24,7 @@ class SoftAttention(nn.Module):
 
     By default the window is as large as the construction grid needs for at most 49 landmarks (8, 4, 2 at the published
     56², 28², 14²), and the kernel goes with it (9, 5, 3). The window stays: a larger grid at a call has more landmarks.
-    `inverse`, `newton_steps` and `gradient` say how the landmarks' kernel is inverted, see `gaussian_attention`.
+    `inverse`, `newton_steps` and `gradient` say how the landmarks' kernel is inverted, see `soft_attention`.
     """
 
     inputs = ("q", "v", "padding")
@@ -73,7 +73,7 @@ class SoftAttention(nn.Module):
     ) -> Tensor:
         grid.check(q)
         landmarks, idle = self.landmarks(q, padding, grid)
-        y = gaussian_attention(
+        y = soft_attention(
             q,
             landmarks,
             v,
@@ -89,7 +89,7 @@ class SoftAttention(nn.Module):
     def weights(self, q: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         grid.check(q)
         landmarks, idle = self.landmarks(q, padding, grid)
-        weights = gaussian_weights(
+        weights = soft_weights(
             q * soft_scale(q), landmarks, padding, idle, inverse=self.inverse, steps=self.newton_steps
         )
         return weights[:, :, None]

@@ -12,12 +12,12 @@ from subquad.kernels.map_operators import convolve_windows, depthwise, local_bra
 from subquad.kernels.mixing_operators import (
     agent_attention,
     agent_attention_of_tables,
-    gaussian_gather,
-    gaussian_spread,
     inline_attention,
     linear_attention,
     newton_inverse,
-    polar_attention,
+    pola_attention,
+    soft_gather,
+    soft_spread,
 )
 from subquad.kernels.shapes import Shapes
 
@@ -36,8 +36,6 @@ __all__ = [
     "compute",
     "convolve_windows",
     "depthwise",
-    "gaussian_gather",
-    "gaussian_spread",
     "implements",
     "inline_attention",
     "kernels_by_title",
@@ -45,10 +43,12 @@ __all__ = [
     "linear_attention",
     "local_branch",
     "newton_inverse",
-    "polar_attention",
+    "pola_attention",
     "pool",
     "register_backend",
     "run",
+    "soft_gather",
+    "soft_spread",
     "unavailable",
     "use_backend",
 ]

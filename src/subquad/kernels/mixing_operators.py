@@ -64,39 +64,39 @@ inline_attention = operator(
 POLAR = QKV | {"power": "h 1 d", "temperature": "h 1 d", "positions": "h m d"}
 
 
-def _polar_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _pola_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     # parameters' gradients are sums over many tokens: in fp32
     like_power = (torch.empty_like(power, dtype=torch.float32) for _ in range(2))
     return *_like_qkv(grad, q, k, v), *like_power
 
 
 # to q, k, v, power and temperature; positions have the sum of k's over the batch
-polar_attention_gradient = operator(
+pola_attention_gradient = operator(
     "the gradient of PolaFormer's attention",
-    "polar_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor power, Tensor? temperature, "
+    "pola_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor power, Tensor? temperature, "
     "Tensor? positions, float eps)",
     GRAD | POLAR,
     lambda grad, *shapes: 6 * _product(*shapes),
-    shape=_polar_gradients,
+    shape=_pola_gradients,
     result="(Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
-def _polar_backward(backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
-    dq, dk, dv, dpower, dtemperature = polar_attention_gradient(grad, *tensors, *settings, backend)
+def _pola_backward(backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
+    dq, dk, dv, dpower, dtemperature = pola_attention_gradient(grad, *tensors, *settings, backend)
     *_, temperature, positions = tensors
     # positions are added to the keys of every image
     dpositions = None if positions is None else dk.sum(dim=0, dtype=torch.float32)
     return dq, dk, dv, dpower, None if temperature is None else dtemperature, dpositions
 
 
-polar_attention = operator(
+pola_attention = operator(
     "PolaFormer's attention",
-    "polar_attention(Tensor q, Tensor k, Tensor v, Tensor power, Tensor? temperature, Tensor? positions, float eps)",
+    "pola_attention(Tensor q, Tensor k, Tensor v, Tensor power, Tensor? temperature, Tensor? positions, float eps)",
     POLAR,
     lambda *shapes: 2 * _product(*shapes),
-    gradient=polar_attention_gradient,
-    backward=_polar_backward,
+    gradient=pola_attention_gradient,
+    backward=_pola_backward,
     sums_in_fp32=True,
 )
 
@@ -166,9 +166,9 @@ def _one_map(q: Any, few: Any, *rest: Any) -> int:
 LANDMARKS = {"q": "b h n d", "landmarks": "b h m d"}
 
 # to q, landmarks and v
-gaussian_gather_gradient = operator(
+soft_gather_gradient = operator(
     "the gradient of softmax-free attention",
-    "gaussian_gather_gradient(Tensor grad, Tensor q, Tensor landmarks, Tensor v, float scale)",
+    "soft_gather_gradient(Tensor grad, Tensor q, Tensor landmarks, Tensor v, float scale)",
     {"grad": "b h m d"} | LANDMARKS | {"v": "b h n d"},
     lambda grad, *shapes: 2 * _one_map(*shapes),
     shape=lambda grad, q, landmarks, v, scale: (empty_tokens(q), landmarks.new_empty(landmarks.shape), empty_tokens(v)),
@@ -176,21 +176,21 @@ gaussian_gather_gradient = operator(
 )
 
 # κ(scale·q, landmarks)ᵀ v: (b, h, m, d)
-gaussian_gather = operator(
+soft_gather = operator(
     "softmax-free attention",
-    "gaussian_gather(Tensor q, Tensor landmarks, Tensor v, float scale)",
+    "soft_gather(Tensor q, Tensor landmarks, Tensor v, float scale)",
     LANDMARKS | {"v": "b h n d"},
     _one_map,
     shape=lambda q, landmarks, v, scale: landmarks.new_empty(landmarks.shape, dtype=torch.float32),
-    gradient=gaussian_gather_gradient,
+    gradient=soft_gather_gradient,
     sums_in_fp32=True,
     gives_fp32=True,
 )
 
 # to q, landmarks and u
-gaussian_spread_gradient = operator(
+soft_spread_gradient = operator(
     "the gradient of softmax-free attention",
-    "gaussian_spread_gradient(Tensor grad, Tensor q, Tensor landmarks, Tensor u, float scale)",
+    "soft_spread_gradient(Tensor grad, Tensor q, Tensor landmarks, Tensor u, float scale)",
     GRAD | LANDMARKS | {"u": "b h m d"},
     lambda grad, *shapes: 2 * _one_map(*shapes),
     shape=lambda grad, q, landmarks, u, scale: (empty_tokens(q), *(t.new_empty(t.shape) for t in (landmarks, u))),
@@ -198,12 +198,12 @@ gaussian_spread_gradient = operator(
 )
 
 # κ(scale·q, landmarks) u: (b, h, n, d)
-gaussian_spread = operator(
+soft_spread = operator(
     "softmax-free attention",
-    "gaussian_spread(Tensor q, Tensor landmarks, Tensor u, float scale)",
+    "soft_spread(Tensor q, Tensor landmarks, Tensor u, float scale)",
     LANDMARKS | {"u": "b h m d"},
     _one_map,
-    gradient=gaussian_spread_gradient,
+    gradient=soft_spread_gradient,
     sums_in_fp32=True,
 )
 

@@ -261,6 +261,7 @@ class Stage(nn.Module):
         prefix_positions: whether prefix tokens have rows in that table.
         rope: rotary positions, handed to the blocks as `rotation`; None for none.
         drop_rate: dropout in front of the blocks.
+        norm: of the tokens behind the blocks; None for none.
     """
 
     def __init__(
@@ -274,6 +275,7 @@ class Stage(nn.Module):
         prefix_positions: bool = True,
         rope: AxialRope | None = None,
         drop_rate: float = 0,
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.grid = grid
@@ -287,15 +289,16 @@ class Stage(nn.Module):
         self.rope = rope
         self.drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.Identity() if norm is None else norm
 
     def forward(self, x: Tensor) -> tuple[Tensor, TokenGrid]:
         """A map (b, c_in, y_in, x_in) to tokens (b, n, c), prefix tokens first, and the grid they stand on."""
         for last in self.steps(x):
             tokens, grid = last
-        return tokens, grid
+        return self.norm(tokens), grid
 
     def steps(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
-        """What `forward` gives, after each block."""
+        """What `forward` gives, but without the stage's norm, after each block."""
         tokens, grid = self.tokens_of(x)
         # once for all blocks
         turned = {} if self.rope is None else {"rotation": self.rope(grid, tokens.device)}

@@ -61,6 +61,23 @@ def pola(variant: str, attention: Any, params: float, gmacs: float | None, top1:
     return Network(variant, attention, more, params, gmacs, top1, "pola")
 
 
+def flatten(
+    variant: str,
+    attention: Any,
+    params: float,
+    gmacs: float | None,
+    top1: float | None,
+    *,
+    source: str = "focused",
+    **settings: Any,
+) -> Network:
+    """FLatten, arXiv 2308.00442: its released networks, and those that its code builds, which have no `source`.
+
+    Multiply-adds, and accuracies without weights, are read off its plot.
+    """
+    return Network(variant, attention, settings, params, gmacs, top1, source)
+
+
 def soft(variant: str, params: float, gmacs: float | None, top1: float | None, *, norm: bool = False) -> Network:
     """SOFT, arXiv 2110.11945, and its normalised form, 2207.03341, trained with the gradients that the authors use."""
     settings = {"inverse": "norm"} if norm else {"gradient": "inverse"}
@@ -75,6 +92,7 @@ IIIS = ("inline", "inline", "inline", "softmax")
 IISS = ("inline", "inline", "softmax", "softmax")
 IIMS2 = ("inline", "inline", (("inline", 2), ("softmax", 16)), "softmax")
 LLSS = ("pola", "pola", "softmax", "softmax")
+FFSS = ("focused", "focused", "softmax", "softmax")
 HEADS = (2, 4, 10, 16)
 
 PUBLISHED: dict[str, Network] = {
@@ -125,6 +143,23 @@ PUBLISHED: dict[str, Network] = {
     "pola_swin_small": pola("swin_small", LLSS, 50.603600, 8.7, 83.6),
     "pola_swin_base": pola("swin_base", LLSS, 89.137864, 15.4, 83.8),
     "pola_swin_base_384": pola("swin_base", LLSS, 91.599304, None, None, img_size=384),
+    "focused_pvt_tiny": flatten("pvt_tiny", "focused", 12.149480, 2.0, 77.8),
+    "focused_pvt_small": flatten("pvt_small", "focused", 21.669224, 4.0, 81.7, source=""),
+    "focused_pvt_medium": flatten("pvt_medium", "focused", 37.241192, 7.1, 83.0, source=""),
+    "focused_pvt_large": flatten("pvt_large", "focused", 50.648168, None, None, source=""),
+    "focused_pvt_v2_b0": flatten("pvt_v2_b0", "focused", 3.594824, None, 71.1),
+    "focused_pvt_v2_b1": flatten("pvt_v2_b1", "focused", 12.931240, None, None, source=""),
+    "focused_pvt_v2_b2": flatten("pvt_v2_b2", "focused", 22.548264, 4.3, 82.5, source=""),
+    "focused_pvt_v2_b3": flatten("pvt_v2_b3", "focused", 38.273832, 7.3, 83.7, source=""),
+    "focused_pvt_v2_b4": flatten("pvt_v2_b4", "focused", 51.836968, 10.7, 84.0, source=""),
+    "focused_swin_tiny": flatten("swin_tiny", FFSS, 29.192384, 4.5, 82.1),
+    "focused_swin_small": flatten("swin_small", FFSS, 50.510288, 8.8, 83.5),
+    "focused_swin_base": flatten("swin_base", FFSS, 88.972488, 15.5, 83.8),
+    "focused_swin_base_384": flatten("swin_base", FFSS, 91.433928, None, 85.0, img_size=384),
+    "focused_cswin_tiny": flatten("cswin_tiny", FFSS, 21.201768, 4.3, 83.1),
+    "focused_cswin_small_deep": flatten("cswin_small_deep", FFSS, 35.451752, 6.8, 83.8, source=""),
+    "focused_cswin_base": flatten("cswin_base", FFSS, 74.867032, 15.0, 84.5, source=""),
+    "focused_cswin_base_384": flatten("cswin_base", FFSS, 78.369112, None, None, source="", img_size=384),
     "soft_tiny": soft("softnet_tiny", 13.069056, 1.9, 79.3),
     "soft_small": soft("softnet_small", 24.110092, 3.3, 82.2),
     "soft_small_deep": soft("softnet_small_deep", 38.858462, None, None),
@@ -139,8 +174,6 @@ PUBLISHED: dict[str, Network] = {
     "soft_norm_huge": soft("softnet_huge", 87.108273, 16.3, 83.4, norm=True),
 }
 
-FFSS = ("focused", "focused", "softmax", "softmax")
-
 
 def vits(mechanism: str) -> dict[str, str]:
     """A mechanism in all blocks of the later plain ViTs."""
@@ -148,38 +181,23 @@ def vits(mechanism: str) -> dict[str, str]:
 
 
 PATTERNS: dict[str, dict[str, Any]] = {
-    "softmax": {"deit": "softmax", "pvt": "softmax", "swin": "softmax", "cswin": "softmax", **vits("softmax")},
-    "linear": {"deit": "linear", "pvt": "linear", "swin": "linear", "cswin": "linear", **vits("linear")},
-    "focused": {"deit": "focused", "pvt": "focused", "swin": FFSS, "cswin": FFSS, **vits("focused")},
-    "agent": vits("agent"),
-    "inline": vits("inline"),
-    "pola": {"deit": "pola", "cswin": LLSS, **vits("pola")},
-    "soft": {"deit": "soft", "pvt": SSSX, "swin": SSSX, "cswin": SSSX, **vits("soft")},
+    "softmax": {**dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "softmax"), **vits("softmax")},
+    "linear": {**dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "linear"), **vits("linear")},
+    "focused": {**dict.fromkeys(("deit", "pvt", "pvt_v2"), "focused"), "swin": FFSS, "cswin": FFSS, **vits("focused")},
+    "agent": {"pvt_v2": "agent", **vits("agent")},
+    "inline": {"pvt_v2": "inline", **vits("inline")},
+    "pola": {"deit": "pola", "pvt_v2": "pola", "cswin": LLSS, **vits("pola")},
+    "soft": {"deit": "soft", **dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), SSSX), **vits("soft")},
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 
-FOCUSED_TOP1 = {
-    "focused_pvt_tiny": 77.8,
-    "focused_swin_tiny": 82.1,
-    "focused_swin_small": 83.5,
-    "focused_swin_base": 83.8,
-    "focused_swin_base_384": 85.0,
-    "focused_cswin_tiny": 83.1,
-}
-"""FLatten, arXiv 2308.00442, as released."""
-
 BASELINES: dict[str, Network] = {
-    (name := f"{mechanism}_{variant}{ending}"): Network(
-        variant,
-        patterns[family],
-        settings,
-        top1=FOCUSED_TOP1.get(name),
-        source="focused" if name in FOCUSED_TOP1 else "",
-    )
+    name: Network(variant, patterns[family], settings)
     for mechanism, patterns in PATTERNS.items()
     for variant in VARIANTS
     for ending, settings in (("", {}), ("_384", {"img_size": 384}))
     if (family := VARIANTS[variant].family) in patterns and (not ending or variant in ("swin_base", "cswin_base"))
+    if (name := f"{mechanism}_{variant}{ending}") not in PUBLISHED
 }
 
 RECONSTRUCTED: dict[str, Network] = {

@@ -1,6 +1,6 @@
 """The table of sizes: rows of literals. What a row does not say is the host's default."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
@@ -9,6 +9,7 @@ from subquad.models.backbone import Backbone
 from subquad.models.cswin import CSwin
 from subquad.models.lavit import LaViT, LaViTPlain
 from subquad.models.pvt import PVT
+from subquad.models.pvt_v2 import PVTv2
 from subquad.models.soft_network import SoftNet
 from subquad.models.swin import Swin
 from subquad.models.vit import ViT
@@ -16,6 +17,7 @@ from subquad.models.vit import ViT
 HOSTS: dict[str, type[Backbone]] = {
     "vit": ViT,
     "pvt": PVT,
+    "pvt_v2": PVTv2,
     "swin": Swin,
     "cswin": CSwin,
     "softnet": SoftNet,
@@ -95,6 +97,11 @@ def pvt(depths: tuple[int, ...], drop_path_rate: float) -> Variant:
     return Variant("pvt", depths, {"drop_path_rate": drop_path_rate}, "pvt", family="pvt")
 
 
+def pvt_v2(depths: tuple[int, ...], timm: str, drop_path_rate: float = 0.1, **sizes: Any) -> Variant:
+    """A PVTv2, arXiv 2106.13797: widths and heads are the host's defaults, but for the narrow B0."""
+    return Variant("pvt_v2", depths, {"drop_path_rate": drop_path_rate, **sizes}, "pvt", "pvt_v2", timm)
+
+
 def swin(embed_dim: int, depths: tuple[int, ...], num_heads: tuple[int, ...], drop_path_rate: float) -> Variant:
     """A Swin, arXiv 2103.14030."""
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "drop_path_rate": drop_path_rate}
@@ -148,11 +155,19 @@ VARIANTS: dict[str, Variant] = {
     "pvt_small": pvt((3, 4, 6, 3), drop_path_rate=0.1),
     "pvt_medium": pvt((3, 4, 18, 3), drop_path_rate=0.3),
     "pvt_large": pvt((3, 8, 27, 3), drop_path_rate=0.3),
+    "pvt_v2_b0": pvt_v2((2, 2, 2, 2), "pvt_v2_b0", embed_dims=(32, 64, 160, 256)),
+    "pvt_v2_b1": pvt_v2((2, 2, 2, 2), "pvt_v2_b1"),
+    "pvt_v2_b2": pvt_v2((3, 4, 6, 3), "pvt_v2_b2"),
+    "pvt_v2_b3": pvt_v2((3, 4, 18, 3), "pvt_v2_b3", drop_path_rate=0.3),
+    "pvt_v2_b4": pvt_v2((3, 8, 27, 3), "pvt_v2_b4", drop_path_rate=0.3),
+    "pvt_v2_b5": pvt_v2((3, 6, 40, 3), "pvt_v2_b5", drop_path_rate=0.3, mlp_ratios=(4, 4, 4, 4)),
     "swin_tiny": swin(96, (2, 2, 6, 2), (3, 6, 12, 24), drop_path_rate=0.2),
     "swin_small": swin(96, (2, 2, 18, 2), (3, 6, 12, 24), drop_path_rate=0.3),
     "swin_base": swin(128, (2, 2, 18, 2), (4, 8, 16, 32), drop_path_rate=0.5),
     "cswin_tiny": cswin(64, (2, 4, 18, 1), (2, 4, 8, 16), drop_path_rate=0.2),
     "cswin_small": cswin(64, (3, 6, 29, 2), (2, 4, 8, 16), drop_path_rate=0.4),
+    # FLatten's CSwin-S, whose code says other depths than Agent Attention's
+    "cswin_small_deep": replace(cswin(64, (2, 4, 32, 2), (2, 4, 8, 16), drop_path_rate=0.4), family=""),
     "cswin_base": cswin(96, (3, 6, 29, 2), (4, 8, 16, 32), drop_path_rate=0.5),
     "softnet_tiny": softnet((1, 2, 3, 2)),
     "softnet_small": softnet((1, 3, 7, 4)),

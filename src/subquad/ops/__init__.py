@@ -21,13 +21,13 @@ from subquad.ops.focused_formula import focused_attention, focused_weights
 from subquad.ops.inline_formula import inline_attention, inline_weights
 from subquad.ops.linear_formula import FEATURE_MAPS, linear_attention, linear_weights
 from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
-from subquad.ops.pola_formula import polar_attention, polar_weights
+from subquad.ops.pola_formula import pola_attention, pola_weights
 from subquad.ops.soft_formula import (
     INVERSES,
-    gaussian_attention,
     gaussian_kernel,
-    gaussian_weights,
     newton_inverse,
+    soft_attention,
+    soft_weights,
 )
 from subquad.ops.softmax_formula import softmax_attention, softmax_weights
 
@@ -38,16 +38,16 @@ OPERATIONS: dict[str, Shapes] = {
     "convolve_windows": map_formulas.WINDOWS_SHAPES,
     "focused_attention": focused_formula.SHAPES,
     "focused_weights": focused_formula.WEIGHTS_SHAPES,
-    "gaussian_attention": soft_formula.SHAPES,
+    "soft_attention": soft_formula.SHAPES,
     "gaussian_kernel": soft_formula.KERNEL_SHAPES,
-    "gaussian_weights": soft_formula.WEIGHTS_SHAPES,
+    "soft_weights": soft_formula.WEIGHTS_SHAPES,
     "inline_attention": inline_formula.SHAPES,
     "inline_weights": inline_formula.WEIGHTS_SHAPES,
     "linear_attention": linear_formula.SHAPES,
     "linear_weights": linear_formula.WEIGHTS_SHAPES,
     "newton_inverse": soft_formula.INVERSE_SHAPES,
-    "polar_attention": pola_formula.SHAPES,
-    "polar_weights": pola_formula.WEIGHTS_SHAPES,
+    "pola_attention": pola_formula.SHAPES,
+    "pola_weights": pola_formula.WEIGHTS_SHAPES,
     "pool_tokens": map_formulas.POOL_SHAPES,
     "softmax_attention": softmax_formula.SHAPES,
     "softmax_weights": softmax_formula.WEIGHTS_SHAPES,
@@ -64,17 +64,17 @@ __all__ = [
     "convolve_windows",
     "focused_attention",
     "focused_weights",
-    "gaussian_attention",
     "gaussian_kernel",
-    "gaussian_weights",
     "inline_attention",
     "inline_weights",
     "linear_attention",
     "linear_weights",
     "newton_inverse",
-    "polar_attention",
-    "polar_weights",
+    "pola_attention",
+    "pola_weights",
     "pool_tokens",
+    "soft_attention",
+    "soft_weights",
     "softmax_attention",
     "softmax_weights",
 ]

@@ -15,11 +15,11 @@ from subquad.ops.linear_formula import feature_weights
 from subquad.ops.padding import count_tokens, zero_padding
 from subquad.ops.precision import in_fp32
 
-SHAPES = kernels.polar_attention.shapes.extended(padding="b m")
+SHAPES = kernels.pola_attention.shapes.extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 
-def polar_attention(
+def pola_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -37,11 +37,11 @@ def polar_attention(
     """
     SHAPES.check(q, k, v, power, temperature, positions, padding)
     tensors = q, k, v, power, temperature, positions
-    return kernels.compute(kernels.polar_attention, _polar, tensors, (eps,), (padding,), backend=backend)
+    return kernels.compute(kernels.pola_attention, _pola, tensors, (eps,), (padding,), backend=backend)
 
 
 @in_fp32
-def _polar(
+def _pola(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -86,7 +86,7 @@ def signed_power(x: Tensor, power: Tensor) -> Tensor:
 
 
 @in_fp32
-def polar_weights(
+def pola_weights(
     q: Tensor,
     k: Tensor,
     power: Tensor,
@@ -96,14 +96,14 @@ def polar_weights(
     *,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Explicit weights (b, h, 2, n_q, n_k) of `polar_attention`: the same-sign stream, then the opposite-sign one."""
+    """Explicit weights (b, h, 2, n_q, n_k) of `pola_attention`: the same-sign stream, then the opposite-sign one."""
     WEIGHTS_SHAPES.check(q, k, power, temperature, positions, padding)
-    q, k = (polar_features(x, power) for x in _tempered(q, k, temperature, positions))
+    q, k = (pola_features(x, power) for x in _tempered(q, k, temperature, positions))
     swapped = q.roll(q.shape[-1] // 2, dims=-1)
     return torch.stack([feature_weights(x, k, padding, eps=eps) for x in (q, swapped)], dim=2)
 
 
-def polar_features(x: Tensor, power: Tensor) -> Tensor:
+def pola_features(x: Tensor, power: Tensor) -> Tensor:
     """[(x⁺)^p, (x⁻)^p]: (b, h, n, d) -> (b, h, n, 2d)."""
     x = signed_power(x, power)
     return torch.cat([x.relu(), (-x).relu()], dim=-1)

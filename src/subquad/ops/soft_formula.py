@@ -16,13 +16,13 @@ from subquad.errors import unknown_name
 from subquad.ops.padding import zero_padding
 from subquad.ops.precision import in_fp32
 
-SHAPES = kernels.gaussian_gather.shapes.extended(padding="b n", idle="b m")
+SHAPES = kernels.soft_gather.shapes.extended(padding="b n", idle="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 INVERSE_SHAPES = kernels.newton_inverse.shapes
 KERNEL_SHAPES = kernels.Shapes("a Gaussian kernel", x="... n d", y="... m d")
 
 
-def gaussian_attention(
+def soft_attention(
     q: Tensor,
     landmarks: Tensor,
     v: Tensor,
@@ -44,12 +44,12 @@ def gaussian_attention(
     # landmarks are few: what is between the two maps is of no weight, and in fp32
     wide = landmarks.to(torch.promote_types(landmarks.dtype, torch.float32))
     tensors, cannot = (q, wide, v), None if padding is None else "it knows no padding"
-    kernel = kernels.choose(kernels.gaussian_gather, tensors, (scale,), backend=backend, cannot=cannot)
+    kernel = kernels.choose(kernels.soft_gather, tensors, (scale,), backend=backend, cannot=cannot)
     if kernel is None:
         return _eager(q, landmarks, v, padding, idle, inverse=inverse, steps=steps, gradient=gradient, scale=scale)
-    gathered = kernels.run(kernels.gaussian_gather, kernel, _gather, tensors, (scale,))
+    gathered = kernels.run(kernels.soft_gather, kernel, _gather, tensors, (scale,))
     solved = _solve(wide, gathered, inverse=inverse, steps=steps, gradient=gradient)
-    return kernels.run(kernels.gaussian_spread, kernel, _spread, (q, wide, solved), (scale,))
+    return kernels.run(kernels.soft_spread, kernel, _spread, (q, wide, solved), (scale,))
 
 
 @in_fp32
@@ -85,7 +85,7 @@ def _eager(
 
 
 @in_fp32
-def gaussian_weights(
+def soft_weights(
     q: Tensor,
     landmarks: Tensor,
     padding: Tensor | None = None,
@@ -94,7 +94,7 @@ def gaussian_weights(
     inverse: str = "ridge",
     steps: int = 20,
 ) -> Tensor:
-    """Explicit weights (b, h, n, n) of `gaussian_attention`."""
+    """Explicit weights (b, h, n, n) of `soft_attention`."""
     WEIGHTS_SHAPES.check(q, landmarks, padding, idle)
     kernel, solve = _low_rank(q, landmarks, idle, inverse, steps, "steps")
     return kernel @ solve(zero_padding(kernel, padding).mT)

@@ -24,6 +24,7 @@ from subquad.weights.digest import DIGEST, check_digest, digest_of
 from subquad.weights.downloading import Wanted, download, is_link, locked, remember
 from subquad.weights.fitting import Adapted, adapt, misfits, not_finite, some
 from subquad.weights.notes import parse_note
+from subquad.weights.released import evaluated_under
 from subquad.weights.stored import MOST_REPEATED, StoredTensor, StrangeTensor
 from subquad.weights.torch_files import opened
 from subquad.writing import json_text, replacing
@@ -130,7 +131,8 @@ def unwrap(content: Any, path: Path | str, preferred: str | None = None) -> dict
     """The tensors of a pickled file, from under the keys of WRAPPERS and without the prefixes that wrappers leave."""
     for key in (preferred, *WRAPPERS):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
+            evaluated = content.get(_evaluated(content[key]))
+            content = evaluated if isinstance(evaluated, dict) and _evaluated(evaluated) else content[key]
             break
     kinds = StoredTensor | StrangeTensor
     if not isinstance(content, dict) or not content or not all(isinstance(value, kinds) for value in content.values()):
@@ -153,6 +155,11 @@ def unwrap(content: Any, path: Path | str, preferred: str | None = None) -> dict
     except SubquadError as error:
         raise SubquadError(f"cannot open {path}: {error}") from None
     return {name: tensor.read() for name, tensor in bare.items()}
+
+
+def _evaluated(state: dict[Any, Any]) -> str | None:
+    """The key beside `state` under which the weights lie that its authors evaluated, if it is not its own."""
+    return evaluated_under(_bare(name) for name in state if isinstance(name, str))
 
 
 def _check_entries(shapes: dict[str, tuple[int, ...]]) -> None:

@@ -6,7 +6,7 @@ projection: its letters say which; `@0`, `@1` are parts in a row. Parts are join
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -65,6 +65,14 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"mlp\.fc1_x\.(weight|bias)$", r"mlp.fc1.\1@1"),
     ],
     "pvt": PYRAMID,
+    "pvt_v2": [
+        *PYRAMID,
+        (r"^norm(\d)\.", _stage("stages.{s}.norm.")),
+        (r"\bmlp\.dwconv\.dwconv\.", "mlp.dwconv."),
+        # timm's
+        (r"^patch_embed\.", "stages.0.embed."),
+        (r"^stages\.(\d)\.downsample\.", _stage("stages.{s}.embed.", 0)),
+    ],
     "swin": [
         (r"^patch_embed\.", "stages.0.embed."),
         (r"^layers\.(\d)\.blocks\.", _stage("stages.{s}.blocks.", 0)),
@@ -102,11 +110,19 @@ FAMILIES: dict[str, list[Rule]] = {
 MARKS: dict[str, str] = {
     r"^stage1_conv_embed\.0\.weight$": "cswin",
     r"^patch_embed1\.proj\.0\.weight$": "softnet",
+    r"^block1\.0\.mlp\.dwconv\.dwconv\.weight$": "pvt_v2",
+    r"^stages\.1\.downsample\.proj\.weight$": "pvt_v2",
     r"^patch_embed1\.proj\.weight$": "pvt",
     r"^layers\.0\.blocks\.0\.norm1\.weight$": "swin",
     r"^blocks\.0\.norm1\.weight$": "vit",
 }
 """By which entry a family is recognised, the first that is there."""
+
+EVALUATED: dict[str, str] = {r"^stage1\.0\.attns\.0\.positional_encoding$": "model"}
+"""By an entry: under which key of a trainer's file the weights lie whose accuracy was published, where others are too.
+
+FLatten's CSwin was evaluated by the script that reads `model`, and its files may hold an average of weights as well.
+"""
 
 DROPPED: dict[str, str] = {
     r"\.relative_position_index$": "computed from the window",
@@ -137,6 +153,12 @@ def family_of(names: Any) -> str | None:
         if any(re.search(mark, name) for name in names):
             return family
     return None
+
+
+def evaluated_under(names: Iterable[str]) -> str | None:
+    """The key of a trainer's file that holds what was evaluated, by the names under any; None for the usual one."""
+    names = list(names)
+    return next((key for mark, key in EVALUATED.items() if any(re.search(mark, name) for name in names)), None)
 
 
 def our_name(name: str, family: str) -> str:

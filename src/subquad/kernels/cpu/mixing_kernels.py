@@ -54,15 +54,15 @@ def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> 
     return grads
 
 
-@implements(operators.polar_attention, "native")
-def polar_attention(
+@implements(operators.pola_attention, "native")
+def pola_attention(
     q: Tensor, k: Tensor, v: Tensor, power: Tensor, temperature: Tensor | None, positions: Tensor | None, eps: float
 ) -> Tensor:
     """`power` and `temperature` (h, 1, d), `positions` (h, n_k, d)."""
     out = empty_tokens(q)
     sharpness = torch.ones_like(power) if temperature is None else temperature.reciprocal()
     places = None if positions is None else positions.expand(len(q), -1, -1, -1)
-    library().polar_attention(
+    library().pola_attention(
         shape_of(q, k),
         *map(tokens_of, (q, k, v, places, out)),
         numbers_of(sharpness.contiguous()),
@@ -132,21 +132,21 @@ def agent_attention_gradient(
     return dq, dagents, dk, dv, *(bias.sum(dim=0) for bias in (dkey_bias, dquery_bias))
 
 
-@implements(operators.gaussian_gather, "native")
-def gaussian_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
+@implements(operators.soft_gather, "native")
+def soft_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks)ᵀ v: (b, h, m, d)."""
     out = landmarks.new_empty(landmarks.shape)
     few = numbers_of(landmarks.contiguous()), *long(landmarks.shape[2])
-    library().gaussian_gather(shape_of(x, v), tokens_of(x), *few, tokens_of(v), ctypes.c_float(scale), numbers_of(out))
+    library().soft_gather(shape_of(x, v), tokens_of(x), *few, tokens_of(v), ctypes.c_float(scale), numbers_of(out))
     return out
 
 
-@implements(operators.gaussian_spread, "native")
-def gaussian_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
+@implements(operators.soft_spread, "native")
+def soft_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks) u: (b, h, n, d)."""
     out = empty_tokens(x)
     few = numbers_of(landmarks.contiguous()), *long(landmarks.shape[2]), numbers_of(u.contiguous())
-    library().gaussian_spread(shape_of(x, x), tokens_of(x), *few, ctypes.c_float(scale), tokens_of(out))
+    library().soft_spread(shape_of(x, x), tokens_of(x), *few, ctypes.c_float(scale), tokens_of(out))
     return out
 
 

@@ -21,9 +21,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LEAST_CAPABILITY = (8, 0)
 
 KERNELS = {
-    "linear_calls": ("linear_attention", "polar_attention"),
+    "linear_calls": ("linear_attention", "pola_attention"),
     "inline_kernels": ("inline_attention",),
-    "maps_calls": ("agent_attention", "gaussian_gather", "gaussian_spread"),
+    "maps_calls": ("agent_attention", "soft_gather", "soft_spread"),
 }
 """Operators by the file that computes them and their gradients."""
 

@@ -26,15 +26,15 @@ def linear_attention_gradient(
     return _backward(grad, q, k, v, eps, KIND=feature_map)[:3]
 
 
-def polar_attention(
+def pola_attention(
     q: Tensor, k: Tensor, v: Tensor, power: Tensor, temperature: Tensor | None, positions: Tensor | None, eps: float
 ) -> Tensor:
-    """See subquad.ops.polar_attention."""
+    """See subquad.ops.pola_attention."""
     parameters = _in_fp32(power), _sharpness(power, temperature)
-    return _forward(q, k, v, eps, *parameters, positions, KIND="polar")
+    return _forward(q, k, v, eps, *parameters, positions, KIND="pola")
 
 
-def polar_attention_gradient(
+def pola_attention_gradient(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -46,7 +46,7 @@ def polar_attention_gradient(
 ) -> tuple[Tensor, ...]:
     """To q, k, v, power and temperature."""
     sharpness = _sharpness(power, temperature)
-    *grads, dpower, dsharpness = _backward(grad, q, k, v, eps, _in_fp32(power), sharpness, positions, KIND="polar")
+    *grads, dpower, dsharpness = _backward(grad, q, k, v, eps, _in_fp32(power), sharpness, positions, KIND="pola")
     # 1/t grows by −1/t² with t
     return *grads, dpower.reshape(power.shape).contiguous(), -dsharpness.reshape(power.shape) * sharpness
 
@@ -65,7 +65,7 @@ def _state(
 ) -> Tensor:
     """(b·h, streams, d + 1, d) of all keys, in fp32."""
     b, h, n, d = k.shape
-    tile, streams = tile_of(k), 2 if kind == "polar" else 1
+    tile, streams = tile_of(k), 2 if kind == "pola" else 1
     split = split_of(k, tile["BLOCK"])
     state = k.new_empty(b * h, split.pieces, streams, d + 1, d, dtype=torch.float32)
     tokens = tokens_of(k), tokens_of(v), tokens_of(positions)
@@ -88,7 +88,7 @@ def _forward(
 ) -> Tensor:
     b, h, n, _ = q.shape
     state, out = _state(k, v, power, sharpness, positions, KIND), empty_tokens(q)
-    tile = tile_of(q, heavy=KIND == "polar" and q.shape[-1] > MIDDLE)
+    tile = tile_of(q, heavy=KIND == "pola" and q.shape[-1] > MIDDLE)
     split = split_of(q, tile["BLOCK"])
     settings = {"KIND": KIND, "STREAMS": state.shape[1], **tile}
     numbers = h, n, *split, 1 / k.shape[2], eps
@@ -116,7 +116,7 @@ def _backward(
     queries, keys = split_of(q, tile["BLOCK"]), split_of(k, tile["BLOCK"])
     dstate = state.new_empty(b * h, queries.pieces, *state.shape[1:])
     # of power and sharpness
-    shares = [state.new_empty(b, h, split.pieces, 2, d) if KIND == "polar" else None for split in (queries, keys)]
+    shares = [state.new_empty(b, h, split.pieces, 2, d) if KIND == "pola" else None for split in (queries, keys)]
     spread_gradient_kernel[b * h * queries.pieces,](
         *map(tokens_of, (grad, q, dq)),
         *(power, sharpness, state, dstate, shares[0]),
@@ -129,7 +129,7 @@ def _backward(
         *(h, k.shape[2], *keys, scale),
         **settings,
     )
-    if KIND != "polar":
+    if KIND != "pola":
         return dq, dk, dv
     of_queries, of_keys = (share.sum(dim=(0, 2)) for share in shares if share is not None)
     return dq, dk, dv, *(of_queries + of_keys).unbind(1)

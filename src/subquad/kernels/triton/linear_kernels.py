@@ -36,7 +36,7 @@ def read_tempered(x, positions, sharpness, batch, head, rows, columns, count, D:
 @triton.jit
 def features(x, power, head, columns, KIND: tl.constexpr, D: tl.constexpr):
     """φ(x), and for PolaFormer the features of x's negative part."""
-    if KIND == "polar":
+    if KIND == "pola":
         logarithm = tl.log2(tl.where(x == 0, 1.0, tl.abs(x)))
         size = tl.where(x == 0, 0.0, tl.exp2(read_row(power, head, columns, D)[None, :] * logarithm))
         return tl.where(x < 0, 0.0, size), tl.where(x < 0, size, 0.0)
@@ -50,7 +50,7 @@ def features(x, power, head, columns, KIND: tl.constexpr, D: tl.constexpr):
 @triton.jit
 def to_tokens(x, dplus, dminus, power, head, columns, KIND: tl.constexpr, D: tl.constexpr):
     """The gradient to x from those to its features, and that to the powers of each token."""
-    if KIND == "polar":
+    if KIND == "pola":
         p = read_row(power, head, columns, D)[None, :]
         logarithm = tl.log2(tl.where(x == 0, 1.0, tl.abs(x)))
         grown = tl.where(x < 0, dminus, dplus)
@@ -236,7 +236,7 @@ def spread_gradient_kernel(
             dplus_sum -= tl.sum(plus * own[:, None], axis=0)
         dplus_state += product(tl.trans(plus), weighed, DOT, PRECISION)
         dx, growth = to_tokens(x, dplus, dminus, power, head, columns, KIND, D)
-        if KIND == "polar":
+        if KIND == "pola":
             dpower += tl.sum(growth, axis=0)
             dsharpness += tl.sum(dx * x, axis=0)
             dx *= read_row(sharpness, head, columns, D)[None, :]
@@ -301,7 +301,7 @@ def state_gradient_kernel(
             dvalues += product(minus, dminus_state, DOT, PRECISION)
             dminus = product(values, tl.trans(dminus_state), DOT, PRECISION) + dminus_sum[None, :]
         dx, growth = to_tokens(x, dplus, dminus, power, head, columns, KIND, D)
-        if KIND == "polar":
+        if KIND == "pola":
             # absent tokens have x = 0 and neither slope nor growth
             dpower += tl.sum(growth, axis=0)
             dsharpness += tl.sum(dx * x, axis=0)

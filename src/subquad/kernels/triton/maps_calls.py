@@ -34,24 +34,24 @@ def agent_attention_gradient(
     return dq, dagents, dk, dv, *(grad.contiguous() for grad in of_biases)
 
 
-def gaussian_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
+def soft_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks)ᵀ v: (b, h, m, d)."""
     return _gather(landmarks, x, v, scale)[0]
 
 
-def gaussian_gather_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> tuple[Tensor, ...]:
+def soft_gather_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> tuple[Tensor, ...]:
     """To x, landmarks and v."""
     dx, dv, dlandmarks, _, _ = _gradient(x, v, landmarks, grad, scale, gather=True)
     assert dv is not None
     return dx, dlandmarks.to(landmarks.dtype), dv
 
 
-def gaussian_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
+def soft_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks) u: (b, h, n, d)."""
     return _spread(x, landmarks, u, scale)
 
 
-def gaussian_spread_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> tuple[Tensor, ...]:
+def soft_spread_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> tuple[Tensor, ...]:
     """To x, landmarks and u."""
     dx, _, dlandmarks, du, _ = _gradient(x, grad, landmarks, u, scale)
     assert du is not None

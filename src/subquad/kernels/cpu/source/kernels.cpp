@@ -1,5 +1,5 @@
 // One translation unit, compiled where it runs: see kernels/cpu/library.py.
 #include "agent.h"
-#include "gaussian.h"
+#include "soft.h"
 #include "linear.h"
-#include "polar.h"
+#include "pola.h"

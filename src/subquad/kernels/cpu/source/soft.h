@@ -39,7 +39,7 @@ struct GaussianMap {
 };
 
 // out (b, h, m, d) = κ(scale x, landmarks)ᵀ v
-extern "C" Answer gaussian_gather(
+extern "C" Answer soft_gather(
     Shape shape, Tokens x, Numbers landmarks, int64_t count, Tokens v, float scale, Numbers out) {
     if (!fits(shape, shape.keys, x, v)) return MISFIT;
     if (!fits(shape.batch * shape.heads * count * shape.width, landmarks, out)) return MISFIT;
@@ -67,7 +67,7 @@ extern "C" Answer gaussian_gather(
 }
 
 // out = κ(scale x, landmarks) u, as tokens, from u (b, h, m, d)
-extern "C" Answer gaussian_spread(
+extern "C" Answer soft_spread(
     Shape shape, Tokens x, Numbers landmarks, int64_t count, Numbers u, float scale, Tokens out) {
     if (!fits(shape, shape.queries, x, out)) return MISFIT;
     if (!fits(shape.batch * shape.heads * count * shape.width, landmarks, u)) return MISFIT;

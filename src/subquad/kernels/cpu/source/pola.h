@@ -3,7 +3,7 @@
 #include "linear.h"
 
 // Rows [(x⁺)^p, (x⁻)^p] of x = (token + position) · sharpness, each half of padded width
-inline void polar_features(
+inline void pola_features(
     const Tokens& x, const Tokens& positions, const Piece& piece, int64_t width, const float* sharpness,
     const float* powers, float* to) {
     const int64_t row = padded(width);
@@ -25,7 +25,7 @@ inline void polar_features(
 
 // `sharpness` (1 / temperature) and `powers` are (h, d). The first half of the values meets the same sign, the rest the
 // opposite one: a state with the halves of its rows exchanged there serves both with the same query features.
-extern "C" Answer polar_attention(
+extern "C" Answer pola_attention(
     Shape shape, Tokens q, Tokens k, Tokens v, Tokens positions, Tokens out, Numbers sharpness, Numbers powers,
     float eps) {
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v, positions)) return MISFIT;
@@ -41,7 +41,7 @@ extern "C" Answer polar_attention(
     parallel(shape.threads, [&](int me, int all) {
         std::vector<float> room(T * 2 * row), spare;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
-            polar_features(k, positions, piece, d, &sharp[piece.h * row], &exponents[piece.h * row], room.data());
+            pola_features(k, positions, piece, d, &sharp[piece.h * row], &exponents[piece.h * row], room.data());
             const Rows values = values_of(v, piece, d, spare);
             multiply(2 * row, row, piece.count, {room.data(), 1, 2 * row}, values.data, values.row, {sum, row}, true);
             add_rows(room.data(), 2 * row, piece.count, 2 * row, sum + 2 * row * row);
@@ -62,7 +62,7 @@ extern "C" Answer polar_attention(
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
             const float* state = &states[piece.index * (size + 2 * row)];
             const float* total = state + 2 * row * row;
-            polar_features(q, {}, piece, d, &sharp[piece.h * row], &exponents[piece.h * row], room.data());
+            pola_features(q, {}, piece, d, &sharp[piece.h * row], &exponents[piece.h * row], room.data());
             to_tokens(out, piece, d, spare, [&](Rows c) {
                 multiply(piece.count, row, 2 * row, {room.data(), 2 * row, 1}, state, row, c);
                 for (int64_t t = 0; t < piece.count; t++) {

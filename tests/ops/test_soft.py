@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subquad import ATTENTION, SubquadError, TokenGrid
-from subquad.ops import INVERSES, gaussian_attention, gaussian_kernel, gaussian_weights, newton_inverse
+from subquad.ops import INVERSES, gaussian_kernel, newton_inverse, soft_attention, soft_weights
 from subquad.ops.soft_formula import halved_alpha
 
 every_inverse = pytest.mark.parametrize("inverse", INVERSES)
@@ -82,23 +82,23 @@ def test_a_matrix_near_the_identity_does_not_vanish():
 def test_an_image_does_not_see_the_others_of_its_batch(inverse):
     q, v = tokens(3, 2, 20, 8), tokens(3, 2, 20, 8, seed=1)
     landmarks = torch.cat([0.01 * tokens(1, 2, 6, 8), tokens(1, 2, 6, 8), 0.3 * tokens(1, 2, 6, 8)])
-    together = gaussian_attention(q, landmarks, v, inverse=inverse)
-    alone = [gaussian_attention(q[i : i + 1], landmarks[i : i + 1], v[i : i + 1], inverse=inverse) for i in range(3)]
+    together = soft_attention(q, landmarks, v, inverse=inverse)
+    alone = [soft_attention(q[i : i + 1], landmarks[i : i + 1], v[i : i + 1], inverse=inverse) for i in range(3)]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-10, atol=1e-10)
 
 
 @every_inverse
 def test_weights_are_what_attention_applies(inverse):
     q, landmarks, v = tokens(1, 2, 20, 8), tokens(1, 2, 6, 8, seed=1), tokens(1, 2, 20, 8, seed=2)
-    weights = gaussian_weights(q, landmarks, inverse=inverse)
-    torch.testing.assert_close(weights @ v, gaussian_attention(q, landmarks, v, inverse=inverse))
+    weights = soft_weights(q, landmarks, inverse=inverse)
+    torch.testing.assert_close(weights @ v, soft_attention(q, landmarks, v, inverse=inverse))
 
 
 @every_inverse
 def test_gradients_are_those_of_what_is_computed(inverse):
     q, landmarks, v = tokens(1, 1, 5, 3), tokens(1, 1, 3, 3, seed=1), tokens(1, 1, 5, 3, seed=2)
     inputs = [x.requires_grad_() for x in (q, landmarks, v)]
-    assert torch.autograd.gradcheck(partial(gaussian_attention, inverse=inverse), inputs)
+    assert torch.autograd.gradcheck(partial(soft_attention, inverse=inverse), inputs)
 
 
 def test_the_papers_gradient_is_that_of_the_exact_inverse():
