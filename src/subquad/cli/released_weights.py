@@ -1,16 +1,34 @@
-"""`subquad download`, and what commands that open trained weights share: the authors' weights by a network's name."""
+"""`subquad download` and `subquad upload`, and flags of other commands: the authors' weights by a network's name."""
 
 import argparse
 
 from subquad.cli.parser import Commands, Parser
 from subquad.errors import SubquadError
+from subquad.flags import to_read
 
 
 def add_commands(commands: Commands) -> None:
-    """The command `download`."""
+    """The commands `download` and `upload`."""
     text = "Fetch the authors' weights of networks, and keep them as safetensors of ours."
     sub = commands.add("download", run_download, text)
     sub.add_argument("network", nargs="+", metavar="NAME", help="networks, see `subquad list models --pretrained`")
+
+    text = "Put a trained classifier on the Hugging Face hub, or into a folder like those there, with a model card."
+    sub = commands.add("upload", run_upload, text)
+    sub.add_argument("checkpoint", type=to_read, metavar="RUN", help="run folder, or a weight file of one")
+    sub.add_argument("target", metavar="OWNER/NAME", help="the repository, or local-dir:FOLDER")
+    sub.add_argument("--private", action="store_true", help="a new repository is shown to nobody else")
+
+
+def run_upload(arguments: argparse.Namespace) -> None:
+    """Write or upload, and say where it is."""
+    from subquad.runs import save_for_hf, upload
+
+    if arguments.target.startswith("local-dir:"):
+        place = str(save_for_hf(arguments.checkpoint, arguments.target.removeprefix("local-dir:")))
+    else:
+        place = upload(arguments.checkpoint, arguments.target, private=arguments.private)
+    print(f"weights, config.json and the model card are in {place}")
 
 
 def run_download(arguments: argparse.Namespace) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import nn
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_of
 from subquad.home import home
 from subquad.models.checkpoint_conversion import convert_checkpoint
 from subquad.models.networks import NETWORKS
-from subquad.text import si
+from subquad.text import one_line, si
 from subquad.weights.downloading import Wanted, check_same, download, locked, remember
 from subquad.weights.files import classes_in, fitted, read_note, read_weights
 from subquad.weights.fitting import Adapted
@@ -28,6 +28,10 @@ from subquad.weights.links import LINKS, PAGES, network_of, row_of
 MIRROR = "SUBQUAD_WEIGHTS"
 PREFIX = "pretrained/"
 """In front of a network's name, where a path of weights could stand."""
+
+
+HUB_WEIGHTS, HUB_CONFIG = "model.safetensors", "config.json"
+"""Files of a network in a repository of the Hugging Face hub."""
 
 
 def weights_home() -> Path:
@@ -55,9 +59,28 @@ def pretrained_file(name: str) -> Path:
 
 
 def source_of(text: Path | str) -> Path:
-    """The file that "pretrained/NAME" stands for, and every other path, also one that is there, as it is."""
-    path = Path(text)
-    return pretrained_file(str(text).removeprefix(PREFIX)) if _is_name(str(text)) and not path.exists() else path
+    """The file that "pretrained/NAME", "local-dir:FOLDER" or "hf-hub:OWNER/NAME" stands for; every other path as it is.
+
+    Raises:
+        SubquadError: it can't be had, in one line.
+    """
+    path, words = Path(text), str(text)
+    if words.startswith("local-dir:"):
+        return Path(words.removeprefix("local-dir:")) / HUB_WEIGHTS
+    if words.startswith("hf-hub:"):
+        return _of_hub(words.removeprefix("hf-hub:"))
+    return pretrained_file(words.removeprefix(PREFIX)) if _is_name(words) and not path.exists() else path
+
+
+def _of_hub(repository: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    name, _, revision = repository.partition("@")
+    try:
+        return Path(hf_hub_download(name, HUB_WEIGHTS, revision=revision or None))
+    except Exception as error:
+        # its library has many, and those of the libraries below it
+        raise SubquadError(f"hf-hub:{repository} can't be had: {one_line(reason_of(error), 300)}") from None
 
 
 def _is_name(text: str) -> bool:
