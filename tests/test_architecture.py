@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from subquad import ATTENTION
+from subquad.kernels import KERNELS
 from subquad.models import HOSTS
 from subquad.tasks import TASKS
 
@@ -41,6 +42,7 @@ HOST_FILES = [SOURCE / "models" / "layers.py", *(Path(inspect.getfile(host)) for
 # what is of classifiers only: timm's networks, and the accuracy of one that is looked into
 IMAGES_OF = {"subquad.tasks.classification"}
 OF_CLASSIFIERS = {
+    "api": {"classify"},
     "timm_classifiers": {"classify"},
     "opened_networks": {"classify"},
     "run_records": {"classify"},
@@ -88,7 +90,7 @@ WITHOUT_TASKS = ["runs", "training", "pages", "benchmarks", "analysis", "api", "
 def test_no_task_is_named_outside_of_its_folder(room):
     folders = {path.parent.name for path in (SOURCE / "tasks").glob("*/__init__.py")}
     assert len(folders) == len(TASKS)
-    for path in sorted((SOURCE / room).rglob("*.py")):
+    for path in sorted((SOURCE / room).rglob("*.py")) or [SOURCE / f"{room}.py"]:
         strings = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
         assert not strings & TASKS.keys() - OF_CLASSIFIERS.get(path.stem, set()), path
         imported = {module for module in imports_of(path) if module.split(".")[1:2] == ["tasks"]}
@@ -101,6 +103,30 @@ def test_hosts_name_no_mechanism(path):
     strings = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
     assert not strings & ATTENTION.keys()
     assert not any(module.startswith("subquad.attention") for module in imports_of(path))
+
+
+WAY = {
+    "models": {"attention"},
+    "attention": {"ops"},
+    "ops": {"kernels"},
+}
+"""From a host to a kernel: of these rooms each knows the next alone."""
+LISTS_BACKENDS = "listing"
+
+
+@pytest.mark.parametrize("room", WAY)
+def test_tokens_pass_three_rooms_from_a_host_to_a_kernel(room):
+    beyond = {"attention", "ops", "kernels"} - WAY[room] - {room}
+    for path in sorted((SOURCE / room).rglob("*.py")):
+        rooms = {module.split(".")[1] for module in imports_of(path) if module.startswith("subquad.")}
+        assert path.stem == LISTS_BACKENDS or not rooms & beyond, path
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "ops").glob("*.py")), ids=lambda path: path.name)
+def test_formulas_know_no_backend(path):
+    strings = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+    assert not strings & KERNELS.keys()
+    assert not any(module.startswith(("subquad.kernels.cpu", "subquad.kernels.triton")) for module in imports_of(path))
 
 
 def test_importing_subquad_imports_nothing_heavy():

@@ -310,12 +310,21 @@ def test_a_kept_file_that_is_damaged_is_said_and_what_to_do(shelf):
             make(row, pretrained=True)
 
 
-def test_other_mechanisms_and_notes_get_no_released_weights(shelf):
+def test_other_mechanisms_and_notes_get_no_released_weights(shelf, tmp_path):
     shelf.put("agent_pvt_tiny")
     with pytest.raises(SubquadError, match="does not fit this model"):
         subquad.create_model("agent_pvt_tiny", pretrained=True, attention="inline")
     with pytest.raises(SubquadError, match="no released weights of 'deit_tiny'"):
         subquad.create_model("deit_tiny", pretrained=True)
+    with pytest.raises(SubquadError, match="on the meta device holds no weights"):
+        subquad.create_model("agent_pvt_tiny", pretrained=True, device="meta")
+    network = subquad.create_model("agent_pvt_tiny")
+    network.creation["pretrained"] = True
+    subquad.save_weights(network, tmp_path / "stranger.safetensors")
+    requests = len(shelf.requests)
+    with pytest.raises(SubquadError, match="has an argument pretrained, which no network is made with"):
+        subquad.restore_model(tmp_path / "stranger.safetensors")
+    assert len(shelf.requests) == requests
 
 
 FILES = sorted(path.stem for path in GOLDEN.glob("*.json"))

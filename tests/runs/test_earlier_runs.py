@@ -112,3 +112,21 @@ def test_every_task_starts_from_the_best_weights_of_a_run(run, tmp_path):
     own = (made.pyramid.backbone if hasattr(made, "pyramid") else made).state_dict()
     compared = [name for name in own if name in weights]
     assert len(compared) > 5 and all(torch.equal(own[name], weights[name]) for name in compared)
+
+
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_every_kind_of_run_is_reported_and_looked_into(run, tmp_path):
+    said = []
+    page = subquad.report(run, tmp_path / "report.html", scaling=False, log=said.append)
+    label = task_of(run).columns[0].title
+    assert page.stat().st_size > 5000 and label in page.read_text()
+    settings = {"measures": ["entropy"], "max_images": 2, "shown": 1, "img_size": None}
+    if run.name in ("segment", "detect"):
+        settings["images"] = [Path("scenes" if run.name == "segment" else "objects")]
+    try:
+        found = subquad.analyze(run, tmp_path / "analysis", **settings)
+    except subquad.SubquadError as error:
+        # sequences are no images, and that is said
+        assert run.name == "lra" and "there are no images" in str(error)
+        return
+    assert found.rows[run.name] and (tmp_path / "analysis" / "analysis.html").is_file()

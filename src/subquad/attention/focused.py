@@ -8,8 +8,7 @@ from subquad.attention.bricks import LocalConv, head_dim
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
-from subquad.kernels import Shapes
-from subquad.ops import focused_attention, focused_weights
+from subquad.ops import Shapes, focused_attention, focused_weights
 from subquad.positions import PositionTable
 from subquad.ranges import AboveZero, Positive, checks_arguments
 

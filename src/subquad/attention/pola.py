@@ -11,8 +11,7 @@ from subquad.attention.bricks import LocalConv, head_dim
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
-from subquad.kernels import Shapes
-from subquad.ops import pola_attention, pola_weights
+from subquad.ops import Shapes, pola_attention, pola_weights
 from subquad.positions import PositionTable
 from subquad.ranges import NotNegative, Positive, checks_arguments
 

@@ -93,6 +93,8 @@ def load_pretrained(model: nn.Module, name: str) -> Adapted:
     Raises:
         SubquadError: they can't be had, or do not fit: another mechanism, say.
     """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise SubquadError(f"a network on the meta device holds no weights: make {name} without pretrained")
     path = pretrained_file(name)
     state = checked_weights(path)
     adapted = fitted(state, model, path, head=classes_in(state) == getattr(model, "num_classes", None))

@@ -58,6 +58,7 @@ __all__ = [
     "FEATURE_MAPS",
     "INVERSES",
     "OPERATIONS",
+    "Shapes",
     "add_local",
     "agent_attention",
     "agent_weights",
