@@ -64,7 +64,6 @@ class SelfAttention(nn.Module):
             self.project: nn.Linear = PartlyBiased(dim, parts, without=self.projected.index("k"))
         else:
             self.project = nn.Linear(dim, dim * parts, bias=qkv_bias)
-        self.has_norms = qk_norm
         for name in QUERIES_AND_KEYS:
             has_norm = qk_norm and name in self.projected
             self.add_module(f"{name}_norm", nn.LayerNorm(dim // num_heads, eps=eps) if has_norm else None)
@@ -105,7 +104,7 @@ class SelfAttention(nn.Module):
     def between(self, supply: dict[str, Any]) -> dict[str, Any]:
         """What queries and keys go through between projection and mechanism: their norms, and the host's rotation."""
         rotation = None if "rotation" in self.inner.inputs else supply["rotation"]
-        if rotation is None and not self.has_norms:
+        if rotation is None and self._modules["q_norm"] is None and self._modules["k_norm"] is None:
             return supply
         for name in QUERIES_AND_KEYS:
             if (norm := getattr(self, f"{name}_norm")) is not None:
