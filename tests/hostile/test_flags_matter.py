@@ -24,6 +24,10 @@ from subquad.tasks.classification import class_predictions
 REAL = {"load_recipe", "fields_of", "holding", "names_in", "recipe_names", "slug", "task_named", "values_of"}
 """What makes the arguments of the library's calls, and stays."""
 
+NETWORK = {"model": ["--pretrained"], "pretrained": ["--model", "agent_pvt_tiny"]}
+WEIGHTS = {"eval": {"checkpoint": ["here"]}, "predict": {"checkpoint": ["--checkpoint", "here"]}}
+"""What a command needs unless a network is named."""
+
 TOGETHER = {
     "bench": {
         "model": ["--img-size", "64"],
@@ -38,7 +42,9 @@ TOGETHER = {
         for flags in (diffuse.COMMON, diffuse.AGENTS, diffuse.SWITCHES)
         for action in (flag[0].replace("-", "_") for flag in flags)
     },
-    "analyze": {"no_branches": ["--removed"], "max_held_out": ["--removed"]},
+    "analyze": {"no_branches": ["--removed"], "max_held_out": ["--removed"], **NETWORK},
+    "eval": NETWORK,
+    "predict": NETWORK,
     "": {"decay_epochs": ["--sched", "multistep"], "sched": ["--decay-epochs", "3"]},
 }
 """Flags that mean something only beside others, by command; the last ones are of recipes."""
@@ -270,8 +276,8 @@ def test_every_flag_of_a_command_changes_what_the_library_is_asked_for(command, 
         said = capsys.readouterr().err
         return status, list(calls), said if status else ""
 
-    base = needed(parser)
     for action in parser._actions:
+        base = needed(parser) | ({} if action.dest in NETWORK else WEIGHTS.get(command, {}))
         # a trace is shown of what fails, and nothing does here
         if action.dest in ("help", "debug"):
             continue

@@ -25,7 +25,7 @@ from subquad.models.layers import (
 from subquad.models.less_attention import AttentionResidual, diagonality_loss
 from subquad.models.soft_network import PostNormBlock
 from subquad.models.swin import PatchMerging, WindowAttention
-from subquad.models.timm_names import default_cfg
+from subquad.models.timm_settings import default_cfg
 from subquad.models.vit import Plain
 from subquad.positions import BiasTables, GridBias, PositionTable
 from subquad.tasks.sequences.sequence_network import create_sequence_model

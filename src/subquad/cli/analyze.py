@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from subquad.cli.parser import Commands
+from subquad.cli.released_weights import add_network, sources_of
 from subquad.flags import folder_to_write, positive, to_read, whole
 
 
@@ -16,7 +17,8 @@ def add_commands(commands: Commands) -> None:
     text = "Measure what the layers of trained networks attend to, and write a page, a table and JSON."
     sub = commands.add("analyze", run_analyze, text)
     what = "run folders or weight files, of segmenters and detectors too; timm/NAME or timm/NAME=FILE for timm's"
-    sub.add_argument("checkpoint", nargs="+", help=what)
+    sub.add_argument("checkpoint", nargs="*", help=what)
+    add_network(sub, several=True)
     measures = f"of {', '.join(ALL_MEASURES)}; all if left out"
     sub.add_argument("--images", nargs="+", type=to_read, help="image files, or folders of them; else held-out ones")
     sub.add_argument("--measures", nargs="+", choices=ALL_MEASURES, metavar="NAME", help=measures)
@@ -43,7 +45,7 @@ def run_analyze(arguments: argparse.Namespace) -> None:
     settings = {name: value for name, value in vars(arguments).items() if name in _SETTINGS}
     settings["branches"] = not arguments.no_branches
     command = shlex.join(sys.argv)
-    api.analyze(arguments.checkpoint, arguments.output, command=command, log=print, **settings)
+    api.analyze(sources_of(arguments), arguments.output, command=command, log=print, **settings)
     print(f"analysis.html, analysis.csv and analysis.json are in {arguments.output}")
 
 

@@ -21,6 +21,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument(
         "--backends", action="store_true", help="only backends, why one does not work here, and what has kernels"
     )
+    sub.add_argument("--pretrained", action="store_true", help="only networks with released weights, and their top-1")
     sub.add_argument("--filter", default="*", metavar="PATTERN", help="names to show, as the shell matches files")
 
     sub = commands.add("report", run_report, "Write one HTML page about runs, which opens anywhere without a network.")
@@ -46,6 +47,10 @@ def run_list(arguments: argparse.Namespace) -> None:
 
     wanted = LISTINGS if arguments.what is None else [arguments.what]
     wanted = ["backends", "operations"] if arguments.backends else wanted
+    if arguments.pretrained:
+        if arguments.backends or arguments.what not in (None, "models"):
+            raise SubquadError("--pretrained lists models: say `subquad list models --pretrained`")
+        wanted = ["pretrained"]
     tables = [table for what in wanted if (table := listing(what, arguments.filter))]
     if not tables:
         raise SubquadError(f"no name matches '{arguments.filter}': see subquad list")

@@ -15,7 +15,11 @@ RUNS = Path("runs")
 
 def add_train(parser: Parser, task: Any) -> None:
     """The arguments of a command that trains recipes of a task."""
+    from subquad.tasks import fields_of
+
     parser.add_argument("--resume", type=to_read, metavar="RUN", help="go on with the run in this folder")
+    if {"model", "initial_checkpoint"} <= fields_of(task.recipe_class).keys():
+        parser.add_argument("--pretrained", action="store_true", help="start from the authors' weights of --model")
     add_recipe_flags(parser, task)
 
 
@@ -100,6 +104,8 @@ def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
 
     given = given_fields(arguments, task)
     if arguments.resume is not None:
+        if getattr(arguments, "pretrained", False):
+            raise SubquadError(f"the run in {arguments.resume} goes on with its own weights: leave out --pretrained")
         file = arguments.resume / "recipe.yaml"
         if not file.is_file():
             raise SubquadError(f"no run in {arguments.resume} to resume: it has no recipe.yaml")
@@ -107,12 +113,24 @@ def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
         folder = arguments.resume
     else:
         recipe = task.recipe_of(given, arguments.config)
+        if getattr(arguments, "pretrained", False):
+            recipe = _from_pretrained(recipe)
         network = task.network_name(recipe.to_dict())
         folder = run_folder(arguments, network, recipe.attention, Path(recipe.data).name)
     summary = api.train(recipe, folder, resume=arguments.resume is not None, log=print)
     column = task.columns[0]
     best, epoch = summary[f"best_{column.entry}"], summary["best_epoch"] + 1
     print(f"best {column.short} {best:.2f} % in epoch {epoch} of {summary['epochs']}; everything is in {folder}")
+
+
+def _from_pretrained(recipe: Any) -> Any:
+    """The recipe with the authors' weights of its network as its initial ones, which are there then."""
+    from subquad.models.pretrained import PREFIX, pretrained_file
+
+    if recipe.initial_checkpoint is not None:
+        raise SubquadError(f"it starts from {recipe.initial_checkpoint} already: leave out --pretrained")
+    pretrained_file(recipe.model)
+    return recipe.replace(initial_checkpoint=f"{PREFIX}{recipe.model}")
 
 
 def compare_recipe(arguments: argparse.Namespace, task: Any) -> None:

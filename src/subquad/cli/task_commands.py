@@ -7,6 +7,7 @@ from typing import Any
 
 from subquad.cli.parser import Commands, add_checkpoint
 from subquad.cli.recipes import add_compare, add_train, compare_recipe, given_fields, run_folder, train_recipe
+from subquad.cli.released_weights import add_network, source_of_one
 from subquad.flags import to_read, values_of
 
 
@@ -64,7 +65,11 @@ def _add_evaluate(commands: Commands, name: str, task: Any) -> None:
         _evaluate(arguments, task)
 
     parser = commands.add(name, run, task.evaluation_help)
-    add_checkpoint(parser)
+    if task.has_released:
+        parser.add_argument("checkpoint", nargs="?", type=to_read, help="run folder, or a weight file of one")
+        add_network(parser)
+    else:
+        add_checkpoint(parser)
     for flag in task.evaluation_flags:
         flag.add_to(parser)
 
@@ -75,7 +80,7 @@ def _evaluate(arguments: argparse.Namespace, task: Any) -> None:
 
     settings = values_of(task.evaluation_flags, vars(arguments))
     output = settings.pop("output", None)
-    judgement = api.evaluate(arguments.checkpoint, task=task.name, **settings)
+    judgement = api.evaluate(_source(arguments, task), task=task.name, **settings)
     print(judgement.text)
     if output is not None:
         files = judgement.save(output)
@@ -88,7 +93,10 @@ def _add_predict(commands: Commands, name: str, task: Any) -> None:
 
     parser = commands.add(name, run, task.prediction_help)
     parser.add_argument("images", nargs="+", type=to_read, metavar="IMAGE", help="image files, or folders of them")
-    parser.add_argument("--checkpoint", type=to_read, required=True, help="run folder or weight file")
+    text = "run folder or weight file"
+    parser.add_argument("--checkpoint", type=to_read, required=not task.has_released, help=text)
+    if task.has_released:
+        add_network(parser)
     for flag in task.prediction_flags:
         flag.add_to(parser)
 
@@ -97,10 +105,15 @@ def _predict(arguments: argparse.Namespace, task: Any) -> None:
     """Predict, and print what is found."""
     from subquad.runs import open_trained
 
-    trained = open_trained(arguments.checkpoint, task=task.name)
+    trained = open_trained(_source(arguments, task), task=task.name)
     settings = values_of(task.prediction_flags, vars(arguments))
     for predicted in task.predict(trained, arguments.images, print, **settings):
         print(predicted.text)
+
+
+def _source(arguments: argparse.Namespace, task: Any) -> str:
+    """The weights that a command names, or the authors' of a network."""
+    return source_of_one(arguments) if task.has_released else str(arguments.checkpoint)
 
 
 _ADDERS: dict[str, Callable[[Commands, str, Any], None]] = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from subquad.errors import SubquadError
 from subquad.models.create import create_model
 from subquad.models.networks import NETWORKS
-from subquad.models.timm_names import default_cfg
+from subquad.models.timm_settings import default_cfg
 from subquad.models.variants import VARIANTS
 from subquad.weights.files import classes_in, fitted, read_weights, save_weights
 from subquad.weights.fitting import Adapted, adapt, misfits
@@ -18,7 +18,13 @@ from subquad.weights.released import family_of, our_name
 
 
 def convert_checkpoint(
-    source: Path | str, target: Path | str, *, name: str | None = None, **settings: Any
+    source: Path | str,
+    target: Path | str,
+    *,
+    name: str | None = None,
+    key: str | None = None,
+    about: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> tuple[str, Adapted]:
     """Write the weights of `source` to `target` as safetensors that say which network they are of.
 
@@ -26,6 +32,8 @@ def convert_checkpoint(
         source: a file of the papers' authors, or of ours.
         target: ends in .safetensors.
         name: the network; found out if left out.
+        key: under which key of the file the weights lie, see `read_weights`.
+        about: what else the note of the new file says.
         settings: of `create_model`, where the network is not as in the table.
 
     Returns:
@@ -37,7 +45,7 @@ def convert_checkpoint(
     target = Path(target)
     if target.suffix != ".safetensors":
         raise SubquadError(f"converted weights are written as .safetensors, got {target.name}")
-    state, note = read_weights(source)
+    state, note = read_weights(source, key=key)
     name = name or (note.get("creation") or {}).get("name") or recognise(state, source)
     settings.setdefault("num_classes", classes_in(state) or 0)
     # without memory at first: a file may name a network far larger than its weights
@@ -45,7 +53,8 @@ def convert_checkpoint(
     model = create_model(name, **settings)
     adapted = fitted(state, model, source)
     model.load_state_dict(adapted.state)
-    save_weights(model, target, _evaluation(name, model.num_classes) | note | {"creation": model.creation})
+    note = _evaluation(name, model.num_classes) | note | (about or {}) | {"creation": model.creation}
+    save_weights(model, target, note)
     return name, adapted
 
 

@@ -18,6 +18,7 @@ from subquad.models.layers import Mechanism
 from subquad.models.networks import NETWORKS
 from subquad.models.variants import HOSTS, VARIANTS
 from subquad.ranges import Count, Positive, checks_arguments
+from subquad.weights.links import TAGS, network_of, row_of
 
 PER_STAGE = frozenset({"embed_dims", "num_heads", "mlp_ratios"})
 """Arguments of pyramids with an entry for each stage."""
@@ -27,6 +28,7 @@ PER_STAGE = frozenset({"embed_dims", "num_heads", "mlp_ratios"})
 def create_model(
     name: str,
     *,
+    pretrained: bool = False,
     attention: Names | None = None,
     img_size: Positive | tuple[Positive, Positive] | None = None,
     in_chans: Positive = 3,
@@ -44,7 +46,10 @@ def create_model(
         create_model("swin_small", attention=("agent", "agent", (("agent", 2), ("softmax", 16)), "softmax"))
 
     Args:
-        name: a row of `NETWORKS`, which names its mechanisms, or of `VARIANTS`, the sizes alone.
+        name: a row of `NETWORKS`, which names its mechanisms, or of `VARIANTS`, the sizes alone; or a row with a tag,
+            as timm writes it: "agent_deit_small.r448".
+        pretrained: load the authors' weights, which are fetched at the first call, see docs/weights.md. A head of
+            other than 1000 classes stays as it is; tables of another image size are resampled.
         attention: mechanisms by name, one for all blocks, or one for each stage or block; "linear:feature_map=elu"
             gives one its own settings, see `attention_names`. By default the row's, and softmax where it names none.
         img_size: pixels, one number or (height, width), that position parameters are made for; other sizes work too.
@@ -65,6 +70,8 @@ def create_model(
     Raises:
         SubquadError: for a name, a setting or a number that does not fit, in one line.
     """
+    weights = row_of(name) if pretrained else ""
+    name = network_of(TAGS.get(name, name))
     network = NETWORKS.get(name)
     if network is None and name not in VARIANTS:
         raise unknown_name("model", name, NETWORKS.keys() | VARIANTS.keys())
@@ -99,6 +106,11 @@ def create_model(
         model = host(mechanisms, **arguments)
     # through JSON, so that a model made here and one restored from its file say the same
     model.creation = as_json({key: value for key, value in given.items() if value is not None})
+    if pretrained:
+        # which make files of ours, and so networks
+        from subquad.models.pretrained import load_pretrained
+
+        load_pretrained(model, weights)
     return model if dtype is None else model.to(dtype)
 
 

@@ -8,44 +8,32 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from subquad.models.backbone import Backbone
 from subquad.models.create import create_model
 from subquad.models.networks import NETWORKS
+from subquad.models.pretrained import checked_weights, pretrained_file
+from subquad.models.timm_settings import default_cfg
 from subquad.models.variants import HOSTS, VARIANTS
 from subquad.weights.fitting import adapt
+from subquad.weights.links import LINKS, TAGS, network_of
 
 
-def default_cfg(name: str) -> dict[str, Any]:
-    """What timm wants to know of a network: its input, how it is evaluated, the names of its ends."""
-    network = NETWORKS[name]
-    variant = VARIANTS[network.variant]
-    size = network.settings.get("img_size", variant.arguments.get("img_size", 224))
-    height, width = (size, size) if isinstance(size, int) else size
-    cells = -(-height // 32), -(-width // 32)
-    published_crop = {"soft": 0.9}.get(variant.recipe, 0.875)
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, height, width),
-        "pool_size": None if HOSTS[variant.host].is_plain else cells,
-        # where the papers' scripts resize without a crop
-        "crop_pct": 1.0 if variant.recipe == "swin" and height > 224 else published_crop,
-        "crop_mode": "center" if variant.recipe == "soft" else "squash",
-        "interpolation": "bicubic",
-        "fixed_input_size": False,
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": HOSTS[variant.host].first_conv,
-        "classifier": "head",
-        **variant.evaluation,
-    }
+def _with_link(row: str) -> dict[str, Any]:
+    """The same of a row of LINKS, which may be one of a network's files, with its link."""
+    return default_cfg(network_of(row)) | {"url": LINKS[row].url}
 
 
-default_cfgs = generate_default_cfgs({name: default_cfg(name) for name in NETWORKS})
+default_cfgs = generate_default_cfgs(
+    {name: _with_link(name) if name in LINKS else default_cfg(name) for name in NETWORKS}
+    | {tagged: _with_link(row) for tagged, row in TAGS.items() if network_of(row) in NETWORKS}
+)
+
+
+SOURCES = frozenset({"file", "url", "hf_hub_id", "state_dict"})
+"""Entries of a configuration that say where weights are."""
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -56,10 +44,22 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 def _entry_point(name: str) -> Callable[..., nn.Module]:
     is_plain = HOSTS[VARIANTS[NETWORKS[name].variant].host].is_plain
 
-    def build(**settings: Any) -> Backbone:
-        return create_model(name, **settings)
+    def entry(
+        pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **settings: Any
+    ) -> nn.Module:
+        tag = pretrained_cfg if isinstance(pretrained_cfg, str) else ""
+        row = TAGS.get(f"{name}.{tag}", name)
+        given = {} if pretrained_cfg_overlay is None else dict(pretrained_cfg_overlay)
+        # whoever brings a configuration, as the hub's folders do, says there where the weights are
+        if pretrained and row in LINKS and isinstance(pretrained_cfg, str | None) and not given.keys() & SOURCES:
+            file = pretrained_file(row)
+            checked_weights(file)
+            given["file"] = str(file)
 
-    def entry(pretrained: bool = False, **settings: Any) -> nn.Module:
+        def build(**settings: Any) -> Backbone:
+            return create_model(network_of(row), **settings)
+
+        settings |= {"pretrained_cfg": pretrained_cfg, "pretrained_cfg_overlay": given or None}
         features = {"out_indices": 3 if is_plain else (0, 1, 2, 3), "feature_cls": "getter"}
         return build_model_with_cfg(
             build, name, pretrained, pretrained_filter_fn=checkpoint_filter_fn, feature_cfg=features, **settings

@@ -7,6 +7,7 @@ import torch
 
 from subquad.errors import SubquadError
 from subquad.models import restore
+from subquad.models.pretrained import source_of
 from subquad.models.restoring import naming
 from subquad.runs.run_folder import recipe_beside
 from subquad.runs.timm_classifiers import open_timm
@@ -30,7 +31,7 @@ def open_trained(
 
     Args:
         source: a run folder, whose best weights are taken, or a weight file that training wrote; or "timm/NAME" with
-            timm's weights, or "timm/NAME=FILE" with those of a file.
+            timm's weights, or "timm/NAME=FILE" with those of a file; or "pretrained/NAME" with the authors' weights.
         task: what it must be for, a name of `TASKS`; anything if left out.
         img_size: pixels of both sides of its images, for a network that looks at images of one size; as in training if
             left out.
@@ -49,7 +50,7 @@ def open_trained(
         if task not in (None, opened.task):
             raise SubquadError(f"{source} is a classifier of timm's, not a network of `subquad {task}`")
         return opened
-    file = weight_file(source)
+    file = weight_file(source_of(source))
     if task is None:
         with naming(file):
             # what says nothing is refused where it is read

@@ -5,6 +5,7 @@ from typing import Any
 from subquad.errors import SubquadError
 from subquad.models import NETWORKS, VARIANTS, create_model, load_checkpoint
 from subquad.models.backbone import Backbone
+from subquad.models.pretrained import source_of
 from subquad.tasks.image_recipe import ImageRecipe
 
 DENSE_AGENTS = {"pvt": (12**2, 16**2, 28**2, 28**2), "swin": (9**2, 12**2, 14**2, 7**2)}
@@ -47,7 +48,7 @@ def backbone_arguments(recipe: ImageRecipe, dense_agents: bool) -> dict[str, Any
             raise SubquadError(f"dense_agents are published for {' and '.join(DENSE_AGENTS)}, not for {variant.host}")
         arguments["pooled_agents"] = list(DENSE_AGENTS[variant.host])
     if recipe.initial_checkpoint:
-        arguments["checkpoint"] = recipe.initial_checkpoint
+        arguments["checkpoint"] = str(source_of(recipe.initial_checkpoint))
     return {**arguments, "grad_checkpointing": recipe.grad_checkpointing}
 
 

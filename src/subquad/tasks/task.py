@@ -101,6 +101,7 @@ class Task(ABC):
         counted: the first column, in a sentence.
         examples: what there are several of, for people: images, sequences.
         has_gallery: whether `gallery` shows something.
+        has_released: whether there are authors' weights of its networks, which commands take by name.
         heads: names that `bench_network` takes.
         facts: entries that a run's facts must have, with their types.
         recipe: what was asked for.
@@ -124,6 +125,7 @@ class Task(ABC):
     counted: ClassVar[str]
     examples: ClassVar[str] = "images"
     has_gallery: ClassVar[bool] = False
+    has_released: ClassVar[bool] = False
     heads: ClassVar[tuple[str, ...]] = ()
     facts: ClassVar[Mapping[str, tuple[type, ...]]] = MappingProxyType({})
 

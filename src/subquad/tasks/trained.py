@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -72,9 +73,11 @@ class ImageNetwork(Trained):
 
     Attributes:
         input: how images are brought to it.
+        released: what is known of the authors' file that its weights are from; empty for others.
     """
 
     input: InputConfig
+    released: Mapping[str, Any] = field(default_factory=dict)
 
     def image_network(self, img_size: int | None = None) -> ImageNetwork:
         """This network, at another size where one is asked for."""

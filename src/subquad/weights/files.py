@@ -3,20 +3,25 @@
 Nothing in a file is executed: safetensors, or pickles through `torch_files`.
 """
 
+import hashlib
 import math
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
+from subquad.home import home
 from subquad.text import one_line
 from subquad.weights.digest import DIGEST, check_digest, digest_of
+from subquad.weights.downloading import Wanted, download, is_link, locked, remember
 from subquad.weights.fitting import Adapted, adapt, misfits, not_finite, some
 from subquad.weights.notes import parse_note
 from subquad.weights.released import evaluated_under
@@ -56,8 +61,12 @@ def weight_file(path: Path | str) -> Path:
     return path / BEST
 
 
-def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_weights(path: Path | str, *, key: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The state dict and the note of a weight file, ours or anyone's; the note is empty where it is not ours.
+
+    Args:
+        path: of the file.
+        key: what is preferred to the keys of WRAPPERS, where a trainer's file has several state dicts.
 
     Raises:
         SubquadError: if there is no such file, or it is damaged or of another kind, in one line.
@@ -72,7 +81,7 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             check_digest(path, tensors, file.metadata() or {})
             return tensors, _note_in(file)
     with opened(path) as content:
-        return unwrap(content, path), {}
+        return unwrap(content, path, key), {}
 
 
 def read_note(path: Path | str) -> dict[str, Any]:
@@ -118,9 +127,9 @@ def _note_in(file: Any) -> dict[str, Any]:
     return parse_note((file.metadata() or {}).get("subquad", "{}"))
 
 
-def unwrap(content: Any, path: Path | str) -> dict[str, Tensor]:
+def unwrap(content: Any, path: Path | str, preferred: str | None = None) -> dict[str, Tensor]:
     """The tensors of a pickled file, from under the keys of WRAPPERS and without the prefixes that wrappers leave."""
-    for key in WRAPPERS:
+    for key in (preferred, *WRAPPERS):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             evaluated = content.get(_evaluated(content[key]))
             content = evaluated if isinstance(evaluated, dict) and _evaluated(evaluated) else content[key]
@@ -171,7 +180,9 @@ def _bare(key: str) -> str:
     return key
 
 
-def load_checkpoint(model: nn.Module, source: Path | str | dict[str, Any], *, head: bool | None = True) -> Adapted:
+def load_checkpoint(
+    model: nn.Module, source: Path | str | dict[str, Any], *, head: bool | None = True, strict: bool = True
+) -> Adapted:
     """Load weights into `model`, strictly: every entry must have its place, and every place its entry.
 
     Reads our own files and those that the papers' authors released (also under `state_dict_ema`, `model_ema`, `model`
@@ -180,12 +191,15 @@ def load_checkpoint(model: nn.Module, source: Path | str | dict[str, Any], *, he
 
     Args:
         model: of `create_model`.
-        source: a file, a run folder, whose best weights are taken, or a state dict.
+        source: a file, its link, a run folder, whose best weights are taken, or a state dict.
         head: False leaves the classifier as it is, for weights with other classes; None does so where they have
             another number of them.
+        strict: False takes what fits and leaves the rest of the model as it is: softmax weights into a network of the
+            same host with another mechanism.
 
     Returns:
-        What was done: the layout that was found, and the tables that were resampled.
+        What was done, which prints as one line: the layout that was found, the tables that were resampled, and what
+        stayed new or unused.
 
     Raises:
         SubquadError: if something does not fit or is not finite, in one line that names the entries; the model is then
@@ -194,16 +208,41 @@ def load_checkpoint(model: nn.Module, source: Path | str | dict[str, Any], *, he
     if isinstance(source, dict):
         state, where = source, "the state dict"
     else:
-        file = weight_file(source)
+        file = linked_file(source) if isinstance(source, str) and is_link(source) else weight_file(source)
         state, where = read_weights(file)[0], str(file)
     if head is None:
         head = classes_in(state) in (None, classes_in(model.state_dict()))
-    adapted = fitted(state, model, where, head=head)
+    adapted = fitted(state, model, where, head=head, strict=strict)
     model.load_state_dict(adapted.state)
     return adapted
 
 
-def fitted(state: dict[str, Tensor], model: nn.Module, where: Path | str, *, head: bool = True) -> Adapted:
+def linked_file(url: str) -> Path:
+    """The file of a link, fetched at the first call; it is kept in $SUBQUAD_HOME/weights/links.
+
+    Raises:
+        SubquadError: it can't be had, or holds no weights, in one line.
+    """
+    ending = ".safetensors" if urlsplit(url).path.endswith(".safetensors") else ".pth"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", urlsplit(url).path.rpartition("/")[2].removesuffix(ending))[:60] or "weights"
+    digest = hashlib.sha256(url.encode()).hexdigest()[:8]
+    target = home() / "weights" / "links" / f"{name}-{digest}{ending}"
+    wanted = Wanted(url, target, "a file of weights, of torch.save or safetensors")
+    with locked(target):
+        if not target.is_file():
+            seen = download(wanted)
+            try:
+                read_weights(target)
+            except SubquadError as error:
+                target.unlink(missing_ok=True)
+                raise wanted.error(str(error)) from None
+            remember(wanted, seen)
+    return target
+
+
+def fitted(
+    state: dict[str, Tensor], model: nn.Module, where: Path | str, *, head: bool = True, strict: bool = True
+) -> Adapted:
     """A state dict as `model` takes it; a model on the meta device only says whether its shapes fit.
 
     Raises:
@@ -221,6 +260,10 @@ def fitted(state: dict[str, Tensor], model: nn.Module, where: Path | str, *, hea
             if name in own:
                 adapted.state[name] = own[name]
     layout = f" (a released {adapted.family} layout)" if adapted.family else ""
+    if not strict:
+        adapted.keep_what_fits(own)
+        if not adapted.state.keys() - adapted.new:
+            raise SubquadError(f"{where}{layout} has nothing that fits this model: {some(list(adapted.unused))}")
     if trouble := misfits(adapted.state, own):
         hint = "; head=False keeps the model's own head" if "2 of another shape (head." in trouble else ""
         raise SubquadError(f"{where}{layout} does not fit this model: {trouble}{hint}")
@@ -235,5 +278,5 @@ HEAD = ("head.weight", "head.bias")
 
 def classes_in(state: dict[str, Tensor]) -> int | None:
     """Classes of the head in a state dict, None where it has none."""
-    head = state.get("head.weight")
+    head = state.get("head.weight", state.get("head.fc.weight"))
     return head.shape[0] if head is not None and head.dim() == 2 else None

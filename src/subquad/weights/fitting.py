@@ -1,5 +1,6 @@
 """Making a state dict fit a model: under its names, its tables at its size; and saying what does not fit."""
 
+import re
 from dataclasses import dataclass, field
 
 import torch
@@ -8,10 +9,10 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.positions import GridTable
 from subquad.text import one_line
-from subquad.weights.released import family_of, to_our_layout
+from subquad.weights.released import family_of, from_timm, to_our_layout
 
 
-@dataclass
+@dataclass(repr=False)
 class Adapted:
     """A state dict made ready for a model.
 
@@ -19,16 +20,40 @@ class Adapted:
         state: under the model's names.
         family: whose layout it had; None for ours.
         resized: entries that were resampled to the model's size.
+        new: entries of the model that the weights have nothing for, and that are as they were.
+        unused: entries of the weights that the model has no place for.
     """
 
     state: dict[str, Tensor]
     family: str | None = None
     resized: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """What was done, in one line."""
+        layout = f"the released {self.family} layout" if self.family else "our layout"
+        what = (("resampled", self.resized), ("new", self.new), ("unused", self.unused))
+        parts = [f"{len(names)} {words} ({some(_kinds(names))})" for words, names in what if names]
+        return ", ".join([f"{len(self.state) - len(self.new)} entries from {layout}", *parts])
+
+    def keep_what_fits(self, own: dict[str, Tensor]) -> None:
+        """Leave out what has no place in `own`, and take from there what is missing."""
+        fitting = {
+            name: tensor
+            for name, tensor in self.state.items()
+            if name in own and tensor.shape == own[name].shape and _converts(tensor, own[name])
+        }
+        self.new = [name for name in own if name not in fitting]
+        self.unused = [name for name in self.state if name not in fitting]
+        self.resized = [name for name in self.resized if name in fitting]
+        self.state = fitting | {name: own[name] for name in self.new}
 
 
 def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
     """Bring a state dict, in our layout or a released one, to the names and table sizes of `model`."""
     own = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    state = from_timm(state)
     # timm's PVTv2 shares most names with ours: what tells a foreign layout is an entry that the model has not
     family = family_of(state.keys() - own.keys())
     if family is not None:
@@ -111,6 +136,11 @@ def not_finite(state: dict[str, Tensor]) -> list[str]:
 def some(names: list[str], most: int = 3) -> str:
     """The first of some names."""
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def _kinds(names: list[str]) -> list[str]:
+    """Names without the numbers of stages, blocks and branches, each once."""
+    return list(dict.fromkeys(re.sub(r"\b(stages|blocks|branches)\.\d+\.", "", name) for name in names))
 
 
 def _kind(tensor: Tensor) -> str:

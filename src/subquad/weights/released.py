@@ -132,6 +132,21 @@ DROPPED: dict[str, str] = {
 """What is not read, and why."""
 
 
+def from_timm(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename what timm calls otherwise: its Swin merges patches where a stage begins, and has its head in `fc`."""
+    late = any(name.startswith("layers.1.downsample.") for name in state) and not any(
+        name.startswith("layers.0.downsample.") for name in state
+    )
+    if not late and "head.fc.weight" not in state:
+        return state
+    renamed = {}
+    for name, tensor in state.items():
+        if late:
+            name = re.sub(r"^layers\.(\d)\.downsample\.", _stage("layers.{s}.downsample."), name)
+        renamed[re.sub(r"^head\.fc\.", "head.", name)] = tensor
+    return renamed
+
+
 def family_of(names: Any) -> str | None:
     """The host whose released layout these entry names have, or None."""
     for mark, family in MARKS.items():

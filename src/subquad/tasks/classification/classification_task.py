@@ -12,6 +12,7 @@ from subquad.data import InputConfig, eval_transform, load_dataset, train_transf
 from subquad.errors import SubquadError
 from subquad.flags import Flag, file_to_write, positive, whole
 from subquad.models import VARIANTS, create_model, load_checkpoint
+from subquad.models.pretrained import source_of
 from subquad.tasks.accuracy import evaluate
 from subquad.tasks.backbone_arguments import arguments_of
 from subquad.tasks.class_names import check_same_classes
@@ -60,6 +61,7 @@ class Classification(Task):
     prediction_help: ClassVar[str] = "Class names and probabilities for images; a picture grid for a folder."
     columns: ClassVar[tuple[Column, ...]] = (Column("top1", "top-1 %"), Column("top5", "top-5 %"))
     counted: ClassVar[str] = "top-1 on the held-out images"
+    has_released: ClassVar[bool] = True
 
     def __init__(self, recipe: Recipe) -> None:
         """Load the data and build the model; a wrong name or number ends here."""
@@ -156,7 +158,7 @@ def build_model(recipe: ImageRecipe, num_classes: int, **more: Any) -> Any:
     model: Any = create_model(**arguments_of(recipe, *more), num_classes=num_classes, **more)
     if recipe.initial_checkpoint:
         # weights of other classes start everything but the head
-        load_checkpoint(model, recipe.initial_checkpoint, head=None)
+        load_checkpoint(model, source_of(recipe.initial_checkpoint), head=None)
     if recipe.grad_checkpointing:
         model.set_grad_checkpointing()
     return model

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
+from subquad.data.imagenet_names import is_imagenet, places_of
 from subquad.tasks.accuracy import EvalResult, evaluate
 from subquad.tasks.class_names import check_classes
+from subquad.tasks.classification.published_figures import published_text
 from subquad.tasks.classification.throughput import measure_throughput
 from subquad.tasks.confusion import confusion_text, save_confusion
 from subquad.tasks.trained import ImageNetwork
@@ -27,12 +29,15 @@ class ClassJudgement:
     batch_size: int
     broken: list[str]
     device: torch.device
+    published: str = ""
 
     @property
     def text(self) -> str:
         """Accuracy, confusion and throughput, for a terminal."""
         result = self.result
         lines = [f"{result.count} images: top-1 {result.top1:.2f} %, top-5 {result.top5:.2f} %, loss {result.loss:.4f}"]
+        if self.published:
+            lines.append(self.published)
         if self.broken:
             lines.append(f"{len(self.broken)} broken images were skipped, the first is {self.broken[0]}")
         lines.append(f"throughput {self.images_per_second:.0f} images/s on {self.device}, batch {self.batch_size}\n")
@@ -49,7 +54,9 @@ def opened_classifier(model: nn.Module, note: Mapping[str, Any], recipe: Mapping
     size: Any = model.img_size
     config = settings_of(InputConfig, settings, img_size=size)
     data, device = recipe.get("data", note.get("data")), next(model.parameters()).device
-    return ImageNetwork("classify", model, tuple(classes), data, recipe.get("data_dir"), device, config)
+    released = note.get("released")
+    about = released if isinstance(released, dict) else {}
+    return ImageNetwork("classify", model, tuple(classes), data, recipe.get("data_dir"), device, config, about)
 
 
 def judge(
@@ -70,7 +77,8 @@ def judge(
     speed = measure_throughput(trained.model, trained.input.img_size, batch_size, trained.device)
     # a head may have more outputs than the data has classes
     names = (*trained.classes, *(f"class {place}" for place in range(len(trained.classes), num_classes)))
-    return ClassJudgement(result, names, speed, batch_size, images.broken_paths(), trained.device)
+    published = published_text(trained.released, result)
+    return ClassJudgement(result, names, speed, batch_size, images.broken_paths(), trained.device, published)
 
 
 def images_of(
@@ -84,7 +92,11 @@ def images_of(
     """The images that a network is judged on, as it takes them."""
     name = trained.data_to_judge(data)
     images = load_dataset(name, split=split, data_dir=data_dir or (None if data else trained.data_dir), strict=strict)
-    if trained.classes:
+    if is_imagenet(trained.classes) and tuple(images.classes) != tuple(trained.classes):
+        # fewer classes, or by their names in words
+        places = places_of(name, images.classes)
+        images.classes, images.labels = trained.classes, [places[label] for label in images.labels]
+    elif trained.classes:
         check_classes(name, images.classes, trained.classes)
     images.transform = eval_transform(trained.input)
     return images

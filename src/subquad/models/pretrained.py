@@ -1,0 +1,211 @@
+"""The authors' weights by name: fetched once, read without running what is in them, kept as safetensors of ours.
+
+They are kept in $SUBQUAD_HOME/weights. SUBQUAD_WEIGHTS names a folder, or a link to one, that is looked into instead of
+the authors' pages: NAME.safetensors or NAME.pth there.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from subquad.errors import SubquadError, reason_of
+from subquad.home import home
+from subquad.models.checkpoint_conversion import convert_checkpoint
+from subquad.models.networks import NETWORKS
+from subquad.text import one_line, si
+from subquad.weights.downloading import Wanted, check_same, download, locked, remember
+from subquad.weights.files import classes_in, fitted, read_note, read_weights
+from subquad.weights.fitting import Adapted
+from subquad.weights.hub_files import hub_file
+from subquad.weights.links import LINKS, PAGES, network_of, row_of
+
+MIRROR = "SUBQUAD_WEIGHTS"
+PREFIX = "pretrained/"
+"""In front of a network's name, where a path of weights could stand."""
+
+
+HUB_WEIGHTS, HUB_CONFIG = "model.safetensors", "config.json"
+"""Files of a network in a repository of the Hugging Face hub."""
+
+
+def weights_home() -> Path:
+    """The folder of the authors' weights."""
+    return home() / "weights"
+
+
+def pretrained_file(name: str) -> Path:
+    """The authors' weights of a network as a file of ours: fetched and converted at the first call.
+
+    Args:
+        name: of the network, with a tag where several files are of it: "agent_deit_small.r448", "soft_tiny.cuda".
+
+    Raises:
+        SubquadError: nobody released any, or they can't be had, in one line that says what to do.
+    """
+    row = row_of(name)
+    target = weights_home() / f"{row}.safetensors"
+    if not target.is_file():
+        with locked(target):
+            # another process may have been there first
+            if not target.is_file():
+                _make(row, target)
+    return target
+
+
+def source_of(text: Path | str) -> Path:
+    """The file that "pretrained/NAME", "local-dir:FOLDER" or "hf-hub:OWNER/NAME" stands for; every other path as it is.
+
+    Raises:
+        SubquadError: it can't be had, in one line.
+    """
+    path, words = Path(text), str(text)
+    if words.startswith("local-dir:"):
+        return Path(words.removeprefix("local-dir:")) / HUB_WEIGHTS
+    if words.startswith("hf-hub:"):
+        return _of_hub(words.removeprefix("hf-hub:"))
+    return pretrained_file(words.removeprefix(PREFIX)) if _is_name(words) and not path.exists() else path
+
+
+def _of_hub(repository: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    name, _, revision = repository.partition("@")
+    try:
+        return Path(hf_hub_download(name, HUB_WEIGHTS, revision=revision or None))
+    except Exception as error:
+        # its library has many, and those of the libraries below it
+        raise SubquadError(f"hf-hub:{repository} can't be had: {one_line(reason_of(error), 300)}") from None
+
+
+def _is_name(text: str) -> bool:
+    return text.startswith(PREFIX) and "/" not in text.removeprefix(PREFIX)
+
+
+def load_pretrained(model: nn.Module, name: str) -> Adapted:
+    """Load the authors' weights into a network; a head for other than their 1000 classes stays as it is.
+
+    Raises:
+        SubquadError: they can't be had, or do not fit: another mechanism, say.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise SubquadError(f"a network on the meta device holds no weights: make {name} without pretrained")
+    path = pretrained_file(name)
+    state = checked_weights(path)
+    adapted = fitted(state, model, path, head=classes_in(state) == getattr(model, "num_classes", None))
+    model.load_state_dict(adapted.state)
+    return adapted
+
+
+def checked_weights(path: Path) -> dict[str, Any]:
+    """The weights of a file that was made here.
+
+    Raises:
+        SubquadError: it was damaged since.
+    """
+    try:
+        return read_weights(path)[0]
+    except SubquadError as error:
+        raise SubquadError(f"{error}; remove it, and the next call makes it anew") from None
+
+
+def pretrained_rows(pattern: str = "*") -> list[dict[str, str]]:
+    """What the authors released, as rows of text, and which of it is here."""
+    rows = []
+    for name, link in LINKS.items():
+        if not fnmatch(name, pattern):
+            continue
+        network = NETWORKS.get(network_of(name))
+        params = si(network.params * 1e6) if network and network.params else ""
+        here = "yes" if (weights_home() / f"{name}.safetensors").is_file() else ""
+        top1 = "" if link.top1 is None else f"{link.top1}"
+        rows.append({"model": name, "px": str(link.px), "params": params, "published top-1": top1, "here": here})
+        rows[-1]["page"] = PAGES[link.page].url.removeprefix("https://")
+    return rows
+
+
+def _make(row: str, target: Path) -> None:
+    """Write the authors' weights as a file of ours."""
+    link, network = LINKS[row], network_of(row)
+    if network not in NETWORKS:
+        raise SubquadError(f"{network} has released weights, but is no network of this version")
+    with _released(row) as (source, wanted):
+        about: dict[str, Any] = {"url": link.url, "page": PAGES[link.page].url, "top1": link.top1}
+        about |= {"px": link.px, "remark": link.remark}
+        _, adapted = convert_checkpoint(source, target, name=network, key=link.key, about={"released": about})
+    if adapted.resized:
+        warnings.warn(
+            f"{wanted.url} has tables for another image size than {link.px} px: {len(adapted.resized)} were resampled",
+            stacklevel=2,
+        )
+
+
+@contextmanager
+def _released(row: str) -> Iterator[tuple[Path, Wanted]]:
+    """The authors' file: put there by hand, of the mirror, or fetched; what was fetched is not kept."""
+    wanted = Wanted(LINKS[row].url, weights_home() / f"{row}.pth", _expected(row))
+    mirror = os.environ.get(MIRROR, "")
+    if wanted.target.is_file():
+        yield from _checked(wanted, wanted.target)
+    elif mirror and "://" not in mirror:
+        yield from _checked(wanted, _in_folder(Path(mirror), row, wanted))
+    else:
+        wanted = _wanted(row, wanted, mirror)
+        seen = download(wanted)
+        try:
+            yield wanted.target, wanted
+        except SubquadError as error:
+            raise wanted.error(str(error)) from None
+        finally:
+            with suppress(OSError):
+                wanted.target.unlink()
+        remember(wanted, seen)
+
+
+def _checked(wanted: Wanted, file: Path) -> Iterator[tuple[Path, Wanted]]:
+    """A file that somebody else has put there: the same as at first."""
+    seen = check_same(wanted, file)
+    yield file, wanted
+    remember(wanted, seen)
+
+
+def _in_folder(folder: Path, row: str, wanted: Wanted) -> Path:
+    files = [folder / f"{row}{ending}" for ending in (".safetensors", ".pth")]
+    file = next(filter(Path.is_file, files), None)
+    if file is None:
+        raise SubquadError(
+            f"{MIRROR} names {folder}, and neither {files[0].name} nor {files[1].name} is there: "
+            f"put what {wanted.url} gives there as {files[1].name}, expected is {wanted.what}"
+        )
+    return file
+
+
+def _wanted(row: str, wanted: Wanted, mirror: str) -> Wanted:
+    """What to fetch: from the mirror, from a repository of the hub, or from the authors' link."""
+    if mirror:
+        return Wanted(f"{mirror.rstrip('/')}/{row}.pth", wanted.target, wanted.what)
+    if not LINKS[row].is_repository:
+        return wanted
+    try:
+        file = hub_file(LINKS[row].url, network_of(row))
+    except SubquadError as error:
+        raise wanted.error(str(error)) from None
+    ending = ".released.safetensors" if file.path.endswith(".safetensors") else ".pth"
+    return Wanted(file.url, wanted.target.with_name(f"{row}{ending}"), wanted.what, file.sha256)
+
+
+def _expected(row: str) -> str:
+    network = NETWORKS.get(network_of(row))
+    size = f", {network.params} M parameters" if network and network.params else ""
+    return f"the authors' {LINKS[row].label}{size}, at {LINKS[row].px} px"
+
+
+def published(path: Path) -> dict[str, Any]:
+    """What is known of the authors' file that weights of ours were made of: its link, page and top-1; else nothing."""
+    note = read_note(path).get("released")
+    return note if isinstance(note, dict) else {}

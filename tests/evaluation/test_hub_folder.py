@@ -1,0 +1,77 @@
+"""Runs as folders of the Hugging Face hub: they open in timm and here, with a card that says what they are."""
+
+import json
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import timm
+import torch
+
+import subquad
+from subquad import SubquadError
+from subquad.cli import main
+
+RUN = Path(__file__).parents[1] / "fixtures" / "runs" / "classify"
+
+
+def test_a_run_opens_from_its_folder_in_timm_and_here(tmp_path, capsys):
+    assert main(["upload", str(RUN), f"local-dir:{tmp_path / 'hub'}"]) == 0
+    assert sorted(path.name for path in (tmp_path / "hub").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    trained = subquad.open_trained(RUN, device="cpu")
+    images = torch.randn(2, 3, *trained.input.img_size)
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True).eval()
+    ours = subquad.open_trained(f"local-dir:{tmp_path / 'hub'}", device="cpu")
+    with torch.inference_mode():
+        assert torch.equal(theirs(images), trained.model(images))
+        assert torch.equal(ours.model(images), trained.model(images))
+    assert ours.classes == trained.classes and ours.input == trained.input
+    config = timm.data.resolve_model_data_config(theirs)
+    assert tuple(config["input_size"][1:]) == trained.input.img_size and config["crop_pct"] == trained.input.crop_pct
+    card = (tmp_path / "hub" / "README.md").read_text()
+    facts = json.loads((RUN / "run.json").read_text())
+    assert facts["command"] in card and (RUN / "recipe.yaml").read_text().strip() in card
+    assert card.startswith("---\nlibrary_name: timm\n") and "top-1 %" in card and "agent attention" in card
+
+
+def test_a_repository_gets_the_same_files_and_is_opened_by_its_name(tmp_path, monkeypatch, capsys):
+    made = {}
+
+    class Hub:
+        def __init__(self, **settings):
+            pass
+
+        def create_repo(self, name, private, exist_ok):
+            made["repository"] = name, private
+            return f"https://huggingface.co/{name}"
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            for file in Path(folder_path).iterdir():
+                (tmp_path / file.name).write_bytes(file.read_bytes())
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file, revision: tmp_path / file)
+    assert main(["upload", str(RUN), "me/mine", "--private"]) == 0
+    assert made["repository"] == ("me/mine", True) and "huggingface.co/me/mine" in capsys.readouterr().out
+    opened, trained = subquad.open_trained("hf-hub:me/mine@main"), subquad.open_trained(RUN)
+    assert opened.fingerprint == trained.fingerprint
+
+
+def test_a_hub_that_refuses_is_one_line(tmp_path, monkeypatch):
+    def refuse(*arguments, **settings):
+        raise OSError("401 Client Error.\nRepository Not Found")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
+    for act in (lambda: subquad.open_trained("hf-hub:me/none"), lambda: subquad.runs.upload(RUN, "me/none")):
+        with pytest.raises(SubquadError, match=r"me/none can't be .*401 Client Error. Repository Not Found"):
+            act()
+    with pytest.raises(SubquadError, match="no weight file at"):
+        subquad.open_trained(f"local-dir:{tmp_path}")
+    with pytest.raises(SubquadError):
+        subquad.runs.save_for_hf(RUN.parent / "segment", tmp_path / "hub")
+    assert not (tmp_path / "hub").exists()
