@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,15 @@ from subquad.kernels.cpu import library
 pytestmark = pytest.mark.skipif(library.missing() is not None, reason=f"no kernels: {library.missing()}")
 
 
+def compiler():
+    return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))))
+
+
 @pytest.fixture
 def own_home(tmp_path, monkeypatch):
     """A home with a compiled library, by copy; the number of compilations; and what is loaded."""
-    (compiled,) = [path for path in library._own_folder().glob("*.so") if library._loaded(path)][-1:]
-    content = compiled.read_bytes()
+    # of these sources: the folder may hold libraries of other versions
+    content = (library._own_folder() / f"{library._fingerprint(compiler())}.so").read_bytes()
     monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path))
     monkeypatch.setattr(library, "_run", lambda command: command[-1].endswith(".so") and made(command[-1]))
     compilations = []
@@ -79,3 +85,16 @@ def test_a_home_that_cannot_be_written_to_is_a_reason_and_not_a_trace(own_home, 
     monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "file"))
     reason = state()
     assert isinstance(reason, str) and "\n" not in reason and "file" in reason
+
+
+def test_another_library_at_the_same_descriptor_is_not_taken_for_the_first(own_home, tmp_path, monkeypatch):
+    """What is loaded already is found by its name, and a descriptor's number is soon another file's."""
+    state, _, folder = own_home
+    state()
+    (file,) = folder.iterdir()
+    first = library._loaded(file)
+    source, other = tmp_path / "other.cpp", folder / "other.so"
+    source.write_text('extern "C" int only_here() { return 7; }')
+    subprocess.run([compiler(), "-shared", "-fPIC", "-o", other, source], check=True)
+    other.write_bytes(other.read_bytes() + library._digest(other.read_bytes()))
+    assert first is not None and library._loaded(other).only_here() == 7

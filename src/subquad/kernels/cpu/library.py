@@ -11,6 +11,7 @@ compiled again.
 import ctypes
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import shutil
@@ -51,6 +52,9 @@ FUNCTIONS = (
 DIGEST_SIZE = hashlib.sha256().digest_size
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+
+
+_LOADS = itertools.count()
 
 
 class NotBuiltError(Exception):
@@ -109,8 +113,9 @@ def _loaded(path: Path) -> ctypes.CDLL | None:
         content = file.read()
         if content[-DIGEST_SIZE:] != _digest(content[:-DIGEST_SIZE]):
             return None
-        # by its descriptor: what was looked at is what is loaded
-        return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+        # by its descriptor: what was looked at is what is loaded; under a name that no library had before, since what
+        # is loaded already is found by its name
+        return ctypes.CDLL(f"/proc/self/{'./' * next(_LOADS)}fd/{descriptor}")
 
 
 def _digest(content: bytes) -> bytes:
