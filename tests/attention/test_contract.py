@@ -199,7 +199,13 @@ def test_autocast_gives_the_same_as_full_precision_up_to_rounding(name):
     torch.testing.assert_close(half.float(), full, rtol=0.1, atol=0.05)
 
 
-@every_mechanism
+# compiling takes seconds: one mechanism stands for all in the fast tests
+compiled = pytest.mark.parametrize(
+    "name", [name if name == "linear" else pytest.param(name, marks=pytest.mark.slow) for name in ATTENTION]
+)
+
+
+@compiled
 def test_the_layer_compiles_without_a_graph_break(name):
     grid = TokenGrid(5, 6, 1)
     layer = SelfAttention(DIM, HEADS, ATTENTION[name], grid=grid)
@@ -208,7 +214,7 @@ def test_the_layer_compiles_without_a_graph_break(name):
     torch.testing.assert_close(compiled(x, grid=grid), layer(x, grid=grid), rtol=1e-4, atol=1e-5)
 
 
-@every_mechanism
+@compiled
 def test_the_layer_exports_for_any_batch(name):
     grid = TokenGrid(5, 6, 1)
     layer = SelfAttention(DIM, HEADS, ATTENTION[name], grid=grid).eval()

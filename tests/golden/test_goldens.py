@@ -73,7 +73,7 @@ def assert_stages_as_recorded(model, images, record):
 
 
 # one network of each of the smaller hosts and mechanisms in the fast tests
-SLOW = re.compile("swin|flatten_pvt_t")
+SLOW = re.compile("swin|flatten|pola|agent_deit|plain|soft_norm")
 SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) else name for name in NETWORKS]
 
 

@@ -32,6 +32,9 @@ from subquad.weights.links import LINKS, PAGES, TAGS, network_of, row_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ROWS = [row for row in LINKS if network_of(row) in NETWORKS]
+# one of each mechanism in each host in the fast tests
+FIRST = {network_of(row).rsplit("_", 1)[0]: row for row in reversed(ROWS)}
+FAST_AND_SLOW = [row if row in FIRST.values() else pytest.param(row, marks=pytest.mark.slow) for row in ROWS]
 
 
 def golden_entries(name):
@@ -73,7 +76,7 @@ def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, ne
     assert made == told
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", FAST_AND_SLOW)
 def test_a_file_of_every_link_fits_its_network_entry_by_entry(row):
     network = network_of(row)
     model = subquad.create_model(network, device="meta")
@@ -99,7 +102,7 @@ def test_links_are_whole():
         row_of("softmax_pvt_tiny")
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", FAST_AND_SLOW)
 def test_timm_knows_every_link_by_name_and_tag(row):
     tagged = next((name for name, target in TAGS.items() if target == row), row)
     for name in {tagged, row} - {"soft_tiny.cuda"} | {tagged}:

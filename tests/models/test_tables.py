@@ -15,7 +15,7 @@ import subquad
 from subquad import SubquadError
 from subquad.models import HOSTS, NETWORKS, VARIANTS, default_cfgs, read_weights
 from subquad.models.checkpoint_conversion import recognise
-from subquad.models.networks import PUBLISHED
+from subquad.models.networks import BASELINES, PUBLISHED
 from subquad.tasks import load_recipe
 from subquad.tasks.classification import Recipe
 from subquad.weights.fitting import adapt
@@ -60,7 +60,12 @@ def test_baselines_follow_the_scheme_and_no_name_is_one_of_timms():
     assert not theirs & NETWORKS.keys() and set(timm.list_models(module="timm_names")) == NETWORKS.keys()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+# networks that were published, and one mechanism in every other size, in the fast tests
+FAST = {name for name in NETWORKS if name not in BASELINES or name.startswith("linear_")}
+SIZES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS]
+
+
+@pytest.mark.parametrize("name", SIZES)
 def test_parameters_are_as_many_as_the_table_says(name):
     model = subquad.create_model(name, device="meta")
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -97,7 +102,12 @@ def test_timm_makes_them_with_its_own_arguments(tmp_path):
     assert {(p.device.type, p.dtype) for p in on_meta.parameters()} == {("meta", torch.bfloat16)}
 
 
-@pytest.mark.parametrize("name", sorted({row.variant: name for name, row in NETWORKS.items()}.values()))
+# the smallest of each host in the fast tests
+TOLD = sorted({row.variant: name for name, row in NETWORKS.items()}.values())
+TOLD = [name if "tiny" in name or "b0" in name else pytest.param(name, marks=pytest.mark.slow) for name in TOLD]
+
+
+@pytest.mark.parametrize("name", TOLD)
 def test_timm_is_told_of_every_network_what_its_backbone_is(name):
     model = subquad.create_model(name, device="meta")
     features = timm.create_model(name, features_only=True, device="meta")

@@ -72,6 +72,7 @@ def test_the_weights_say_what_they_are(tiny, tmp_path):
     assert len(note["classes"]) == 10
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights(tiny, tmp_path, same_weights):
     recipe = tiny.replace(rotation=10, mixup=0.8, drop_path=0.2)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -81,6 +82,7 @@ def test_the_same_seed_gives_the_same_weights(tiny, tmp_path, same_weights):
     assert not same_weights(a, c)
 
 
+@pytest.mark.slow
 def test_loader_processes_change_nothing(tiny, tmp_path, same_weights):
     recipe = tiny.replace(rotation=10, crop_padding=1, drop_path=0.2, epochs=1)
     for workers in (0, 2):
@@ -88,6 +90,7 @@ def test_loader_processes_change_nothing(tiny, tmp_path, same_weights):
     assert same_weights(tmp_path / "0" / "last.safetensors", tmp_path / "2" / "last.safetensors")
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_the_large_batch(tiny, tmp_path):
     recipe = tiny.replace(clip_grad=0.5, opt="momentum", lr=0.1)
     train(recipe.replace(batch_size=16), tmp_path / "large")
