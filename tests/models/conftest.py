@@ -2,8 +2,8 @@
 
 import pytest
 
-OF_ONE_HOST = {"deit3", "dinov2", "dinov2_reg4", "dinov3"}
-"""Kinds of the plain host, which is tried with every mechanism as DeiT and as EVA-02."""
+OF_ONE_HOST = {"deit3", "dinov2", "dinov2_reg4", "dinov3", "eva02"}
+"""Kinds of the plain host, which is tried with every mechanism as DeiT."""
 
 STAND_FOR_ALL = {"softmax", "agent"}
 """Mechanisms that the fast tests try in them, one with and one without tables on the grid."""

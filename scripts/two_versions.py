@@ -1,0 +1,87 @@
+"""Time attention layers of two checkouts in turn, one process each: medians, and how many times as fast the second is.
+
+    git worktree add ../before COMMIT
+    python scripts/two_versions.py ../before/src src
+
+Layers with their projections, one image, one thread; seconds are those of the thread, so that other work of the machine
+counts as little as it can. Rows whose lowest tenths disagree with their medians are of a machine that was not quiet.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+WORKER = """
+import json, sys, time
+import torch
+from subquad import ATTENTION, TokenGrid
+from subquad.models.layers import SelfAttention
+torch.set_num_threads(1)
+torch.manual_seed(0)
+cases = {}
+for width, num_heads in ((64, 2), (192, 3)):
+    for side in (14, 28, 56):
+        grid = TokenGrid(side, side)
+        for name in ATTENTION:
+            if name != "softmax" or side < 56:
+                layer = SelfAttention(width, num_heads, ATTENTION[name], grid=grid).eval()
+                cases[f"{name} {width} {side * side}"] = layer, torch.randn(1, side * side, width), grid
+print(json.dumps(list(cases)), flush=True)
+for line in sys.stdin:
+    name, count = json.loads(line)
+    layer, x, grid = cases[name]
+    seconds = []
+    with torch.no_grad():
+        for _ in range(count + 3):
+            start = time.thread_time()
+            layer(x, grid=grid)
+            seconds.append(time.thread_time() - start)
+    seconds = sorted(seconds[3:])
+    print(json.dumps([seconds[len(seconds) // 2], seconds[len(seconds) // 10]]), flush=True)
+"""
+
+
+class Version:
+    """A process with the library of one checkout."""
+
+    def __init__(self, source: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, "-c", WORKER], env=environment, **pipes)
+        self.cases: list[str] = json.loads(self.process.stdout.readline())
+        self.times: dict[str, list[list[float]]] = {name: [] for name in self.cases}
+
+    def measure(self, name: str, count: int) -> None:
+        """Time one case."""
+        self.process.stdin.write(json.dumps([name, count]) + "\n")
+        self.process.stdin.flush()
+        self.times[name].append(json.loads(self.process.stdout.readline()))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", help="the src folder of a checkout")
+    parser.add_argument("after", help="that of another one")
+    parser.add_argument("--rounds", type=int, default=7, help="of each case, in turn")
+    parser.add_argument("--only", nargs="*", default=[], help='parts of names of cases, "linear 64 196"')
+    given = parser.parse_args()
+    before, after = Version(given.before), Version(given.after)
+    print("| layer | before µs | after µs | times as fast | lowest tenths |\n|---|---:|---:|---:|---:|")
+    for case in before.cases:
+        if case not in after.times or (given.only and not any(part in case for part in given.only)):
+            continue
+        for number in range(given.rounds):
+            for version in (before, after) if number % 2 else (after, before):
+                version.measure(case, 20 if case.endswith("3136") else 60)
+        medians, lows = (
+            [pick(1e6 * row[place] for row in version.times[case]) for version in (before, after)]
+            for place, pick in ((0, statistics.median), (1, min))
+        )
+        print(
+            f"| {case} | {medians[0]:.0f} | {medians[1]:.0f} | {medians[0] / medians[1]:.2f} | "
+            f"{lows[0] / lows[1]:.2f} |",
+            flush=True,
+        )
