@@ -31,7 +31,7 @@ def calls(
         "inline backward": lambda: inline_kernels.inline_attention_gradient(grad, q, k, v),
         "pola": lambda: linear_calls.pola_attention(q, k, v, power, power, places, 1e-6),
         "pola backward": lambda: linear_calls.pola_attention_gradient(grad, q, k, v, power, power, places, 1e-6),
-        "agent": lambda: maps_calls.agent_attention(q, agents, k, v, [bias], [bias]),
+        "agent": lambda: maps_calls.agent_attention(q, agents, k, v, bias, bias),
         "agent backward": lambda: maps_calls.agent_attention_gradient(grad, q, agents, k, v, bias, bias),
         "soft gather": lambda: maps_calls.soft_gather(k, landmarks, v, 0.5),
         "soft gather backward": lambda: maps_calls.soft_gather_gradient(landmarks, k, landmarks, v, 0.5),
