@@ -9,7 +9,6 @@ Its name is known at once, its code is imported when the mechanism is asked for.
 names the plug-in, and nothing else is the worse for it.
 """
 
-import importlib.metadata
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint
 
@@ -17,6 +16,7 @@ from torch import nn
 
 from subquad.attention.contract import check_mechanism
 from subquad.errors import SubquadError, reason_of
+from subquad.plugins import installed
 
 GROUP = "subquad.attention"
 
@@ -74,7 +74,7 @@ class Mechanisms(MutableMapping[str, type[nn.Module]]):
         """Entry points by name, looked for once: that takes some 40 ms."""
         if self._found is None:
             self._found = {}
-            for point in sorted(_installed(), key=lambda point: point.name):
+            for point in installed(GROUP):
                 self._found.setdefault(point.name, []).append(point)
         return self._found
 
@@ -98,22 +98,6 @@ class Mechanisms(MutableMapping[str, type[nn.Module]]):
             raise SubquadError(f"{_origin(points[0])} can't be used: {kind}{reason_of(error)}") from error
         self._plugins.pop(name, None)
         self._classes[name] = cls
-
-
-def _installed() -> list[EntryPoint]:
-    """The entry points of our group."""
-    try:
-        return list(importlib.metadata.entry_points(group=GROUP))
-    except Exception:
-        # somebody's are damaged: those of the others
-        return [point for package in importlib.metadata.distributions() for point in _points_of(package)]
-
-
-def _points_of(package: importlib.metadata.Distribution) -> list[EntryPoint]:
-    try:
-        return list(package.entry_points.select(group=GROUP))
-    except Exception:
-        return []
 
 
 def _where(cls: type) -> str:
