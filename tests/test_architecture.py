@@ -32,6 +32,7 @@ ORDER = [
     ["runs"],
     ["training", "diffusion"],
     ["analysis", "benchmarks"],
+    ["conversion"],
     ["pages"],
     ["api"],
     ["cli"],

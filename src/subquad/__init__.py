@@ -22,6 +22,7 @@ from subquad.errors import SubquadError  # noqa: E402
 if TYPE_CHECKING:
     from subquad.api import analyze, bench, compare, evaluate, predict, report, train
     from subquad.attention import ATTENTION, Traits, register_attention
+    from subquad.conversion import convert, register_family, restore
     from subquad.grid import TokenGrid
     from subquad.kernels import BACKENDS, use_backend
     from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
@@ -39,6 +40,7 @@ __all__ = [
     "analyze",
     "bench",
     "compare",
+    "convert",
     "convert_checkpoint",
     "create_model",
     "evaluate",
@@ -46,8 +48,10 @@ __all__ = [
     "open_trained",
     "predict",
     "register_attention",
+    "register_family",
     "register_task",
     "report",
+    "restore",
     "restore_model",
     "save_weights",
     "train",
@@ -56,6 +60,7 @@ __all__ = [
 
 _PLACES = {
     "attention": ("ATTENTION", "Traits", "register_attention"),
+    "conversion": ("convert", "register_family", "restore"),
     "kernels": ("BACKENDS", "use_backend"),
     "grid": ("TokenGrid",),
     "models": ("convert_checkpoint", "create_model", "load_checkpoint", "restore_model", "save_weights"),

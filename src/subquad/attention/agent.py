@@ -8,7 +8,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.bricks import LocalConv, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
@@ -32,6 +32,7 @@ class AgentAttention(nn.Module):
         label="agent",
         pools=True,
         key_removal=renormalised,
+        start_quietly=lambda new: silence(new.agent_bias, new.query_bias, new.local),
         # CSwin's LePE is the depthwise branch of the mechanism
         in_hosts={
             "pvt": {"num_agents": (9, 16, 49, 49)},

@@ -67,3 +67,11 @@ class LocalConv(nn.Module):
         weight = self._for_channels(self.weight[:, 0])
         bias = None if self.bias is None else self._for_channels(self.bias)
         return add_local(y, zero_padding(v, padding), weight, bias, gate, grid=grid, kv_grid=kv_grid)
+
+
+@torch.no_grad()
+def silence(*parts: nn.Module | None) -> None:
+    """Set all parameters of some parts of a mechanism to zero: branches and positions that add nothing, yet learn."""
+    for part in parts:
+        for parameter in () if part is None else part.parameters():
+            parameter.zero_()

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.bricks import LocalConv, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
@@ -19,7 +19,12 @@ class FocusedAttention(nn.Module):
     """`power` is the focusing factor; `local` a depthwise `kernel_size`² of the values that the heads share."""
 
     inputs = ("q", "k", "v", "padding")
-    traits = Traits(label="focused linear (FLatten)", key_removal=renormalised, colour="#56a7d8")
+    traits = Traits(
+        label="focused linear (FLatten)",
+        key_removal=renormalised,
+        start_quietly=lambda new: silence(new.positions, new.local),
+        colour="#56a7d8",
+    )
 
     @checks_arguments
     def __init__(

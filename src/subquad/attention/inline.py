@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import head_dim
+from subquad.attention.bricks import head_dim, silence
 from subquad.attention.key_removal import recentred
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
@@ -20,7 +20,12 @@ class InLineAttention(nn.Module):
     """`local` adds to the map's tokens a depthwise 3×3 of the values whose taps an MLP predicts for each image."""
 
     inputs = ("q", "k", "v", "x", "padding")
-    traits = Traits(label="InLine", key_removal=recentred, colour="#009e73")
+    traits = Traits(
+        label="InLine",
+        key_removal=recentred,
+        start_quietly=lambda new: silence(new.local and new.local.fc2),
+        colour="#009e73",
+    )
 
     @checks_arguments
     def __init__(

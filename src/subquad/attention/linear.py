@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.bricks import LocalConv, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.errors import unknown_name
@@ -15,7 +15,12 @@ class LinearAttention(nn.Module):
     """`feature_map` is "relu" or "elu" (ELU + 1); `local` adds a depthwise 3×3 of the values, as others have it."""
 
     inputs = ("q", "k", "v", "padding")
-    traits = Traits(label="linear", key_removal=renormalised, colour="#0072b2")
+    traits = Traits(
+        label="linear",
+        key_removal=renormalised,
+        start_quietly=lambda new: silence(new.local),
+        colour="#0072b2",
+    )
 
     @checks_arguments
     def __init__(

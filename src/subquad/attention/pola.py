@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.bricks import LocalConv, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
@@ -22,7 +22,14 @@ class PolaAttention(nn.Module):
     """`alpha` bounds the learned powers: 1 to 1 + alpha; `local` is a depthwise `kernel_size`² that the heads share."""
 
     inputs = ("q", "k", "v", "g", "padding")
-    traits = Traits(label="PolaFormer", key_removal=renormalised, colour="#b8568e")
+    traits = Traits(
+        label="PolaFormer",
+        key_removal=renormalised,
+        start_quietly=lambda new: silence(new.positions, new.local),
+        # through 1 + alpha·sigmoid: 1.07 to 4.5 with alpha = 4
+        start_values={"power": (-4.0, -2.0, -1.0, 0.0, 2.0)},
+        colour="#b8568e",
+    )
 
     @checks_arguments
     def __init__(

@@ -4,11 +4,13 @@ Cost n m d + m³ a head with m landmarks. Lu et al. 2021, arXiv 2110.11945.
 """
 
 import math
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim
+from subquad.attention.bricks import LocalConv, head_dim, silence
 from subquad.attention.key_removal import cut
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError, unknown_name
@@ -32,6 +34,7 @@ class SoftAttention(nn.Module):
         label="SOFT",
         pools=True,
         key_removal=cut,
+        start_quietly=lambda new: start_soft(new),
         in_hosts={"softnet": {"ratio": (8, 4, 2, 1), "kernel_size": (9, 5, 3, 3)}},
         colour="#c28a00",
     )
@@ -105,6 +108,16 @@ class SoftAttention(nn.Module):
             return tokens, None
         present = fill_window(grid.to_map((~padding)[:, None, :, None].to(q.dtype)), self.window)
         return tokens, F.max_pool2d(present, self.window, self.window).flatten(1) == 0
+
+
+def start_soft(new: Any) -> None:
+    """Let landmarks be the means of their windows, and the local branch add nothing."""
+    landmark = new.landmark
+    silence(new.local)
+    with torch.no_grad():
+        count = math.prod(landmark.kernel_size)
+        taps = torch.eye(landmark.out_channels, device=landmark.weight.device)[..., None, None] / count
+        landmark.weight.copy_(taps.expand_as(landmark.weight))
 
 
 def soft_scale(q: Tensor) -> float:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from subquad.errors import SubquadError, shown
 
+QuietStart = Callable[[Any], object]
+"""Sets what a fresh mechanism adds to its mixing to nothing, in place."""
+
 KeyRemoval = Callable[[Tensor, Tensor], Tensor]
 """Weights (b, h, s, n_q, n_k) and removed pairs (n_q, n_k) to the weights over the keys that are left."""
 
@@ -26,6 +29,10 @@ class Traits:
             has said: analysis refuses to remove keys then.
         in_hosts: settings that it has in a host, by the host's name, unless told otherwise; a tuple has an entry for
             each stage.
+        start_quietly: what lets a fresh one stand in for another mechanism as nearly as it can, before anything is
+            trained: local branches, positions and biases of zeros. None where nothing needs to be done.
+        start_values: parameters by name with numbers worth trying, all entries of a parameter alike: conversion
+            takes those whose answer is nearest to that of the layer which is replaced.
         colour: on pages and pictures, as "#d55e00". Made of its name where it is empty.
 
     Raises:
@@ -37,6 +44,8 @@ class Traits:
     pools: bool = False
     key_removal: KeyRemoval | None = None
     in_hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    start_quietly: QuietStart | None = None
+    start_values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     colour: str = ""
 
     def __post_init__(self) -> None:
@@ -46,6 +55,8 @@ class Traits:
             ("pools", isinstance(self.pools, bool), "True or False"),
             ("key_removal", self.key_removal is None or callable(self.key_removal), "a function or None"),
             ("in_hosts", _is_table(self.in_hosts), "settings by the names of hosts"),
+            ("start_quietly", self.start_quietly is None or callable(self.start_quietly), "a function or None"),
+            ("start_values", _are_numbers(self.start_values), "tuples of numbers by the names of parameters"),
             ("colour", isinstance(self.colour, str) and _is_colour(self.colour), 'written as "#d55e00"'),
         ):
             if not good:
@@ -54,6 +65,13 @@ class Traits:
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(settings, Mapping) for settings in value.values())
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(numbers, tuple) and numbers and all(isinstance(one, int | float) for one in numbers)
+        for numbers in value.values()
+    )
 
 
 def _is_colour(text: str) -> bool:

@@ -45,7 +45,7 @@ def parse_blocks(attention: Names, depths: Sequence[int]) -> list[Block]:
     Raises:
         SubquadError: for a name that is none, or entries that fit neither the stages nor the blocks.
     """
-    blocks = [parse_attention(entry) for entry in per_block(_split(attention), depths, "attention")]
+    blocks = [parse_attention(entry) for entry in per_block(split_names(attention), depths, "attention")]
     for mechanism, _ in blocks:
         if mechanism not in ATTENTION:
             raise unknown_name("attention", mechanism, ATTENTION)
@@ -54,7 +54,7 @@ def parse_blocks(attention: Names, depths: Sequence[int]) -> list[Block]:
 
 def names_in(attention: Any) -> list[str]:
     """The names that `attention` holds, without their settings, each once: of "agent:local=false+softmax" these two."""
-    return list(dict.fromkeys(entry.partition(":")[0].strip() for entry in _entries(_split(attention))))
+    return list(dict.fromkeys(entry.partition(":")[0].strip() for entry in _entries(split_names(attention))))
 
 
 def per_block(entries: Any, depths: Sequence[int], what: str) -> list[Any]:
@@ -85,13 +85,13 @@ def _repeat(entry: Any, most: int) -> list[Any]:
     return [entry[0]] * min(entry[1], most + 1) if is_count(entry) else [entry]
 
 
-def _split(attention: Any) -> Any:
+def split_names(attention: Any) -> Any:
     """Texts with a plus between names as lists of these, at every level."""
     if isinstance(attention, str):
         parts = _PLUS.split(attention)
         return parts if len(parts) > 1 else attention
     if isinstance(attention, Sequence):
-        return [_split(entry) for entry in attention]
+        return [split_names(entry) for entry in attention]
     return attention
 
 

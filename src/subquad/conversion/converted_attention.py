@@ -1,0 +1,157 @@
+"""An attention layer of a foreign network whose tokens are mixed by one of our mechanisms.
+
+A family (`timm_attention.py`, …) derives a class from `ConvertedAttention` for each kind of attention layer that it
+reads: what it is called with, how it projects, what becomes of its answer. All else is here.
+
+Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels.
+"""
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from subquad.attention import traits_of
+from subquad.conversion.grid_recorder import GridRecorder
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.rope import Rotation
+
+Mechanism = Callable[..., Any]
+"""A class of `subquad.attention`, or a `functools.partial` of one that fixes its settings."""
+
+
+class ConvertedAttention(nn.Module):
+    """Mixes as `inner`, a mechanism, does, and projects as the layer that it stands for.
+
+    What it keeps of that layer has the same names, so that a network's state dict only grows by `inner.*`, and by
+    `gate.*` where the mechanism has a gate. The layer itself is held beside, not among the modules: `subquad.restore`
+    puts it back as it was.
+
+    Attributes:
+        replaces: full names of the classes that a family's class stands for, where they are defined.
+    """
+
+    replaces: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, original: nn.Module, mechanism: Mechanism, *, grid: TokenGrid, recorder: GridRecorder) -> None:
+        super().__init__()
+        self.check(original)
+        self.num_heads, self.width = self.sizes(original)
+        self.recorder = recorder
+        self._held = (original,)  # in a tuple, where PyTorch does not look for modules
+        dim = self.num_heads * self.width
+        like = next(original.parameters())
+        self.inner = mechanism(dim, self.num_heads, grid=grid, kv_grid=grid)
+        for name, part in self.kept(original):
+            if isinstance(part, nn.Parameter):
+                self.register_parameter(name, nn.Parameter(part.detach().clone(), part.requires_grad))
+            else:
+                # a copy, so that what is trained here leaves the original as it was
+                self.add_module(name, deepcopy(part))
+        if "g" in self.inner.inputs:
+            self.gate_of_tokens = gate_of_ones(self.tokens_width(original), dim)
+            self.gate_of_tokens.to(device=like.device, dtype=like.dtype)
+        self.inner.to(device=like.device, dtype=like.dtype)
+        start_quietly(self.inner)
+        self.train(original.training)
+
+    # what a family says of its layers
+
+    def check(self, original: nn.Module) -> None:
+        """Raise a SubquadError where this layer has something that the family's class does not carry over."""
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        """(heads, channels of a head)."""
+        raise NotImplementedError
+
+    def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
+        """The modules and parameters that are carried over, by name: all of them, unless a family says otherwise."""
+        yield from original.named_children()
+        yield from original.named_parameters(recurse=False)
+
+    def tokens_width(self, original: Any) -> int:
+        """Channels of the tokens that the layer is called with."""
+        return self.num_heads * self.width
+
+    @classmethod
+    def is_target(cls, original: nn.Module, block: nn.Module) -> bool:
+        """Whether this layer of a block is meant where all are to be replaced; windows are cheap as they are."""
+        return True
+
+    # what all families share
+
+    def has(self, name: str) -> bool:
+        """Whether there is a module of this name."""
+        return self._modules.get(name) is not None
+
+    def through(self, name: str, tokens: Tensor) -> Tensor:
+        """Tokens behind the module of this name, if there is one."""
+        module = self._modules.get(name)
+        return tokens if module is None else module(tokens)
+
+    @property
+    def original(self) -> nn.Module:
+        """The layer that this one stands for, as it was."""
+        return self._held[0]
+
+    def split(self, tokens: Tensor) -> Tensor:
+        """(b, n, h·d) to (b, h, n, d)."""
+        return tokens.unflatten(-1, (self.num_heads, self.width)).transpose(1, 2)
+
+    def mix(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        *,
+        grid: TokenGrid | None = None,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """What the mechanism makes of projected heads (b, h, n, d): (b, n, h·d), before the output projection.
+
+        `x` (b, n, c) are the layer's own tokens. `grid` is that of the image, unless it is given. `rotation` turns q
+        and k, here or in the mechanism. `padding` (b, n) and `mask` are True for what must not be seen.
+
+        Raises:
+            SubquadError: the tokens stand on no known grid, or the mechanism can't honour the mask.
+        """
+        grid = self.recorder.grid_of(x) if grid is None else grid
+        inputs = self.inner.inputs
+        if rotation is not None and "rotation" not in inputs:
+            q, k = rotation.turn(q), rotation.turn(k)
+        if mask is not None and "mask" not in inputs:
+            raise SubquadError(
+                f"this layer is called with a mask of pairs, which {type(self.inner).__name__} can't honour: keep this "
+                "block, or call the network without a mask"
+            )
+        supply: dict[str, Any] = {"q": q, "k": k, "v": v, "x": x, "padding": padding, "mask": mask}
+        supply["rotation"] = rotation
+        if "g" in inputs:
+            supply["g"] = self.split(self.through("gate_of_tokens", x))
+        y = self.inner(**{name: supply[name] for name in inputs}, grid=grid, kv_grid=grid)
+        return y.transpose(1, 2).flatten(2)
+
+    def extra_repr(self) -> str:
+        return f"converted from {type(self._held[0]).__name__}"
+
+
+def gate_of_ones(width: int, dim: int) -> nn.Linear:
+    """A projection to a gate that lets everything through at first."""
+    gate = nn.Linear(width, dim)
+    nn.init.zeros_(gate.weight)
+    nn.init.ones_(gate.bias)
+    return gate
+
+
+@torch.no_grad()
+def start_quietly(mechanism: nn.Module) -> None:
+    """Let a fresh mechanism add nothing to what it mixes, as its file says: branches and positions of zeros."""
+    start = traits_of(mechanism).start_quietly
+    if start is not None:
+        start(mechanism)

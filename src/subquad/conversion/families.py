@@ -1,0 +1,77 @@
+"""Which attention layers can be converted: a row for each family of foreign networks, a file for each row.
+
+A row names the module that reads a family. It is imported when a layer of the family is seen, since a family's file may
+need a library that is heavy, or not installed. Layers are known by the full names of their classes (`replaces`), so
+that nothing is imported to find that something is of no known kind.
+
+Added from outside by `register_family`.
+"""
+
+from importlib import import_module
+
+from torch import nn
+
+from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.errors import SubquadError, shown
+
+FAMILIES: dict[str, str] = {
+    "timm.layers.attention": "subquad.conversion.timm_attention",
+    "timm.models.eva": "subquad.conversion.timm_attention",
+    "timm.models.vision_transformer_sam": "subquad.conversion.sam_attention",
+    "torch.nn.modules.activation": "subquad.conversion.torch_attention",
+    "transformers.models.sam.modeling_sam": "subquad.conversion.sam_attention",
+    **{
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.transformers_attention"
+        for name in (
+            "clip",
+            "deit",
+            "dinov2",
+            "dinov2_with_registers",
+            "dinov3_vit",
+            "ijepa",
+            "siglip",
+            "siglip2",
+            "vit",
+        )
+    },
+    "subquad.models.layers": "subquad.conversion.own_attention",
+}
+"""Modules in which foreign attention layers are defined, and the module of ours that reads them."""
+
+_REGISTERED: dict[str, type[ConvertedAttention]] = {}
+
+
+def register_family(cls: type[ConvertedAttention]) -> None:
+    """Convert attention layers of further classes, for this process: those that `cls.replaces` names in full.
+
+    Raises:
+        SubquadError: `cls` is no class of `ConvertedAttention`, or stands for nothing.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, ConvertedAttention) and cls.replaces):
+        raise SubquadError(
+            f"a family is a class of ConvertedAttention whose `replaces` names classes, got {shown(cls)}"
+        )
+    _REGISTERED.update(dict.fromkeys(cls.replaces, cls))
+
+
+def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
+    """The class of ours that stands for a layer, by its class or one that it is derived from; None where none does.
+
+    A class that overrides `forward` is not what it is derived from, and is of no known kind.
+    """
+    for cls in type(layer).__mro__:
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        found = _REGISTERED.get(name) or _of_family(cls.__module__).get(name)
+        if found is not None:
+            return found
+        if "forward" in vars(cls):
+            return None
+    return None
+
+
+def _of_family(module: str) -> dict[str, type[ConvertedAttention]]:
+    if module not in FAMILIES:
+        return {}
+    members = vars(import_module(FAMILIES[module])).values()
+    kinds = [one for one in members if isinstance(one, type) and issubclass(one, ConvertedAttention)]
+    return {name: kind for kind in kinds for name in kind.replaces}

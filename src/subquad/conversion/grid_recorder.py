@@ -1,0 +1,75 @@
+"""How the grid of an image reaches attention layers that are handed tokens alone: a hook on the patch embedding."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+
+
+class GridRecorder:
+    """Listens to a patch embedding, a convolution, and says on which grid the tokens of a call stand.
+
+    One is shared by the converted layers of a network. It is an object, not a closure, so that a copied or pickled
+    network has its own.
+
+    Args:
+        prefix: tokens in front of the map, which stand nowhere.
+    """
+
+    def __init__(self, prefix: int) -> None:
+        self.prefix = prefix
+        self._grid: TokenGrid | None = None
+        self._earlier: dict[Any, TokenGrid | None] = {}
+
+    def __call__(self, module: Any, arguments: Any, image: Tensor) -> None:
+        """What a forward hook of the embedding is called with; its output is a map (b, c, y, x)."""
+        self.record(TokenGrid(image.shape[-2], image.shape[-1], self.prefix))
+
+    def record(self, grid: TokenGrid) -> None:
+        """The next tokens stand on `grid`."""
+        self._grid = grid
+        if not torch.compiler.is_compiling():
+            tokens = int(grid.num_tokens)
+            # two grids of one number of tokens can't be told apart when a checkpointed layer is computed again
+            self._earlier[tokens] = grid if self._earlier.get(tokens, grid) == grid else None
+
+    def grid_of(self, tokens: Tensor) -> TokenGrid:
+        """The grid of tokens (b, n, c).
+
+        Raises:
+            SubquadError: nothing was embedded yet, or these tokens are not those of the image.
+        """
+        grid, count = self._grid, tokens.shape[-2]
+        if grid is not None and grid.num_tokens == count:
+            if torch.compiler.is_compiling() or not _in_backward() or self._earlier.get(int(count)) is not None:
+                return grid
+            raise SubquadError(
+                f"{count} tokens are computed again for their gradient, and images of two shapes had as many: call "
+                "backward after each of them, or switch gradient checkpointing off"
+            )
+        if not torch.compiler.is_compiling() and _in_backward() and (earlier := self._earlier.get(int(count))):
+            return earlier
+        if grid is None:
+            raise SubquadError(
+                "a converted attention layer was called before the network's patch embedding, and can't know the grid"
+            )
+        raise SubquadError(
+            f"{count} tokens are not those of the last image, {grid} ({grid.num_tokens} tokens): networks that drop, "
+            "merge or reorder tokens between their blocks can't be converted"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # grids of a trace are symbols, which can't be copied
+        return {"prefix": self.prefix, "_grid": None, "_earlier": {}}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "GridRecorder":
+        copied = GridRecorder(self.prefix)
+        memo[id(self)] = copied
+        return copied
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

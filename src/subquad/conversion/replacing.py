@@ -1,0 +1,217 @@
+"""A trained network with other attention: its layers replaced one by one, and put back."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import nn
+
+from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.towers import Layer, Tower, find_tower
+from subquad.errors import SubquadError, shown
+from subquad.models.attention_names import Names, parse_blocks, split_names
+from subquad.models.create import as_json, check_names, make_mechanisms
+from subquad.weights.digest import digest_of
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was done to a network; its attribute `subquad_conversion`, and part of the note in a delta file.
+
+    Attributes:
+        attention: the mechanism of each replaced block, with its settings, by the block's number.
+        paths: where the replaced layers stand, by the block's number.
+        settings: of the mechanisms, for all blocks.
+        num_blocks: of the network.
+        grid: (height, width) that position parameters were made for, and prefix tokens.
+        teacher: the digest of the network's weights before it was converted.
+    """
+
+    attention: dict[int, str]
+    paths: dict[int, str]
+    settings: dict[str, Any]
+    num_blocks: int
+    grid: tuple[int, int, int]
+    teacher: str
+    embedding: str = field(default="")
+
+    def as_note(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        note = asdict(self)
+        return note | {
+            "attention": {str(number): name for number, name in self.attention.items()},
+            "paths": {str(number): path for number, path in self.paths.items()},
+            "grid": list(self.grid),
+        }
+
+
+def convert(
+    model: nn.Module,
+    attention: Names | Mapping[int, str] = "agent",
+    *,
+    blocks: Sequence[int] | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    prefix: int | None = None,
+    in_place: bool = False,
+    **settings: Any,
+) -> nn.Module:
+    """A trained network whose attention layers mix by another mechanism.
+
+    Projections, norms, rotary positions and output projections are kept. What the mechanism adds starts so that it
+    adds nothing: branches and positions of zeros, gates of ones. Nothing else of the network changes; `restore` gives
+    the old one back. What the exchange costs is won back by `align` and `distil`, without labels.
+
+    Args:
+        model: a network of timm (ViT, DeiT, DINOv2, DINOv3, EVA, SigLIP, SAM), transformers (ViT, DeiT, DINOv2,
+            DINOv3, SigLIP, SAM), torchvision, or one that is built of `torch.nn.MultiheadAttention`; or a plain one of
+            ours.
+        attention: a mechanism, with settings if wanted, as "agent:num_agents=16"; one for each replaced block as
+            "agent+linear"; or by the block's number.
+        blocks: numbers of the blocks to replace, from 0, negative ones from the end. By default all, of SAM those that
+            see the whole image.
+        img_size: pixels, or (height, width), that position parameters are made for; by default the size that the
+            network says it is made for. Other sizes work.
+        prefix: tokens in front of the map; counted if left out.
+        in_place: change `model` itself instead of a copy.
+        settings: of the mechanisms.
+
+    Returns:
+        The converted network; `subquad_conversion` says what was done.
+
+    Raises:
+        SubquadError: a layer's kind is not known, or a name or number does not fit, in one line.
+    """
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    tower = find_tower(model, img_size=size, prefix=prefix)
+    names = _by_block(tower, attention, blocks)
+    chosen = parse_blocks(list(names.values()), [len(names)])
+    check_names(settings, set(), {name for name, _ in chosen})
+    mechanisms = make_mechanisms("vit", chosen, [len(names)], settings)
+    digest = digest_of(model.state_dict(), "")
+    if not in_place:
+        model = deepcopy(model)
+    recorder = GridRecorder(tower.grid.prefix)
+    modules = dict(model.named_modules())
+    made: dict[str, ConvertedAttention] = {}
+    for number, mechanism in zip(names, mechanisms, strict=True):
+        layer = tower.layers[number]
+        made[layer.path] = _replacement(layer, modules[layer.path], mechanism, tower, recorder)
+    for path, module in made.items():
+        _put(modules, path, module)
+    modules[tower.embedding].register_forward_hook(recorder)
+    conversion = Conversion(
+        attention=dict(names),
+        paths={number: tower.layers[number].path for number in names},
+        settings=as_json(settings),
+        num_blocks=len(tower.layers),
+        grid=(tower.grid.height, tower.grid.width, tower.grid.prefix),
+        teacher=digest,
+        embedding=tower.embedding,
+    )
+    noted: Any = model
+    noted.subquad_conversion = conversion
+    if getattr(model, "creation", None) is not None:
+        # this network is not what these arguments make
+        noted.creation = None
+    return model
+
+
+def restore(model: nn.Module, *, strict: bool = True) -> nn.Module:
+    """Put the attention layers back that `convert` replaced, in place; returns the network as it was, to the bit.
+
+    Args:
+        model: converted.
+        strict: raise where other parts of the network were trained since, so that it would not be what it was.
+
+    Raises:
+        SubquadError: nothing in it is converted; or the rest of it has changed, and it is left as it is.
+    """
+    conversion = conversion_of(model)
+    modules = dict(model.named_modules())
+    converted = {path: one for path, one in modules.items() if isinstance(one, ConvertedAttention)}
+    for path, module in converted.items():
+        original = module.original
+        original.to(next(module.parameters()).device)
+        original.train(module.training)
+        _put(modules, path, original)
+    if strict and digest_of(model.state_dict(), "") != conversion.teacher:
+        for path, module in converted.items():
+            _put(modules, path, module)
+        raise SubquadError(
+            "parts of the network that were not replaced have changed since it was converted: strict=False puts the "
+            "attention layers back all the same"
+        )
+    embedding = modules[conversion.embedding]
+    for key, hook in list(embedding._forward_hooks.items()):
+        if isinstance(hook, GridRecorder):
+            del embedding._forward_hooks[key]
+    del model.subquad_conversion
+    return model
+
+
+def conversion_of(model: nn.Module) -> Conversion:
+    """What was done to a network.
+
+    Raises:
+        SubquadError: it is not converted.
+    """
+    conversion = getattr(model, "subquad_conversion", None)
+    if not isinstance(conversion, Conversion):
+        raise SubquadError(f"this {type(model).__name__} is not converted: subquad.convert(model) makes one that is")
+    return conversion
+
+
+def converted_layers(model: nn.Module) -> dict[int, ConvertedAttention]:
+    """The replaced layers by the numbers of their blocks."""
+    return {number: model.get_submodule(path) for number, path in conversion_of(model).paths.items()}  # type: ignore[misc]
+
+
+def _by_block(tower: Tower, attention: Names | Mapping[int, str], blocks: Sequence[int] | None) -> dict[int, str]:
+    """A mechanism's name for each block that is replaced."""
+    count = len(tower.layers)
+    if isinstance(attention, Mapping):
+        if blocks is not None:
+            raise SubquadError("blocks are named by the mapping `attention` already: leave `blocks` out")
+        blocks = list(attention)
+    if blocks is None:
+        blocks = [number for number, layer in enumerate(tower.layers) if layer.is_target]
+    wrong = [number for number in blocks if not isinstance(number, int) or not -count <= number < count]
+    numbers = [number % count for number in blocks if number not in wrong]
+    if wrong or len(set(numbers)) < len(numbers) or not numbers:
+        raise SubquadError(
+            f"blocks are numbers from 0 to {count - 1}, each once and at least one, got {shown(list(blocks))}"
+        )
+    if isinstance(attention, Mapping):
+        return dict(sorted(zip(numbers, attention.values(), strict=True)))
+    entries = attention
+    if isinstance(attention, str):
+        entries = split_names(attention)
+    names: list[Any] = [entries] * len(numbers) if isinstance(entries, str) else list(entries)
+    if len(names) != len(numbers):
+        raise SubquadError(f"attention has {len(names)} entries for {len(numbers)} blocks: give one for all or each")
+    return dict(sorted(zip(numbers, names, strict=True)))
+
+
+def _replacement(
+    layer: Layer, original: nn.Module, mechanism: Any, tower: Tower, recorder: GridRecorder
+) -> ConvertedAttention:
+    try:
+        return layer.family(original, mechanism, grid=tower.grid, recorder=recorder)
+    except SubquadError as error:
+        raise SubquadError(f"{layer.path}: {error}") from None
+
+
+def _put(modules: Mapping[str, nn.Module], path: str, module: nn.Module) -> None:
+    """Let `module` stand at `path`, with the hooks of what stood there."""
+    parent, _, name = path.rpartition(".")
+    old = modules[parent]._modules[name]
+    for kind in (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks_with_kwargs",
+    ):
+        getattr(module, kind).update(getattr(old, kind))
+    modules[parent]._modules[name] = module

@@ -1,0 +1,103 @@
+"""Attention of SAM's image encoder, timm's and transformers': tokens as a map, and biases of rows and columns.
+
+Kirillov et al. 2023, arXiv 2304.02643; the biases are those of MViTv2, Li et al. 2021, arXiv 2112.01526, eq. 4: the
+logit of a query and a key gets q·R_y(distance in rows) + q·R_x(distance in columns). Mechanisms that form the pairs get
+them by longer queries and keys, exactly; for others they are left out, and their tables with them.
+
+Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y x rows and columns.
+"""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.attention import traits_of
+from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+
+TABLES = ("rel_pos_h", "rel_pos_w")
+
+
+class SamAttention(ConvertedAttention):
+    """timm's layer, (b, y, x, c) to (b, y, x, c)."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("timm.models.vision_transformer_sam.Attention",)
+
+    def check(self, original: Any) -> None:
+        if getattr(original, "rope", None) is not None:
+            raise SubquadError("a SAM encoder with rotary positions can't be converted")
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_heads, original.proj.out_features // original.num_heads
+
+    def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
+        unused = {"attn_drop"} if traits_of(self.inner).quadratic else {"attn_drop", *TABLES}
+        return ((name, part) for name, part in super().kept(original) if name not in unused)
+
+    @classmethod
+    def is_target(cls, original: nn.Module, block: nn.Module) -> bool:
+        return not getattr(block, "window_size", 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = TokenGrid(x.shape[1], x.shape[2])
+        tokens = x.flatten(1, 2)
+        q, k, v = (self.split(part) for part in self.through("qkv", tokens).chunk(3, dim=-1))
+        q, k = self.through("q_norm", q), self.through("k_norm", k)
+        if self._parameters.get("rel_pos_h") is not None:
+            rows, columns = (self.get_parameter(name) for name in TABLES)
+            q, k, v = with_distances(q, k, v, rows, columns, grid)
+        y = self.mix(q, k, v, tokens, grid=grid)
+        y = y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2)
+        return self.through("proj_drop", self.through("proj", y)).view(x.shape)
+
+
+class TransformersSamAttention(SamAttention):
+    """transformers' layer, which answers with a pair: tokens, and weights that are not formed."""
+
+    replaces: ClassVar[tuple[str, ...]] = (
+        "transformers.models.sam.modeling_sam.SamVisionAttention",
+        "transformers.models.sam.modeling_sam.SamVisionSdpaAttention",
+    )
+
+    def check(self, original: Any) -> None:
+        """All of them can be converted."""
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_attention_heads, original.proj.out_features // original.num_attention_heads
+
+    def forward(self, hidden_states: Tensor, output_attentions: bool = False) -> tuple[Tensor, None]:  # type: ignore[override]
+        return super().forward(hidden_states), None
+
+
+def with_distances(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, grid: TokenGrid
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads (b, h, n, d + y + x) whose softmax attention has the biases of `rows` (2y - 1, d) and `columns`.
+
+    A query is followed by its bias to each row and each column, a key by a one at its own; values by zeros. Tables of
+    other lengths are resampled.
+    """
+    height, width = grid.shape
+    places = q.unflatten(2, (height, width))
+    to_rows = torch.einsum("bhyxd,yid->bhyxi", places, distances(rows, height)).flatten(2, 3)
+    to_columns = torch.einsum("bhyxd,xjd->bhyxj", places, distances(columns, width)).flatten(2, 3)
+    longer = q.shape[-1] + height + width
+    # softmax attention divides by the root of the width that it sees
+    scale = (longer / q.shape[-1]) ** 0.5
+    q = torch.cat([q * scale, to_rows * longer**0.5, to_columns * longer**0.5], dim=-1)
+    own_row = torch.eye(height, dtype=k.dtype, device=k.device).repeat_interleave(width, dim=0)
+    own_column = torch.eye(width, dtype=k.dtype, device=k.device).repeat(height, 1)
+    own = torch.cat([own_row, own_column], dim=-1).expand(*k.shape[:2], -1, -1)
+    return q, torch.cat([k, own], dim=-1), F.pad(v, (0, height + width))
+
+
+def distances(table: Tensor, size: int) -> Tensor:
+    """(s, s, d) of `size` queries and keys on a line, from a table (2s - 1, d) of their distances."""
+    if len(table) != 2 * size - 1:
+        table = F.interpolate(table.T[None], size=2 * size - 1, mode="linear")[0].T
+    places = torch.arange(size, device=table.device)
+    return table[places[:, None] - places[None, :] + size - 1]

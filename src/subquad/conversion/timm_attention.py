@@ -1,0 +1,106 @@
+"""timm's attention layers of plain networks: ViT, DeiT, DINOv2, SigLIP; EVA and DINOv3 with rotary positions."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.errors import SubquadError
+from subquad.rope import Rotation
+
+
+class TimmAttention(ConvertedAttention):
+    """Fused or separate projections, norms of q and k, a norm and a gate of the answer."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("timm.layers.attention.Attention",)
+
+    def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(original, *args, **kwargs)
+        self.prefix = int(getattr(original, "num_prefix_tokens", 0))
+        self.rotate_half = bool(getattr(original, "rotate_half", False))
+
+    def check(self, original: Any) -> None:
+        if getattr(original, "num_kv_groups", 1) > 1:
+            raise SubquadError(
+                f"an attention layer of {original.num_heads} heads shares keys among {original.num_kv_groups} of them: "
+                "grouped queries can't be converted"
+            )
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_heads, original.head_dim
+
+    def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
+        return ((name, part) for name, part in super().kept(original) if name != "attn_drop")
+
+    def tokens_width(self, original: Any) -> int:
+        return (original.qkv or original.q_proj).in_features
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        return self.attend(x, None, attn_mask, is_causal)
+
+    def attend(self, x: Tensor, rope: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        """Project, mix, project back: (b, n, c) to (b, n, c)."""
+        if is_causal:
+            raise SubquadError("a converted layer has no causal attention: call the network without is_causal")
+        q, k, v = (self.split(part) for part in self.projections(x))
+        q, k = self.through("q_norm", q), self.through("k_norm", k)
+        rotation = None if rope is None else rotation_of(rope, self.prefix, interleaved=not self.rotate_half)
+        y = self.through("norm", self.mix(q, k, v, x, rotation=rotation, mask=forbidden(attn_mask)))
+        if self.has("gate"):
+            y = y * self.through("gate", x).sigmoid()
+        return self.through("proj_drop", self.through("proj", y))
+
+    def projections(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values (b, n, h·d)."""
+        if not self.has("qkv"):
+            return tuple(self.through(name, x) for name in ("q_proj", "k_proj", "v_proj"))
+        if self._parameters.get("q_bias") is None:
+            return self.through("qkv", x).chunk(3, dim=-1)
+        # EVA's keys have no bias
+        of_queries, of_values = self.get_parameter("q_bias"), self.get_parameter("v_bias")
+        bias = torch.cat([of_queries, torch.zeros_like(of_queries), of_values])
+        return F.linear(x, self.get_parameter("qkv.weight"), bias).chunk(3, dim=-1)
+
+
+class TimmRopeAttention(TimmAttention):
+    """The same with rotary positions, which a call hands over."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("timm.layers.attention.AttentionRope", "timm.models.eva.EvaAttention")
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        rope: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        return self.attend(x, rope, attn_mask, is_causal)
+
+
+def forbidden(attn_mask: Tensor | None) -> Tensor | None:
+    """Timm's mask, True or 0 for pairs that may be seen, as ours: True for those that may not.
+
+    Raises:
+        SubquadError: it is a bias, of numbers other than 0 and minus infinity.
+    """
+    if attn_mask is None or attn_mask.dtype == torch.bool:
+        return None if attn_mask is None else ~attn_mask
+    unseen = attn_mask == float("-inf")
+    if not bool((unseen | (attn_mask == 0)).all()):
+        raise SubquadError("a converted layer takes masks of True and False, and no biases of pairs")
+    return unseen
+
+
+def rotation_of(rope: Tensor, prefix: int, *, interleaved: bool) -> Rotation:
+    """Timm's table of sines and cosines (…, y·x, 2d) for the tokens behind `prefix`, as a rotation of all tokens."""
+    sin, cos = rope.chunk(2, dim=-1)
+    signs = torch.ones(sin.shape[-1], dtype=sin.dtype, device=sin.device)
+    if interleaved:
+        signs[0::2] = -1
+    else:
+        signs[: len(signs) // 2] = -1
+    rows = (0, 0, prefix, 0)
+    return Rotation(F.pad(cos, rows, value=1), F.pad(sin * signs, rows), interleaved)

@@ -1,0 +1,180 @@
+"""Where in a foreign network the attention layers stand, and which patch embedding their tokens come from."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.families import converted_class
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+
+PREFIX_TOKENS = (
+    "cls_token",
+    "class_token",
+    "class_embedding",
+    "dist_token",
+    "distillation_token",
+    "reg_token",
+    "register_tokens",
+    "prefix_tokens",
+)
+"""Parameters (1, p, c) or (c,) of an embedding that put tokens in front of the map's."""
+
+_BLOCK = re.compile(r"\d+$")
+_CALLED_ATTENTION = re.compile(r"Attention|Attn")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An attention layer in a block: its path, and the class of ours that may stand for it."""
+
+    path: str
+    module: nn.Module
+    block: nn.Module
+    family: type[ConvertedAttention]
+
+    @property
+    def is_target(self) -> bool:
+        """Whether it is meant where all are to be replaced."""
+        return self.family.is_target(self.module, self.block)
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A patch embedding and the attention layers behind it.
+
+    Attributes:
+        embedding: path of the convolution, and the module.
+        grid: of the image that position parameters are made for, its prefix tokens included.
+        layers: in the order of the blocks.
+    """
+
+    embedding: str
+    convolution: nn.Conv2d
+    grid: TokenGrid
+    layers: tuple[Layer, ...]
+
+
+def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, prefix: int | None = None) -> Tower:
+    """The vision tower of a network: its last patch embedding's attention layers.
+
+    Args:
+        model: timm's, transformers', torchvision's, one of ours, or anything that is built of such layers.
+        img_size: (height, width) that position parameters are made for; what the network says of itself if left out.
+        prefix: tokens in front of the map; counted by the embedding's parameters if left out.
+
+    Raises:
+        SubquadError: there is no patch embedding, or no attention layer that can be converted; or one of an unknown
+            kind, which it names.
+    """
+    modules = dict(model.named_modules())
+    if already := [path for path, module in modules.items() if isinstance(module, ConvertedAttention)]:
+        raise SubquadError(f"{already[0]} is converted already: subquad.restore(model) first")
+    path, convolution = _patch_embedding(modules)
+    root = _root_of(path, modules)
+    layers = tuple(_layers(root, modules))
+    if not layers:
+        raise SubquadError(f"{type(model).__name__} has no attention layers in blocks behind its embedding {path}")
+    holder: Any = modules[root]
+    if prefix is None:
+        prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
+    size = _size_of(holder, model) if img_size is None else img_size
+    if size is None:
+        raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
+    sides = [
+        (length + 2 * _number(convolution.padding, i) - convolution.kernel_size[i]) // convolution.stride[i] + 1
+        for i, length in enumerate(size)
+    ]
+    if min(sides) < 1:
+        raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {convolution.kernel_size}")
+    return Tower(path, convolution, TokenGrid(sides[0], sides[1], prefix), layers)
+
+
+def _patch_embedding(modules: dict[str, nn.Module]) -> tuple[str, nn.Conv2d]:
+    """The first convolution that cuts an image into patches."""
+    for path, module in modules.items():
+        if isinstance(module, nn.Conv2d) and module.stride == module.kernel_size and module.stride[0] > 1:
+            return path, module
+    raise SubquadError("the network has no patch embedding, a convolution whose stride is its kernel's size")
+
+
+def _root_of(embedding: str, modules: dict[str, nn.Module]) -> str:
+    """The smallest part of the network that holds the embedding and blocks with attention."""
+    parts = embedding.split(".")
+    for length in range(len(parts) - 1, -1, -1):
+        root = ".".join(parts[:length])
+        if next(_candidates(root, modules), None) is not None:
+            return root
+    raise SubquadError(f"no blocks with attention stand behind the patch embedding {embedding}")
+
+
+def _candidates(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:
+    """Paths of attention layers below `root` that belong to one of several blocks, and hold no other."""
+    known: list[str] = []
+    for path, module in modules.items():
+        inside = path.startswith(f"{root}.") if root else bool(path)
+        if not inside or any(path.startswith(f"{outer}.") for outer in known):
+            continue
+        own = path[len(root) :].strip(".").split(".")
+        if not any(_BLOCK.search(part) for part in own[:-1]):
+            continue
+        if converted_class(module) is not None or (_is_called_attention(module) and not _holds_attention(module)):
+            known.append(path)
+            yield path
+
+
+def _is_called_attention(module: nn.Module) -> bool:
+    return _CALLED_ATTENTION.search(type(module).__name__) is not None
+
+
+def _holds_attention(module: nn.Module) -> bool:
+    """Whether a module is a wrapper of attention layers, or has nothing to learn."""
+    inner = [part for part in module.modules() if part is not module]
+    return not any(True for _ in module.parameters()) or any(
+        converted_class(part) is not None or _is_called_attention(part) for part in inner
+    )
+
+
+def _layers(root: str, modules: dict[str, nn.Module]) -> Iterator[Layer]:
+    for path in _candidates(root, modules):
+        module = modules[path]
+        family = converted_class(module)
+        if family is None:
+            raise SubquadError(
+                f"{path} is a {type(module).__module__}.{type(module).__qualname__}, an attention layer that is not "
+                "known here: leave its block out, or register a family (docs/convert.md)"
+            )
+        yield Layer(path, module, modules[path.rpartition(".")[0]], family)
+
+
+def _prefix_tokens(root: Any, embedding: Any) -> int:
+    if isinstance(number := getattr(root, "num_prefix_tokens", None), int):
+        return number
+    count, seen = 0, set()
+    for holder in (root, getattr(root, "embeddings", None), embedding):
+        for name in PREFIX_TOKENS:
+            token = getattr(holder, name, None)
+            if isinstance(token, nn.Parameter) and id(token) not in seen:
+                seen.add(id(token))
+                count += token.shape[-2] if token.dim() > 1 else 1
+    return count
+
+
+def _size_of(root: Any, model: Any) -> tuple[int, int] | None:
+    """(height, width) of the images that a network says it is made for."""
+    for holder in (getattr(root, "patch_embed", None), root, model, getattr(root, "config", None)):
+        for name in ("img_size", "image_size"):
+            size = getattr(holder, name, None)
+            if isinstance(size, int):
+                return size, size
+            if isinstance(size, tuple | list) and len(size) == 2:
+                return int(size[0]), int(size[1])
+    return None
+
+
+def _number(padding: Any, axis: int) -> int:
+    return padding[axis] if isinstance(padding, tuple) else 0

@@ -1,0 +1,69 @@
+"""Attention layers of transformers' vision encoders (5.0 and newer): q, k and v apart, an answer that is a pair."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.errors import SubquadError
+from subquad.rope import Rotation
+
+
+class TransformersAttention(ConvertedAttention):
+    """ViT, DeiT, DINOv2 with and without registers, DINOv3, SigLIP, CLIP, I-JEPA."""
+
+    replaces = tuple(
+        f"transformers.models.{name}.modeling_{name}.{cls}"
+        for name, cls in (
+            ("vit", "ViTAttention"),
+            ("deit", "DeiTAttention"),
+            ("dinov2", "Dinov2Attention"),
+            ("dinov2_with_registers", "Dinov2WithRegistersAttention"),
+            ("dinov3_vit", "DINOv3ViTAttention"),
+            ("siglip", "SiglipAttention"),
+            ("siglip2", "Siglip2Attention"),
+            ("clip", "CLIPAttention"),
+            ("ijepa", "IJepaAttention"),
+        )
+    )
+
+    def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(original, *args, **kwargs)
+        # transformers' layers and tools look these up
+        self.config = original.config
+        self.is_causal = False
+        self.output_projection = "o_proj" if hasattr(original, "o_proj") else "out_proj"
+
+    def check(self, original: Any) -> None:
+        if not all(hasattr(original, name) for name in ("q_proj", "k_proj", "v_proj")):
+            raise SubquadError("this layer is of an older transformers: version 5.0 or newer is read")
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        heads = getattr(original, "num_heads", None) or original.num_attention_heads
+        return heads, original.head_dim
+
+    def tokens_width(self, original: Any) -> int:
+        return original.q_proj.in_features
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        if attention_mask is not None:
+            raise SubquadError("a converted layer takes no attention_mask: call the network with whole images")
+        q, k, v = (self.split(self.through(name, hidden_states)) for name in ("q_proj", "k_proj", "v_proj"))
+        rotation = None if position_embeddings is None else rotation_of(*position_embeddings, hidden_states.shape[1])
+        y = self.mix(q, k, v, hidden_states, rotation=rotation)
+        return self.through(self.output_projection, y), None
+
+
+def rotation_of(cos: Tensor, sin: Tensor, num_tokens: int) -> Rotation:
+    """DINOv3's tables (y·x, d) of the map's tokens as a rotation of all, prefix tokens first, which do not turn."""
+    half = torch.ones(sin.shape[-1] // 2, dtype=sin.dtype, device=sin.device)
+    rows = (0, 0, num_tokens - sin.shape[-2], 0)
+    return Rotation(F.pad(cos, rows, value=1), F.pad(sin * torch.cat([-half, half]), rows), interleaved=False)

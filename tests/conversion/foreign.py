@@ -1,0 +1,115 @@
+"""Small foreign networks with random weights, one or more for each family that can be converted."""
+
+from functools import partial
+
+import timm
+import torch
+from torch import nn
+
+import subquad
+
+TINY = {"embed_dim": 48, "depth": 2, "num_heads": 4}
+IN_TRANSFORMERS = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "image_size": 64,
+    "patch_size": 16,
+}
+
+
+def timms(name, size=64, **arguments):
+    """One of timm's, for images of any size."""
+    arguments = {"dynamic_img_size": True, "num_classes": 5} | TINY | arguments
+    return timm.create_model(name, img_size=size, **arguments)
+
+
+def timms_sam():
+    sizes = {"depth": 3, "global_attn_indexes": (1,), "window_size": 3, "neck_chans": 16}
+    return timm.create_model("samvit_base_patch16", img_size=64, **TINY | sizes)
+
+
+def torchvisions():
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(64, 16, 2, 4, 48, 96, num_classes=5)
+
+
+def of_transformers(model, config, **arguments):
+    import transformers
+
+    return getattr(transformers, model)(getattr(transformers, config)(**IN_TRANSFORMERS | arguments))
+
+
+def sam_of_transformers():
+    arguments = {"num_hidden_layers": 3, "mlp_dim": 96, "output_channels": 16, "global_attn_indexes": [1]}
+    return of_transformers("SamVisionModel", "SamVisionConfig", window_size=3, **arguments)
+
+
+class Plain(nn.Module):
+    """Somebody's own network, of PyTorch's layers alone."""
+
+    image_size = 64
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 48, 16, stride=16)
+        layer = nn.TransformerEncoderLayer(48, 4, 96, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x):
+        return self.encoder(self.patches(x).flatten(2).mT)
+
+
+# name: what makes it, and whether images of other sizes than 64 px go through it as they are
+FOREIGN = {
+    "timm ViT": (partial(timms, "vit_tiny_patch16_224", qk_norm=True, init_values=0.5), True),
+    "timm DeiT, distilled": (partial(timms, "deit_tiny_distilled_patch16_224"), True),
+    "timm DINOv2 with registers": (partial(timms, "vit_small_patch14_reg4_dinov2", 56), True),
+    "timm EVA-02": (partial(timms, "eva02_tiny_patch14_224", 56), True),
+    "timm DINOv3": (partial(timms, "vit_small_patch16_dinov3"), True),
+    "timm SigLIP": (partial(timms, "vit_base_patch16_siglip_224"), True),
+    "timm SAM": (timms_sam, False),
+    "torchvision ViT": (torchvisions, False),
+    "torch encoder": (Plain, True),
+    "transformers ViT": (partial(of_transformers, "ViTForImageClassification", "ViTConfig"), False),
+    "transformers DeiT": (partial(of_transformers, "DeiTModel", "DeiTConfig"), False),
+    "transformers DINOv2": (partial(of_transformers, "Dinov2Model", "Dinov2Config"), True),
+    "transformers DINOv2 with registers": (
+        partial(of_transformers, "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig"),
+        True,
+    ),
+    "transformers DINOv3": (partial(of_transformers, "DINOv3ViTModel", "DINOv3ViTConfig"), True),
+    "transformers SigLIP": (partial(of_transformers, "SiglipVisionModel", "SiglipVisionConfig"), False),
+    "transformers CLIP": (partial(of_transformers, "CLIPVisionModel", "CLIPVisionConfig"), False),
+    "transformers SAM": (sam_of_transformers, False),
+    "our DeiT": (
+        partial(subquad.create_model, "deit_tiny", img_size=64, embed_dim=48, depths=(2,), num_heads=4, num_classes=5),
+        True,
+    ),
+    "our DINOv3": (
+        partial(subquad.create_model, "dinov3_small", img_size=64, embed_dim=48, depths=(2,), num_heads=4),
+        True,
+    ),
+}
+
+
+def teacher(name):
+    """A network of this family whose answers depend on all of its weights."""
+    torch.manual_seed(0)
+    model = FOREIGN[name][0]()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.15 if parameter.dim() < 2 else 0.1)
+    return model.eval()
+
+
+def answer(model, images):
+    """The first thing that a network answers."""
+    with torch.no_grad():
+        answered = model(images)
+    return answered if isinstance(answered, torch.Tensor) else answered[0]
+
+
+def difference(one, other):
+    return ((one - other).norm() / other.norm()).item()

@@ -1,0 +1,203 @@
+"""Foreign networks with our attention: equal with softmax, any size, restored to the bit."""
+
+import copy
+import io
+
+import pytest
+import timm
+import torch
+from foreign import FOREIGN, answer, difference, teacher
+from torch import nn
+
+import subquad
+from subquad import ATTENTION, SubquadError
+from subquad.conversion import converted_layers
+
+SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
+
+
+def images(size=64, width=None):
+    return torch.randn(2, 3, size, width or size, generator=torch.Generator().manual_seed(0))
+
+
+def side_of(name):
+    return 56 if "EVA" in name or name == "timm DINOv2 with registers" else 64
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_with_softmax_it_is_the_teacher(name):
+    model, side = teacher(name), side_of(name)
+    sizes = [(side, side)]
+    if FOREIGN[name][1]:
+        patch = 14 if side == 56 else 16
+        sizes += [(side + patch, side + 2 * patch), (side // 2 // patch * patch, side + 3 * patch)]
+    student = subquad.convert(model, "softmax")
+    for size in sizes:
+        x = images(*size)
+        assert difference(answer(student, x), answer(model, x)) < 1e-6
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
+    model = teacher(name)
+    x = images(side_of(name))
+    before, state = answer(model, x), {key: value.clone() for key, value in model.state_dict().items()}
+    for attention in SUB_QUADRATIC:
+        settings = {"num_agents": 4} if attention == "agent" else {}
+        student = subquad.convert(model, attention, **settings)
+        assert not torch.equal(answer(student, x), before)
+        new = student.state_dict().keys() - state.keys()
+        assert all(".inner." in key or ".gate_of_tokens." in key for key in new)
+        with torch.no_grad():
+            for layer in converted_layers(student).values():
+                for parameter in layer.parameters():
+                    parameter.add_(1)
+        restored = subquad.restore(student)
+        assert torch.equal(answer(restored, x), before)
+        assert restored.state_dict().keys() == state.keys()
+        assert not hasattr(restored, "subquad_conversion")
+    assert torch.equal(answer(model, x), before)
+
+
+def test_what_is_new_adds_nothing_at_first():
+    """The uniform mean of the values is the first order of softmax: with keys of zeros all of them are that."""
+    model = teacher("timm ViT")
+    for block in model.blocks:
+        with torch.no_grad():
+            block.attn.k_norm.weight.zero_()
+            block.attn.k_norm.bias.zero_()
+    x = images()
+    for attention in ("inline", "agent:num_agents=4"):
+        student = subquad.convert(model, attention)
+        assert difference(answer(student, x), answer(model, x)) < 1e-2, attention
+
+
+def test_some_blocks_by_number_and_each_with_its_own():
+    model = teacher("timm ViT")
+    student = subquad.convert(model, "inline", blocks=[-1])
+    assert student.blocks[0].attn.qkv.weight is not model.blocks[0].attn.qkv.weight
+    assert type(student.blocks[0].attn) is type(model.blocks[0].attn)
+    assert list(converted_layers(student)) == [1]
+    student = subquad.convert(model, {1: "linear:feature_map=elu", 0: "pola"})
+    kinds = [type(layer.inner) for layer in converted_layers(student).values()]
+    assert kinds == [ATTENTION["pola"], ATTENTION["linear"]]
+    student = subquad.convert(model, "pola+linear")
+    assert [type(layer.inner) for layer in converted_layers(student).values()] == kinds
+
+
+def test_only_global_blocks_of_sam_unless_others_are_named():
+    model = teacher("timm SAM")
+    assert list(converted_layers(subquad.convert(model, "linear"))) == [1]
+    assert list(converted_layers(subquad.convert(model, "linear", blocks=[0, 1, 2]))) == [0, 1, 2]
+
+
+def test_a_copied_and_a_pickled_network_know_their_own_grid():
+    student = subquad.convert(teacher("timm ViT"), "inline")
+    copied = copy.deepcopy(student)
+    stored = io.BytesIO()
+    torch.save(student, stored)
+    stored.seek(0)
+    read = torch.load(stored, weights_only=False)
+    wide, high = images(64, 96), images(96, 64)
+    expected = answer(student, wide)
+    answer(copied, high), answer(read, high)
+    assert torch.equal(answer(student, wide), expected)
+    assert torch.equal(answer(copied, wide), expected)
+    assert torch.equal(answer(read, wide), expected)
+
+
+def test_hooks_of_a_replaced_layer_stay():
+    model = teacher("timm ViT")
+    seen = []
+    model.blocks[0].attn.register_forward_hook(lambda *call: seen.append(call[2].shape))
+    answer(subquad.convert(model, "linear"), images())
+    assert seen == [torch.Size([2, 17, 48])]
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    student = subquad.convert(teacher("timm ViT"), "agent", num_agents=4)
+    student(images(64, 96)).sum().backward()
+    plain = {name: parameter.grad.clone() for name, parameter in student.named_parameters()}
+    student.zero_grad()
+    student.train()
+    student.set_grad_checkpointing()
+    student(images(64, 96)).sum().backward()
+    for name, parameter in student.named_parameters():
+        assert difference(parameter.grad, plain[name]) < 1e-5 or plain[name].norm() < 1e-6, name
+
+
+def test_two_shapes_of_one_number_of_tokens_are_not_mixed_up_when_computed_again():
+    student = subquad.convert(teacher("timm ViT"), "agent", num_agents=4).train()
+    student.set_grad_checkpointing()
+    loss = student(images(64, 96)).sum() + student(images(96, 64)).sum()
+    with pytest.raises(SubquadError, match="computed again"):
+        loss.backward()
+    # different numbers of tokens are told apart
+    student(images(64, 80)).sum().add(student(images(64, 128)).sum()).backward()
+
+
+def test_features_of_a_converted_network():
+    sizes = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 4}
+    model = timm.create_model("vit_tiny_patch16_224", features_only=True, out_indices=(0, 1), **sizes)
+    features = subquad.convert(model.eval(), "linear")(images())
+    assert [feature.shape for feature in features] == [feature.shape for feature in model(images())]
+
+
+def test_half_precision_and_the_device_of_the_network():
+    model = teacher("timm ViT").bfloat16()
+    student = subquad.convert(model, "pola")
+    assert {parameter.dtype for parameter in student.parameters()} == {torch.bfloat16}
+    assert answer(student, images().bfloat16()).isfinite().all()
+
+
+def test_what_was_trained_besides_is_not_restored_in_silence():
+    student = subquad.convert(teacher("timm ViT"), "linear")
+    with torch.no_grad():
+        student.norm.weight.mul_(2)
+    with pytest.raises(SubquadError, match="have changed since"):
+        subquad.restore(student)
+    assert len(converted_layers(student)) == 2
+    subquad.restore(student, strict=False)
+    with pytest.raises(SubquadError, match="not converted"):
+        subquad.restore(student)
+
+
+class OddAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(48, 48)
+
+    def forward(self, x, **kwargs):
+        return self.mix(x)
+
+
+def odd():
+    model = teacher("timm ViT")
+    model.blocks[1].attn = OddAttention()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: subquad.convert(odd(), "linear"), r"blocks\.1\.attn is a .*OddAttention.*not known here"),
+        (lambda: subquad.convert(teacher("timm ViT"), "lineer"), "did you mean linear"),
+        (lambda: subquad.convert(teacher("timm ViT"), "linear", num_agents=4), "num_agents"),
+        (lambda: subquad.convert(teacher("timm ViT"), "linear", blocks=[2]), "numbers from 0 to 1"),
+        (lambda: subquad.convert(teacher("timm ViT"), "linear", blocks=[]), "at least one"),
+        (lambda: subquad.convert(teacher("timm ViT"), "linear", blocks=[1, -1]), "each once"),
+        (lambda: subquad.convert(teacher("timm ViT"), "linear+pola+agent"), "3 entries for 2 blocks"),
+        (lambda: subquad.convert(nn.Linear(3, 3), "linear"), "no patch embedding"),
+        (lambda: subquad.convert(timm.create_model("resnet10t"), "linear"), "no "),
+        (
+            lambda: subquad.convert(subquad.convert(teacher("timm ViT"), "linear"), "linear"),
+            "converted already",
+        ),
+        (lambda: answer(subquad.convert(teacher("timm ViT"), "linear", prefix=0), images()), "17 tokens are not"),
+    ],
+    ids=range(11),
+)
+def test_mistakes_are_one_line(call, says):
+    with pytest.raises(SubquadError, match=says) as caught:
+        call()
+    assert "\n" not in str(caught.value)
