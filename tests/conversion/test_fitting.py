@@ -139,7 +139,7 @@ def test_distillation_trains_what_it_is_told_to(train):
 def test_networks_without_logits_and_of_transformers_are_distilled_too():
     for name in ("timm DINOv3", "transformers DINOv2"):
         model = sharp(name)
-        student = subquad.convert(model, "inline")
+        student = subquad.convert(model, "linear")
         done = distil(student, PICTURES, teacher=model, updates=12, batch_size=16, lr=1e-4)
         assert sum(done.last.values()) < sum(done.first.values())
 

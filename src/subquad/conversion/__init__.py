@@ -2,6 +2,7 @@
 
 from subquad.conversion.advising import Advice, advise
 from subquad.conversion.aligning import Alignment, align, relative_errors
+from subquad.conversion.conversion_run import Converted, Plan, convert_run
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.delta_files import load_converted, save_converted, save_delta
 from subquad.conversion.distilling import distil
@@ -17,7 +18,9 @@ __all__ = [
     "Alignment",
     "Comparison",
     "Conversion",
+    "Converted",
     "ConvertedAttention",
+    "Plan",
     "advise",
     "align",
     "blocks_but",
@@ -25,6 +28,7 @@ __all__ = [
     "compare_networks",
     "conversion_of",
     "convert",
+    "convert_run",
     "converted_layers",
     "distil",
     "find_tower",
