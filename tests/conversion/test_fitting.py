@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from foreign import teacher
+from foreign import sharp
 from torch import nn
 
 import subquad
@@ -17,17 +17,6 @@ from subquad.grid import TokenGrid
 PICTURES = torch.randn(16, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 FAST = {"batch_size": 8, "lr": 3e-3}
 MECHANISMS = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
-
-
-def sharp(name):
-    """A teacher whose queries choose among the keys: fresh ones attend to all alike, which InLine does as well."""
-    model = teacher(name)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
-            nn.init.constant_(parameter, 1.5)
-        elif any(part in name for part in ("qkv.weight", "q_proj.weight", "k_proj.weight")):
-            nn.init.normal_(parameter, std=0.5)
-    return model
 
 
 def small(attention="linear", **settings):

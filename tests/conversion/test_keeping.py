@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from foreign import FOREIGN, answer, teacher
+from foreign import FOREIGN, answer, sharp, teacher
 from torch import nn
 
 import subquad
@@ -15,6 +15,7 @@ from subquad.conversion import (
     blocks_within,
     compare_networks,
     conversion_of,
+    convert_without_training,
     converted_layers,
     distil,
     hybrid,
@@ -177,3 +178,14 @@ def test_advice_says_the_ceiling_and_what_is_reached():
     half = advise(make, [(64, 64)], ["linear"], blocks=[0], repeats=1)
     assert half.ceilings[64, 64] == 1 + 17 / 288 / 2
     assert "1 of 2 blocks" in half.text
+
+
+def test_landmarks_as_many_as_tokens_are_softmax_and_fewer_are_near():
+    """With every token a landmark of its own the product of the three maps is the map itself."""
+    model = sharp("timm ViT")
+    expected = answer(model, PICTURES)
+    assert torch.allclose(answer(convert_without_training(model, (4, 4)), PICTURES), expected, rtol=1e-3, atol=1e-3)
+    few = convert_without_training(model, (2, 2))
+    assert not torch.allclose(answer(few, PICTURES), expected, rtol=1e-3, atol=1e-3)
+    assert answer(few, torch.randn(1, 3, 96, 80)).isfinite().all()
+    assert torch.equal(answer(subquad.restore(few), PICTURES), expected)

@@ -11,6 +11,7 @@ from subquad.conversion.hybrids import blocks_but, blocks_within, hybrid, sensit
 from subquad.conversion.judging import Comparison, compare_networks
 from subquad.conversion.replacing import Conversion, conversion_of, convert, converted_layers, restore
 from subquad.conversion.towers import find_tower
+from subquad.conversion.training_free import convert_without_training
 
 __all__ = [
     "FAMILIES",
@@ -29,6 +30,7 @@ __all__ = [
     "conversion_of",
     "convert",
     "convert_run",
+    "convert_without_training",
     "converted_layers",
     "distil",
     "find_tower",
