@@ -61,6 +61,7 @@ def test_a_run_is_converted_judged_and_kept(trained, tmp_path, capsys):
     depth = len(teacher.blocks)
     assert len(report["conversion"]["paths"]) == depth - 1
     assert len(report["blocks"]) == depth
+    assert [len(row["converted"]) for row in report["hybrids"]] == list(range(depth + 1))
     for name in ("delta.safetensors", "student.safetensors"):
         student = load_converted(out / name, teacher)
         assert len(student.subquad_conversion.paths) == depth - 1
@@ -126,6 +127,7 @@ def test_advice_on_the_command_line(capsys):
             ["convert", RUN, "--images", "digits", "--output", "o", "--keep", 1],
             "1 blocks can be converted: keep from 0",
         ),
+        (["convert", RUN, "--images", "digits", "--output", "o", "--speedup", 2], "give both speedup and at"),
         (["convert", RUN, "--images", "nowhere/x", "--output", "o"], "nowhere"),
         (
             ["convert", RUN, "--images", "digits", "--output", "o", "--weights", "f"],
@@ -136,7 +138,7 @@ def test_advice_on_the_command_line(capsys):
         (["advise", "deit_tinny"], "did you mean"),
         (["advise", "timm/resnet18", "--img-size", "64"], "timm/resnet18 can't be made"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

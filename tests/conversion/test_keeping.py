@@ -1,5 +1,7 @@
 """Delta files, hybrids, comparisons with the teacher, advice."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
@@ -12,6 +14,7 @@ from subquad.conversion import (
     advise,
     align,
     blocks_but,
+    blocks_for,
     blocks_within,
     compare_networks,
     conversion_of,
@@ -113,14 +116,20 @@ def test_the_blocks_that_cost_least_are_converted_first():
     assert [row.block for row in damages] == [0, 1]
     assert damages[0].damage > damages[1].damage > 0
     rows = trade_off(student, model, [PICTURES], damages)
-    assert [row.converted for row in rows] == [(1,), (0, 1)]
+    assert [row.converted for row in rows] == [(), (1,), (0, 1)]
+    assert rows[0].damage == 0
+    rows = rows[1:]
     assert rows[0].damage == pytest.approx(damages[1].damage, rel=1e-4)
     assert torch.equal(answer(student, PICTURES), before)
     assert blocks_within(rows, tolerance=rows[0].damage * 1.01) == (1,)
+    timed = trade_off(student, model, [PICTURES], damages, at=(64, 96), repeats=1)
+    assert all(row.ms > 0 for row in timed)
+    assert blocks_for([replace(row, ms=12 - 4 * len(row.converted)) for row in timed], speedup=1.4) == (1,)
     assert blocks_but(damages, keep=1) == (1,)
     assert blocks_but(damages, keep=0) == (0, 1)
     for call, says in (
         (lambda: blocks_within(rows, tolerance=0), "no block can be converted within"),
+        (lambda: blocks_for(timed, speedup=99), "converting all 2 blocks makes the network .* not 99 times"),
         (lambda: blocks_but(damages, keep=2), "keep from 0 to 1"),
         (lambda: hybrid(student, [5]), "blocks are some of"),
     ):

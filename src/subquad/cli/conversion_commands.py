@@ -25,6 +25,8 @@ def add_commands(commands: Commands) -> None:
     which.add_argument("--blocks", type=Number(int), nargs="+", metavar="N", help="numbers of blocks, from 0")
     which.add_argument("--keep", type=whole, metavar="COUNT", help="keep so many as they were, those that cost most")
     which.add_argument("--tolerance", type=not_negative, help="error of the last features that is allowed, as 0.01")
+    which.add_argument("--speedup", type=Number(float, above=1), help="as few as make it so many times as fast")
+    which.add_argument("--at", type=positive, metavar="PX", help="side of the image that --speedup is measured on")
     fit = sub.add_argument_group("how it is fitted")
     fit.add_argument("--align-updates", type=whole, default=usual["align_updates"], help="of layers, each alone")
     fit.add_argument("--distil-updates", type=whole, default=usual["distil_updates"], help="of the whole network")

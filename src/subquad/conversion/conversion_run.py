@@ -17,7 +17,7 @@ from torch import nn
 from subquad.conversion.aligning import align
 from subquad.conversion.delta_files import save_converted, save_delta
 from subquad.conversion.distilling import TRAINED, distil
-from subquad.conversion.hybrids import blocks_but, blocks_within, hybrid, sensitivity, trade_off
+from subquad.conversion.hybrids import blocks_but, blocks_for, blocks_within, hybrid, sensitivity, trade_off
 from subquad.conversion.judging import Comparison, compare_networks
 from subquad.conversion.replacing import conversion_of, convert
 from subquad.conversion.unlabelled_images import Drawn, open_images, views
@@ -54,6 +54,8 @@ class Plan:
         keep: keep so many blocks as they were, those that cost most.
         tolerance: keep as many as it takes for a relative error of the last features of at most so much, after
             alignment.
+        speedup: keep as many as still make the network so many times as fast at `at`, measured on this machine.
+        at: pixels of both sides of the image that speed is measured on.
         img_size: pixels of both sides; as the network was trained if None.
         align_updates, distil_updates: of the two fits; 0 for none.
         align_lr, distil_lr: their rates.
@@ -72,6 +74,8 @@ class Plan:
     blocks: tuple[int, ...] | None = None
     keep: int | None = None
     tolerance: float | None = None
+    speedup: float | None = None
+    at: int | None = None
     img_size: int | None = None
     align_updates: int = 500
     distil_updates: int = 500
@@ -89,10 +93,17 @@ class Plan:
             raise unknown_name("train", self.train, TRAINED)
         if min(self.align_updates, self.distil_updates) < 0 or self.batch_size < 1:
             raise SubquadError("updates are at least 0, and images of an update at least 1")
-        if sum(choice is not None for choice in (self.blocks, self.keep, self.tolerance)) > 1:
-            raise SubquadError("blocks, keep and tolerance each choose the blocks: give one of them")
-        if (self.keep or self.tolerance is not None) and not self.align_updates:
+        if sum(choice is not None for choice in (self.blocks, self.keep, self.tolerance, self.speedup)) > 1:
+            raise SubquadError("blocks, keep, tolerance and speedup each choose the blocks: give one of them")
+        if (self.speedup is None) != (self.at is None):
+            raise SubquadError("a speedup is measured at a size: give both speedup and at, or neither")
+        if self.chooses and not self.align_updates:
             raise SubquadError("which blocks cost most is known after alignment: give align_updates")
+
+    @property
+    def chooses(self) -> bool:
+        """Whether blocks are chosen by what they cost."""
+        return bool(self.keep) or self.tolerance is not None or self.speedup is not None
 
 
 @dataclass(frozen=True)
@@ -159,6 +170,7 @@ def _convert(plan: Plan, folder: Path, max_judged: int, log: Log) -> Converted:
     steps, seconds = {"swapped": compare_networks(student, teacher, judged)}, {}
     log(f"swapped: {steps['swapped'].text}")
     damages: Any = []
+    hybrids: Any = []
     if plan.align_updates:
         start = time.monotonic()
         aligned = align(
@@ -172,8 +184,9 @@ def _convert(plan: Plan, folder: Path, max_judged: int, log: Log) -> Converted:
         )
         steps["aligned"], seconds["aligned"] = compare_networks(student, teacher, judged), aligned.progress.seconds
         log(f"aligned: {steps['aligned'].text}")
-        if plan.keep or plan.tolerance is not None:
-            student, damages = _chosen(plan, student, teacher, drawn[0], log)
+        if plan.chooses:
+            damages, hybrids = _looked_at(plan, student, teacher, drawn[0], log)
+            student = hybrid(student, _chosen(plan, damages, hybrids))
             steps["some blocks kept"] = compare_networks(student, teacher, judged)
             seconds["some blocks kept"] = time.monotonic() - start - aligned.progress.seconds
             log(f"converted are {_numbers(student)}: {steps['some blocks kept'].text}")
@@ -196,6 +209,7 @@ def _convert(plan: Plan, folder: Path, max_judged: int, log: Log) -> Converted:
         "steps": {name: asdict(step) | {"kept": step.kept} for name, step in steps.items()},
         "seconds": seconds,
         "blocks": [asdict(row) for row in damages],
+        "hybrids": [asdict(row) for row in hybrids],
         "broken": pictures.broken_paths(),
     }
     save_delta(student, folder / DELTA, teacher=teacher)
@@ -223,18 +237,29 @@ def _check_folder(folder: Path, plan: Plan) -> None:
         )
 
 
-def _chosen(plan: Plan, student: nn.Module, teacher: nn.Module, drawn: Drawn, log: Log) -> tuple[nn.Module, Any]:
-    """The student with those blocks converted that may be, and what each costs."""
+def _looked_at(plan: Plan, student: nn.Module, teacher: nn.Module, drawn: Drawn, log: Log) -> tuple[Any, Any]:
+    """What each converted block costs alone, and what they cost together, those that cost least first."""
     device = next(student.parameters()).device
     images = [drawn(plan.align_updates + place).to(device) for place in range(LOOKED_AT)]
     damages = sensitivity(student, teacher, images)
     for row in damages:
         log(f"block {row.block} alone: error {row.damage:.4f}")
+    at = None if plan.at is None else (plan.at, plan.at)
+    rows = trade_off(student, teacher, images, damages, at=at)
+    for hybrid_row in rows:
+        time_taken = "" if hybrid_row.ms is None else f", {hybrid_row.ms:.1f} ms"
+        log(f"{len(hybrid_row.converted)} blocks converted: error {hybrid_row.damage:.4f}{time_taken}")
+    return damages, rows
+
+
+def _chosen(plan: Plan, damages: Any, hybrids: Any) -> tuple[int, ...]:
+    """The blocks that stay converted."""
     if plan.keep is not None:
-        return hybrid(student, blocks_but(damages, keep=plan.keep)), damages
-    assert plan.tolerance is not None
-    rows = trade_off(student, teacher, images, damages)
-    return hybrid(student, blocks_within(rows, tolerance=plan.tolerance)), damages
+        return blocks_but(damages, keep=plan.keep)
+    if plan.tolerance is not None:
+        return blocks_within(hybrids, tolerance=plan.tolerance)
+    assert plan.speedup is not None
+    return blocks_for(hybrids, speedup=plan.speedup)
 
 
 def _held_out(opened: Any, plan: Plan, drawn: Drawn, most: int) -> Any:

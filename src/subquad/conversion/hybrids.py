@@ -3,7 +3,8 @@
 An aligned student holds both layers of each block. A hybrid is the student with the old ones in some blocks.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.benchmarks.scaling import interleaved_ms
 from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import answers_of
 from subquad.conversion.replacing import conversion_of, converted_layers
@@ -40,11 +42,13 @@ class HybridRow:
     Attributes:
         converted: numbers of the converted blocks.
         damage, agreement: as in `BlockDamage`, of the network as a whole.
+        ms: the median of a pass over one image of the size that was asked for; None where none was.
     """
 
     converted: tuple[int, ...]
     damage: float
     agreement: float | None
+    ms: float | None = None
 
 
 @contextmanager
@@ -96,16 +100,32 @@ def sensitivity(student: nn.Module, teacher: nn.Module, images: Sequence[Tensor]
 
 
 def trade_off(
-    student: nn.Module, teacher: nn.Module, images: Sequence[Tensor], damages: Sequence[BlockDamage]
+    student: nn.Module,
+    teacher: nn.Module,
+    images: Sequence[Tensor],
+    damages: Sequence[BlockDamage],
+    *,
+    at: tuple[int, int] | None = None,
+    repeats: int = 5,
 ) -> list[HybridRow]:
-    """Hybrids from one converted block to all, those added first that cost least alone."""
+    """Hybrids from no converted block to all, those added first that cost least alone.
+
+    Args:
+        student: aligned.
+        teacher: the network before it was converted.
+        images: batches.
+        damages: of `sensitivity`.
+        at: (height, width) of an image that all hybrids are timed on, in turns.
+        repeats: passes of each.
+    """
     order = [row.block for row in sorted(damages, key=lambda row: row.damage)]
     targets = [_answers(teacher, batch) for batch in images]
+    hybrids = [tuple(sorted(order[:count])) for count in range(len(order) + 1)]
+    times = {} if at is None else _times(student, hybrids, at, repeats)
     rows = []
-    for count in range(1, len(order) + 1):
-        blocks = tuple(sorted(order[:count]))
+    for blocks in hybrids:
         with converting_only(student, blocks):
-            rows.append(HybridRow(blocks, *_damage(student, images, targets)))
+            rows.append(HybridRow(blocks, *_damage(student, images, targets), times.get(blocks)))
     return rows
 
 
@@ -115,14 +135,33 @@ def blocks_within(rows: Sequence[HybridRow], *, tolerance: float) -> tuple[int, 
     Raises:
         SubquadError: there are none.
     """
-    fitting = [row for row in rows if row.damage <= tolerance]
+    some = [row for row in rows if row.converted]
+    fitting = [row for row in some if row.damage <= tolerance]
     if not fitting:
-        least = min(rows, key=lambda row: row.damage)
+        least = min(some, key=lambda row: row.damage)
         raise SubquadError(
             f"no block can be converted within a tolerance of {tolerance:g}: the least is {least.damage:.4f}, of "
             f"block {least.converted[0]}; align for longer, or allow more"
         )
     return max(fitting, key=lambda row: len(row.converted)).converted
+
+
+def blocks_for(rows: Sequence[HybridRow], *, speedup: float) -> tuple[int, ...]:
+    """The fewest blocks that make the network `speedup` times as fast as it was; rows of `trade_off` with times.
+
+    Raises:
+        SubquadError: all of them do not.
+    """
+    before = next(row.ms for row in rows if not row.converted)
+    assert before is not None
+    gains = {row.converted: before / row.ms for row in rows if row.converted and row.ms}
+    reached = [blocks for blocks, gain in gains.items() if gain >= speedup]
+    if not reached:
+        raise SubquadError(
+            f"converting all {len(rows) - 1} blocks makes the network {max(gains.values()):.2f} times as fast at this "
+            f"size, not {speedup:g} times: `subquad advise` shows what is possible"
+        )
+    return min(reached, key=len)
 
 
 def blocks_but(damages: Sequence[BlockDamage], *, keep: int) -> tuple[int, ...]:
@@ -135,6 +174,26 @@ def blocks_but(damages: Sequence[BlockDamage], *, keep: int) -> tuple[int, ...]:
         raise SubquadError(f"{len(damages)} blocks can be converted: keep from 0 to {len(damages) - 1}, got {keep}")
     order = sorted(damages, key=lambda row: row.damage)
     return tuple(sorted(row.block for row in order[: len(order) - keep]))
+
+
+def _times(
+    student: nn.Module, hybrids: Sequence[tuple[int, ...]], at: tuple[int, int], repeats: int
+) -> dict[tuple[int, ...], float]:
+    """Medians of passes over one image, in milliseconds."""
+    parameter = next(student.parameters())
+    image = torch.randn(1, 3, *at, device=parameter.device, dtype=parameter.dtype)
+
+    def pass_of(blocks: tuple[int, ...]) -> Callable[[], None]:
+        def run() -> None:
+            with converting_only(student, blocks), torch.inference_mode():
+                student(image)
+
+        return run
+
+    passes = {blocks: pass_of(blocks) for blocks in hybrids}
+    for run in passes.values():
+        run()
+    return {blocks: statistics.median(ms) for blocks, ms in interleaved_ms(passes, repeats, parameter.device).items()}
 
 
 def _set(model: nn.Module, path: str, module: nn.Module) -> None:
