@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+import worlds
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -110,6 +111,23 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     assert "2 of 12 blocks" in capsys.readouterr().out
     student = load_converted(out / "delta.safetensors", model.eval())
     assert list(student.subquad_conversion.paths) == [0, 11]
+
+
+def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):
+    sizes = {"model": "deit_tiny", "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "head_channels": 64}
+    photos, data = tmp_path / "photos", tmp_path / "scenes"
+    worlds.scenes(data)
+    settings = {"epochs": 1, "batch_size": 2, "img_size": (64, 64), "attention": "softmax", "warmup_epochs": 0}
+    subquad.train(None, tmp_path / "run", task="segment", data=str(data), **sizes, **settings)
+    photos.mkdir()
+    for place in range(2):
+        Image.new("RGB", (40, 36), (60 * place, 20, 90)).save(photos / f"{place}.png")
+    flags = ["--images", photos, "--align-updates", 2, "--distil-updates", 2, "--batch-size", 2, "--max-judged", 2]
+    assert run("convert", tmp_path / "run", "--attention", "linear", "--output", tmp_path / "out", *flags) == 0
+    assert "agreement" in capsys.readouterr().out
+    model = subquad.open_trained(tmp_path / "run").model
+    student = load_converted(tmp_path / "out" / "delta.safetensors", model)
+    assert student(torch.zeros(1, 3, 48, 64)).shape == model(torch.zeros(1, 3, 48, 64)).shape
 
 
 def test_advice_on_the_command_line(capsys):

@@ -112,7 +112,17 @@ def answers_of(model: Any, images: Tensor) -> dict[str, Tensor]:
         if getattr(model, "num_classes", 0):
             answers["logits"] = model.forward_head(features)
         return answers
-    return dict(_tensors(model(images)))
+    answered = model(images)
+    if isinstance(answered, Tensor) and answered.dim() > 1 and answered.shape[1] == getattr(model, "num_classes", None):
+        # classes of places, as segmenters have them
+        return {"logits": answered}
+    return dict(_tensors(answered))
+
+
+def agreeing(answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> float:
+    """How many images have the same most likely class; a share of each counts where places have classes."""
+    same = answers["logits"].argmax(1) == targets["logits"].argmax(1)
+    return float(same.float().flatten(1).mean(1).sum()) if same.dim() > 1 else float(same.sum())
 
 
 def _tensors(answered: Any, name: str = "output") -> list[tuple[str, Tensor]]:

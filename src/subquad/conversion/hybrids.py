@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from subquad.benchmarks.scaling import interleaved_ms
 from subquad.conversion.aligning import relative_error
-from subquad.conversion.distilling import answers_of
+from subquad.conversion.distilling import agreeing, answers_of
 from subquad.conversion.replacing import conversion_of, converted_layers
 from subquad.errors import SubquadError
 
@@ -209,13 +209,13 @@ def _answers(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 def _damage(
     student: nn.Module, images: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]
 ) -> tuple[float, float | None]:
-    damage, same, count = 0.0, 0, 0
+    damage, same, count = 0.0, 0.0, 0
     with_classes = all("logits" in target for target in targets)
     for batch, target in zip(images, targets, strict=True):
         answers = _answers(student, batch)
         features = next(name for name in target if name != "logits" or len(target) == 1)
         damage += len(batch) * float(relative_error(answers[features], target[features]))
         if with_classes:
-            same += int((answers["logits"].argmax(1) == target["logits"].argmax(1)).sum())
+            same += agreeing(answers, target)
         count += len(batch)
     return damage / count, same / count if with_classes else None

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.conversion.distilling import answers_of
+from subquad.conversion.distilling import agreeing, answers_of
 from subquad.errors import SubquadError
 
 NEIGHBOURS = 20
@@ -62,30 +62,25 @@ def compare_networks(
     """
     student.eval()
     teacher.eval()
-    count, cosine, error, same = 0, 0.0, 0.0, 0
+    count, cosine, error, same = 0, 0.0, 0.0, 0.0
     right = {"student": 0, "teacher": 0}
     classes = labelled = True
     for images, labels in batches:
         ours, theirs = answers_of(student, images), answers_of(teacher, images)
         name = next(name for name in theirs if name != "logits" or len(theirs) == 1)
         one, other = ours[name].float(), theirs[name].float()
-        axis = 1 if one.dim() == 4 else -1
-        cosine += (
-            float(F.cosine_similarity(one, other, dim=axis).flatten(1).mean(1).sum())
-            if one.dim() > 2
-            else float(F.cosine_similarity(one, other, dim=-1).sum())
-        )
+        alike = F.cosine_similarity(one, other, dim=1 if one.dim() == 4 else -1)
+        cosine += float(alike.flatten(1).mean(1).sum() if alike.dim() > 1 else alike.sum())
         difference = (one - other).flatten(1).square().sum(1)
         error += float((difference / other.flatten(1).square().sum(1).clamp(min=1e-12)).sum())
         count += len(images)
         classes &= "logits" in theirs
         labelled &= labels is not None
         if classes:
-            answers = {"student": ours["logits"].argmax(1), "teacher": theirs["logits"].argmax(1)}
-            same += int((answers["student"] == answers["teacher"]).sum())
+            same += agreeing(ours, theirs)
             if labels is not None:
-                for who, answer in answers.items():
-                    right[who] += int((answer == labels.to(answer.device)).sum())
+                for who, answer in (("student", ours), ("teacher", theirs)):
+                    right[who] += int((answer["logits"].argmax(1) == labels.to(images.device)).sum())
     if not count:
         raise SubquadError("there are no images to compare the networks on")
     judged = classes and labelled
