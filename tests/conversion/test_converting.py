@@ -6,7 +6,7 @@ import io
 import pytest
 import timm
 import torch
-from foreign import FOREIGN, answer, difference, teacher
+from foreign import FOREIGN, answer, difference, images, side_of, teacher
 from torch import nn
 
 import subquad
@@ -14,14 +14,6 @@ from subquad import ATTENTION, SubquadError
 from subquad.conversion import converted_layers
 
 SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
-
-
-def images(size=64, width=None):
-    return torch.randn(2, 3, size, width or size, generator=torch.Generator().manual_seed(0))
-
-
-def side_of(name):
-    return 56 if "EVA" in name or name == "timm DINOv2 with registers" else 64
 
 
 @pytest.mark.parametrize("name", FOREIGN)
