@@ -62,9 +62,9 @@ class TransformersAttention(ConvertedAttention):
 
 
 def padding_of(attention_mask: Tensor) -> Tensor:
-    """Transformers' mask of pairs (b, 1, n, n), True or 0 for what may be seen, as padding (b, n), True for what is not.
+    """Transformers' mask of pairs (b, 1, n, n), True or 0 for what may be seen, as padding (b, n), True for the rest.
 
-    In eager mode it is None for whole images; where a network is exported, it is of ones.
+    Whole images have none in eager mode, and one of ones where a network is exported.
 
     Raises:
         SubquadError: queries see different keys.
