@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,8 @@ from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.families import converted_class
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.models.backbone import Backbone, grids_of
+from subquad.models.variants import HOSTS
 
 PREFIX_TOKENS = (
     "cls_token",
@@ -30,17 +33,36 @@ _CALLED_ATTENTION = re.compile(r"Attention|Attn")
 
 @dataclass(frozen=True)
 class Layer:
-    """An attention layer in a block: its path, and the class of ours that may stand for it."""
+    """An attention layer in a block: its path, and the class of ours that may stand for it, if any.
+
+    Attributes:
+        grid: of its tokens, for images of the size that position parameters are made for.
+    """
 
     path: str
     module: nn.Module
     block: nn.Module
-    family: type[ConvertedAttention]
+    known: type[ConvertedAttention] | None
+    grid: TokenGrid
 
     @property
     def is_target(self) -> bool:
         """Whether it is meant where all are to be replaced."""
-        return self.family.is_target(self.module, self.block)
+        return self.known is None or self.known.is_target(self.module, self.block)
+
+    @property
+    def family(self) -> type[ConvertedAttention]:
+        """The class of ours that may stand for it.
+
+        Raises:
+            SubquadError: its kind is not known.
+        """
+        if self.known is None:
+            raise SubquadError(
+                f"{self.path} is a {type(self.module).__module__}.{type(self.module).__qualname__}, an attention layer "
+                "that is not known here: leave its block out of `blocks`, or register a family (docs/convert.md)"
+            )
+        return self.known
 
 
 @dataclass(frozen=True)
@@ -51,12 +73,20 @@ class Tower:
         embedding: path of the convolution, and the module.
         grid: of the image that position parameters are made for, its prefix tokens included.
         layers: in the order of the blocks.
+        host: the host whose usual settings mechanisms have here, see `Traits.in_hosts`.
     """
 
     embedding: str
     convolution: nn.Conv2d
     grid: TokenGrid
     layers: tuple[Layer, ...]
+    host: str = "vit"
+
+    @property
+    def depths(self) -> list[int]:
+        """Blocks of each stage."""
+        stages = groupby(self.layers, key=lambda layer: _stage_of(layer.path))
+        return [len(list(stage)) for _, stage in stages]
 
 
 def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, prefix: int | None = None) -> Tower:
@@ -68,30 +98,57 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         prefix: tokens in front of the map; counted by the embedding's parameters if left out.
 
     Raises:
-        SubquadError: there is no patch embedding, or no attention layer that can be converted; or one of an unknown
-            kind, which it names.
+        SubquadError: there is no patch embedding, or there are no attention layers in blocks behind it.
     """
     modules = dict(model.named_modules())
     if already := [path for path, module in modules.items() if isinstance(module, ConvertedAttention)]:
         raise SubquadError(f"{already[0]} is converted already: subquad.restore(model) first")
+    for path, module in modules.items():
+        if isinstance(module, Backbone):
+            return _own_tower(module, path, modules, img_size)
     path, convolution = _patch_embedding(modules)
     root = _root_of(path, modules)
-    layers = tuple(_layers(root, modules))
-    if not layers:
-        raise SubquadError(f"{type(model).__name__} has no attention layers in blocks behind its embedding {path}")
     holder: Any = modules[root]
-    if prefix is None:
-        prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
     size = _size_of(holder, model) if img_size is None else img_size
     if size is None:
         raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
+    if prefix is None:
+        prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
     sides = [
         (length + 2 * _number(convolution.padding, i) - convolution.kernel_size[i]) // convolution.stride[i] + 1
         for i, length in enumerate(size)
     ]
     if min(sides) < 1:
         raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {convolution.kernel_size}")
-    return Tower(path, convolution, TokenGrid(sides[0], sides[1], prefix), layers)
+    grid = TokenGrid(sides[0], sides[1], prefix)
+    layers = tuple(_layers(root, modules, grid))
+    if img_size not in (None, _size_of(holder, model)) and any(layer.grid != grid for layer in layers):
+        raise SubquadError(
+            f"maps of {type(holder).__name__} have the sizes that it is made for: leave img_size out, and call "
+            "set_input_size on the network instead"
+        )
+    host = min((layer.known.host for layer in layers if layer.known is not None), default="vit")
+    return Tower(path, convolution, grid, layers, host)
+
+
+def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
+    """One of our networks: a grid for each stage."""
+    embedding = f"{root}.{backbone.first_conv}".lstrip(".")
+    sizes = grids_of(img_size or backbone.img_size, backbone.patch_size, len(backbone.stages))
+    grids = [TokenGrid(*size.shape, stage.grid.prefix) for size, stage in zip(sizes, backbone.stages, strict=True)]
+    layers: list[Layer] = []
+    for number, grid in enumerate(grids):
+        layers.extend(_layers(f"{root}.stages.{number}".lstrip("."), modules, grid))
+    if not layers:
+        raise SubquadError(f"{type(backbone).__name__} has no attention layers that could be replaced")
+    host = next((name for name, cls in HOSTS.items() if isinstance(backbone, cls)), "vit")
+    return Tower(embedding, modules[embedding], grids[0], tuple(layers), host)  # type: ignore[arg-type]
+
+
+def _stage_of(path: str) -> str:
+    """What the paths of a stage's layers have in common: all before the number of the block."""
+    parts = path.split(".")
+    return ".".join(parts[: max((i for i, part in enumerate(parts) if part.isdigit()), default=0)])
 
 
 def _patch_embedding(modules: dict[str, nn.Module]) -> tuple[str, nn.Conv2d]:
@@ -139,16 +196,12 @@ def _holds_attention(module: nn.Module) -> bool:
     )
 
 
-def _layers(root: str, modules: dict[str, nn.Module]) -> Iterator[Layer]:
+def _layers(root: str, modules: dict[str, nn.Module], grid: TokenGrid) -> Iterator[Layer]:
     for path in _candidates(root, modules):
         module = modules[path]
         family = converted_class(module)
-        if family is None:
-            raise SubquadError(
-                f"{path} is a {type(module).__module__}.{type(module).__qualname__}, an attention layer that is not "
-                "known here: leave its block out, or register a family (docs/convert.md)"
-            )
-        yield Layer(path, module, modules[path.rpartition(".")[0]], family)
+        own = grid if family is None else family.grid_of(module, grid)
+        yield Layer(path, module, modules[path.rpartition(".")[0]], family, own)
 
 
 def _prefix_tokens(root: Any, embedding: Any) -> int:
