@@ -88,6 +88,11 @@ class ConvertedAttention(nn.Module):
         return True
 
     @classmethod
+    def is_self_attention(cls, original: nn.Module) -> bool:
+        """Whether the class stands for this layer at all, and not for others of its kind alone."""
+        return True
+
+    @classmethod
     def grid_of(cls, original: nn.Module, grid: TokenGrid) -> TokenGrid:
         """Where the tokens of this layer stand in an image whose embedding gives `grid`: there, but in a pyramid."""
         return grid

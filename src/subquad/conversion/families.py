@@ -15,6 +15,8 @@ from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.errors import SubquadError, shown
 
 FAMILIES: dict[str, str] = {
+    "diffusers.models.attention_processor": "subquad.conversion.diffusers_attention",
+    "diffusers.models.transformers.transformer_flux": "subquad.conversion.diffusers_attention",
     "timm.layers.attention": "subquad.conversion.timm_attention",
     "timm.models.eva": "subquad.conversion.timm_attention",
     "timm.models.swin_transformer": "subquad.conversion.timm_swin",

@@ -66,7 +66,8 @@ def convert(
     Args:
         model: a network of timm (ViT, DeiT, DINOv2, DINOv3, EVA, SigLIP, SAM), transformers (ViT, DeiT, DINOv2,
             DINOv3, SigLIP, SAM), torchvision, or one that is built of `torch.nn.MultiheadAttention`; timm's Swin, whose
-            converted blocks see the whole map unless the mechanism is quadratic; or one of ours.
+            converted blocks see the whole map unless the mechanism is quadratic; a transformer of diffusers (DiT,
+            PixArt, SD3, Flux), whose text tokens are prefix tokens; or one of ours.
         attention: a mechanism, with settings if wanted, as "agent:num_agents=16"; one for each replaced block as
             "agent+linear"; or by the block's number.
         blocks: numbers of the blocks to replace, from 0, negative ones from the end. By default all, of SAM those that
@@ -92,7 +93,7 @@ def convert(
     digest = digest_of(model.state_dict(), "")
     if not in_place:
         model = deepcopy(model)
-    recorder = GridRecorder(tower.grid.prefix)
+    recorder = tower.recorder(tower.grid.prefix)
     modules = dict(model.named_modules())
     made: dict[str, ConvertedAttention] = {}
     for number, mechanism in mechanisms.items():

@@ -9,7 +9,9 @@ from typing import Any
 from torch import nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.diffusers_attention import FluxRecorder
 from subquad.conversion.families import converted_class
+from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
@@ -26,6 +28,9 @@ PREFIX_TOKENS = (
     "prefix_tokens",
 )
 """Parameters (1, p, c) or (c,) of an embedding that put tokens in front of the map's."""
+
+_FLUX_LATENT = 128
+"""Height and width of a latent of 1,024 px, which Flux does not say that it is made for."""
 
 _BLOCK = re.compile(r"\d+$")
 _CALLED_ATTENTION = re.compile(r"Attention|Attn")
@@ -70,17 +75,19 @@ class Tower:
     """A patch embedding and the attention layers behind it.
 
     Attributes:
-        embedding: path of the convolution, and the module.
+        embedding: path of the module that knows where tokens stand: the convolution that cuts an image into patches,
+            or Flux's embedding of positions.
         grid: of the image that position parameters are made for, its prefix tokens included.
         layers: in the order of the blocks.
         host: the host whose usual settings mechanisms have here, see `Traits.in_hosts`.
+        recorder: what listens to the embedding.
     """
 
     embedding: str
-    convolution: nn.Conv2d
     grid: TokenGrid
     layers: tuple[Layer, ...]
     host: str = "vit"
+    recorder: type[GridRecorder] = GridRecorder
 
     @property
     def depths(self) -> list[int]:
@@ -100,13 +107,17 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
     Raises:
         SubquadError: there is no patch embedding, or there are no attention layers in blocks behind it.
     """
+    if not isinstance(model, nn.Module):
+        raise SubquadError(
+            f"a {type(model).__name__} is no network: give its network, of a pipeline of diffusers `pipe.transformer`"
+        )
     modules = dict(model.named_modules())
     if already := [path for path, module in modules.items() if isinstance(module, ConvertedAttention)]:
         raise SubquadError(f"{already[0]} is converted already: subquad.restore(model) first")
     for path, module in modules.items():
         if isinstance(module, Backbone):
             return _own_tower(module, path, modules, img_size)
-    path, convolution = _patch_embedding(modules)
+    path, embedding = _embedding(modules)
     root = _root_of(path, modules)
     holder: Any = modules[root]
     size = _size_of(holder, model) if img_size is None else img_size
@@ -114,21 +125,15 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
     if prefix is None:
         prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
-    sides = [
-        (length + 2 * _number(convolution.padding, i) - convolution.kernel_size[i]) // convolution.stride[i] + 1
-        for i, length in enumerate(size)
-    ]
-    if min(sides) < 1:
-        raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {convolution.kernel_size}")
-    grid = TokenGrid(sides[0], sides[1], prefix)
+    grid = TokenGrid(*_map_of(embedding, size), prefix)
     layers = tuple(_layers(root, modules, grid))
-    if img_size not in (None, _size_of(holder, model)) and any(layer.grid != grid for layer in layers):
+    if img_size not in (None, _size_of(holder, model)) and any(layer.grid.shape != grid.shape for layer in layers):
         raise SubquadError(
             f"maps of {type(holder).__name__} have the sizes that it is made for: leave img_size out, and call "
             "set_input_size on the network instead"
         )
     host = min((layer.known.host for layer in layers if layer.known is not None), default="vit")
-    return Tower(path, convolution, grid, layers, host)
+    return Tower(path, grid, layers, host, FluxRecorder if _is_flux(embedding) else GridRecorder)
 
 
 def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
@@ -142,7 +147,7 @@ def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img
     if not layers:
         raise SubquadError(f"{type(backbone).__name__} has no attention layers that could be replaced")
     host = next((name for name, cls in HOSTS.items() if isinstance(backbone, cls)), "vit")
-    return Tower(embedding, modules[embedding], grids[0], tuple(layers), host)  # type: ignore[arg-type]
+    return Tower(embedding, grids[0], tuple(layers), host)
 
 
 def _stage_of(path: str) -> str:
@@ -151,12 +156,32 @@ def _stage_of(path: str) -> str:
     return ".".join(parts[: max((i for i, part in enumerate(parts) if part.isdigit()), default=0)])
 
 
-def _patch_embedding(modules: dict[str, nn.Module]) -> tuple[str, nn.Conv2d]:
-    """The first convolution that cuts an image into patches."""
+def _embedding(modules: dict[str, nn.Module]) -> tuple[str, nn.Module]:
+    """The first convolution that cuts an image into patches, or Flux's positions."""
     for path, module in modules.items():
-        if isinstance(module, nn.Conv2d) and module.stride == module.kernel_size and module.stride[0] > 1:
+        is_patches = isinstance(module, nn.Conv2d) and module.stride == module.kernel_size and module.stride[0] > 1
+        if is_patches or _is_flux(module):
             return path, module
     raise SubquadError("the network has no patch embedding, a convolution whose stride is its kernel's size")
+
+
+def _is_flux(module: nn.Module) -> bool:
+    cls = type(module)
+    return f"{cls.__module__}.{cls.__qualname__}" == "diffusers.models.transformers.transformer_flux.FluxPosEmbed"
+
+
+def _map_of(embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of tokens, of an image or, in diffusers' networks, a latent of this (height, width)."""
+    if _is_flux(embedding):
+        # four neighbours of a latent are put into one token before the network sees them
+        return max(size[0] // 2, 1), max(size[1] // 2, 1)
+    height, width = (
+        (length + 2 * _number(embedding.padding, i) - embedding.kernel_size[i]) // embedding.stride[i] + 1
+        for i, length in enumerate(size)
+    )
+    if min(height, width) < 1:
+        raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {embedding.kernel_size}")
+    return height, width
 
 
 def _root_of(embedding: str, modules: dict[str, nn.Module]) -> str:
@@ -179,7 +204,10 @@ def _candidates(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:
         own = path[len(root) :].strip(".").split(".")
         if not any(_BLOCK.search(part) for part in own[:-1]):
             continue
-        if converted_class(module) is not None or (_is_called_attention(module) and not _holds_attention(module)):
+        family = converted_class(module)
+        if family is not None and not family.is_self_attention(module):
+            continue
+        if family is not None or (_is_called_attention(module) and not _holds_attention(module)):
             known.append(path)
             yield path
 
@@ -219,13 +247,16 @@ def _prefix_tokens(root: Any, embedding: Any) -> int:
 
 def _size_of(root: Any, model: Any) -> tuple[int, int] | None:
     """(height, width) of the images that a network says it is made for."""
-    for holder in (getattr(root, "patch_embed", None), root, model, getattr(root, "config", None)):
-        for name in ("img_size", "image_size"):
+    # configurations first: networks of diffusers warn where they are asked for what stands there
+    for holder in (getattr(root, "patch_embed", None), getattr(root, "config", None), root, model):
+        for name in ("img_size", "image_size", "sample_size"):
             size = getattr(holder, name, None)
             if isinstance(size, int):
                 return size, size
             if isinstance(size, tuple | list) and len(size) == 2:
                 return int(size[0]), int(size[1])
+    if any(_is_flux(module) for module in root.modules()):
+        return _FLUX_LATENT, _FLUX_LATENT
     return None
 
 
