@@ -12,6 +12,8 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.conversion import converted_layers
 
+pytest.importorskip("diffusers")
+
 SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
 JOINT = ["Flux", "SD3", "SD3.5"]
 

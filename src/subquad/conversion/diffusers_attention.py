@@ -93,7 +93,8 @@ class DiffusersAttention(ConvertedAttention):
             tokens = torch.cat([encoder_hidden_states, hidden_states], dim=1)
         grid = self.grid_of_call(hidden_states, tokens)
         rotation = None if image_rotary_emb is None else rotation_of(*image_rotary_emb)
-        y = self.mix(*heads, tokens, grid=grid, rotation=rotation)
+        q, k, v = heads
+        y = self.mix(q, k, v, tokens, grid=grid, rotation=rotation)
         if encoder_hidden_states is None:
             return self.project_out(y)
         text, image = y.split([encoder_hidden_states.shape[1], hidden_states.shape[1]], dim=1)

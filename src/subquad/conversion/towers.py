@@ -64,8 +64,8 @@ class Layer:
         """
         if self.known is None:
             raise SubquadError(
-                f"{self.path} is a {type(self.module).__module__}.{type(self.module).__qualname__}, an attention layer "
-                "that is not known here: leave its block out of `blocks`, or register a family (docs/convert.md)"
+                f"{_named(self.path, self.module)}: leave its block out of `blocks`, or register a family "
+                "(docs/convert.md)"
             )
         return self.known
 
@@ -105,7 +105,8 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         prefix: tokens in front of the map; counted by the embedding's parameters if left out.
 
     Raises:
-        SubquadError: there is no patch embedding, or there are no attention layers in blocks behind it.
+        SubquadError: there is no patch embedding, or there are no attention layers in blocks behind it, or all are of
+            unknown kinds, of which it names one.
     """
     if not isinstance(model, nn.Module):
         raise SubquadError(
@@ -117,8 +118,10 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
     for path, module in modules.items():
         if isinstance(module, Backbone):
             return _own_tower(module, path, modules, img_size)
+    _refuse_unknown("", modules)
     path, embedding = _embedding(modules)
     root = _root_of(path, modules)
+    _refuse_unknown(root, modules)
     holder: Any = modules[root]
     size = _size_of(holder, model) if img_size is None else img_size
     if size is None:
@@ -162,7 +165,20 @@ def _embedding(modules: dict[str, nn.Module]) -> tuple[str, nn.Module]:
         is_patches = isinstance(module, nn.Conv2d) and module.stride == module.kernel_size and module.stride[0] > 1
         if is_patches or _is_flux(module):
             return path, module
-    raise SubquadError("the network has no patch embedding, a convolution whose stride is its kernel's size")
+    instead = ": subquad.diffusion.apply_agent_attention is for U-Nets" if hasattr(modules[""], "down_blocks") else ""
+    raise SubquadError(f"the network has no patch embedding, a convolution whose stride is its kernel's size{instead}")
+
+
+def _refuse_unknown(root: str, modules: dict[str, nn.Module]) -> None:
+    """Raise where there are attention layers below `root`, and all are of kinds that are not known."""
+    paths = list(_candidates(root, modules))
+    if paths and all(converted_class(modules[path]) is None for path in paths):
+        raise SubquadError(f"{_named(paths[0], modules[paths[0]])}: register a family for it (docs/convert.md)")
+
+
+def _named(path: str, module: nn.Module) -> str:
+    cls = type(module)
+    return f"{path} is a {cls.__module__}.{cls.__qualname__}, an attention layer that is not known here"
 
 
 def _is_flux(module: nn.Module) -> bool:
