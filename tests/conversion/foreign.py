@@ -93,6 +93,7 @@ FOREIGN = {
         True,
     ),
     "transformers DINOv3": (partial(of_transformers, "DINOv3ViTModel", "DINOv3ViTConfig"), True),
+    "transformers I-JEPA": (partial(of_transformers, "IJepaModel", "IJepaConfig"), False),
     "transformers SigLIP": (partial(of_transformers, "SiglipVisionModel", "SiglipVisionConfig"), False),
     "transformers CLIP": (partial(of_transformers, "CLIPVisionModel", "CLIPVisionConfig"), False),
     "transformers SAM": (sam_of_transformers, False),
