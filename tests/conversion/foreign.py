@@ -121,15 +121,6 @@ def teacher(name):
     return model.eval()
 
 
-def images(size=64, width=None, number=2):
-    return torch.randn(number, 3, size, width or size, generator=torch.Generator().manual_seed(0))
-
-
-def side_of(name):
-    """Pixels on a side that a network of this family is made for."""
-    return 56 if "EVA" in name or name == "timm DINOv2 with registers" else 64
-
-
 def answer(model, images):
     """The first thing that a network answers."""
     with torch.no_grad():
@@ -139,3 +130,12 @@ def answer(model, images):
 
 def difference(one, other):
     return ((one - other).norm() / other.norm()).item()
+
+
+def images(size=64, width=None, number=2):
+    return torch.randn(number, 3, size, width or size, generator=torch.Generator().manual_seed(0))
+
+
+def side_of(name):
+    """Pixels on a side that a network of this family is made for."""
+    return 56 if "EVA" in name or name == "timm DINOv2 with registers" else 64
