@@ -30,6 +30,17 @@ def timms_sam():
     return timm.create_model("samvit_base_patch16", img_size=64, **TINY | sizes)
 
 
+def timms_swin():
+    """Windows of 4×4, shifted in every second block; maps of 16×16 and 8×8."""
+    sizes = {"embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4, "strict_img_size": False}
+    return timm.create_model("swin_tiny_patch4_window7_224", img_size=64, num_classes=5, **sizes)
+
+
+def our_pyramid(name, **sizes):
+    sizes = {"depths": (1, 1), "num_heads": (2, 4), "num_classes": 5, "img_size": 64} | sizes
+    return subquad.create_model(name, **sizes)
+
+
 def torchvisions():
     from torchvision.models import VisionTransformer
 
@@ -71,6 +82,7 @@ FOREIGN = {
     "timm DINOv3": (partial(timms, "vit_small_patch16_dinov3"), True),
     "timm SigLIP": (partial(timms, "vit_base_patch16_siglip_224"), True),
     "timm SAM": (timms_sam, False),
+    "timm Swin": (timms_swin, True),
     "torchvision ViT": (torchvisions, False),
     "torch encoder": (Plain, True),
     "transformers ViT": (partial(of_transformers, "ViTForImageClassification", "ViTConfig"), False),
@@ -81,6 +93,7 @@ FOREIGN = {
         True,
     ),
     "transformers DINOv3": (partial(of_transformers, "DINOv3ViTModel", "DINOv3ViTConfig"), True),
+    "transformers I-JEPA": (partial(of_transformers, "IJepaModel", "IJepaConfig"), False),
     "transformers SigLIP": (partial(of_transformers, "SiglipVisionModel", "SiglipVisionConfig"), False),
     "transformers CLIP": (partial(of_transformers, "CLIPVisionModel", "CLIPVisionConfig"), False),
     "transformers SAM": (sam_of_transformers, False),
@@ -88,6 +101,10 @@ FOREIGN = {
         partial(subquad.create_model, "deit_tiny", img_size=64, embed_dim=48, depths=(2,), num_heads=4, num_classes=5),
         True,
     ),
+    "our Swin": (partial(our_pyramid, "swin_tiny", depths=(2, 1), embed_dim=24, window_size=4), True),
+    "our PVT": (partial(our_pyramid, "pvt_tiny", embed_dims=(24, 48), mlp_ratios=(2, 2)), True),
+    "our PVTv2": (partial(our_pyramid, "pvt_v2_b1", embed_dims=(24, 48), mlp_ratios=(2, 2)), True),
+    "our CSwin": (partial(our_pyramid, "cswin_tiny", embed_dim=24, split_size=4), True),
     "our DINOv3": (
         partial(subquad.create_model, "dinov3_small", img_size=64, embed_dim=48, depths=(2,), num_heads=4),
         True,
@@ -124,3 +141,12 @@ def answer(model, images):
 
 def difference(one, other):
     return ((one - other).norm() / other.norm()).item()
+
+
+def images(size=64, width=None, number=2):
+    return torch.randn(number, 3, size, width or size, generator=torch.Generator().manual_seed(0))
+
+
+def side_of(name):
+    """Pixels on a side that a network of this family is made for."""
+    return 56 if "EVA" in name or name == "timm DINOv2 with registers" else 64

@@ -6,22 +6,15 @@ import io
 import pytest
 import timm
 import torch
-from foreign import FOREIGN, answer, difference, teacher
+from foreign import FOREIGN, answer, difference, images, side_of, teacher
 from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.conversion import converted_layers
+from subquad.grid import TokenGrid
 
 SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
-
-
-def images(size=64, width=None):
-    return torch.randn(2, 3, size, width or size, generator=torch.Generator().manual_seed(0))
-
-
-def side_of(name):
-    return 56 if "EVA" in name or name == "timm DINOv2 with registers" else 64
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -89,6 +82,55 @@ def test_only_global_blocks_of_sam_unless_others_are_named():
     model = teacher("timm SAM")
     assert list(converted_layers(subquad.convert(model, "linear"))) == [1]
     assert list(converted_layers(subquad.convert(model, "linear", blocks=[0, 1, 2]))) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", sorted(name for name in FOREIGN if name.startswith("our ")))
+@pytest.mark.parametrize("attention", ["agent", "inline"])
+def test_one_of_ours_is_what_the_table_makes_with_that_mechanism(name, attention):
+    model = teacher(name)
+    student = subquad.convert(model, attention)
+    made = subquad.create_model(**{**model.creation, "attention": attention}).eval()
+    state = student.state_dict()
+    renamed = {key.replace(".attn.inner.", ".attn.branches.0."): value for key, value in state.items()}
+    made.load_state_dict(renamed if name == "our CSwin" else state)
+    for x in (images(64), images(96, 80)):
+        assert torch.equal(answer(made, x), answer(student, x))
+
+
+def test_swin_keeps_the_windows_of_blocks_that_stay_quadratic():
+    student = subquad.convert(teacher("timm Swin"), {0: "agent:num_agents=4", 1: "softmax", 3: "linear"})
+    x = images(64, 96)
+    assert answer(student, x).isfinite().all()
+    kinds = {number: (layer.window, layer.grid.shape) for number, layer in converted_layers(student).items()}
+    assert kinds == {0: (None, (16, 16)), 1: (TokenGrid(4, 4), (16, 16)), 3: (None, (8, 8))}
+    assert [key for key in student.state_dict() if "bias_table" in key] == [
+        f"layers.{stage}.blocks.{block}.attn.relative_position_bias_table" for stage, block in ((0, 1), (1, 0))
+    ]
+    with pytest.raises(SubquadError, match="before subquad"):
+        student.set_input_size((96, 96))
+
+
+def test_a_converted_swin_is_set_to_another_size():
+    model = teacher("timm Swin")
+    student = subquad.convert(model, "focused")
+    tables = [parameter.numel() for name, parameter in student.named_parameters() if ".inner.positions" in name]
+    student.set_input_size((128, 96), window_size=4)
+    moved = [parameter.numel() for name, parameter in student.named_parameters() if ".inner.positions" in name]
+    # maps of 16×16 and 8×8 became 32×24 and 16×12
+    assert moved == [3 * count for count in tables]
+    assert answer(student, images(128, 96)).isfinite().all()
+    with pytest.raises(SubquadError, match="leave img_size out"):
+        subquad.convert(model, "linear", img_size=96)
+
+
+def test_stages_have_the_settings_of_a_pyramid():
+    def agents(student):
+        return [layer.inner.agent_grid.num_tokens for layer in converted_layers(student).values()]
+
+    # the last two of four stages, as in create_model
+    assert agents(subquad.convert(teacher("timm Swin"), "agent")) == [49] * 4
+    assert agents(subquad.convert(teacher("our Swin"), "agent", num_agents=[4, 9])) == [4, 4, 9]
+    assert agents(subquad.convert(teacher("our Swin"), "agent", blocks=[0, 2], num_agents=[4, 9])) == [4, 9]
 
 
 def test_a_copied_and_a_pickled_network_know_their_own_grid():

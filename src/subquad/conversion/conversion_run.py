@@ -160,8 +160,7 @@ def _convert(plan: Plan, folder: Path, max_judged: int, log: Log) -> Converted:
     transform = views(config, scale=(plan.scale, 1.0), crop_padding=plan.crop_padding)
     drawn = {seed: Drawn(pictures, transform, batch_size=plan.batch_size, seed=plan.seed + seed) for seed in range(2)}
     judged = list(_held_out(opened, plan, drawn[0], max_judged))
-    size = plan.img_size or config.img_size
-    student = convert(teacher, plan.attention, blocks=plan.blocks, img_size=size)
+    student = convert(teacher, plan.attention, blocks=plan.blocks, img_size=plan.img_size)
     count = len(conversion_of(student).paths)
     if plan.keep is not None and plan.keep >= count:
         raise SubquadError(f"{count} blocks can be converted: keep from 0 to {count - 1}, got {plan.keep}")

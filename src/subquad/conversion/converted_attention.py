@@ -32,9 +32,11 @@ class ConvertedAttention(nn.Module):
 
     Attributes:
         replaces: full names of the classes that a family's class stands for, where they are defined.
+        host: the host whose usual settings mechanisms have in this family, see `Traits.in_hosts`.
     """
 
     replaces: ClassVar[tuple[str, ...]] = ()
+    host: ClassVar[str] = "vit"
 
     def __init__(self, original: nn.Module, mechanism: Mechanism, *, grid: TokenGrid, recorder: GridRecorder) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class ConvertedAttention(nn.Module):
         self._held = (original,)  # in a tuple, where PyTorch does not look for modules
         dim = self.num_heads * self.width
         like = next(original.parameters())
-        self.inner = mechanism(dim, self.num_heads, grid=grid, kv_grid=grid)
+        self.inner = self.make_inner(original, mechanism, grid)
         for name, part in self.kept(original):
             if isinstance(part, nn.Parameter):
                 self.register_parameter(name, nn.Parameter(part.detach().clone(), part.requires_grad))
@@ -67,6 +69,10 @@ class ConvertedAttention(nn.Module):
         """(heads, channels of a head)."""
         raise NotImplementedError
 
+    def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
+        """The mechanism, for queries and keys on `grid`."""
+        return mechanism(self.num_heads * self.width, self.num_heads, grid=grid, kv_grid=grid)
+
     def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
         """The modules and parameters that are carried over, by name: all of them, unless a family says otherwise."""
         yield from original.named_children()
@@ -80,6 +86,16 @@ class ConvertedAttention(nn.Module):
     def is_target(cls, original: nn.Module, block: nn.Module) -> bool:
         """Whether this layer of a block is meant where all are to be replaced; windows are cheap as they are."""
         return True
+
+    @classmethod
+    def is_self_attention(cls, original: nn.Module) -> bool:
+        """Whether the class stands for this layer at all, and not for others of its kind alone."""
+        return True
+
+    @classmethod
+    def grid_of(cls, original: nn.Module, grid: TokenGrid) -> TokenGrid:
+        """Where the tokens of this layer stand in an image whose embedding gives `grid`: there, but in a pyramid."""
+        return grid
 
     # what all families share
 
@@ -109,14 +125,17 @@ class ConvertedAttention(nn.Module):
         x: Tensor,
         *,
         grid: TokenGrid | None = None,
+        kv_grid: TokenGrid | None = None,
+        unnormed: Tensor | None = None,
         rotation: Rotation | None = None,
         padding: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
         """What the mechanism makes of projected heads (b, h, n, d): (b, n, h·d), before the output projection.
 
-        `x` (b, n, c) are the layer's own tokens. `grid` is that of the image, unless it is given. `rotation` turns q
-        and k, here or in the mechanism. `padding` (b, n) and `mask` are True for what must not be seen.
+        `x` (b, n, c) are the layer's own tokens; a mechanism that asks for them gets `unnormed` where that is given.
+        `grid` is that of the image, unless it is given, and that of keys, `kv_grid`, the same. `rotation` turns q and
+        k, here or in the mechanism. `padding` (b, n) and `mask` are True for what must not be seen.
 
         Raises:
             SubquadError: the tokens stand on no known grid, or the mechanism can't honour the mask.
@@ -130,15 +149,20 @@ class ConvertedAttention(nn.Module):
                 f"this layer is called with a mask of pairs, which {type(self.inner).__name__} can't honour: keep this "
                 "block, or call the network without a mask"
             )
-        supply: dict[str, Any] = {"q": q, "k": k, "v": v, "x": x, "padding": padding, "mask": mask}
-        supply["rotation"] = rotation
+        supply: dict[str, Any] = {"q": q, "k": k, "v": v, "x": x if unnormed is None else unnormed}
+        supply |= {"padding": padding, "mask": mask, "rotation": rotation}
         if "g" in inputs:
             supply["g"] = self.split(self.through("gate_of_tokens", x))
-        y = self.inner(**{name: supply[name] for name in inputs}, grid=grid, kv_grid=grid)
+        y = self.inner(**{name: supply[name] for name in inputs}, grid=grid, kv_grid=kv_grid or grid)
         return y.transpose(1, 2).flatten(2)
 
     def extra_repr(self) -> str:
         return f"converted from {type(self._held[0]).__name__}"
+
+
+def is_quadratic(mechanism: Mechanism) -> bool:
+    """Whether a mechanism's cost grows with n²: it stays in the windows of the layer that it stands in."""
+    return traits_of(getattr(mechanism, "func", mechanism)).quadratic
 
 
 def gate_of_ones(width: int, dim: int) -> nn.Linear:

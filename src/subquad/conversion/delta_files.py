@@ -67,11 +67,12 @@ def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = Fal
         raise SubquadError(f"{path} is no file of a converted network")
     try:
         height, width, prefix = (int(number) for number in about["grid"])
+        size = None if about["img_size"] is None else (int(about["img_size"][0]), int(about["img_size"][1]))
+        given_prefix = None if about["prefix"] is None else int(about["prefix"])
         attention = {int(number): str(name) for number, name in about["attention"].items()}
         settings, complete, digest = dict(about["settings"]), bool(about["complete"]), str(about["teacher"])
-        embedding: Any = teacher.get_submodule(str(about["embedding"]))
-        stride, kernel = embedding.stride, embedding.kernel_size
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        teacher.get_submodule(str(about["embedding"]))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise SubquadError(
             f"{path} does not fit this {type(teacher).__name__}, or its note is damaged: {type(error).__name__}"
         ) from None
@@ -80,8 +81,12 @@ def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = Fal
             f"{path} holds changes to other weights than this {type(teacher).__name__} has: load the teacher that was "
             f"converted, whose digest is {digest[:12]}…"
         )
-    size = (height - 1) * stride[0] + kernel[0], (width - 1) * stride[1] + kernel[1]
-    student = convert(teacher, attention, img_size=size, prefix=prefix, in_place=in_place, **settings)
+    student = convert(teacher, attention, img_size=size, prefix=given_prefix, in_place=in_place, **settings)
+    if conversion_of(student).grid != (height, width, prefix):
+        raise SubquadError(
+            f"{path} is of a grid of {height}×{width} tokens behind {prefix}, and this {type(teacher).__name__} of one "
+            f"of {conversion_of(student).grid}: make the teacher for images of the same size"
+        )
     state = student.state_dict()
     unknown = [name for name in tensors if name not in state or tensors[name].shape != state[name].shape]
     missing = [name for name in state if name not in tensors] if complete else []

@@ -15,8 +15,11 @@ from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.errors import SubquadError, shown
 
 FAMILIES: dict[str, str] = {
+    "diffusers.models.attention_processor": "subquad.conversion.diffusers_attention",
+    "diffusers.models.transformers.transformer_flux": "subquad.conversion.diffusers_attention",
     "timm.layers.attention": "subquad.conversion.timm_attention",
     "timm.models.eva": "subquad.conversion.timm_attention",
+    "timm.models.swin_transformer": "subquad.conversion.timm_swin",
     "timm.models.vision_transformer_sam": "subquad.conversion.sam_attention",
     "torch.nn.modules.activation": "subquad.conversion.torch_attention",
     "transformers.models.sam.modeling_sam": "subquad.conversion.sam_attention",
@@ -34,7 +37,7 @@ FAMILIES: dict[str, str] = {
             "vit",
         )
     },
-    "subquad.models.layers": "subquad.conversion.own_attention",
+    **{f"subquad.models.{host}": "subquad.conversion.own_attention" for host in ("cswin", "layers", "pvt", "swin")},
 }
 """Modules in which foreign attention layers are defined, and the module of ours that reads them."""
 

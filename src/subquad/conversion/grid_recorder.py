@@ -21,52 +21,60 @@ class GridRecorder:
 
     def __init__(self, prefix: int) -> None:
         self.prefix = prefix
-        self._grid: TokenGrid | None = None
+        self._map: TokenGrid | None = None
         self._earlier: dict[Any, TokenGrid | None] = {}
 
     def __call__(self, module: Any, arguments: Any, image: Tensor) -> None:
         """What a forward hook of the embedding is called with; its output is a map (b, c, y, x)."""
-        self.record(TokenGrid(image.shape[-2], image.shape[-1], self.prefix))
+        self.record(TokenGrid(image.shape[-2], image.shape[-1]))
 
     def record(self, grid: TokenGrid) -> None:
-        """The next tokens stand on `grid`."""
-        self._grid = grid
+        """The next tokens stand on `grid`, a map without prefix tokens."""
+        self._map = grid
         if not torch.compiler.is_compiling():
-            tokens = int(grid.num_tokens)
+            places = int(grid.num_places)
             # two grids of one number of tokens can't be told apart when a checkpointed layer is computed again
-            self._earlier[tokens] = grid if self._earlier.get(tokens, grid) == grid else None
+            self._earlier[places] = grid if self._earlier.get(places, grid) == grid else None
 
     def grid_of(self, tokens: Tensor) -> TokenGrid:
-        """The grid of tokens (b, n, c).
+        """The grid of tokens (b, n, c), prefix tokens in front.
 
         Raises:
             SubquadError: nothing was embedded yet, or these tokens are not those of the image.
         """
-        grid, count = self._grid, tokens.shape[-2]
-        if grid is not None and grid.num_tokens == count:
-            if torch.compiler.is_compiling() or not _in_backward() or self._earlier.get(int(count)) is not None:
-                return grid
+        return TokenGrid(*self._find(tokens.shape[-2], self.prefix).shape, self.prefix)
+
+    def map_of(self, tokens: Tensor) -> TokenGrid:
+        """The grid of tokens (b, n, c) of the map alone; raises as `grid_of`."""
+        return self._find(tokens.shape[-2], 0)
+
+    def _find(self, count: int, prefix: int) -> TokenGrid:
+        last, places = self._map, count - prefix
+        if last is not None and last.num_places == places:
+            if torch.compiler.is_compiling() or not _in_backward() or self._earlier.get(int(places)) is not None:
+                return last
             raise SubquadError(
                 f"{count} tokens are computed again for their gradient, and images of two shapes had as many: call "
                 "backward after each of them, or switch gradient checkpointing off"
             )
-        if not torch.compiler.is_compiling() and _in_backward() and (earlier := self._earlier.get(int(count))):
+        if not torch.compiler.is_compiling() and _in_backward() and (earlier := self._earlier.get(int(places))):
             return earlier
-        if grid is None:
+        if last is None:
             raise SubquadError(
                 "a converted attention layer was called before the network's patch embedding, and can't know the grid"
             )
+        expected = TokenGrid(*last.shape, prefix)
         raise SubquadError(
-            f"{count} tokens are not those of the last image, {grid} ({grid.num_tokens} tokens): networks that drop, "
-            "merge or reorder tokens between their blocks can't be converted"
+            f"{count} tokens are not those of the last image, {expected} ({expected.num_tokens} tokens): networks that "
+            "drop, merge or reorder tokens between their blocks can't be converted"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         # grids of a trace are symbols, which can't be copied
-        return {"prefix": self.prefix, "_grid": None, "_earlier": {}}
+        return {"prefix": self.prefix, "_map": None, "_earlier": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GridRecorder":
-        copied = GridRecorder(self.prefix)
+        copied = type(self)(self.prefix)
         memo[id(self)] = copied
         return copied
 

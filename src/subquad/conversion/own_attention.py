@@ -1,24 +1,33 @@
-"""Our own plain host's layer, with any mechanism."""
+"""Layers of our own hosts, with any mechanism: of the plain one, of Swin, PVT and CSwin.
+
+A quadratic mechanism stays in its windows or with its fewer keys, all others see the whole grid, as in `create_model`.
+"""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
+from einops import rearrange
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.layers import move_tables
+from subquad.models.cswin import CrossShapedAttention
+from subquad.models.layers import SelfAttention, move_tables
+from subquad.models.pvt import reduced
+from subquad.models.swin import attend_in_windows, window_of
 from subquad.rope import Rotation
 
 
 class OwnAttention(ConvertedAttention):
     """Called with the grid, as all our layers; it needs no recorder."""
 
-    replaces = ("subquad.models.layers.SelfAttention",)
+    replaces: ClassVar[tuple[str, ...]] = ("subquad.models.layers.SelfAttention",)
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
         self.projected = tuple(original.projected)
+        carry_over(original.inner, self.inner)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.proj.in_features // original.num_heads
@@ -46,3 +55,116 @@ class OwnAttention(ConvertedAttention):
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new` instead of `old`."""
         move_tables(self.inner, {old: new})
+
+
+class OwnWindowAttention(OwnAttention):
+    """Swin's."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("subquad.models.swin.WindowAttention",)
+
+    def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
+        self.window_size = original.window_size if is_quadratic(mechanism) else None
+        self.shifted = original.shifted and self.window_size is not None
+        return super().make_inner(original, mechanism, window_of(grid, self.window_size))
+
+    def forward(self, x: Tensor, *, grid: TokenGrid, **keywords: Any) -> Tensor:
+        window = window_of(grid, self.window_size)
+        if window == grid:
+            return super().forward(x, grid=grid, **keywords)
+        refuse(f"windows of {window}", keywords)
+        return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted)
+
+    def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
+        move_tables(self.inner, {window_of(old, self.window_size): window_of(new, self.window_size)})
+
+
+class OwnReducingAttention(OwnAttention):
+    """PVT's and PVTv2's."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("subquad.models.pvt.SpatialReductionAttention",)
+
+    def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
+        self.sr_ratio = original.sr_ratio if is_quadratic(mechanism) else 1
+        dim = self.num_heads * self.width
+        # keys of a grid without prefix tokens, unless all of them are kept
+        kv_grid = grid if self.sr_ratio == 1 else reduced(grid, self.sr_ratio)
+        return mechanism(dim, self.num_heads, grid=grid, kv_grid=kv_grid)
+
+    def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
+        return ((name, part) for name, part in super().kept(original) if name != "reduce" or self.sr_ratio > 1)
+
+    def forward(self, x: Tensor, *, grid: TokenGrid, **keywords: Any) -> Tensor:
+        if self.sr_ratio == 1:
+            return super().forward(x, grid=grid, **keywords)
+        refuse(f"keys that are reduced {self.sr_ratio} times", keywords)
+        keys = rearrange(self.through("reduce", grid.to_image(x)), "b c y x -> b (y x) c")
+        parts = SelfAttention.heads(self, x, keys)  # type: ignore[arg-type]
+        y = self.mix(parts["q"], parts["k"], parts["v"], x, grid=grid, kv_grid=reduced(grid, self.sr_ratio))
+        return self.through("proj", y)
+
+    def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
+        move_tables(self.inner, {reduced(old, self.sr_ratio): reduced(new, self.sr_ratio), old: new})
+
+
+class OwnCrossShapedAttention(ConvertedAttention):
+    """CSwin's, with the locally-enhanced positions of all channels."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("subquad.models.cswin.CrossShapedAttention",)
+
+    # a branch for each direction of the stripes
+    _branch: Any = CrossShapedAttention._branch
+    _stripe: Any = CrossShapedAttention._stripe
+
+    def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(original, *args, **kwargs)
+        self.names = original.names
+        self.projected = tuple(name for name in original.names if name != "x")
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        heads = original.heads * len(original.branches)
+        return heads, original.proj.in_features // heads
+
+    def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
+        self.split_size = original.split_size if is_quadratic(mechanism) else None
+        if self.split_size is None:
+            return super().make_inner(original, mechanism, grid)
+        self.heads = original.heads
+        stripe = self._stripe(0, grid)
+        inner = mechanism(self.heads * self.width, self.heads, grid=stripe, kv_grid=stripe)
+        if any(True for _ in inner.parameters()):
+            raise SubquadError(f"{type(inner).__name__} learns something, and would be one for all stripes of CSwin")
+        # without parameters one is as good as two
+        self.branches = (inner, inner)
+        return inner
+
+    def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
+        return ((name, part) for name, part in super().kept(original) if name != "branches")
+
+    def forward(self, x: Tensor, unnormed: Tensor, *, grid: TokenGrid) -> Tensor:
+        if self.split_size is not None:
+            return CrossShapedAttention.forward(self, x, unnormed, grid=grid)  # type: ignore[arg-type]
+        grid.check(x)
+        fused = self.through("project", x).chunk(len(self.projected), dim=-1)
+        parts = dict(zip(self.projected, fused, strict=True))
+        q, v = self.split(parts["q"]), self.split(parts["v"])
+        k = self.split(parts["k"]) if "k" in parts else q
+        positions = self.through("lepe", grid.to_image(parts["v"])).flatten(2).mT
+        return self.through("proj", self.mix(q, k, v, x, unnormed=unnormed, grid=grid) + positions)
+
+    def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
+        """Make position parameters for `new` instead of `old`."""
+        move_tables(self.inner, {old: new})
+
+
+def refuse(what: str, keywords: dict[str, Any]) -> None:
+    """Raise where a layer that does not attend over the whole grid is called with padding, a mask or a rotation."""
+    if given := [name for name, value in keywords.items() if value is not None]:
+        raise SubquadError(f"{what} take no {' and no '.join(given)} of the whole grid")
+
+
+def carry_over(old: nn.Module, new: nn.Module) -> None:
+    """Give a mechanism of the same kind and sizes what the replaced one has learned."""
+    learned = old.state_dict()
+    shapes = {name: tensor.shape for name, tensor in learned.items()}
+    if type(old) is type(new) and shapes == {name: tensor.shape for name, tensor in new.state_dict().items()}:
+        new.load_state_dict(learned)

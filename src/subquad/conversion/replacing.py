@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
@@ -11,7 +11,7 @@ from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.conversion.towers import Layer, Tower, find_tower
 from subquad.errors import SubquadError, shown
-from subquad.models.attention_names import Names, parse_blocks, split_names
+from subquad.models.attention_names import Block, Names, parse_blocks, split_names
 from subquad.models.create import as_json, check_names, make_mechanisms
 from subquad.weights.digest import digest_of
 
@@ -25,7 +25,8 @@ class Conversion:
         paths: where the replaced layers stand, by the block's number.
         settings: of the mechanisms, for all blocks.
         num_blocks: of the network.
-        grid: (height, width) that position parameters were made for, and prefix tokens.
+        grid: (height, width) of tokens that position parameters were made for, and prefix tokens.
+        img_size, prefix: as they were given; None where the network says it itself.
         teacher: the digest of the network's weights before it was converted.
     """
 
@@ -35,7 +36,9 @@ class Conversion:
     num_blocks: int
     grid: tuple[int, int, int]
     teacher: str
-    embedding: str = field(default="")
+    embedding: str
+    img_size: tuple[int, int] | None
+    prefix: int | None
 
     def as_note(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -65,8 +68,9 @@ def convert(
 
     Args:
         model: a network of timm (ViT, DeiT, DINOv2, DINOv3, EVA, SigLIP, SAM), transformers (ViT, DeiT, DINOv2,
-            DINOv3, SigLIP, SAM), torchvision, or one that is built of `torch.nn.MultiheadAttention`; or a plain one of
-            ours.
+            DINOv3, SigLIP, SAM), torchvision, or one that is built of `torch.nn.MultiheadAttention`; timm's Swin, whose
+            converted blocks see the whole map unless the mechanism is quadratic; a transformer of diffusers (DiT,
+            PixArt, SD3, Flux), whose text tokens are prefix tokens; or one of ours.
         attention: a mechanism, with settings if wanted, as "agent:num_agents=16"; one for each replaced block as
             "agent+linear"; or by the block's number.
         blocks: numbers of the blocks to replace, from 0, negative ones from the end. By default all, of SAM those that
@@ -88,16 +92,16 @@ def convert(
     names = _by_block(tower, attention, blocks)
     chosen = parse_blocks(list(names.values()), [len(names)])
     check_names(settings, set(), {name for name, _ in chosen})
-    mechanisms = make_mechanisms("vit", chosen, [len(names)], settings)
+    mechanisms = _mechanisms(tower, dict(zip(names, chosen, strict=True)), settings)
     digest = digest_of(model.state_dict(), "")
     if not in_place:
         model = deepcopy(model)
-    recorder = GridRecorder(tower.grid.prefix)
+    recorder = tower.recorder(tower.grid.prefix)
     modules = dict(model.named_modules())
     made: dict[str, ConvertedAttention] = {}
-    for number, mechanism in zip(names, mechanisms, strict=True):
+    for number, mechanism in mechanisms.items():
         layer = tower.layers[number]
-        made[layer.path] = _replacement(layer, modules[layer.path], mechanism, tower, recorder)
+        made[layer.path] = _replacement(layer, modules[layer.path], mechanism, recorder)
     for path, module in made.items():
         _put(modules, path, module)
     modules[tower.embedding].register_forward_hook(recorder)
@@ -109,6 +113,8 @@ def convert(
         grid=(tower.grid.height, tower.grid.width, tower.grid.prefix),
         teacher=digest,
         embedding=tower.embedding,
+        img_size=size,
+        prefix=prefix,
     )
     noted: Any = model
     noted.subquad_conversion = conversion
@@ -194,11 +200,18 @@ def _by_block(tower: Tower, attention: Names | Mapping[int, str], blocks: Sequen
     return dict(sorted(zip(numbers, names, strict=True)))
 
 
-def _replacement(
-    layer: Layer, original: nn.Module, mechanism: Any, tower: Tower, recorder: GridRecorder
-) -> ConvertedAttention:
+def _mechanisms(tower: Tower, chosen: Mapping[int, Block], settings: dict[str, Any]) -> dict[int, Any]:
+    """The mechanism of each replaced block, set as it is in hosts of this kind; lists have an entry for each stage."""
+    anything = next(iter(chosen.values()))
+    blocks = [chosen.get(number, anything) for number in range(len(tower.layers))]
+    made = make_mechanisms(tower.host, blocks, tower.depths, settings)
+    return {number: made[number] for number in chosen}
+
+
+def _replacement(layer: Layer, original: nn.Module, mechanism: Any, recorder: GridRecorder) -> ConvertedAttention:
+    family = layer.family
     try:
-        return layer.family(original, mechanism, grid=tower.grid, recorder=recorder)
+        return family(original, mechanism, grid=layer.grid, recorder=recorder)
     except SubquadError as error:
         raise SubquadError(f"{layer.path}: {error}") from None
 

@@ -3,14 +3,19 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from torch import nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.diffusers_attention import FluxRecorder
 from subquad.conversion.families import converted_class
+from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.models.backbone import Backbone, grids_of
+from subquad.models.variants import HOSTS
 
 PREFIX_TOKENS = (
     "cls_token",
@@ -24,23 +29,45 @@ PREFIX_TOKENS = (
 )
 """Parameters (1, p, c) or (c,) of an embedding that put tokens in front of the map's."""
 
+_FLUX_LATENT = 128
+"""Height and width of a latent of 1,024 px, which Flux does not say that it is made for."""
+
 _BLOCK = re.compile(r"\d+$")
 _CALLED_ATTENTION = re.compile(r"Attention|Attn")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """An attention layer in a block: its path, and the class of ours that may stand for it."""
+    """An attention layer in a block: its path, and the class of ours that may stand for it, if any.
+
+    Attributes:
+        grid: of its tokens, for images of the size that position parameters are made for.
+    """
 
     path: str
     module: nn.Module
     block: nn.Module
-    family: type[ConvertedAttention]
+    known: type[ConvertedAttention] | None
+    grid: TokenGrid
 
     @property
     def is_target(self) -> bool:
         """Whether it is meant where all are to be replaced."""
-        return self.family.is_target(self.module, self.block)
+        return self.known is None or self.known.is_target(self.module, self.block)
+
+    @property
+    def family(self) -> type[ConvertedAttention]:
+        """The class of ours that may stand for it.
+
+        Raises:
+            SubquadError: its kind is not known.
+        """
+        if self.known is None:
+            raise SubquadError(
+                f"{_named(self.path, self.module)}: leave its block out of `blocks`, or register a family "
+                "(docs/convert.md)"
+            )
+        return self.known
 
 
 @dataclass(frozen=True)
@@ -48,15 +75,25 @@ class Tower:
     """A patch embedding and the attention layers behind it.
 
     Attributes:
-        embedding: path of the convolution, and the module.
+        embedding: path of the module that knows where tokens stand: the convolution that cuts an image into patches,
+            or Flux's embedding of positions.
         grid: of the image that position parameters are made for, its prefix tokens included.
         layers: in the order of the blocks.
+        host: the host whose usual settings mechanisms have here, see `Traits.in_hosts`.
+        recorder: what listens to the embedding.
     """
 
     embedding: str
-    convolution: nn.Conv2d
     grid: TokenGrid
     layers: tuple[Layer, ...]
+    host: str = "vit"
+    recorder: type[GridRecorder] = GridRecorder
+
+    @property
+    def depths(self) -> list[int]:
+        """Blocks of each stage."""
+        stages = groupby(self.layers, key=lambda layer: _stage_of(layer.path))
+        return [len(list(stage)) for _, stage in stages]
 
 
 def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, prefix: int | None = None) -> Tower:
@@ -68,38 +105,99 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         prefix: tokens in front of the map; counted by the embedding's parameters if left out.
 
     Raises:
-        SubquadError: there is no patch embedding, or no attention layer that can be converted; or one of an unknown
-            kind, which it names.
+        SubquadError: there is no patch embedding, or there are no attention layers in blocks behind it, or all are of
+            unknown kinds, of which it names one.
     """
+    if not isinstance(model, nn.Module):
+        raise SubquadError(
+            f"a {type(model).__name__} is no network: give its network, of a pipeline of diffusers `pipe.transformer`"
+        )
     modules = dict(model.named_modules())
     if already := [path for path, module in modules.items() if isinstance(module, ConvertedAttention)]:
         raise SubquadError(f"{already[0]} is converted already: subquad.restore(model) first")
-    path, convolution = _patch_embedding(modules)
+    for path, module in modules.items():
+        if isinstance(module, Backbone):
+            return _own_tower(module, path, modules, img_size)
+    _refuse_unknown("", modules)
+    path, embedding = _embedding(modules)
     root = _root_of(path, modules)
-    layers = tuple(_layers(root, modules))
-    if not layers:
-        raise SubquadError(f"{type(model).__name__} has no attention layers in blocks behind its embedding {path}")
+    _refuse_unknown(root, modules)
     holder: Any = modules[root]
-    if prefix is None:
-        prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
     size = _size_of(holder, model) if img_size is None else img_size
     if size is None:
         raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
-    sides = [
-        (length + 2 * _number(convolution.padding, i) - convolution.kernel_size[i]) // convolution.stride[i] + 1
-        for i, length in enumerate(size)
-    ]
-    if min(sides) < 1:
-        raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {convolution.kernel_size}")
-    return Tower(path, convolution, TokenGrid(sides[0], sides[1], prefix), layers)
+    if prefix is None:
+        prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
+    grid = TokenGrid(*_map_of(embedding, size), prefix)
+    layers = tuple(_layers(root, modules, grid))
+    if img_size not in (None, _size_of(holder, model)) and any(layer.grid.shape != grid.shape for layer in layers):
+        raise SubquadError(
+            f"maps of {type(holder).__name__} have the sizes that it is made for: leave img_size out, and call "
+            "set_input_size on the network instead"
+        )
+    host = min((layer.known.host for layer in layers if layer.known is not None), default="vit")
+    return Tower(path, grid, layers, host, FluxRecorder if _is_flux(embedding) else GridRecorder)
 
 
-def _patch_embedding(modules: dict[str, nn.Module]) -> tuple[str, nn.Conv2d]:
-    """The first convolution that cuts an image into patches."""
+def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
+    """One of our networks: a grid for each stage."""
+    embedding = f"{root}.{backbone.first_conv}".lstrip(".")
+    sizes = grids_of(img_size or backbone.img_size, backbone.patch_size, len(backbone.stages))
+    grids = [TokenGrid(*size.shape, stage.grid.prefix) for size, stage in zip(sizes, backbone.stages, strict=True)]
+    layers: list[Layer] = []
+    for number, grid in enumerate(grids):
+        layers.extend(_layers(f"{root}.stages.{number}".lstrip("."), modules, grid))
+    if not layers:
+        raise SubquadError(f"{type(backbone).__name__} has no attention layers that could be replaced")
+    host = next((name for name, cls in HOSTS.items() if isinstance(backbone, cls)), "vit")
+    return Tower(embedding, grids[0], tuple(layers), host)
+
+
+def _stage_of(path: str) -> str:
+    """What the paths of a stage's layers have in common: all before the number of the block."""
+    parts = path.split(".")
+    return ".".join(parts[: max((i for i, part in enumerate(parts) if part.isdigit()), default=0)])
+
+
+def _embedding(modules: dict[str, nn.Module]) -> tuple[str, nn.Module]:
+    """The first convolution that cuts an image into patches, or Flux's positions."""
     for path, module in modules.items():
-        if isinstance(module, nn.Conv2d) and module.stride == module.kernel_size and module.stride[0] > 1:
+        is_patches = isinstance(module, nn.Conv2d) and module.stride == module.kernel_size and module.stride[0] > 1
+        if is_patches or _is_flux(module):
             return path, module
-    raise SubquadError("the network has no patch embedding, a convolution whose stride is its kernel's size")
+    instead = ": subquad.diffusion.apply_agent_attention is for U-Nets" if hasattr(modules[""], "down_blocks") else ""
+    raise SubquadError(f"the network has no patch embedding, a convolution whose stride is its kernel's size{instead}")
+
+
+def _refuse_unknown(root: str, modules: dict[str, nn.Module]) -> None:
+    """Raise where there are attention layers below `root`, and all are of kinds that are not known."""
+    paths = list(_candidates(root, modules))
+    if paths and all(converted_class(modules[path]) is None for path in paths):
+        raise SubquadError(f"{_named(paths[0], modules[paths[0]])}: register a family for it (docs/convert.md)")
+
+
+def _named(path: str, module: nn.Module) -> str:
+    cls = type(module)
+    return f"{path} is a {cls.__module__}.{cls.__qualname__}, an attention layer that is not known here"
+
+
+def _is_flux(module: nn.Module) -> bool:
+    cls = type(module)
+    return f"{cls.__module__}.{cls.__qualname__}" == "diffusers.models.transformers.transformer_flux.FluxPosEmbed"
+
+
+def _map_of(embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of tokens, of an image or, in diffusers' networks, a latent of this (height, width)."""
+    if _is_flux(embedding):
+        # four neighbours of a latent are put into one token before the network sees them
+        return max(size[0] // 2, 1), max(size[1] // 2, 1)
+    height, width = (
+        (length + 2 * _number(embedding.padding, i) - embedding.kernel_size[i]) // embedding.stride[i] + 1
+        for i, length in enumerate(size)
+    )
+    if min(height, width) < 1:
+        raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {embedding.kernel_size}")
+    return height, width
 
 
 def _root_of(embedding: str, modules: dict[str, nn.Module]) -> str:
@@ -122,7 +220,10 @@ def _candidates(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:
         own = path[len(root) :].strip(".").split(".")
         if not any(_BLOCK.search(part) for part in own[:-1]):
             continue
-        if converted_class(module) is not None or (_is_called_attention(module) and not _holds_attention(module)):
+        family = converted_class(module)
+        if family is not None and not family.is_self_attention(module):
+            continue
+        if family is not None or (_is_called_attention(module) and not _holds_attention(module)):
             known.append(path)
             yield path
 
@@ -139,16 +240,12 @@ def _holds_attention(module: nn.Module) -> bool:
     )
 
 
-def _layers(root: str, modules: dict[str, nn.Module]) -> Iterator[Layer]:
+def _layers(root: str, modules: dict[str, nn.Module], grid: TokenGrid) -> Iterator[Layer]:
     for path in _candidates(root, modules):
         module = modules[path]
         family = converted_class(module)
-        if family is None:
-            raise SubquadError(
-                f"{path} is a {type(module).__module__}.{type(module).__qualname__}, an attention layer that is not "
-                "known here: leave its block out, or register a family (docs/convert.md)"
-            )
-        yield Layer(path, module, modules[path.rpartition(".")[0]], family)
+        own = grid if family is None else family.grid_of(module, grid)
+        yield Layer(path, module, modules[path.rpartition(".")[0]], family, own)
 
 
 def _prefix_tokens(root: Any, embedding: Any) -> int:
@@ -166,13 +263,16 @@ def _prefix_tokens(root: Any, embedding: Any) -> int:
 
 def _size_of(root: Any, model: Any) -> tuple[int, int] | None:
     """(height, width) of the images that a network says it is made for."""
-    for holder in (getattr(root, "patch_embed", None), root, model, getattr(root, "config", None)):
-        for name in ("img_size", "image_size"):
+    # configurations first: networks of diffusers warn where they are asked for what stands there
+    for holder in (getattr(root, "patch_embed", None), getattr(root, "config", None), root, model):
+        for name in ("img_size", "image_size", "sample_size"):
             size = getattr(holder, name, None)
             if isinstance(size, int):
                 return size, size
             if isinstance(size, tuple | list) and len(size) == 2:
                 return int(size[0]), int(size[1])
+    if any(_is_flux(module) for module in root.modules()):
+        return _FLUX_LATENT, _FLUX_LATENT
     return None
 
 

@@ -54,12 +54,27 @@ class TransformersAttention(ConvertedAttention):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        if attention_mask is not None:
-            raise SubquadError("a converted layer takes no attention_mask: call the network with whole images")
+        padding = None if attention_mask is None else padding_of(attention_mask)
         q, k, v = (self.split(self.through(name, hidden_states)) for name in ("q_proj", "k_proj", "v_proj"))
         rotation = None if position_embeddings is None else rotation_of(*position_embeddings, hidden_states.shape[1])
-        y = self.mix(q, k, v, hidden_states, rotation=rotation)
+        y = self.mix(q, k, v, hidden_states, rotation=rotation, padding=padding)
         return self.through(self.output_projection, y), None
+
+
+def padding_of(attention_mask: Tensor) -> Tensor:
+    """Transformers' mask of pairs (b, 1, n, n), True or 0 for what may be seen, as padding (b, n), True for the rest.
+
+    Whole images have none in eager mode, and one of ones where a network is exported.
+
+    Raises:
+        SubquadError: queries see different keys.
+    """
+    seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+    if seen.shape[1] != 1 or not (torch.compiler.is_compiling() or torch.equal(seen, seen[..., :1, :].expand_as(seen))):
+        raise SubquadError(
+            "a converted layer takes masks of absent tokens, and none that differ among queries or heads"
+        )
+    return ~seen[:, 0, 0]
 
 
 def rotation_of(cos: Tensor, sin: Tensor, num_tokens: int) -> Rotation:

@@ -15,6 +15,9 @@ TRANSFORMERS = {"DiTTransformer2DModel", "PixArtTransformer2DModel"}
 REPLACEABLE = {"AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "FusedAttnProcessor2_0"}
 """Processors of diffusers that compute plain softmax attention, which can be done on merged tokens."""
 
+EXTRAS = ("group_norm", "spatial_norm", "residual_connection")
+"""What an attention layer of diffusers may do beside attention."""
+
 SERVED = "agent attention is for U-Nets like those of Stable Diffusion 1, 2 and XL, for DiT and for PixArt"
 
 
@@ -90,6 +93,6 @@ def check_replaceable(name: str, block: Any) -> None:
     kind = type(attention.processor).__name__
     if kind not in REPLACEABLE:
         raise SubquadError(f"{name} has a {kind}, which can't be replaced: reset it with set_default_attn_processor()")
-    for extra in ("group_norm", "spatial_norm", "residual_connection"):
+    for extra in EXTRAS:
         if getattr(attention, extra, None):
             raise SubquadError(f"{name} has a {extra}, which merged attention does not know")

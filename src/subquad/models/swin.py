@@ -4,7 +4,7 @@ Swin Transformer, Liu et al. 2021, arXiv 2103.14030. A window of None is the who
 Images of any size: maps are filled up to whole windows with zeros, which take part as they do in Swin's detectors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from einops import rearrange
@@ -157,28 +157,29 @@ class WindowAttention(SelfAttention):
             return super().forward(x, grid=grid, padding=padding, mask=mask)
         if padding is not None or mask is not None:
             raise SubquadError(f"windows of {window} take no padding and no mask of the whole grid of {grid}")
-        image = fill_windows(grid.to_image(x), window)
-        rows, columns = image.shape[-2] // window.height, image.shape[-1] // window.width
-        shift = self._shift(rows, columns, window)
-        if shift is not None:
-            image = image.roll((-shift[0], -shift[1]), dims=(2, 3))
-            mask = border_mask(rows, columns, window, shift, x.device).repeat(x.shape[0], 1, 1)[:, None]
-        windows = rearrange(
-            image, "b c (r y) (l x) -> (b r l) (y x) c", r=rows, l=columns, y=window.height, x=window.width
-        )
-        y = super().forward(windows, grid=window, mask=mask)
-        image = rearrange(y, "(b r l) (y x) c -> b (r y) (l x) c", r=rows, l=columns, y=window.height, x=window.width)
-        if shift is not None:
-            image = image.roll(shift, dims=(1, 2))
-        return image[:, : grid.height, : grid.width].flatten(1, 2)
-
-    def _shift(self, rows: int, columns: int, window: TokenGrid) -> tuple[int, int] | None:
-        if not self.shifted:
-            return None
-        return window.height // 2 if rows > 1 else 0, window.width // 2 if columns > 1 else 0
+        return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted)
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         move_tables(self.inner, {window_of(old, self.window_size): window_of(new, self.window_size)})
+
+
+def attend_in_windows(
+    x: Tensor, grid: TokenGrid, window: TokenGrid, attend: Callable[..., Tensor], *, shifted: bool
+) -> Tensor:
+    """Tokens (b, n, c) of `grid` to (b, n, c): `attend` is called with those of all windows, `grid` and `mask`."""
+    image = fill_windows(grid.to_image(x), window)
+    rows, columns = image.shape[-2] // window.height, image.shape[-1] // window.width
+    shift = (window.height // 2 if rows > 1 else 0, window.width // 2 if columns > 1 else 0) if shifted else None
+    mask = None
+    if shift is not None:
+        image = image.roll((-shift[0], -shift[1]), dims=(2, 3))
+        mask = border_mask(rows, columns, window, shift, x.device).repeat(x.shape[0], 1, 1)[:, None]
+    windows = rearrange(image, "b c (r y) (l x) -> (b r l) (y x) c", r=rows, l=columns, y=window.height, x=window.width)
+    y = attend(windows, grid=window, mask=mask)
+    image = rearrange(y, "(b r l) (y x) c -> b (r y) (l x) c", r=rows, l=columns, y=window.height, x=window.width)
+    if shift is not None:
+        image = image.roll(shift, dims=(1, 2))
+    return image[:, : grid.height, : grid.width].flatten(1, 2)
 
 
 def window_of(grid: TokenGrid, window_size: int | None) -> TokenGrid:

@@ -1,0 +1,69 @@
+"""The family that docs/convert.md adds works as written there."""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from foreign import answer, difference, images
+from torch import nn
+
+import subquad
+from subquad.conversion import converted_layers, families
+
+PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
+
+
+class Attention(nn.Module):
+    """Somebody's layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = 4
+        self.to_qkv, self.to_out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.to_qkv(x).chunk(3, dim=-1))
+        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Network(nn.Module):
+    image_size = 64
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Conv2d(3, 32, 8, stride=8)
+        self.blocks = nn.ModuleList(nn.ModuleDict({"attn": Attention()}) for _ in range(2))
+
+    def forward(self, x):
+        x = self.embed(x).flatten(2).mT
+        for block in self.blocks:
+            x = x + block["attn"](x)
+        return x
+
+
+def test_the_family_of_the_page_is_converted(monkeypatch):
+    monkeypatch.setattr(families, "_REGISTERED", {})
+    package = ModuleType("my_package.layers")
+    package.Attention = Attention
+    monkeypatch.setitem(sys.modules, "my_package.layers", package)
+    monkeypatch.setattr(Attention, "__module__", "my_package.layers")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "MyAtt" in block)
+    exec(code, {"__name__": "somebody"})
+
+    torch.manual_seed(0)
+    model = Network()
+    for x in (images(64), images(96, 80)):
+        assert difference(answer(subquad.convert(model, "softmax"), x), answer(model, x)) < 1e-6
+        student = subquad.convert(model, "pola", blocks=[1])
+        assert answer(student, x).isfinite().all()
+    assert list(converted_layers(student)) == [1]
+    assert torch.equal(answer(subquad.restore(student), images()), answer(model, images()))
+
+
+def test_the_page_names_what_may_be_overridden():
+    known = vars(subquad.conversion.ConvertedAttention)
+    rows = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) == 8 and all(name in known for name in rows)

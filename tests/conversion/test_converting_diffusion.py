@@ -1,0 +1,146 @@
+"""Transformers of diffusers with our attention: equal with softmax, any size and text, restored to the bit."""
+
+import copy
+
+import pytest
+import torch
+from foreign import difference
+from foreign_diffusion import DIFFUSION, denoised, denoiser, inputs
+from torch import nn
+
+import subquad
+from subquad import ATTENTION, SubquadError
+from subquad.conversion import converted_layers
+
+pytest.importorskip("diffusers")
+
+SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
+JOINT = ["Flux", "SD3", "SD3.5"]
+
+
+@pytest.mark.parametrize("name", DIFFUSION)
+def test_with_softmax_it_is_the_teacher(name):
+    model = denoiser(name)
+    student = subquad.convert(model, "softmax")
+    for size in [(8, 8), *DIFFUSION[name][1]]:
+        for text in (5, 9):
+            call = inputs(name, *size, text=text)
+            assert difference(denoised(student, call), denoised(model, call)) < 1e-6
+
+
+@pytest.mark.parametrize("name", DIFFUSION)
+def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
+    model = denoiser(name)
+    calls = [inputs(name, *size) for size in [(8, 8), *DIFFUSION[name][1]]]
+    before, state = denoised(model, calls[0]), {key: value.clone() for key, value in model.state_dict().items()}
+    prefix = {"prefix": 5} if name in JOINT else {}
+    for attention in SUB_QUADRATIC:
+        settings = {"num_agents": 4} if attention == "agent" else {}
+        student = subquad.convert(model, attention, **prefix, **settings)
+        for call in calls:
+            assert denoised(student, call).isfinite().all()
+        assert not torch.equal(denoised(student, calls[0]), before)
+        assert all(".inner." in key or ".gate_of_" in key for key in student.state_dict().keys() - state.keys())
+        restored = subquad.restore(student)
+        assert torch.equal(denoised(restored, calls[0]), before)
+        assert restored.state_dict().keys() == state.keys()
+
+
+def test_cross_attention_stays():
+    student = subquad.convert(denoiser("PixArt"), "linear")
+    assert list(converted_layers(student)) == [0, 1]
+    assert type(student.transformer_blocks[0].attn2).__name__ == "Attention"
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_texts_may_be_of_any_length_unless_positions_are_learned(name):
+    student = subquad.convert(denoiser(name), "linear")
+    for text in (1, 5, 9):
+        assert denoised(student, inputs(name, text=text)).isfinite().all()
+    student = subquad.convert(denoiser(name), "pola", prefix=5)
+    with pytest.raises(SubquadError, match=r"for 5 text tokens and gets 9: convert with prefix=9") as caught:
+        denoised(student, inputs(name, text=9))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Flux", "SD3"])
+def test_gradient_checkpointing_gives_the_same_gradients(name):
+    student = subquad.convert(denoiser(name), "linear")
+    calls = [inputs(name), inputs(name, 12, 8)]
+    for switch in (lambda: None, student.enable_gradient_checkpointing):
+        switch()
+        student.zero_grad()
+        sum(student(**call).sample.sum() for call in calls).backward()
+        gradients = {n: p.grad.clone() for n, p in student.named_parameters() if p.grad is not None}
+        if switch is not student.enable_gradient_checkpointing:
+            plain = gradients
+    assert gradients.keys() == plain.keys()
+    for parameter, gradient in gradients.items():
+        assert difference(gradient, plain[parameter]) < 1e-5 or plain[parameter].norm() < 1e-5, parameter
+
+
+def test_a_copied_flux_knows_its_own_grid():
+    student = subquad.convert(denoiser("Flux"), "inline")
+    copied = copy.deepcopy(student)
+    wide, high = inputs("Flux", 8, 12), inputs("Flux", 12, 8)
+    expected = denoised(student, wide)
+    denoised(copied, high)
+    assert torch.equal(denoised(student, wide), expected)
+    assert torch.equal(denoised(copied, wide), expected)
+
+
+class Denoised(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, arguments):
+        return self.model(**arguments).sample
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DIFFUSION)
+def test_it_is_exported(name):
+    student, call = subquad.convert(denoiser(name), "linear"), inputs(name, 12, 12)
+    # Flux's grid is read from numbers, so that it is called once before
+    expected = denoised(student, call)
+    exported = torch.export.export(Denoised(student), (call,)).module()
+    with torch.no_grad():
+        assert difference(exported(call), expected) < 1e-6
+
+
+def beside():
+    """A picture beside the one that is made, as Kontext has it."""
+    call = inputs("Flux")
+    call["hidden_states"] = call["hidden_states"].repeat(1, 2, 1)
+    call["img_ids"] = call["img_ids"].repeat(2, 1)
+    return call
+
+
+def processed():
+    from diffusers.models.attention_processor import SlicedAttnProcessor
+
+    model = denoiser("PixArt")
+    model.set_attn_processor(SlicedAttnProcessor(2))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: denoised(subquad.convert(denoiser("Flux"), "linear"), beside()), "no text followed by one map"),
+        (lambda: subquad.convert(processed(), "linear"), r"attn1: it has a SlicedAttnProcessor"),
+        (
+            lambda: subquad.convert(denoiser("DiT"), "linear")(
+                **inputs("DiT"), cross_attention_kwargs={"ip_adapter_masks": torch.ones(1)}
+            ),
+            "takes no ip_adapter_masks",
+        ),
+        (lambda: subquad.convert(object(), "linear"), r"pipe\.transformer"),
+    ],
+    ids=range(4),
+)
+def test_mistakes_are_one_line(call, says):
+    with pytest.raises(SubquadError, match=says) as caught:
+        call()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,103 @@
+"""Converted networks exported, compiled, stored and loaded, as one does with what they were made from."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from foreign import FOREIGN, answer, difference, images, side_of, teacher
+from torch import nn
+
+import subquad
+from subquad import SubquadError
+
+
+class Answer(nn.Module):
+    """A network that answers with the first thing alone."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        answered = self.model(x)
+        return answered if isinstance(answered, torch.Tensor) else answered[0]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_it_is_exported(name):
+    student, x = subquad.convert(teacher(name), "linear"), images(side_of(name))
+    exported = torch.export.export(Answer(student), (x,)).module()
+    assert difference(exported(x), answer(student, x)) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOREIGN)
+def test_it_is_exported_for_any_number_of_images(name):
+    student, x = subquad.convert(teacher(name), "agent", num_agents=4), images(side_of(name))
+    exported = torch.export.export(Answer(student), (x,), dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC}}).module()
+    several = images(side_of(name), number=5)
+    assert difference(exported(several), answer(student, several)) < 1e-6
+    # what was traced leaves nothing behind
+    assert torch.equal(answer(student, x), answer(student, x.clone()))
+
+
+@pytest.mark.slow
+def test_it_is_compiled_without_a_break_and_for_several_sizes():
+    student = subquad.convert(teacher("timm ViT"), "linear")
+    compiled = torch.compile(student, fullgraph=True, backend="aot_eager", dynamic=True)
+    for x in (images(), images(64, 96), images(96, 64)):
+        assert difference(answer(compiled, x), answer(student, x)) < 1e-6
+
+
+LOADING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch, subquad
+from foreign import answer, images, teacher
+model = teacher("timm ViT")
+student = subquad.convert(model, "agent", num_agents=4)
+student.load_state_dict(torch.load(sys.argv[2] + "/student.pt"))
+assert torch.equal(answer(student, images()), torch.load(sys.argv[2] + "/answer.pt"))
+assert torch.equal(answer(subquad.restore(student), images()), answer(model, images()))
+"""
+
+
+@pytest.mark.slow
+def test_it_is_loaded_in_a_fresh_process(tmp_path):
+    student = subquad.convert(teacher("timm ViT"), "agent", num_agents=4)
+    with torch.no_grad():
+        for name, parameter in student.named_parameters():
+            if ".inner." in name:
+                parameter.normal_()
+    torch.save(student.state_dict(), tmp_path / "student.pt")
+    torch.save(answer(student, images()), tmp_path / "answer.pt")
+    subprocess.run([sys.executable, "-c", LOADING, str(Path(__file__).parent), str(tmp_path)], check=True)
+
+
+@pytest.mark.slow
+def test_it_is_exported_to_onnx(tmp_path):
+    pytest.importorskip("onnxscript")
+    student, x = subquad.convert(teacher("timm ViT"), "linear"), images()
+    program = torch.onnx.export(student, (x,), dynamo=True)
+    program.save(tmp_path / "student.onnx")
+    session = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "student.onnx")
+    (answered,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert difference(torch.from_numpy(answered), answer(student, x)) < 1e-5
+
+
+def test_absent_tokens_of_transformers_networks_stay_unseen():
+    """A mask in transformers' sense, 1 for what is there; where nothing is traced, one of ones is none."""
+    model, x = teacher("transformers ViT").vit, images()
+    student = subquad.convert(model, "softmax")
+    there = torch.ones(2, 17, dtype=torch.long)
+    there[0, 10:] = 0
+    with torch.no_grad():
+        expected = model(x, attention_mask=there).last_hidden_state
+        answered = student(x, attention_mask=there).last_hidden_state
+    assert difference(answered[0, :10], expected[0, :10]) < 1e-6
+    assert difference(answered[1], expected[1]) < 1e-6
+    pairs = torch.ones(2, 1, 17, 17, dtype=torch.bool).tril()
+    with pytest.raises(SubquadError, match="differ among queries"):
+        student(x, attention_mask=pairs)

@@ -1,0 +1,69 @@
+"""Networks that can't be converted are refused by the name of what is not known, and left as they are."""
+
+import pytest
+import timm
+import torch
+from foreign import TINY, answer, images, teacher
+from torch import nn
+
+import subquad
+from subquad import SubquadError
+from subquad.conversion import converted_layers
+
+PYRAMID = {"embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4)}
+REFUSED = {
+    "beit": ("beit_base_patch16_224", TINY | {"img_size": 64}, r"blocks\.0\.attn is a timm.*beit\.Attention"),
+    "CaiT": ("cait_xxs24_224", {"depth": 1}, r"blocks\.0\.attn is a timm.*cait\.TalkingHeadAttn"),
+    "ConvNeXt": ("convnext_atto", {}, "no blocks with attention"),
+    "LeViT": ("levit_128s", {}, r"is a timm\.models\.levit\.Attention"),
+    "MaxViT": ("maxvit_rmlp_pico_rw_256", {}, r"is a timm\.models\.maxxvit\.\w*Attention\w*"),
+    "MobileViT": ("mobilevit_xxs", {}, "no patch embedding"),
+    "PVTv2": ("pvt_v2_b0", {}, r"is a timm\.models\.pvt_v2\.Attention"),
+    "ResNet": ("resnet10t", {}, "no patch embedding"),
+    "Swin v2": ("swinv2_tiny_window8_256", PYRAMID, r"is a timm.*swin_transformer_v2\.WindowAttention"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_networks_are_refused_by_name(name):
+    row, sizes, says = REFUSED[name]
+    model = timm.create_model(row, **sizes)
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(SubquadError, match=says) as caught:
+        subquad.convert(model, "linear", in_place=True)
+    assert "\n" not in str(caught.value)
+    assert [type(module) for module in model.modules()] == kinds
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_unets_have_a_function_of_their_own():
+    pytest.importorskip("diffusers")
+    from diffusers import UNet2DConditionModel
+
+    blocks = {"down_block_types": ("CrossAttnDownBlock2D",), "up_block_types": ("CrossAttnUpBlock2D",)}
+    sizes = {"sample_size": 8, "block_out_channels": (16,), "layers_per_block": 1, "cross_attention_dim": 8}
+    unet = UNet2DConditionModel(**blocks, **sizes, attention_head_dim=4, norm_num_groups=8)
+    with pytest.raises(SubquadError, match=r"subquad\.diffusion\.apply_agent_attention"):
+        subquad.convert(unet, "linear")
+
+
+class OddAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(48, 48)
+
+    def forward(self, x, **kwargs):
+        return self.mix(x)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_one_block_of_an_unknown_kind_is_no_reason_to_leave_the_others(in_place):
+    model = teacher("timm ViT")
+    model.blocks[1].attn = OddAttention()
+    expected = answer(model, images())
+    with pytest.raises(SubquadError, match=r"blocks\.1\.attn is a .*OddAttention.*leave its block out"):
+        subquad.convert(model, "linear", in_place=in_place)
+    # nothing is converted by halves
+    assert torch.equal(answer(model, images()), expected)
+    assert not hasattr(model, "subquad_conversion")
+    assert list(converted_layers(subquad.convert(model, "linear", blocks=[0], in_place=in_place))) == [0]
