@@ -44,7 +44,7 @@ def test_rows_are_means_over_all_images_of_all_batches():
     model, images = network("softmax").eval(), torch.randn(5, 3, 6, 8)
     for block in model.blocks:
         # large weights, so that entropies are not all near 1
-        torch.nn.init.normal_(block.attn.project.weight)
+        torch.nn.init.normal_(block.attn.qkv.weight)
     rows = [row for row in measure_network(model, images.split(2), ["entropy"]) if row.layer == 2]
     expected = entropy(attention_weights(model, images)[1].weights[:, :, 0], normalised=True).mean(-1)
     assert [row.mean for row in rows[1:]] == pytest.approx(expected.mean(0).tolist(), rel=1e-5)

@@ -165,7 +165,7 @@ def test_focused_attention_in_cswin_computes_what_the_released_branch_does():
     state = {f"stage1.0.attns.0.{key}": tensor for key, tensor in make_state_dict(record["state_dict"]).items()}
     place, own = "stages.0.blocks.0.attn.", layer.state_dict()
     state = to_our_layout(state, "cswin", {place + name: tensor.shape for name, tensor in own.items()})
-    projections = {name: tensor for name, tensor in own.items() if "proj" in name}
+    projections = {name: tensor for name, tensor in own.items() if name.startswith(("qkv.", "proj."))}
     layer.load_state_dict(projections | {name.removeprefix(place): tensor for name, tensor in state.items()})
     projected = make_input(record["input_shape"]).requires_grad_()
     maps = projected.unflatten(2, grid.shape)

@@ -251,7 +251,7 @@ def test_what_fills_up_the_last_stripe_is_not_attended_to(grid):
     attention = CrossShapedAttention(8, 2, ATTENTION["softmax"], grid=grid, split_size=4)
     with torch.no_grad():
         # all values are 1 and nothing else is added
-        attention.project.weight[16:], attention.project.bias[16:] = 0, 1
+        attention.qkv.weight[16:], attention.qkv.bias[16:] = 0, 1
         nn.init.zeros_(attention.lepe.weight), nn.init.zeros_(attention.lepe.bias)
         nn.init.eye_(attention.proj.weight), nn.init.zeros_(attention.proj.bias)
         x = torch.randn(2, grid.num_places, 8)

@@ -280,7 +280,7 @@ def test_networks_of_fewer_stages_take_the_last_settings(host):
 @every_mechanism
 def test_projections_may_go_without_bias(host, attention):
     model = small(host, attention, qkv_bias=False)
-    assert not [key for key, _ in model.named_parameters() if key.endswith("project.bias")]
+    assert not [key for key, _ in model.named_parameters() if key.endswith("qkv.bias")]
     assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
 
 

@@ -217,7 +217,7 @@ def test_every_link_loads_by_name_in_ours_and_in_timm(row, shelf, tmp_path):
     assert len(fewer["head.weight"]) == 3
     assert all(torch.equal(fewer[name], tensor) for name, tensor in state.items() if not name.startswith("head."))
     features = timm.create_model(tagged, pretrained=True, features_only=True).state_dict()
-    block = next(name for name in state if name.endswith("blocks.0.attn.project.weight"))
+    block = next(name for name in state if name.endswith("blocks.0.attn.qkv.weight"))
     assert any(name.endswith(block) and torch.equal(tensor, state[block]) for name, tensor in features.items())
 
 

@@ -143,13 +143,13 @@ def _parts(
     layer = layer.to(device=device, dtype=dtype).eval()
     x = torch.randn(batch, length, dim, device=device, dtype=dtype, requires_grad=backward)
     with torch.no_grad():
-        heads = rearrange(layer.project(x), "b n (p h d) -> p b h n d", p=len(layer.projected), h=num_heads)
+        heads = rearrange(layer.qkv(x), "b n (p h d) -> p b h n d", p=len(layer.projected), h=num_heads)
     supply = dict(zip(layer.projected, heads.requires_grad_(backward).unbind(0), strict=True))
     supply |= {"x": x, "padding": None, "mask": None}
     inputs = {key: supply[key] for key in layer.inner.inputs}
 
     def projections() -> Tensor | tuple[Tensor, Tensor]:
-        return layer.project(x).sum() + layer.proj(x).sum() if backward else (layer.project(x), layer.proj(x))
+        return layer.qkv(x).sum() + layer.proj(x).sum() if backward else (layer.qkv(x), layer.proj(x))
 
     parts: dict[str, Callable[[], Any]] = {"core": lambda: layer.inner(**inputs, grid=grid, kv_grid=grid)}
     if not ops:

@@ -1,6 +1,7 @@
 """Making a state dict fit a model: under its names, its tables at its size; and saying what does not fit."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -53,7 +54,7 @@ class Adapted:
 def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
     """Bring a state dict, in our layout or a released one, to the names and table sizes of `model`."""
     own = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    state = from_timm(state)
+    state = from_timm(under_current_names(state, own))
     # timm's PVTv2 shares most names with ours: what tells a foreign layout is an entry that the model has not
     family = family_of(state.keys() - own.keys())
     if family is not None:
@@ -79,6 +80,25 @@ def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
                 adapted.state[name] = resampled
                 adapted.resized.append(name)
     return adapted
+
+
+EARLIER_NAMES = ((r"(^|\.)attn\.project\.(weight|bias)$", r"\1attn.qkv.\2"),)
+"""What entries of ours were called in earlier versions, as patterns, and what they are called now."""
+
+
+def under_current_names(state: dict[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+    """A state dict of an earlier version under today's names; `own` are those of the model that it is for.
+
+    An entry that the model has as it is keeps its name: modules of others may be called as ours were.
+    """
+    renamed = {}
+    for name, tensor in state.items():
+        if name not in own:
+            for pattern, replacement in EARLIER_NAMES:
+                current = re.sub(pattern, replacement, name)
+                name = current if current in own and current not in state else name
+        renamed[name] = tensor
+    return renamed
 
 
 def _renamed(state: dict[str, Tensor], family: str, own: dict[str, torch.Size]) -> dict[str, Tensor]:
