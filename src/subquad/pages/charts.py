@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup, escape
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 92, 14, 44
 
@@ -27,7 +28,7 @@ class Axis:
     whole: bool = False
 
 
-def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, height: int = 320) -> str:
+def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, height: int = 320) -> Markup:
     """Lines with a dot a value and their names at their right ends."""
     frame = _Frame(series, x, y, width, height)
     parts = [frame.axes()]
@@ -43,7 +44,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, 
     return _svg(width, height, f"{y.title} against {x.title}", parts)
 
 
-def point_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, height: int = 320) -> str:
+def point_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, height: int = 320) -> Markup:
     """Points with their names beside them."""
     frame = _Frame(series, x, y, width, height)
     parts = [frame.axes()]
@@ -163,7 +164,7 @@ def _name(one: Series, px: float, level: float, end: tuple[float, float] | None)
 
 
 def _dot(px: float, py: float, radius: float, tip: str) -> str:
-    return f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" data-tip="{escape(tip, quote=True)}"/>'
+    return f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" data-tip="{escape(tip)}"/>'
 
 
 def _tick(value: float) -> str:
@@ -172,6 +173,6 @@ def _tick(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
-    label = escape(title, quote=True)
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> Markup:
+    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+    return Markup(f"{head}{''.join(parts)}</svg>")
