@@ -17,12 +17,13 @@ from torch import Tensor
 from subquad.attention import ATTENTION, traits_of
 from subquad.benchmarks.floors import copy_gb_per_s, moved_bytes
 from subquad.benchmarks.memory import peak_memory_mb
-from subquad.benchmarks.scaling import interleaved_ms, last_descent, square
+from subquad.benchmarks.scaling import last_descent, square
 from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.errors import SubquadError, check_suffix, unknown_name
 from subquad.models.create import settings_of
 from subquad.models.layers import SelfAttention
 from subquad.text import columns
+from subquad.timing import interleaved_ms, timed_pass, warmed_up
 from subquad.writing import replacing, write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -112,9 +113,7 @@ def measure_blocks(
             parts, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops, compile)
             passes |= {(name, part): run for part, run in parts.items()}
         log(f"{length} tokens: {len(passes)} passes, {repeats} times each")
-        for run in passes.values():
-            run()
-        times = interleaved_ms(passes, repeats, device)
+        times = interleaved_ms(warmed_up(passes, device), repeats, device)
         whole = "core" if ops else "block"
         for name in [name for name in mechanisms if name in inputs]:
             floor_ms = moved_bytes(inputs[name], shape, kind, backward=backward) / speed / 1e6
@@ -160,18 +159,8 @@ def _parts(
         # each is a graph of its own, and all lambdas are of the same few lines
         torch._dynamo.config.recompile_limit = sys.maxsize
         parts = {part: torch.compile(run) for part, run in parts.items()}
-    return {part: _timed(run, backward) for part, run in parts.items()}, len(layer.projected)
-
-
-def _timed(run: Callable[[], Tensor], backward: bool) -> Callable[[], Any]:
-    def forward() -> None:
-        with torch.inference_mode():
-            run()
-
-    def both() -> None:
-        run().sum().backward(retain_graph=True)
-
-    return both if backward else forward
+    # heads are cut from one tensor for all of them
+    return {part: timed_pass(run, backward, shares_graph=True) for part, run in parts.items()}, len(layer.projected)
 
 
 def _row(

@@ -1,7 +1,6 @@
 """A whole pipeline with its attention untouched, through agents and on merged tokens: time, memory and difference."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from subquad.diffusion.pipelines import Sampling, make_image
 from subquad.errors import unknown_name
 from subquad.holding import holding
 from subquad.text import columns
+from subquad.timing import now
 
 METHODS: dict[str, Callable[..., Any]] = {
     "softmax": lambda pipe: None,
@@ -107,11 +107,10 @@ def _timed(
 ) -> tuple[Image.Image, float]:
     METHODS[method](pipe, **options)
     try:
-        _wait(pipe)
-        start = time.perf_counter()
+        device = torch.device(pipe.device)
+        start = now(device)
         image = make_image(pipe, prompt, seed, sampling)
-        _wait(pipe)
-        return image, time.perf_counter() - start
+        return image, now(device) - start
     finally:
         remove_agent_attention(pipe)
 
@@ -127,11 +126,6 @@ def _peak_mb(pipe: Any, method: str, options: dict[str, Any], prompt: str, sampl
     finally:
         pipe.set_progress_bar_config(**bar)
         remove_agent_attention(pipe)
-
-
-def _wait(pipe: Any) -> None:
-    if torch.device(pipe.device).type != "cpu":
-        torch.accelerator.synchronize()
 
 
 def _summary(rows: Sequence[ImageRow], methods: Sequence[str], peaks: dict[str, float]) -> list[MethodRow]:

@@ -1,13 +1,11 @@
 """Latency and memory of an attention layer against the number of tokens, all mechanisms in turn."""
 
 import math
-import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +15,7 @@ from subquad.benchmarks.memory import peak_memory_mb
 from subquad.errors import SubquadError, reason_of, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.layers import SelfAttention
+from subquad.timing import interleaved_ms, timed_pass, warmed_up
 
 LENGTHS = (64, 196, 576, 1600, 4096)
 """Square grids from 8×8 to 64×64 tokens."""
@@ -61,13 +60,17 @@ def measure_scaling(
     running = list(mechanisms)
     for length in sorted(lengths):
         passes = {name: _one_pass(name, length, dim, num_heads, batch_size, backward, device) for name in running}
-        first = {name: seconds_of(run, device) for name, run in passes.items()}
-        for name in [name for name in running if first[name] * (repeats + 2) > deadline - time.perf_counter()]:
-            log(f"{name} is left out from {length} tokens on: {first[name]:.1f} s a pass")
-            running.remove(name)
-            del passes[name]
+        passes = warmed_up(
+            passes,
+            device,
+            is_too_slow=lambda seconds: seconds * (repeats + 2) > deadline - time.perf_counter(),
+            log=lambda name, seconds, length=length: log(  # type: ignore[misc]
+                f"{name} is left out from {length} tokens on: {seconds:.1f} s a pass"
+            ),
+        )
+        running = list(passes)
         times = interleaved_ms(passes, repeats, device)
-        rows += [_row(name, length, times[name], peak_memory_mb(run, device)) for name, run in passes.items()]
+        rows += [_row(name, length, times[name], peak_memory_mb(passes[name], device)) for name in running]
     return rows
 
 
@@ -121,20 +124,13 @@ def last_descent(ratios: Sequence[tuple[int, float]]) -> float | None:
 
 def _one_pass(
     name: str, length: int, dim: int, num_heads: int, batch_size: int, backward: bool, device: torch.device
-) -> Callable[[], None]:
+) -> Callable[[], object]:
     """A pass through a layer of this mechanism, ready to be timed."""
     grid = square(length)
     layer: nn.Module = SelfAttention(dim, num_heads, ATTENTION[name], grid=grid).to(device)
     x = torch.randn(batch_size, length, dim, device=device, requires_grad=backward)
 
-    def forward() -> None:
-        with torch.inference_mode():
-            layer(x, grid=grid)
-
-    def both() -> None:
-        layer(x, grid=grid).sum().backward()
-
-    return both if backward else forward
+    return timed_pass(lambda: layer(x, grid=grid), backward)
 
 
 def square(length: int) -> TokenGrid:
@@ -143,36 +139,6 @@ def square(length: int) -> TokenGrid:
     if side < 1 or side * side != length:
         raise SubquadError(f"{length} tokens make no square grid: use {max(side, 1) ** 2} or {(side + 1) ** 2}")
     return TokenGrid(side, side)
-
-
-def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """How long a pass takes, the device's queue included."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-    start = time.perf_counter()
-    run()
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter() - start
-
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-def interleaved_ms(
-    passes: Mapping[Key, Callable[[], object]], repeats: int, device: torch.device
-) -> dict[Key, list[float]]:
-    """How many milliseconds each pass takes, `repeats` times.
-
-    All take turns, so that what else the machine does hits all alike, and in another order each time, as what ran
-    before leaves its data in the cache or takes it out.
-    """
-    times: dict[Key, list[float]] = {key: [] for key in passes}
-    order = random.Random(0)
-    for _ in range(repeats):
-        for key in order.sample(list(passes), len(passes)):
-            times[key].append(1000 * seconds_of(passes[key], device))
-    return times
 
 
 def _row(name: str, length: int, times: Sequence[float], peak_mb: float) -> ScalingRow:

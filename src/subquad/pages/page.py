@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from subquad.analysis import QueryMaps
 from subquad.benchmarks import ScalingRow, crossover
+from subquad.models import names_in
 from subquad.pages.attention_maps import MapTable, drawn_maps
 from subquad.pages.charts import Axis, Series, line_chart, point_chart
 from subquad.pages.colours import classes_of
@@ -149,7 +150,7 @@ def _scaling(rows: Sequence[ScalingRow], note: str, groups: Sequence[Group], col
     if not rows:
         return section("Against sequence length", "Latency and memory against sequence length were not measured.")
     # a mechanism has the colour of its first group
-    known = {group.first.attention.split(":")[0]: colours[group.label] for group in reversed(groups)}
+    known = {name: colours[group.label] for group in reversed(groups) for name in names_in(group.first.attention)[:1]}
     names = [name for name in dict.fromkeys(row.mechanism for row in rows) if name in known]
 
     def chart(title: str, unit: str, value: Callable[[ScalingRow], float]) -> Markup:
