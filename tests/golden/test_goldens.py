@@ -73,7 +73,7 @@ def assert_stages_as_recorded(model, images, record):
 
 
 # one network of each of the smaller hosts and mechanisms in the fast tests
-SLOW = re.compile("swin|flatten|pola|agent_deit|plain|soft_norm")
+SLOW = re.compile("swin|flatten|pola|agent_deit|inline_pvt|plain|soft_norm")
 SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) else name for name in NETWORKS]
 
 
@@ -100,6 +100,7 @@ def test_networks_compute_what_the_released_ones_do(name):
     assert_as_recorded(single, record["outputs"]["logits"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_dense_backbone_computes_what_the_released_one_does():
     record = golden("ds_agent_pvt_t")
     shapes = record["kwargs"]["downstream_agent_shapes"]

@@ -87,8 +87,9 @@ def test_a_state_of_before_is_put_back_with_its_optimizer_and_its_average(tmp_pa
     other, average = Inside(), Inside()
     again = trained(other, 1)
     put_back(state, tmp_path / "last.pt", other, again, average, None)
+    wanted = model.state_dict()
     for restored in (other, average):
-        assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in restored.state_dict().items())
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in restored.state_dict().items())
     assert all(
         torch.equal(again.state[mine]["exp_avg"], optimizer.state[theirs]["exp_avg"])
         for mine, theirs in zip(other.parameters(), model.parameters(), strict=True)

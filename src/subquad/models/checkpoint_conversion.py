@@ -1,6 +1,7 @@
 """The authors' checkpoints as files of ours: which network a file holds is read off its entries."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,4 +93,10 @@ def _evaluation(name: str, num_classes: int) -> dict[str, Any]:
         return {}
     cfg = default_cfg(name)
     config = {key: cfg[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
-    return {"classes": ImageNetInfo().label_names(), "input": config, "data": "imagenet"}
+    return {"classes": list(_imagenet_classes()), "input": config, "data": "imagenet"}
+
+
+@cache
+def _imagenet_classes() -> tuple[str, ...]:
+    """The names of ImageNet's folders, in order: timm reads a file for them."""
+    return tuple(ImageNetInfo().label_names())
