@@ -29,7 +29,7 @@ def passed_over(before):
     return len(sys.modules)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def light_collections(request):
     """What tests import by and by, too."""
     session = request.session
