@@ -173,21 +173,21 @@ def analyze(
         return Study(log=log, **settings).of(named)
     folder = Path(output)
     with holding(folder):
-        found = Study(log=log, output=folder, **settings).of(named)
-        _write_findings(found, folder, command)
-    return found
+        findings = Study(log=log, output=folder, **settings).of(named)
+        _write_findings(findings, folder, command)
+    return findings
 
 
-def _write_findings(found: Findings, folder: Path, command: str) -> None:
+def _write_findings(findings: Findings, folder: Path, command: str) -> None:
     import torch
 
-    every = [row for rows in found.rows.values() for row in rows]
-    note = f"{found.looked_at} images, torch {torch.__version__}; means over heads and images"
-    counted = {"removed": found.hits, "confused": found.confusions}
+    every = [row for rows in findings.rows.values() for row in rows]
+    note = f"{findings.looked_at} images, torch {torch.__version__}; means over heads and images"
+    counted = {"removed": findings.hits, "confused": findings.confusions}
     for ending in (".csv", ".json"):
         about: dict[str, Any] = {"about": note} | (counted if ending == ".json" else {})
         save_rows(every, folder / f"analysis{ending}", about)
-    write_analysis(folder / "analysis.html", found, command=command, note=note)
+    write_analysis(folder / "analysis.html", findings, command=command, note=note)
 
 
 def bench(

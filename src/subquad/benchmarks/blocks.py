@@ -204,7 +204,7 @@ def faster_than_softmax(rows: Sequence[BlockRow]) -> dict[tuple[str, int, str], 
 
     Layers are compared with layers, operations with operations.
     """
-    found = {}
+    crossings = {}
     for key in dict.fromkeys((row.mechanism, row.batch_size, row.dtype) for row in rows if row.mechanism != "softmax"):
         own = [row for row in rows if (row.mechanism, row.batch_size, row.dtype) == key]
         pairs = [
@@ -213,8 +213,8 @@ def faster_than_softmax(rows: Sequence[BlockRow]) -> dict[tuple[str, int, str], 
             else (row.tokens, row.block_ms, row.softmax_block_ms)
             for row in own
         ]
-        found[key] = last_descent([(tokens, ms / softmax) for tokens, ms, softmax in pairs if softmax is not None])
-    return found
+        crossings[key] = last_descent([(tokens, ms / softmax) for tokens, ms, softmax in pairs if softmax is not None])
+    return crossings
 
 
 def blocks_table(rows: Sequence[BlockRow]) -> str:

@@ -130,14 +130,14 @@ def _peak_mb(pipe: Any, method: str, options: dict[str, Any], prompt: str, sampl
 
 def _summary(rows: Sequence[ImageRow], methods: Sequence[str], peaks: dict[str, float]) -> list[MethodRow]:
     times = {(row.prompt, row.seed, row.method): row.seconds for row in rows}
-    found = []
+    summaries = []
     for method in methods:
         own = [row for row in rows if row.method == method]
         ratios = [times[row.prompt, row.seed, methods[0]] / row.seconds for row in own]
         measured = [row for row in own if row.difference is not None]
         psnrs = [row.psnr for row in measured if row.psnr is not None]
         differences = [row.difference for row in measured if row.difference is not None]
-        found.append(
+        summaries.append(
             MethodRow(
                 method=method,
                 seconds=statistics.median(row.seconds for row in own),
@@ -147,7 +147,7 @@ def _summary(rows: Sequence[ImageRow], methods: Sequence[str], peaks: dict[str, 
                 difference=statistics.fmean(differences) if differences else None,
             )
         )
-    return found
+    return summaries
 
 
 def images_table(rows: Sequence[MethodRow]) -> str:

@@ -100,15 +100,15 @@ def crossover(rows: Sequence[ScalingRow], reference: str = "softmax") -> dict[st
     gives that length.
     """
     base = {row.num_tokens: row.median_ms for row in rows if row.mechanism == reference}
-    found: dict[str, float | None] = {}
+    crossings: dict[str, float | None] = {}
     for name in dict.fromkeys(row.mechanism for row in rows if row.mechanism != reference):
         ratios = [
             (row.num_tokens, row.median_ms / base[row.num_tokens])
             for row in sorted(rows, key=lambda row: row.num_tokens)
             if row.mechanism == name and row.num_tokens in base
         ]
-        found[name] = last_descent(ratios)
-    return found
+        crossings[name] = last_descent(ratios)
+    return crossings
 
 
 def last_descent(ratios: Sequence[tuple[int, float]]) -> float | None:

@@ -133,11 +133,11 @@ def _pass(model: nn.Module, x: Tensor, backward: bool) -> Callable[[], object]:
 
 def faster_from(rows: Sequence[NetworkRow]) -> dict[tuple[str, int, str], float | None]:
     """By network, batch size and dtype the image size from which on it is faster than its reference, if it is."""
-    found = {}
+    crossings = {}
     for key in dict.fromkeys((row.network, row.batch_size, row.dtype) for row in rows):
         own = [row for row in rows if (row.network, row.batch_size, row.dtype) == key]
-        found[key] = last_descent([(row.px, 1 / row.gain) for row in own if row.gain is not None])
-    return found
+        crossings[key] = last_descent([(row.px, 1 / row.gain) for row in own if row.gain is not None])
+    return crossings
 
 
 def networks_table(rows: Sequence[NetworkRow]) -> str:

@@ -63,12 +63,12 @@ class Pyramid(nn.Module):
         size = x.shape[-2:]
         # maps of a plain network at four sizes fit each other where its own is even
         x = pad_to_multiple(x, STRIDES[-1])
-        given: dict[str, Any] = {"indices": self.indices, "intermediates_only": True}
+        settings: dict[str, Any] = {"indices": self.indices, "intermediates_only": True}
         if self.is_plain:
-            (last,) = self.backbone.forward_intermediates(x, norm=True, **given)
+            (last,) = self.backbone.forward_intermediates(x, norm=True, **settings)
             maps = [scale(last) for scale in self.scales]
         else:
-            maps = self.backbone.forward_intermediates(x, **given)[-len(self.strides) :]
+            maps = self.backbone.forward_intermediates(x, **settings)[-len(self.strides) :]
             maps = [_normed(norm, image) for norm, image in zip(self.norms, maps, strict=True)]
         return [
             image[..., : -(-size[0] // stride), : -(-size[1] // stride)]

@@ -22,24 +22,24 @@ _CONFUSED = (
 )
 
 
-def write_analysis(path: Path, found: Findings, *, command: str = "", note: str = "") -> None:
+def write_analysis(path: Path, findings: Findings, *, command: str = "", note: str = "") -> None:
     """Write the page to `path`.
 
     Args:
         path: the HTML file.
-        found: what is shown.
+        findings: what is shown.
         command: that made it.
         note: on what it was measured.
     """
-    names = found.names
+    names = findings.names
     title = f"What {', '.join(names)} attend{'s' if len(names) == 1 else ''} to"
-    mechanisms = {name: dict.fromkeys(row.mechanism for row in found.rows.get(name, [])) for name in names}
+    mechanisms = {name: dict.fromkeys(row.mechanism for row in findings.rows.get(name, [])) for name in names}
     colours = classes_of({name: "+".join(of_layers) or name for name, of_layers in mechanisms.items()})
     parts = [
-        attention_viewer(found.pictures, found.looks),
-        *(_measure(measure, found.rows, colours) for measure in ALL_MEASURES),
-        _removed(found.hits, colours),
-        _confused(found.confusions, colours),
+        attention_viewer(findings.pictures, findings.looks),
+        *(_measure(measure, findings.rows, colours) for measure in ALL_MEASURES),
+        _removed(findings.hits, colours),
+        _confused(findings.confusions, colours),
     ]
     write_page(path, title, [header("subquad analyze", title, note), *parts, footer([command])])
 
@@ -51,9 +51,9 @@ def _chart(series: Sequence[Series], x: Axis, y: Axis) -> Markup:
 def _measure(measure: str, rows: Mapping[str, Sequence[MeasureRow]], colours: Mapping[str, str]) -> Markup:
     series: list[Series] = []
     baselines: dict[int, float] = {}
-    for name, found in rows.items():
+    for name, network_rows in rows.items():
         # a network whose weights have run away is shown as far as there are numbers
-        own = [row for row in found if row.measure == measure and not row.head and math.isfinite(row.mean)]
+        own = [row for row in network_rows if row.measure == measure and not row.head and math.isfinite(row.mean)]
         if not own:
             continue
         points = [(row.layer, row.mean) for row in own]

@@ -47,8 +47,8 @@ class Run:
     def attention_with(self, settings: dict[str, Any]) -> str:
         """The mechanism with these settings."""
         name = attention_label(self.network, self.recipe.get("attention"))
-        given = ",".join(f"{key}={value}" for key, value in settings.items())
-        return f"{name}:{given}" if given and ":" not in name else name
+        written = ",".join(f"{key}={value}" for key, value in settings.items())
+        return f"{name}:{written}" if written and ":" not in name else name
 
     def best(self, metric: str) -> float:
         """The highest value of a metric over the epochs, of the weights or of their average."""
