@@ -3,12 +3,14 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from subquad.attention import ATTENTION
 from subquad.benchmarks.memory import peak_memory_mb
@@ -52,9 +54,7 @@ def measure_scaling(
     whose repeats at a length would not fit what is left of `time_budget_s` is left out there, and `log` hears of it.
     """
     device = torch.device(device)
-    for mechanism in mechanisms:
-        if mechanism not in ATTENTION:
-            raise unknown_name("attention", mechanism, ATTENTION)
+    check_mechanisms(mechanisms)
     deadline = time.perf_counter() + time_budget_s
     rows: list[ScalingRow] = []
     running = list(mechanisms)
@@ -126,11 +126,34 @@ def _one_pass(
     name: str, length: int, dim: int, num_heads: int, batch_size: int, backward: bool, device: torch.device
 ) -> Callable[[], object]:
     """A pass through a layer of this mechanism, ready to be timed."""
-    grid = square(length)
-    layer: nn.Module = SelfAttention(dim, num_heads, ATTENTION[name], grid=grid).to(device)
-    x = torch.randn(batch_size, length, dim, device=device, requires_grad=backward)
-
+    layer, x, grid = layer_on_tokens(name, (batch_size, length, dim), num_heads, device=device, backward=backward)
     return timed_pass(lambda: layer(x, grid=grid), backward)
+
+
+def layer_on_tokens(
+    name: str,
+    shape: tuple[int, int, int],
+    num_heads: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    backward: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[SelfAttention, Tensor, TokenGrid]:
+    """An attention layer with a mechanism of these settings, random tokens (b, n, c), and the square that they fill."""
+    dim, grid = shape[2], square(shape[1])
+    if dim % num_heads:
+        raise SubquadError(f"{num_heads} heads do not divide a width of {dim}: choose num_heads among its divisors")
+    layer = SelfAttention(dim, num_heads, partial(ATTENTION[name], **(settings or {})), grid=grid)
+    x = torch.randn(shape, device=device, dtype=dtype, requires_grad=backward)
+    return layer.to(device=device, dtype=dtype).eval(), x, grid
+
+
+def check_mechanisms(names: Sequence[str]) -> None:
+    """Raise for a name that is none of a mechanism."""
+    for name in names:
+        if name not in ATTENTION:
+            raise unknown_name("attention", name, ATTENTION)
 
 
 def square(length: int) -> TokenGrid:
