@@ -1,6 +1,7 @@
 """Making a state dict fit a model: under its names, its tables at its size; and saying what does not fit."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from subquad.errors import SubquadError
 from subquad.positions import GridTable
 from subquad.text import one_line
 from subquad.weights.released import family_of, from_timm, to_our_layout
+from subquad.weights.released_heads import head_of, to_our_network
 
 
 @dataclass(repr=False)
@@ -55,11 +57,16 @@ def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
     own = {name: tensor.shape for name, tensor in model.state_dict().items()}
     state = from_timm(state)
     # timm's PVTv2 shares most names with ours: what tells a foreign layout is an entry that the model has not
-    family = family_of(state.keys() - own.keys())
-    if family is not None:
+    foreign = state.keys() - own.keys()
+    family, head = family_of(foreign), head_of(foreign)
+    if head is not None:
+        if layout := getattr(model, "layout", ""):
+            raise SubquadError(f"these are weights of a network with the head {head}, and the model is a {layout}")
+        state, family = _renamed(state, head, own, to_our_network), head
+    elif family is not None:
         if family != getattr(model, "layout", family):
             raise SubquadError(f"these are weights of a {family} network, and the model is a {model.layout}")
-        state = _renamed(state, family, own)
+        state = _renamed(state, family, own, to_our_layout)
         # released PVTs of PolaFormer carry a final norm that nothing calls
         if family == "pvt" and "norm.weight" not in own:
             state = {name: tensor for name, tensor in state.items() if name not in ("norm.weight", "norm.bias")}
@@ -81,9 +88,11 @@ def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
     return adapted
 
 
-def _renamed(state: dict[str, Tensor], family: str, own: dict[str, torch.Size]) -> dict[str, Tensor]:
+def _renamed(
+    state: dict[str, Tensor], family: str, own: dict[str, torch.Size], rename: Callable[..., dict[str, Tensor]]
+) -> dict[str, Tensor]:
     try:
-        return to_our_layout(state, family, own)
+        return rename(state, family, own)
     except SubquadError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:
