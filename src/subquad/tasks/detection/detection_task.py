@@ -63,6 +63,8 @@ class Detection(Task):
     )
     counted: ClassVar[str] = "the average precision of boxes on the held-out images"
     has_gallery: ClassVar[bool] = True
+    has_released: ClassVar[bool] = True
+    released_whole: ClassVar[bool] = True
     heads: ClassVar[tuple[str, ...]] = tuple(DETECTORS)
 
     def __init__(self, recipe: DetectRecipe) -> None:

@@ -58,8 +58,8 @@ class AlignedHeads(RoIHeads):
             nms_thresh=0.5,
             detections_per_img=100,
             mask_roi_pool=AlignedPooler(14) if masks else None,
-            mask_head=MaskRCNNHeads(width, (256, 256, 256, 256), 1) if masks else None,
-            mask_predictor=MaskRCNNPredictor(256, 256, num_classes) if masks else None,
+            mask_head=MaskRCNNHeads(width, (width,) * 4, 1) if masks else None,
+            mask_predictor=MaskRCNNPredictor(width, width, num_classes) if masks else None,
         )
         self.box_coder = ClampedCoder(DEVIATIONS[stage])
 

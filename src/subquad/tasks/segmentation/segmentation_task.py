@@ -79,6 +79,8 @@ class Segmentation(Task):
     )
     counted: ClassVar[str] = "the mean intersection over union on the held-out images"
     has_gallery: ClassVar[bool] = True
+    has_released: ClassVar[bool] = True
+    released_whole: ClassVar[bool] = True
     heads: ClassVar[tuple[str, ...]] = tuple(SEGMENTERS)
 
     def __init__(self, recipe: SegmentRecipe) -> None:
