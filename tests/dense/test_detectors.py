@@ -31,9 +31,11 @@ def batch():
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("host", ["pvt", "vit"])
-def test_losses_reach_every_parameter_and_detections_have_their_parts(head, host):
-    model, (images, targets) = made(head, host).train(), batch()
+@pytest.mark.parametrize(
+    "host, conventions", [("pvt", "own"), ("vit", "own"), ("pvt", "openmmlab"), ("swin", "openmmlab")]
+)
+def test_losses_reach_every_parameter_and_detections_have_their_parts(head, host, conventions):
+    model, (images, targets) = made(head, host, conventions=conventions).train(), batch()
     losses = model(images, targets)
     assert all(loss.isfinite() for loss in losses.values())
     sum(losses.values()).backward()
@@ -160,3 +162,24 @@ def test_images_that_vanish_when_they_are_resized_are_refused():
     with pytest.raises(SubquadError, match="an image of 190×1 px is less than a pixel thin at a long_side of 128"):
         model([torch.rand(3, 1, 190)])
     assert len(model([torch.rand(3, 2, 190)])) == 1
+
+
+def test_what_is_found_in_an_image_does_not_depend_on_those_beside_it():
+    model, (images, _) = made("retinanet", conventions="openmmlab").eval(), batch()
+    with torch.no_grad():
+        together, alone = model(images), [model([image])[0] for image in images]
+    for one, other in zip(together, alone, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_networks_of_before_have_the_conventions_that_they_were_trained_with():
+    creation = made("retinanet").creation
+    assert creation.pop("conventions") == "own"
+    creation.pop("task")
+    again = build_detector(**creation)
+    assert again.creation["conventions"] == "own" and again.network.backbone.pyramid.filled
+
+
+def test_unknown_conventions_are_said():
+    with pytest.raises(SubquadError, match="unknown conventions 'openmlab': did you mean openmmlab"):
+        made("retinanet", conventions="openmlab")

@@ -63,6 +63,7 @@ VALUES = {
     "interpolation": ["nearest"],
     "train_interpolation": ["nearest"],
     "crop_mode": ["border"],
+    "conventions": ["openmmlab"],
     "model": ["pvt_small", "deit_small"],
     "attention": ["linear"],
     "mechanisms": ["linear"],

@@ -6,6 +6,7 @@ from subquad.errors import SubquadError
 from subquad.models import NETWORKS, VARIANTS, create_model, load_checkpoint
 from subquad.models.backbone import Backbone
 from subquad.models.pretrained import source_of
+from subquad.tasks.conventions import IN_HOSTS, OWN
 from subquad.tasks.image_recipe import ImageRecipe
 
 DENSE_AGENTS = {"pvt": (12**2, 16**2, 28**2, 28**2), "swin": (9**2, 12**2, 14**2, 7**2)}
@@ -38,11 +39,13 @@ def arguments_of(recipe: ImageRecipe, *others: str) -> dict[str, Any]:
     return {"name": recipe.model, **arguments, **recipe.settings}
 
 
-def backbone_arguments(recipe: ImageRecipe, dense_agents: bool) -> dict[str, Any]:
-    """What `build_backbone` makes a dense network's backbone of."""
+def backbone_arguments(recipe: ImageRecipe, dense_agents: bool, conventions: str = OWN) -> dict[str, Any]:
+    """What `build_backbone` makes a dense network's backbone of, under heads of some conventions."""
     arguments = arguments_of(recipe)
     network = NETWORKS.get(recipe.model)
     variant = VARIANTS.get(network.variant if network else recipe.model)
+    if variant is not None:
+        arguments = IN_HOSTS[conventions].get(variant.host, {}) | arguments
     if dense_agents and variant is not None:
         if variant.host not in DENSE_AGENTS:
             raise SubquadError(f"dense_agents are published for {' and '.join(DENSE_AGENTS)}, not for {variant.host}")

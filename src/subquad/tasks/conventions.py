@@ -5,6 +5,8 @@ segmentation_models_pytorch, every map of a backbone normed, images filled up to
 of the networks that the authors released, which mmdetection and mmsegmentation trained.
 """
 
+from typing import Any
+
 from torch import nn
 
 from subquad.errors import unknown_name
@@ -13,6 +15,12 @@ from subquad.models.pyramid import Pyramid
 
 OWN, OPENMMLAB = "own", "openmmlab"
 CONVENTIONS = (OWN, OPENMMLAB)
+
+IN_HOSTS: dict[str, dict[str, dict[str, Any]]] = {
+    OWN: {},
+    OPENMMLAB: {"pvt": {"drop_remainder": True}, "swin": {"fixed_windows": True}},
+}
+"""What hosts are set to under dense heads, by the host's name."""
 
 
 def check_conventions(conventions: str) -> None:

@@ -6,15 +6,12 @@ from subquad.models.networks import NETWORKS
 from subquad.models.pretrained import MAKERS
 from subquad.models.variants import VARIANTS
 from subquad.tasks.backbone_arguments import DENSE_AGENTS
-from subquad.tasks.conventions import OPENMMLAB
+from subquad.tasks.conventions import IN_HOSTS, OPENMMLAB
 from subquad.tasks.detection.coco_names import COCO_CLASSES
 from subquad.tasks.detection.detectors import build_detector
 from subquad.tasks.segmentation.ade20k_names import ADE20K_CLASSES
 from subquad.tasks.segmentation.segmenters import build_segmenter
 from subquad.weights.dense_links import DenseLink
-
-IN_HOSTS: dict[str, dict[str, Any]] = {"pvt": {"drop_remainder": True}, "swin": {"fixed_windows": True}}
-"""What hosts do in released dense networks, beside the agents, where they do otherwise here."""
 
 SCENE_INPUT: dict[str, Any] = {
     "crop": (512, 512),
@@ -29,7 +26,7 @@ SCENE_INPUT: dict[str, Any] = {
 def arguments_of_link(link: DenseLink) -> dict[str, Any]:
     """What `build_detector` or `build_segmenter` makes the network of a link of."""
     host = VARIANTS[NETWORKS[link.network].variant].host
-    backbone = {"name": link.network, "pooled_agents": list(DENSE_AGENTS[host]), **IN_HOSTS[host]}
+    backbone = {"name": link.network, "pooled_agents": list(DENSE_AGENTS[host]), **IN_HOSTS[OPENMMLAB][host]}
     classes = COCO_CLASSES if link.task == "detect" else ADE20K_CLASSES
     return {"backbone": backbone, "head": link.head, "num_classes": len(classes), "conventions": OPENMMLAB}
 

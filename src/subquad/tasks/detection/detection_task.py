@@ -79,7 +79,7 @@ class Detection(Task):
         train_images.transform = ObjectTransform(hflip=recipe.hflip, crop=recipe.crop)
         eval_images.transform = ObjectTransform()
         model = build_detector(
-            backbone_arguments(recipe, recipe.dense_agents),
+            backbone_arguments(recipe, recipe.dense_agents, recipe.conventions),
             head=recipe.head,
             num_classes=len(train_images.classes),
             short_side=recipe.short_side,
@@ -88,6 +88,7 @@ class Detection(Task):
             frozen_stages=recipe.frozen_stages,
             mean=recipe.mean,
             std=recipe.std,
+            conventions=recipe.conventions,
         )
         super().__init__(recipe, model, train_images, eval_images)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from subquad.tasks.conventions import CONVENTIONS, OWN
 from subquad.tasks.image_recipe import ImageRecipe
 from subquad.tasks.recipe_fields import option
 from subquad.tasks.segmentation.segmenters import SEGMENTERS
@@ -27,6 +28,11 @@ class SegmentRecipe(ImageRecipe):
     batch_size: int = option(16, "scenes a step and process", at_least=1)
 
     head: str = option("fpn", f"decoder: {', '.join(SEGMENTERS)}", choices=SEGMENTERS)
+    conventions: str = option(
+        OWN,
+        f"whose conventions, where libraries differ: {', '.join(CONVENTIONS)}, which the released networks follow",
+        choices=CONVENTIONS,
+    )
     head_channels: int | None = option(
         None, "width of the decoder; the published one if left out", at_least=1, at_most=2**16
     )
