@@ -8,7 +8,7 @@ from torch import nn
 from subquad import SubquadError
 from subquad.models import restore, save_weights
 from subquad.tasks.backbone_arguments import DENSE_AGENTS
-from subquad.tasks.detection import cascade
+from subquad.tasks.detection import cascade, openmmlab_parts
 from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, build_detector
 
 # masks are drawn for a hundred boxes an image, which takes seconds
@@ -183,3 +183,23 @@ def test_networks_of_before_have_the_conventions_that_they_were_trained_with():
 def test_unknown_conventions_are_said():
     with pytest.raises(SubquadError, match="unknown conventions 'openmlab': did you mean openmmlab"):
         made("retinanet", conventions="openmlab")
+
+
+def test_boxes_of_half_precision_are_decoded_in_whole():
+    boxes = torch.tensor([[1001.0, 500, 1102, 777]])
+    coder = openmmlab_parts.ClampedCoder()
+    found = coder.decode_single(torch.zeros(1, 4, dtype=torch.bfloat16), boxes)
+    assert torch.equal(found, boxes)
+    # a side becomes 62.5 times as long, or as short, at most
+    far = coder.decode_single(torch.tensor([[0.0, 0, 99, -99]]), boxes)
+    sides = (far[:, 2:] - far[:, :2]) / torch.tensor([101.0, 277.0])
+    torch.testing.assert_close(sides, torch.tensor([[62.5, 1 / 62.5]]), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("head", ["retinanet", "faster_rcnn"])
+def test_released_conventions_bear_autocast(head):
+    model, (images, targets) = made(head, conventions="openmmlab"), batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model.train()(images, targets)
+        found = model.eval()(images)
+    assert all(loss.isfinite() for loss in losses.values()) and len(found) == 2

@@ -195,6 +195,8 @@ def test_every_link_opens_by_name(row, shelf, tmp_path):
         f"{head}.safetensors",
         f"{head}.pth.json",
     }
+    maps = trained.image_network(64).model(torch.rand(1, 3, 64, 64))
+    assert len(maps) == (3 if link.head == "retinanet" else 4)
     Image.new("RGB", (70, 45), (200, 30, 90)).save(tmp_path / "a.png")
     (said,) = TASKS[link.task].predict(trained, [tmp_path / "a.png"], lambda line: None, output=tmp_path / "out")
     assert str(tmp_path / "a.png") in said.text and list((tmp_path / "out").iterdir())

@@ -26,6 +26,7 @@ from subquad.tasks.classification.classification_task import build_model
 from subquad.tasks.classification.published_figures import interval
 from subquad.tasks.segmentation.segmentation_recipe import SegmentRecipe
 from subquad.weights import downloading
+from subquad.weights.dense_links import DENSE_LINKS
 from subquad.weights.files import fitted
 from subquad.weights.fitting import misfits
 from subquad.weights.links import LINKS, PAGES, TAGS, network_of, row_of
@@ -475,6 +476,7 @@ def test_the_page_of_weights_has_the_tables_of_the_links():
     text = page.read_text()
     assert script["filled"](text) == text, "run python scripts/weights_page.py"
     assert all(link.url in text and f"`subquad download {row}`" in text for row, link in LINKS.items())
+    assert all(link.url in text and f"--pretrained {row}`" in text for row, link in DENSE_LINKS.items())
     assert "Nothing was downloaded where this was written" in text
 
 

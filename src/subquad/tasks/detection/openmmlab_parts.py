@@ -72,7 +72,9 @@ class ClampedCoder(BoxCoder):
         super().__init__((left, top, wide, high), math.log(1000 / 16))
 
     def decode_single(self, rel_codes: Tensor, boxes: Tensor) -> Tensor:
-        """Boxes (n, 4·k) of differences (n, 4·k) from boxes (n, 4)."""
+        """Boxes (n, 4·k) of differences (n, 4·k) from boxes (n, 4), in 32 bits at least."""
+        # sixteen do not tell pixels apart
+        rel_codes = rel_codes.to(torch.promote_types(rel_codes.dtype, torch.float32))
         least = rel_codes.new_tensor([-math.inf, -math.inf, *(-self.bbox_xform_clip * w for w in self.weights[2:])])
         codes = rel_codes.unflatten(1, (-1, 4)).maximum(least).flatten(1)
         return super().decode_single(codes, boxes)
