@@ -17,6 +17,8 @@ from subquad import SubquadError
 from subquad.cli import main
 from subquad.models import NETWORKS, VARIANTS, pretrained
 from subquad.tasks import TASKS, released_networks
+from subquad.tasks.backbone_arguments import backbone_arguments, build_backbone
+from subquad.tasks.segmentation import SegmentRecipe
 from subquad.weights import downloading
 from subquad.weights.dense_links import DENSE_LINKS, dense_row
 from subquad.weights.files import fitted
@@ -263,6 +265,22 @@ def test_a_mistake_with_a_name_is_one_line(command, capsys, tmp_path, monkeypatc
     said = capsys.readouterr().err
     assert MISTAKES[command] in said and said.count("\n") == 1, said
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("row", ["agent_pvt_tiny/mask_rcnn_1x", "agent_swin_tiny/upernet_160k"])
+def test_a_backbone_starts_from_that_of_a_released_network(row, shelf):
+    state, network = shelf.put(row), DENSE_LINKS[row].network
+    start = {"initial_checkpoint": f"pretrained/{row}", "img_size": (224, 224)}
+    recipe = SegmentRecipe(model=network, conventions="openmmlab", **start)
+    backbone = build_backbone(backbone_arguments(recipe, False, recipe.conventions))
+    own = backbone.state_dict()
+    entries = {name.partition("pyramid.backbone.")[2]: tensor for name, tensor in state.items()}
+    assert {name for name in own if name not in entries} <= {"norm.weight", "norm.bias"}
+    assert not [name for name in own if name in entries and not torch.equal(own[name], entries[name])]
+    assert backbone.creation["drop_remainder" if "pvt" in network else "fixed_windows"]
+    other = recipe.replace(model=network.replace("agent", "inline"))
+    with pytest.raises(SubquadError, match=r"cannot open .*\.safetensors: the state dict does not fit this model"):
+        build_backbone(backbone_arguments(other, False))
 
 
 def broken(link, state):

@@ -24,7 +24,7 @@ class DetectRecipe(ImageRecipe):
         None, "height,width that the backbone's position tables are made for", at_least=1, at_most=2**16
     )
     initial_checkpoint: str | None = option(
-        None, "weights of a classifier that the backbone starts from: file or run", free="a path"
+        None, "weights that the backbone starts from, of a classifier or a dense network: file or run", free="a path"
     )
     batch_size: int = option(2, "images a step and process", at_least=1)
 

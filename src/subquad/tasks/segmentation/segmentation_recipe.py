@@ -23,7 +23,7 @@ class SegmentRecipe(ImageRecipe):
         (512, 512), "height,width of training crops, one number for a square", at_least=1, at_most=2**16
     )
     initial_checkpoint: str | None = option(
-        None, "weights of a classifier that the backbone starts from: file or run", free="a path"
+        None, "weights that the backbone starts from, of a classifier or a dense network: file or run", free="a path"
     )
     batch_size: int = option(16, "scenes a step and process", at_least=1)
 
