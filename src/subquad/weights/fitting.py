@@ -1,7 +1,7 @@
 """Making a state dict fit a model: under its names, its tables at its size; and saying what does not fit."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +24,7 @@ class Adapted:
         resized: entries that were resampled to the model's size.
         new: entries of the model that the weights have nothing for, and that are as they were.
         unused: entries of the weights that the model has no place for.
+        partly: fused projections of which the weights have some parts: queries and values, but no gate.
     """
 
     state: dict[str, Tensor]
@@ -31,16 +32,22 @@ class Adapted:
     resized: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    partly: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         """What was done, in one line."""
         layout = f"the released {self.family} layout" if self.family else "our layout"
-        what = (("resampled", self.resized), ("new", self.new), ("unused", self.unused))
+        what = (("resampled", self.resized), ("partly new", self.partly), ("new", self.new), ("unused", self.unused))
         parts = [f"{len(names)} {words} ({some(_kinds(names))})" for words, names in what if names]
         return ", ".join([f"{len(self.state) - len(self.new)} entries from {layout}", *parts])
 
-    def keep_what_fits(self, own: dict[str, Tensor]) -> None:
-        """Leave out what has no place in `own`, and take from there what is missing."""
+    def keep_what_fits(self, own: dict[str, Tensor], model: nn.Module) -> None:
+        """Leave out what has no place in `own`, the entries of `model`, and take from there what is missing."""
+        for name in self.state.keys() & own.keys():
+            parts = getattr(_layer_above(model, name), "projected", ())
+            if (mixed := _of_other_parts(self.state[name], own[name], parts)) is not None:
+                self.state[name] = mixed
+                self.partly.append(name)
         fitting = {
             name: tensor
             for name, tensor in self.state.items()
@@ -50,6 +57,31 @@ class Adapted:
         self.unused = [name for name in self.state if name not in fitting]
         self.resized = [name for name in self.resized if name in fitting]
         self.state = fitting | {name: own[name] for name in self.new}
+
+
+SOFTMAX_PARTS = "qkv"
+"""What networks of the usual attention project, in this order."""
+
+
+def _layer_above(model: nn.Module, name: str) -> nn.Module | None:
+    """The layer that holds the layer that an entry is of."""
+    owner, _, _ = name.rpartition(".")
+    return model.get_submodule(owner.rpartition(".")[0]) if owner else None
+
+
+def _of_other_parts(stored: Tensor, own: Tensor, parts: Sequence[str]) -> Tensor | None:
+    """A stored projection to queries, keys and values as one to other `parts`; `own` has those that it lacks.
+
+    None where it is no such projection, or the parts are the same.
+    """
+    if not parts or not stored.dim() or stored.shape[1:] != own.shape[1:] or stored.shape == own.shape:
+        return None
+    width = len(own) // len(parts)
+    if len(stored) != width * len(SOFTMAX_PARTS) or not _converts(stored, own):
+        return None
+    known = dict(zip(SOFTMAX_PARTS, stored.split(width), strict=True))
+    mixed = [known.get(part, rows) for part, rows in zip(parts, own.split(width), strict=True)]
+    return torch.cat([rows.to(own) for rows in mixed])
 
 
 def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
