@@ -203,3 +203,13 @@ def test_released_conventions_bear_autocast(head):
         losses = model.train()(images, targets)
         found = model.eval()(images)
     assert all(loss.isfinite() for loss in losses.values()) and len(found) == 2
+
+
+@pytest.mark.parametrize("head", ["mask_rcnn", pytest.param("cascade_mask_rcnn", marks=pytest.mark.slow)])
+def test_nothing_is_found_where_no_score_is_high_enough(head):
+    model = made(head, conventions="openmmlab").eval()
+    heads = model.network.roi_heads
+    getattr(heads, "stages", [heads])[-1].score_thresh = 1.0
+    with torch.no_grad():
+        (found,) = model([torch.rand(3, 40, 50)])
+    assert found["boxes"].shape == (0, 4) and found["masks"].shape == (0, 1, 40, 50)

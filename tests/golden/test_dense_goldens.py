@@ -255,9 +255,15 @@ def test_boxes_are_suppressed_as_released():
 def test_masks_are_pasted_as_released():
     record = FUNCTIONS["paste"]
     masks = make_input([6, 28, 28], "mask").sigmoid().float()[:, None]
-    values = parts.pasted(masks, torch.tensor(record["boxes"]), record["image"])[:, 0]
+    boxes, values = torch.tensor(record["boxes"]), torch.zeros(6, *record["image"])
+    for k, (mask, box) in enumerate(zip(masks, boxes, strict=True)):
+        rows, columns, shares = parts.sampled(mask, box, record["image"])
+        values[k, rows, columns] = shares[0]
     assert_as_recorded(values, record["values"], rtol=0, atol=2e-6)
-    assert (values >= parts.HALF).sum((1, 2)).tolist() == record["area"]
+    assert parts.pasted(masks, boxes, record["image"]).sum((1, 2, 3)).tolist() == record["area"]
+    # beside the image, empty, and of no numbers
+    nowhere = torch.tensor([[200.0, 10, 220, 30], [10, 10, 10, 10], [-9, -9, -3, -3], [torch.nan] * 4])
+    assert not parts.pasted(masks[:4], nowhere, record["image"]).any()
 
 
 def test_images_are_brought_to_the_networks_as_released():

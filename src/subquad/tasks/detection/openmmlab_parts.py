@@ -157,7 +157,7 @@ class ByteTransform(GeneralizedRCNNTransform):
         for found, size, before in zip(result, image_shapes, original_image_sizes, strict=True):
             found["boxes"] = found["boxes"] / _factors(before, size).to(found["boxes"])
             if "masks" in found:
-                found["masks"] = pasted(found["masks"], found["boxes"], before) >= HALF
+                found["masks"] = pasted(found["masks"], found["boxes"], before)
         return result
 
 
@@ -168,27 +168,40 @@ def _factors(before: Sequence[int], size: Sequence[int]) -> Tensor:
 
 
 def pasted(masks: Tensor, boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """Masks (n, 1, y, x) of boxes (n, 4) in an image of a size, (n, 1, height, width): bilinear, zero outside."""
-    height, width = size
-    dtype = torch.promote_types(boxes.dtype, torch.float32)
-    image = masks.new_zeros((len(masks), 1, height, width), dtype=dtype)
-    for k, (mask, box) in enumerate(zip(masks.to(dtype), boxes.to(dtype), strict=True)):
-        left, top, right, bottom = box.tolist()
-        if not math.isfinite(left + top + right + bottom):
-            continue
-        # beyond a pixel around the box there is nothing
-        first_column, last_column = max(0, math.floor(left) - 1), min(width, math.ceil(right) + 1)
-        first_row, last_row = max(0, math.floor(top) - 1), min(height, math.ceil(bottom) + 1)
-        if first_column >= last_column or first_row >= last_row:
-            continue
-        columns = torch.arange(first_column, last_column, device=mask.device, dtype=dtype) + 0.5
-        rows = torch.arange(first_row, last_row, device=mask.device, dtype=dtype) + 0.5
-        x = (columns - box[0]) / (box[2] - box[0]) * 2 - 1
-        y = (rows - box[1]) / (box[3] - box[1]) * 2 - 1
-        grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
-        part = F.grid_sample(mask[None], grid[None], align_corners=False)
-        image[k, :, first_row:last_row, first_column:last_column] = part[0]
+    """Masks (n, 1, y, x) of boxes (n, 4) in an image of a size: truth values (n, 1, height, width)."""
+    image = torch.zeros((len(masks), 1, *size), dtype=torch.bool, device=masks.device)
+    for k, (mask, box) in enumerate(zip(masks, boxes, strict=True)):
+        rows, columns, shares = sampled(mask, box, size)
+        image[k, :, rows, columns] = shares >= HALF
     return image
+
+
+def sampled(mask: Tensor, box: Tensor, size: Sequence[int]) -> tuple[slice, slice, Tensor]:
+    """A mask (1, y, x) of a box (4,) at the pixels of an image: bilinear, zero outside.
+
+    Returns:
+        The rows and the columns where there can be something, and the mask there (1, rows, columns).
+    """
+    dtype = torch.promote_types(box.dtype, torch.float32)
+    mask, box = mask.to(dtype), box.to(dtype)
+    left, top, right, bottom = box.tolist()
+    if not math.isfinite(left + top + right + bottom):
+        return slice(0, 0), slice(0, 0), mask[:, :0, :0]
+    # beyond a pixel around the box there is nothing
+    rows, columns = _within(top, bottom, size[0]), _within(left, right, size[1])
+    x, y = (torch.arange(s.start, s.stop, device=mask.device, dtype=dtype) + 0.5 for s in (columns, rows))
+    x = (x - box[0]) / (box[2] - box[0]) * 2 - 1
+    y = (y - box[1]) / (box[3] - box[1]) * 2 - 1
+    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
+    if not grid.numel():
+        return rows, columns, mask.new_zeros(1, len(y), len(x))
+    return rows, columns, F.grid_sample(mask[None], grid[None], align_corners=False)[0]
+
+
+def _within(first: float, last: float, side: int) -> slice:
+    """The pixels of an axis that a part of it touches, and one more at both ends."""
+    start = min(max(0, math.floor(first) - 1), side)
+    return slice(start, max(start, min(side, math.ceil(last) + 1)))
 
 
 def chosen(
