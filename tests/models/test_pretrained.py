@@ -26,6 +26,7 @@ from subquad.tasks.classification.classification_task import build_model
 from subquad.tasks.classification.published_figures import interval
 from subquad.tasks.segmentation.segmentation_recipe import SegmentRecipe
 from subquad.weights import downloading
+from subquad.weights.dense_links import DENSE_LINKS
 from subquad.weights.files import fitted
 from subquad.weights.fitting import misfits
 from subquad.weights.links import LINKS, PAGES, TAGS, network_of, row_of
@@ -395,7 +396,8 @@ def test_the_commands_take_a_networks_name_instead_of_a_file(shelf, tmp_path, ca
     row = "agent_pvt_tiny"
     shelf.put(row)
     assert main(["list", "models", "--pretrained", "--filter", "agent_pvt_*"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    # detectors and segmenters are a table of their own
+    lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
     assert len(lines) == 6 and not any(" yes " in line for line in lines)
     assert main(["download", row]) == 0
     assert capsys.readouterr().out.endswith(f"{row}.safetensors, published top-1 78.4 %\n")
@@ -473,6 +475,7 @@ def test_the_page_of_weights_has_the_tables_of_the_links():
     text = page.read_text()
     assert script["filled"](text) == text, "run python scripts/weights_page.py"
     assert all(link.url in text and f"`subquad download {row}`" in text for row, link in LINKS.items())
+    assert all(link.url in text and f"--pretrained {row}`" in text for row, link in DENSE_LINKS.items())
     assert "Nothing was downloaded where this was written" in text
 
 

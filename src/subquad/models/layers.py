@@ -225,19 +225,33 @@ def make_mlp(
 class ConvEmbed(nn.Module):
     """A strided convolution and a LayerNorm: a map (b, c_in, y, x) to (b, c, y / stride, x / stride), rounded up.
 
-    The map is filled up to whole strides with zeros on the right and at the bottom.
+    The map is filled up to whole strides with zeros on the right and at the bottom; with `drop_remainder` the rows and
+    columns that fill no stride are left out instead, and sizes are rounded down.
     """
 
     def __init__(
-        self, in_chans: int, dim: int, kernel_size: int, stride: int, *, padding: int = 0, eps: float = 1e-5
+        self,
+        in_chans: int,
+        dim: int,
+        kernel_size: int,
+        stride: int,
+        *,
+        padding: int = 0,
+        eps: float = 1e-5,
+        drop_remainder: bool = False,
     ) -> None:
         super().__init__()
-        self.stride = stride
+        self.stride, self.drop_remainder = stride, drop_remainder
         self.proj = nn.Conv2d(in_chans, dim, kernel_size, stride=stride, padding=padding)
         self.norm = nn.LayerNorm(dim, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.proj(fill_up(x, self.stride))
+        if self.drop_remainder and min(x.shape[-2:]) < self.stride:
+            raise SubquadError(
+                f"a map of {x.shape[-2]}×{x.shape[-1]} holds no patch of {self.stride}×{self.stride}, and this network "
+                "drops what fills none: take a larger image"
+            )
+        x = self.proj(x if self.drop_remainder else fill_up(x, self.stride))
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
