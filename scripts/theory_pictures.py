@@ -1,7 +1,7 @@
 """Draws the pictures of docs/theory.md: `python scripts/theory_pictures.py docs/pictures`."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -86,11 +86,7 @@ def of_collinear_queries(width: int = 8, keys: int = 49) -> Points:
 def save(lines: Points, x: Axis, y: Axis, path: Path) -> None:
     """Draw the lines, and print their numbers."""
     colours = classes_of({name: name for name in lines})
-    series: Sequence[Series] = [
-        Series(name, colours[name], points, [f"{name}: {value:.3g}" for _, value in points])
-        for name, points in lines.items()
-    ]
-    save_lines(series, x, y, path)
+    save_lines([Series(name, colours[name], points, []) for name, points in lines.items()], x, y, path)
     print(path)
     for name, points in lines.items():
         print(f"  {name}: {', '.join(f'{at:g} {value:.3g}' for at, value in points)}")

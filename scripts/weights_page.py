@@ -1,8 +1,10 @@
-"""Write the tables of docs/weights.md from the table of links: `python scripts/weights_page.py`."""
+"""Write the tables of docs/weights.md from the tables of links: `python scripts/weights_page.py`."""
 
 import re
 from pathlib import Path
 
+from subquad.models.pretrained import figures_text
+from subquad.weights.dense_links import DENSE_LINKS
 from subquad.weights.links import LINKS, PAGES, TAGS
 
 PAGE = Path(__file__).parents[1] / "docs" / "weights.md"
@@ -23,16 +25,26 @@ def link_rows() -> list[str]:
     return lines
 
 
+def dense_rows() -> list[str]:
+    """Network and head, published figures, link and command of every detector and segmenter."""
+    lines = ["| network | published | link | page | command |", "| --- | --- | --- | --- | --- |"]
+    for row, link in DENSE_LINKS.items():
+        command = f"`subquad {link.task} predict photos --pretrained {row}`"
+        cells = [f"`{row}`", figures_text(link.figures), f"[{link.label}]({link.url})", link.page, command]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def page_rows() -> list[str]:
     """The authors' pages, what is known of their licences, and how many files they have."""
     lines = ["| page | where | licence | files |", "| --- | --- | --- | ---: |"]
     for name, page in PAGES.items():
-        count = sum(link.page == name for link in LINKS.values())
+        count = sum(link.page == name for table in (LINKS, DENSE_LINKS) for link in table.values())
         lines.append(f"| {name} | {page.url} | {page.licence} | {count} |")
     return lines
 
 
-TABLES = {"pages": page_rows, "links": link_rows}
+TABLES = {"pages": page_rows, "links": link_rows, "dense": dense_rows}
 
 
 def filled(text: str) -> str:

@@ -25,6 +25,7 @@ from subquad.runs.run_records import Group, find_runs, group_runs
 from subquad.tasks import CommonRecipe, Gallery, Judgement, task_named
 from subquad.tasks.task import Predicted
 from subquad.training import compare as compare_mechanisms
+from subquad.training import released_mechanisms
 from subquad.training import train as train_run
 
 Log = Callable[[str], None]
@@ -86,6 +87,7 @@ def compare(
     mechanisms: Sequence[str] | None = None,
     seeds: Sequence[int] = (0,),
     task: str = "classify",
+    pretrained: bool = False,
     log: Log = silent,
     **fields: Any,
 ) -> list[dict[str, Any]]:
@@ -97,14 +99,18 @@ def compare(
         mechanisms: by name, with settings if wanted: "linear:feature_map=elu"; all of them if left out.
         seeds: a run for each.
         task: what for, where `recipe` does not say.
+        pretrained: start from the authors' weights of each mechanism; those that have some in this host if no
+            mechanisms are named.
         log: gets a line an epoch.
         fields: that replace the recipe's.
 
     Raises:
         SubquadError: in one line, before the first run where a name is wrong.
     """
-    wanted = list(ATTENTION) if mechanisms is None else mechanisms
-    return compare_mechanisms(recipe_for(recipe, task=task, **fields), wanted, seeds, Path(output), log=log)
+    made = recipe_for(recipe, task=task, **fields)
+    if mechanisms is None:
+        mechanisms = released_mechanisms(made.model) if pretrained else list(ATTENTION)
+    return compare_mechanisms(made, mechanisms, seeds, Path(output), log=log, pretrained=pretrained)
 
 
 def evaluate(source: Path | str, *, task: str | None = None, **settings: Any) -> Judgement:
@@ -173,21 +179,21 @@ def analyze(
         return Study(log=log, **settings).of(named)
     folder = Path(output)
     with holding(folder):
-        found = Study(log=log, output=folder, **settings).of(named)
-        _write_findings(found, folder, command)
-    return found
+        findings = Study(log=log, output=folder, **settings).of(named)
+        _write_findings(findings, folder, command)
+    return findings
 
 
-def _write_findings(found: Findings, folder: Path, command: str) -> None:
+def _write_findings(findings: Findings, folder: Path, command: str) -> None:
     import torch
 
-    every = [row for rows in found.rows.values() for row in rows]
-    note = f"{found.looked_at} images, torch {torch.__version__}; means over heads and images"
-    counted = {"removed": found.hits, "confused": found.confusions}
+    every = [row for rows in findings.rows.values() for row in rows]
+    note = f"{findings.looked_at} images, torch {torch.__version__}; means over heads and images"
+    counted = {"removed": findings.hits, "confused": findings.confusions}
     for ending in (".csv", ".json"):
         about: dict[str, Any] = {"about": note} | (counted if ending == ".json" else {})
         save_rows(every, folder / f"analysis{ending}", about)
-    write_analysis(folder / "analysis.html", found, command=command, note=note)
+    write_analysis(folder / "analysis.html", findings, command=command, note=note)
 
 
 def bench(

@@ -20,7 +20,7 @@ def network(name, **settings):
     model = subquad.create_model("deit_micro", attention=name, **sizes, **settings).eval()
     # as large as trained ones: with the small weights that training starts from all rows are nearly alike
     for block in model.blocks:
-        torch.nn.init.normal_(block.attn.project.weight, std=0.5)
+        torch.nn.init.normal_(block.attn.qkv.weight, std=0.5)
         torch.nn.init.normal_(block.attn.proj.weight, std=0.5)
     torch.nn.init.normal_(model.head.weight)
     return model
@@ -199,11 +199,11 @@ def test_confusions_are_counted_by_image():
     for name, expected in (("linear", True), ("softmax", False)):
         model = network(name)
         for block in model.blocks:
-            size = block.attn.project.weight.shape[1]
+            size = block.attn.qkv.weight.shape[1]
             with torch.no_grad():
                 # rank one: queries of a head are multiples of one vector, of either sign
-                block.attn.project.weight[:size] = torch.outer(torch.rand(size), torch.randn(size))
-                block.attn.project.bias[:size] = 0
+                block.attn.qkv.weight[:size] = torch.outer(torch.rand(size), torch.randn(size))
+                block.attn.qkv.bias[:size] = 0
         found = count_confusions(model)(images, labels)["confused"]
         assert len(found) == 3 and all((value > 100) == expected for value in found), (name, found)
 

@@ -137,7 +137,10 @@ def test_a_picture_shows_every_mechanism_and_softmax(tmp_path):
 
 
 def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(capsys, tmp_path):
-    for flag, name, known in (("--output", "rows.txt", ".csv or .json"), ("--picture", "p.png", ".svg")):
+    for flag, name, known in (
+        ("--output", "rows.txt", ".csv or .json"),
+        ("--picture", "p.gif", ".svg or .png or .pdf"),
+    ):
         assert main(["bench", flag, str(tmp_path / name)]) == 2
         said = capsys.readouterr()
         assert f"written as {known}, got {name}" in said.err and "passes" not in said.out

@@ -5,20 +5,22 @@ import itertools
 import pytest
 import torch
 
+from subquad import timing
 from subquad.benchmarks import ScalingRow, blocks, crossover, floors, measure_blocks, measure_networks, measure_scaling
 from subquad.benchmarks import scaling as scaling_module
 from subquad.benchmarks import whole_networks as networks_module
 from subquad.benchmarks.pipeline_costs import _summary
-from subquad.benchmarks.scaling import interleaved_ms, last_descent
+from subquad.benchmarks.scaling import last_descent
 from subquad.benchmarks.whole_networks import NetworkRow, faster_from
 from subquad.diffusion.folder import ImageRow
+from subquad.timing import interleaved_ms, warmed_up
 
 CPU = torch.device("cpu")
 
 
 def test_passes_take_turns_and_are_counted_in_milliseconds(monkeypatch):
     seconds = itertools.count()
-    monkeypatch.setattr(scaling_module.time, "perf_counter", lambda: 0.25 * next(seconds))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: 0.25 * next(seconds))
     order = []
     times = interleaved_ms({name: lambda name=name: order.append(name) for name in "abc"}, 4, CPU)
     assert times == {name: [250.0] * 4 for name in "abc"}
@@ -28,31 +30,30 @@ def test_passes_take_turns_and_are_counted_in_milliseconds(monkeypatch):
 @pytest.fixture
 def warm(monkeypatch):
     """Instead of times, how often each pass had run before it was timed."""
-    seen = {}
+    runs, seen = {}, {}
 
-    def timed(module, wrap):
-        real, counts = getattr(module, wrap), {}
+    def counted(module, wrap):
+        real = getattr(module, wrap)
 
         def wrapped(*arguments, **settings):
-            run, place = real(*arguments, **settings), len(counts)
-            counts[place] = 0
+            run, place = real(*arguments, **settings), (module, len(runs))
+            runs[place] = 0
 
-            def counted():
-                counts[place] += 1
+            def pass_of_it():
+                runs[place] += 1
                 return run()
 
-            return counted
-
-        def times(passes, repeats, device):
-            seen[module] = dict(counts)
-            return {key: [1.0] * repeats for key in passes}
+            return pass_of_it
 
         monkeypatch.setattr(module, wrap, wrapped)
-        monkeypatch.setattr(module, "interleaved_ms", times)
 
-    timed(blocks, "_timed")
-    timed(networks_module, "_pass")
-    timed(scaling_module, "_one_pass")
+    def times(passes, repeats, device):
+        seen.update(runs)
+        return {key: [1.0] * repeats for key in passes}
+
+    for module, wrap in ((blocks, "timed_pass"), (networks_module, "_pass"), (scaling_module, "_one_pass")):
+        counted(module, wrap)
+        monkeypatch.setattr(module, "interleaved_ms", times)
     return seen
 
 
@@ -60,9 +61,17 @@ def test_every_pass_has_run_before_it_is_timed(warm):
     measure_blocks(["softmax", "linear"], [16], dim=16, num_heads=2, repeats=2)
     measure_networks(["deit_micro"], [16], repeats=2)
     measure_scaling(["softmax", "linear"], [16], dim=16, num_heads=2, repeats=2)
-    assert len(warm) == 3
-    for counts in warm.values():
-        assert counts and all(count >= 1 for count in counts.values())
+    assert {module for module, _ in warm} == {blocks, networks_module, scaling_module}
+    assert all(count >= 1 for count in warm.values())
+
+
+def test_what_is_too_slow_the_first_time_is_left_out_and_said(monkeypatch):
+    said, ran = [], []
+    monkeypatch.setattr(timing, "seconds_of", lambda run, device: run() or {"a": 1.0, "b": 5.0}[ran[-1]])
+    passes = {name: lambda name=name: ran.append(name) for name in "ab"}
+    kept = warmed_up(passes, CPU, is_too_slow=lambda s: s > 2, log=lambda *words: said.append(words))
+    assert kept == {"a": passes["a"]} and said == [("b", 5.0)] and ran == ["a", "b"]
+    assert warmed_up(passes, CPU) == passes
 
 
 def test_a_copy_is_warm_and_counts_what_is_read_and_what_is_written(monkeypatch):

@@ -8,7 +8,7 @@ from torch import nn
 from subquad import SubquadError
 from subquad.models import restore, save_weights
 from subquad.tasks.backbone_arguments import DENSE_AGENTS
-from subquad.tasks.detection import cascade
+from subquad.tasks.detection import cascade, openmmlab_parts
 from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, build_detector
 
 # masks are drawn for a hundred boxes an image, which takes seconds
@@ -31,9 +31,11 @@ def batch():
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("host", ["pvt", "vit"])
-def test_losses_reach_every_parameter_and_detections_have_their_parts(head, host):
-    model, (images, targets) = made(head, host).train(), batch()
+@pytest.mark.parametrize(
+    "host, conventions", [("pvt", "own"), ("vit", "own"), ("pvt", "openmmlab"), ("swin", "openmmlab")]
+)
+def test_losses_reach_every_parameter_and_detections_have_their_parts(head, host, conventions):
+    model, (images, targets) = made(head, host, conventions=conventions).train(), batch()
     losses = model(images, targets)
     assert all(loss.isfinite() for loss in losses.values())
     sum(losses.values()).backward()
@@ -160,3 +162,54 @@ def test_images_that_vanish_when_they_are_resized_are_refused():
     with pytest.raises(SubquadError, match="an image of 190×1 px is less than a pixel thin at a long_side of 128"):
         model([torch.rand(3, 1, 190)])
     assert len(model([torch.rand(3, 2, 190)])) == 1
+
+
+def test_what_is_found_in_an_image_does_not_depend_on_those_beside_it():
+    model, (images, _) = made("retinanet", conventions="openmmlab").eval(), batch()
+    with torch.no_grad():
+        together, alone = model(images), [model([image])[0] for image in images]
+    for one, other in zip(together, alone, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_networks_of_before_have_the_conventions_that_they_were_trained_with():
+    creation = made("retinanet").creation
+    assert creation.pop("conventions") == "own"
+    creation.pop("task")
+    again = build_detector(**creation)
+    assert again.creation["conventions"] == "own" and again.network.backbone.pyramid.filled
+
+
+def test_unknown_conventions_are_said():
+    with pytest.raises(SubquadError, match="unknown conventions 'openmlab': did you mean openmmlab"):
+        made("retinanet", conventions="openmlab")
+
+
+def test_boxes_of_half_precision_are_decoded_in_whole():
+    boxes = torch.tensor([[1001.0, 500, 1102, 777]])
+    coder = openmmlab_parts.ClampedCoder()
+    found = coder.decode_single(torch.zeros(1, 4, dtype=torch.bfloat16), boxes)
+    assert torch.equal(found, boxes)
+    # a side becomes 62.5 times as long, or as short, at most
+    far = coder.decode_single(torch.tensor([[0.0, 0, 99, -99]]), boxes)
+    sides = (far[:, 2:] - far[:, :2]) / torch.tensor([101.0, 277.0])
+    torch.testing.assert_close(sides, torch.tensor([[62.5, 1 / 62.5]]), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("head", ["retinanet", "faster_rcnn"])
+def test_released_conventions_bear_autocast(head):
+    model, (images, targets) = made(head, conventions="openmmlab"), batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model.train()(images, targets)
+        found = model.eval()(images)
+    assert all(loss.isfinite() for loss in losses.values()) and len(found) == 2
+
+
+@pytest.mark.parametrize("head", ["mask_rcnn", pytest.param("cascade_mask_rcnn", marks=pytest.mark.slow)])
+def test_nothing_is_found_where_no_score_is_high_enough(head):
+    model = made(head, conventions="openmmlab").eval()
+    heads = model.network.roi_heads
+    getattr(heads, "stages", [heads])[-1].score_thresh = 1.0
+    with torch.no_grad():
+        (found,) = model([torch.rand(3, 40, 50)])
+    assert found["boxes"].shape == (0, 4) and found["masks"].shape == (0, 1, 40, 50)

@@ -75,6 +75,72 @@ def test_boxes_of_a_crop_are_those_of_what_is_left_of_their_objects(folder):
     assert counts == {1, 2}
 
 
+def by_hand(picture, target, crop, hflip):
+    """What `ObjectTransform` makes of a picture, in plain indices."""
+    image = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+    boxes, labels, masks = (target[name].clone() for name in ("boxes", "labels", "masks"))
+    full = list(image.shape[-2:])
+    if crop and torch.rand(()) < crop:
+        size = [int(torch.randint(side // 2, side + 1, ())) for side in full]
+        top, left = (int(torch.randint(side - part + 1, ())) for side, part in zip(full, size, strict=True))
+        moved = boxes - torch.tensor([left, top, left, top])
+        moved = moved.clamp(min=0).minimum(torch.tensor([size[1], size[0], size[1], size[0]]))
+        kept = (moved[:, 2] - moved[:, 0] > 1) & (moved[:, 3] - moved[:, 1] > 1)
+        if kept.any() or not len(kept):
+            image, boxes, labels = image[:, top:, left:][:, : size[0], : size[1]], moved[kept], labels[kept]
+            masks = masks[kept][:, top:, left:][:, : size[0], : size[1]]
+    if hflip and torch.rand(()) < hflip:
+        image, masks, width = image.flip(-1), masks.flip(-1), image.shape[-1]
+        boxes = torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1)
+    return image, {"boxes": boxes, "labels": labels, "masks": masks}
+
+
+@pytest.mark.parametrize(("crop", "hflip"), [(0.0, 1.0), (1.0, 0.0), (0.5, 0.5)])
+def test_crops_and_flips_draw_the_same_numbers_and_move_as_they_do_by_hand(folder, crop, hflip):
+    """Runs of before go on with the same images. Boxes end on pixels here, and some parts are one pixel wide."""
+    images = load_objects(folder, split="train", masks=True)
+    sizes = set()
+    for seed in range(24):
+        picture, target = images[seed % 6]
+        target = target | {"boxes": target["boxes"].round()}
+        torch.manual_seed(seed)
+        image, after = ObjectTransform(crop=crop, hflip=hflip)(picture, target)
+        next_number = torch.rand(())
+        torch.manual_seed(seed)
+        expected, objects = by_hand(picture, target, crop, hflip)
+        torch.testing.assert_close(image, expected, rtol=0, atol=1e-6)
+        assert next_number == torch.rand(())
+        assert after["image_id"] == target["image_id"]
+        for name, tensor in objects.items():
+            assert torch.equal(after[name], tensor) and type(after[name]) is torch.Tensor, name
+        sizes.add(len(after["boxes"]))
+    assert sizes == ({2} if not crop else {1, 2})
+
+
+@pytest.mark.parametrize("least", [1.0, 1.5])
+def test_what_is_left_of_an_object_is_wider_and_higher_than_a_pixel(least):
+    """Of one that reaches just into the crop, beside one that stays."""
+    picture, kept = Image.new("RGB", (64, 64)), []
+    for seed in range(40):
+        torch.manual_seed(seed)
+        boxes = torch.tensor([[24.0, 24.0, 40.0, 40.0], [0.0, 0.0, 5.0, 5.0]])
+        torch.rand(())
+        height, width = (int(torch.randint(32, 65, ())) for _ in range(2))
+        top, left = (int(torch.randint(64 - part + 1, ())) for part in (height, width))
+        boxes[1, 2:] = torch.tensor([left + least, top + 9.0])
+        torch.manual_seed(seed)
+        _, after = ObjectTransform(crop=1.0)(picture, {"boxes": boxes, "labels": torch.tensor([1, 2])})
+        kept += [label for label in after["labels"].tolist() if label == 2 and left > 0]
+    assert bool(kept) == (least > 1)
+
+
+def test_images_without_objects_are_cropped_too():
+    torch.manual_seed(0)
+    target = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
+    image, after = ObjectTransform(crop=1.0, hflip=1.0)(Image.new("RGB", (64, 64)), target)
+    assert image.shape != (3, 64, 64) and after["boxes"].shape == (0, 4) and after["labels"].shape == (0,)
+
+
 def test_an_object_without_its_area_has_that_of_its_box(folder, change):
     change(lambda content: content["annotations"][0].pop("area"))
     first = load_objects(folder, split="train").truth["annotations"][0]

@@ -8,6 +8,7 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.models import HOSTS, restore, save_weights
 from subquad.models.pyramid import Pyramid
+from subquad.tasks.conventions import CONVENTIONS, pyramid_of
 from subquad.tasks.segmentation import SEGMENTERS, Segmenter, build_segmenter
 
 STRIDES = (4, 8, 16, 32)
@@ -33,6 +34,15 @@ def test_maps_of_stages_are_normed_each_by_itself(host):
         for image in pyramid(torch.randn(1, 3, 64, 64)):
             torch.testing.assert_close(image.mean(1), torch.zeros_like(image[:, 0]), atol=1e-5, rtol=0)
             assert image.var(1, correction=0).max() < 1.001
+
+
+@pytest.mark.parametrize("host, normed", [("pvt", False), ("swin", True)])
+def test_released_maps_are_normed_where_the_network_norms_its_last(host, normed):
+    pyramid = pyramid_of(small(host, num_classes=0), "openmmlab", first=1)
+    assert len(pyramid.norms) == 3 * normed and not pyramid.filled
+    with torch.no_grad():
+        for image in pyramid.eval()(torch.randn(1, 3, 64, 64)):
+            assert (image.mean(1).abs().max() < 1e-5) == normed
 
 
 def test_padding_below_and_on_the_right_is_all_that_odd_sizes_change():
@@ -62,9 +72,11 @@ def test_what_is_no_pyramid_is_said():
         Pyramid(two)
 
 
+@pytest.mark.parametrize("conventions", CONVENTIONS)
 @pytest.mark.parametrize("head", SEGMENTERS)
-def test_logits_stand_at_every_pixel_of_any_size(head):
-    model = Segmenter(Pyramid(small("pvt", num_classes=0)), head=head, num_classes=4)
+def test_logits_stand_at_every_pixel_of_any_size(head, conventions):
+    pyramid = pyramid_of(small("pvt", num_classes=0), conventions)
+    model = Segmenter(pyramid, head=head, num_classes=4, head_channels=64, conventions=conventions)
     x = torch.randn(2, 3, 47, 70)
     with torch.no_grad():
         trained, judged = model.train()(x), model.eval()(x)
@@ -98,10 +110,10 @@ def test_a_width_that_a_decoder_can_not_have_is_said():
         Segmenter(Pyramid(small("pvt", num_classes=0)), head="fpn", num_classes=3, head_channels=32)
 
 
-@pytest.mark.parametrize("host", ["pvt", "vit"])
-def test_a_segmenter_is_restored_from_its_file(host, tmp_path):
+@pytest.mark.parametrize("host, conventions", [("pvt", "own"), ("vit", "own"), ("pvt", "openmmlab")])
+def test_a_segmenter_is_restored_from_its_file(host, conventions, tmp_path):
     backbone = small(host, "agent", num_agents=4, num_classes=0).creation
-    made = build_segmenter(backbone, head="fpn", num_classes=3, frozen_stages=1).eval()
+    made = build_segmenter(backbone, head="fpn", num_classes=3, frozen_stages=1, conventions=conventions).eval()
     save_weights(made, tmp_path / "a.safetensors", {"classes": ["a", "b", "c"]})
     again, note = restore(tmp_path / "a.safetensors", "segment", build_segmenter)
     x = torch.randn(1, 3, 40, 56)

@@ -127,7 +127,7 @@ def test_the_arena_is_judged_by_the_best_weights_on_the_test_set(monkeypatch, tm
 def test_first_passes_warm_up_and_are_not_timed(monkeypatch):
     ends = iter([0.0, 90.0, 90.0, 180.0, 180.0, 181.0, 181.0, 182.0])
     timer = SimpleNamespace(perf_counter=lambda: next(ends))
-    monkeypatch.setattr("subquad.tasks.classification.throughput.time", timer)
+    monkeypatch.setattr("subquad.timing.time", timer)
     assert measure_throughput(nn.Conv2d(3, 4, 3), (8, 8), 6, "cpu", repeats=2) == 6
 
 

@@ -10,7 +10,7 @@ def pola_layer(state: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
     for part in ("weight", "bias"):
         if f"qg.{part}" in state:
             (q, g), (k, v) = state[f"qg.{part}"].chunk(2), state[f"kv.{part}"].chunk(2)
-            named[f"project.{part}"] = torch.cat([q, k, v, g])
+            named[f"qkv.{part}"] = torch.cat([q, k, v, g])
         named[f"proj.{part}"] = state[f"proj.{part}"]
         named[f"inner.local.{part}"] = state[f"dwc.{part}"]
     named["inner.power"] = state["power"].squeeze(0)
@@ -25,7 +25,7 @@ def focused_layer(state: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
     renamed = {"proj": "proj", "dwc": "inner.local", "sr": "reduce.proj", "norm": "reduce.norm"}
     named = {}
     for part in ("weight", "bias"):
-        named[f"project.{part}"] = torch.cat([state[f"q.{part}"], state[f"kv.{part}"]])
+        named[f"qkv.{part}"] = torch.cat([state[f"q.{part}"], state[f"kv.{part}"]])
         for theirs, ours in renamed.items():
             if f"{theirs}.{part}" in state:
                 named[f"{ours}.{part}"] = state[f"{theirs}.{part}"]
@@ -35,7 +35,7 @@ def focused_layer(state: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
 
 
 def soft_layer(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    named = {f"project.{part}": torch.cat([state[f"W_q.{part}"], state[f"W_v.{part}"]]) for part in ("weight", "bias")}
+    named = {f"qkv.{part}": torch.cat([state[f"W_q.{part}"], state[f"W_v.{part}"]]) for part in ("weight", "bias")}
     named |= {f"proj.{part}": state[f"ff.{part}"] for part in ("weight", "bias")}
     named |= {f"inner.landmark_norm.{part}": state[f"attn.Qnorm_act.0.{part}"] for part in ("weight", "bias")}
     named["inner.landmark.weight"] = state["attn.Qlandmark_op.weight"]

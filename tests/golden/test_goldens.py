@@ -73,7 +73,7 @@ def assert_stages_as_recorded(model, images, record):
 
 
 # one network of each of the smaller hosts and mechanisms in the fast tests
-SLOW = re.compile("swin|flatten|pola|agent_deit|plain|soft_norm")
+SLOW = re.compile("swin|flatten|pola|agent_deit|inline_pvt|plain|soft_norm")
 SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) else name for name in NETWORKS]
 
 
@@ -100,6 +100,7 @@ def test_networks_compute_what_the_released_ones_do(name):
     assert_as_recorded(single, record["outputs"]["logits"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_dense_backbone_computes_what_the_released_one_does():
     record = golden("ds_agent_pvt_t")
     shapes = record["kwargs"]["downstream_agent_shapes"]
@@ -165,7 +166,7 @@ def test_focused_attention_in_cswin_computes_what_the_released_branch_does():
     state = {f"stage1.0.attns.0.{key}": tensor for key, tensor in make_state_dict(record["state_dict"]).items()}
     place, own = "stages.0.blocks.0.attn.", layer.state_dict()
     state = to_our_layout(state, "cswin", {place + name: tensor.shape for name, tensor in own.items()})
-    projections = {name: tensor for name, tensor in own.items() if "proj" in name}
+    projections = {name: tensor for name, tensor in own.items() if name.startswith(("qkv.", "proj."))}
     layer.load_state_dict(projections | {name.removeprefix(place): tensor for name, tensor in state.items()})
     projected = make_input(record["input_shape"]).requires_grad_()
     maps = projected.unflatten(2, grid.shape)

@@ -25,7 +25,13 @@ REAL = {"load_recipe", "fields_of", "holding", "names_in", "recipe_names", "slug
 """What makes the arguments of the library's calls, and stays."""
 
 NETWORK = {"model": ["--pretrained"], "pretrained": ["--model", "agent_pvt_tiny"]}
-WEIGHTS = {"eval": {"checkpoint": ["here"]}, "predict": {"checkpoint": ["--checkpoint", "here"]}}
+ASKED = {"evaluate": ["here"], "predict": ["--checkpoint", "here"]}
+WEIGHTS = {
+    task.commands[action]: {"checkpoint": words}
+    for task in TASKS.values()
+    for action, words in ASKED.items()
+    if task.has_released
+}
 """What a command needs unless a network is named."""
 
 TOGETHER = {
@@ -57,6 +63,7 @@ VALUES = {
     "interpolation": ["nearest"],
     "train_interpolation": ["nearest"],
     "crop_mode": ["border"],
+    "conventions": ["openmmlab"],
     "model": ["pvt_small", "deit_small"],
     "attention": ["linear"],
     "mechanisms": ["linear"],

@@ -54,7 +54,7 @@ def _entries(name, tensor, host, network, state):
         return
     attn = at + "attns.0." if host == "cswin" else at + "attn."
     kind, _, ending = rest.rpartition(".")
-    if kind == "attn.project":
+    if kind == "attn.qkv":
         gated = "pola" in network and len(tensor) == 4 * state[f"stages.{s}.blocks.{block}.attn.proj.bias"].shape[0]
         yield from _projections(
             at if host == "cswin" else attn, ending, tensor, host in ("pvt", "pvt_v2", "softnet"), gated
@@ -134,7 +134,7 @@ def _inner(at, rest, tensor):
 
 def _soft(at, rest, tensor):
     kind, _, ending = rest.rpartition(".")
-    if kind == "attn.project":
+    if kind == "attn.qkv":
         for letter, part in zip("qv", tensor.chunk(2), strict=True):
             yield f"{at}mha.W_{letter}.{ending}", part
         return

@@ -246,12 +246,51 @@ def test_windows_are_attention_on_the_whole_grid_with_all_pairs_of_two_windows_f
     torch.testing.assert_close(window(x, grid=grid), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("grid", [TokenGrid(8, 12), TokenGrid(4, 4), TokenGrid(3, 6), TokenGrid(2, 2)], ids=str)
+@pytest.mark.parametrize("shifted", [False, True])
+def test_fixed_windows_are_whole_ones_on_a_grid_that_is_filled_up_to_them_and_always_shift(grid, shifted):
+    window = WindowAttention(12, 2, ATTENTION["softmax"], grid=grid, window_size=4, shifted=shifted, fixed=True)
+    for parameter in window.parameters():
+        nn.init.normal_(parameter)
+    full = TokenGrid(*(-(-side // 4) * 4 for side in grid.shape))
+    whole = SelfAttention(12, 2, ATTENTION["softmax"], grid=full)
+    whole.load_state_dict(window.state_dict())
+    # begun half a window later along both axes, what is left at the borders is apart
+    rows, columns = ((torch.arange(side) - (2 if shifted else 0)).div(4).floor() for side in full.shape)
+    number = (10 * rows[:, None] + columns).flatten()
+    x = torch.randn(2, grid.num_places, 12)
+    # what is filled in takes part
+    image = nn.functional.pad(grid.to_image(x), (0, full.width - grid.width, 0, full.height - grid.height))
+    expected = full.to_image(whole(image.flatten(2).mT, grid=full, mask=number[:, None] != number))
+    found = grid.to_image(window(x, grid=grid))
+    torch.testing.assert_close(found, expected[..., : grid.height, : grid.width], rtol=1e-4, atol=1e-4)
+
+
+def test_a_pvt_drops_what_fills_no_patch_if_it_is_told_to():
+    settings = {"embed_dims": (8, 8, 8, 8), "num_heads": (1, 1, 1, 1), "depths": (1, 1, 1, 1), "num_classes": 0}
+    filling = subquad.create_model("pvt_tiny", attention="linear", **settings).eval()
+    dropping = subquad.create_model("pvt_tiny", attention="linear", drop_remainder=True, **settings).eval()
+    dropping.load_state_dict(filling.state_dict())
+    x = torch.randn(1, 3, 70, 103)
+    with torch.no_grad():
+        maps = dropping.forward_intermediates(x, intermediates_only=True)
+        # 70 and 103 px are 17 and 25 patches, then 8 and 12, 4 and 6, 2 and 3
+        assert [tuple(m.shape[-2:]) for m in maps] == [(17, 25), (8, 12), (4, 6), (2, 3)]
+        assert torch.equal(maps[0], dropping.forward_intermediates(x[..., :68, :100], intermediates_only=True)[0])
+        whole = [
+            network.forward_intermediates(x[..., :64, :96], intermediates_only=True) for network in (filling, dropping)
+        ]
+    assert all(map(torch.equal, *whole))
+    with pytest.raises(subquad.SubquadError, match="a map of 4×1 holds no patch of 2×2"):
+        dropping(x[..., :20])
+
+
 @pytest.mark.parametrize("grid", [TokenGrid(6, 9), TokenGrid(9, 6), TokenGrid(5, 5)], ids=str)
 def test_what_fills_up_the_last_stripe_is_not_attended_to(grid):
     attention = CrossShapedAttention(8, 2, ATTENTION["softmax"], grid=grid, split_size=4)
     with torch.no_grad():
         # all values are 1 and nothing else is added
-        attention.project.weight[16:], attention.project.bias[16:] = 0, 1
+        attention.qkv.weight[16:], attention.qkv.bias[16:] = 0, 1
         nn.init.zeros_(attention.lepe.weight), nn.init.zeros_(attention.lepe.bias)
         nn.init.eye_(attention.proj.weight), nn.init.zeros_(attention.proj.bias)
         x = torch.randn(2, grid.num_places, 8)

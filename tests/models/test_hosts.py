@@ -108,7 +108,8 @@ def test_weights_of_another_image_size_are_resampled_and_of_the_same_size_taken_
     model = with_random_tables(small(host, attention)).eval()
     same, larger = small(host, attention).eval(), small(host, attention, img_size=128).eval()
     assert not subquad.load_checkpoint(same, model.state_dict()).resized
-    assert all(torch.equal(tensor, same.state_dict()[key]) for key, tensor in model.state_dict().items())
+    loaded = same.state_dict()
+    assert all(torch.equal(tensor, loaded[key]) for key, tensor in model.state_dict().items())
     if attention == "soft":
         return  # a landmark is a convolution, whose window is sized at construction
     resized = subquad.load_checkpoint(larger, model.state_dict()).resized
@@ -280,7 +281,7 @@ def test_networks_of_fewer_stages_take_the_last_settings(host):
 @every_mechanism
 def test_projections_may_go_without_bias(host, attention):
     model = small(host, attention, qkv_bias=False)
-    assert not [key for key, _ in model.named_parameters() if key.endswith("project.bias")]
+    assert not [key for key, _ in model.named_parameters() if key.endswith("qkv.bias")]
     assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
 
 

@@ -190,7 +190,7 @@ def test_the_loss_is_of_the_last_forward_in_training_and_reaches_queries_and_key
     loss = model.auxiliary_loss()
     loss.backward()
     layers = [module for module in model.modules() if isinstance(module, ScoreAttention) and module.keep_scores]
-    assert loss > 0 and layers[0].project.weight.grad[: 2 * layers[0].proj.in_features].abs().sum() > 0
+    assert loss > 0 and layers[0].qkv.weight.grad[: 2 * layers[0].proj.in_features].abs().sum() > 0
     copy.deepcopy(model)
     model.eval()
     assert model.auxiliary_loss() == 0

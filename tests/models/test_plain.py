@@ -41,8 +41,8 @@ def test_a_gated_mlp_multiplies_its_hidden_channels(kind):
 def test_keys_without_bias_have_none_to_train(attention):
     layer = small("eva02", attention).blocks[0].attn
     parts = len(layer.projected) - ("k" in layer.projected)
-    assert layer.project.bias.shape == (24 * parts,)
-    nn.init.normal_(layer.project.bias)
+    assert layer.qkv.bias.shape == (24 * parts,)
+    nn.init.normal_(layer.qkv.bias)
     zero = torch.zeros(1, 5, 24)
     heads = layer.heads(zero)
     assert [name for name, tokens in heads.items() if not tokens.any()] == [n for n in ("k",) if n in layer.projected]

@@ -62,6 +62,23 @@ def test_another_mechanism_keeps_what_fits_and_says_the_rest_in_one_line(host, a
             subquad.load_checkpoint(ours, theirs.state_dict(), head=False)
 
 
+@pytest.mark.parametrize("attention, parts", [("pola", "qkvg"), ("soft", "qv")])
+def test_projections_to_other_parts_start_from_those_that_both_have(attention, parts):
+    theirs, name, sizes = timms("deit")
+    ours = subquad.create_model(name, attention=attention, **sizes)
+    layer = ours.stages[0].blocks[0].attn
+    assert layer.projected == tuple(parts)
+    fused = next(module for module in layer.children() if isinstance(module, torch.nn.Linear))
+    before = {key: tensor.clone() for key, tensor in fused.state_dict().items()}
+    loaded = subquad.load_checkpoint(ours, theirs.state_dict(), strict=False)
+    assert len(loaded.partly) == 4 and "4 partly new (" in repr(loaded)
+    assert not set(loaded.partly) & {*loaded.new, *loaded.unused}
+    for kind, mine in fused.state_dict().items():
+        given = dict(zip("qkv", getattr(theirs.blocks[0].attn.qkv, kind).chunk(3), strict=True))
+        for part, rows, old in zip(parts, mine.chunk(len(parts)), before[kind].chunk(len(parts)), strict=True):
+            assert torch.equal(rows, given.get(part, old))
+
+
 def _mlp(network, host):
     stage = {"swin": "layers", "pvt_v2": "stages"}
     return (getattr(network, stage[host])[0] if host in stage else network).blocks[1].mlp.fc1.weight

@@ -2,7 +2,9 @@
 
 import json
 import pickle
+import re
 import warnings
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,10 +31,16 @@ FAMILIES = {
 }
 
 
-def released(name):
+@cache
+def _released(name):
     entries = json.loads((GOLDEN / f"{name}.json").read_text())["state_dict"]
     kept = {key: torch.zeros(entry["shape"]) for key, entry in entries.items() if entry["kind"] != "made"}
     return {key: tensor.float() for key, tensor in (make_state_dict(entries) | kept).items()}
+
+
+def released(name):
+    """The entries of a released file, made once; nobody writes into them."""
+    return dict(_released(name))
 
 
 def test_every_network_of_the_papers_is_there():
@@ -60,8 +68,9 @@ def test_baselines_follow_the_scheme_and_no_name_is_one_of_timms():
     assert not theirs & NETWORKS.keys() and set(timm.list_models(module="timm_names")) == NETWORKS.keys()
 
 
-# networks that were published, and one mechanism in every other size, in the fast tests
-FAST = {name for name in NETWORKS if name not in BASELINES or name.startswith("linear_")}
+# networks that were published, and one mechanism in the smallest of the other sizes, in the fast tests
+SMALLEST = re.compile("linear_.*(tiny|micro|b0)")
+FAST = {name for name in NETWORKS if name not in BASELINES or SMALLEST.match(name)}
 SIZES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS]
 
 
@@ -120,13 +129,15 @@ def test_timm_is_told_of_every_network_what_its_backbone_is(name):
 
 
 def test_timm_loads_released_weights_and_weights_of_ours(tmp_path):
-    state = released("inline_pvt_t")
+    state = released("flatten_pvt_v2_b0")
     torch.save({"model": state, "epoch": 3}, tmp_path / "released.pth")
-    model = timm.create_model("inline_pvt_tiny", checkpoint_path=tmp_path / "released.pth").eval()
+    model = timm.create_model("focused_pvt_v2_b0", checkpoint_path=tmp_path / "released.pth").eval()
     subquad.convert_checkpoint(tmp_path / "released.pth", tmp_path / "ours.safetensors")
-    again = timm.create_model("inline_pvt_tiny", checkpoint_path=tmp_path / "ours.safetensors").eval()
+    again = timm.create_model("focused_pvt_v2_b0", checkpoint_path=tmp_path / "ours.safetensors").eval()
     overlay = {"file": str(tmp_path / "released.pth")}
-    other = timm.create_model("inline_pvt_tiny", pretrained=True, pretrained_cfg_overlay=overlay, num_classes=3).eval()
+    other = timm.create_model(
+        "focused_pvt_v2_b0", pretrained=True, pretrained_cfg_overlay=overlay, num_classes=3
+    ).eval()
     x = torch.randn(1, 3, 64, 64)
     torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
     torch.testing.assert_close(other.forward_features(x), model.forward_features(x), rtol=0, atol=0)
@@ -155,16 +166,21 @@ def training_file(path, state, key="model"):
     torch.save({key: {f"module.{name}": tensor for name, tensor in state.items()}, "config": config, "epoch": 3}, path)
 
 
+# the smallest in the fast tests
+TRAINED = [("model", "flatten_pvt_v2_b0"), ("model", "pola_swin_t")]
+TRAINED += [(key, "pola_swin_t") for key in ("state_dict", "model_ema", "state_dict_ema")]
+
+
 @pytest.mark.parametrize(
-    "key",
-    ["model", *(pytest.param(key, marks=pytest.mark.slow) for key in ("state_dict", "model_ema", "state_dict_ema"))],
+    ("key", "network"), [TRAINED[0], *(pytest.param(*rest, marks=pytest.mark.slow) for rest in TRAINED[1:])]
 )
-def test_a_training_file_is_read_whatever_it_pickles_beside_the_weights(tmp_path, key):
-    training_file(tmp_path / "run.pth", released("pola_swin_t"), key)
+def test_a_training_file_is_read_whatever_it_pickles_beside_the_weights(tmp_path, key, network):
+    training_file(tmp_path / "run.pth", released(network), key)
     with pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "run.pth", weights_only=True)
     name, adapted = subquad.convert_checkpoint(tmp_path / "run.pth", tmp_path / "ours.safetensors")
-    assert name == "pola_swin_tiny" and adapted.family == "swin" and not adapted.resized
+    wanted = {"pola_swin_t": ("pola_swin_tiny", "swin"), "flatten_pvt_v2_b0": ("focused_pvt_v2_b0", "pvt_v2")}
+    assert (name, adapted.family) == wanted[network] and not adapted.resized
 
 
 def test_weights_are_those_that_the_published_accuracy_was_measured_with(tmp_path):
@@ -179,6 +195,9 @@ def test_weights_are_those_that_the_published_accuracy_was_measured_with(tmp_pat
     assert read_weights(tmp_path / "alone.pth")[0].keys() == alone.keys()
 
 
+RECOGNISED = ("pvt_v2_b0", "swin_t", "cswin_t")
+
+
 class Dangerous:
     def __init__(self, call, *arguments):
         self.call = call, arguments
@@ -187,7 +206,9 @@ class Dangerous:
         return self.call
 
 
-@pytest.mark.parametrize("name", ["flatten_pvt_t", "flatten_pvt_v2_b0", "flatten_swin_t", "flatten_cswin_t"])
+@pytest.mark.parametrize(
+    "name", ["flatten_pvt_t", *(pytest.param(f"flatten_{rest}", marks=pytest.mark.slow) for rest in RECOGNISED)]
+)
 def test_networks_of_flatten_are_recognised(name):
     entries = json.loads((GOLDEN / f"{name}.json").read_text())["state_dict"]
     sketch = {key: torch.empty(entry["shape"], device="meta") for key, entry in entries.items()}
@@ -238,12 +259,13 @@ def test_kept_entries_may_be_there_or_not():
     assert len(without) < len(state)
     subquad.load_checkpoint(model, without)
     subquad.load_checkpoint(whole, state)
-    counters = {name for name in whole.state_dict() if name.endswith("num_batches_tracked")}
-    for name, weight in whole.state_dict().items():
-        assert name in counters or torch.equal(weight, model.state_dict()[name]), name
+    loaded, own = whole.state_dict(), model.state_dict()
+    counters = {name for name in loaded if name.endswith("num_batches_tracked")}
+    for name, weight in loaded.items():
+        assert name in counters or torch.equal(weight, own[name]), name
     # what the file says is taken, and what it lacks stays
-    assert all(model.state_dict()[name] == 0 for name in counters)
-    assert {name for name, weight in whole.state_dict().items() if name in counters and weight != 0} == {
+    assert all(own[name] == 0 for name in counters)
+    assert {name for name, weight in loaded.items() if name in counters and weight != 0} == {
         name for name in counters if any(t != 0 for key, t in state.items() if key.endswith("num_batches_tracked"))
     }
     swin = released("plain_swin_t")
@@ -252,7 +274,8 @@ def test_kept_entries_may_be_there_or_not():
     assert len(few) < len(swin)
     subquad.load_checkpoint(model, few)
     subquad.load_checkpoint(again, swin)
-    assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in again.state_dict().items())
+    own = model.state_dict()
+    assert all(torch.equal(weight, own[name]) for name, weight in again.state_dict().items())
 
 
 def test_released_tables_are_moved_to_another_image_size():

@@ -82,8 +82,15 @@ def test_cores_at_any_width_and_length(width, threads, queries, keys):
         assert_close(got.double(), expected, rtol=1e-4, atol=1e-5 * max(1, expected.abs().max().item()))
 
 
-@pytest.mark.parametrize("grid", [*GRIDS, TokenGrid(2, 2), TokenGrid(30, 40, 2)], ids=str)
-@pytest.mark.parametrize("kernel_size", [1, 3, 5, 7, 9, 11])
+LARGE = TokenGrid(30, 40, 2)
+SIZES = [(grid, size) for grid in (*GRIDS, TokenGrid(2, 2), LARGE) for size in (1, 3, 5, 7, 9, 11)]
+SIZES = [
+    pytest.param(*pair, marks=pytest.mark.slow) if pair[0] == LARGE and pair[1] in (5, 9, 11) else pair
+    for pair in SIZES
+]
+
+
+@pytest.mark.parametrize(("grid", "kernel_size"), SIZES, ids=str)
 @pytest.mark.parametrize("own", [False, True])
 def test_the_local_branch(grid, kernel_size, own):
     for width in (7, 16, 40):

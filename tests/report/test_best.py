@@ -11,7 +11,7 @@ from subquad.analysis import MeasureRow, confusion_words, removal_shares
 from subquad.analysis.query_maps import _query_map, _salient
 from subquad.pages.analysis_page import _measure
 from subquad.pages.attention_maps import _coloured
-from subquad.pages.charts import Axis, Series, _Frame, _share, _spread
+from subquad.pages.charts import Axis, Series, _Frame, _share, spread_apart
 from subquad.pages.image_page import _difference, _pictures
 from subquad.pages.table import accuracy_table, columns_of
 from subquad.runs.run_records import Run, find_runs, group_runs
@@ -75,7 +75,7 @@ def test_charts_go_up_and_right():
 
 
 def test_names_that_have_run_out_at_the_bottom_push_the_others_up():
-    assert _spread([300.0, 290.0, 20.0, 310.0], 13, 18, 320) == [263.0, 250.0, 20.0, 276.0]
+    assert spread_apart([300.0, 290.0, 20.0, 310.0], 13, 18, 276) == [263.0, 250.0, 20.0, 276.0]
 
 
 def test_shares_and_confusions_are_counted_over_all_images():

@@ -78,6 +78,14 @@ def test_runs_that_differ_by_their_seed_are_one_row_with_mean_and_deviation(make
     assert "91.00 ± 1.41" in (tmp_path / "page.html").read_text()
 
 
+def test_runs_stand_in_the_order_of_their_first_mechanism_whatever_its_settings(make_run, tmp_path):
+    known = list(ATTENTION)[:3]
+    for place, name in enumerate([f"{known[2]}+softmax", f"{known[1]}:local=true+{known[0]}", "unknown", known[0]]):
+        make_run(f"{place}", name)
+    labels = [group.label for group in group_runs(find_runs([tmp_path / "runs"]))]
+    assert labels == [known[0], f"{known[1]}:local=true+{known[0]}", f"{known[2]}+softmax", "unknown"]
+
+
 def test_names_from_files_are_escaped(make_run, tmp_path):
     make_run("odd", "agent", data="<script>alert(1)</script>")
     subquad.report([tmp_path / "runs"], tmp_path / "page.html", scaling=False)

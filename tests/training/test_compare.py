@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+import subquad
 from subquad.errors import SubquadError
-from subquad.training import compare, comparison_table
+from subquad.tasks.classification.classification_recipe import Recipe
+from subquad.training import compare, comparison_table, released_mechanisms
 from subquad.training.compare import aggregate, slug
+from subquad.weights.links import row_of
 
 
 @pytest.mark.slow
@@ -34,6 +37,36 @@ def test_every_run_has_its_own_mechanism_and_seed(tiny, tmp_path, monkeypatch):
     rows = compare(tiny, ["softmax", "linear"], [3, 5], tmp_path)
     assert runs == {f"{name}-s{seed}": (name, seed) for name in ("softmax", "linear") for seed in (3, 5)}
     assert [row["top1_mean"] for row in rows] == [4.0, 4.0]
+
+
+def test_each_mechanism_starts_from_the_authors_weights_of_its_own_network(tiny, tmp_path, monkeypatch):
+    costs = dict.fromkeys(("last_top1", "images_per_second", "train_seconds", "peak_memory_mb", "params", "macs"), 1)
+    module, runs, fetched = importlib.import_module("subquad.training.compare"), {}, []
+
+    def train(recipe, folder, **settings):
+        runs[folder.name] = recipe.model, recipe.attention, recipe.initial_checkpoint, recipe.seed
+        return {"best_top1": 1.0, **costs}
+
+    monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(module, "pretrained_file", lambda row: fetched.append(row) or row_of(row))
+    recipe = Recipe(model="swin_tiny", data="digits")
+    compare(recipe, ["agent", "pola"], [3], tmp_path, pretrained=True)
+    assert runs == {
+        f"{name}-s3": (f"{name}_swin_tiny", None, f"pretrained/{name}_swin_tiny", 3) for name in ("agent", "pola")
+    }
+    assert fetched == ["agent_swin_tiny", "pola_swin_tiny"]
+    assert (
+        released_mechanisms("agent_swin_tiny")
+        == released_mechanisms("swin_tiny")
+        == ["agent", "inline", "focused", "pola"]
+    )
+    with pytest.raises(SubquadError, match="no released weights of 'softmax_swin_tiny' are known here"):
+        compare(recipe, ["agent", "softmax"], [3], tmp_path / "new", pretrained=True)
+    with pytest.raises(SubquadError, match=r"it starts from a\.pth already: leave out --pretrained"):
+        compare(recipe.replace(initial_checkpoint="a.pth"), ["agent"], [3], tmp_path / "new", pretrained=True)
+    with pytest.raises(SubquadError, match="compare needs at least one mechanism"):
+        subquad.compare(recipe.replace(model="lavit_deit_tiny"), tmp_path / "new", pretrained=True)
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_has_finished_is_kept(tiny, tmp_path):

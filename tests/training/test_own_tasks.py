@@ -23,7 +23,7 @@ from subquad.training.tested_comparison import compare_tested
 def test_a_network_adds_its_own_loss_to_the_cross_entropy(tiny):
     task = make_task(tiny.replace(model="lavit_deit_tiny", depth=2, drop_path=0.0))
     model, images, labels = task.model.train(), torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
-    model.stages[0].blocks[0].attn.project.weight.data.normal_()
+    model.stages[0].blocks[0].attn.qkv.weight.data.normal_()
     loss = task.loss(model, (images, labels))
     own = model.auxiliary_loss()
     plain = task.objective.loss(model(images), labels)

@@ -59,16 +59,16 @@ def measure_network(
     for name in measures:
         if name not in ALL_MEASURES:
             raise unknown_name("measure", name, ALL_MEASURES)
-    found: dict[tuple[int, str], list[Tensor]] = {}
+    measured: dict[tuple[int, str], list[Tensor]] = {}
     layers: list[LayerAttention] = []
     for images in batches:
-        watcher = _Watcher(measures, found)
+        watcher = _Watcher(measures, measured)
         visit_attention(model, images, watcher)
         layers = watcher.layers
     if not layers:
         raise SubquadError(f"{type(model).__name__} shows no attention: none of its layers gives its weights")
     rows = []
-    for (number, measure), values in sorted(found.items()):
+    for (number, measure), values in sorted(measured.items()):
         layer = layers[number]
         every = torch.cat(values).double()
         baseline = ALL_MEASURES[measure].baseline(layer.grid)
@@ -82,8 +82,8 @@ def measure_network(
 class _Watcher:
     """Measures each layer as it comes, and keeps the last one's map only."""
 
-    def __init__(self, measures: Sequence[str], found: dict[tuple[int, str], list[Tensor]]) -> None:
-        self.measures, self.found = measures, found
+    def __init__(self, measures: Sequence[str], measured: dict[tuple[int, str], list[Tensor]]) -> None:
+        self.measures, self.measured = measures, measured
         self.layers: list[LayerAttention] = []
         self.before: Tensor | None = None
 
@@ -97,6 +97,6 @@ class _Watcher:
         for name, value in values.items():
             if value is not None:
                 # streams beside images: both are maps of a head
-                self.found.setdefault((number, name), []).append(value.movedim(2, 1).flatten(0, 1).cpu())
+                self.measured.setdefault((number, name), []).append(value.movedim(2, 1).flatten(0, 1).cpu())
         # without the map and what it was made of, which are large
         self.layers.append(LayerAttention(layer.name, layer.mechanism, layer.weights[:0], layer.grid, layer.kv_grid))

@@ -20,8 +20,8 @@ def entropy(weights: Tensor, *, normalised: bool = False) -> Tensor:
     PolaFormer (Meng et al. 2025, arXiv 2501.15061), section 3.2: linear attention's is high.
     """
     shares = _shares(weights)
-    found = torch.special.entr(shares).sum(-1)
-    return found / math.log(weights.shape[-1]) if normalised and weights.shape[-1] > 1 else found
+    nats = torch.special.entr(shares).sum(-1)
+    return nats / math.log(weights.shape[-1]) if normalised and weights.shape[-1] > 1 else nats
 
 
 def negative_mass(weights: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Looking:
 
 def looking(model: nn.Module, images: Tensor) -> list[list[Looking]]:
     """For each of the images (b, c, height, width) its layers, but for those that attend in windows."""
-    found: list[list[Looking]] = [[] for _ in images]
+    by_image: list[list[Looking]] = [[] for _ in images]
     number = 0
 
     def visit(layer: LayerAttention) -> None:
@@ -50,11 +50,11 @@ def looking(model: nn.Module, images: Tensor) -> list[list[Looking]]:
         number += 1
         if len(layer.weights) != len(images) or layer.grid.height < 2 or layer.kv_grid.height < 2:
             return
-        for image, whole in zip(found, layer.weights, strict=True):
+        for image, whole in zip(by_image, layer.weights, strict=True):
             image.append(_small(layer, whole.mean((0, 1)), number))
 
     visit_attention(model, images, visit)
-    return found
+    return by_image
 
 
 def _small(layer: LayerAttention, weights: Tensor, number: int) -> Looking:

@@ -70,33 +70,33 @@ class Study:
         for name in self.measures or ():
             if name not in ALL_MEASURES:
                 raise unknown_name("measure", name, ALL_MEASURES)
-        found = Findings()
+        findings = Findings()
         for source in sources:
             name = name_of(source)
-            if name in found.names:
+            if name in findings.names:
                 raise SubquadError(f"two networks are called {name}: rename a folder")
             trained = open_trained(source, img_size=self.img_size).image_network(self.img_size)
             if self.removed:
                 if not getattr(trained.model, "num_classes", 0):
                     raise SubquadError(f"--removed counts a classifier's answers, and {name} gives none: leave it out")
                 check_removal(trained.model)
-            self._measure(trained, name, found)
-            self._count(trained, name, found)
-        return found
+            self._measure(trained, name, findings)
+            self._count(trained, name, findings)
+        return findings
 
-    def _measure(self, trained: ImageNetwork, name: str, found: Findings) -> None:
+    def _measure(self, trained: ImageNetwork, name: str, findings: Findings) -> None:
         """The measures of one network, and maps of some images."""
         pictures, inputs = self._pictures(trained)
         batches = torch.stack(inputs).split(self.batch_size)
         bar = tqdm(batches, desc=f"measuring {name}", unit="batch", leave=False, disable=None)
         moved = (batch.to(trained.device) for batch in bar)
         rows = measure_network(trained.model, moved, self.measures or list(ALL_MEASURES), network=name)
-        found.rows[name], found.images[name] = rows, len(inputs)
+        findings.rows[name], findings.images[name] = rows, len(inputs)
         if shown := min(self.shown, len(pictures)):
             chosen = [k * len(pictures) // shown for k in range(shown)]
             looks = (looking(trained.model, inputs[k][None].to(trained.device)) for k in chosen)
-            found.looks[name] = [layers for (layers,) in looks]
-            found.pictures[:] = [pictures[k] for k in chosen]
+            findings.looks[name] = [layers for (layers,) in looks]
+            findings.pictures[:] = [pictures[k] for k in chosen]
         self.log(f"{name}: {max(row.layer for row in rows)} layers, {len(inputs)} images")
 
     def _pictures(self, trained: ImageNetwork) -> tuple[list[Any], list[Any]]:
@@ -123,7 +123,7 @@ class Study:
             raise SubquadError(f"none of {len(chosen)} images can be read, the first is {chosen[0]}")
         return [read_image(path) for path, _ in readable], [image for _, image in readable]
 
-    def _count(self, trained: ImageNetwork, name: str, found: Findings) -> None:
+    def _count(self, trained: ImageNetwork, name: str, findings: Findings) -> None:
         """What is counted over all held-out images."""
         if not (self.removed or self.confusion):
             return
@@ -131,30 +131,30 @@ class Study:
         if self.max_held_out and self.max_held_out < len(images):
             step = len(images) / self.max_held_out
             images = Subset(images, [int(k * step) for k in range(self.max_held_out)])
-        given: dict[str, Any] = {"batch_size": SURVEYED, "device": trained.device}
+        settings: dict[str, Any] = {"batch_size": SURVEYED, "device": trained.device}
         about = {"network": name, "data": trained.data, "size": trained.input.img_size, "weights": trained.fingerprint}
         if self.removed:
-            found.hits[name] = survey(
+            findings.hits[name] = survey(
                 images,
                 count_hits(trained.model, branches=self.branches),
                 about=about | {"branches": self.branches},
                 file=self._kept(f"removed-{name}.json"),
                 title=f"{name}, removed keys",
-                **given,
+                **settings,
             )
-            shares = removal_shares(found.hits[name])
+            shares = removal_shares(findings.hits[name])
             self.log(f"{name}, top-1 % without keys: " + ", ".join(f"{k} {value:.1f}" for k, value in shares.items()))
         if self.confusion:
             try:
-                found.confusions[name] = survey(
+                findings.confusions[name] = survey(
                     images,
                     count_confusions(trained.model),
                     about=about,
                     file=self._kept(f"confused-{name}.json"),
                     title=f"{name}, confusion",
-                    **given,
+                    **settings,
                 )
-                self.log(f"{name}: {confusion_words(found.confusions[name])}")
+                self.log(f"{name}: {confusion_words(findings.confusions[name])}")
             except NoQueriesError as error:
                 # the other networks are still to be counted
                 self.log(f"{name}: {error}")

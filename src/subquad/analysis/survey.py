@@ -56,15 +56,15 @@ def survey(
         file: where counts are kept meanwhile, and afterwards.
         title: of the progress bar.
     """
-    done, found = 0, Counts()
+    done, counts = 0, Counts()
     # through JSON, as the file has it
     about = json.loads(json_text(about | {"images": len(images)}))
     if file is not None and (kept := _kept(file, about)) is not None:
-        done, found = kept
+        done, counts = kept
 
     def keep() -> None:
         if file is not None:
-            write_json(file, {"about": about, "done": done, "counts": found})
+            write_json(file, {"about": about, "done": done, "counts": counts})
 
     rest = Subset(images, range(done, len(images)))
     saved = time.monotonic()
@@ -73,7 +73,7 @@ def survey(
             for batch, labels in create_loader(rest, batch_size=batch_size):
                 if len(labels):
                     for name, values in count(batch.to(device), labels.to(device)).items():
-                        found.setdefault(name, []).extend(values)
+                        counts.setdefault(name, []).extend(values)
                 step = min(batch_size, len(images) - done)
                 done += step
                 bar.update(step)
@@ -82,9 +82,9 @@ def survey(
                     saved = time.monotonic()
         finally:
             keep()
-    if not found:
+    if not counts:
         raise SubquadError("there are no images to count")
-    return found
+    return counts
 
 
 def _kept(file: Path, about: dict[str, Any]) -> tuple[int, Counts] | None:
@@ -104,12 +104,12 @@ def count_hits(
     """Counts whether the class is right without each of these keys: 1 or 0, by the name of the removal."""
 
     def count(images: Tensor, labels: Tensor) -> Counts:
-        found = Counts()
+        counts = Counts()
         for removal in removals:
             with removing(model, removal, images, branches=branches), torch.no_grad():
                 model.eval()
-                found[str(removal)] = (model(images).argmax(-1) == labels).double().tolist()
-        return found
+                counts[str(removal)] = (model(images).argmax(-1) == labels).double().tolist()
+        return counts
 
     return count
 

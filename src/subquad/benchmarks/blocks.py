@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import functools
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -14,15 +13,15 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from subquad.attention import ATTENTION, traits_of
+from subquad.attention import traits_of
 from subquad.benchmarks.floors import copy_gb_per_s, moved_bytes
 from subquad.benchmarks.memory import peak_memory_mb
-from subquad.benchmarks.scaling import interleaved_ms, last_descent, square
+from subquad.benchmarks.scaling import check_mechanisms, last_descent, layer_on_tokens
 from subquad.benchmarks.textbook import TEXTBOOK
-from subquad.errors import SubquadError, check_suffix, unknown_name
+from subquad.errors import check_suffix, unknown_name
 from subquad.models.create import settings_of
-from subquad.models.layers import SelfAttention
 from subquad.text import columns
+from subquad.timing import interleaved_ms, timed_pass, warmed_up
 from subquad.writing import replacing, write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -94,9 +93,7 @@ def measure_blocks(
     above `max_softmax_tokens`, where a repeat would take seconds, and above 4,096 its textbook form, which writes its
     map out. With `compile` all that is timed is made by torch.compile, textbook forms too.
     """
-    for mechanism in mechanisms:
-        if mechanism not in ATTENTION:
-            raise unknown_name("attention", mechanism, ATTENTION)
+    check_mechanisms(mechanisms)
     kind, device = dtype_of(dtype), torch.device(device)
     speed = copy_gb_per_s(device)
     log(f"a copy moves {speed:.1f} GB/s")
@@ -112,9 +109,7 @@ def measure_blocks(
             parts, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops, compile)
             passes |= {(name, part): run for part, run in parts.items()}
         log(f"{length} tokens: {len(passes)} passes, {repeats} times each")
-        for run in passes.values():
-            run()
-        times = interleaved_ms(passes, repeats, device)
+        times = interleaved_ms(warmed_up(passes, device), repeats, device)
         whole = "core" if ops else "block"
         for name in [name for name in mechanisms if name in inputs]:
             floor_ms = moved_bytes(inputs[name], shape, kind, backward=backward) / speed / 1e6
@@ -134,44 +129,30 @@ def _parts(
     compile: bool,
 ) -> tuple[dict[str, Callable[[], Any]], int]:
     """What is timed of a mechanism: the layer, its projections, its core, its textbook form; its inputs' number."""
-    batch, length, dim = shape
-    grid = square(length)
-    if dim % num_heads:
-        raise SubquadError(f"{num_heads} heads do not divide a width of {dim}: choose num_heads among its divisors")
     settings = {"local": False} if ops and "local" in settings_of(name) else {}
-    layer: Any = SelfAttention(dim, num_heads, functools.partial(ATTENTION[name], **settings), grid=grid)
-    layer = layer.to(device=device, dtype=dtype).eval()
-    x = torch.randn(batch, length, dim, device=device, dtype=dtype, requires_grad=backward)
+    layer, x, grid = layer_on_tokens(
+        name, shape, num_heads, device=device, dtype=dtype, backward=backward, settings=settings
+    )
     with torch.no_grad():
-        heads = rearrange(layer.project(x), "b n (p h d) -> p b h n d", p=len(layer.projected), h=num_heads)
+        heads = rearrange(layer.qkv(x), "b n (p h d) -> p b h n d", p=len(layer.projected), h=num_heads)
     supply = dict(zip(layer.projected, heads.requires_grad_(backward).unbind(0), strict=True))
     supply |= {"x": x, "padding": None, "mask": None}
     inputs = {key: supply[key] for key in layer.inner.inputs}
 
     def projections() -> Tensor | tuple[Tensor, Tensor]:
-        return layer.project(x).sum() + layer.proj(x).sum() if backward else (layer.project(x), layer.proj(x))
+        return layer.qkv(x).sum() + layer.proj(x).sum() if backward else (layer.qkv(x), layer.proj(x))
 
     parts: dict[str, Callable[[], Any]] = {"core": lambda: layer.inner(**inputs, grid=grid, kv_grid=grid)}
     if not ops:
         parts |= {"block": lambda: layer(x, grid=grid), "projections": projections}
-    if name in TEXTBOOK and (length <= 4096 or not traits_of(layer.inner).quadratic):
+    if name in TEXTBOOK and (shape[1] <= 4096 or not traits_of(layer.inner).quadratic):
         parts["textbook"] = lambda: TEXTBOOK[name](layer.inner, supply, grid)
     if compile:
         # each is a graph of its own, and all lambdas are of the same few lines
         torch._dynamo.config.recompile_limit = sys.maxsize
         parts = {part: torch.compile(run) for part, run in parts.items()}
-    return {part: _timed(run, backward) for part, run in parts.items()}, len(layer.projected)
-
-
-def _timed(run: Callable[[], Tensor], backward: bool) -> Callable[[], Any]:
-    def forward() -> None:
-        with torch.inference_mode():
-            run()
-
-    def both() -> None:
-        run().sum().backward(retain_graph=True)
-
-    return both if backward else forward
+    # heads are cut from one tensor for all of them
+    return {part: timed_pass(run, backward, shares_graph=True) for part, run in parts.items()}, len(layer.projected)
 
 
 def _row(
@@ -215,7 +196,7 @@ def faster_than_softmax(rows: Sequence[BlockRow]) -> dict[tuple[str, int, str], 
 
     Layers are compared with layers, operations with operations.
     """
-    found = {}
+    crossings = {}
     for key in dict.fromkeys((row.mechanism, row.batch_size, row.dtype) for row in rows if row.mechanism != "softmax"):
         own = [row for row in rows if (row.mechanism, row.batch_size, row.dtype) == key]
         pairs = [
@@ -224,8 +205,8 @@ def faster_than_softmax(rows: Sequence[BlockRow]) -> dict[tuple[str, int, str], 
             else (row.tokens, row.block_ms, row.softmax_block_ms)
             for row in own
         ]
-        found[key] = last_descent([(tokens, ms / softmax) for tokens, ms, softmax in pairs if softmax is not None])
-    return found
+        crossings[key] = last_descent([(tokens, ms / softmax) for tokens, ms, softmax in pairs if softmax is not None])
+    return crossings
 
 
 def blocks_table(rows: Sequence[BlockRow]) -> str:

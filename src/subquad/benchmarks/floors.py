@@ -4,7 +4,7 @@ import statistics
 
 import torch
 
-from subquad.benchmarks.scaling import seconds_of
+from subquad.timing import seconds_of
 
 COPIED = {"cuda": 2**30, "cpu": 2**27}
 """Bytes of the copy that is timed: more than any cache holds."""

@@ -1,7 +1,6 @@
 """A whole pipeline with its attention untouched, through agents and on merged tokens: time, memory and difference."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from subquad.diffusion.pipelines import Sampling, make_image
 from subquad.errors import unknown_name
 from subquad.holding import holding
 from subquad.text import columns
+from subquad.timing import now
 
 METHODS: dict[str, Callable[..., Any]] = {
     "softmax": lambda pipe: None,
@@ -107,11 +107,10 @@ def _timed(
 ) -> tuple[Image.Image, float]:
     METHODS[method](pipe, **options)
     try:
-        _wait(pipe)
-        start = time.perf_counter()
+        device = torch.device(pipe.device)
+        start = now(device)
         image = make_image(pipe, prompt, seed, sampling)
-        _wait(pipe)
-        return image, time.perf_counter() - start
+        return image, now(device) - start
     finally:
         remove_agent_attention(pipe)
 
@@ -129,21 +128,16 @@ def _peak_mb(pipe: Any, method: str, options: dict[str, Any], prompt: str, sampl
         remove_agent_attention(pipe)
 
 
-def _wait(pipe: Any) -> None:
-    if torch.device(pipe.device).type != "cpu":
-        torch.accelerator.synchronize()
-
-
 def _summary(rows: Sequence[ImageRow], methods: Sequence[str], peaks: dict[str, float]) -> list[MethodRow]:
     times = {(row.prompt, row.seed, row.method): row.seconds for row in rows}
-    found = []
+    summaries = []
     for method in methods:
         own = [row for row in rows if row.method == method]
         ratios = [times[row.prompt, row.seed, methods[0]] / row.seconds for row in own]
         measured = [row for row in own if row.difference is not None]
         psnrs = [row.psnr for row in measured if row.psnr is not None]
         differences = [row.difference for row in measured if row.difference is not None]
-        found.append(
+        summaries.append(
             MethodRow(
                 method=method,
                 seconds=statistics.median(row.seconds for row in own),
@@ -153,7 +147,7 @@ def _summary(rows: Sequence[ImageRow], methods: Sequence[str], peaks: dict[str, 
                 difference=statistics.fmean(differences) if differences else None,
             )
         )
-    return found
+    return summaries
 
 
 def images_table(rows: Sequence[MethodRow]) -> str:

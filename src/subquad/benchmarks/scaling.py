@@ -1,22 +1,23 @@
 """Latency and memory of an attention layer against the number of tokens, all mechanisms in turn."""
 
 import math
-import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from subquad.attention import ATTENTION
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.errors import SubquadError, reason_of, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.layers import SelfAttention
+from subquad.timing import interleaved_ms, timed_pass, warmed_up
 
 LENGTHS = (64, 196, 576, 1600, 4096)
 """Square grids from 8×8 to 64×64 tokens."""
@@ -53,21 +54,23 @@ def measure_scaling(
     whose repeats at a length would not fit what is left of `time_budget_s` is left out there, and `log` hears of it.
     """
     device = torch.device(device)
-    for mechanism in mechanisms:
-        if mechanism not in ATTENTION:
-            raise unknown_name("attention", mechanism, ATTENTION)
+    check_mechanisms(mechanisms)
     deadline = time.perf_counter() + time_budget_s
     rows: list[ScalingRow] = []
     running = list(mechanisms)
     for length in sorted(lengths):
         passes = {name: _one_pass(name, length, dim, num_heads, batch_size, backward, device) for name in running}
-        first = {name: seconds_of(run, device) for name, run in passes.items()}
-        for name in [name for name in running if first[name] * (repeats + 2) > deadline - time.perf_counter()]:
-            log(f"{name} is left out from {length} tokens on: {first[name]:.1f} s a pass")
-            running.remove(name)
-            del passes[name]
+        passes = warmed_up(
+            passes,
+            device,
+            is_too_slow=lambda seconds: seconds * (repeats + 2) > deadline - time.perf_counter(),
+            log=lambda name, seconds, length=length: log(  # type: ignore[misc]
+                f"{name} is left out from {length} tokens on: {seconds:.1f} s a pass"
+            ),
+        )
+        running = list(passes)
         times = interleaved_ms(passes, repeats, device)
-        rows += [_row(name, length, times[name], peak_memory_mb(run, device)) for name, run in passes.items()]
+        rows += [_row(name, length, times[name], peak_memory_mb(passes[name], device)) for name in running]
     return rows
 
 
@@ -97,15 +100,15 @@ def crossover(rows: Sequence[ScalingRow], reference: str = "softmax") -> dict[st
     gives that length.
     """
     base = {row.num_tokens: row.median_ms for row in rows if row.mechanism == reference}
-    found: dict[str, float | None] = {}
+    crossings: dict[str, float | None] = {}
     for name in dict.fromkeys(row.mechanism for row in rows if row.mechanism != reference):
         ratios = [
             (row.num_tokens, row.median_ms / base[row.num_tokens])
             for row in sorted(rows, key=lambda row: row.num_tokens)
             if row.mechanism == name and row.num_tokens in base
         ]
-        found[name] = last_descent(ratios)
-    return found
+        crossings[name] = last_descent(ratios)
+    return crossings
 
 
 def last_descent(ratios: Sequence[tuple[int, float]]) -> float | None:
@@ -121,20 +124,36 @@ def last_descent(ratios: Sequence[tuple[int, float]]) -> float | None:
 
 def _one_pass(
     name: str, length: int, dim: int, num_heads: int, batch_size: int, backward: bool, device: torch.device
-) -> Callable[[], None]:
+) -> Callable[[], object]:
     """A pass through a layer of this mechanism, ready to be timed."""
-    grid = square(length)
-    layer: nn.Module = SelfAttention(dim, num_heads, ATTENTION[name], grid=grid).to(device)
-    x = torch.randn(batch_size, length, dim, device=device, requires_grad=backward)
+    layer, x, grid = layer_on_tokens(name, (batch_size, length, dim), num_heads, device=device, backward=backward)
+    return timed_pass(lambda: layer(x, grid=grid), backward)
 
-    def forward() -> None:
-        with torch.inference_mode():
-            layer(x, grid=grid)
 
-    def both() -> None:
-        layer(x, grid=grid).sum().backward()
+def layer_on_tokens(
+    name: str,
+    shape: tuple[int, int, int],
+    num_heads: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    backward: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[SelfAttention, Tensor, TokenGrid]:
+    """An attention layer with a mechanism of these settings, random tokens (b, n, c), and the square that they fill."""
+    dim, grid = shape[2], square(shape[1])
+    if dim % num_heads:
+        raise SubquadError(f"{num_heads} heads do not divide a width of {dim}: choose num_heads among its divisors")
+    layer = SelfAttention(dim, num_heads, partial(ATTENTION[name], **(settings or {})), grid=grid)
+    x = torch.randn(shape, device=device, dtype=dtype, requires_grad=backward)
+    return layer.to(device=device, dtype=dtype).eval(), x, grid
 
-    return both if backward else forward
+
+def check_mechanisms(names: Sequence[str]) -> None:
+    """Raise for a name that is none of a mechanism."""
+    for name in names:
+        if name not in ATTENTION:
+            raise unknown_name("attention", name, ATTENTION)
 
 
 def square(length: int) -> TokenGrid:
@@ -143,36 +162,6 @@ def square(length: int) -> TokenGrid:
     if side < 1 or side * side != length:
         raise SubquadError(f"{length} tokens make no square grid: use {max(side, 1) ** 2} or {(side + 1) ** 2}")
     return TokenGrid(side, side)
-
-
-def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """How long a pass takes, the device's queue included."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-    start = time.perf_counter()
-    run()
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter() - start
-
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-def interleaved_ms(
-    passes: Mapping[Key, Callable[[], object]], repeats: int, device: torch.device
-) -> dict[Key, list[float]]:
-    """How many milliseconds each pass takes, `repeats` times.
-
-    All take turns, so that what else the machine does hits all alike, and in another order each time, as what ran
-    before leaves its data in the cache or takes it out.
-    """
-    times: dict[Key, list[float]] = {key: [] for key in passes}
-    order = random.Random(0)
-    for _ in range(repeats):
-        for key in order.sample(list(passes), len(passes)):
-            times[key].append(1000 * seconds_of(passes[key], device))
-    return times
 
 
 def _row(name: str, length: int, times: Sequence[float], peak_mb: float) -> ScalingRow:

@@ -2,7 +2,6 @@
 
 import functools
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ from torch import nn
 
 from subquad.benchmarks.blocks import dtype_of
 from subquad.benchmarks.memory import peak_memory_mb
-from subquad.benchmarks.scaling import interleaved_ms
 from subquad.diffusion import (
     EARLY,
     Settings,
@@ -25,6 +23,7 @@ from subquad.diffusion import (
 from subquad.diffusion.patchable_layers import maps_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.text import columns
+from subquad.timing import interleaved_ms, now
 
 # configurations of the U-Nets as their authors published them; attention_head_dim is the number of heads there
 UNETS: dict[str, dict[str, Any]] = {
@@ -209,17 +208,11 @@ class _Clock:
         """A context for one step of `method`."""
         return _Step(self, method)
 
-    def now(self) -> float:
-        """Seconds, what was asked of the device done."""
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter()
-
     def _start(self, *_: Any) -> None:
-        self.started = self.now()
+        self.started = now(self.device)
 
     def _stop(self, *_: Any) -> None:
-        self.spent["attention"] += self.now() - self.started
+        self.spent["attention"] += now(self.device) - self.started
 
 
 class _Step:
@@ -229,9 +222,9 @@ class _Step:
         self.match = processor.match
 
     def _match(self, *given: Any) -> Any:
-        start = self.clock.now()
+        start = now(self.clock.device)
         found = self.match(*given)
-        self.clock.spent["matching"] += self.clock.now() - start
+        self.clock.spent["matching"] += now(self.clock.device) - start
         return found
 
     def __enter__(self) -> None:

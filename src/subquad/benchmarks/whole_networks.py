@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from subquad.benchmarks.blocks import dtype_of
 from subquad.benchmarks.memory import peak_memory_mb
-from subquad.benchmarks.scaling import interleaved_ms, last_descent, seconds_of
+from subquad.benchmarks.scaling import last_descent
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import VARIANTS, create_model
 from subquad.models.networks import NETWORKS
 from subquad.tasks import TASKS
 from subquad.text import columns
+from subquad.timing import interleaved_ms, timed_pass, warmed_up
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,20 @@ def measure_networks(
     for px in sorted(sizes):
         x = torch.randn(batch_size, 3, px, px, device=device, dtype=kind)
         passes = {name: _pass(_network(name, px, head).to(device=device, dtype=kind), x, backward) for name in running}
-        first = {name: seconds_of(run, device) for name, run in passes.items()}
-        for name in [name for name in running if first[name] > max_seconds]:
-            log(f"{name} is left out from {px} px on: {first[name]:.0f} s a pass")
-            running.remove(name)
-            del passes[name]
+        passes = warmed_up(
+            passes,
+            device,
+            is_too_slow=lambda seconds: seconds > max_seconds,
+            log=lambda name, seconds, px=px: log(  # type: ignore[misc]
+                f"{name} is left out from {px} px on: {seconds:.0f} s a pass"
+            ),
+        )
+        running = list(passes)
         log(f"{px} px: {len(passes)} networks, {repeats} times each")
         times = interleaved_ms(passes, repeats, device)
-        medians = {name: statistics.median(of) for name, of in times.items()}
-        memory = {name: peak_memory_mb(run, device) for name, run in passes.items()}
-        for name in [name for name in names if name in passes]:
+        medians = {name: statistics.median(milliseconds) for name, milliseconds in times.items()}
+        memory = {name: peak_memory_mb(passes[name], device) for name in running}
+        for name in [name for name in names if name in running]:
             reference_ms, ms = medians.get(references[name]), medians[name]
             rows.append(
                 NetworkRow(
@@ -115,26 +120,24 @@ def _network(name: str, px: int, head: str | None) -> nn.Module:
     return task.bench_network(head, arguments, px)
 
 
-def _pass(model: nn.Module, x: Tensor, backward: bool) -> Callable[[], None]:
-    def forward() -> None:
-        with torch.inference_mode():
-            model(x)
-
-    def both() -> None:
-        model.zero_grad()
-        model(x).sum().backward()
+def _pass(model: nn.Module, x: Tensor, backward: bool) -> Callable[[], object]:
+    def compute() -> Tensor:
+        if backward:
+            model.zero_grad()
+        result: Tensor = model(x)
+        return result
 
     model.train(backward)
-    return both if backward else forward
+    return timed_pass(compute, backward)
 
 
 def faster_from(rows: Sequence[NetworkRow]) -> dict[tuple[str, int, str], float | None]:
     """By network, batch size and dtype the image size from which on it is faster than its reference, if it is."""
-    found = {}
+    crossings = {}
     for key in dict.fromkeys((row.network, row.batch_size, row.dtype) for row in rows):
         own = [row for row in rows if (row.network, row.batch_size, row.dtype) == key]
-        found[key] = last_descent([(row.px, 1 / row.gain) for row in own if row.gain is not None])
-    return found
+        crossings[key] = last_descent([(row.px, 1 / row.gain) for row in own if row.gain is not None])
+    return crossings
 
 
 def networks_table(rows: Sequence[NetworkRow]) -> str:

@@ -34,7 +34,9 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--compile", action="store_true", help="time what torch.compile makes of layers or operations")
     sub.add_argument("--repeats", type=positive, default=15, help="of each pass, in turn; medians are printed")
     sub.add_argument("--output", type=file_to_write, help="write the rows here, as .csv or .json")
-    sub.add_argument("--picture", type=file_to_write, help="draw milliseconds against length or size here, as .svg")
+    sub.add_argument(
+        "--picture", type=file_to_write, help="draw milliseconds against length or size here: .svg, .png, .pdf"
+    )
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
@@ -42,11 +44,12 @@ def run_bench(arguments: argparse.Namespace) -> None:
     import torch
 
     from subquad.benchmarks import MEASUREMENTS, describe_device, save_rows
-    from subquad.pages import PICTURES, bench_picture
+    from subquad.pages import bench_picture, check_picture
 
-    for path, kinds in ((arguments.output, MEASUREMENTS), (arguments.picture, PICTURES)):
-        if path is not None:
-            check_suffix(path, *kinds)
+    if arguments.output is not None:
+        check_suffix(arguments.output, *MEASUREMENTS)
+    if arguments.picture is not None:
+        check_picture(arguments.picture)
     if arguments.head and not arguments.model:
         raise SubquadError("--head stands on backbones: name them with --model")
     if arguments.unet and arguments.picture:

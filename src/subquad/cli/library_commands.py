@@ -50,7 +50,7 @@ def run_list(arguments: argparse.Namespace) -> None:
     if arguments.pretrained:
         if arguments.backends or arguments.what not in (None, "models"):
             raise SubquadError("--pretrained lists models: say `subquad list models --pretrained`")
-        wanted = ["pretrained"]
+        wanted = ["pretrained", "pretrained heads"]
     tables = [table for what in wanted if (table := listing(what, arguments.filter))]
     if not tables:
         raise SubquadError(f"no name matches '{arguments.filter}': see subquad list")

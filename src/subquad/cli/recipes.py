@@ -15,10 +15,8 @@ RUNS = Path("runs")
 
 def add_train(parser: Parser, task: Any) -> None:
     """The arguments of a command that trains recipes of a task."""
-    from subquad.tasks import fields_of
-
     parser.add_argument("--resume", type=to_read, metavar="RUN", help="go on with the run in this folder")
-    if {"model", "initial_checkpoint"} <= fields_of(task.recipe_class).keys():
+    if _starts_by_name(task):
         parser.add_argument("--pretrained", action="store_true", help="start from the authors' weights of --model")
     add_recipe_flags(parser, task)
 
@@ -29,7 +27,17 @@ def add_compare(parser: Parser, task: Any) -> None:
         "--attention", dest="mechanisms", nargs="+", metavar="NAME", help="mechanisms; all of them if left out"
     )
     parser.add_argument("--seeds", nargs="+", type=whole, default=[0], metavar="SEED", help="a run for each")
+    if _starts_by_name(task) and "compare" in task.commands:
+        text = "start each from the authors' weights of its mechanism in the host of --model"
+        parser.add_argument("--pretrained", action="store_true", help=text)
     add_recipe_flags(parser, task, without=("attention", "seed"))
+
+
+def _starts_by_name(task: Any) -> bool:
+    """Whether a task's recipes name a network, whose authors' weights it can start from."""
+    from subquad.tasks import fields_of
+
+    return {"model", "initial_checkpoint"} <= fields_of(task.recipe_class).keys()
 
 
 def add_recipe_flags(parser: Parser, task: Any, without: Sequence[str] = ()) -> None:
@@ -140,6 +148,9 @@ def compare_recipe(arguments: argparse.Namespace, task: Any) -> None:
 
     recipe = task.recipe_of(given_fields(arguments, task), arguments.config)
     folder = run_folder(arguments, "compare", task.network_name(recipe.to_dict()), Path(recipe.data).name)
-    rows = api.compare(recipe, folder, mechanisms=arguments.mechanisms, seeds=arguments.seeds, log=print)
+    settings = {"mechanisms": arguments.mechanisms, "seeds": arguments.seeds}
+    if getattr(arguments, "pretrained", False):
+        settings["pretrained"] = True
+    rows = api.compare(recipe, folder, **settings, log=print)
     table = comparison_table(rows, task.columns[0].title)
     print(f"\n{table}\n\neverything is in {folder}; `subquad report {folder}` makes a page of it")

@@ -33,12 +33,13 @@ def run_upload(arguments: argparse.Namespace) -> None:
 
 def run_download(arguments: argparse.Namespace) -> None:
     """Fetch and say where the files are."""
-    from subquad.models.pretrained import pretrained_file, published
+    from subquad.models.pretrained import figures_text, pretrained_file, published
 
     for name in arguments.network:
         file = pretrained_file(name)
-        top1 = published(file).get("top1")
-        said = f", published top-1 {top1} %" if top1 is not None else ""
+        known = published(file)
+        top1, figures = known.get("top1"), figures_text(known.get("figures"))
+        said = f", published top-1 {top1} %" if top1 is not None else f", published {figures}" if figures else ""
         print(f"{name}: {file}{said}")
 
 
@@ -47,6 +48,13 @@ def add_network(parser: Parser, *, several: bool = False) -> None:
     what = "networks" if several else "a network"
     parser.add_argument("--model", metavar="NAME", nargs="+" if several else None, help=f"{what}, for --pretrained")
     parser.add_argument("--pretrained", action="store_true", help="the authors' weights of --model instead of a file")
+
+
+def add_whole_network(parser: Parser) -> None:
+    """The flag that names the authors' weights of a network with a head instead of a file."""
+    text = "the authors' weights instead of a file: agent_pvt_tiny/mask_rcnn_1x, see `subquad list models --pretrained`"
+    parser.add_argument("--pretrained", metavar="NAME", help=text)
+    parser.set_defaults(model=None)
 
 
 def sources_of(arguments: argparse.Namespace) -> list[str]:
@@ -58,12 +66,15 @@ def sources_of(arguments: argparse.Namespace) -> list[str]:
     from subquad.models.pretrained import PREFIX
 
     files, networks = _listed(arguments.checkpoint), _listed(arguments.model)
+    if isinstance(arguments.pretrained, str):
+        networks = [arguments.pretrained]
     if networks and not arguments.pretrained:
         raise SubquadError(f"--model {networks[0]} alone has no weights: add --pretrained, or name a file instead")
     if arguments.pretrained and not networks:
         raise SubquadError("--pretrained is of a network: name it with --model, see `subquad list --pretrained`")
     if not files and not networks:
-        raise SubquadError("no weights are named: give a run folder or a weight file, or --model NAME --pretrained")
+        named = "--pretrained NAME" if arguments.pretrained is None else "--model NAME --pretrained"
+        raise SubquadError(f"no weights are named: give a run folder or a weight file, or {named}")
     return [*map(str, files), *(f"{PREFIX}{network}" for network in networks)]
 
 
@@ -75,7 +86,7 @@ def source_of_one(arguments: argparse.Namespace) -> str:
     """
     source, *others = sources_of(arguments)
     if others:
-        raise SubquadError(f"both {source} and {others[0]} are named: give a file, or --model NAME --pretrained")
+        raise SubquadError(f"both {source} and {others[0]} are named: give a file, or the authors' weights")
     return source
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from subquad.cli.parser import Commands, add_checkpoint
+from subquad.cli.parser import Commands, Parser, add_checkpoint
 from subquad.cli.recipes import add_compare, add_train, compare_recipe, given_fields, run_folder, train_recipe
-from subquad.cli.released_weights import add_network, source_of_one
+from subquad.cli.released_weights import add_network, add_whole_network, source_of_one
 from subquad.flags import to_read, values_of
 
 
@@ -67,7 +67,7 @@ def _add_evaluate(commands: Commands, name: str, task: Any) -> None:
     parser = commands.add(name, run, task.evaluation_help)
     if task.has_released:
         parser.add_argument("checkpoint", nargs="?", type=to_read, help="run folder, or a weight file of one")
-        add_network(parser)
+        _add_released(parser, task)
     else:
         add_checkpoint(parser)
     for flag in task.evaluation_flags:
@@ -96,7 +96,7 @@ def _add_predict(commands: Commands, name: str, task: Any) -> None:
     text = "run folder or weight file"
     parser.add_argument("--checkpoint", type=to_read, required=not task.has_released, help=text)
     if task.has_released:
-        add_network(parser)
+        _add_released(parser, task)
     for flag in task.prediction_flags:
         flag.add_to(parser)
 
@@ -109,6 +109,14 @@ def _predict(arguments: argparse.Namespace, task: Any) -> None:
     settings = values_of(task.prediction_flags, vars(arguments))
     for predicted in task.predict(trained, arguments.images, print, **settings):
         print(predicted.text)
+
+
+def _add_released(parser: Parser, task: Any) -> None:
+    """How the authors' weights are named, for a network or for a whole one with its head."""
+    if task.released_whole:
+        add_whole_network(parser)
+    else:
+        add_network(parser)
 
 
 def _source(arguments: argparse.Namespace, task: Any) -> str:

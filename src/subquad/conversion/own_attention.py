@@ -45,7 +45,7 @@ class OwnAttention(ConvertedAttention):
         rotation: Rotation | None = None,
     ) -> Tensor:
         grid.check(x)
-        fused = self.through("project", x).chunk(len(self.projected), dim=-1)
+        fused = self.through("qkv", x).chunk(len(self.projected), dim=-1)
         parts = {name: self.split(part) for name, part in zip(self.projected, fused, strict=True)}
         q, v = self.through("q_norm", parts["q"]), parts["v"]
         # SOFT's keys are its queries
@@ -65,17 +65,22 @@ class OwnWindowAttention(OwnAttention):
     def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
         self.window_size = original.window_size if is_quadratic(mechanism) else None
         self.shifted = original.shifted and self.window_size is not None
-        return super().make_inner(original, mechanism, window_of(grid, self.window_size))
+        self.fixed = original.fixed
+        return super().make_inner(original, mechanism, self.window_of(grid))
+
+    def window_of(self, grid: TokenGrid) -> TokenGrid:
+        """The window on a grid."""
+        return window_of(grid, self.window_size, fixed=self.fixed)
 
     def forward(self, x: Tensor, *, grid: TokenGrid, **keywords: Any) -> Tensor:
-        window = window_of(grid, self.window_size)
-        if window == grid:
+        window = self.window_of(grid)
+        if window == grid and not (self.fixed and self.shifted):
             return super().forward(x, grid=grid, **keywords)
         refuse(f"windows of {window}", keywords)
-        return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted)
+        return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted, fixed=self.fixed)
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
-        move_tables(self.inner, {window_of(old, self.window_size): window_of(new, self.window_size)})
+        move_tables(self.inner, {self.window_of(old): self.window_of(new)})
 
 
 class OwnReducingAttention(OwnAttention):
@@ -144,7 +149,7 @@ class OwnCrossShapedAttention(ConvertedAttention):
         if self.split_size is not None:
             return CrossShapedAttention.forward(self, x, unnormed, grid=grid)  # type: ignore[arg-type]
         grid.check(x)
-        fused = self.through("project", x).chunk(len(self.projected), dim=-1)
+        fused = self.through("qkv", x).chunk(len(self.projected), dim=-1)
         parts = dict(zip(self.projected, fused, strict=True))
         q, v = self.split(parts["q"]), self.split(parts["v"])
         k = self.split(parts["k"]) if "k" in parts else q

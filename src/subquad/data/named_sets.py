@@ -1,6 +1,7 @@
 """Data sets known by name: the digits that scikit-learn ships, torchvision's, and those of the Hugging Face hub."""
 
 import sys
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ class _Pictures:
 
 def read_digits(split: str) -> Source:
     """The 1,797 handwritten digits of scikit-learn, 8×8 pixels: 1,437 to train on, 360 held out."""
+    images, names = _digits()
+    labels = [label for _, label in images]
+    source = Source(_Pictures(images, "digits"), names, labels)
+    train, validation = hold_out(labels, _HELD_OUT_DIGITS)
+    return source.part(train if split == "train" else validation)
+
+
+@cache
+def _digits() -> tuple[list[tuple[Image.Image, int]], tuple[str, ...]]:
+    """All of them with their labels, and the names of these; read once, as every run asks for them twice."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -47,11 +58,11 @@ def read_digits(split: str) -> Source:
     digits = load_digits()
     # 0..16 as they come
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    labels = digits.target.tolist()
-    images = [(Image.fromarray(image).convert("RGB"), label) for image, label in zip(pixels, labels, strict=True)]
-    source = Source(_Pictures(images, "digits"), tuple(map(str, digits.target_names)), labels)
-    train, validation = hold_out(labels, _HELD_OUT_DIGITS)
-    return source.part(train if split == "train" else validation)
+    images = [
+        (Image.fromarray(image).convert("RGB"), label)
+        for image, label in zip(pixels, digits.target.tolist(), strict=True)
+    ]
+    return images, tuple(map(str, digits.target_names))
 
 
 def read_torch(name: str, split: str, root: Path | None) -> Source:

@@ -71,14 +71,14 @@ class SeesTokens(OfProcessor):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.processor.features = None
-        found = module.attn1.processor  # type: ignore[union-attr]
-        if found is self.processor:
+        in_place = module.attn1.processor  # type: ignore[union-attr]
+        if in_place is self.processor:
             self.processor.tokens = args[0] if args else kwargs["hidden_states"]
         elif not self.shared.said_off and not torch.compiler.is_compiling():
             self.shared.said_off = True
             # tokens are not kept for a processor that is never asked
             warnings.warn(
-                f"agents and merging are off: {type(found).__name__} stands where their processors were; "
+                f"agents and merging are off: {type(in_place).__name__} stands where their processors were; "
                 "apply them again",
                 stacklevel=2,
             )

@@ -72,13 +72,13 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
         SubquadError: the pipeline does not take what is given.
     """
     taken = inspect.signature(pipe.__call__).parameters
-    given = {ARGUMENTS.get(key, key): value for key, value in vars(sampling).items() if value is not None}
-    unknown = [name for name in given if name not in taken]
+    arguments = {ARGUMENTS.get(key, key): value for key, value in vars(sampling).items() if value is not None}
+    unknown = [name for name in arguments if name not in taken]
     if unknown:
         raise SubquadError(f"{type(pipe).__name__} takes no {' and no '.join(unknown)}: leave it out")
     generator = torch.Generator().manual_seed(seed)
     try:
-        return pipe(**_condition(pipe, prompt, taken), **given, generator=generator, **more).images[0]
+        return pipe(**_condition(pipe, prompt, taken), **arguments, generator=generator, **more).images[0]
     except ValueError as error:
         raise SubquadError(f"{type(pipe).__name__}: {_first_line(error)}") from None
 

@@ -30,8 +30,10 @@ class _WithGradient(torch.autograd.Function):
         wanted = [k for k, tensor in enumerate(tensors) if tensor is not None and tensor.requires_grad]
         with torch.enable_grad():
             result = ctx.eager(*tensors)
-        found = torch.autograd.grad(result, [tensors[k] for k in wanted], grad, create_graph=True, allow_unused=True)
-        places = dict(zip(wanted, found, strict=True))
+        gradients = torch.autograd.grad(
+            result, [tensors[k] for k in wanted], grad, create_graph=True, allow_unused=True
+        )
+        places = dict(zip(wanted, gradients, strict=True))
         return None, None, None, *(places.get(k) for k in range(len(tensors)))
 
 

@@ -1,6 +1,7 @@
 """The authors' checkpoints as files of ours: which network a file holds is read off its entries."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,14 @@ def recognise(state: dict[str, Tensor], where: Path | str) -> str:
     """The one network of the table that a state dict fits without resampling anything."""
     family = family_of(state)
     names = [our_name(name, family) for name in state] if family else list(state)
-    found = [name for name in NETWORKS if _same_depths(name, family, names) and _fits(name, state)]
-    if not found:
+    fitting = [name for name in NETWORKS if _same_depths(name, family, names) and _fits(name, state)]
+    if not fitting:
         raise SubquadError(
             f"{where} fits none of the {len(NETWORKS)} networks: name the nearest with --model to see what differs"
         )
-    if len(found) > 1:
-        raise SubquadError(f"{where} fits {' and '.join(found)} alike, entry by entry: name one with --model")
-    return found[0]
+    if len(fitting) > 1:
+        raise SubquadError(f"{where} fits {' and '.join(fitting)} alike, entry by entry: name one with --model")
+    return fitting[0]
 
 
 def _same_depths(network: str, family: str | None, names: list[str]) -> bool:
@@ -92,4 +93,10 @@ def _evaluation(name: str, num_classes: int) -> dict[str, Any]:
         return {}
     cfg = default_cfg(name)
     config = {key: cfg[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
-    return {"classes": ImageNetInfo().label_names(), "input": config, "data": "imagenet"}
+    return {"classes": list(_imagenet_classes()), "input": config, "data": "imagenet"}
+
+
+@cache
+def _imagenet_classes() -> tuple[str, ...]:
+    """The names of ImageNet's folders, in order: timm reads a file for them."""
+    return tuple(ImageNetInfo().label_names())

@@ -152,14 +152,14 @@ class CrossShapedAttention(nn.Module):
         )
         projected = projected_by(self.branches[0])
         self.names = (*projected, "x") if "x" in self.branches[0].inputs else projected  # type: ignore[operator]
-        self.project = nn.Linear(dim, dim * len(projected), bias=qkv_bias)
+        self.qkv = nn.Linear(dim, dim * len(projected), bias=qkv_bias)
         self.lepe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, unnormed: Tensor, *, grid: TokenGrid) -> Tensor:
         """Normed tokens (b, n, c) and what they were before to (b, n, c)."""
         grid.check(x)
-        parts = self.project(x)
+        parts = self.qkv(x)
         if "x" in self.names:
             parts = torch.cat([parts, unnormed], dim=2)
         image = rearrange(parts, "b (y x) (p c) -> p b y x c", y=grid.height, c=x.shape[-1])

@@ -61,9 +61,9 @@ class SelfAttention(nn.Module):
         self.projected = projected_by(self.inner)
         parts = len(self.projected)
         if qkv_bias and not key_bias and "k" in self.projected:
-            self.project: nn.Linear = PartlyBiased(dim, parts, without=self.projected.index("k"))
+            self.qkv: nn.Linear = PartlyBiased(dim, parts, without=self.projected.index("k"))
         else:
-            self.project = nn.Linear(dim, dim * parts, bias=qkv_bias)
+            self.qkv = nn.Linear(dim, dim * parts, bias=qkv_bias)
         for name in QUERIES_AND_KEYS:
             has_norm = qk_norm and name in self.projected
             self.add_module(f"{name}_norm", nn.LayerNorm(dim // num_heads, eps=eps) if has_norm else None)
@@ -91,13 +91,13 @@ class SelfAttention(nn.Module):
         """What the mechanism has projected, by name, each (b, h, n, d); keys and values of other tokens, if given."""
         if keys is None:
             # not unflatten, which is a dozen calls of Python: narrow layers wait for those
-            fused = self.project(x).view(*x.shape[:2], len(self.projected), self.num_heads, -1)
+            fused = self.qkv(x).view(*x.shape[:2], len(self.projected), self.num_heads, -1)
             return dict(zip(self.projected, fused.permute(2, 0, 3, 1, 4).unbind(0), strict=True))
-        parts, bias = {}, whole_bias(self.project)
+        parts, bias = {}, whole_bias(self.qkv)
         for i, name in enumerate(self.projected):
             rows = slice(i * x.shape[-1], (i + 1) * x.shape[-1])
             source = keys if name in OF_KEYS else x
-            tokens = F.linear(source, self.project.weight[rows], None if bias is None else bias[rows])
+            tokens = F.linear(source, self.qkv.weight[rows], None if bias is None else bias[rows])
             parts[name] = rearrange(tokens, "b n (h d) -> b h n d", h=self.num_heads)
         return parts
 
@@ -139,12 +139,12 @@ class PartlyBiased(nn.Linear):
         return F.linear(x, self.weight, whole_bias(self))
 
 
-def whole_bias(project: nn.Linear) -> Tensor | None:
+def whole_bias(qkv: nn.Linear) -> Tensor | None:
     """The bias of all parts of a fused projection (p·c,), zeros where a part has none."""
-    if not isinstance(project, PartlyBiased):
-        return project.bias
-    before, behind = project.bias[: project.before], project.bias[project.before :]
-    return torch.cat([before, project.bias.new_zeros(project.in_features), behind])
+    if not isinstance(qkv, PartlyBiased):
+        return qkv.bias
+    before, behind = qkv.bias[: qkv.before], qkv.bias[qkv.before :]
+    return torch.cat([before, qkv.bias.new_zeros(qkv.in_features), behind])
 
 
 def projected_by(mechanism: nn.Module) -> tuple[str, ...]:
@@ -225,19 +225,33 @@ def make_mlp(
 class ConvEmbed(nn.Module):
     """A strided convolution and a LayerNorm: a map (b, c_in, y, x) to (b, c, y / stride, x / stride), rounded up.
 
-    The map is filled up to whole strides with zeros on the right and at the bottom.
+    The map is filled up to whole strides with zeros on the right and at the bottom; with `drop_remainder` the rows and
+    columns that fill no stride are left out instead, and sizes are rounded down.
     """
 
     def __init__(
-        self, in_chans: int, dim: int, kernel_size: int, stride: int, *, padding: int = 0, eps: float = 1e-5
+        self,
+        in_chans: int,
+        dim: int,
+        kernel_size: int,
+        stride: int,
+        *,
+        padding: int = 0,
+        eps: float = 1e-5,
+        drop_remainder: bool = False,
     ) -> None:
         super().__init__()
-        self.stride = stride
+        self.stride, self.drop_remainder = stride, drop_remainder
         self.proj = nn.Conv2d(in_chans, dim, kernel_size, stride=stride, padding=padding)
         self.norm = nn.LayerNorm(dim, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.proj(fill_up(x, self.stride))
+        if self.drop_remainder and min(x.shape[-2:]) < self.stride:
+            raise SubquadError(
+                f"a map of {x.shape[-2]}×{x.shape[-1]} holds no patch of {self.stride}×{self.stride}, and this network "
+                "drops what fills none: take a larger image"
+            )
+        x = self.proj(x if self.drop_remainder else fill_up(x, self.stride))
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 

@@ -122,12 +122,12 @@ class ScoreAttention(nn.Module):
         if dim % num_heads:
             raise SubquadError(f"{num_heads} heads do not divide a width of {dim}: choose num_heads among its divisors")
         self.num_heads, self.keep_scores = num_heads, keep_scores
-        self.project = nn.Linear(dim, 3 * dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, scores: Tensor | None, *, grid: TokenGrid) -> tuple[Tensor, Tensor | None]:
         """Tokens (b, n, c) and a residual (b, h, n, n) or None, to tokens and this layer's scores if they are kept."""
-        q, k, v = rearrange(self.project(x), "b n (p h d) -> p b h n d", p=3, h=self.num_heads)
+        q, k, v = rearrange(self.qkv(x), "b n (p h d) -> p b h n d", p=3, h=self.num_heads)
         if self.keep_scores:
             own = q @ k.mT * q.shape[-1] ** -0.5
             kept = own if scores is None else own + scores
@@ -139,13 +139,13 @@ class ScoreAttention(nn.Module):
 
     def scores(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """What goes into the softmax, (b, h, n, n)."""
-        q, k, _ = rearrange(self.project(x), "b n (p h d) -> p b h n d", p=3, h=self.num_heads)
+        q, k, _ = rearrange(self.qkv(x), "b n (p h d) -> p b h n d", p=3, h=self.num_heads)
         own = q @ k.mT * q.shape[-1] ** -0.5
         return own if residual is None else own + residual
 
     def values(self, x: Tensor) -> Tensor:
         """What is weighed, (b, h, n, d)."""
-        return rearrange(self.project(x), "b n (p h d) -> p b h n d", p=3, h=self.num_heads)[2]
+        return rearrange(self.qkv(x), "b n (p h d) -> p b h n d", p=3, h=self.num_heads)[2]
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Nothing here stands on a grid."""

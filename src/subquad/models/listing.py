@@ -11,7 +11,7 @@ from subquad.kernels import BACKENDS, KERNELS, kernels_by_title, unavailable
 from subquad.models.attention_names import is_count, names_in
 from subquad.models.create import create_model, settings_of
 from subquad.models.networks import NETWORKS
-from subquad.models.pretrained import pretrained_rows
+from subquad.models.pretrained import dense_rows, pretrained_rows
 from subquad.models.variants import HOSTS, VARIANTS
 from subquad.text import si
 
@@ -101,6 +101,7 @@ LISTINGS: dict[str, Callable[[str], list[Row]]] = {
     "hosts": lambda pattern: _matching(host_rows(), pattern),
     "models": model_rows,
     "pretrained": pretrained_rows,
+    "pretrained heads": dense_rows,
     "backends": lambda pattern: _matching(backend_rows(), pattern),
     "operations": lambda pattern: _matching(operation_rows(), pattern),
 }

@@ -6,12 +6,13 @@ the authors' pages: NAME.safetensors or NAME.pth there.
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from subquad.errors import SubquadError, reason_of
@@ -19,11 +20,12 @@ from subquad.home import home
 from subquad.models.checkpoint_conversion import convert_checkpoint
 from subquad.models.networks import NETWORKS
 from subquad.text import one_line, si
+from subquad.weights.dense_links import DENSE_LINKS, DenseLink
 from subquad.weights.downloading import Wanted, check_same, download, locked, remember
-from subquad.weights.files import classes_in, fitted, read_note, read_weights
+from subquad.weights.files import classes_in, fitted, read_note, read_weights, save_weights
 from subquad.weights.fitting import Adapted
 from subquad.weights.hub_files import hub_file
-from subquad.weights.links import LINKS, PAGES, network_of, row_of
+from subquad.weights.links import LINKS, PAGES, any_row_of, link_of, network_of
 
 MIRROR = "SUBQUAD_WEIGHTS"
 PREFIX = "pretrained/"
@@ -32,6 +34,10 @@ PREFIX = "pretrained/"
 
 HUB_WEIGHTS, HUB_CONFIG = "model.safetensors", "config.json"
 """Files of a network in a repository of the Hugging Face hub."""
+
+
+MAKERS: dict[str, Callable[[DenseLink], tuple[nn.Module, dict[str, Any]]]] = {}
+"""By task: who makes the network of a link for it, and says what stands in the note of its file; tasks enter theirs."""
 
 
 def weights_home() -> Path:
@@ -43,12 +49,13 @@ def pretrained_file(name: str) -> Path:
     """The authors' weights of a network as a file of ours: fetched and converted at the first call.
 
     Args:
-        name: of the network, with a tag where several files are of it: "agent_deit_small.r448", "soft_tiny.cuda".
+        name: of the network, with a tag where several files are of it: "agent_deit_small.r448", "soft_tiny.cuda"; with
+            a head, of a detector or a segmenter: "agent_pvt_tiny/mask_rcnn_1x".
 
     Raises:
         SubquadError: nobody released any, or they can't be had, in one line that says what to do.
     """
-    row = row_of(name)
+    row = any_row_of(name)
     target = weights_home() / f"{row}.safetensors"
     if not target.is_file():
         with locked(target):
@@ -84,7 +91,9 @@ def _of_hub(repository: str) -> Path:
 
 
 def _is_name(text: str) -> bool:
-    return text.startswith(PREFIX) and "/" not in text.removeprefix(PREFIX)
+    """Whether a text names a network, perhaps with a head, and not a file in some folder."""
+    network, _, head = text.removeprefix(PREFIX).partition("/")
+    return text.startswith(PREFIX) and (not head or (network in NETWORKS and "/" not in head))
 
 
 def load_pretrained(model: nn.Module, name: str) -> Adapted:
@@ -129,9 +138,32 @@ def pretrained_rows(pattern: str = "*") -> list[dict[str, str]]:
     return rows
 
 
+def dense_rows(pattern: str = "*") -> list[dict[str, str]]:
+    """The detectors and segmenters that the authors released, as rows of text, and which of them is here."""
+    rows = []
+    for name, link in DENSE_LINKS.items():
+        if fnmatch(name, pattern):
+            here = "yes" if (weights_home() / f"{name}.safetensors").is_file() else ""
+            row = {"network": name, "task": link.task, "params": f"{link.params}M"}
+            row |= {"published": figures_text(link.figures), "here": here}
+            rows.append(row | {"page": PAGES[link.page].url.removeprefix("https://")})
+    return rows
+
+
+def figures_text(figures: Any) -> str:
+    """Published figures in words, "box AP 41.4, mask AP 38.7"; nothing of what is none, as anyone writes notes."""
+    if not isinstance(figures, Mapping):
+        return ""
+    numbers = {one_line(name, 30): value for name, value in figures.items() if isinstance(value, int | float)}
+    return ", ".join(f"{name} {value}" for name, value in numbers.items())
+
+
 def _make(row: str, target: Path) -> None:
     """Write the authors' weights as a file of ours."""
-    link, network = LINKS[row], network_of(row)
+    link, network = link_of(row), network_of(row)
+    if isinstance(link, DenseLink):
+        _make_dense(row, link, target)
+        return
     if network not in NETWORKS:
         raise SubquadError(f"{network} has released weights, but is no network of this version")
     with _released(row) as (source, wanted):
@@ -145,10 +177,24 @@ def _make(row: str, target: Path) -> None:
         )
 
 
+def _make_dense(row: str, link: DenseLink, target: Path) -> None:
+    """Write the authors' detector or segmenter as a file of ours."""
+    about = {"url": link.url, "page": PAGES[link.page].url, "figures": dict(link.figures), "remark": link.remark}
+    with _released(row) as (source, _):
+        state, _ = read_weights(source)
+        # without memory at first, as most of what can be wrong with a file shows in its shapes
+        with torch.device("meta"):
+            sketch, _ = MAKERS[link.task](link)
+        fitted(state, sketch, source)
+        model, note = MAKERS[link.task](link)
+        model.load_state_dict(fitted(state, model, source).state)
+        save_weights(model, target, note | {"released": about})
+
+
 @contextmanager
 def _released(row: str) -> Iterator[tuple[Path, Wanted]]:
     """The authors' file: put there by hand, of the mirror, or fetched; what was fetched is not kept."""
-    wanted = Wanted(LINKS[row].url, weights_home() / f"{row}.pth", _expected(row))
+    wanted = Wanted(link_of(row).url, weights_home() / f"{row}.pth", _expected(row))
     mirror = os.environ.get(MIRROR, "")
     if wanted.target.is_file():
         yield from _checked(wanted, wanted.target)
@@ -179,8 +225,8 @@ def _in_folder(folder: Path, row: str, wanted: Wanted) -> Path:
     file = next(filter(Path.is_file, files), None)
     if file is None:
         raise SubquadError(
-            f"{MIRROR} names {folder}, and neither {files[0].name} nor {files[1].name} is there: "
-            f"put what {wanted.url} gives there as {files[1].name}, expected is {wanted.what}"
+            f"{MIRROR} names {folder}, and neither {row}.safetensors nor {row}.pth is there: "
+            f"put what {wanted.url} gives there as {row}.pth, expected is {wanted.what}"
         )
     return file
 
@@ -189,10 +235,11 @@ def _wanted(row: str, wanted: Wanted, mirror: str) -> Wanted:
     """What to fetch: from the mirror, from a repository of the hub, or from the authors' link."""
     if mirror:
         return Wanted(f"{mirror.rstrip('/')}/{row}.pth", wanted.target, wanted.what)
-    if not LINKS[row].is_repository:
+    link = link_of(row)
+    if isinstance(link, DenseLink) or not link.is_repository:
         return wanted
     try:
-        file = hub_file(LINKS[row].url, network_of(row))
+        file = hub_file(link.url, network_of(row))
     except SubquadError as error:
         raise wanted.error(str(error)) from None
     ending = ".released.safetensors" if file.path.endswith(".safetensors") else ".pth"
@@ -200,12 +247,20 @@ def _wanted(row: str, wanted: Wanted, mirror: str) -> Wanted:
 
 
 def _expected(row: str) -> str:
+    link = link_of(row)
+    if isinstance(link, DenseLink):
+        return f"the authors' {link.label}, {link.params} M parameters, {link.head} on {link.network}"
     network = NETWORKS.get(network_of(row))
     size = f", {network.params} M parameters" if network and network.params else ""
-    return f"the authors' {LINKS[row].label}{size}, at {LINKS[row].px} px"
+    return f"the authors' {link.label}{size}, at {link.px} px"
 
 
 def published(path: Path) -> dict[str, Any]:
-    """What is known of the authors' file that weights of ours were made of: its link, page and top-1; else nothing."""
-    note = read_note(path).get("released")
-    return note if isinstance(note, dict) else {}
+    """What is known of the authors' file that weights of ours were made of: its link, page, figures; else nothing."""
+    return released_in(read_note(path))
+
+
+def released_in(note: Mapping[str, Any]) -> dict[str, Any]:
+    """What the note of a file says of the authors' file that it was made of; else nothing."""
+    released = note.get("released")
+    return released if isinstance(released, dict) else {}

@@ -1,7 +1,8 @@
 """PVT, a pyramid of four stages: tokens attend to all, or to fewer keys by spatial reduction.
 
 Pyramid Vision Transformer, Wang et al. 2021, arXiv 2102.12122, as the linear families have it: no class token, no
-final norm, the head reads the mean. Images of any size: every embedding fills its map up to whole patches.
+final norm, the head reads the mean. Images of any size: every embedding fills its map up to whole patches, or drops
+what fills none, as the released dense networks do.
 """
 
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ class PVT(Backbone):
         num_heads: heads of each stage's blocks.
         mlp_ratios: of each stage.
         qkv_bias: whether the projections to queries, keys and values have a bias.
+        drop_remainder: whether rows and columns that fill no patch are dropped instead of filled up with zeros.
     """
 
     layout = "pvt"
@@ -56,6 +58,7 @@ class PVT(Backbone):
         num_heads: Sequence[Positive] = (1, 2, 5, 8),
         mlp_ratios: Sequence[Ratio] = (8, 8, 4, 4),
         qkv_bias: bool = True,
+        drop_remainder: bool = False,
         global_pool: str = "avg",
         drop_rate: DropRate = 0,
         drop_path_rate: DropRate = 0,
@@ -78,7 +81,8 @@ class PVT(Backbone):
                 for mechanism, ratio, rate in zip(mechanisms[s], ratios[s], rates[s], strict=True)
             ]
             stride = patch_size if s == 0 else 2
-            embed = ConvEmbed(in_chans if s == 0 else embed_dims[s - 1], dim, stride, stride)
+            width = in_chans if s == 0 else embed_dims[s - 1]
+            embed = ConvEmbed(width, dim, stride, stride, drop_remainder=drop_remainder)
             stages.append(Stage(embed, blocks, dim, grid=grid, positions="bilinear", drop_rate=drop_rate))
         super().__init__(
             stages,

@@ -1,4 +1,4 @@
-"""The maps that dense heads stand on: four levels at strides 4, 8, 16 and 32 of any backbone, each normed."""
+"""The maps that dense heads stand on: four levels at strides 4, 8, 16 and 32 of any backbone, each normed if wanted."""
 
 from typing import Any
 
@@ -23,10 +23,20 @@ class Pyramid(nn.Module):
         backbone: a network without a classifier, of four stages or of one; what its maps do not need is dropped.
         frozen_stages: how many stages, the patch embedding with the first of them, are not trained.
         first: which of the four maps is the finest that is given, counted from 0.
+        normed: whether maps of stages have a LayerNorm of their own.
+        filled: whether images are filled up to multiples of 32 with zeros; those of a plain network always are.
     """
 
     @checks_arguments
-    def __init__(self, backbone: Backbone, *, frozen_stages: Count = 0, first: Count = 0) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        frozen_stages: Count = 0,
+        first: Count = 0,
+        normed: bool = True,
+        filled: bool = True,
+    ) -> None:
         super().__init__()
         stages = len(backbone.stages)
         if stages not in (1, len(STRIDES)):
@@ -40,9 +50,9 @@ class Pyramid(nn.Module):
         self.strides = STRIDES[first:]
         self.channels: list[int] = widths * len(self.strides) if self.is_plain else widths[first:]
         self.backbone, self.frozen_stages = backbone, frozen_stages
-        self.norms: nn.ModuleList = (
-            nn.ModuleList() if self.is_plain else nn.ModuleList(map(nn.LayerNorm, self.channels))
-        )
+        self.filled = filled or self.is_plain
+        has_norms = normed and not self.is_plain
+        self.norms: nn.ModuleList = nn.ModuleList(map(nn.LayerNorm, self.channels) if has_norms else ())
         self.scales: nn.ModuleList = nn.ModuleList()
         if self.is_plain:
             self.scales.extend(_rescaled(widths[0], infos[0]["reduction"] / stride) for stride in self.strides)
@@ -59,17 +69,21 @@ class Pyramid(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Images (b, 3, height, width) of any size to maps (b, c, ⌈height / stride⌉, ⌈width / stride⌉)."""
+        """Images (b, 3, height, width) of any size to maps (b, c, ⌈height / stride⌉, ⌈width / stride⌉).
+
+        Maps of images that are not filled up have the sizes that the backbone gives them.
+        """
         size = x.shape[-2:]
         # maps of a plain network at four sizes fit each other where its own is even
-        x = pad_to_multiple(x, STRIDES[-1])
-        given: dict[str, Any] = {"indices": self.indices, "intermediates_only": True}
+        x = pad_to_multiple(x, STRIDES[-1]) if self.filled else x
+        settings: dict[str, Any] = {"indices": self.indices, "intermediates_only": True}
         if self.is_plain:
-            (last,) = self.backbone.forward_intermediates(x, norm=True, **given)
+            (last,) = self.backbone.forward_intermediates(x, norm=True, **settings)
             maps = [scale(last) for scale in self.scales]
         else:
-            maps = self.backbone.forward_intermediates(x, **given)[-len(self.strides) :]
-            maps = [_normed(norm, image) for norm, image in zip(self.norms, maps, strict=True)]
+            maps = self.backbone.forward_intermediates(x, **settings)[-len(self.strides) :]
+            if len(self.norms):
+                maps = [_normed(norm, image) for norm, image in zip(self.norms, maps, strict=True)]
         return [
             image[..., : -(-size[0] // stride), : -(-size[1] // stride)]
             for image, stride in zip(maps, self.strides, strict=True)

@@ -38,6 +38,8 @@ class Swin(Backbone):
         embed_dim: channels of the first stage.
         num_heads: heads of each stage's blocks.
         qkv_bias: whether the projection to queries, keys and values has a bias.
+        fixed_windows: whether windows keep their size on a smaller grid, which is filled up to them, and shift along
+            both axes always, as in the released dense networks.
     """
 
     layout = "swin"
@@ -58,6 +60,7 @@ class Swin(Backbone):
         num_heads: Sequence[Positive] = (3, 6, 12, 24),
         mlp_ratio: Ratio = 4,
         qkv_bias: bool = True,
+        fixed_windows: bool = False,
         global_pool: str = "avg",
         drop_rate: DropRate = 0,
         drop_path_rate: DropRate = 0,
@@ -78,6 +81,7 @@ class Swin(Backbone):
                         window_size=window,
                         shifted=shift and j % 2 == 1,
                         qkv_bias=qkv_bias,
+                        fixed=fixed_windows,
                     ),
                     mlp_ratio=mlp_ratio,
                     drop=drop_rate,
@@ -124,7 +128,8 @@ class WindowAttention(SelfAttention):
     """Tokens attend within windows of `window_size` on a side, cut by the grid; None is one window, the whole grid.
 
     `shifted` moves the windows by half their size, along the axes that hold more than one of them; tokens that the
-    shift brings together from opposite borders do not attend to each other.
+    shift brings together from opposite borders do not attend to each other. `fixed` windows keep their size on a
+    smaller grid, and shift along both axes.
     """
 
     def __init__(
@@ -137,11 +142,12 @@ class WindowAttention(SelfAttention):
         window_size: int | None = None,
         shifted: bool = False,
         qkv_bias: bool = True,
+        fixed: bool = False,
     ) -> None:
         if window_size is not None and window_size < 1:
             raise SubquadError(f"a window needs at least one token on a side, got window_size {window_size}")
-        super().__init__(dim, num_heads, attention, grid=window_of(grid, window_size), qkv_bias=qkv_bias)
-        self.window_size = window_size
+        super().__init__(dim, num_heads, attention, grid=window_of(grid, window_size, fixed=fixed), qkv_bias=qkv_bias)
+        self.window_size, self.fixed = window_size, fixed
         self.shifted = shifted and window_size is not None
         if self.shifted and "mask" not in self.inner.inputs:
             raise SubquadError(
@@ -152,25 +158,36 @@ class WindowAttention(SelfAttention):
     def forward(  # type: ignore[override]
         self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        window = window_of(grid, self.window_size)
-        if window == grid:
+        window = window_of(grid, self.window_size, fixed=self.fixed)
+        if window == grid and not (self.fixed and self.shifted):
             return super().forward(x, grid=grid, padding=padding, mask=mask)
         if padding is not None or mask is not None:
             raise SubquadError(f"windows of {window} take no padding and no mask of the whole grid of {grid}")
-        return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted)
+        return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted, fixed=self.fixed)
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
-        move_tables(self.inner, {window_of(old, self.window_size): window_of(new, self.window_size)})
+        before, now = (window_of(grid, self.window_size, fixed=self.fixed) for grid in (old, new))
+        move_tables(self.inner, {before: now})
 
 
 def attend_in_windows(
-    x: Tensor, grid: TokenGrid, window: TokenGrid, attend: Callable[..., Tensor], *, shifted: bool
+    x: Tensor,
+    grid: TokenGrid,
+    window: TokenGrid,
+    attend: Callable[..., Tensor],
+    *,
+    shifted: bool,
+    fixed: bool = False,
 ) -> Tensor:
-    """Tokens (b, n, c) of `grid` to (b, n, c): `attend` is called with those of all windows, `grid` and `mask`."""
+    """Tokens (b, n, c) of `grid` to (b, n, c): `attend` is called with those of all windows, `grid` and `mask`.
+
+    `shifted` moves windows along the axes that hold more than one of them, with `fixed` along both.
+    """
     image = fill_windows(grid.to_image(x), window)
     rows, columns = image.shape[-2] // window.height, image.shape[-1] // window.width
-    shift = (window.height // 2 if rows > 1 else 0, window.width // 2 if columns > 1 else 0) if shifted else None
-    mask = None
+    mask = shift = None
+    if shifted:
+        shift = window.height // 2 if fixed or rows > 1 else 0, window.width // 2 if fixed or columns > 1 else 0
     if shift is not None:
         image = image.roll((-shift[0], -shift[1]), dims=(2, 3))
         mask = border_mask(rows, columns, window, shift, x.device).repeat(x.shape[0], 1, 1)[:, None]
@@ -182,10 +199,12 @@ def attend_in_windows(
     return image[:, : grid.height, : grid.width].flatten(1, 2)
 
 
-def window_of(grid: TokenGrid, window_size: int | None) -> TokenGrid:
-    """The window on a grid: no larger than the grid."""
+def window_of(grid: TokenGrid, window_size: int | None, *, fixed: bool = False) -> TokenGrid:
+    """The window on a grid: no larger than the grid unless it is `fixed`."""
     if window_size is None:
         return grid
+    if fixed:
+        return TokenGrid(window_size, window_size)
     return TokenGrid(min(window_size, grid.height), min(window_size, grid.width))
 
 

@@ -49,17 +49,17 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
     ) -> nn.Module:
         tag = pretrained_cfg if isinstance(pretrained_cfg, str) else ""
         row = TAGS.get(f"{name}.{tag}", name)
-        given = {} if pretrained_cfg_overlay is None else dict(pretrained_cfg_overlay)
+        overlay = {} if pretrained_cfg_overlay is None else dict(pretrained_cfg_overlay)
         # whoever brings a configuration, as the hub's folders do, says there where the weights are
-        if pretrained and row in LINKS and isinstance(pretrained_cfg, str | None) and not given.keys() & SOURCES:
+        if pretrained and row in LINKS and isinstance(pretrained_cfg, str | None) and not overlay.keys() & SOURCES:
             file = pretrained_file(row)
             checked_weights(file)
-            given["file"] = str(file)
+            overlay["file"] = str(file)
 
         def build(**settings: Any) -> Backbone:
             return create_model(network_of(row), **settings)
 
-        settings |= {"pretrained_cfg": pretrained_cfg, "pretrained_cfg_overlay": given or None}
+        settings |= {"pretrained_cfg": pretrained_cfg, "pretrained_cfg_overlay": overlay or None}
         features = {"out_indices": 3 if is_plain else (0, 1, 2, 3), "feature_cls": "getter"}
         return build_model_with_cfg(
             build, name, pretrained, pretrained_filter_fn=checkpoint_filter_fn, feature_cfg=features, **settings

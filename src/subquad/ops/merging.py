@@ -107,6 +107,6 @@ def _nearest(x: Tensor, sources: Tensor, destinations: Tensor) -> tuple[Tensor, 
     theirs = (x[:, destinations] / lengths[:, destinations, None]).mT
     step = max(1, CHUNK.get(x.device.type, 2**20) // (len(x) * len(destinations)))
     # a source's own length decides on its place among the sources, not on whose it is
-    found = [(x[:, some] @ theirs).max(dim=2) for some in sources.split(step)]
-    scores = torch.cat([best.values for best in found], dim=1) / lengths[:, sources]
-    return scores, torch.cat([best.indices for best in found], dim=1)
+    best_of_parts = [(x[:, some] @ theirs).max(dim=2) for some in sources.split(step)]
+    scores = torch.cat([best.values for best in best_of_parts], dim=1) / lengths[:, sources]
+    return scores, torch.cat([best.indices for best in best_of_parts], dim=1)

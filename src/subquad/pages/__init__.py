@@ -4,12 +4,12 @@ from subquad.pages.analysis_page import write_analysis
 from subquad.pages.image_page import write_images_page
 from subquad.pages.page import write_report
 from subquad.pages.page_parts import check_page
-from subquad.pages.standalone_charts import PICTURES, bench_picture
+from subquad.pages.standalone_charts import bench_picture, check_picture
 
 __all__ = [
-    "PICTURES",
     "bench_picture",
     "check_page",
+    "check_picture",
     "write_analysis",
     "write_images_page",
     "write_report",

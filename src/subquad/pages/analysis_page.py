@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
+
+from markupsafe import Markup
 
 from subquad.analysis import ALL_MEASURES, Counts, Findings, MeasureRow, Removal, confusion_words, removal_shares
 from subquad.pages.charts import Axis, Series, line_chart
 from subquad.pages.colours import NEUTRAL, classes_of
-from subquad.pages.page_parts import section, short_command, write_page
+from subquad.pages.page_parts import NOTHING, charts, footer, header, render, section, write_page
 from subquad.pages.viewer import attention_viewer
 
 _REMOVED = (
@@ -21,43 +22,38 @@ _CONFUSED = (
 )
 
 
-def write_analysis(path: Path, found: Findings, *, command: str = "", note: str = "") -> None:
+def write_analysis(path: Path, findings: Findings, *, command: str = "", note: str = "") -> None:
     """Write the page to `path`.
 
     Args:
         path: the HTML file.
-        found: what is shown.
+        findings: what is shown.
         command: that made it.
         note: on what it was measured.
     """
-    names = found.names
+    names = findings.names
     title = f"What {', '.join(names)} attend{'s' if len(names) == 1 else ''} to"
-    header = (
-        f'<header><p class="kicker">subquad analyze</p><h1>{escape(title)}</h1>'
-        f'<p class="facts">{escape(note)}</p></header>'
-    )
-    mechanisms = {name: dict.fromkeys(row.mechanism for row in found.rows.get(name, [])) for name in names}
+    mechanisms = {name: dict.fromkeys(row.mechanism for row in findings.rows.get(name, [])) for name in names}
     colours = classes_of({name: "+".join(of_layers) or name for name, of_layers in mechanisms.items()})
     parts = [
-        attention_viewer(found.pictures, found.looks),
-        *(_measure(measure, found.rows, colours) for measure in ALL_MEASURES),
-        _removed(found.hits, colours),
-        _confused(found.confusions, colours),
+        attention_viewer(findings.pictures, findings.looks),
+        *(_measure(measure, findings.rows, colours) for measure in ALL_MEASURES),
+        _removed(findings.hits, colours),
+        _confused(findings.confusions, colours),
     ]
-    last = f"<footer><h2>How it was made</h2><pre>{escape(short_command(command))}</pre></footer>" if command else ""
-    write_page(path, title, [header, *filter(None, parts), last])
+    write_page(path, title, [header("subquad analyze", title, note), *parts, footer([command])])
 
 
-def _chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
-    return f'<figure class="wide">{line_chart(series, x, y, width=680, height=320)}</figure>'
+def _chart(series: Sequence[Series], x: Axis, y: Axis) -> Markup:
+    return charts(line_chart(series, x, y, width=680, height=320))
 
 
-def _measure(measure: str, rows: Mapping[str, Sequence[MeasureRow]], colours: Mapping[str, str]) -> str:
+def _measure(measure: str, rows: Mapping[str, Sequence[MeasureRow]], colours: Mapping[str, str]) -> Markup:
     series: list[Series] = []
     baselines: dict[int, float] = {}
-    for name, found in rows.items():
+    for name, network_rows in rows.items():
         # a network whose weights have run away is shown as far as there are numbers
-        own = [row for row in found if row.measure == measure and not row.head and math.isfinite(row.mean)]
+        own = [row for row in network_rows if row.measure == measure and not row.head and math.isfinite(row.mean)]
         if not own:
             continue
         points = [(row.layer, row.mean) for row in own]
@@ -69,7 +65,7 @@ def _measure(measure: str, rows: Mapping[str, Sequence[MeasureRow]], colours: Ma
         series.append(Series(name, colours[name], points, tips))
         baselines |= {row.layer: row.baseline for row in own if row.baseline is not None}
     if not series:
-        return ""
+        return NOTHING
     if baselines:
         points = sorted(baselines.items())
         tips = [f"everywhere alike, or by chance: {value:.3f}" for _, value in points]
@@ -78,7 +74,7 @@ def _measure(measure: str, rows: Mapping[str, Sequence[MeasureRow]], colours: Ma
     return section(measure.capitalize(), what.says, _chart(series, Axis("layer", whole=True), Axis(what.unit)))
 
 
-def _removed(hits: Mapping[str, Counts], colours: Mapping[str, str]) -> str:
+def _removed(hits: Mapping[str, Counts], colours: Mapping[str, str]) -> Markup:
     series = []
     for name, counts in hits.items():
         shares = removal_shares(counts)
@@ -92,11 +88,11 @@ def _removed(hits: Mapping[str, Counts], colours: Mapping[str, str]) -> str:
             tips = [f"{name}, {count:.0f} {kind} keys removed: top-1 {share:.2f} %" for count, share in points]
             series.append(Series(f"{name} {kind}", colours[name], points, tips))
     if not series:
-        return ""
+        return NOTHING
     return section("Removed keys", _REMOVED, _chart(series, Axis("keys removed"), Axis("top-1 %")))
 
 
-def _confused(confusions: Mapping[str, Counts], colours: Mapping[str, str]) -> str:
+def _confused(confusions: Mapping[str, Counts], colours: Mapping[str, str]) -> Markup:
     series, words = [], []
     for name, counts in confusions.items():
         values = sorted(counts["confused"])
@@ -107,8 +103,8 @@ def _confused(confusions: Mapping[str, Counts], colours: Mapping[str, str]) -> s
             points.append((float(share), value + 1))
         tips = [f"{name}: {share:.0f} % of the images have at most {value - 1:.0f}" for share, value in points]
         series.append(Series(name, colours[name], points, tips))
-        words.append(f"<li>{escape(name)}: {escape(confusion_words(counts))}</li>")
+        words.append((f"{name}:", confusion_words(counts)))
     if not series:
-        return ""
+        return NOTHING
     chart = _chart(series, Axis("share of images, %"), Axis("confused pairs + 1", log=True))
-    return section("Confused queries", _CONFUSED, f"<ul>{''.join(words)}</ul>{chart}")
+    return section("Confused queries", _CONFUSED, render("list.html", heading="", items=words) + chart)

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup, escape
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 92, 14, 44
 
@@ -27,7 +28,7 @@ class Axis:
     whole: bool = False
 
 
-def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, height: int = 320) -> str:
+def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, height: int = 320) -> Markup:
     """Lines with a dot a value and their names at their right ends."""
     frame = _Frame(series, x, y, width, height)
     parts = [frame.axes()]
@@ -38,12 +39,14 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, 
         dots = "".join(_dot(px, py, 2.6, tip) for (px, py), tip in zip(places, one.tips, strict=True))
         parts.append(f'<g class="series {one.colour}"><path class="line" d="{path}"/>{dots}</g>')
         ends.append(places[-1])
-    for one, (px, py), level in zip(series, ends, _spread([py for _, py in ends], 13, _TOP + 4, height), strict=True):
+    for one, (px, py), level in zip(
+        series, ends, spread_apart([py for _, py in ends], 13, _TOP + 4, height - _BOTTOM), strict=True
+    ):
         parts.append(_name(one, frame.right + 10, level, (px, py)))
     return _svg(width, height, f"{y.title} against {x.title}", parts)
 
 
-def point_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, height: int = 320) -> str:
+def point_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, height: int = 320) -> Markup:
     """Points with their names beside them."""
     frame = _Frame(series, x, y, width, height)
     parts = [frame.axes()]
@@ -63,8 +66,8 @@ class _Frame:
         self.x, self.y = x, y
         self.left, self.right, self.top, self.bottom = _LEFT, width - _RIGHT, _TOP, height - _BOTTOM
         points = [point for one in series for point in one.points]
-        self.x_ticks, self.x_range = _scale([px for px, _ in points], x)
-        self.y_ticks, self.y_range = _scale([py for _, py in points], y)
+        self.x_ticks, self.x_range = ticks_of([px for px, _ in points], x)
+        self.y_ticks, self.y_range = ticks_of([py for _, py in points], y)
 
     def place(self, px: float, py: float) -> tuple[float, float]:
         """Where a value stands on the picture."""
@@ -78,13 +81,13 @@ class _Frame:
             _, py = self.place(self.x_range[0], tick)
             parts.append(f'<path class="grid" d="M{self.left} {py:.1f}H{self.right}"/>')
             parts.append(
-                f'<text class="tick" x="{self.left - 7}" y="{py + 4:.1f}" text-anchor="end">{_tick(tick)}</text>'
+                f'<text class="tick" x="{self.left - 7}" y="{py + 4:.1f}" text-anchor="end">{tick_text(tick)}</text>'
             )
         for tick in self.x_ticks:
             px, _ = self.place(tick, self.y_range[0])
             parts.append(f'<path class="grid" d="M{px:.1f} {self.bottom}v5"/>')
             parts.append(
-                f'<text class="tick" x="{px:.1f}" y="{self.bottom + 18}" text-anchor="middle">{_tick(tick)}</text>'
+                f'<text class="tick" x="{px:.1f}" y="{self.bottom + 18}" text-anchor="middle">{tick_text(tick)}</text>'
             )
         middle = (self.left + self.right) / 2
         parts.append(f'<path class="axis" d="M{self.left} {self.bottom}H{self.right}"/>')
@@ -95,7 +98,7 @@ class _Frame:
         return "".join(parts)
 
 
-def _scale(values: Sequence[float], axis: Axis) -> tuple[list[float], tuple[float, float]]:
+def ticks_of(values: Sequence[float], axis: Axis) -> tuple[list[float], tuple[float, float]]:
     """Ticks at round numbers, and a range that holds all values."""
     low, high = min(values), max(values)
     if axis.log:
@@ -124,15 +127,15 @@ def _share(value: float, span: tuple[float, float], log: bool) -> float:
     return (value - low) / (high - low)
 
 
-def _spread(levels: Sequence[float], gap: float, top: float, height: float) -> list[float]:
-    """Levels moved apart so that names do not overlap, in the order given."""
+def spread_apart(levels: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:
+    """Levels, counted downwards, moved apart so that names do not overlap, in the order given."""
     order = sorted(range(len(levels)), key=lambda k: levels[k])
     placed: dict[int, float] = {}
     last = -math.inf
     for k in order:
         last = placed[k] = max(levels[k], last + gap, top)
     # what has run out at the bottom pushes back up
-    limit = float(height - _BOTTOM)
+    limit = float(bottom)
     for k in reversed(order):
         limit = placed[k] = min(placed[k], limit)
         limit -= gap
@@ -163,15 +166,16 @@ def _name(one: Series, px: float, level: float, end: tuple[float, float] | None)
 
 
 def _dot(px: float, py: float, radius: float, tip: str) -> str:
-    return f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" data-tip="{escape(tip, quote=True)}"/>'
+    return f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" data-tip="{escape(tip)}"/>'
 
 
-def _tick(value: float) -> str:
+def tick_text(value: float) -> str:
+    """A number at an axis."""
     if value and abs(value) >= 1000:
         return f"{value / 1000:g}k"
     return f"{value:.4g}"
 
 
-def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
-    label = escape(title, quote=True)
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> Markup:
+    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+    return Markup(f"{head}{''.join(parts)}</svg>")

@@ -49,13 +49,9 @@ def style_of(markup: str) -> str:
     return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
 
 
-def plain_style_of(markup: str) -> str:
-    """The style of the classes in a picture's markup without variables: not all that shows SVG knows them."""
-    return "\n".join(
-        f".colour-{colour} .line, .colour-{colour} .leader {{ stroke: #{colour}; }}\n"
-        f".colour-{colour} circle, .colour-{colour} .name {{ fill: #{colour}; }}"
-        for colour in _colours_in(markup)
-    )
+def colour_of_class(name: str) -> str:
+    """The colour of a class, as "#0072b2", for pictures without style sheets."""
+    return f"#{name.removeprefix('colour-')}"
 
 
 def _colours_in(markup: str) -> Iterator[str]:

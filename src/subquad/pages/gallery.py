@@ -1,27 +1,21 @@
 """What networks make of some held-out images, beside the truth, where their task has pictures of it."""
 
-from html import escape
-
+from markupsafe import Markup
 from PIL import Image
 
-from subquad.pages.page_parts import figure, section
+from subquad.pages.page_parts import NOTHING, figure, render, section
 from subquad.tasks import Gallery
 
 _WIDTH = 300
 
 
-def gallery_section(shown: Gallery) -> str:
+def gallery_section(shown: Gallery) -> Markup:
     """A section with some held-out images, their truth and what every network makes of them."""
-    swatches = "".join(
-        f'<span class="swatch" style="background:rgb{colour}"></span>{escape(name)} &nbsp; '
-        for name, colour in shown.legend
-    )
-    figures = ("".join(figure(_small(image), text, colours=128) for image, text in row) for row in shown.rows)
-    return section(
-        "Predictions against truth",
-        "Held-out images, evenly chosen.",
-        (f"<p>{swatches}</p>" if swatches else "") + "".join(f'<div class="images">{row}</div>' for row in figures),
-    )
+    legend = [(str(colour), name) for name, colour in shown.legend]
+    figures = [[figure(_small(image), text, colours=128) for image, text in row] for row in shown.rows]
+    swatches = render("legend.html", legend=legend) if legend else NOTHING
+    pictures = render("images.html", blocks=[("", "", row) for row in figures])
+    return section("Predictions against truth", "Held-out images, evenly chosen.", swatches + pictures)
 
 
 def _small(image: Image.Image) -> Image.Image:

@@ -2,9 +2,10 @@
 
 import statistics
 from collections.abc import Sequence
-from html import escape
 
-from subquad.pages.page_parts import section
+from markupsafe import Markup
+
+from subquad.pages.page_parts import NOTHING, Cell, section, sortable_table
 from subquad.runs import RunFolder
 from subquad.runs.run_records import Group
 from subquad.tasks import task_named
@@ -15,28 +16,20 @@ _LEAD = (
 )
 
 
-def known_results(groups: Sequence[Group]) -> str:
+def known_results(groups: Sequence[Group]) -> Markup:
     """Markup of the section, nothing for a task without a test set of its own."""
     first = groups[0].first
     task = task_named(first.task)
     if "benchmark" not in task.commands:
-        return ""
+        return NOTHING
     rows = []
     for group in groups:
         tested = [RunFolder(run.path).tested(task.columns[0].entry) for run in group.runs]
-        if found := [value for value in tested if value is not None]:
-            spread = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
-            rows.append((group.label, f"{statistics.fmean(found):.2f}{spread}", "ours"))
+        if measured := [value for value in tested if value is not None]:
+            spread = f" ± {statistics.stdev(measured):.2f}" if len(measured) > 1 else ""
+            rows.append((group.label, f"{statistics.fmean(measured):.2f}{spread}", "ours"))
     rows += [(name, f"{value:.2f}", "guess") for name, value in task.guesses(first.facts).items()]
     rows += [(row.name, f"{row.value:.2f}", f"as {row.source} print it") for row in task.published(first.facts)]
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td data-value="{value.split()[0]}">{escape(value)}</td>'
-        f"<td>{escape(whose)}</td></tr>"
-        for name, value, whose in rows
-    )
     titles = ("attention", task.columns[0].title, "whose")
-    head = "".join(f'<th scope="col"><button type="button">{title}</button></th>' for title in titles)
-    table = (
-        f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-    return section("Beside what is known", _LEAD, table)
+    cells = [(Cell(name), Cell(value, value.split()[0]), Cell(whose)) for name, value, whose in rows]
+    return section("Beside what is known", _LEAD, sortable_table(titles, cells))

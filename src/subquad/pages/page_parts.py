@@ -1,17 +1,52 @@
-"""What all pages are made of: one HTML file with everything in it, which opens from a disk without a network."""
+"""What all pages are made of: one HTML file with everything in it, which opens from a disk without a network.
+
+Markup stands in `templates/` and escapes what is put into it, wherever it comes from. Only what was rendered there, our
+own SVG and our own style and scripts are `Markup`, which is put in as it is.
+"""
 
 import base64
 import io
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from PIL import Image
 
 from subquad.errors import SubquadError
 from subquad.pages.colours import style_of
-from subquad.writing import write_text
+from subquad.writing import json_text, write_text
+
+NOTHING = Markup()
+"""What a section is that has nothing to show."""
+
+
+@cache
+def _templates() -> Environment:
+    templates = Environment(
+        loader=PackageLoader("subquad.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # as every reader takes it, and the filter escapes what would end a script
+    templates.policies |= {"json.dumps_function": json_text, "json.dumps_kwargs": {}}
+    return templates
+
+
+def render(template: str, /, **values: Any) -> Markup:
+    """What a file of `templates/` makes of these values; text among them is escaped."""
+    return Markup(_templates().get_template(template).render(values))
+
+
+def own_file(name: str) -> Markup:
+    """A style or a script of this package, which no text from outside gets into."""
+    return Markup((files("subquad.pages") / name).read_text(encoding="utf-8"))
 
 
 def check_page(path: Path) -> None:
@@ -20,38 +55,66 @@ def check_page(path: Path) -> None:
         raise SubquadError(f"the report is an HTML page: name it like {path.with_suffix('.html')}")
 
 
-def write_page(path: Path, title: str, sections: Sequence[str]) -> None:
+def write_page(path: Path, title: str, sections: Sequence[Markup]) -> None:
     """Write the page to `path`, whole or not at all."""
-    page = files("subquad.pages")
-    body = "".join(sections)
-    style, script = ((page / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    write_text(
-        path,
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}{style_of(body)}</style></head>"
-        f'<body><main>{body}</main><div id="tip" role="status"></div>'
-        f"<script>{script}</script></body></html>\n",
-    )
+    sections = [each for each in sections if each]
+    style = own_file("page.css") + Markup(style_of("".join(sections)))
+    write_text(path, render("page.html", title=title, style=style, script=own_file("page.js"), sections=sections))
 
 
-def section(title: str, lead: str, content: str) -> str:
+def header(kicker: str, title: str, facts: str, *, lead: str = "", cards: Sequence[tuple[str, str]] = ()) -> Markup:
+    """The top of a page; `cards` are the numbers one asks for first, each with what it is."""
+    return render("header.html", kicker=kicker, title=title, facts=facts, lead=lead, cards=cards)
+
+
+def section(title: str, lead: str, content: Markup = NOTHING) -> Markup:
     """A part of the page, under a heading and a sentence or two."""
-    return f"<section><h2>{escape(title)}</h2><p>{escape(lead)}</p>{content}</section>"
+    return render("section.html", title=title, lead=lead, content=content)
 
 
-def short_command(command: str) -> str:
+def footer(commands: Sequence[str], note: str = "") -> Markup:
+    """The commands that made a page; nothing where there are none."""
+    commands = [_short_command(command) for command in commands if command]
+    return render("footer.html", commands=commands, note=note) if commands else NOTHING
+
+
+def _short_command(command: str) -> str:
     """A command without the folder that its program lies in."""
     program, _, rest = command.partition(" ")
     name = Path(program).name
     return f"{'subquad' if name == '__main__.py' else name} {rest}".strip()
 
 
-def figure(image: Image.Image, text: str, *, colours: int | None = None) -> str:
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: what it says.
+        value: what its column is sorted by; the text if empty.
+        best: whether it is marked as the best of its column.
+        swatch: the class of the colour in front of it.
+    """
+
+    text: str
+    value: str = ""
+    best: bool = False
+    swatch: str = ""
+
+
+def sortable_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
+    """A table that is sorted by its headers; the first cell of a row heads it."""
+    return render("sortable.html", titles=titles, rows=rows)
+
+
+def charts(*drawn: Markup, caption: str = "") -> Markup:
+    """A chart of `line_chart` or `point_chart`, with its caption, or two side by side."""
+    return render("charts.html", charts=drawn, caption=caption)
+
+
+def figure(image: Image.Image, text: str, *, colours: int | None = None) -> Markup:
     """A picture with its caption."""
-    source = data_uri(image, colours=colours)
-    caption = f"<figcaption>{escape(text)}</figcaption>"
-    return f'<figure><img src="{source}" alt="{escape(text, quote=True)}">{caption}</figure>'
+    return render("figure.html", source=data_uri(image, colours=colours), text=text)
 
 
 def data_uri(image: Image.Image, *, colours: int | None = 64) -> str:

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
+
+from markupsafe import Markup
 
 from subquad.pages.comparisons import measure_of
+from subquad.pages.page_parts import Cell, sortable_table
 from subquad.runs.run_records import Group
 from subquad.text import clock, si, speed_text
 
@@ -45,7 +47,7 @@ def _speed(group: Group) -> float:
     return group.cost("images_per_second")
 
 
-def accuracy_table(groups: Sequence[Group], colours: dict[str, str]) -> str:
+def accuracy_table(groups: Sequence[Group], colours: dict[str, str]) -> Markup:
     """Markup of the table; the best value of a column is marked, and so are those printed the same."""
     columns = columns_of(groups)
     best = []
@@ -54,19 +56,14 @@ def accuracy_table(groups: Sequence[Group], colours: dict[str, str]) -> str:
         best.append(column.text(choose(groups, key=column.value)).split(" ")[0])
     seeds = any(len(group.runs) > 1 for group in groups)
     titles = ["mechanism", *([] if not seeds else ["seeds"]), *(column.title for column in columns)]
-    head = "".join(f'<th scope="col"><button type="button">{escape(title)}</button></th>' for title in titles)
-    body = []
+    rows = []
     for group in groups:
-        swatch = f'<span class="swatch {colours[group.label]}"></span>'
-        cells = [f'<th scope="row">{swatch}{escape(group.label)}</th>']
+        cells = [Cell(group.label, swatch=colours[group.label])]
         if seeds:
-            cells.append(f'<td data-value="{len(group.runs)}">{len(group.runs)}</td>')
+            cells.append(Cell(str(len(group.runs)), str(len(group.runs))))
         for column, mark in zip(columns, best, strict=True):
             text = column.text(group)
-            kind = ' class="best"' if len(groups) > 1 and text.split(" ")[0] == mark else ""
-            cells.append(f'<td{kind} data-value="{column.value(group):.6g}">{escape(text)}</td>')
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    return (
-        '<div class="scroll"><table class="sortable">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
+            is_best = len(groups) > 1 and text.split(" ")[0] == mark
+            cells.append(Cell(text, f"{column.value(group):.6g}", is_best))
+        rows.append(cells)
+    return sortable_table(titles, rows)

@@ -131,8 +131,8 @@ class RunFolder:
 
     def tested(self, entry: str) -> float | None:
         """What the test set said of a finished run; None where it was not asked yet, or what is kept is damaged."""
-        found = _read_json(self._tested)
-        value = found.get(entry) if isinstance(found, dict) else None
+        results = _read_json(self._tested)
+        value = results.get(entry) if isinstance(results, dict) else None
         return float(value) if isinstance(value, (int, float)) else None
 
     def keep_tested(self, row: Row) -> None:

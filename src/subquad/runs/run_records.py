@@ -10,7 +10,7 @@ from typing import Any
 
 from subquad.attention import ATTENTION
 from subquad.errors import SubquadError
-from subquad.models import attention_label
+from subquad.models import attention_label, names_in
 from subquad.reading import read_yaml
 from subquad.tasks import TASKS, fields_of
 
@@ -47,8 +47,8 @@ class Run:
     def attention_with(self, settings: dict[str, Any]) -> str:
         """The mechanism with these settings."""
         name = attention_label(self.network, self.recipe.get("attention"))
-        given = ",".join(f"{key}={value}" for key, value in settings.items())
-        return f"{name}:{given}" if given and ":" not in name else name
+        written = ",".join(f"{key}={value}" for key, value in settings.items())
+        return f"{name}:{written}" if written and ":" not in name else name
 
     def best(self, metric: str) -> float:
         """The highest value of a metric over the epochs, of the weights or of their average."""
@@ -200,7 +200,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         same = {key: value for key, value in run.recipe.items() if key not in _ignored(run)}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
     places = {name: place for place, name in enumerate(ATTENTION)}
-    ordered = sorted(groups.values(), key=lambda group: places.get(group[0].attention.split(":")[0], len(places)))
+    ordered = sorted(groups.values(), key=lambda group: _place(group[0].attention, places))
     labels = [_label(group[0], runs) for group in ordered]
     # recipes that differ in something else than the mechanism are told apart by their folders
     names = [
@@ -208,6 +208,11 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         for label, group in zip(labels, ordered, strict=True)
     ]
     return [Group(name, tuple(group)) for name, group in zip(names, ordered, strict=True)]
+
+
+def _place(attention: str, places: Mapping[str, int]) -> int:
+    """Where a run stands among others: by the first of its mechanisms; networks of others, without one, last."""
+    return places.get(next(iter(names_in(attention)), ""), len(places))
 
 
 def _ignored(run: Run) -> set[str]:

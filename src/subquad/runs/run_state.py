@@ -11,6 +11,7 @@ from torch import Tensor
 
 from subquad.errors import SubquadError
 from subquad.tasks.task import Row
+from subquad.weights.fitting import under_current_names
 from subquad.writing import replacing
 
 
@@ -73,10 +74,10 @@ def put_back(state: State, path: Path, model: Any, optimizer: Any, ema: Any, sca
         SubquadError: the parts are of another network or recipe.
     """
     try:
-        model.load_state_dict(state.model)
+        model.load_state_dict(under_current_names(state.model, model.state_dict()))
         optimizer.load_state_dict(state.optimizer)
         if ema is not None:
-            ema.load_state_dict(state.ema)
+            ema.load_state_dict(under_current_names(state.ema, ema.state_dict()))
         if scaler is not None:
             scaler.load_state_dict(state.scaler)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -28,12 +28,12 @@ def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageN
     if name.partition(".")[0] not in timm.list_models():
         raise unknown_name("network of timm", name, timm.list_models())
     state = read_weights(file)[0] if file else None
-    given: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    arguments: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
     if state is not None:
         head = next((state[key] for key in ("head.weight", "head.fc.weight", "fc.weight") if key in state), None)
-        given["num_classes"] = 0 if head is None or not head.dim() else len(head)
+        arguments["num_classes"] = 0 if head is None or not head.dim() else len(head)
     try:
-        model: Any = timm.create_model(name, pretrained=state is None, **given)
+        model: Any = timm.create_model(name, pretrained=state is None, **arguments)
         if state is not None:
             if trouble := misfits(state, model.state_dict()):
                 raise ValueError(trouble)

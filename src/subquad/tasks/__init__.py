@@ -1,6 +1,7 @@
 """What can be trained: a folder a task, one protocol for all of them, and the table of those that there are."""
 
 from subquad.plugins import add_installed
+from subquad.tasks import released_networks as released_networks  # which enters its makers
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.image_recipe import ImageRecipe
 from subquad.tasks.recipe_fields import Field, fields_of, option, parse_settings

@@ -1,12 +1,18 @@
 """What a recipe says about its network, as arguments of `create_model`, and backbones made of them."""
 
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from subquad.errors import SubquadError
 from subquad.models import NETWORKS, VARIANTS, create_model, load_checkpoint
 from subquad.models.backbone import Backbone
 from subquad.models.pretrained import source_of
+from subquad.models.restoring import naming
+from subquad.tasks.conventions import IN_HOSTS, OWN
 from subquad.tasks.image_recipe import ImageRecipe
+from subquad.weights.files import read_note, read_weights, weight_file
 
 DENSE_AGENTS = {"pvt": (12**2, 16**2, 28**2, 28**2), "swin": (9**2, 12**2, 14**2, 7**2)}
 """Agents of each stage in the dense networks of Agent Attention, by host; the tables are those of classification."""
@@ -38,11 +44,13 @@ def arguments_of(recipe: ImageRecipe, *others: str) -> dict[str, Any]:
     return {"name": recipe.model, **arguments, **recipe.settings}
 
 
-def backbone_arguments(recipe: ImageRecipe, dense_agents: bool) -> dict[str, Any]:
-    """What `build_backbone` makes a dense network's backbone of."""
+def backbone_arguments(recipe: ImageRecipe, dense_agents: bool, conventions: str = OWN) -> dict[str, Any]:
+    """What `build_backbone` makes a dense network's backbone of, under heads of some conventions."""
     arguments = arguments_of(recipe)
     network = NETWORKS.get(recipe.model)
     variant = VARIANTS.get(network.variant if network else recipe.model)
+    if variant is not None:
+        arguments = IN_HOSTS[conventions].get(variant.host, {}) | arguments
     if dense_agents and variant is not None:
         if variant.host not in DENSE_AGENTS:
             raise SubquadError(f"dense_agents are published for {' and '.join(DENSE_AGENTS)}, not for {variant.host}")
@@ -53,12 +61,28 @@ def backbone_arguments(recipe: ImageRecipe, dense_agents: bool) -> dict[str, Any
 
 
 def build_backbone(arguments: dict[str, Any]) -> Backbone:
-    """A backbone without a classifier, with the weights that its entry `checkpoint` names."""
+    """A backbone without a classifier, with the weights that its entry `checkpoint` names.
+
+    These are of a classifier, or of a network with a dense head, whose backbone is taken.
+    """
     arguments = {**arguments, "num_classes": 0}
     checkpoint, checkpointing = arguments.pop("checkpoint", None), arguments.pop("grad_checkpointing", False)
     network = create_model(**arguments)
     if checkpoint:
-        load_checkpoint(network, checkpoint, head=False)
+        file = weight_file(checkpoint)
+        if "backbone" in (read_note(file).get("creation") or {}):
+            with naming(file):
+                load_checkpoint(network, _backbone_in(file, network), head=False)
+        else:
+            load_checkpoint(network, file, head=False)
     if checkpointing:
         network.set_grad_checkpointing()
     return network
+
+
+def _backbone_in(file: Path, network: Backbone) -> dict[str, Tensor]:
+    """The backbone's entries of a dense network's file; the last norm, which no map goes through, is not among them."""
+    within = "pyramid.backbone."
+    state, own = read_weights(file)[0], network.state_dict()
+    norm = {name: tensor for name, tensor in own.items() if name.startswith("norm.")}
+    return norm | {name.partition(within)[2]: tensor for name, tensor in state.items() if within in name}

@@ -18,14 +18,19 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), facecolor="white")
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Write `figure` in the format that the ending of `path` names."""
+def save_figure(figure: Any, path: Path, *, cropped: bool = False) -> None:
+    """Write `figure` in the format that the ending of `path` names; `cropped` to what is drawn, or grown to hold it."""
     formats = figure.canvas.get_supported_filetypes()
     kind = path.suffix.removeprefix(".").lower()
     if kind not in formats:
         raise SubquadError(f"can't write a picture to {path}: its name must end in one of .{', .'.join(formats)}")
-    with replacing(path) as aside:
-        figure.savefig(aside, format=kind, dpi=150)
+    from matplotlib import rc_context
+
+    # text of an SVG stays text, and the same picture gives the same file
+    date = {"svg": "Date", "pdf": "CreationDate"}.get(kind)
+    undated = {"metadata": {date: None}} if date else {}
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "subquad"}), replacing(path) as aside:
+        figure.savefig(aside, format=kind, dpi=150, bbox_inches="tight" if cropped else None, **undated)
 
 
 def shorten(name: str, length: int) -> str:

@@ -102,6 +102,8 @@ class Task(ABC):
         examples: what there are several of, for people: images, sequences.
         has_gallery: whether `gallery` shows something.
         has_released: whether there are authors' weights of its networks, which commands take by name.
+        released_whole: whether these are of networks with a head, which one name stands for: `--pretrained NAME` then,
+            where others have `--model NAME --pretrained`.
         heads: names that `bench_network` takes.
         facts: entries that a run's facts must have, with their types.
         recipe: what was asked for.
@@ -126,6 +128,7 @@ class Task(ABC):
     examples: ClassVar[str] = "images"
     has_gallery: ClassVar[bool] = False
     has_released: ClassVar[bool] = False
+    released_whole: ClassVar[bool] = False
     heads: ClassVar[tuple[str, ...]] = ()
     facts: ClassVar[Mapping[str, tuple[type, ...]]] = MappingProxyType({})
 

@@ -10,19 +10,28 @@ from typing import Any
 
 from subquad.errors import SubquadError
 from subquad.holding import holding, is_first_process
+from subquad.models import NETWORKS
+from subquad.models.pretrained import PREFIX, pretrained_file
 from subquad.runs.run_folder import RunFolder
 from subquad.tasks import task_named
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.text import si, speed_text
 from subquad.training.journal import Log, silent
 from subquad.training.running import train
+from subquad.weights.links import LINKS
 from subquad.writing import write_json, write_text
 
 _COLUMNS = ("params", "MACs", "img/s", "time", "peak MB")
 
 
 def compare(
-    recipe: CommonRecipe, mechanisms: Sequence[str], seeds: Sequence[int], folder: Path, log: Log = silent
+    recipe: CommonRecipe,
+    mechanisms: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    log: Log = silent,
+    *,
+    pretrained: bool = False,
 ) -> list[dict[str, Any]]:
     """Train `recipe` with every mechanism and seed in `folder` and return a row for each mechanism.
 
@@ -34,8 +43,10 @@ def compare(
         seeds: a run for each.
         folder: gets a folder `<mechanism>-s<seed>` a run, and compare.json, compare.csv and compare.md.
         log: gets a line an epoch.
+        pretrained: whether to start each from the authors' weights of its mechanism in the recipe's host.
     """
     check_comparison(recipe, mechanisms, seeds)
+    starts = {name: _started(recipe, name, pretrained) for name in mechanisms}
     folder, column = Path(folder), task_named(recipe.task).columns[0]
     rows = []
     with holding(folder):
@@ -44,7 +55,7 @@ def compare(
             for seed in seeds:
                 run = RunFolder(folder / f"{slug(mechanism)}-s{seed}")
                 log(f"— {mechanism}, seed {seed}")
-                own = recipe.replace(attention=mechanism, seed=seed)
+                own = starts[mechanism].replace(seed=seed)
                 summaries.append(train(own, run.path, resume=run.recipe.is_file(), log=log))
             rows.append(aggregate(mechanism, seeds, summaries, column.entry))
         if is_first_process():
@@ -58,6 +69,29 @@ def check_comparison(recipe: CommonRecipe, mechanisms: Sequence[str], seeds: Seq
         raise SubquadError("compare needs at least one mechanism and one seed")
     for mechanism in mechanisms:
         task_named(recipe.task).check_network(recipe.replace(attention=mechanism))
+
+
+def released_mechanisms(model: str) -> list[str]:
+    """The mechanisms whose authors released weights of a network or size of the table."""
+    ending = f"_{_size_of(model)}"
+    return [row.removesuffix(ending) for row in LINKS if row.endswith(ending)]
+
+
+def _size_of(model: str) -> str:
+    network = NETWORKS.get(model)
+    return network.variant if network else model
+
+
+def _started(recipe: Any, mechanism: str, pretrained: bool) -> Any:
+    """The recipe of a mechanism; with the authors' weights, which are there then, where they are asked for."""
+    if not pretrained:
+        return recipe.replace(attention=mechanism)
+    if recipe.initial_checkpoint is not None:
+        raise SubquadError(f"it starts from {recipe.initial_checkpoint} already: leave out --pretrained")
+    row = f"{mechanism}_{_size_of(recipe.model)}"
+    pretrained_file(row)
+    # which may have other mechanisms in some stages
+    return recipe.replace(model=row, attention=None, initial_checkpoint=f"{PREFIX}{row}")
 
 
 def slug(mechanism: str) -> str:

@@ -207,8 +207,8 @@ class Trainer:
         amp_dtype = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.recipe.amp]
         row: Row = {}
         for kind, model in models.items():
-            found = self.task.judge(model, self.eval_loader, self.accelerator.device, amp_dtype)
-            row |= {f"{kind}_{name}": value for name, value in found.items()}
+            figures = self.task.judge(model, self.eval_loader, self.accelerator.device, amp_dtype)
+            row |= {f"{kind}_{name}": value for name, value in figures.items()}
         return row
 
     def _save(self, row: Row) -> None:

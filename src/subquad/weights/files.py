@@ -261,7 +261,7 @@ def fitted(
                 adapted.state[name] = own[name]
     layout = f" (a released {adapted.family} layout)" if adapted.family else ""
     if not strict:
-        adapted.keep_what_fits(own)
+        adapted.keep_what_fits(own, model)
         if not adapted.state.keys() - adapted.new:
             raise SubquadError(f"{where}{layout} has nothing that fits this model: {some(list(adapted.unused))}")
     if trouble := misfits(adapted.state, own):

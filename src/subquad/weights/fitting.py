@@ -1,6 +1,7 @@
 """Making a state dict fit a model: under its names, its tables at its size; and saying what does not fit."""
 
 import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from subquad.errors import SubquadError
 from subquad.positions import GridTable
 from subquad.text import one_line
 from subquad.weights.released import family_of, from_timm, to_our_layout
+from subquad.weights.released_heads import head_of, to_our_network
 
 
 @dataclass(repr=False)
@@ -22,6 +24,7 @@ class Adapted:
         resized: entries that were resampled to the model's size.
         new: entries of the model that the weights have nothing for, and that are as they were.
         unused: entries of the weights that the model has no place for.
+        partly: fused projections of which the weights have some parts: queries and values, but no gate.
     """
 
     state: dict[str, Tensor]
@@ -29,16 +32,22 @@ class Adapted:
     resized: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    partly: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         """What was done, in one line."""
         layout = f"the released {self.family} layout" if self.family else "our layout"
-        what = (("resampled", self.resized), ("new", self.new), ("unused", self.unused))
+        what = (("resampled", self.resized), ("partly new", self.partly), ("new", self.new), ("unused", self.unused))
         parts = [f"{len(names)} {words} ({some(_kinds(names))})" for words, names in what if names]
         return ", ".join([f"{len(self.state) - len(self.new)} entries from {layout}", *parts])
 
-    def keep_what_fits(self, own: dict[str, Tensor]) -> None:
-        """Leave out what has no place in `own`, and take from there what is missing."""
+    def keep_what_fits(self, own: dict[str, Tensor], model: nn.Module) -> None:
+        """Leave out what has no place in `own`, the entries of `model`, and take from there what is missing."""
+        for name in self.state.keys() & own.keys():
+            parts = getattr(_layer_above(model, name), "projected", ())
+            if (mixed := _of_other_parts(self.state[name], own[name], parts)) is not None:
+                self.state[name] = mixed
+                self.partly.append(name)
         fitting = {
             name: tensor
             for name, tensor in self.state.items()
@@ -50,16 +59,46 @@ class Adapted:
         self.state = fitting | {name: own[name] for name in self.new}
 
 
+SOFTMAX_PARTS = "qkv"
+"""What networks of the usual attention project, in this order."""
+
+
+def _layer_above(model: nn.Module, name: str) -> nn.Module | None:
+    """The layer that holds the layer that an entry is of."""
+    owner, _, _ = name.rpartition(".")
+    return model.get_submodule(owner.rpartition(".")[0]) if owner else None
+
+
+def _of_other_parts(stored: Tensor, own: Tensor, parts: Sequence[str]) -> Tensor | None:
+    """A stored projection to queries, keys and values as one to other `parts`; `own` has those that it lacks.
+
+    None where it is no such projection, or the parts are the same.
+    """
+    if not parts or not stored.dim() or stored.shape[1:] != own.shape[1:] or stored.shape == own.shape:
+        return None
+    width = len(own) // len(parts)
+    if len(stored) != width * len(SOFTMAX_PARTS) or not _converts(stored, own):
+        return None
+    known = dict(zip(SOFTMAX_PARTS, stored.split(width), strict=True))
+    mixed = [known.get(part, rows) for part, rows in zip(parts, own.split(width), strict=True)]
+    return torch.cat([rows.to(own) for rows in mixed])
+
+
 def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
     """Bring a state dict, in our layout or a released one, to the names and table sizes of `model`."""
     own = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    state = from_timm(state)
+    state = from_timm(under_current_names(state, own))
     # timm's PVTv2 shares most names with ours: what tells a foreign layout is an entry that the model has not
-    family = family_of(state.keys() - own.keys())
-    if family is not None:
+    foreign = state.keys() - own.keys()
+    family, head = family_of(foreign), head_of(foreign)
+    if head is not None:
+        if layout := getattr(model, "layout", ""):
+            raise SubquadError(f"these are weights of a network with the head {head}, and the model is a {layout}")
+        state, family = _renamed(state, head, own, to_our_network), head
+    elif family is not None:
         if family != getattr(model, "layout", family):
             raise SubquadError(f"these are weights of a {family} network, and the model is a {model.layout}")
-        state = _renamed(state, family, own)
+        state = _renamed(state, family, own, to_our_layout)
         # released PVTs of PolaFormer carry a final norm that nothing calls
         if family == "pvt" and "norm.weight" not in own:
             state = {name: tensor for name, tensor in state.items() if name not in ("norm.weight", "norm.bias")}
@@ -81,9 +120,30 @@ def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
     return adapted
 
 
-def _renamed(state: dict[str, Tensor], family: str, own: dict[str, torch.Size]) -> dict[str, Tensor]:
+EARLIER_NAMES = ((r"(^|\.)attn\.project\.(weight|bias)$", r"\1attn.qkv.\2"),)
+"""What entries of ours were called in earlier versions, as patterns, and what they are called now."""
+
+
+def under_current_names(state: dict[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+    """A state dict of an earlier version under today's names; `own` are those of the model that it is for.
+
+    An entry that the model has as it is keeps its name: modules of others may be called as ours were.
+    """
+    renamed = {}
+    for name, tensor in state.items():
+        if name not in own:
+            for pattern, replacement in EARLIER_NAMES:
+                current = re.sub(pattern, replacement, name)
+                name = current if current in own and current not in state else name
+        renamed[name] = tensor
+    return renamed
+
+
+def _renamed(
+    state: dict[str, Tensor], family: str, own: dict[str, torch.Size], rename: Callable[..., dict[str, Tensor]]
+) -> dict[str, Tensor]:
     try:
-        return to_our_layout(state, family, own)
+        return rename(state, family, own)
     except SubquadError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:

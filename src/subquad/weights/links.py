@@ -7,6 +7,7 @@ written. What a page says of its licence is for whoever uses the weights to look
 from dataclasses import dataclass
 
 from subquad.errors import SubquadError, shown
+from subquad.weights.dense_links import DENSE_LINKS, DenseLink, dense_row
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,20 @@ def row_of(name: str) -> str:
         SubquadError: nobody released weights of it, as far as is known here.
     """
     row = TAGS.get(name, name)
+    if dense_row(row):
+        raise SubquadError(f"{row} is a whole network with a head: subquad.open_trained('pretrained/{row}') opens it")
     if row not in LINKS:
         raise SubquadError(
             f"no released weights of {shown(name)} are known here: see `subquad list models --pretrained`"
         )
     return row
+
+
+def any_row_of(name: str) -> str:
+    """The row of LINKS or of DENSE_LINKS of this name, as `row_of`."""
+    return dense_row(name) or row_of(name)
+
+
+def link_of(row: str) -> Link | DenseLink:
+    """The file of a row of either table."""
+    return DENSE_LINKS[row] if row in DENSE_LINKS else LINKS[row]

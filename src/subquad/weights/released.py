@@ -24,7 +24,7 @@ def _stage(template: str, shift: int = -1) -> Callable[[re.Match[str]], str]:
 
 
 MECHANISMS: list[Rule] = [
-    (r"attn\.(qkvg?|qg?|kv)\.(weight|bias)$", r"attn.project.\2@\1"),
+    (r"attn\.(qkvg?|qg?|kv)\.(weight|bias)$", r"attn.qkv.\2@\1"),
     (r"attn\.residual\.0\.", "attn.inner.local.fc1."),
     (r"attn\.residual\.2\.", "attn.inner.local.fc2."),
     (r"attn\.dwc\.", "attn.inner.local."),
@@ -59,8 +59,8 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"^patch_embed\.", "stages.0.embed."),
         (r"^blocks\.", "stages.0.blocks."),
         (r"\.gamma_([12])$", r".ls\1.gamma"),
-        (r"attn\.([qkv])_bias$", r"attn.project.bias@\1"),
-        (r"attn\.([qkv])_proj\.(weight|bias)$", r"attn.project.\2@\1"),
+        (r"attn\.([qkv])_bias$", r"attn.qkv.bias@\1"),
+        (r"attn\.([qkv])_proj\.(weight|bias)$", r"attn.qkv.\2@\1"),
         (r"mlp\.fc1_g\.(weight|bias)$", r"mlp.fc1.\1@0"),
         (r"mlp\.fc1_x\.(weight|bias)$", r"mlp.fc1.\1@1"),
     ],
@@ -96,7 +96,7 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"^cls_token$", "stages.3.prefix_tokens"),
         (r"^patch_embed(\d)\.proj\.", _stage("stages.{s}.embed.")),
         *PYRAMID,
-        (r"\batt\.mha\.W_([qv])\.(weight|bias)$", r"attn.project.\2@\1"),
+        (r"\batt\.mha\.W_([qv])\.(weight|bias)$", r"attn.qkv.\2@\1"),
         (r"\batt\.mha\.ff\.", "attn.proj."),
         (r"\batt\.mha\.attn\.Qlandmark_op\.", "attn.inner.landmark."),
         (r"\batt\.mha\.attn\.Qnorm_act\.0\.", "attn.inner.landmark_norm."),

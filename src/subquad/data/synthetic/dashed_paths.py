@@ -147,13 +147,13 @@ def grow(canvas: Canvas, rng: np.random.Generator, snakes: Snakes) -> tuple[Any,
     y, x = np.moveaxis(np.where(inside[..., None], heads, 0) + REACH, -1, 0)
     likely = np.cos(np.minimum(turn, math.pi / 2)) ** 2 * inside * (1 - canvas.near[rows[:, None], y, x])
     total = likely.cumsum(1)
-    found = np.zeros(len(rows), bool)
+    is_placed = np.zeros(len(rows), bool)
     choice = np.zeros(len(rows), int)
     for _ in range(TRIES):
-        open_rows = rows[~found & (total[:, -1] > 1e-6)]
+        open_rows = rows[~is_placed & (total[:, -1] > 1e-6)]
         drawn = (rng.random(len(open_rows))[:, None] * total[open_rows, -1:] >= total[open_rows]).sum(1)
         drawn = np.minimum(drawn, total.shape[1] - 1)
         good = canvas.room(open_rows, heads[open_rows, drawn], first + drawn)
         choice[open_rows[good]] = drawn[good]
-        found[open_rows[good]] = True
-    return found, first + choice, heads[rows, choice]
+        is_placed[open_rows[good]] = True
+    return is_placed, first + choice, heads[rows, choice]

@@ -39,15 +39,15 @@ class Needs:
 
 def needs_of(call: Callable[[], Any], capability: tuple[int, int] = (9, 0)) -> list[Needs]:
     """What the kernels that `call` launches, on tensors that may lie on the CPU, need on a GPU of that capability."""
-    found: list[Needs] = []
+    needs: list[Needs] = []
 
     def compiled(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> None:
         options = {name: settings.pop(name) for name in OPTIONS if name in settings}
-        found.append(_compile(kernel, arguments, settings, options, capability[0] * 10 + capability[1]))
+        needs.append(_compile(kernel, arguments, settings, options, capability[0] * 10 + capability[1]))
 
     with mock.patch.object(JITFunction, "run", compiled):
         call()
-    return found
+    return needs
 
 
 def _compile(

@@ -120,8 +120,8 @@ class Classification(Task):
 
     def judge(self, model: nn.Module, loader: Any, device: torch.device, amp_dtype: torch.dtype | None) -> Row:
         """Mean cross-entropy, top-1 and top-5 accuracy in percent."""
-        found = evaluate(model, loader, device=device, amp_dtype=amp_dtype, num_classes=self.num_classes)
-        return {"loss": found.loss, "top1": found.top1, "top5": found.top5}
+        accuracy = evaluate(model, loader, device=device, amp_dtype=amp_dtype, num_classes=self.num_classes)
+        return {"loss": accuracy.loss, "top1": accuracy.top1, "top5": accuracy.top5}
 
     def macs(self) -> int:
         return count_macs(self.model, self.input.img_size)

@@ -1,12 +1,12 @@
 """How many images a second a model classifies."""
 
 import statistics
-import time
 
 import torch
 from torch import nn
 
 from subquad.tasks.accuracy import evaluating
+from subquad.timing import seconds_of
 
 _WARM_UP = 2
 
@@ -21,18 +21,6 @@ def measure_throughput(
     """Images a second, the median of `repeats` batches of random images; loading is not counted."""
     device = torch.device(device)
     images = torch.randn(batch_size, 3, *img_size, device=device)
-    seconds = []
     with evaluating(model):
-        for _ in range(_WARM_UP + repeats):
-            _wait(device)
-            start = time.perf_counter()
-            model(images)
-            _wait(device)
-            seconds.append(time.perf_counter() - start)
+        seconds = [seconds_of(lambda: model(images), device) for _ in range(_WARM_UP + repeats)]
     return batch_size / statistics.median(seconds[_WARM_UP:])
-
-
-def _wait(device: torch.device) -> None:
-    """Until the device has done what it was told."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()

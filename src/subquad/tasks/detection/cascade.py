@@ -72,22 +72,21 @@ class CascadeHeads(nn.Module):
                 masks, classes_of = [t["masks"] for t in targets], [t["labels"] for t in targets]
                 found = _masks(heads, features, chosen, shapes)
                 losses[f"masks_{number}"] = weight * maskrcnn_loss(found, chosen, masks, classes_of, truth)
-            proposals = _refined(heads, boxes, proposals, shapes)
+            proposals = self.refined(heads, logits, boxes, proposals, shapes)
         return losses
 
     def _detections(
         self, features: dict[str, Tensor], proposals: list[Tensor], shapes: list[tuple[int, int]]
     ) -> list[dict[str, Tensor]]:
         """The last stage's boxes with the mean of all stages' scores and masks."""
-        shares: list[Tensor] = []
+        answers: list[Tensor] = []
         for number, stage in enumerate(self.stages):
             heads: Any = stage
             logits, boxes = _box(heads, features, proposals, shapes)
-            shares.append(logits.softmax(-1))
+            answers.append(logits)
             if number < len(self.stages) - 1:
-                proposals = _refined(heads, boxes, proposals, shapes)
-        mean = torch.stack(shares).mean(0).clamp(min=1e-12).log()
-        found = heads.postprocess_detections(mean, boxes, proposals, shapes)
+                proposals = self.refined(heads, logits, boxes, proposals, shapes)
+        found = heads.postprocess_detections(self.averaged(answers), boxes, proposals, shapes)
         result = [{"boxes": b, "scores": s, "labels": k} for b, s, k in zip(*found, strict=True)]
         if heads.has_mask():
             places, labels = [r["boxes"] for r in result], [r["labels"] for r in result]
@@ -95,6 +94,18 @@ class CascadeHeads(nn.Module):
             for number, one in enumerate(result):
                 one["masks"] = torch.stack([masks[number] for masks in several]).mean(0)
         return result
+
+    def refined(
+        self, heads: Any, logits: Tensor, differences: Tensor, proposals: list[Tensor], shapes: Any
+    ) -> list[Tensor]:
+        """The boxes of a stage, which the next one starts from, of differences that are the same for all classes."""
+        decoded = heads.box_coder.decode(differences.detach(), proposals)[:, 0]
+        parts = decoded.split([len(p) for p in proposals])
+        return [clip_boxes_to_image(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def averaged(self, logits: list[Tensor]) -> Tensor:
+        """Logits of the mean of the stages' scores."""
+        return torch.stack([answer.softmax(-1) for answer in logits]).mean(0).clamp(min=1e-12).log()
 
 
 def _box(heads: Any, features: Any, proposals: list[Tensor], shapes: Any) -> tuple[Tensor, Tensor]:
@@ -104,10 +115,3 @@ def _box(heads: Any, features: Any, proposals: list[Tensor], shapes: Any) -> tup
 
 def _masks(heads: Any, features: Any, proposals: list[Tensor], shapes: Any) -> Tensor:
     return heads.mask_predictor(heads.mask_head(heads.mask_roi_pool(features, proposals, shapes)))
-
-
-def _refined(heads: Any, boxes: Tensor, proposals: list[Tensor], shapes: Any) -> list[Tensor]:
-    """The boxes of a stage, which the next one starts from."""
-    decoded = heads.box_coder.decode(boxes.detach(), proposals)[:, 0]
-    parts = decoded.split([len(p) for p in proposals])
-    return [clip_boxes_to_image(part, shape) for part, shape in zip(parts, shapes, strict=True)]

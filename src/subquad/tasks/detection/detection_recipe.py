@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from subquad.errors import SubquadError
+from subquad.tasks.conventions import CONVENTIONS, OWN
 from subquad.tasks.detection.detectors import DETECTORS
 from subquad.tasks.image_recipe import ImageRecipe
 from subquad.tasks.recipe_fields import option
@@ -23,11 +24,16 @@ class DetectRecipe(ImageRecipe):
         None, "height,width that the backbone's position tables are made for", at_least=1, at_most=2**16
     )
     initial_checkpoint: str | None = option(
-        None, "weights of a classifier that the backbone starts from: file or run", free="a path"
+        None, "weights that the backbone starts from, of a classifier or a dense network: file or run", free="a path"
     )
     batch_size: int = option(2, "images a step and process", at_least=1)
 
     head: str = option("mask_rcnn", f"detector: {', '.join(DETECTORS)}", choices=DETECTORS)
+    conventions: str = option(
+        OWN,
+        f"whose conventions, where libraries differ: {', '.join(CONVENTIONS)}, which the released networks follow",
+        choices=CONVENTIONS,
+    )
     head_channels: int = option(256, "width of the feature pyramid", at_least=1, at_most=2**16)
     frozen_stages: int = option(
         0, "stages of the backbone, from the first, that are not trained", at_least=0, at_most=4

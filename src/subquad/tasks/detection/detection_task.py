@@ -63,6 +63,8 @@ class Detection(Task):
     )
     counted: ClassVar[str] = "the average precision of boxes on the held-out images"
     has_gallery: ClassVar[bool] = True
+    has_released: ClassVar[bool] = True
+    released_whole: ClassVar[bool] = True
     heads: ClassVar[tuple[str, ...]] = tuple(DETECTORS)
 
     def __init__(self, recipe: DetectRecipe) -> None:
@@ -77,7 +79,7 @@ class Detection(Task):
         train_images.transform = ObjectTransform(hflip=recipe.hflip, crop=recipe.crop)
         eval_images.transform = ObjectTransform()
         model = build_detector(
-            backbone_arguments(recipe, recipe.dense_agents),
+            backbone_arguments(recipe, recipe.dense_agents, recipe.conventions),
             head=recipe.head,
             num_classes=len(train_images.classes),
             short_side=recipe.short_side,
@@ -86,6 +88,7 @@ class Detection(Task):
             frozen_stages=recipe.frozen_stages,
             mean=recipe.mean,
             std=recipe.std,
+            conventions=recipe.conventions,
         )
         super().__init__(recipe, model, train_images, eval_images)
 

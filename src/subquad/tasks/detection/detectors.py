@@ -1,7 +1,6 @@
-"""Detectors of torchvision on a pyramid of any backbone."""
+"""Detectors on a pyramid of any backbone: of torchvision, or as the released ones are."""
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,50 +11,31 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.ops import MultiScaleRoIAlign
-from torchvision.ops.feature_pyramid_network import (
-    ExtraFPNBlock,
-    FeaturePyramidNetwork,
-    LastLevelMaxPool,
-    LastLevelP6P7,
-)
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.models.pyramid import Pyramid
 from subquad.ranges import AboveZero, Count, Positive, checks_arguments
 from subquad.tasks.backbone_arguments import build_backbone
+from subquad.tasks.conventions import OPENMMLAB, OWN, check_conventions, pyramid_of
+from subquad.tasks.detection import openmmlab_detectors
 from subquad.tasks.detection.cascade import MATCHED, WEIGHTS, AgnosticPredictor, CascadeHeads
-
-
-class FeaturePyramid(nn.Module):
-    """A feature pyramid network on the maps of a backbone, as torchvision's detectors take it.
-
-    Lin et al. 2017, arXiv 1612.03144.
-    """
-
-    def __init__(self, pyramid: Pyramid, width: int, extra: ExtraFPNBlock) -> None:
-        super().__init__()
-        self.pyramid, self.out_channels = pyramid, width
-        self.fpn = FeaturePyramidNetwork(pyramid.channels, width, extra)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        maps = enumerate(self.pyramid(x))
-        found: dict[str, Tensor] = self.fpn(OrderedDict((str(k), image) for k, image in maps))
-        return found
+from subquad.tasks.detection.feature_levels import FeatureLevels
 
 
 def _retinanet(pyramid: Pyramid, width: int, settings: dict[str, Any]) -> nn.Module:
-    levels = FeaturePyramid(pyramid, width, LastLevelP6P7(width, width))
+    levels = FeatureLevels(pyramid, width, LastLevelP6P7(width, width))
     sizes = tuple((side, int(side * 2 ** (1 / 3)), int(side * 2 ** (2 / 3))) for side in (32, 64, 128, 256, 512))
     anchors = AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
     return RetinaNet(levels, anchor_generator=anchors, **settings)
 
 
 def _faster_rcnn(pyramid: Pyramid, width: int, settings: dict[str, Any]) -> nn.Module:
-    return FasterRCNN(FeaturePyramid(pyramid, width, LastLevelMaxPool()), **settings)
+    return FasterRCNN(FeatureLevels(pyramid, width, LastLevelMaxPool()), **settings)
 
 
 def _mask_rcnn(pyramid: Pyramid, width: int, settings: dict[str, Any]) -> nn.Module:
-    return MaskRCNN(FeaturePyramid(pyramid, width, LastLevelMaxPool()), **settings)
+    return MaskRCNN(FeatureLevels(pyramid, width, LastLevelMaxPool()), **settings)
 
 
 def _cascade_mask_rcnn(pyramid: Pyramid, width: int, settings: dict[str, Any]) -> nn.Module:
@@ -85,7 +65,9 @@ def _stage(number: int, width: int, num_classes: int) -> RoIHeads:
     )
 
 
-DETECTORS: dict[str, Callable[[Pyramid, int, dict[str, Any]], nn.Module]] = {
+Maker = Callable[[Pyramid, int, dict[str, Any]], nn.Module]
+
+DETECTORS: dict[str, Maker] = {
     "retinanet": _retinanet,
     "faster_rcnn": _faster_rcnn,
     "mask_rcnn": _mask_rcnn,
@@ -96,6 +78,17 @@ DETECTORS: dict[str, Callable[[Pyramid, int, dict[str, Any]], nn.Module]] = {
 RetinaNet: Lin et al. 2017, arXiv 1708.02002; Faster R-CNN: Ren et al. 2015, arXiv 1506.01497; Mask R-CNN: He et al.
 2017, arXiv 1703.06870; Cascade R-CNN: cascade.py.
 """
+
+BY_CONVENTIONS: dict[str, dict[str, Maker]] = {
+    OWN: DETECTORS,
+    OPENMMLAB: {
+        "retinanet": openmmlab_detectors.retinanet,
+        "faster_rcnn": openmmlab_detectors.faster_rcnn,
+        "mask_rcnn": openmmlab_detectors.mask_rcnn,
+        "cascade_mask_rcnn": openmmlab_detectors.cascade_mask_rcnn,
+    },
+}
+"""Detectors by whose conventions they follow."""
 
 FINEST = {"retinanet": 1}
 """The first of a pyramid's maps that a detector stands on, where it is not the finest."""
@@ -109,12 +102,15 @@ class Detector(nn.Module):
     Args:
         network: of `DETECTORS`.
         head: its name.
+        one_by_one: whether images are looked at alone, so that what is found in one does not depend on how far others
+            make it be filled up.
     """
 
-    def __init__(self, network: nn.Module, head: str) -> None:
+    def __init__(self, network: nn.Module, head: str, *, one_by_one: bool = False) -> None:
         super().__init__()
         self.creation: dict[str, Any] = {}
         self.network, self.has_masks = network, head in WITH_MASKS
+        self.one_by_one = one_by_one
 
     @property
     def pyramid(self) -> Pyramid:
@@ -138,6 +134,8 @@ class Detector(nn.Module):
                     f"an image of {image.shape[-1]}×{image.shape[-2]} px is less than a pixel thin "
                     f"at a long_side of {resize.max_size}: leave it out"
                 )
+        if self.one_by_one and not self.training:
+            return [self.network([image])[0] for image in images]
         return self.network(list(images), targets)
 
 
@@ -153,6 +151,7 @@ def build_detector(
     frozen_stages: Count = 0,
     mean: Sequence[float] = (0.485, 0.456, 0.406),
     std: Sequence[AboveZero] = (0.229, 0.224, 0.225),
+    conventions: str = OWN,
 ) -> Detector:
     """A detector on `create_model(**backbone)`; its `creation` holds the arguments of this call.
 
@@ -166,16 +165,19 @@ def build_detector(
         frozen_stages: of the backbone, not trained.
         mean: of the channels.
         std: of the channels, their deviation.
+        conventions: whose they are where libraries differ, one of `CONVENTIONS`.
     """
-    if head not in DETECTORS:
-        raise unknown_name("head", head, DETECTORS)
+    check_conventions(conventions)
+    makers = BY_CONVENTIONS[conventions]
+    if head not in makers:
+        raise unknown_name("head", head, makers)
     network = build_backbone(backbone)
-    pyramid = Pyramid(network, frozen_stages=frozen_stages, first=FINEST.get(head, 0))
+    pyramid = pyramid_of(network, conventions, frozen_stages=frozen_stages, first=FINEST.get(head, 0))
     given: dict[str, Any] = {"head": head, "num_classes": num_classes, "short_side": list(short_side)}
     given |= {"long_side": long_side, "head_channels": head_channels, "frozen_stages": frozen_stages}
-    given |= {"mean": list(mean), "std": list(std)}
+    given |= {"mean": list(mean), "std": list(std), "conventions": conventions}
     settings = {"num_classes": num_classes + 1, "min_size": tuple(short_side), "max_size": long_side}
     settings |= {"image_mean": list(mean), "image_std": list(std)}
-    made = Detector(DETECTORS[head](pyramid, head_channels, settings), head)
+    made = Detector(makers[head](pyramid, head_channels, settings), head, one_by_one=conventions == OPENMMLAB)
     made.creation = json.loads(json.dumps({"task": "detect", "backbone": network.creation, **given}))
     return made

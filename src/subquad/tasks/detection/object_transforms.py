@@ -10,9 +10,15 @@ from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat, Mask
 
 from subquad.tasks.detection.object_data import Target
 
+_JUST_OVER_A_PIXEL = 1 + torch.finfo(torch.float32).eps
+"""The least side of what is left of a box: one of a pixel has too little to be found."""
+
 
 class ObjectTransform:
     """(picture, target) to (image (3, height, width), target). Detectors resize and normalise by themselves.
+
+    The numbers are drawn here, in an order that recipes rely on: transforms of torchvision draw others, know no crop
+    of between half of a side and all of it, and keep no image whole that a crop would leave without objects.
 
     Args:
         hflip: probability of a horizontal flip.
@@ -24,35 +30,34 @@ class ObjectTransform:
 
     def __call__(self, picture: Image.Image, target: Target) -> tuple[Tensor, Target]:
         image = transforms.to_dtype(transforms.pil_to_tensor(picture), torch.float32, scale=True)
-        target = dict(target)
+        size = (image.shape[-2], image.shape[-1])
+        target = target | {"boxes": BoundingBoxes(target["boxes"], format=BoundingBoxFormat.XYXY, canvas_size=size)}
+        if "masks" in target:
+            target["masks"] = Mask(target["masks"])
         if self.crop and float(torch.rand(())) < self.crop:
             image, target = _cropped(image, target)
         if self.hflip and float(torch.rand(())) < self.hflip:
-            size = tuple(image.shape[-2:])
             image = transforms.horizontal_flip(image)
-            boxes = BoundingBoxes(target["boxes"], format=BoundingBoxFormat.XYXY, canvas_size=size)
-            target["boxes"] = transforms.horizontal_flip(boxes).as_subclass(torch.Tensor)
-            if "masks" in target:
-                target["masks"] = transforms.horizontal_flip(Mask(target["masks"])).as_subclass(torch.Tensor)
-        return image, target
+            target = target | {name: transforms.horizontal_flip(target[name]) for name in _placed(target)}
+        return image, target | {name: target[name].as_subclass(torch.Tensor) for name in _placed(target)}
+
+
+def _placed(target: Target) -> list[str]:
+    """What of a target has a place in the image."""
+    return [name for name in ("boxes", "masks") if name in target]
 
 
 def _cropped(image: Tensor, target: Target) -> tuple[Tensor, Target]:
     """A part of the image with what is left of its objects; all of it where nothing would be left."""
     full = image.shape[-2:]
-    size = [int(torch.randint(side // 2, side + 1, ())) for side in full]
-    top, left = (int(torch.randint(side - part + 1, ())) for side, part in zip(full, size, strict=True))
-    boxes = target["boxes"] - torch.tensor([left, top, left, top])
-    boxes[:, 0::2].clamp_(0, size[1])
-    boxes[:, 1::2].clamp_(0, size[0])
-    inside = (boxes[:, 2] - boxes[:, 0] > 1) & (boxes[:, 3] - boxes[:, 1] > 1)
-    if len(inside) and not inside.any():
+    height, width = (int(torch.randint(side // 2, side + 1, ())) for side in full)
+    top, left = (int(torch.randint(side - part + 1, ())) for side, part in zip(full, (height, width), strict=True))
+    part = {name: transforms.crop(target[name], top, left, height, width) for name in _placed(target)}
+    boxes, is_left = transforms.sanitize_bounding_boxes(part["boxes"], min_size=_JUST_OVER_A_PIXEL)
+    if len(is_left) and not is_left.any():
         return image, target
-    target = {key: value[inside] if isinstance(value, Tensor) else value for key, value in target.items()}
-    target["boxes"] = boxes[inside]
-    if "masks" in target:
-        target["masks"] = target["masks"][:, top : top + size[0], left : left + size[1]]
-    return image[:, top : top + size[0], left : left + size[1]], target
+    target = {name: value[is_left] if isinstance(value, Tensor) else value for name, value in (target | part).items()}
+    return transforms.crop(image, top, left, height, width), target | {"boxes": boxes}
 
 
 def as_lists(pairs: list[Any]) -> tuple[list[Tensor], list[Target]]:

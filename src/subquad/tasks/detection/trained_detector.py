@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 from tqdm import tqdm
 
 from subquad.data import InputConfig, create_loader
+from subquad.models.pretrained import figures_text, released_in
 from subquad.tasks.accuracy import check_finite, evaluating
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.detection.average_precision import DetectionResult, evaluate_detection
@@ -33,9 +34,14 @@ MOST_SIDE = 512
 
 @dataclass(frozen=True)
 class TrainedDetector(Trained):
-    """A detector with what it was trained on; label k is classes[k - 1]."""
+    """A detector with what it was trained on; label k is classes[k - 1].
+
+    Attributes:
+        released: what is known of the authors' file that its weights are from; empty for others.
+    """
 
     model: Detector
+    released: Mapping[str, Any] = field(default_factory=dict)
 
     def image_network(self, img_size: int | None = None) -> ImageNetwork:
         """Give its backbone with the norms of its maps.
@@ -58,12 +64,15 @@ class ObjectJudgement:
     images_per_second: float
     broken: list[str]
     device: torch.device
+    published: str = ""
 
     @property
     def text(self) -> str:
         """The figures of all classes and of each, for a terminal."""
         speed = f"{self.images_per_second:.1f} images/s on {self.device}"
         lines = [f"{self.count} images, {speed}; average precision in %"]
+        if self.published:
+            lines.append(f"published on COCO's val2017: {self.published}")
         if self.broken:
             lines.append(f"{len(self.broken)} broken images were skipped, the first is {self.broken[0]}")
         return "\n".join([*lines, "", precision_text(self.result, self.classes)])
@@ -91,7 +100,8 @@ class FoundObjects:
 def opened_detector(model: Detector, note: Mapping[str, Any]) -> TrainedDetector:
     """A detector with what its note says of its training."""
     classes, data = required(note, "classes", "data")
-    return TrainedDetector("detect", model, tuple(classes), data, None, next(model.parameters()).device)
+    device = next(model.parameters()).device
+    return TrainedDetector("detect", model, tuple(classes), data, None, device, released_in(note))
 
 
 def judge_detector(
@@ -112,7 +122,8 @@ def judge_detector(
     )
     count = len(images) - images.num_broken
     speed = count / (time.perf_counter() - start)
-    return ObjectJudgement(result, trained.classes, count, speed, images.broken_paths(), trained.device)
+    published = figures_text(trained.released.get("figures"))
+    return ObjectJudgement(result, trained.classes, count, speed, images.broken_paths(), trained.device, published)
 
 
 def predict_objects(

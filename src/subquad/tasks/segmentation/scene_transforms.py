@@ -14,6 +14,8 @@ from torchvision.tv_tensors import Image as ImageTensor
 from torchvision.tv_tensors import Mask
 
 from subquad.errors import SubquadError
+from subquad.ranges import LARGEST
+from subquad.tasks.byte_resizing import resize_bytes, size_within
 from subquad.tasks.segmentation.scene_data import VOID
 
 
@@ -25,18 +27,26 @@ class SceneInput:
         crop: (height, width) of training crops and of sliding windows.
         short_side: what the shorter side is resized to; None leaves images as they are.
         mean, std: of the channels.
+        long_side: what the longer side may have at most where images are resized.
+        in_bytes: whether images are resized in bytes, as the released networks were trained with.
     """
 
     crop: tuple[int, int]
     short_side: int | None
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    long_side: int | None = None
+    in_bytes: bool = False
 
     def __post_init__(self) -> None:
         if min(*self.crop, self.short_side or 1) < 1 or self.short_side == 0:
             raise SubquadError(f"crops of {self.crop} px and a short side of {self.short_side} px: both are at least 1")
         if min(self.std) <= 0:
             raise SubquadError(f"images need an std above 0 of each channel, got {self.std}")
+        if self.long_side is not None and self.long_side < (self.short_side or self.long_side + 1):
+            raise SubquadError(
+                f"a long side of {self.long_side} px goes with a short side of at most as many, got {self.short_side}"
+            )
 
 
 class SceneTransform:
@@ -47,7 +57,7 @@ class SceneTransform:
 
     def __call__(self, picture: Image.Image, labels: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
         image = ImageTensor(transforms.pil_to_tensor(picture))
-        image, mask = self.change(_resized(image, self.settings.short_side), Mask(torch.from_numpy(labels)))
+        image, mask = self.change(_resized(image, self.settings), Mask(torch.from_numpy(labels)))
         return normalized(image, self.settings), mask.as_subclass(torch.Tensor).long()
 
     def change(self, image: Any, mask: Any) -> tuple[Any, Any]:
@@ -103,8 +113,14 @@ def normalized(image: Any, settings: SceneInput) -> Tensor:
     return transforms.normalize(floats, list(settings.mean), list(settings.std)).as_subclass(torch.Tensor)
 
 
-def _resized(image: Any, short_side: int | None) -> Any:
-    return image if short_side is None else transforms.resize(image, [short_side], antialias=True)
+def _resized(image: Any, settings: SceneInput) -> Any:
+    if settings.short_side is None:
+        return image
+    if settings.long_side is None and not settings.in_bytes:
+        return transforms.resize(image, [settings.short_side], antialias=True)
+    before = (image.shape[-2], image.shape[-1])
+    size = size_within(before, settings.short_side, settings.long_side or LARGEST)
+    return ImageTensor(resize_bytes(image, size)) if settings.in_bytes else transforms.resize(image, list(size))
 
 
 def stack(pairs: list[Any]) -> tuple[Tensor, Tensor]:

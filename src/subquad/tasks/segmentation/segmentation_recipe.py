@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from subquad.tasks.conventions import CONVENTIONS, OWN
 from subquad.tasks.image_recipe import ImageRecipe
 from subquad.tasks.recipe_fields import option
 from subquad.tasks.segmentation.segmenters import SEGMENTERS
@@ -22,11 +23,16 @@ class SegmentRecipe(ImageRecipe):
         (512, 512), "height,width of training crops, one number for a square", at_least=1, at_most=2**16
     )
     initial_checkpoint: str | None = option(
-        None, "weights of a classifier that the backbone starts from: file or run", free="a path"
+        None, "weights that the backbone starts from, of a classifier or a dense network: file or run", free="a path"
     )
     batch_size: int = option(16, "scenes a step and process", at_least=1)
 
     head: str = option("fpn", f"decoder: {', '.join(SEGMENTERS)}", choices=SEGMENTERS)
+    conventions: str = option(
+        OWN,
+        f"whose conventions, where libraries differ: {', '.join(CONVENTIONS)}, which the released networks follow",
+        choices=CONVENTIONS,
+    )
     head_channels: int | None = option(
         None, "width of the decoder; the published one if left out", at_least=1, at_most=2**16
     )

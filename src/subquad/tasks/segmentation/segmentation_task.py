@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from subquad.flags import Flag, file_to_write, folder_to_write
 from subquad.models import create_model
 from subquad.tasks.backbone_arguments import arguments_of, backbone_arguments
+from subquad.tasks.conventions import OPENMMLAB
 from subquad.tasks.network_costs import count_macs
 from subquad.tasks.segmentation.intersection_over_union import evaluate_segmentation
 from subquad.tasks.segmentation.scene_data import VOID, SceneDataset, load_scenes
@@ -79,6 +80,8 @@ class Segmentation(Task):
     )
     counted: ClassVar[str] = "the mean intersection over union on the held-out images"
     has_gallery: ClassVar[bool] = True
+    has_released: ClassVar[bool] = True
+    released_whole: ClassVar[bool] = True
     heads: ClassVar[tuple[str, ...]] = tuple(SEGMENTERS)
 
     def __init__(self, recipe: SegmentRecipe) -> None:
@@ -87,18 +90,20 @@ class Segmentation(Task):
         train_images = load_scenes(data, split="train", max_images=recipe.max_train_images, **common)
         eval_images = load_scenes(data, split="validation", **common)
         crop = recipe.img_size or (512, 512)
-        self.input = SceneInput(crop, recipe.short_side, recipe.mean, recipe.std)
+        in_bytes = recipe.conventions == OPENMMLAB
+        self.input = SceneInput(crop, recipe.short_side, recipe.mean, recipe.std, in_bytes=in_bytes)
         train_images.transform = TrainingTransform(
             self.input, scale=recipe.scale, hflip=recipe.hflip, distort=recipe.distort
         )
         eval_images.transform = SceneTransform(self.input)
         self.num_classes = len(train_images.classes)
         model = build_segmenter(
-            backbone_arguments(recipe, recipe.dense_agents),
+            backbone_arguments(recipe, recipe.dense_agents, recipe.conventions),
             head=recipe.head,
             num_classes=self.num_classes,
             head_channels=recipe.head_channels,
             frozen_stages=recipe.frozen_stages,
+            conventions=recipe.conventions,
         )
         super().__init__(recipe, model, train_images, eval_images)
 

@@ -1,9 +1,10 @@
-"""Networks of dense prediction: a pyramid of any backbone, and a decoder of segmentation_models_pytorch on it."""
+"""Networks of dense prediction: a pyramid of any backbone, and a decoder on it."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -11,6 +12,8 @@ from subquad.errors import SubquadError, unknown_name
 from subquad.models.pyramid import STRIDES, Pyramid, pad_to_multiple
 from subquad.ranges import Positive, checks_arguments
 from subquad.tasks.backbone_arguments import build_backbone
+from subquad.tasks.conventions import OPENMMLAB, OWN, check_conventions, pyramid_of
+from subquad.tasks.segmentation import openmmlab_decoders
 
 AUXILIARY_WEIGHT = 0.4
 """Of UPerNet's second head in the loss, as the papers have it."""
@@ -33,12 +36,20 @@ def _upernet(channels: list[int], width: int = 512) -> tuple[nn.Module, int, int
     return decoder, width, width // 2
 
 
-SEGMENTERS: dict[str, Callable[..., tuple[nn.Module, int, int]]] = {"fpn": _semantic_fpn, "upernet": _upernet}
+Decoder = Callable[..., tuple[nn.Module, int, int]]
+
+SEGMENTERS: dict[str, Decoder] = {"fpn": _semantic_fpn, "upernet": _upernet}
 """Decoders by name, made for a pyramid's channels and of a width: the decoder, the channels that it gives, and those of
 an auxiliary head, or 0.
 
 fpn: Semantic FPN, Kirillov et al. 2019, arXiv 1901.02446, section 3; upernet: Xiao et al. 2018, arXiv 1807.10221.
 """
+
+BY_CONVENTIONS: dict[str, dict[str, Decoder]] = {
+    OWN: SEGMENTERS,
+    OPENMMLAB: {"fpn": openmmlab_decoders.semantic_fpn, "upernet": openmmlab_decoders.upernet},
+}
+"""Decoders by whose conventions they follow."""
 
 
 class Segmenter(nn.Module):
@@ -49,18 +60,27 @@ class Segmenter(nn.Module):
         head: a name of `SEGMENTERS`.
         num_classes: classes that are told apart.
         head_channels: width of the decoder; the published one if left out.
+        conventions: whose decoder it is, one of `CONVENTIONS`, of which the pyramid is as well.
     """
 
     @checks_arguments
     def __init__(
-        self, pyramid: Pyramid, *, head: str, num_classes: Positive, head_channels: Positive | None = None
+        self,
+        pyramid: Pyramid,
+        *,
+        head: str,
+        num_classes: Positive,
+        head_channels: Positive | None = None,
+        conventions: str = OWN,
     ) -> None:
         super().__init__()
-        if head not in SEGMENTERS:
-            raise unknown_name("head", head, SEGMENTERS)
+        check_conventions(conventions)
+        decoders = BY_CONVENTIONS[conventions]
+        if head not in decoders:
+            raise unknown_name("head", head, decoders)
         try:
             own = {} if head_channels is None else {"width": head_channels}
-            self.decoder, width, auxiliary = SEGMENTERS[head](pyramid.channels, **own)
+            self.decoder, width, auxiliary = decoders[head](pyramid.channels, **own)
         except ImportError:
             raise SubquadError("segmentation needs its library: pip install 'subquad[dense]'") from None
         self.creation: dict[str, Any] = {}
@@ -81,7 +101,7 @@ class Segmenter(nn.Module):
 
         In training a network with an auxiliary head gives its logits, of the same size, as well.
         """
-        size, padded = x.shape[-2:], pad_to_multiple(x, STRIDES[-1])
+        size, padded = x.shape[-2:], pad_to_multiple(x, STRIDES[-1]) if self.pyramid.filled else x
         maps = self.pyramid(padded)
         # the decoders expect maps at strides 1 and 2 before the others, and do not look at them
         y = self._to_pixels(self.head(self.decoder([padded, padded, *maps])), padded, size)
@@ -91,21 +111,30 @@ class Segmenter(nn.Module):
 
     @staticmethod
     def _to_pixels(logits: Tensor, padded: Tensor, size: Any) -> Tensor:
-        whole = F.interpolate(logits.float(), size=padded.shape[-2:], mode="bilinear", align_corners=False)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        whole = F.interpolate(wide, size=padded.shape[-2:], mode="bilinear", align_corners=False)
         return whole[..., : size[0], : size[1]]
 
 
 def build_segmenter(
-    backbone: dict[str, Any], *, head: str, num_classes: int, head_channels: int | None = None, frozen_stages: int = 0
+    backbone: dict[str, Any],
+    *,
+    head: str,
+    num_classes: int,
+    head_channels: int | None = None,
+    frozen_stages: int = 0,
+    conventions: str = OWN,
 ) -> Segmenter:
     """A segmenter on `create_model(**backbone)`; its `creation` holds the arguments of this call.
 
     The backbone's own entries `checkpoint` (weights to start from, of a classifier) and `grad_checkpointing` are not
     among those of `create_model`.
     """
+    check_conventions(conventions)
     network = build_backbone(backbone)
     given: dict[str, Any] = {"head": head, "num_classes": num_classes, "head_channels": head_channels}
-    made = Segmenter(Pyramid(network, frozen_stages=frozen_stages), **given)
+    given["conventions"] = conventions
+    made = Segmenter(pyramid_of(network, conventions, frozen_stages=frozen_stages), **given)
     creation = {"task": "segment", "backbone": network.creation, **given, "frozen_stages": frozen_stages}
     made.creation = json.loads(json.dumps(creation))
     return made

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 from tqdm import tqdm
 
 from subquad.data import InputConfig, create_loader
+from subquad.models.pretrained import figures_text, released_in
 from subquad.tasks.accuracy import check_finite, evaluating
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.confusion import save_confusion
@@ -41,10 +42,12 @@ class TrainedSegmenter(Trained):
     Attributes:
         input: how scenes are brought to the network.
         slide: whether it was judged through windows.
+        released: what is known of the authors' file that its weights are from; empty for others.
     """
 
     input: SceneInput
     slide: bool
+    released: Mapping[str, Any] = field(default_factory=dict)
 
     def image_network(self, img_size: int | None = None) -> ImageNetwork:
         """Give its backbone with the norms of its maps, which looks at images of the size of its crops."""
@@ -67,6 +70,7 @@ class SceneJudgement:
     images_per_second: float
     broken: list[str]
     device: torch.device
+    published: str = ""
 
     @property
     def text(self) -> str:
@@ -76,6 +80,8 @@ class SceneJudgement:
             f"{self.count} images: mIoU {result.miou:.2f} %, pixel accuracy {result.accuracy:.2f} %, "
             f"class accuracy {result.class_accuracy:.2f} %"
         ]
+        if self.published:
+            lines.append(f"published on ADE20K's validation part: {self.published}")
         if self.broken:
             lines.append(f"{len(self.broken)} broken images were skipped, the first is {self.broken[0]}")
         lines.append(f"{self.images_per_second:.1f} images/s on {self.device}\n\n{iou_text(result, self.classes)}")
@@ -104,7 +110,7 @@ def opened_segmenter(model: nn.Module, note: Mapping[str, Any]) -> TrainedSegmen
     """A segmenter with what its note says of its training."""
     classes, data, slide, settings = required(note, "classes", "data", "slide", "input")
     device, scenes = next(model.parameters()).device, settings_of(SceneInput, settings)
-    return TrainedSegmenter("segment", model, tuple(classes), data, None, device, scenes, slide)
+    return TrainedSegmenter("segment", model, tuple(classes), data, None, device, scenes, slide, released_in(note))
 
 
 def judge_segmenter(
@@ -130,7 +136,8 @@ def judge_segmenter(
     )
     count = len(images) - images.num_broken
     speed = count / (time.perf_counter() - start)
-    return SceneJudgement(result, trained.classes, count, speed, images.broken_paths(), trained.device)
+    published = figures_text(trained.released.get("figures"))
+    return SceneJudgement(result, trained.classes, count, speed, images.broken_paths(), trained.device, published)
 
 
 def predict_scenes(

@@ -1,0 +1,74 @@
+"""How long something takes: the one clock and the one timing loop, of benchmarks and of throughput."""
+
+import random
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Key = TypeVar("Key", bound=Hashable)
+Run = Callable[[], object]
+
+
+def now(device: torch.device) -> float:
+    """Seconds of a clock, when the device has done what it was told."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def seconds_of(run: Run, device: torch.device) -> float:
+    """How long a pass takes, the device's queue included."""
+    start = now(device)
+    run()
+    return now(device) - start
+
+
+def timed_pass(compute: Callable[[], Tensor], backward: bool, *, shares_graph: bool = False) -> Run:
+    """A pass to be timed: forward alone, or forward and backward together, from the sum of what is computed.
+
+    With `shares_graph` passes have a part of their graph in common, which is then kept, and takes memory.
+    """
+
+    def forward() -> None:
+        with torch.inference_mode():
+            compute()
+
+    def both() -> None:
+        compute().sum().backward(retain_graph=shares_graph)
+
+    return both if backward else forward
+
+
+def warmed_up(
+    passes: Mapping[Key, Run],
+    device: torch.device,
+    *,
+    is_too_slow: Callable[[float], bool] = lambda seconds: False,
+    log: Callable[[Key, float], None] = lambda key, seconds: None,
+) -> dict[Key, Run]:
+    """The passes when each has run once, without those whose seconds `is_too_slow`, of which `log` hears."""
+    first = {key: seconds_of(run, device) for key, run in passes.items()}
+    kept = {}
+    for key, seconds in first.items():
+        if is_too_slow(seconds):
+            log(key, seconds)
+        else:
+            kept[key] = passes[key]
+    return kept
+
+
+def interleaved_ms(passes: Mapping[Key, Run], repeats: int, device: torch.device) -> dict[Key, list[float]]:
+    """How many milliseconds each pass takes, `repeats` times; they should be warm.
+
+    All take turns, so that what else the machine does hits all alike, and in another order each time, as what ran
+    before leaves its data in the cache or takes it out.
+    """
+    times: dict[Key, list[float]] = {key: [] for key in passes}
+    order = random.Random(0)
+    for _ in range(repeats):
+        for key in order.sample(list(passes), len(passes)):
+            times[key].append(1000 * seconds_of(passes[key], device))
+    return times
