@@ -46,6 +46,17 @@ def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
         assert restored.state_dict().keys() == state.keys()
 
 
+@pytest.mark.parametrize("name", DIFFUSION)
+def test_a_note_makes_the_same_network_of_the_same_teacher(name):
+    model = denoiser(name)
+    student = subquad.convert(model, "agent", num_agents=4, prefix=5 if name in JOINT else None)
+    note = student.subquad_conversion.as_note()
+    size, prefix = tuple(note["img_size"]), note["grid"][2]
+    again = subquad.convert(model, "agent", img_size=size, prefix=prefix, **note["settings"])
+    again.load_state_dict(student.state_dict())
+    assert again.subquad_conversion == student.subquad_conversion
+
+
 def test_cross_attention_stays():
     student = subquad.convert(denoiser("PixArt"), "linear")
     assert list(converted_layers(student)) == [0, 1]

@@ -1,5 +1,6 @@
 """Converted networks exported, compiled, stored and loaded, as one does with what they were made from."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,21 @@ def test_it_is_compiled_without_a_break_and_for_several_sizes():
     compiled = torch.compile(student, fullgraph=True, backend="aot_eager", dynamic=True)
     for x in (images(), images(64, 96), images(96, 64)):
         assert difference(answer(compiled, x), answer(student, x)) < 1e-6
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_its_note_makes_the_same_network_of_the_same_teacher(name):
+    """With tables for the same places, so that what was stored fits."""
+    model = teacher(name)
+    student = subquad.convert(model, "agent", num_agents=4)
+    note = json.loads(json.dumps(student.subquad_conversion.as_note()))
+    attention = {int(number): attention for number, attention in note["attention"].items()}
+    size, prefix = tuple(note["img_size"]), note["grid"][2]
+    again = subquad.convert(model, attention, img_size=size, prefix=prefix, **note["settings"])
+    again.load_state_dict(student.state_dict())
+    assert again.subquad_conversion == student.subquad_conversion
+    x = images(side_of(name))
+    assert torch.equal(answer(again, x), answer(student, x))
 
 
 LOADING = """

@@ -25,14 +25,17 @@ class Conversion:
         paths: where the replaced layers stand, by the block's number.
         settings: of the mechanisms, for all blocks.
         num_blocks: of the network.
-        grid: (height, width) that position parameters were made for, and prefix tokens.
+        img_size: (height, width) in pixels that position parameters were made for.
+        grid: (height, width) of the tokens of such an image, and prefix tokens.
         teacher: the digest of the network's weights before it was converted.
+        embedding: path of the module that the recorder listens to.
     """
 
     attention: dict[int, str]
     paths: dict[int, str]
     settings: dict[str, Any]
     num_blocks: int
+    img_size: tuple[int, int]
     grid: tuple[int, int, int]
     teacher: str
     embedding: str = field(default="")
@@ -43,6 +46,7 @@ class Conversion:
         return note | {
             "attention": {str(number): name for number, name in self.attention.items()},
             "paths": {str(number): path for number, path in self.paths.items()},
+            "img_size": list(self.img_size),
             "grid": list(self.grid),
         }
 
@@ -107,6 +111,7 @@ def convert(
         paths={number: tower.layers[number].path for number in names},
         settings=as_json(settings),
         num_blocks=len(tower.layers),
+        img_size=(int(tower.img_size[0]), int(tower.img_size[1])),
         grid=(tower.grid.height, tower.grid.width, tower.grid.prefix),
         teacher=digest,
         embedding=tower.embedding,
