@@ -22,7 +22,7 @@ from subquad.errors import SubquadError  # noqa: E402
 if TYPE_CHECKING:
     from subquad.api import analyze, bench, compare, evaluate, predict, report, train
     from subquad.attention import ATTENTION, Traits, register_attention
-    from subquad.conversion import convert, register_family, restore
+    from subquad.conversion import convert, load_converted, register_family, restore
     from subquad.grid import TokenGrid
     from subquad.kernels import BACKENDS, use_backend
     from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
@@ -45,6 +45,7 @@ __all__ = [
     "create_model",
     "evaluate",
     "load_checkpoint",
+    "load_converted",
     "open_trained",
     "predict",
     "register_attention",
@@ -60,7 +61,6 @@ __all__ = [
 
 _PLACES = {
     "attention": ("ATTENTION", "Traits", "register_attention"),
-    "conversion": ("convert", "register_family", "restore"),
     "kernels": ("BACKENDS", "use_backend"),
     "grid": ("TokenGrid",),
     "models": ("convert_checkpoint", "create_model", "load_checkpoint", "restore_model", "save_weights"),
@@ -69,6 +69,7 @@ _PLACES = {
 
 _WHEN_ASKED_FOR = {
     "api": ("analyze", "bench", "compare", "evaluate", "predict", "report", "train"),
+    "conversion": ("convert", "load_converted", "register_family", "restore"),
     "runs": ("open_trained",),
     "tasks": ("register_task",),
 }

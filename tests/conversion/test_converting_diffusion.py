@@ -10,7 +10,7 @@ from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.conversion import converted_layers
+from subquad.conversion import converted_layers, load_converted, save_delta
 
 pytest.importorskip("diffusers")
 
@@ -47,14 +47,12 @@ def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
 
 
 @pytest.mark.parametrize("name", DIFFUSION)
-def test_a_note_makes_the_same_network_of_the_same_teacher(name):
-    model = denoiser(name)
+def test_it_is_kept_in_a_file_beside_its_teacher(name, tmp_path):
+    model, call = denoiser(name), inputs(name)
     student = subquad.convert(model, "agent", num_agents=4, prefix=5 if name in JOINT else None)
-    note = student.subquad_conversion.as_note()
-    size, prefix = tuple(note["img_size"]), note["grid"][2]
-    again = subquad.convert(model, "agent", img_size=size, prefix=prefix, **note["settings"])
-    again.load_state_dict(student.state_dict())
-    assert again.subquad_conversion == student.subquad_conversion
+    save_delta(student, tmp_path / "delta.safetensors", teacher=model)
+    loaded = load_converted(tmp_path / "delta.safetensors", model)
+    assert torch.equal(denoised(loaded, call), denoised(student, call))
 
 
 def test_cross_attention_stays():

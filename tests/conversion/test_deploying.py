@@ -1,6 +1,5 @@
 """Converted networks exported, compiled, stored and loaded, as one does with what they were made from."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import nn
 
 import subquad
 from subquad import SubquadError
+from subquad.conversion import load_converted, save_delta
 
 
 class Answer(nn.Module):
@@ -53,18 +53,15 @@ def test_it_is_compiled_without_a_break_and_for_several_sizes():
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_its_note_makes_the_same_network_of_the_same_teacher(name):
-    """With tables for the same places, so that what was stored fits."""
+def test_it_is_kept_in_a_file_beside_its_teacher(name, tmp_path):
     model = teacher(name)
     student = subquad.convert(model, "agent", num_agents=4)
-    note = json.loads(json.dumps(student.subquad_conversion.as_note()))
-    attention = {int(number): attention for number, attention in note["attention"].items()}
-    size, prefix = tuple(note["img_size"]), note["grid"][2]
-    again = subquad.convert(model, attention, img_size=size, prefix=prefix, **note["settings"])
-    again.load_state_dict(student.state_dict())
-    assert again.subquad_conversion == student.subquad_conversion
-    x = images(side_of(name))
-    assert torch.equal(answer(again, x), answer(student, x))
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.mul_(1.01)
+    save_delta(student, tmp_path / "delta.safetensors", teacher=model)
+    loaded, x = load_converted(tmp_path / "delta.safetensors", model), images(side_of(name))
+    assert torch.equal(answer(loaded, x), answer(student, x))
 
 
 LOADING = """

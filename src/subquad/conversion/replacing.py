@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
@@ -25,20 +25,20 @@ class Conversion:
         paths: where the replaced layers stand, by the block's number.
         settings: of the mechanisms, for all blocks.
         num_blocks: of the network.
-        img_size: (height, width) in pixels that position parameters were made for.
-        grid: (height, width) of the tokens of such an image, and prefix tokens.
+        grid: (height, width) of tokens that position parameters were made for, and prefix tokens.
+        img_size, prefix: as they were given; None where the network says it itself.
         teacher: the digest of the network's weights before it was converted.
-        embedding: path of the module that the recorder listens to.
     """
 
     attention: dict[int, str]
     paths: dict[int, str]
     settings: dict[str, Any]
     num_blocks: int
-    img_size: tuple[int, int]
     grid: tuple[int, int, int]
     teacher: str
-    embedding: str = field(default="")
+    embedding: str
+    img_size: tuple[int, int] | None
+    prefix: int | None
 
     def as_note(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -46,7 +46,6 @@ class Conversion:
         return note | {
             "attention": {str(number): name for number, name in self.attention.items()},
             "paths": {str(number): path for number, path in self.paths.items()},
-            "img_size": list(self.img_size),
             "grid": list(self.grid),
         }
 
@@ -111,10 +110,11 @@ def convert(
         paths={number: tower.layers[number].path for number in names},
         settings=as_json(settings),
         num_blocks=len(tower.layers),
-        img_size=(int(tower.img_size[0]), int(tower.img_size[1])),
         grid=(tower.grid.height, tower.grid.width, tower.grid.prefix),
         teacher=digest,
         embedding=tower.embedding,
+        img_size=size,
+        prefix=prefix,
     )
     noted: Any = model
     noted.subquad_conversion = conversion

@@ -77,16 +77,13 @@ class Tower:
     Attributes:
         embedding: path of the module that knows where tokens stand: the convolution that cuts an image into patches,
             or Flux's embedding of positions.
-        img_size: (height, width) of the image that position parameters are made for; of the latent, in diffusers'
-            networks.
-        grid: of that image, its prefix tokens included.
+        grid: of the image that position parameters are made for, its prefix tokens included.
         layers: in the order of the blocks.
         host: the host whose usual settings mechanisms have here, see `Traits.in_hosts`.
         recorder: what listens to the embedding.
     """
 
     embedding: str
-    img_size: tuple[int, int]
     grid: TokenGrid
     layers: tuple[Layer, ...]
     host: str = "vit"
@@ -139,14 +136,13 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
             "set_input_size on the network instead"
         )
     host = min((layer.known.host for layer in layers if layer.known is not None), default="vit")
-    return Tower(path, size, grid, layers, host, FluxRecorder if _is_flux(embedding) else GridRecorder)
+    return Tower(path, grid, layers, host, FluxRecorder if _is_flux(embedding) else GridRecorder)
 
 
 def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
     """One of our networks: a grid for each stage."""
     embedding = f"{root}.{backbone.first_conv}".lstrip(".")
-    size = img_size or backbone.img_size
-    sizes = grids_of(size, backbone.patch_size, len(backbone.stages))
+    sizes = grids_of(img_size or backbone.img_size, backbone.patch_size, len(backbone.stages))
     grids = [TokenGrid(*one.shape, stage.grid.prefix) for one, stage in zip(sizes, backbone.stages, strict=True)]
     layers: list[Layer] = []
     for number, grid in enumerate(grids):
@@ -154,7 +150,7 @@ def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img
     if not layers:
         raise SubquadError(f"{type(backbone).__name__} has no attention layers that could be replaced")
     host = next((name for name, cls in HOSTS.items() if isinstance(backbone, cls)), "vit")
-    return Tower(embedding, size, grids[0], tuple(layers), host)
+    return Tower(embedding, grids[0], tuple(layers), host)
 
 
 def _stage_of(path: str) -> str:

@@ -1,0 +1,82 @@
+"""`subquad convert` and `subquad advise`."""
+
+import argparse
+import dataclasses
+
+from subquad.cli.parser import Commands
+from subquad.flags import Number, folder_to_write, not_negative, positive, share, whole
+
+
+def add_commands(commands: Commands) -> None:
+    """The commands `convert` and `advise`."""
+    from subquad.conversion import Plan
+    from subquad.conversion.distilling import TRAINED
+
+    usual = {field.name: field.default for field in dataclasses.fields(Plan)}
+    text = "Give a trained network another attention, with images but without labels."
+    sub = commands.add("convert", run_convert, text)
+    sub.add_argument("source", metavar="MODEL", help="run folder, weight file, timm/NAME, timm/NAME=FILE")
+    sub.add_argument("--attention", default=usual["attention"], help="mechanism; name:setting=value,… for settings")
+    sub.add_argument("--images", required=True, help="data set, folder or archive of images; labels are not used")
+    sub.add_argument("--data-dir", metavar="DIR", help="folder or archive of a named data set")
+    sub.add_argument("--weights", metavar="FILE", help="weights of timm/NAME")
+    sub.add_argument("--output", type=folder_to_write, required=True, help="folder of the converted network")
+    which = sub.add_argument_group("which blocks", "all if left out")
+    which.add_argument("--blocks", type=Number(int), nargs="+", metavar="N", help="numbers of blocks, from 0")
+    which.add_argument("--keep", type=whole, metavar="COUNT", help="keep so many as they were, those that cost most")
+    which.add_argument("--tolerance", type=not_negative, help="error of the last features that is allowed, as 0.01")
+    which.add_argument("--speedup", type=Number(float, above=1), help="as few as make it so many times as fast")
+    which.add_argument("--at", type=positive, metavar="PX", help="side of the image that --speedup is measured on")
+    fit = sub.add_argument_group("how it is fitted")
+    fit.add_argument("--align-updates", type=whole, default=usual["align_updates"], help="of layers, each alone")
+    fit.add_argument("--distil-updates", type=whole, default=usual["distil_updates"], help="of the whole network")
+    fit.add_argument("--align-lr", type=Number(float, above=0), default=usual["align_lr"], help="rate of the first")
+    fit.add_argument("--distil-lr", type=Number(float, above=0), default=usual["distil_lr"], help="and of the second")
+    fit.add_argument("--train", choices=TRAINED, default=usual["train"], help="what distillation trains")
+    fit.add_argument("--batch-size", type=positive, default=usual["batch_size"], help="images of an update")
+    fit.add_argument("--img-size", type=positive, metavar="PX", help="pixels of both sides; as trained if left out")
+    fit.add_argument("--scale", type=share, default=usual["scale"], help="least share of an image that is taken")
+    fit.add_argument("--crop-padding", type=whole, default=0, metavar="PX", help="shift images instead")
+    fit.add_argument("--amp", action="store_true", help="compute in bf16 where it can be")
+    fit.add_argument("--seed", type=whole, default=0, help="of the order of the images")
+    sub.add_argument("--max-judged", type=positive, default=2000, help="held-out images to compare on")
+
+    text = "Say what other attention can gain in a network at a size, measured here, before anything is spent."
+    sub = commands.add("advise", run_advise, text)
+    sub.add_argument("source", metavar="MODEL", help="a network of ours by name, timm/NAME, or a run folder")
+    sub.add_argument("--img-size", type=positive, nargs="+", default=[512, 1024], metavar="PX", help="sides of images")
+    sub.add_argument("--attention", nargs="+", help="mechanisms; all that are not quadratic if left out")
+    sub.add_argument("--blocks", type=Number(int), nargs="+", metavar="N", help="numbers of blocks, from 0")
+    sub.add_argument("--repeats", type=positive, default=5, help="passes of each, in turn")
+    sub.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of weights and images")
+
+
+def run_convert(arguments: argparse.Namespace) -> None:
+    """Convert, and print what became of it."""
+    from subquad.conversion import Plan, convert_run
+    from subquad.errors import SubquadError
+
+    given = vars(arguments)
+    source = str(arguments.source)
+    if arguments.weights is not None:
+        if not source.startswith("timm/") or "=" in source:
+            raise SubquadError("--weights are of a network of timm: name it as timm/NAME")
+        source = f"{source}={arguments.weights}"
+    names = {field.name for field in dataclasses.fields(Plan)} - {"source", "blocks"}
+    blocks = None if arguments.blocks is None else tuple(arguments.blocks)
+    plan = Plan(source=source, blocks=blocks, **{name: given[name] for name in names})
+    made = convert_run(plan, arguments.output, max_judged=arguments.max_judged, log=print)
+    print(made.text)
+    print(f"delta.safetensors, student.safetensors and conversion.json are in {arguments.output}")
+
+
+def run_advise(arguments: argparse.Namespace) -> None:
+    """Measure, and print the table."""
+    from subquad.benchmarks.blocks import dtype_of
+    from subquad.conversion import advise
+    from subquad.runs.untrained_networks import maker_of
+
+    make = maker_of(arguments.source)
+    sizes = [(px, px) for px in arguments.img_size]
+    settings = {"blocks": arguments.blocks, "repeats": arguments.repeats, "dtype": dtype_of(arguments.dtype)}
+    print(advise(make, sizes, arguments.attention, **settings).text)

@@ -1,0 +1,152 @@
+"""What replacing softmax can gain in a network at a size, before anything is spent on it.
+
+In a block of n tokens and c channels, attention between its projections takes 2n²c products and the rest 12nc². Where
+all of it were free, the block would be 1 + n/(6c) times as fast: the ceiling. Measured, the same question is put to the
+network with layers that mix nothing and hand their values on.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad.attention import ATTENTION, traits_of
+from subquad.benchmarks.memory import peak_memory_mb
+from subquad.benchmarks.scaling import interleaved_ms
+from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.replacing import convert, converted_layers
+from subquad.conversion.towers import find_tower
+from subquad.grid import TokenGrid
+from subquad.text import columns
+
+
+class HandOn(nn.Module):
+    """Mixes nothing: a query gets its own value. What is left of a layer is what no mechanism can save."""
+
+    inputs = ("q", "k", "v", "padding")
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> Tensor:
+        return v
+
+
+@dataclass(frozen=True)
+class AdviceRow:
+    """A network at a size, with a mechanism in the blocks that can be converted.
+
+    Attributes:
+        attention: the mechanism; "" for the network as it is, "nothing" for layers that mix nothing.
+        px: height and width of the image.
+        tokens: of each block, prefix included.
+        ms: the median of a pass over one image.
+        gain: how many times as fast as the network as it is.
+        of_ceiling: of the gain of layers that mix nothing, what part; None for the network as it is.
+        peak_mb: memory of a pass beyond the weights.
+    """
+
+    attention: str
+    px: tuple[int, int]
+    tokens: int
+    ms: float
+    gain: float
+    of_ceiling: float | None
+    peak_mb: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Rows at several sizes, and the ceiling 1 + n/(6c) by counting at each."""
+
+    rows: list[AdviceRow]
+    ceilings: dict[tuple[int, int], float]
+    blocks: int
+    converted: int
+
+    @property
+    def text(self) -> str:
+        """A table for a terminal."""
+        head = ["size", "tokens", "attention", "ms", "gain", "of ceiling", "peak MB"]
+        body = []
+        for row in self.rows:
+            name = {"": "as it is", "nothing": "(mixes nothing)"}.get(row.attention, row.attention)
+            share = "" if row.of_ceiling is None else f"{row.of_ceiling:.0%}"
+            size = f"{row.px[0]}×{row.px[1]}"
+            body.append([size, str(row.tokens), name, f"{row.ms:.1f}", f"{row.gain:.2f}", share, f"{row.peak_mb:.0f}"])
+        lines = [columns([head, *body])]
+        for px, ceiling in self.ceilings.items():
+            lines.append(f"{px[0]}×{px[1]}: by counting products, 1 + n/(6c), at most {ceiling:.2f} times as fast")
+        lines.append(f"{self.converted} of {self.blocks} blocks would be converted")
+        return "\n".join(lines)
+
+
+def advise(
+    make: Callable[[tuple[int, int]], nn.Module],
+    sizes: Sequence[tuple[int, int]],
+    attention: Sequence[str] | None = None,
+    *,
+    blocks: Sequence[int] | None = None,
+    repeats: int = 5,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    log: Callable[[str], None] = lambda line: None,
+) -> Advice:
+    """Time a network as it is, with mechanisms in it, and with nothing in their place; all take turns.
+
+    Args:
+        make: the network for images of (height, width); weights do not matter.
+        sizes: (height, width) of images.
+        attention: mechanisms; those that are not quadratic if left out.
+        blocks: see `convert`.
+        repeats: passes of each.
+        dtype: of weights and images.
+        device: where.
+        log: gets a line for each size.
+
+    Raises:
+        SubquadError: the network can't be converted, in one line.
+    """
+    names = [name for name in ATTENTION if not traits_of(ATTENTION[name]).quadratic] if attention is None else attention
+    where = torch.device(device)
+    rows, ceilings = [], {}
+    count = converted = 0
+    for px in sizes:
+        model = make(px).eval().to(where, dtype)
+        tower = find_tower(model, img_size=px)
+        networks: dict[str, nn.Module] = {"": model}
+        for name in ["nothing", *names]:
+            networks[name] = convert(model, "linear" if name == "nothing" else name, blocks=blocks, img_size=px)
+        layers = converted_layers(networks["nothing"])
+        for layer in layers.values():
+            layer.inner = HandOn()
+        count, converted = len(tower.layers), len(layers)
+        width = _channels(next(iter(layers.values())))
+        ceilings[px] = 1 + converted / count * tower.grid.num_tokens / (6 * width)
+        image = torch.randn(1, 3, *px, device=where, dtype=dtype)
+        passes = {name: _pass(network, image) for name, network in networks.items()}
+        for name, run in passes.items():
+            log(f"{px[0]}×{px[1]} {name or 'as it is'}")
+            run()
+        times = {name: statistics.median(each) for name, each in interleaved_ms(passes, repeats, where).items()}
+        highest = times[""] / times["nothing"]
+        for name, ms in times.items():
+            gain = times[""] / ms
+            share = None if name == "" else gain / highest
+            peak = peak_memory_mb(passes[name], where)
+            rows.append(AdviceRow(name, px, tower.grid.num_tokens, ms, gain, share, peak))
+    return Advice(rows, ceilings, count, converted)
+
+
+def _channels(layer: ConvertedAttention) -> int:
+    return layer.num_heads * layer.width
+
+
+def _pass(model: nn.Module, image: Tensor) -> Callable[[], Any]:
+    def run() -> Any:
+        with torch.inference_mode():
+            return model(image)
+
+    return run

@@ -1,0 +1,132 @@
+"""What conversion has changed in a network, as a small file; and the converted network as a whole one.
+
+Both are safetensors with a note. A delta holds the tensors that the teacher has not, or has with other numbers, and the
+digest of the teacher's weights, without which it means nothing.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from subquad.conversion.replacing import Conversion, conversion_of, convert, converted_layers
+from subquad.errors import SubquadError
+from subquad.weights.digest import DIGEST, digest_of
+from subquad.weights.files import read_weights
+from subquad.weights.fitting import some
+from subquad.writing import json_text, replacing
+
+KIND = "conversion"
+"""The key of a note that says that a file is of a converted network."""
+
+
+def save_delta(
+    student: nn.Module, path: Path | str, *, teacher: nn.Module | None = None, about: Mapping[str, Any] | None = None
+) -> int:
+    """Write what conversion and training have changed, whole or not at all; returns the number of its tensors.
+
+    Args:
+        student: of `convert`.
+        path: of the file, .safetensors.
+        teacher: the network before it was converted. Needed where more than attention layers was trained.
+        about: what else the note holds, as JSON can hold it: figures, commands.
+
+    Raises:
+        SubquadError: other parts were trained and `teacher` is left out, or it is another network.
+    """
+    conversion = conversion_of(student)
+    state = student.state_dict()
+    before = _state_before(student, conversion, teacher)
+    changed = {name: tensor for name, tensor in state.items() if not _same(tensor, before.get(name))}
+    _write(changed, path, conversion, complete=False, about=about)
+    return len(changed)
+
+
+def save_converted(student: nn.Module, path: Path | str, *, about: Mapping[str, Any] | None = None) -> None:
+    """Write all weights of a converted network, with what was done to it; the teacher's are not needed to read it."""
+    _write(student.state_dict(), path, conversion_of(student), complete=True, about=about)
+
+
+def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = False) -> nn.Module:
+    """The converted network of a file of `save_delta` or `save_converted`.
+
+    Args:
+        path: of the file.
+        teacher: the network that was converted, with its weights; with any where the file is a whole one.
+        in_place: convert `teacher` itself instead of a copy.
+
+    Raises:
+        SubquadError: the file holds something else or is damaged, or the teacher is another network than the file's.
+    """
+    tensors, note = read_weights(path)
+    about = note.get(KIND)
+    if not isinstance(about, dict):
+        raise SubquadError(f"{path} is no file of a converted network")
+    try:
+        height, width, prefix = (int(number) for number in about["grid"])
+        size = None if about["img_size"] is None else (int(about["img_size"][0]), int(about["img_size"][1]))
+        given_prefix = None if about["prefix"] is None else int(about["prefix"])
+        attention = {int(number): str(name) for number, name in about["attention"].items()}
+        settings, complete, digest = dict(about["settings"]), bool(about["complete"]), str(about["teacher"])
+        teacher.get_submodule(str(about["embedding"]))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise SubquadError(
+            f"{path} does not fit this {type(teacher).__name__}, or its note is damaged: {type(error).__name__}"
+        ) from None
+    if not complete and digest_of(teacher.state_dict(), "") != digest:
+        raise SubquadError(
+            f"{path} holds changes to other weights than this {type(teacher).__name__} has: load the teacher that was "
+            f"converted, whose digest is {digest[:12]}…"
+        )
+    student = convert(teacher, attention, img_size=size, prefix=given_prefix, in_place=in_place, **settings)
+    if conversion_of(student).grid != (height, width, prefix):
+        raise SubquadError(
+            f"{path} is of a grid of {height}×{width} tokens behind {prefix}, and this {type(teacher).__name__} of one "
+            f"of {conversion_of(student).grid}: make the teacher for images of the same size"
+        )
+    state = student.state_dict()
+    unknown = [name for name in tensors if name not in state or tensors[name].shape != state[name].shape]
+    missing = [name for name in state if name not in tensors] if complete else []
+    if unknown or missing:
+        raise SubquadError(f"{path} does not fit this {type(teacher).__name__}: {some(unknown or missing)}")
+    student.load_state_dict(tensors, strict=False)
+    return student
+
+
+def _write(
+    tensors: Mapping[str, Tensor], path: Path | str, conversion: Conversion, *, complete: bool, about: Any
+) -> None:
+    path = Path(path)
+    note = json_text({KIND: conversion.as_note() | {"complete": complete}, **(about or {})})
+    stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with replacing(path) as aside:
+        save_file(stored, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(stored, note)})
+
+
+def _state_before(student: nn.Module, conversion: Conversion, teacher: nn.Module | None) -> dict[str, Tensor]:
+    """The teacher's weights: those of `teacher`, or the student's with its old layers, if these are what they were."""
+    if teacher is not None:
+        before = dict(teacher.state_dict())
+        hint = "`teacher` is another network than the one that was converted"
+    else:
+        before = _with_old_layers(student, conversion)
+        hint = "more than attention layers was trained: give `teacher`, the network before it was converted"
+    if digest_of(before, "") != conversion.teacher:
+        raise SubquadError(f"can't tell what has changed, since {hint}")
+    return before
+
+
+def _with_old_layers(student: nn.Module, conversion: Conversion) -> dict[str, Tensor]:
+    inside = tuple(f"{path}." for path in conversion.paths.values())
+    before = {name: tensor for name, tensor in student.state_dict().items() if not name.startswith(inside)}
+    for number, layer in converted_layers(student).items():
+        for name, tensor in layer.original.state_dict().items():
+            before[f"{conversion.paths[number]}.{name}"] = tensor
+    return before
+
+
+def _same(one: Tensor, other: Tensor | None) -> bool:
+    return other is not None and one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())

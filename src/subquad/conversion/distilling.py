@@ -1,0 +1,150 @@
+"""Distillation: the whole converted network fitted to its teacher's last features, and logits where there are any."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.conversion.aligning import relative_error
+from subquad.conversion.fitting_loop import Progress, fit, schedule_of
+from subquad.conversion.replacing import converted_layers, restore
+from subquad.conversion.unlabelled_images import as_batches
+from subquad.data import InputConfig
+from subquad.errors import SubquadError, unknown_name
+
+TRAINED = ("all", "attention", "new")
+"""What distillation may train: all of the network, its converted layers, or what these have besides the old ones."""
+
+
+def distil(
+    student: nn.Module,
+    images: Any,
+    *,
+    teacher: nn.Module | None = None,
+    train: str = "all",
+    batch_size: int = 64,
+    seed: int = 1,
+    config: InputConfig | None = None,
+    state_file: Path | str | None = None,
+    **schedule: Any,
+) -> Progress:
+    """Train a converted network, in place, to answer as its teacher does; returns updates, seconds and losses.
+
+    The loss is the relative error of the last features, and, where the network has logits, the Kullback-Leibler
+    divergence of its classes from the teacher's.
+
+    Args:
+        student: of `convert`, best after `align`.
+        images: see `as_batches`.
+        teacher: the network before it was converted; made of the student where it is left out.
+        train: one of `TRAINED`.
+        batch_size: images of an update.
+        seed: of the order of the images.
+        config: how the network takes pictures, where `images` are those.
+        state_file: where the state is kept: called again with it, the fit goes on.
+        schedule: fields of `Schedule`: `updates=500`, `lr=3e-4`, `time_budget=600`, …
+
+    Raises:
+        SubquadError: something does not fit, in one line.
+    """
+    plan = schedule_of(schedule, lr=3e-4)
+    parameters = trained_parameters(student, train)
+    if teacher is None:
+        teacher = restore(deepcopy(student))
+    batches = as_batches(images, batch_size=batch_size, seed=seed, config=config)
+    teacher.eval()
+    modes = [(module, module.training) for module in student.modules()]
+    wanted = [(one, one.requires_grad) for one in student.parameters()]
+    kept = {id(one) for one in parameters}
+    asked = teacher
+
+    def step(pictures: Tensor) -> dict[str, float]:
+        with torch.no_grad():
+            targets = answers_of(asked, pictures)
+        losses = losses_of(answers_of(student, pictures), targets)
+        sum(losses.values(), torch.zeros((), device=pictures.device)).backward()
+        return {name: float(loss.detach()) for name, loss in losses.items()}
+
+    try:
+        # dropout and stochastic depth would be noise here: the teacher has none either
+        student.eval()
+        for parameter in student.parameters():
+            parameter.requires_grad_(id(parameter) in kept)
+        state = None if state_file is None else Path(state_file)
+        return fit(step, [parameters], student, batches, plan, what="distilling", state_file=state)
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, trainable in wanted:
+            parameter.requires_grad_(trainable)
+
+
+def trained_parameters(student: nn.Module, train: str) -> list[nn.Parameter]:
+    """The parameters that a word of `TRAINED` names.
+
+    Raises:
+        SubquadError: it is none, or there are none.
+    """
+    if train not in TRAINED:
+        raise unknown_name("train", train, TRAINED)
+    layers = converted_layers(student).values()
+    if train == "all":
+        parameters = [one for one in student.parameters() if one.requires_grad]
+    elif train == "attention":
+        parameters = [one for layer in layers for one in layer.parameters()]
+    else:
+        new = [part for layer in layers for part in (layer.inner, layer._modules.get("gate_of_tokens")) if part]
+        parameters = [one for part in new for one in part.parameters()]
+    if not parameters:
+        raise SubquadError(f"train='{train}' leaves nothing to train: this mechanism adds no parameters")
+    return parameters
+
+
+def answers_of(model: Any, images: Tensor) -> dict[str, Tensor]:
+    """What a network makes of images, by name: "features" and "logits" where it knows them apart, else its outputs."""
+    if hasattr(model, "forward_features") and hasattr(model, "forward_head"):
+        features = model.forward_features(images)
+        answers = {"features": features}
+        if getattr(model, "num_classes", 0):
+            answers["logits"] = model.forward_head(features)
+        return answers
+    answered = model(images)
+    if isinstance(answered, Tensor) and answered.dim() > 1 and answered.shape[1] == getattr(model, "num_classes", None):
+        # classes of places, as segmenters have them
+        return {"logits": answered}
+    return dict(_tensors(answered))
+
+
+def agreeing(answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> float:
+    """How many images have the same most likely class; a share of each counts where places have classes."""
+    same = answers["logits"].argmax(1) == targets["logits"].argmax(1)
+    return float(same.float().flatten(1).mean(1).sum()) if same.dim() > 1 else float(same.sum())
+
+
+def _tensors(answered: Any, name: str = "output") -> list[tuple[str, Tensor]]:
+    """Tensors of numbers in an answer, by where they are."""
+    if isinstance(answered, Tensor):
+        return [(name, answered)] if answered.is_floating_point() else []
+    if isinstance(answered, Mapping):
+        return [pair for key, value in answered.items() for pair in _tensors(value, str(key))]
+    if isinstance(answered, list | tuple):
+        return [pair for place, value in enumerate(answered) for pair in _tensors(value, f"{name} {place}")]
+    return []
+
+
+def losses_of(answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The loss of each answer: the divergence of classes for logits, relative errors for the others."""
+    return {
+        name: divergence(answers[name], target) if name == "logits" else relative_error(answers[name], target)
+        for name, target in targets.items()
+    }
+
+
+def divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """The Kullback-Leibler divergence of classes (b, k, …) from the teacher's, in the mean over images and places."""
+    ours, theirs = F.log_softmax(logits.float(), dim=1), F.log_softmax(target.detach().float(), dim=1)
+    return (theirs.exp() * (theirs - ours)).sum(1).mean()

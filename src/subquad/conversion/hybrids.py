@@ -1,0 +1,221 @@
+"""Which blocks to convert: what each costs in the features, and the networks between all softmax and none.
+
+An aligned student holds both layers of each block. A hybrid is the student with the old ones in some blocks.
+"""
+
+import statistics
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad.benchmarks.scaling import interleaved_ms
+from subquad.conversion.aligning import relative_error
+from subquad.conversion.distilling import agreeing, answers_of
+from subquad.conversion.replacing import conversion_of, converted_layers
+from subquad.errors import SubquadError
+
+
+@dataclass(frozen=True)
+class BlockDamage:
+    """What converting one block alone does.
+
+    Attributes:
+        block: its number.
+        damage: ‖y − t‖² / ‖t‖² of the last features, the mean over images.
+        agreement: share of images whose most likely class stays; None for networks without logits.
+    """
+
+    block: int
+    damage: float
+    agreement: float | None
+
+
+@dataclass(frozen=True)
+class HybridRow:
+    """A network with some blocks converted: those that cost least first.
+
+    Attributes:
+        converted: numbers of the converted blocks.
+        damage, agreement: as in `BlockDamage`, of the network as a whole.
+        ms: the median of a pass over one image of the size that was asked for; None where none was.
+    """
+
+    converted: tuple[int, ...]
+    damage: float
+    agreement: float | None
+    ms: float | None = None
+
+
+@contextmanager
+def converting_only(student: nn.Module, blocks: Collection[int]) -> Iterator[nn.Module]:
+    """The student with its old attention layers in all but some blocks, for the time of the context."""
+    conversion, layers = conversion_of(student), converted_layers(student)
+    away = {number: layer for number, layer in layers.items() if number not in set(blocks)}
+    try:
+        for number, layer in away.items():
+            layer.original.to(next(layer.parameters()).device)
+            _set(student, conversion.paths[number], layer.original)
+        yield student
+    finally:
+        for number, layer in away.items():
+            _set(student, conversion.paths[number], layer)
+
+
+def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:
+    """A copy of a student in which only some blocks are converted.
+
+    Raises:
+        SubquadError: one of them is not converted in the student, or there are none.
+    """
+    layers = converted_layers(student)
+    if not blocks or any(number not in layers for number in blocks):
+        raise SubquadError(f"blocks are some of {', '.join(map(str, layers))}, at least one, got {list(blocks)}")
+    copied = deepcopy(student)
+    conversion = conversion_of(copied)
+    for number, layer in converted_layers(copied).items():
+        if number not in blocks:
+            _set(copied, conversion.paths[number], layer.original)
+    noted: Any = copied
+    noted.subquad_conversion = replace(
+        conversion,
+        attention={number: name for number, name in conversion.attention.items() if number in blocks},
+        paths={number: path for number, path in conversion.paths.items() if number in blocks},
+    )
+    return copied
+
+
+def sensitivity(student: nn.Module, teacher: nn.Module, images: Sequence[Tensor]) -> list[BlockDamage]:
+    """What each converted block does alone, in the order of the blocks; `images` are batches."""
+    targets = [_answers(teacher, batch) for batch in images]
+    rows = []
+    for number in converted_layers(student):
+        with converting_only(student, [number]):
+            rows.append(BlockDamage(number, *_damage(student, images, targets)))
+    return rows
+
+
+def trade_off(
+    student: nn.Module,
+    teacher: nn.Module,
+    images: Sequence[Tensor],
+    damages: Sequence[BlockDamage],
+    *,
+    at: tuple[int, int] | None = None,
+    repeats: int = 5,
+) -> list[HybridRow]:
+    """Hybrids from no converted block to all, those added first that cost least alone.
+
+    Args:
+        student: aligned.
+        teacher: the network before it was converted.
+        images: batches.
+        damages: of `sensitivity`.
+        at: (height, width) of an image that all hybrids are timed on, in turns.
+        repeats: passes of each.
+    """
+    order = [row.block for row in sorted(damages, key=lambda row: row.damage)]
+    targets = [_answers(teacher, batch) for batch in images]
+    hybrids = [tuple(sorted(order[:count])) for count in range(len(order) + 1)]
+    times = {} if at is None else _times(student, hybrids, at, repeats)
+    rows = []
+    for blocks in hybrids:
+        with converting_only(student, blocks):
+            rows.append(HybridRow(blocks, *_damage(student, images, targets), times.get(blocks)))
+    return rows
+
+
+def blocks_within(rows: Sequence[HybridRow], *, tolerance: float) -> tuple[int, ...]:
+    """The most blocks whose damage is within `tolerance`.
+
+    Raises:
+        SubquadError: there are none.
+    """
+    some = [row for row in rows if row.converted]
+    fitting = [row for row in some if row.damage <= tolerance]
+    if not fitting:
+        least = min(some, key=lambda row: row.damage)
+        raise SubquadError(
+            f"no block can be converted within a tolerance of {tolerance:g}: the least is {least.damage:.4f}, of "
+            f"block {least.converted[0]}; align for longer, or allow more"
+        )
+    return max(fitting, key=lambda row: len(row.converted)).converted
+
+
+def blocks_for(rows: Sequence[HybridRow], *, speedup: float) -> tuple[int, ...]:
+    """The fewest blocks that make the network `speedup` times as fast as it was; rows of `trade_off` with times.
+
+    Raises:
+        SubquadError: all of them do not.
+    """
+    before = next(row.ms for row in rows if not row.converted)
+    assert before is not None
+    gains = {row.converted: before / row.ms for row in rows if row.converted and row.ms}
+    reached = [blocks for blocks, gain in gains.items() if gain >= speedup]
+    if not reached:
+        raise SubquadError(
+            f"converting all {len(rows) - 1} blocks makes the network {max(gains.values()):.2f} times as fast at this "
+            f"size, not {speedup:g} times: `subquad advise` shows what is possible"
+        )
+    return min(reached, key=len)
+
+
+def blocks_but(damages: Sequence[BlockDamage], *, keep: int) -> tuple[int, ...]:
+    """All blocks but the `keep` that cost most.
+
+    Raises:
+        SubquadError: that leaves none.
+    """
+    if not 0 <= keep < len(damages):
+        raise SubquadError(f"{len(damages)} blocks can be converted: keep from 0 to {len(damages) - 1}, got {keep}")
+    order = sorted(damages, key=lambda row: row.damage)
+    return tuple(sorted(row.block for row in order[: len(order) - keep]))
+
+
+def _times(
+    student: nn.Module, hybrids: Sequence[tuple[int, ...]], at: tuple[int, int], repeats: int
+) -> dict[tuple[int, ...], float]:
+    """Medians of passes over one image, in milliseconds."""
+    parameter = next(student.parameters())
+    image = torch.randn(1, 3, *at, device=parameter.device, dtype=parameter.dtype)
+
+    def pass_of(blocks: tuple[int, ...]) -> Callable[[], None]:
+        def run() -> None:
+            with converting_only(student, blocks), torch.inference_mode():
+                student(image)
+
+        return run
+
+    passes = {blocks: pass_of(blocks) for blocks in hybrids}
+    for run in passes.values():
+        run()
+    return {blocks: statistics.median(ms) for blocks, ms in interleaved_ms(passes, repeats, parameter.device).items()}
+
+
+def _set(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    model.get_submodule(parent)._modules[name] = module
+
+
+def _answers(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return answers_of(model, images)
+
+
+def _damage(
+    student: nn.Module, images: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]
+) -> tuple[float, float | None]:
+    damage, same, count = 0.0, 0.0, 0
+    with_classes = all("logits" in target for target in targets)
+    for batch, target in zip(images, targets, strict=True):
+        answers = _answers(student, batch)
+        features = next(name for name in target if name != "logits" or len(target) == 1)
+        damage += len(batch) * float(relative_error(answers[features], target[features]))
+        if with_classes:
+            same += agreeing(answers, target)
+        count += len(batch)
+    return damage / count, same / count if with_classes else None

@@ -1,0 +1,159 @@
+"""Images without labels, in batches that follow from a seed and the number of an update alone."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision import transforms
+
+from subquad.data import InputConfig, eval_transform, load_dataset, read_image
+from subquad.data.dataset import PictureDataset
+from subquad.errors import SubquadError
+from subquad.tasks.image_files import image_files
+from subquad.training.order import seeded
+
+Batches = Callable[[int], Tensor]
+"""The images (b, c, y, x) of an update by its number, from 0; the same at each call."""
+
+Transform = Callable[[Image.Image], Tensor]
+
+_DRAWN = 7
+"""What the random numbers here are for: the last part of their key, beside those of `training.order`."""
+
+
+class ImageFiles(PictureDataset):
+    """Image files and those in folders, of which nothing but the picture is known."""
+
+    def __init__(self, paths: Sequence[Path | str]):
+        self.files = image_files(paths)
+        super().__init__(len(self.files), str(paths[0]))
+
+    def picture(self, index: int) -> Image.Image:
+        """Decode an image, in RGB."""
+        return read_image(self.files[index])
+
+    def path(self, index: int) -> str:
+        """Name its file."""
+        return str(self.files[index])
+
+
+def open_images(source: Path | str, data_dir: Path | str | None = None) -> PictureDataset:
+    """The training images of a data set by name, or all images below a folder or in an archive.
+
+    Raises:
+        SubquadError: there are none.
+    """
+    path = Path(source)
+    if data_dir is None and path.is_dir() and not (path / "train").is_dir():
+        return ImageFiles([path])
+    return load_dataset(str(source), split="train", data_dir=data_dir)
+
+
+def views(config: InputConfig, *, scale: tuple[float, float] = (0.5, 1.0), crop_padding: int = 0) -> Transform:
+    """What is drawn of an image: a part of it, mirrored or not, as the network takes it.
+
+    Args:
+        config: how the network takes images.
+        scale: shares of the image's area that a part may have; (1, 1) for the image as in evaluation.
+        crop_padding: instead, shift the image by up to so many pixels.
+    """
+    whole = eval_transform(config)
+    if crop_padding:
+        steps = [transforms.RandomCrop(config.img_size, padding=crop_padding)]
+    elif tuple(scale) == (1.0, 1.0):
+        return transforms.Compose([transforms.RandomHorizontalFlip(), whole])
+    else:
+        steps = [transforms.RandomResizedCrop(config.img_size, scale=scale, interpolation=_BICUBIC)]
+    as_numbers = [transforms.ToTensor(), transforms.Normalize(config.mean, config.std)]
+    return transforms.Compose([*steps, transforms.RandomHorizontalFlip(), *as_numbers])
+
+
+_BICUBIC = transforms.InterpolationMode.BICUBIC
+
+
+class Drawn:
+    """Batches of a data set's images, each image once an epoch, in an order and with parts that follow from the seed.
+
+    Args:
+        images: broken ones are skipped, and counted in `images.num_broken`.
+        transform: of a picture; its random numbers follow from the seed, the epoch and the image.
+        batch_size: images of a batch; fewer where some are broken.
+        seed: of all random numbers.
+    """
+
+    def __init__(self, images: PictureDataset, transform: Transform, *, batch_size: int, seed: int = 0):
+        if len(images) < 1 or batch_size < 1:
+            raise SubquadError(f"batches need at least one image each, got {batch_size} of {len(images)}")
+        self.images, self.transform, self.seed = images, transform, seed
+        self.batch_size = min(batch_size, len(images))
+        self._order: tuple[int, np.ndarray] | None = None
+
+    def __call__(self, update: int) -> Tensor:
+        in_epoch = len(self.images) // self.batch_size
+        epoch, place = divmod(update, in_epoch)
+        chosen = self._shuffled(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
+        items = [self._item(int(index), epoch) for index in chosen]
+        whole = [item for item in items if item is not None]
+        if not whole:
+            self.images.check_any_whole()
+            return self(update + 1)
+        return torch.stack(whole)
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        if self._order is None or self._order[0] != epoch:
+            generator = np.random.default_rng((self.seed, epoch, _DRAWN))
+            self._order = epoch, generator.permutation(len(self.images))
+        return self._order[1]
+
+    def _item(self, index: int, epoch: int) -> Tensor | None:
+        picture = self.images.whole_picture(index)
+        if picture is None:
+            return None
+        with seeded(self.seed, epoch, index, _DRAWN):
+            return self.transform(picture)
+
+
+class InMemory:
+    """Batches of images that are there as one tensor (n, c, y, x), each once an epoch."""
+
+    def __init__(self, images: Tensor, *, batch_size: int, seed: int = 0):
+        if images.dim() != 4 or len(images) < 1 or batch_size < 1:
+            raise SubquadError(f"images are a tensor (n, c, y, x), got one of {tuple(images.shape)}")
+        self.images, self.batch_size, self.seed = images, min(batch_size, len(images)), seed
+
+    def __call__(self, update: int) -> Tensor:
+        epoch, place = divmod(update, len(self.images) // self.batch_size)
+        order = np.random.default_rng((self.seed, epoch, _DRAWN)).permutation(len(self.images))
+        chosen = order[place * self.batch_size : (place + 1) * self.batch_size]
+        return self.images[torch.from_numpy(chosen)]
+
+
+def as_batches(images: Any, *, batch_size: int, seed: int = 0, config: InputConfig | None = None) -> Batches:
+    """Batches of what a caller calls images.
+
+    Args:
+        images: a tensor (n, c, y, x); a data set whose pictures are transformed by `views` of `config`; the path of a
+            folder, or the name of a data set; or a function of an update's number, which is taken as it is.
+        batch_size: images of a batch.
+        seed: of their order, and of the parts that are drawn of them.
+        config: how the network takes pictures.
+
+    Raises:
+        SubquadError: it is none of these.
+    """
+    if isinstance(images, Tensor):
+        return InMemory(images, batch_size=batch_size, seed=seed)
+    if isinstance(images, str | Path):
+        images = open_images(images)
+    if isinstance(images, PictureDataset):
+        if config is None:
+            raise SubquadError("pictures need an InputConfig that says how the network takes them: give `config`")
+        transform = getattr(images, "transform", None) or views(config)
+        return Drawn(images, transform, batch_size=batch_size, seed=seed)
+    if callable(images):
+        return images
+    raise SubquadError(f"images are a tensor, a data set, a folder or a function, got a {type(images).__name__}")

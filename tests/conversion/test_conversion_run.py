@@ -1,0 +1,167 @@
+"""`subquad convert` and `subquad advise`, from the command line to the files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import worlds
+from PIL import Image
+from safetensors.torch import save_file
+
+import subquad
+from subquad.cli import main
+from subquad.conversion import Plan, conversion_run, convert_run, load_converted
+
+RUN = Path(__file__).parents[1] / "fixtures" / "runs" / "classify"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two blocks."""
+    sizes = {"model": "deit_tiny", "img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    folder = tmp_path_factory.mktemp("runs") / "teacher"
+    subquad.train("digits", folder, **sizes, epochs=1, batch_size=16, max_train_images=32, attention="softmax")
+    return folder
+
+
+FAST = [
+    "--images",
+    "digits",
+    "--align-updates",
+    "6",
+    "--distil-updates",
+    "4",
+    "--batch-size",
+    "16",
+    "--max-judged",
+    "40",
+]
+
+
+def run(*arguments):
+    return main([str(one) for one in arguments])
+
+
+def test_a_run_is_converted_judged_and_kept(trained, tmp_path, capsys):
+    out = tmp_path / "converted"
+    assert run("convert", trained, "--attention", "linear", "--keep", 1, "--output", out, *FAST) == 0
+    printed = capsys.readouterr().out
+    assert "swapped" in printed
+    assert "distilled" in printed
+    assert all(len(line) <= 80 for line in printed.splitlines() if "│" in line or line.startswith(" "))
+    assert sorted(path.name for path in out.iterdir() if path.name != ".lock") == [
+        "conversion.json",
+        "delta.safetensors",
+        "plan.json",
+        "student.safetensors",
+    ]
+    report = json.loads((out / "conversion.json").read_text())
+    teacher = subquad.open_trained(trained).model
+    depth = len(teacher.blocks)
+    assert len(report["conversion"]["paths"]) == depth - 1
+    assert len(report["blocks"]) == depth
+    assert [len(row["converted"]) for row in report["hybrids"]] == list(range(depth + 1))
+    for name in ("delta.safetensors", "student.safetensors"):
+        student = load_converted(out / name, teacher)
+        assert len(student.subquad_conversion.paths) == depth - 1
+    assert run("convert", trained, "--attention", "linear", "--keep", 1, "--output", out, *FAST) == 2
+    assert "holds a converted network already" in capsys.readouterr().err
+
+
+def test_what_is_broken_off_goes_on_to_the_same_network(trained, tmp_path, monkeypatch):
+    plan = Plan(source=str(trained), images="digits", attention="agent:num_agents=4", batch_size=16, keep=1)
+    plan = Plan(**{**vars(plan), "align_updates": 4, "distil_updates": 4})
+    whole = convert_run(plan, tmp_path / "whole", max_judged=20).student.state_dict()
+    distil = conversion_run.distil
+
+    def interrupted(student, drawn, **settings):
+        def stopping(update):
+            if update == 2:
+                raise KeyboardInterrupt
+            return drawn(update)
+
+        return distil(student, stopping, **settings)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(conversion_run, "distil", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert_run(plan, tmp_path / "broken", max_judged=20)
+    assert not (tmp_path / "broken" / "delta.safetensors").exists()
+    other = Plan(**{**vars(plan), "seed": 3})
+    with pytest.raises(subquad.SubquadError, match="unfinished work with seed = 0"):
+        convert_run(other, tmp_path / "broken", max_judged=20)
+    resumed = convert_run(plan, tmp_path / "broken", max_judged=20).student.state_dict()
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+
+
+def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path, capsys):
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for place in range(4):
+        Image.new("RGB", (240, 230), (60 * place, 20, 90)).save(photos / f"{place}.jpg")
+    (photos / "broken.jpg").write_bytes(b"none")
+    out = tmp_path / "out"
+    flags = ["--blocks", 0, 11, "--align-updates", 1, "--distil-updates", 0, "--batch-size", 2, "--max-judged", 2]
+    source = ("timm/vit_tiny_patch16_224", "--weights", tmp_path / "weights.safetensors")
+    assert run("convert", *source, "--attention", "inline", "--images", photos, "--output", out, *flags) == 0
+    assert "2 of 12 blocks" in capsys.readouterr().out
+    student = load_converted(out / "delta.safetensors", model.eval())
+    assert list(student.subquad_conversion.paths) == [0, 11]
+
+
+def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):
+    sizes = {"model": "deit_tiny", "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "head_channels": 64}
+    photos, data = tmp_path / "photos", tmp_path / "scenes"
+    worlds.scenes(data)
+    settings = {"epochs": 1, "batch_size": 2, "img_size": (64, 64), "attention": "softmax", "warmup_epochs": 0}
+    subquad.train(None, tmp_path / "run", task="segment", data=str(data), **sizes, **settings)
+    photos.mkdir()
+    for place in range(2):
+        Image.new("RGB", (40, 36), (60 * place, 20, 90)).save(photos / f"{place}.png")
+    flags = ["--images", photos, "--align-updates", 2, "--distil-updates", 2, "--batch-size", 2, "--max-judged", 2]
+    assert run("convert", tmp_path / "run", "--attention", "linear", "--output", tmp_path / "out", *flags) == 0
+    assert "agreement" in capsys.readouterr().out
+    model = subquad.open_trained(tmp_path / "run").model
+    student = load_converted(tmp_path / "out" / "delta.safetensors", model)
+    assert student(torch.zeros(1, 3, 48, 64)).shape == model(torch.zeros(1, 3, 48, 64)).shape
+
+
+def test_advice_on_the_command_line(capsys):
+    assert run("advise", RUN, "--img-size", 16, 32, "--attention", "linear", "--repeats", 1) == 0
+    printed = capsys.readouterr().out
+    assert "1 + n/(6c)" in printed
+    assert all(len(line) <= 80 for line in printed.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["convert", RUN, "--images", "digits", "--output", "o", "--keep", 1, "--tolerance", 0.1], "give one of them"),
+        (
+            ["convert", RUN, "--images", "digits", "--output", "o", "--keep", 1],
+            "1 blocks can be converted: keep from 0",
+        ),
+        (["convert", RUN, "--images", "digits", "--output", "o", "--speedup", 2], "give both speedup and at"),
+        (["convert", RUN, "--images", "nowhere/x", "--output", "o"], "nowhere"),
+        (
+            ["convert", RUN, "--images", "digits", "--output", "o", "--weights", "f"],
+            "--weights are of a network of timm",
+        ),
+        (["convert", "timm/no_such_net", "--images", "digits", "--output", "o"], "unknown network of timm"),
+        (["convert", RUN, "--images", "digits", "--output", "o", "--attention", "lineer"], "did you mean linear"),
+        (["advise", "deit_tinny"], "did you mean"),
+        (["advise", "timm/resnet18", "--img-size", "64"], "timm/resnet18 can't be made"),
+    ],
+    ids=range(9),
+)
+def test_mistakes_are_one_line_and_leave_nothing(arguments, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    complaint = capsys.readouterr().err
+    assert says in complaint
+    assert complaint.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,186 @@
+"""Alignment and distillation: errors fall, blocks do not see each other, what is broken off goes on as if unbroken."""
+
+import copy
+
+import pytest
+import torch
+from foreign import sharp
+from torch import nn
+
+import subquad
+from subquad import ATTENTION, SubquadError
+from subquad.conversion import align, converted_layers, distil, relative_errors
+from subquad.conversion.unlabelled_images import Drawn, as_batches, open_images, views
+from subquad.data import InputConfig
+from subquad.grid import TokenGrid
+
+PICTURES = torch.randn(16, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+FAST = {"batch_size": 8, "lr": 3e-3}
+MECHANISMS = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
+
+
+def small(attention="linear", **settings):
+    model = sharp("timm ViT")
+    torch.manual_seed(0)
+    return model, subquad.convert(model, attention, **settings)
+
+
+def state_of(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("attention", MECHANISMS)
+def test_alignment_lowers_the_error_of_every_block(attention):
+    model, student = small(attention, **({"num_agents": 4} if attention == "agent" else {}))
+    before = relative_errors(student, model, PICTURES)
+    align(student, PICTURES, updates=30, **FAST)
+    after = relative_errors(student, model, PICTURES)
+    assert set(before) == {0, 1}
+    assert all(after[number] < before[number] for number in before)
+
+
+def test_with_softmax_there_is_nothing_to_align():
+    model, student = small("softmax")
+    assert max(relative_errors(student, model, PICTURES).values()) < 1e-10
+
+
+def test_blocks_are_aligned_alone_or_together_alike():
+    model, together = small()
+    _, alone = small()
+    align(together, PICTURES, teacher=model, updates=5, **FAST)
+    for number in (1, 0):
+        align(alone, PICTURES, teacher=model, blocks=[number], updates=5, **FAST)
+    for name, tensor in together.state_dict().items():
+        assert torch.equal(tensor, alone.state_dict()[name]), name
+
+
+def test_alignment_touches_nothing_but_the_converted_layers():
+    model, student = small()
+    before = state_of(student)
+    align(student, PICTURES, updates=3, **FAST)
+    paths = tuple(student.subquad_conversion.paths.values())
+    for name, tensor in student.state_dict().items():
+        if not name.startswith(paths):
+            assert torch.equal(tensor, before[name]), name
+    assert all(
+        torch.equal(one, other) for one, other in zip(model.parameters(), sharp("timm ViT").parameters(), strict=True)
+    )
+
+
+def test_start_values_are_those_with_the_least_error():
+    model, student = small("pola")
+    candidates = ATTENTION["pola"].traits.start_values["power"]
+    align(student, PICTURES, teacher=model, updates=1, lr=1e-12, batch_size=16)
+    chosen = relative_errors(student, model, PICTURES)
+    for value in candidates:
+        for layer in converted_layers(student).values():
+            nn.init.constant_(layer.inner.power, value)
+        tried = relative_errors(student, model, PICTURES)
+        assert all(chosen[number] <= tried[number] + 1e-6 for number in chosen)
+
+
+@pytest.mark.parametrize("fit", [align, distil])
+def test_a_fit_that_is_broken_off_goes_on_as_if_it_had_not_been(fit, tmp_path):
+    model, whole = small()
+    fit(whole, PICTURES, teacher=model, updates=6, **FAST)
+
+    batches = as_batches(PICTURES, batch_size=8, seed=0 if fit is align else 1)
+
+    def interrupted(update):
+        if update == 3:
+            raise KeyboardInterrupt
+        return batches(update)
+
+    _, broken = small()
+    state = tmp_path / "state.pt"
+    with pytest.raises(KeyboardInterrupt):
+        fit(broken, interrupted, teacher=model, updates=6, lr=FAST["lr"], state_file=state)
+    _, resumed = small()
+    done = fit(resumed, PICTURES, teacher=model, updates=6, state_file=state, **FAST)
+    assert (done.progress if fit is align else done).updates == 6
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+    # one that has ended is not gone on with
+    before = state_of(resumed)
+    fit(resumed, PICTURES, teacher=model, updates=6, state_file=state, **FAST)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in resumed.state_dict().items())
+    with pytest.raises(SubquadError, match="another fit"):
+        fit(resumed, PICTURES, teacher=model, updates=7, state_file=state, **FAST)
+    state.write_bytes(b"nothing")
+    with pytest.raises(SubquadError, match="damaged"):
+        fit(resumed, PICTURES, teacher=model, updates=6, state_file=state, **FAST)
+
+
+@pytest.mark.parametrize("train", ["all", "attention", "new"])
+def test_distillation_trains_what_it_is_told_to(train):
+    model, student = small("agent", num_agents=4)
+    before = state_of(student)
+    done = distil(student, PICTURES, teacher=model, train=train, updates=20, batch_size=16, lr=1e-3)
+    assert sum(done.last.values()) < sum(done.first.values())
+    paths = tuple(student.subquad_conversion.paths.values())
+    for name, tensor in student.state_dict().items():
+        may = train == "all" or (name.startswith(paths) and (train == "attention" or ".inner." in name))
+        assert may or torch.equal(tensor, before[name]), name
+    assert all(parameter.requires_grad for parameter in student.parameters())
+    assert all(parameter.grad is None for parameter in student.parameters())
+
+
+def test_networks_without_logits_and_of_transformers_are_distilled_too():
+    for name in ("timm DINOv3", "transformers DINOv2"):
+        model = sharp(name)
+        student = subquad.convert(model, "linear")
+        done = distil(student, PICTURES, teacher=model, updates=12, batch_size=16, lr=1e-4)
+        assert sum(done.last.values()) < sum(done.first.values())
+
+
+def test_a_time_budget_ends_a_fit():
+    _, student = small()
+    done = align(student, PICTURES, updates=100_000, time_budget=0.5, **FAST)
+    assert 0 < done.progress.updates < 10_000
+    assert done.progress.seconds < 5
+
+
+def test_what_went_wrong_is_one_line():
+    model, student = small()
+    for call, says in (
+        (lambda: align(model, PICTURES), "is not converted"),
+        (lambda: align(student, PICTURES, blocks=[7]), "block 7 is not converted"),
+        (lambda: align(student, PICTURES, updates=0), "at least one update"),
+        (lambda: align(student, PICTURES, epochs=3), "unknown setting of a fit"),
+        (lambda: align(student, 3), "images are a tensor"),
+        (lambda: align(student, PICTURES * float("nan"), teacher=model), "is nan in update 1"),
+        (lambda: distil(student, PICTURES, train="most"), "unknown train"),
+        (lambda: distil(student, PICTURES, train="new"), "adds no parameters"),
+    ):
+        with pytest.raises(SubquadError, match=says) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_pictures_of_a_folder_in_an_order_of_their_seed_without_the_broken_ones(tmp_path):
+    from PIL import Image
+
+    for place in range(5):
+        Image.new("RGB", (80 + place, 70), (50 * place, 0, 0)).save(tmp_path / f"{place}.png")
+    (tmp_path / "5.png").write_bytes(b"no picture")
+    config = InputConfig(img_size=(64, 64))
+    images = open_images(tmp_path)
+    batches = Drawn(images, views(config), batch_size=3, seed=4)
+    again = Drawn(open_images(tmp_path), views(config), batch_size=3, seed=4)
+    shapes = [batches(update).shape for update in range(4)]
+    assert sorted(shape[0] for shape in shapes) == [2, 2, 3, 3]
+    assert {shape[1:] for shape in shapes} == {torch.Size([3, 64, 64])}
+    assert torch.equal(batches(3), again(3))
+    assert images.broken_paths() == [str(tmp_path / "5.png")]
+    for settings in ({"crop_padding": 4}, {"scale": (1.0, 1.0)}):
+        assert Drawn(images, views(config, **settings), batch_size=2)(0).shape[1:] == (3, 64, 64)
+
+
+def test_a_copy_of_a_student_is_fitted_alone():
+    _, student = small()
+    other = copy.deepcopy(student)
+    before = state_of(student)
+    align(other, PICTURES, updates=2, **FAST)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in student.state_dict().items())
+    assert converted_layers(other)[0].recorder is not converted_layers(student)[0].recorder
+    assert converted_layers(other)[0].recorder.grid_of(torch.zeros(1, 17, 1)) == TokenGrid(4, 4, 1)

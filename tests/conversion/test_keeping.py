@@ -1,0 +1,200 @@
+"""Delta files, hybrids, comparisons with the teacher, advice."""
+
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from foreign import FOREIGN, answer, sharp, teacher
+from torch import nn
+
+import subquad
+from subquad import SubquadError
+from subquad.conversion import (
+    advise,
+    align,
+    blocks_but,
+    blocks_for,
+    blocks_within,
+    compare_networks,
+    conversion_of,
+    convert_without_training,
+    converted_layers,
+    distil,
+    hybrid,
+    load_converted,
+    save_converted,
+    save_delta,
+    sensitivity,
+    trade_off,
+)
+from subquad.conversion.judging import linear_probe, nearest_neighbours
+
+PICTURES = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def fitted(attention="agent:num_agents=4", train=None):
+    model = teacher("timm ViT")
+    student = subquad.convert(model, attention)
+    align(student, PICTURES, teacher=model, updates=2, batch_size=8)
+    if train:
+        distil(student, PICTURES, teacher=model, train=train, updates=2, batch_size=8)
+    return model, student
+
+
+@pytest.mark.parametrize("train", [None, "new", "all"])
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_converted_network_is_kept_and_read(train, complete, tmp_path):
+    model, student = fitted(train=train)
+    file = tmp_path / "student.safetensors"
+    if complete:
+        save_converted(student, file)
+    else:
+        save_delta(student, file, teacher=model if train == "all" else None)
+    read = load_converted(file, teacher("timm ViT"))
+    for px in (64, 96):
+        assert torch.equal(answer(read, PICTURES[..., :px, :px]), answer(student, PICTURES[..., :px, :px]))
+    assert conversion_of(read) == conversion_of(student) or complete
+
+
+def test_a_delta_is_small_and_a_whole_file_needs_no_teacher(tmp_path):
+    model = teacher("timm ViT")
+    student = subquad.convert(model, "inline", blocks=[1])
+    count = save_delta(student, tmp_path / "delta.safetensors")
+    assert count == len([name for name in student.state_dict() if ".inner." in name])
+    save_converted(student, tmp_path / "whole.safetensors")
+    torch.manual_seed(5)
+    other = FOREIGN["timm ViT"][0]().eval()
+    assert torch.equal(
+        answer(load_converted(tmp_path / "whole.safetensors", other), PICTURES), answer(student, PICTURES)
+    )
+
+
+@pytest.mark.parametrize("name", ["torch encoder", "timm SAM", "our DINOv3", "transformers DINOv3"])
+def test_other_families_are_kept_too(name, tmp_path):
+    student = subquad.convert(teacher(name), "pola")
+    with torch.no_grad():
+        for layer in converted_layers(student).values():
+            layer.inner.power.add_(1)
+    save_delta(student, tmp_path / "delta.safetensors")
+    read = load_converted(tmp_path / "delta.safetensors", teacher(name))
+    assert torch.equal(answer(read, PICTURES), answer(student, PICTURES))
+
+
+def test_files_of_something_else_are_one_line(tmp_path):
+    model, student = fitted(train="all")
+    file = tmp_path / "delta.safetensors"
+    with pytest.raises(SubquadError, match="give `teacher`"):
+        save_delta(student, file)
+    with pytest.raises(SubquadError, match="another network"):
+        save_delta(student, file, teacher=student)
+    assert not file.exists()
+    save_delta(student, file, teacher=model)
+    other = teacher("timm ViT")
+    nn.init.zeros_(other.norm.weight)
+    with pytest.raises(SubquadError, match="changes to other weights"):
+        load_converted(file, other)
+    with pytest.raises(SubquadError, match="does not fit this Plain"):
+        load_converted(file, teacher("torch encoder"))
+    subquad.save_weights(model, tmp_path / "weights.safetensors")
+    with pytest.raises(SubquadError, match="no file of a converted network"):
+        load_converted(tmp_path / "weights.safetensors", model)
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(SubquadError, match="damaged"):
+        load_converted(file, model)
+
+
+def test_the_blocks_that_cost_least_are_converted_first():
+    model, student = fitted("linear")
+    # a block that answers wrongly
+    with torch.no_grad():
+        converted_layers(student)[0].proj.weight.mul_(-3)
+    before = answer(student, PICTURES)
+    damages = sensitivity(student, model, [PICTURES[:4], PICTURES[4:]])
+    assert [row.block for row in damages] == [0, 1]
+    assert damages[0].damage > damages[1].damage > 0
+    rows = trade_off(student, model, [PICTURES], damages)
+    assert [row.converted for row in rows] == [(), (1,), (0, 1)]
+    assert rows[0].damage == 0
+    rows = rows[1:]
+    assert rows[0].damage == pytest.approx(damages[1].damage, rel=1e-4)
+    assert torch.equal(answer(student, PICTURES), before)
+    assert blocks_within(rows, tolerance=rows[0].damage * 1.01) == (1,)
+    timed = trade_off(student, model, [PICTURES], damages, at=(64, 96), repeats=1)
+    assert all(row.ms > 0 for row in timed)
+    assert blocks_for([replace(row, ms=12 - 4 * len(row.converted)) for row in timed], speedup=1.4) == (1,)
+    assert blocks_but(damages, keep=1) == (1,)
+    assert blocks_but(damages, keep=0) == (0, 1)
+    for call, says in (
+        (lambda: blocks_within(rows, tolerance=0), "no block can be converted within"),
+        (lambda: blocks_for(timed, speedup=99), "converting all 2 blocks makes the network .* not 99 times"),
+        (lambda: blocks_but(damages, keep=2), "keep from 0 to 1"),
+        (lambda: hybrid(student, [5]), "blocks are some of"),
+    ):
+        with pytest.raises(SubquadError, match=says):
+            call()
+
+
+def test_a_hybrid_is_a_converted_network_like_any(tmp_path):
+    model, student = fitted("linear")
+    some = hybrid(student, [1])
+    assert list(converted_layers(some)) == [1]
+    assert type(some.blocks[0].attn) is type(model.blocks[0].attn)
+    save_delta(some, tmp_path / "delta.safetensors")
+    assert torch.equal(
+        answer(load_converted(tmp_path / "delta.safetensors", teacher("timm ViT")), PICTURES), answer(some, PICTURES)
+    )
+    assert torch.equal(answer(subquad.restore(some), PICTURES), answer(model, PICTURES))
+
+
+def test_a_network_agrees_with_itself():
+    model = teacher("timm ViT")
+    labels = answer(model, PICTURES).argmax(1)
+    found = compare_networks(model, model, [(PICTURES, labels)])
+    assert (found.images, found.agreement, found.kept) == (8, 1, 1)
+    assert found.cosine == pytest.approx(1)
+    assert found.error == 0
+    assert "100.00% kept" in found.text
+    student = subquad.convert(model, "linear")
+    other = compare_networks(student, model, [(PICTURES, None)])
+    assert other.kept is None
+    assert other.error > 0
+    assert compare_networks(teacher("timm SAM"), teacher("timm SAM"), [(PICTURES, None)]).cosine == pytest.approx(1)
+    with pytest.raises(SubquadError, match="no images"):
+        compare_networks(model, model, [])
+
+
+def test_simple_classifiers_of_features():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 3
+    features = torch.randn(60, 8, generator=generator) * 0.3 + torch.eye(3, 8)[labels] * 4
+    assert torch.equal(nearest_neighbours(features[:45], labels[:45], features[45:]), labels[45:])
+    assert torch.equal(linear_probe(features[:45], labels[:45], features[45:]), labels[45:])
+
+
+def test_advice_says_the_ceiling_and_what_is_reached():
+    def make(px):
+        return timm.create_model("vit_tiny_patch16_224", img_size=px, embed_dim=48, depth=2, num_heads=4)
+
+    advice = advise(make, [(64, 64), (64, 96)], ["linear"], repeats=1)
+    assert advice.ceilings == {(64, 64): 1 + 17 / 288, (64, 96): 1 + 25 / 288}
+    assert [row.attention for row in advice.rows] == ["", "nothing", "linear"] * 2
+    assert advice.rows[0].gain == 1
+    assert advice.rows[1].of_ceiling == 1
+    assert all(len(line) <= 80 for line in advice.text.splitlines())
+    half = advise(make, [(64, 64)], ["linear"], blocks=[0], repeats=1)
+    assert half.ceilings[64, 64] == 1 + 17 / 288 / 2
+    assert "1 of 2 blocks" in half.text
+
+
+def test_landmarks_as_many_as_tokens_are_softmax_and_fewer_are_near():
+    """With every token a landmark of its own the product of the three maps is the map itself."""
+    model = sharp("timm ViT")
+    expected = answer(model, PICTURES)
+    assert torch.allclose(answer(convert_without_training(model, (4, 4)), PICTURES), expected, rtol=1e-3, atol=1e-3)
+    few = convert_without_training(model, (2, 2))
+    assert not torch.allclose(answer(few, PICTURES), expected, rtol=1e-3, atol=1e-3)
+    assert answer(few, torch.randn(1, 3, 96, 80)).isfinite().all()
+    assert torch.equal(answer(subquad.restore(few), PICTURES), expected)
