@@ -11,7 +11,7 @@ from foreign import answer, difference, images
 from torch import nn
 
 import subquad
-from subquad.conversion import converted_layers, families
+from subquad.conversion import ConvertedAttention, converted_layers, families, register_family
 
 PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
 
@@ -63,7 +63,45 @@ def test_the_family_of_the_page_is_converted(monkeypatch):
     assert torch.equal(answer(subquad.restore(student), images()), answer(model, images()))
 
 
+class Block(nn.Module):
+    """Somebody's block, on a map."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(32), nn.Linear(32, 96)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, dim=-1))
+        return x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class ConvertedBlock(ConvertedAttention):
+    replaces = (f"{__name__}.Block",)
+
+    def sizes(self, original):
+        return 4, 8
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return x + self.mix(*(self.split(part) for part in self.qkv(normed).chunk(3, dim=-1)), normed)
+
+
+def test_a_class_may_stand_for_a_block(monkeypatch):
+    monkeypatch.setattr(families, "_REGISTERED", {})
+    register_family(ConvertedBlock)
+    model = nn.Sequential(Network().embed, nn.Flatten(2), Transpose(), nn.Sequential(Block(), Block()))
+    student = subquad.convert(model, "softmax", img_size=64)
+    assert list(student.subquad_conversion.paths.values()) == ["3.0", "3.1"]
+    assert difference(answer(student, images()), answer(model, images())) < 1e-6
+    assert torch.equal(answer(subquad.restore(student), images()), answer(model, images()))
+
+
+class Transpose(nn.Module):
+    def forward(self, x):
+        return x.mT
+
+
 def test_the_page_names_what_may_be_overridden():
-    known = vars(subquad.conversion.ConvertedAttention)
+    known = vars(ConvertedAttention)
     rows = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", PAGE.read_text(), re.MULTILINE)
     assert len(rows) == 8 and all(name in known for name in rows)

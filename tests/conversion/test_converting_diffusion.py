@@ -10,7 +10,7 @@ from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.conversion import converted_layers
+from subquad.conversion import converted_layers, load_converted, save_delta
 
 pytest.importorskip("diffusers")
 
@@ -44,6 +44,15 @@ def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
         restored = subquad.restore(student)
         assert torch.equal(denoised(restored, calls[0]), before)
         assert restored.state_dict().keys() == state.keys()
+
+
+@pytest.mark.parametrize("name", DIFFUSION)
+def test_it_is_kept_in_a_file_beside_its_teacher(name, tmp_path):
+    model, call = denoiser(name), inputs(name)
+    student = subquad.convert(model, "agent", num_agents=4, prefix=5 if name in JOINT else None)
+    save_delta(student, tmp_path / "delta.safetensors", teacher=model)
+    loaded = load_converted(tmp_path / "delta.safetensors", model)
+    assert torch.equal(denoised(loaded, call), denoised(student, call))
 
 
 def test_cross_attention_stays():

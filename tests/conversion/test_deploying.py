@@ -11,6 +11,7 @@ from torch import nn
 
 import subquad
 from subquad import SubquadError
+from subquad.conversion import load_converted, save_delta
 
 
 class Answer(nn.Module):
@@ -49,6 +50,18 @@ def test_it_is_compiled_without_a_break_and_for_several_sizes():
     compiled = torch.compile(student, fullgraph=True, backend="aot_eager", dynamic=True)
     for x in (images(), images(64, 96), images(96, 64)):
         assert difference(answer(compiled, x), answer(student, x)) < 1e-6
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_it_is_kept_in_a_file_beside_its_teacher(name, tmp_path):
+    model = teacher(name)
+    student = subquad.convert(model, "agent", num_agents=4)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.mul_(1.01)
+    save_delta(student, tmp_path / "delta.safetensors", teacher=model)
+    loaded, x = load_converted(tmp_path / "delta.safetensors", model), images(side_of(name))
+    assert torch.equal(answer(loaded, x), answer(student, x))
 
 
 LOADING = """

@@ -143,7 +143,7 @@ def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img
     """One of our networks: a grid for each stage."""
     embedding = f"{root}.{backbone.first_conv}".lstrip(".")
     sizes = grids_of(img_size or backbone.img_size, backbone.patch_size, len(backbone.stages))
-    grids = [TokenGrid(*size.shape, stage.grid.prefix) for size, stage in zip(sizes, backbone.stages, strict=True)]
+    grids = [TokenGrid(*one.shape, stage.grid.prefix) for one, stage in zip(sizes, backbone.stages, strict=True)]
     layers: list[Layer] = []
     for number, grid in enumerate(grids):
         layers.extend(_layers(f"{root}.stages.{number}".lstrip("."), modules, grid))
@@ -211,16 +211,18 @@ def _root_of(embedding: str, modules: dict[str, nn.Module]) -> str:
 
 
 def _candidates(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:
-    """Paths of attention layers below `root` that belong to one of several blocks, and hold no other."""
+    """Paths of attention layers below `root` that are or belong to one of several blocks, and hold no other."""
     known: list[str] = []
     for path, module in modules.items():
         inside = path.startswith(f"{root}.") if root else bool(path)
         if not inside or any(path.startswith(f"{outer}.") for outer in known):
             continue
         own = path[len(root) :].strip(".").split(".")
-        if not any(_BLOCK.search(part) for part in own[:-1]):
-            continue
         family = converted_class(module)
+        # a class of a family may stand for a block itself
+        is_block = family is not None and own[-1].isdigit()
+        if not is_block and not any(_BLOCK.search(part) for part in own[:-1]):
+            continue
         if family is not None and not family.is_self_attention(module):
             continue
         if family is not None or (_is_called_attention(module) and not _holds_attention(module)):
