@@ -187,7 +187,8 @@ def attend_in_windows(
     rows, columns = image.shape[-2] // window.height, image.shape[-1] // window.width
     mask = shift = None
     if shifted:
-        shift = window.height // 2 if fixed or rows > 1 else 0, window.width // 2 if fixed or columns > 1 else 0
+        vertical, horizontal = fixed or rows > 1, fixed or columns > 1
+        shift = window.height // 2 if vertical else 0, window.width // 2 if horizontal else 0
     if shift is not None:
         image = image.roll((-shift[0], -shift[1]), dims=(2, 3))
         mask = border_mask(rows, columns, window, shift, x.device).repeat(x.shape[0], 1, 1)[:, None]
