@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from released_layouts import released_state
 
-from subquad.weights.released_heads import ANCHORS, PLACES, _our_name
+from subquad.weights.released_heads import ANCHORS, PLACES, name_in_network
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -36,7 +36,7 @@ def released_network(link, state):
             found[f"backbone.norm{name.removeprefix(f'{within}norms.')}"] = tensor
     for name in golden_entries(link.head):
         if not name.startswith("backbone."):
-            found[name] = _without_background(name, state[_our_name(name, link.head)])
+            found[name] = _without_background(name, state[name_in_network(name, link.head)])
     return found
 
 

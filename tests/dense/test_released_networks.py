@@ -319,6 +319,23 @@ def test_a_mirror_has_them_in_folders(shelf, tmp_path, monkeypatch):
     assert all(torch.equal(opened[name], state[name]) for name in state) and not shelf.requests
 
 
+def test_a_file_that_lies_somewhere_is_converted(shelf, tmp_path, capsys):
+    row = "agent_pvt_tiny/fpn_40k"
+    state = shelf.put(row)
+    (tmp_path / "a.pth").write_bytes(shelf.answers[f"/{row}"][0].body)
+    source, target = str(tmp_path / "a.pth"), str(tmp_path / "a.safetensors")
+    assert main(["convert-checkpoint", source, target]) == 2
+    assert "is of a network with the head fpn: name it with --model, as NETWORK/fpn_" in capsys.readouterr().err
+    assert main(["convert-checkpoint", source, target, "--model", "agent_pvt_tiny/none"]) == 2
+    assert "no detector or segmenter 'agent_pvt_tiny/none' is known here" in capsys.readouterr().err
+    assert main(["convert-checkpoint", source, target, "--model", row, "--img-size", "64"]) == 2
+    assert "takes images of any size" in capsys.readouterr().err
+    assert main(["convert-checkpoint", source, target, "--model", "agent_pvt_tiny/fpn"]) == 0
+    assert f"{row}: " in (said := capsys.readouterr().out) and "entries from the released fpn layout" in said
+    opened = subquad.open_trained(target, device="cpu").model.state_dict()
+    assert all(torch.equal(opened[name], state[name]) for name in state) and not shelf.requests
+
+
 def test_a_detector_is_no_start_for_a_classifier(shelf):
     row = "agent_pvt_tiny/mask_rcnn_1x"
     state = shelf.put(row)

@@ -279,4 +279,4 @@ def test_images_are_brought_to_the_networks_as_released():
     images, _ = transform([picture / 255])
     assert images.image_sizes == [tuple(record["img_shape"])]
     assert_as_recorded(images.tensors[0], record["values"], rtol=0, atol=1e-6)
-    close(parts._factors((375, 500), (800, 1067)), record["scale_factor"])
+    close(parts.factors_of((375, 500), (800, 1067)), record["scale_factor"])

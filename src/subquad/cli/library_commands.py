@@ -13,7 +13,9 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add("convert-checkpoint", run_convert, "Write the authors' weights as safetensors of ours.")
     sub.add_argument("source", type=to_read, metavar="IN", help="the authors' file; no code in it is run")
     sub.add_argument("target", type=file_to_write, metavar="OUT", help="the .safetensors file to write")
-    sub.add_argument("--model", help="the network; found out from the file if left out, where only one fits")
+    sub.add_argument(
+        "--model", help="the network, with its head if it has one; found out if left out, where only one fits"
+    )
     sub.add_argument("--img-size", type=positive, metavar="PX", help="resample its tables for images of this size")
 
     sub = commands.add("list", run_list, "What there is: mechanisms, hosts, models, backends and what they compute.")
@@ -33,9 +35,15 @@ def add_commands(commands: Commands) -> None:
 def run_convert(arguments: argparse.Namespace) -> None:
     """Convert and say what was done."""
     from subquad.models import convert_checkpoint
+    from subquad.models.pretrained import convert_dense
 
     size = {} if arguments.img_size is None else {"img_size": arguments.img_size}
-    name, adapted = convert_checkpoint(arguments.source, arguments.target, name=arguments.model, **size)
+    if "/" in (arguments.model or ""):
+        if size:
+            raise SubquadError(f"--img-size is of classifiers: {arguments.model} takes images of any size")
+        name, adapted = convert_dense(arguments.source, arguments.target, arguments.model)
+    else:
+        name, adapted = convert_checkpoint(arguments.source, arguments.target, name=arguments.model, **size)
     layout = f"the released {adapted.family} layout" if adapted.family else "our layout"
     resized = f", {len(adapted.resized)} tables resampled" if adapted.resized else ""
     print(f"{name}: {len(adapted.state)} entries from {layout}{resized}; in {arguments.target}")

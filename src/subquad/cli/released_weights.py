@@ -52,7 +52,7 @@ def add_network(parser: Parser, *, several: bool = False) -> None:
 
 def add_whole_network(parser: Parser) -> None:
     """The flag that names the authors' weights of a network with a head instead of a file."""
-    text = "the authors' weights instead of a file: agent_pvt_tiny/mask_rcnn_1x, see `subquad list models --pretrained`"
+    text = "the authors' weights instead of a file: network/head, see `subquad list models --pretrained`"
     parser.add_argument("--pretrained", metavar="NAME", help=text)
     parser.set_defaults(model=None)
 

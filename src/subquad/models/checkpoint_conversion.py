@@ -16,6 +16,7 @@ from subquad.models.variants import VARIANTS
 from subquad.weights.files import classes_in, fitted, read_weights, save_weights
 from subquad.weights.fitting import Adapted, adapt, misfits
 from subquad.weights.released import family_of, our_name
+from subquad.weights.released_heads import head_of
 
 
 def convert_checkpoint(
@@ -61,6 +62,8 @@ def convert_checkpoint(
 
 def recognise(state: dict[str, Tensor], where: Path | str) -> str:
     """The one network of the table that a state dict fits without resampling anything."""
+    if head := head_of(state):
+        raise SubquadError(f"{where} is of a network with the head {head}: name it with --model, as NETWORK/{head}_…")
     family = family_of(state)
     names = [our_name(name, family) for name in state] if family else list(state)
     fitting = [name for name in NETWORKS if _same_depths(name, family, names) and _fits(name, state)]

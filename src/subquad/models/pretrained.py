@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from subquad.errors import SubquadError, reason_of
+from subquad.errors import SubquadError, reason_of, shown
 from subquad.home import home
 from subquad.models.checkpoint_conversion import convert_checkpoint
 from subquad.models.networks import NETWORKS
 from subquad.text import one_line, si
-from subquad.weights.dense_links import DENSE_LINKS, DenseLink
+from subquad.weights.dense_links import DENSE_LINKS, DenseLink, dense_row
 from subquad.weights.downloading import Wanted, check_same, download, locked, remember
 from subquad.weights.files import classes_in, fitted, read_note, read_weights, save_weights
 from subquad.weights.fitting import Adapted
@@ -162,7 +162,8 @@ def _make(row: str, target: Path) -> None:
     """Write the authors' weights as a file of ours."""
     link, network = link_of(row), network_of(row)
     if isinstance(link, DenseLink):
-        _make_dense(row, link, target)
+        with _released(row) as (source, _):
+            convert_dense(source, target, row)
         return
     if network not in NETWORKS:
         raise SubquadError(f"{network} has released weights, but is no network of this version")
@@ -177,18 +178,39 @@ def _make(row: str, target: Path) -> None:
         )
 
 
-def _make_dense(row: str, link: DenseLink, target: Path) -> None:
-    """Write the authors' detector or segmenter as a file of ours."""
+def convert_dense(source: Path, target: Path, name: str) -> tuple[str, Adapted]:
+    """Write the authors' detector or segmenter as a file of ours.
+
+    Args:
+        source: their file.
+        target: ends in .safetensors.
+        name: of the network with its head, a row of DENSE_LINKS; its schedule may be left out where there is one.
+
+    Returns:
+        The row, and what was done to the weights.
+
+    Raises:
+        SubquadError: there is no such network, the file does not fit it, or `target` has another ending.
+    """
+    row = dense_row(name)
+    if row is None:
+        raise SubquadError(
+            f"no detector or segmenter {shown(name)} is known here: see `subquad list models --pretrained`"
+        )
+    if target.suffix != ".safetensors":
+        raise SubquadError(f"converted weights are written as .safetensors, got {target.name}")
+    link = DENSE_LINKS[row]
     about = {"url": link.url, "page": PAGES[link.page].url, "figures": dict(link.figures), "remark": link.remark}
-    with _released(row) as (source, _):
-        state, _ = read_weights(source)
-        # without memory at first, as most of what can be wrong with a file shows in its shapes
-        with torch.device("meta"):
-            sketch, _ = MAKERS[link.task](link)
-        fitted(state, sketch, source)
-        model, note = MAKERS[link.task](link)
-        model.load_state_dict(fitted(state, model, source).state)
-        save_weights(model, target, note | {"released": about})
+    state, _ = read_weights(source)
+    # without memory at first, as most of what can be wrong with a file shows in its shapes
+    with torch.device("meta"):
+        sketch, _ = MAKERS[link.task](link)
+    fitted(state, sketch, source)
+    model, note = MAKERS[link.task](link)
+    adapted = fitted(state, model, source)
+    model.load_state_dict(adapted.state)
+    save_weights(model, target, note | {"released": about})
+    return row, adapted
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def to_our_network(state: dict[str, Tensor], head: str, shapes: dict[str, torch.
         if name.startswith("backbone."):
             inside[name.removeprefix("backbone.")] = tensor
             continue
-        target = _our_name(name, head)
+        target = name_in_network(name, head)
         for pattern, change in ROWS.items():
             if re.search(pattern, target):
                 tensor = change(tensor)
@@ -189,7 +189,8 @@ def to_our_network(state: dict[str, Tensor], head: str, shapes: dict[str, torch.
     return ours | {f"{pyramid}backbone.{name}": tensor for name, tensor in inside.items()}
 
 
-def _our_name(name: str, head: str) -> str:
+def name_in_network(name: str, head: str) -> str:
+    """Where an entry that is not the backbone's goes, under the name of ours."""
     for pattern, replacement in HEADS[head]:
         if re.search(pattern, name):
             return re.sub(pattern, replacement.replace("{fpn}", PLACES[head]["fpn"]), name)

@@ -137,7 +137,7 @@ class ByteTransform(GeneralizedRCNNTransform):
         if target is None:
             return resized, None
         boxes = target["boxes"]
-        target = {**target, "boxes": boxes * _factors(before, size).to(boxes)}
+        target = {**target, "boxes": boxes * factors_of(before, size).to(boxes)}
         if "masks" in target:
             target["masks"] = F.interpolate(target["masks"][:, None], size)[:, 0]
         return resized, target
@@ -155,13 +155,13 @@ class ByteTransform(GeneralizedRCNNTransform):
         if self.training:
             return result
         for found, size, before in zip(result, image_shapes, original_image_sizes, strict=True):
-            found["boxes"] = found["boxes"] / _factors(before, size).to(found["boxes"])
+            found["boxes"] = found["boxes"] / factors_of(before, size).to(found["boxes"])
             if "masks" in found:
                 found["masks"] = pasted(found["masks"], found["boxes"], before)
         return result
 
 
-def _factors(before: Sequence[int], size: Sequence[int]) -> Tensor:
+def factors_of(before: Sequence[int], size: Sequence[int]) -> Tensor:
     """By what boxes of an image are multiplied where it is resized, (4,); the two sides differ a little."""
     height, width = (torch.tensor(new / old, dtype=torch.float32) for new, old in zip(size, before, strict=True))
     return torch.stack([width, height, width, height])
