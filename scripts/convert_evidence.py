@@ -86,7 +86,9 @@ def make(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.Name
     )
     folder = arguments.output / f"{file.stem}-work"
     torch.manual_seed(seed)
-    made = convert_run(plan, folder / "student", max_judged=arguments.judged, log=lambda line: print(f"{file.stem}: {line}"))
+    made = convert_run(
+        plan, folder / "student", max_judged=arguments.judged, log=lambda line: print(f"{file.stem}: {line}")
+    )
     cell = {step: one.student_top1 for step, one in made.steps.items()}
     cell |= {"teacher": next(iter(made.steps.values())).teacher_top1, "updates": updates, "seconds": made.seconds}
     cell["agreement"] = made.steps["distilled"].agreement
