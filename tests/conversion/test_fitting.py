@@ -125,6 +125,37 @@ def test_distillation_trains_what_it_is_told_to(train):
     assert all(parameter.grad is None for parameter in student.parameters())
 
 
+def test_changes_of_low_rank_are_trained_and_added(tmp_path):
+    pytest.importorskip("peft")
+    model, student = small("agent", num_agents=4)
+    before, names = state_of(student), list(student.state_dict())
+    settings = {"teacher": model, "train": "lora", "updates": 20, "batch_size": 16, "lr": 1e-3}
+    done = distil(student, PICTURES, **settings)
+    assert sum(done.last.values()) < sum(done.first.values())
+    assert list(student.state_dict()) == names
+    assert not hasattr(student, "peft_config")
+    assert all(parameter.requires_grad for parameter in student.parameters())
+    change = student.blocks[0].mlp.fc1.weight - before["blocks.0.mlp.fc1.weight"]
+    assert 0 < torch.linalg.matrix_rank(change, rtol=1e-4) <= 8
+    assert torch.equal(student.patch_embed.proj.weight, before["patch_embed.proj.weight"])
+    assert not torch.equal(student.blocks[0].attn.inner.agent_bias.rows, before["blocks.0.attn.inner.agent_bias.rows"])
+    _, broken = small("agent", num_agents=4)
+    batches = as_batches(PICTURES, batch_size=16, seed=1)
+
+    def interrupted(update):
+        if update == 12:
+            raise KeyboardInterrupt
+        return batches(update)
+
+    with pytest.raises(KeyboardInterrupt):
+        distil(broken, interrupted, **settings, state_file=tmp_path / "state.pt")
+    assert list(broken.state_dict()) == names
+    distil(broken, PICTURES, **settings, state_file=tmp_path / "state.pt")
+    assert all(
+        torch.allclose(tensor, broken.state_dict()[name], atol=1e-6) for name, tensor in student.state_dict().items()
+    )
+
+
 def test_networks_without_logits_and_of_transformers_are_distilled_too():
     for name in ("timm DINOv3", "transformers DINOv2"):
         model = sharp(name)

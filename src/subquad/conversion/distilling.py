@@ -1,6 +1,7 @@
 """Distillation: the whole converted network fitted to its teacher's last features, and logits where there are any."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.conversion.aligning import relative_error
-from subquad.conversion.fitting_loop import Progress, fit, schedule_of
+from subquad.conversion.fitting_loop import Progress, Schedule, fit, schedule_of
+from subquad.conversion.low_rank import low_rank_changes
 from subquad.conversion.replacing import converted_layers, restore
 from subquad.conversion.unlabelled_images import as_batches
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
 
-TRAINED = ("all", "attention", "new")
-"""What distillation may train: all of the network, its converted layers, or what these have besides the old ones."""
+TRAINED = ("all", "attention", "new", "lora")
+"""What distillation may train: all of the network, its converted layers, what these have besides the old ones, or that
+and changes of low rank to all linear layers."""
 
 
 def distil(
@@ -52,19 +55,32 @@ def distil(
         SubquadError: something does not fit, in one line.
     """
     plan = schedule_of(schedule, lr=3e-4)
-    parameters = trained_parameters(student, train)
     if teacher is None:
         teacher = restore(deepcopy(student))
+    with _trained(student, train) as parameters:
+        return _distil(student, teacher, parameters, images, batch_size, seed, config, state_file, plan)
+
+
+def _distil(
+    student: nn.Module,
+    teacher: nn.Module,
+    parameters: list[nn.Parameter],
+    images: Any,
+    batch_size: int,
+    seed: int,
+    config: InputConfig | None,
+    state_file: Path | str | None,
+    plan: Schedule,
+) -> Progress:
     batches = as_batches(images, batch_size=batch_size, seed=seed, config=config)
     teacher.eval()
     modes = [(module, module.training) for module in student.modules()]
     wanted = [(one, one.requires_grad) for one in student.parameters()]
     kept = {id(one) for one in parameters}
-    asked = teacher
 
     def step(pictures: Tensor) -> dict[str, float]:
         with torch.no_grad():
-            targets = answers_of(asked, pictures)
+            targets = answers_of(teacher, pictures)
         losses = losses_of(answers_of(student, pictures), targets)
         sum(losses.values(), torch.zeros((), device=pictures.device)).backward()
         return {name: float(loss.detach()) for name, loss in losses.items()}
@@ -83,6 +99,19 @@ def distil(
             parameter.requires_grad_(trainable)
 
 
+@contextmanager
+def _trained(student: nn.Module, train: str) -> Iterator[list[nn.Parameter]]:
+    """What is trained, for the time of the context."""
+    parameters = trained_parameters(student, train)
+    if train != "lora":
+        yield parameters
+        return
+    with low_rank_changes(student) as changes:
+        # which may stand in the new parts as well
+        kept = {id(one) for one in student.parameters()}
+        yield [*(one for one in parameters if id(one) in kept), *changes]
+
+
 def trained_parameters(student: nn.Module, train: str) -> list[nn.Parameter]:
     """The parameters that a word of `TRAINED` names.
 
@@ -99,7 +128,7 @@ def trained_parameters(student: nn.Module, train: str) -> list[nn.Parameter]:
     else:
         new = [part for layer in layers for part in (layer.inner, layer._modules.get("gate_of_tokens")) if part]
         parameters = [one for part in new for one in part.parameters()]
-    if not parameters:
+    if not parameters and train == "new":
         raise SubquadError(f"train='{train}' leaves nothing to train: this mechanism adds no parameters")
     return parameters
 
