@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from foreign import sharp
+from foreign_diffusion import denoiser, inputs
 from torch import nn
 
 import subquad
@@ -162,6 +163,16 @@ def test_networks_without_logits_and_of_transformers_are_distilled_too():
         student = subquad.convert(model, "linear")
         done = distil(student, PICTURES, teacher=model, updates=12, batch_size=16, lr=1e-4)
         assert sum(done.last.values()) < sum(done.first.values())
+
+
+@pytest.mark.parametrize("name", ["PixArt", "SD3"])
+def test_networks_that_take_more_than_images_are_fed_by_name(name):
+    pytest.importorskip("diffusers")
+    model = denoiser(name)
+    student = subquad.convert(model, "linear")
+    done = align(student, lambda update: inputs(name), teacher=model, updates=8, lr=1e-3)
+    assert all(done.after[number] < done.before[number] for number in done.before)
+    distil(student, lambda update: inputs(name), teacher=model, updates=2, lr=1e-4)
 
 
 def test_a_time_budget_ends_a_fit():

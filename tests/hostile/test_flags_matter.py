@@ -49,6 +49,7 @@ TOGETHER = {
         for action in (flag[0].replace("-", "_") for flag in flags)
     },
     "analyze": {"no_branches": ["--removed"], "max_held_out": ["--removed"], **NETWORK},
+    "convert": {"speedup": ["--at", "64"], "at": ["--speedup", "2"]},
     "eval": NETWORK,
     "predict": NETWORK,
     "": {"decay_epochs": ["--sched", "multistep"], "sched": ["--decay-epochs", "3"]},
@@ -83,6 +84,7 @@ VALUES = {
     "what": ["hosts"],
     "measures": ["entropy"],
     "vocab_size": ["300"],
+    "source": ["timm/vit_tiny_patch16_224"],
     "dtype": ["bf16"],
     "device": ["cuda"],
     "unet": ["sd21"],

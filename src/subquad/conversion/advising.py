@@ -18,7 +18,7 @@ from subquad.benchmarks.memory import peak_memory_mb
 from subquad.benchmarks.scaling import interleaved_ms
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.replacing import convert, converted_layers
-from subquad.conversion.towers import find_tower
+from subquad.conversion.towers import Tower, find_tower
 from subquad.grid import TokenGrid
 from subquad.text import columns
 
@@ -59,7 +59,7 @@ class AdviceRow:
 
 @dataclass(frozen=True)
 class Advice:
-    """Rows at several sizes, and the ceiling 1 + n/(6c) by counting at each."""
+    """Rows at several sizes, and the ceiling 1 + n/(6c) by counting at each, of plain networks."""
 
     rows: list[AdviceRow]
     ceilings: dict[tuple[int, int], float]
@@ -123,8 +123,9 @@ def advise(
         for layer in layers.values():
             layer.inner = HandOn()
         count, converted = len(tower.layers), len(layers)
-        width = _channels(next(iter(layers.values())))
-        ceilings[px] = 1 + converted / count * tower.grid.num_tokens / (6 * width)
+        if tower.host == "vit":
+            # in windows, and with fewer keys, attention takes other numbers of products
+            ceilings[px] = _ceiling(tower, layers)
         image = torch.randn(1, 3, *px, device=where, dtype=dtype)
         passes = {name: _pass(network, image) for name, network in networks.items()}
         for name, run in passes.items():
@@ -140,8 +141,11 @@ def advise(
     return Advice(rows, ceilings, count, converted)
 
 
-def _channels(layer: ConvertedAttention) -> int:
-    return layer.num_heads * layer.width
+def _ceiling(tower: Tower, layers: dict[int, ConvertedAttention]) -> float:
+    """1 + n/(6c), times the share of the blocks that are converted."""
+    layer = next(iter(layers.values()))
+    share = len(layers) / len(tower.layers)
+    return 1 + share * tower.grid.num_tokens / (6 * layer.num_heads * layer.width)
 
 
 def _pass(model: nn.Module, image: Tensor) -> Callable[[], Any]:

@@ -18,7 +18,7 @@ from subquad.attention import traits_of
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.fitting_loop import Progress, fit, schedule_of
 from subquad.conversion.replacing import conversion_of, converted_layers, restore
-from subquad.conversion.unlabelled_images import Batches, as_batches
+from subquad.conversion.unlabelled_images import Batches, as_batches, fed, on_device
 from subquad.data import InputConfig
 from subquad.errors import SubquadError
 
@@ -126,7 +126,7 @@ class Taps:
         self.embedding = teacher.get_submodule(conversion.embedding)
         self._figures: dict[str, float] = {}
 
-    def step(self, images: Tensor) -> dict[str, float]:
+    def step(self, images: Any) -> dict[str, float]:
         """Relative errors on a batch by the names of blocks; with their gradients, where gradients are on."""
         self._figures = {}
         with_gradients = torch.is_grad_enabled()
@@ -137,7 +137,7 @@ class Taps:
             handles.append(module.register_forward_hook(self._hook(number, with_gradients), with_kwargs=True))
         try:
             with torch.no_grad():
-                self.teacher(images)
+                fed(self.teacher, images)
         finally:
             for handle in handles:
                 handle.remove()
@@ -148,7 +148,8 @@ class Taps:
 
         def answer(module: nn.Module, arguments: Any, keywords: Any, target: Any) -> None:
             with torch.set_grad_enabled(with_gradients):
-                error = relative_error(first_tensor(layer(*arguments, **keywords)), first_tensor(target))
+                pairs = zip(tensors_of(layer(*arguments, **keywords)), tensors_of(target), strict=True)
+                error = torch.stack([relative_error(*pair) for pair in pairs]).mean()
                 if with_gradients:
                     error.backward()
             # a layer of windows may be called more than once
@@ -163,9 +164,9 @@ def relative_error(answer: Tensor, target: Tensor) -> Tensor:
     return ((answer - target).square().sum(1) / target.square().sum(1).clamp(min=1e-12)).mean()
 
 
-def first_tensor(answered: Any) -> Tensor:
-    """The tokens of an answer that may be a pair."""
-    return answered if isinstance(answered, Tensor) else answered[0]
+def tensors_of(answered: Any) -> list[Tensor]:
+    """The tokens of an answer: one tensor, or those of a pair that are there, as of image and text."""
+    return [answered] if isinstance(answered, Tensor) else [one for one in answered if isinstance(one, Tensor)]
 
 
 @torch.no_grad()
@@ -173,7 +174,7 @@ def choose_start_values(
     student: nn.Module, teacher: nn.Module, layers: dict[int, ConvertedAttention], batches: Batches
 ) -> None:
     """Set the parameters that a mechanism names in `start_values` to what answers best on the first images."""
-    images = batches(0).to(next(student.parameters()).device)
+    images = on_device(batches(0), next(student.parameters()).device)
     names = sorted({name for layer in layers.values() for name in traits_of(layer.inner).start_values})
     taps = Taps(student, teacher, layers)
     for name in names:

@@ -14,7 +14,7 @@ from subquad.conversion.aligning import relative_error
 from subquad.conversion.fitting_loop import Progress, Schedule, fit, schedule_of
 from subquad.conversion.low_rank import low_rank_changes
 from subquad.conversion.replacing import converted_layers, restore
-from subquad.conversion.unlabelled_images import as_batches
+from subquad.conversion.unlabelled_images import as_batches, fed
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
 
@@ -78,11 +78,11 @@ def _distil(
     wanted = [(one, one.requires_grad) for one in student.parameters()]
     kept = {id(one) for one in parameters}
 
-    def step(pictures: Tensor) -> dict[str, float]:
+    def step(pictures: Any) -> dict[str, float]:
         with torch.no_grad():
             targets = answers_of(teacher, pictures)
         losses = losses_of(answers_of(student, pictures), targets)
-        sum(losses.values(), torch.zeros((), device=pictures.device)).backward()
+        sum(losses.values(), torch.zeros((), device=next(student.parameters()).device)).backward()
         return {name: float(loss.detach()) for name, loss in losses.items()}
 
     try:
@@ -133,15 +133,15 @@ def trained_parameters(student: nn.Module, train: str) -> list[nn.Parameter]:
     return parameters
 
 
-def answers_of(model: Any, images: Tensor) -> dict[str, Tensor]:
+def answers_of(model: Any, images: Any) -> dict[str, Tensor]:
     """What a network makes of images, by name: "features" and "logits" where it knows them apart, else its outputs."""
-    if hasattr(model, "forward_features") and hasattr(model, "forward_head"):
+    if isinstance(images, Tensor) and hasattr(model, "forward_features") and hasattr(model, "forward_head"):
         features = model.forward_features(images)
         answers = {"features": features}
         if getattr(model, "num_classes", 0):
             answers["logits"] = model.forward_head(features)
         return answers
-    answered = model(images)
+    answered = fed(model, images)
     if isinstance(answered, Tensor) and answered.dim() > 1 and answered.shape[1] == getattr(model, "num_classes", None):
         # classes of places, as segmenters have them
         return {"logits": answered}

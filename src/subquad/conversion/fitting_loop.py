@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
-from subquad.conversion.unlabelled_images import Batches
+from subquad.conversion.unlabelled_images import Batches, on_device
 from subquad.errors import SubquadError, UnknownSettingError, unknown_name
 from subquad.writing import replacing
 
-Step = Callable[[Tensor], dict[str, float]]
-"""Adds gradients for a batch of images and returns what was measured on it."""
+Step = Callable[[Any], dict[str, float]]
+"""Adds gradients for a batch and returns what was measured on it."""
 
 WARM_UP = 0.05
 """Share of the updates in which the rate rises."""
@@ -137,7 +137,7 @@ def fit(
                 group["lr"] = schedule.rate(share)
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(_device_of(model).type, torch.bfloat16, enabled=schedule.amp):
-                figures = step(batches(progress.updates).to(_device_of(model)))
+                figures = step(on_device(batches(progress.updates), _device_of(model)))
             if wrong := [name for name, figure in figures.items() if not math.isfinite(figure)]:
                 raise SubquadError(
                     f"{what}: {wrong[0]} is {figures[wrong[0]]} in update {progress.updates + 1}: take a lower rate "

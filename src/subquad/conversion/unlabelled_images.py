@@ -1,6 +1,6 @@
 """Images without labels, in batches that follow from a seed and the number of an update alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from subquad.errors import SubquadError
 from subquad.tasks.image_files import image_files
 from subquad.training.order import seeded
 
-Batches = Callable[[int], Tensor]
-"""The images (b, c, y, x) of an update by its number, from 0; the same at each call."""
+Batches = Callable[[int], Any]
+"""What a network is called with in an update, by its number from 0, the same at each call: images (b, c, y, x), or
+arguments by name, as networks of diffusers take them."""
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -132,12 +133,24 @@ class InMemory:
         return self.images[torch.from_numpy(chosen)]
 
 
+def fed(model: Any, inputs: Any) -> Any:
+    """What a network answers to a batch."""
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def on_device(inputs: Any, device: torch.device) -> Any:
+    """A batch on a device."""
+    if isinstance(inputs, Mapping):
+        return {name: on_device(value, device) for name, value in inputs.items()}
+    return inputs.to(device) if isinstance(inputs, Tensor) else inputs
+
+
 def as_batches(images: Any, *, batch_size: int, seed: int = 0, config: InputConfig | None = None) -> Batches:
     """Batches of what a caller calls images.
 
     Args:
         images: a tensor (n, c, y, x); a data set whose pictures are transformed by `views` of `config`; the path of a
-            folder, or the name of a data set; or a function of an update's number, which is taken as it is.
+            folder, or the name of a data set; or a function of an update's number, see `Batches`.
         batch_size: images of a batch.
         seed: of their order, and of the parts that are drawn of them.
         config: how the network takes pictures.
