@@ -14,6 +14,7 @@ glibc 2.27, GCC 9's libstdc++ is enough, and so its tag is that of PyTorch's own
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from shipping import LEVELS, PORTABLE_FLAGS, digest_of, library_name  # noqa: E4
 KERNELS = Path("src") / "subquad" / "kernels" / "cpu"
 COMPILERS = {"x86_64": "x86_64-linux-gnu-g++", "aarch64": "aarch64-linux-gnu-g++"}
 PLATFORM = "manylinux_2_28"
-PARTS = ("pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "src")
+PARTS = ("pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "MANIFEST.in", "src")
 
 # a function that newer compilers call and that an older libstdc++ has not
 OLD_LIBRARY = """
@@ -84,7 +85,8 @@ for path in names:
         model = subquad.create_model("deit_tiny", attention=name, img_size=(96, 80), depths=(2,)).eval()
         x = torch.randn(2, 3, 96, 80)
         outputs = []
-        for backend in ("eager", "native") if name not in ("softmax",) else ("eager", None):
+        # asked for by name, a kernel that can't run is an error
+        for backend in ("eager", "native"):
             with torch.no_grad(), subquad.use_backend(backend):
                 outputs.append(model(x))
         error = (outputs[0] - outputs[1]).norm() / outputs[0].norm()
@@ -150,17 +152,12 @@ def check(files: list[Path]) -> None:
     """Let auditwheel and twine look at what was built, where they are there."""
     for file in files:
         if file.suffix == ".whl":
-            said = _run(sys.executable, "-m", "auditwheel", "show", file)
-            tag = file.stem.rsplit("-", 1)[-1]
-            words = " ".join(said.split())
-            assert f'constrained the platform tag to "{tag}"' in words or _older(words, tag), said
+            words = " ".join(_run(sys.executable, "-m", "auditwheel", "show", file).split())
+            machine = file.stem.rsplit(PLATFORM, 1)[-1]
+            found = re.search(rf'following platform tag: "manylinux_2_(\d+){machine}"', words)
+            assert found and int(found[1]) <= int(PLATFORM.rsplit("_", 1)[-1]), words
+            print(f"{file.name}: {found[0]}")
     print(_run(sys.executable, "-m", "twine", "check", "--strict", *files).strip())
-
-
-def _older(words: str, tag: str) -> bool:
-    """Whether auditwheel finds that it runs on older systems than its tag says."""
-    machine = tag.removeprefix(PLATFORM)
-    return any(f'platform tag: "manylinux_2_{minor}{machine}"' in words for minor in range(5, 29))
 
 
 def try_wheel(wheel: Path, site: str, place: Path) -> None:
@@ -173,7 +170,7 @@ def try_wheel(wheel: Path, site: str, place: Path) -> None:
     (own / "others.pth").write_text(f"{site}\n")
     (place / "trial.py").write_text(TRIAL)
     environment = {"PATH": str(python.parent), "SUBQUAD_HOME": str(place / "home"), "OMP_NUM_THREADS": "1"}
-    print(_run(python, "-I", place / "trial.py", own, place, env=environment, cwd=place).strip())
+    print(_run(python, "-I", place / "trial.py", own, place / "home", env=environment, cwd=place).strip())
     said = _run(python.parent / "subquad", "--version", env=environment, cwd=place)
     print(f"{wheel.name}: installed, {said.strip()}")
 
