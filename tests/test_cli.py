@@ -1,5 +1,6 @@
 """The commands, as a user types them: what they print, and that a mistake is one line and a non-zero exit."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,8 +10,11 @@ import pytest
 from PIL import Image
 
 from subquad import BACKENDS, starting
-from subquad.cli import main, make_parser
+from subquad.analysis import ALL_MEASURES
+from subquad.cli import analyze, conversion_commands, main, make_parser
 from subquad.cli.recipes import given_fields
+from subquad.command_table import COMMANDS
+from subquad.conversion import Plan, distilling
 from subquad.tasks import fields_of
 from subquad.tasks.classification import Classification, Recipe
 
@@ -102,6 +106,37 @@ def test_every_field_of_a_recipe_has_a_flag():
     assert arguments.max_train_images == "7" and arguments.model_ema is False
     flags = {flag for action in arguments.parser._actions for flag in action.option_strings}
     assert {f"--{name.replace('_', '-')}" for name in fields_of(Recipe)} <= flags
+
+
+def test_the_table_of_commands_says_what_the_parsers_say():
+    shown = {action.dest: action.help for action in make_parser()._subparsers._group_actions[0]._choices_actions}
+    assert list(shown.items()) == [(name, text) for name, (_, text) in COMMANDS.items()]
+
+
+def test_what_parsers_repeat_of_the_library_is_what_it_says():
+    usual = {field.name: field.default for field in dataclasses.fields(Plan)}
+    assert conversion_commands.USUAL.items() <= usual.items()
+    assert conversion_commands.TRAINED == distilling.TRAINED
+    assert tuple(ALL_MEASURES) == analyze.MEASURES
+
+
+QUICK = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS if COMMANDS[name][0] != "task_commands")]
+
+
+def test_help_is_shown_without_what_takes_seconds_to_import(tmp_path):
+    code = f"""
+import sys, contextlib, io
+sys.argv[0] = "subquad"
+from subquad.cli import main
+for words in {QUICK!r}:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        main(words)
+    assert shown.getvalue(), words
+    found = {{"torch", "timm", "torchvision", "numpy", "PIL"}} & set(sys.modules)
+    assert not found, (words, found)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("written", [["0.5", "1.0"], ["0.5,1.0"]])

@@ -57,7 +57,7 @@ def failing(monkeypatch):
 
             return argparse.Namespace(run=run)
 
-    return lambda error: monkeypatch.setattr("subquad.cli.make_parser", lambda: Failing(error))
+    return lambda error: monkeypatch.setattr("subquad.cli.make_parser", lambda argv: Failing(error))
 
 
 def raised(function):
@@ -142,7 +142,7 @@ def test_text_that_a_terminal_has_no_letters_for_is_shown_all_the_same(failing, 
     with (tmp_path / "out").open("w", encoding="ascii") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
         run = argparse.Namespace(run=lambda _: sys.stdout.write("grün \udcff\n"))
-        monkeypatch.setattr("subquad.cli.make_parser", lambda: argparse.Namespace(parse=lambda _: run))
+        monkeypatch.setattr("subquad.cli.make_parser", lambda argv: argparse.Namespace(parse=lambda _: run))
         assert main(["list"]) == 0
     assert (tmp_path / "out").read_text() == "gr\\xfcn \\udcff\n"
 

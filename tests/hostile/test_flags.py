@@ -225,7 +225,7 @@ ACTIONS = [
 def test_every_argument_of_every_command_refuses_what_it_is_not_in_one_line(
     path, action, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("subquad.cli.make_parser", parser)
+    monkeypatch.setattr("subquad.cli.make_parser", lambda argv: parser())
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "file"
     file.write_text("")

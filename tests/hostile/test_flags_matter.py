@@ -229,7 +229,7 @@ def calls(monkeypatch, tmp_path):
     for module in ("subquad.tasks", "subquad.tasks.task", "subquad.tasks.sequences.lra_task"):
         monkeypatch.setattr(importlib.import_module(module), "load_recipe", cached)
     parser = make_parser()
-    monkeypatch.setattr(subquad.cli, "make_parser", lambda: parser)
+    monkeypatch.setattr(subquad.cli, "make_parser", lambda argv: parser)
     for name, task in TASKS.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.yaml").write_text(task.recipe_class().to_yaml())

@@ -96,5 +96,5 @@ def test_another_library_at_the_same_descriptor_is_not_taken_for_the_first(own_h
     source, other = tmp_path / "other.cpp", folder / "other.so"
     source.write_text('extern "C" int only_here() { return 7; }')
     subprocess.run([compiler(), "-shared", "-fPIC", "-o", other, source], check=True)
-    other.write_bytes(other.read_bytes() + library._digest(other.read_bytes()))
+    other.write_bytes(other.read_bytes() + library.digest_of(other.read_bytes()))
     assert first is not None and library._loaded(other).only_here() == 7

@@ -72,7 +72,7 @@ def test_a_task_is_registered_once_and_under_words_of_its_own(monkeypatch):
 
 def test_a_command_of_ours_is_not_taken(registered, monkeypatch, capsys):
     monkeypatch.setattr(depth_task.Depth, "commands", {"evaluate": "bench"})
-    assert main(["list"]) == 2
+    assert main(["eval", "nowhere"]) == 2
     assert "two commands are called bench" in capsys.readouterr().err
 
 
@@ -96,9 +96,10 @@ def test_tasks_of_installed_packages_are_found(plugged_in, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_installed_task_is_a_command(plugged_in):
+@pytest.mark.parametrize(("words", "shown"), [(["depth", "eval", "--help"], "--count"), (["--help"], "  depth  ")])
+def test_an_installed_task_is_a_command(plugged_in, words, shown):
     paths = [str(plugged_in), str(Path(depth_task.__file__).parent), str(Path(subquad.__file__).parents[1])]
-    command = [sys.executable, "-W", "ignore", "-m", "subquad", "depth", "eval", "--help"]
+    command = [sys.executable, "-W", "ignore", "-m", "subquad", *words]
     environment = {"PYTHONPATH": ":".join(paths), "PATH": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0 and "--count" in done.stdout, done.stderr
+    assert done.returncode == 0 and shown in done.stdout, done.stderr

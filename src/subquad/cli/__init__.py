@@ -1,6 +1,7 @@
 """The commands of `subquad`: each parses its arguments, calls the library and prints what comes back."""
 
 import contextlib
+import importlib
 import io
 import os
 import sys
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        arguments = make_parser().parse(argv)
+        arguments = make_parser(argv).parse(argv)
         with ended_by_signals(), first_process_speaks():
             arguments.run(arguments)
         sys.stdout.flush()
@@ -60,26 +61,38 @@ def first_process_speaks() -> Iterator[None]:
             yield
 
 
-def make_parser() -> "Parser":
-    """The parser of all commands."""
+def make_parser(argv: Sequence[str] | None = None) -> "Parser":
+    """The parser of all commands; given the arguments, that of the command they ask for, beside the others' names.
+
+    What it takes to describe a command can take seconds to import.
+    """
     # imports that take time are made here, where an interruption is one line
     from importlib.metadata import version
 
-    from subquad.cli import (
-        analyze,
-        bench,
-        conversion_commands,
-        diffuse,
-        library_commands,
-        released_weights,
-        task_commands,
-    )
     from subquad.cli.parser import Commands, Parser
+    from subquad.command_table import COMMANDS
 
     parser = Parser(prog="subquad", description="Sub-quadratic attention for vision: train, compare, look inside.")
     parser.add_argument("--version", action="version", version=f"subquad {version('subquad')}")
     commands = Commands(parser)
-    rooms = (task_commands, diffuse, analyze, bench, conversion_commands, library_commands, released_weights)
-    for room in rooms:
-        room.add_commands(commands)
+    files = list(dict.fromkeys(file for file, _ in COMMANDS.values()))
+    needed = files if argv is None else _files_for(argv, files)
+    for file in files:
+        if file in needed:
+            importlib.import_module(f"subquad.cli.{file}").add_commands(commands)
+        else:
+            for name in (name for name, (place, _) in COMMANDS.items() if place == file):
+                commands.name_only(name)
     return parser
+
+
+def _files_for(argv: Sequence[str], files: Sequence[str]) -> Sequence[str]:
+    """The files whose commands have to be there for these arguments."""
+    from subquad.command_table import COMMANDS
+    from subquad.plugins import installed
+
+    asked = next((word for word in argv if not word.startswith("-")), None)
+    if asked in COMMANDS:
+        return [COMMANDS[asked][0]]
+    # a name that is not in the table, or all names, may be a plug-in's
+    return files if asked is not None or installed("subquad.tasks") else []

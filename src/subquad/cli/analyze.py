@@ -9,19 +9,36 @@ from subquad.cli.parser import Commands
 from subquad.cli.released_weights import add_network, sources_of
 from subquad.flags import folder_to_write, positive, to_read, whole
 
+MEASURES = (
+    "entropy",
+    "negative",
+    "local",
+    "distance",
+    "rank",
+    "numerical",
+    "diagonal",
+    "symmetry",
+    "features",
+    "global",
+    "directions",
+    "gates",
+    "power",
+    "inverse",
+    "kernel",
+    "similarity",
+)
+"""The names of `subquad.analysis.ALL_MEASURES`, which take seconds to import."""
+
 
 def add_commands(commands: Commands) -> None:
     """The command `analyze`."""
-    from subquad.analysis import ALL_MEASURES
-
-    text = "Measure what the layers of trained networks attend to, and write a page, a table and JSON."
-    sub = commands.add("analyze", run_analyze, text)
+    sub = commands.add("analyze", run_analyze)
     what = "run folders or weight files, of segmenters and detectors too; timm/NAME or timm/NAME=FILE for timm's"
     sub.add_argument("checkpoint", nargs="*", help=what)
     add_network(sub, several=True)
-    measures = f"of {', '.join(ALL_MEASURES)}; all if left out"
+    measures = f"of {', '.join(MEASURES)}; all if left out"
     sub.add_argument("--images", nargs="+", type=to_read, help="image files, or folders of them; else held-out ones")
-    sub.add_argument("--measures", nargs="+", choices=ALL_MEASURES, metavar="NAME", help=measures)
+    sub.add_argument("--measures", nargs="+", choices=MEASURES, metavar="NAME", help=measures)
     sub.add_argument("--max-images", type=positive, default=64, help="look at so many, evenly chosen")
     sub.add_argument("--shown", type=whole, default=4, help="of them can be clicked on the page; 0 for none")
     sub.add_argument("--img-size", type=positive, metavar="PX", help="look at images of another size than in training")

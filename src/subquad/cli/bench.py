@@ -12,8 +12,7 @@ from subquad.flags import file_to_write, positive, share, whole
 
 def add_commands(commands: Commands) -> None:
     """The command `bench`."""
-    text = "Time attention layers, operations or whole networks against what they have to beat."
-    sub = commands.add("bench", run_bench, text)
+    sub = commands.add("bench", run_bench)
     sub.add_argument("--model", nargs="+", metavar="NAME", help="networks, against the same hosts with softmax")
     sub.add_argument("--head", metavar="NAME", help="networks as backbones under it: fpn, upernet, mask_rcnn, …")
     sub.add_argument("--unet", metavar="NAME", help="a step of a diffusion U-Net instead: sd15, sd21, sdxl")

@@ -6,17 +6,27 @@ import dataclasses
 from subquad.cli.parser import Commands
 from subquad.flags import Number, folder_to_write, not_negative, positive, share, whole
 
+USUAL = {
+    "attention": "agent",
+    "align_updates": 500,
+    "distil_updates": 500,
+    "align_lr": 0.001,
+    "distil_lr": 0.0003,
+    "train": "all",
+    "batch_size": 64,
+    "scale": 0.5,
+}
+"""What `subquad.conversion.Plan`, which takes seconds to import, has by default."""
+
+TRAINED = ("all", "attention", "new")
+"""That of `subquad.conversion.distilling`."""
+
 
 def add_commands(commands: Commands) -> None:
     """The commands `convert` and `advise`."""
-    from subquad.conversion import Plan
-    from subquad.conversion.distilling import TRAINED
-
-    usual = {field.name: field.default for field in dataclasses.fields(Plan)}
-    text = "Give a trained network another attention, with images but without labels."
-    sub = commands.add("convert", run_convert, text)
+    sub = commands.add("convert", run_convert)
     sub.add_argument("source", metavar="MODEL", help="run folder, weight file, timm/NAME, timm/NAME=FILE")
-    sub.add_argument("--attention", default=usual["attention"], help="mechanism; name:setting=value,… for settings")
+    sub.add_argument("--attention", default=USUAL["attention"], help="mechanism; name:setting=value,… for settings")
     sub.add_argument("--images", required=True, help="data set, folder or archive of images; labels are not used")
     sub.add_argument("--data-dir", metavar="DIR", help="folder or archive of a named data set")
     sub.add_argument("--weights", metavar="FILE", help="weights of timm/NAME")
@@ -28,21 +38,20 @@ def add_commands(commands: Commands) -> None:
     which.add_argument("--speedup", type=Number(float, above=1), help="as few as make it so many times as fast")
     which.add_argument("--at", type=positive, metavar="PX", help="side of the image that --speedup is measured on")
     fit = sub.add_argument_group("how it is fitted")
-    fit.add_argument("--align-updates", type=whole, default=usual["align_updates"], help="of layers, each alone")
-    fit.add_argument("--distil-updates", type=whole, default=usual["distil_updates"], help="of the whole network")
-    fit.add_argument("--align-lr", type=Number(float, above=0), default=usual["align_lr"], help="rate of the first")
-    fit.add_argument("--distil-lr", type=Number(float, above=0), default=usual["distil_lr"], help="and of the second")
-    fit.add_argument("--train", choices=TRAINED, default=usual["train"], help="what distillation trains")
-    fit.add_argument("--batch-size", type=positive, default=usual["batch_size"], help="images of an update")
+    fit.add_argument("--align-updates", type=whole, default=USUAL["align_updates"], help="of layers, each alone")
+    fit.add_argument("--distil-updates", type=whole, default=USUAL["distil_updates"], help="of the whole network")
+    fit.add_argument("--align-lr", type=Number(float, above=0), default=USUAL["align_lr"], help="rate of the first")
+    fit.add_argument("--distil-lr", type=Number(float, above=0), default=USUAL["distil_lr"], help="and of the second")
+    fit.add_argument("--train", choices=TRAINED, default=USUAL["train"], help="what distillation trains")
+    fit.add_argument("--batch-size", type=positive, default=USUAL["batch_size"], help="images of an update")
     fit.add_argument("--img-size", type=positive, metavar="PX", help="pixels of both sides; as trained if left out")
-    fit.add_argument("--scale", type=share, default=usual["scale"], help="least share of an image that is taken")
+    fit.add_argument("--scale", type=share, default=USUAL["scale"], help="least share of an image that is taken")
     fit.add_argument("--crop-padding", type=whole, default=0, metavar="PX", help="shift images instead")
     fit.add_argument("--amp", action="store_true", help="compute in bf16 where it can be")
     fit.add_argument("--seed", type=whole, default=0, help="of the order of the images")
     sub.add_argument("--max-judged", type=positive, default=2000, help="held-out images to compare on")
 
-    text = "Say what other attention can gain in a network at a size, measured here, before anything is spent."
-    sub = commands.add("advise", run_advise, text)
+    sub = commands.add("advise", run_advise)
     sub.add_argument("source", metavar="MODEL", help="a network of ours by name, timm/NAME, or a run folder")
     sub.add_argument("--img-size", type=positive, nargs="+", default=[512, 1024], metavar="PX", help="sides of images")
     sub.add_argument("--attention", nargs="+", help="mechanisms; all that are not quadratic if left out")

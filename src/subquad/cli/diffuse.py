@@ -40,8 +40,7 @@ SWITCHES = (
 
 def add_commands(commands: Commands) -> None:
     """The command `diffuse`."""
-    text = "Make images with a pipeline of diffusers: as it is, through agents, or both from the same noise."
-    sub = commands.add("diffuse", run_diffuse, text)
+    sub = commands.add("diffuse", run_diffuse)
     sub.add_argument("--model", required=True, metavar="ID_OR_DIR", help="a pipeline's name on the hub, or its folder")
     sub.add_argument("--prompt", nargs="+", required=True, metavar="TEXT", help="what to show; for DiT, classes")
     sub.add_argument("--agent", action="store_true", help="through agents on merged tokens (AgentSD)")

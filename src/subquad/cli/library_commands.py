@@ -10,7 +10,7 @@ from subquad.flags import file_to_write, positive, to_read
 
 def add_commands(commands: Commands) -> None:
     """The commands `convert-checkpoint`, `list` and `report`."""
-    sub = commands.add("convert-checkpoint", run_convert, "Write the authors' weights as safetensors of ours.")
+    sub = commands.add("convert-checkpoint", run_convert)
     sub.add_argument("source", type=to_read, metavar="IN", help="the authors' file; no code in it is run")
     sub.add_argument("target", type=file_to_write, metavar="OUT", help="the .safetensors file to write")
     sub.add_argument(
@@ -18,7 +18,7 @@ def add_commands(commands: Commands) -> None:
     )
     sub.add_argument("--img-size", type=positive, metavar="PX", help="resample its tables for images of this size")
 
-    sub = commands.add("list", run_list, "What there is: mechanisms, hosts, models, backends and what they compute.")
+    sub = commands.add("list", run_list)
     sub.add_argument("what", nargs="?", help="mechanisms, hosts, models, backends or operations; all if left out")
     sub.add_argument(
         "--backends", action="store_true", help="only backends, why one does not work here, and what has kernels"
@@ -26,7 +26,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--pretrained", action="store_true", help="only networks with released weights, and their top-1")
     sub.add_argument("--filter", default="*", metavar="PATTERN", help="names to show, as the shell matches files")
 
-    sub = commands.add("report", run_report, "Write one HTML page about runs, which opens anywhere without a network.")
+    sub = commands.add("report", run_report)
     sub.add_argument("runs", nargs="+", type=to_read, metavar="RUN", help="run folders, or folders of them")
     sub.add_argument("--output", type=file_to_write, default=Path("report.html"), help="the page to write")
     sub.add_argument("--no-scaling", action="store_true", help="leave out latency and memory against length")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from subquad.command_table import COMMANDS
 from subquad.errors import SubquadError, shown, unknown_name
 from subquad.flags import to_read
 
@@ -50,9 +51,13 @@ class Commands:
         """Commands of commands: `subquad <name> <one of them>`."""
         return Commands(self._new(name, text))
 
-    def add(self, name: str, run: Callable[[argparse.Namespace], None], text: str) -> Parser:
-        """A command of this name, which `run` carries out."""
-        parser = self._new(name, text)
+    def name_only(self, name: str) -> None:
+        """A command of the table that is not asked for now."""
+        self._new(name, COMMANDS[name][1])
+
+    def add(self, name: str, run: Callable[[argparse.Namespace], None], text: str | None = None) -> Parser:
+        """A command of this name, which `run` carries out; the table says what it does if no text does."""
+        parser = self._new(name, COMMANDS[name][1] if text is None else text)
         parser.set_defaults(run=run, parser=parser)
         return parser
 

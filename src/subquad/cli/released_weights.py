@@ -9,12 +9,10 @@ from subquad.flags import to_read
 
 def add_commands(commands: Commands) -> None:
     """The commands `download` and `upload`."""
-    text = "Fetch the authors' weights of networks, and keep them as safetensors of ours."
-    sub = commands.add("download", run_download, text)
+    sub = commands.add("download", run_download)
     sub.add_argument("network", nargs="+", metavar="NAME", help="networks, see `subquad list models --pretrained`")
 
-    text = "Put a trained classifier on the Hugging Face hub, or into a folder like those there, with a model card."
-    sub = commands.add("upload", run_upload, text)
+    sub = commands.add("upload", run_upload)
     sub.add_argument("checkpoint", type=to_read, metavar="RUN", help="run folder, or a weight file of one")
     sub.add_argument("target", metavar="OWNER/NAME", help="the repository, or local-dir:FOLDER")
     sub.add_argument("--private", action="store_true", help="a new repository is shown to nobody else")

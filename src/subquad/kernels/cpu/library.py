@@ -1,13 +1,15 @@
-"""The CPU kernels, compiled where they run: once for each processor, compiler and version of their source.
+"""The CPU kernels: those that a wheel ships where they fit, else compiled where they run.
 
-There is nothing of PyTorch in their source, so that it compiles in seconds; the threads are those of PyTorch's own
-OpenMP. Where there is no compiler there are no kernels, and `missing` says so.
+They compile once for each processor, compiler and version of their source. There is nothing of PyTorch in it, so that
+it takes seconds; the threads are those of PyTorch's own OpenMP. Where there is neither a shipped library nor a compiler
+there are no kernels, and `missing` says so.
 
 What is kept in `home()`, which several users may share, is code: each user has a folder of their own there, and only
 what this user wrote, and nobody else may write, is loaded. Behind the library stands its digest; what is damaged is
 compiled again.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -26,9 +28,17 @@ import torch
 
 from subquad.errors import SubquadError
 from subquad.home import home
+from subquad.kernels.cpu.shipping import (
+    DIGEST_SIZE,
+    PORTABLE_FLAGS,
+    SOURCES,
+    digest_of,
+    processor,
+    shipped_libraries,
+    source_digest,
+)
 from subquad.writing import replacing
 
-SOURCES = Path(__file__).parent / "source"
 FUNCTIONS = (
     "agent_attention",
     "agent_attention_gradient",
@@ -49,9 +59,7 @@ FUNCTIONS = (
 )
 """What the library exports; each gives back whether lengths fitted."""
 
-DIGEST_SIZE = hashlib.sha256().digest_size
-
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+FLAGS = (*PORTABLE_FLAGS, "-march=native")
 
 
 _LOADS = itertools.count()
@@ -79,6 +87,8 @@ def missing() -> str | None:
 def _state() -> ctypes.CDLL | str:
     if sys.platform != "linux":
         return f"they have been made for Linux, and this is {sys.platform}"
+    if (shipped := _shipped()) is not None:
+        return shipped
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return "there is no C++ compiler (c++, g++, clang++ or $CXX)"
@@ -87,6 +97,20 @@ def _state() -> ctypes.CDLL | str:
         return _refusing(_loaded(path) or _loaded(_compile(compiler, path)) or _unreadable(path))
     except (OSError, NotBuiltError) as error:
         return " ".join(str(error).split())
+
+
+def _shipped() -> ctypes.CDLL | None:
+    """The best of the libraries in this package that this processor can run; None where none can be loaded."""
+    # they have no OpenMP of their own, and find that of PyTorch among what is loaded
+    if not hasattr(ctypes.CDLL(None), "GOMP_parallel"):
+        return None
+    own = Path(__file__).stat()
+    for path in shipped_libraries():
+        # whoever may write the library may write this file, too
+        with contextlib.suppress(OSError, AttributeError):
+            if (library := _loaded(path, own.st_uid, own.st_mode)) is not None:
+                return _refusing(library)
+    return None
 
 
 def _own_folder() -> Path:
@@ -100,26 +124,26 @@ def _own_folder() -> Path:
     return folder
 
 
-def _loaded(path: Path) -> ctypes.CDLL | None:
-    """The library at `path`; None where there is none, or it is damaged or could have been written by others."""
+def _loaded(path: Path, owner: int | None = None, mode: int = 0) -> ctypes.CDLL | None:
+    """The library at `path`; None where there is none, or it is damaged or could have been written by others.
+
+    Others are all but its `owner`, this user if left out, and those who may write a file of this `mode`.
+    """
+    owner = os.geteuid() if owner is None else owner
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != owner or status.st_mode & ~mode & 0o022:
             return None
         content = file.read()
-        if content[-DIGEST_SIZE:] != _digest(content[:-DIGEST_SIZE]):
+        if content[-DIGEST_SIZE:] != digest_of(content[:-DIGEST_SIZE]):
             return None
         # by its descriptor: what was looked at is what is loaded; under a name that no library had before, since what
         # is loaded already is found by its name
         return ctypes.CDLL(f"/proc/self/{'./' * next(_LOADS)}fd/{descriptor}")
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
 
 
 def _unreadable(path: Path) -> NoReturn:
@@ -140,22 +164,11 @@ def _refuse(answer: int, function: Any, arguments: tuple[Any, ...]) -> None:
 
 def _fingerprint(compiler: str) -> str:
     """Changes with the source, the compiler, the processor (folders of users are shared among machines) and torch."""
-    digest = hashlib.sha256()
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.read_bytes())
+    digest = hashlib.sha256(source_digest().encode())
     real = Path(compiler).resolve()
-    facts = real, real.stat().st_size, FLAGS, platform.machine(), _processor(), torch.__version__
+    facts = real, real.stat().st_size, FLAGS, platform.machine(), processor(), torch.__version__
     digest.update(repr(facts).encode())
     return digest.hexdigest()[:24]
-
-
-def _processor() -> str:
-    """What the processor can do, as far as the system says."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def _compile(compiler: str, path: Path) -> Path:
@@ -170,7 +183,7 @@ def _compile(compiler: str, path: Path) -> Path:
         _run([compiler, "-shared", str(made), *map(str, openmp[:1]), "-o", str(built)])
         content = built.read_bytes()
     with replacing(path) as aside:
-        aside.write_bytes(content + _digest(content))
+        aside.write_bytes(content + digest_of(content))
         aside.chmod(0o700)
     return path
 
