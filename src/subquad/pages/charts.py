@@ -59,6 +59,21 @@ def point_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520,
     return _svg(width, height, f"{y.title} against {x.title}", parts)
 
 
+def bar_chart(bars: Series, x: Axis, y: Axis, *, width: int = 680, height: int = 260) -> Markup:
+    """A bar from 0 for each point, which stand one apart."""
+    places = [px for px, _ in bars.points]
+    # room for a whole bar at either end, and for the level that all stand on
+    edges = Series("", "", [(min(places) - 0.6, 0.0), (max(places) + 0.6, 0.0)], [])
+    frame = _Frame([bars, edges], x, y, width, height)
+    parts = [frame.axes()]
+    for (px, py), tip in zip(bars.points, bars.tips, strict=True):
+        left, top = frame.place(px - 0.36, max(py, 0.0))
+        right, bottom = frame.place(px + 0.36, min(py, 0.0))
+        size = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{max(bottom - top, 0.5):.1f}"'
+        parts.append(f'<g class="series {bars.colour}"><rect class="bar" {size} data-tip="{escape(tip)}"/></g>')
+    return _svg(width, height, f"{y.title} against {x.title}", parts)
+
+
 class _Frame:
     """Where numbers stand: the plotting area, its scales and ticks."""
 
