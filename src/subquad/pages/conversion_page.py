@@ -12,6 +12,7 @@ from subquad.conversion.hybrids import HybridRow
 from subquad.conversion.judging import Comparison
 from subquad.conversion.measured_costs import CostRow
 from subquad.conversion.paired_maps import PairedMaps
+from subquad.models import names_in
 from subquad.pages.charts import Axis, Series, bar_chart, line_chart
 from subquad.pages.colours import NEUTRAL, classes_of
 from subquad.pages.page_parts import NOTHING, Cell, charts, footer, header, render, section, sortable_table, write_page
@@ -56,11 +57,12 @@ def write_conversion(record: Record, path: Path, *, maps: PairedMaps | None = No
         maps: what places of images see in both networks.
     """
     colours = classes_of({"teacher": "softmax", "student": str(record.plan["attention"])})
-    title = f"{record.plan['attention']} attention in {record.plan['source']}"
+    names = names_in(str(record.plan["attention"]))
+    title = f"{', '.join(names)} attention in {_short(str(record.plan['source']))}"
     parts = [
         header("subquad convert", title, _facts(record), lead=_plan(record), cards=_cards(record)),
         _steps(record),
-        _costs(record.costs, record.machine, colours),
+        _costs(record.costs, colours),
         _labels(record, colours),
         _curve(record, colours),
         _damages(record, colours),
@@ -68,16 +70,22 @@ def write_conversion(record: Record, path: Path, *, maps: PairedMaps | None = No
         _fits(record, colours),
         _maps(maps),
         _broken(record.broken),
-        footer([record.command], record.machine),
+        footer([record.command]),
     ]
     write_page(path, title, parts)
+
+
+def _short(source: str) -> str:
+    """The last part of where a network is from, without its weights."""
+    return Path(source.partition("=")[0]).name or source
 
 
 def _facts(record: Record) -> str:
     height, width, prefix = record.conversion["grid"]
     tokens = f"{height}×{width} tokens" + (f" and {prefix} before them" if prefix else "")
     last = _last(record)
-    return " · ".join([tokens, f"judged on {last.images} images", *([record.machine] if record.machine else [])])
+    told = [str(record.plan["source"]), str(record.plan["attention"]), tokens]
+    return " · ".join([*told, f"judged on {last.images} images", *([record.machine] if record.machine else [])])
 
 
 def _plan(record: Record) -> str:
@@ -86,11 +94,15 @@ def _plan(record: Record) -> str:
     numbers = ", ".join(map(str, record.converted))
     words = [f"{len(record.converted)} of {count} attention layers were replaced: {numbers}."]
     chosen = {
-        "keep": "The {} that cost most were kept as they were.",
+        "keep": "Those that cost most stayed as they were: {}.",
         "tolerance": "As many as leave the last features within a relative error of {}.",
-        "speedup": "As few as make the network {} times as fast.",
+        "speedup": "As few as make the network {} times as fast at {at} px.",
     }
-    words += [text.format(plan[name]) for name, text in chosen.items() if plan.get(name) is not None]
+    kept = ", ".join(str(row.block) for row in record.blocks if row.block not in record.converted)
+    values = {**plan, "keep": kept or "none"}
+    words += [
+        text.format(values[name], at=plan.get("at")) for name, text in chosen.items() if plan.get(name) is not None
+    ]
     fits = [
         f"{verb} in {plan[name]} updates"
         for name, verb in (("align_updates", "aligned block by block"), ("distil_updates", "distilled as a whole"))
@@ -111,7 +123,7 @@ def _cards(record: Record) -> list[tuple[str, str]]:
         cards.append((_percent(last.kept), "of the teacher’s accuracy kept"))
     if last.agreement is not None:
         cards.append((_percent(last.agreement), "of images in the teacher’s class"))
-    cards.append((f"{last.error:.4f}", "relative error of the last features"))
+    cards.append((f"{last.error:.3g}", "relative error of the last features"))
     if record.costs:
         row = max(record.costs, key=lambda row: row.px)
         cards.insert(1, (f"{row.gain:.2f} ×", f"as fast at {row.px} px"))
@@ -132,7 +144,7 @@ def _steps(record: Record) -> Markup:
         shares = [*([step.student_top1, step.kept] if with_labels else []), *([step.agreement] if with_classes else [])]
         seconds = record.seconds.get(name)
         cells = [Cell(name), *(Cell(_percent(share), _value(share)) for share in shares)]
-        cells += [Cell(f"{step.error:.4f}"), Cell(f"{step.cosine:.4f}")]
+        cells += [Cell(f"{step.error:.3g}"), Cell(f"{step.cosine:.4f}")]
         rows.append([*cells, Cell("–" if seconds is None else clock(seconds), _value(seconds or 0.0))])
     teacher = _last(record).teacher_top1
     beside = "" if teacher is None else f" The teacher has {_percent(teacher)}."
@@ -168,7 +180,7 @@ def _curve(record: Record, colours: Colours) -> Markup:
     def chart(title: str, value: Callable[[HybridRow], float]) -> Markup:
         def line(label: str, colour: str, rows: Sequence[HybridRow]) -> Series:
             points = [(float(row.ms if timed and row.ms else len(row.converted)), value(row)) for row in rows]
-            return Series(label, colour, points, [_hybrid(row) for row in rows])
+            return Series(label, colour, points, [_hybrid(row) for row in rows], 2.6 if len(rows) > 1 else 4.5)
 
         own = [row for row in record.hybrids if row.converted == record.converted]
         lines = [line("hybrids", colours["student"], record.hybrids)]
@@ -212,7 +224,7 @@ def _of_blocks(history: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, li
     return {"mean": mean, by_end[0]: curves[by_end[0]], by_end[-1]: curves[by_end[-1]]}
 
 
-def _costs(rows: Sequence[CostRow], machine: str, colours: Colours) -> Markup:
+def _costs(rows: Sequence[CostRow], colours: Colours) -> Markup:
     if not rows:
         return NOTHING
     titles = ("pixels", "teacher ms", "student ms", "times as fast", "teacher MB", "student MB")
@@ -237,12 +249,12 @@ def _costs(rows: Sequence[CostRow], machine: str, colours: Colours) -> Markup:
             chart("milliseconds", "ms", lambda row, who: row.teacher_ms if who == "teacher" else row.student_ms),
             chart("memory, MB", "MB", lambda row, who: row.teacher_mb if who == "teacher" else row.student_mb),
         )
-    return section("Time and memory", f"{_COSTS} {machine}", sortable_table(titles, cells) + drawn)
+    return section("Time and memory", _COSTS, sortable_table(titles, cells) + drawn)
 
 
 def _figures_of(row: CostRow) -> list[tuple[float, int]]:
     times = [(row.teacher_ms, 1), (row.student_ms, 1), (row.gain, 2)]
-    return [*times, (row.teacher_mb, 0), (row.student_mb, 0)]
+    return [*times, (row.teacher_mb, 1), (row.student_mb, 1)]
 
 
 def _labels(record: Record, colours: Colours) -> Markup:
