@@ -20,7 +20,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("source", metavar="MODEL", help="run folder, weight file, timm/NAME, timm/NAME=FILE")
     sub.add_argument("--attention", default=usual["attention"], help="mechanism; name:setting=value,… for settings")
     sub.add_argument("--images", required=True, help="data set, folder or archive of images; labels are not used")
-    sub.add_argument("--data-dir", metavar="DIR", help="folder or archive of named data sets")
+    sub.add_argument("--data-dir", metavar="DIR", help="folder or archive of a named data set")
     sub.add_argument("--weights", metavar="FILE", help="weights of timm/NAME")
     sub.add_argument("--output", type=folder_to_write, required=True, help="folder of the converted network")
     which = sub.add_argument_group("which blocks", "all if left out")
@@ -46,6 +46,7 @@ def add_commands(commands: Commands) -> None:
     judge.add_argument("--curve", action="store_true", help="what each block costs, though none is kept for it")
     judge.add_argument("--sizes", type=positive, nargs="+", default=[], metavar="PX", help="time both at these sizes")
     judge.add_argument("--labelled", metavar="DATA", help="judge features by nearest neighbours and a linear probe")
+    judge.add_argument("--labelled-dir", metavar="DIR", help="folder or archive of these data")
 
     text = "Say what other attention can gain in a network at a size, measured here, before anything is spent."
     sub = commands.add("advise", run_advise, text)
@@ -72,7 +73,7 @@ def run_convert(arguments: argparse.Namespace) -> None:
     names = {field.name for field in dataclasses.fields(Plan)} - {"source", "blocks"}
     blocks = None if arguments.blocks is None else tuple(arguments.blocks)
     plan = Plan(source=source, blocks=blocks, **{name: given[name] for name in names})
-    measured = {name: given[name] for name in ("max_judged", "curve", "labelled", "data_dir")}
+    measured = {name: given[name] for name in ("max_judged", "curve", "labelled", "labelled_dir")}
     measured["sizes"] = tuple(arguments.sizes)
     made = convert_run(plan, arguments.output, command=shlex.join(sys.argv), log=print, **measured)
     print(made.text)

@@ -151,14 +151,14 @@ class Judging:
         curve: measure what each block costs, and the hybrids, though no blocks are chosen by it.
         sizes: pixels of both sides of images that both networks are timed on.
         labelled: data with labels, for simple classifiers of the features; see `load_dataset`.
-        data_dir: where the images of `labelled` are.
+        labelled_dir: where the images of `labelled` are; where those of the plan are, if both are of one data set.
     """
 
     max_judged: int = 2000
     curve: bool = False
     sizes: tuple[int, ...] = ()
     labelled: str | None = None
-    data_dir: str | None = None
+    labelled_dir: str | None = None
 
 
 def convert_run(
@@ -201,7 +201,9 @@ def _convert(plan: Plan, folder: Path, judging: Judging, command: str, log: Log)
     teacher = opened.model
     labelled = None
     if judging.labelled is not None:
-        labelled = labelled_sets(judging.labelled, config, data_dir=judging.data_dir, max_images=judging.max_judged)
+        same = plan.data_dir if judging.labelled == plan.images else None
+        folder_of_labels = judging.labelled_dir or same
+        labelled = labelled_sets(judging.labelled, config, data_dir=folder_of_labels, max_images=judging.max_judged)
     check_sizes(teacher, judging.sizes)
     judged = list(held_out(opened, plan, drawn[0], judging.max_judged))
     student = convert(teacher, plan.attention, blocks=plan.blocks, img_size=plan.img_size)

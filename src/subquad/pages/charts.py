@@ -8,6 +8,9 @@ from markupsafe import Markup, escape
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 92, 14, 44
 
+MOST_NAMED_BARS = 24
+"""Of a bar chart: with more of them, not each has its number below it."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -72,6 +75,8 @@ def bar_chart(bars: Series, x: Axis, y: Axis, *, width: int = 680, height: int =
     if min(py for _, py in bars.points) >= 0:
         # bars stand on the axis itself
         frame.y_range = 0.0, frame.y_range[1]
+    if len(places) <= MOST_NAMED_BARS:
+        frame.x_ticks = places
     parts = [frame.axes()]
     for (px, py), tip in zip(bars.points, bars.tips, strict=True):
         left, top = frame.place(px - 0.36, max(py, 0.0))
@@ -179,7 +184,7 @@ def _beside(places: Sequence[tuple[float, float]], width: float = 80, gap: float
 def _name(one: Series, px: float, level: float, end: tuple[float, float] | None) -> str:
     """The name of a series, led to by a thin line where it had to move away or the series ends before the others."""
     leader = ""
-    if end is not None and (abs(end[1] - level) > 3 or px - end[0] > 24):
+    if end is not None and (abs(end[1] - level) > 3 or px - end[0] > 40):
         leader = f'<path class="leader" d="M{end[0] + 3:.1f} {end[1]:.1f}L{px - 2:.1f} {level:.1f}"/>'
     text = one.label if len(one.label) <= 14 else f"{one.label[:13]}…"
     whole = f"<title>{escape(one.label)}</title>"
