@@ -61,6 +61,13 @@ def test_what_shows_no_weights_or_too_many_is_said(monkeypatch):
     assert MOST_TOKENS > 3
 
 
+def test_windows_have_no_map_of_the_image():
+    teacher = sharp("timm Swin")
+    maps = paired_maps(subquad.convert(teacher, "linear"), teacher, PICTURES, CONFIG)
+    assert [[look.layer for look in image] for image in maps.looks["student"]] == [[0, 2, 3]] * 2
+    assert "The teacher shows no weights over a whole map in blocks 0, 2, 3" in maps.without
+
+
 def test_time_and_memory_are_measured_at_each_size():
     teacher = sharp("timm ViT")
     rows = measure_costs(subquad.convert(teacher, "linear"), teacher, [64], repeats=1)

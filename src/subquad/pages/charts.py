@@ -82,7 +82,7 @@ def bar_chart(bars: Series, x: Axis, y: Axis, *, width: int = 680, height: int =
         left, top = frame.place(px - 0.36, max(py, 0.0))
         right, bottom = frame.place(px + 0.36, min(py, 0.0))
         size = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{max(bottom - top, 0.5):.1f}"'
-        parts.append(f'<g class="series {bars.colour}"><rect class="bar" {size} data-tip="{escape(tip)}"/></g>')
+        parts.append(f'<g class="series {bars.colour}"><rect class="bar" {size} {_tip(tip)}/></g>')
     return _svg(width, height, f"{y.title} against {x.title}", parts)
 
 
@@ -193,7 +193,12 @@ def _name(one: Series, px: float, level: float, end: tuple[float, float] | None)
 
 
 def _dot(px: float, py: float, radius: float, tip: str) -> str:
-    return f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" data-tip="{escape(tip)}"/>'
+    return f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" {_tip(tip)}/>'
+
+
+def _tip(text: str) -> str:
+    """The attribute that page.js shows."""
+    return f'data-tip="{escape(text)}"'
 
 
 def tick_text(value: float) -> str:
