@@ -157,14 +157,13 @@ def test_advice_on_the_command_line(capsys):
             ["convert", RUN, "--images", "digits", "--output", "o", "--weights", "f"],
             "--weights are of a network of timm",
         ),
-        (["convert", RUN, "--images", "digits", "--output", "o", "--sizes", 7], "does not run at 7×7"),
         (["convert", RUN, "--images", "digits", "--output", "o", "--labelled", "digitz"], "did you mean digits"),
         (["convert", "timm/no_such_net", "--images", "digits", "--output", "o"], "unknown network of timm"),
         (["convert", RUN, "--images", "digits", "--output", "o", "--attention", "lineer"], "did you mean linear"),
         (["advise", "deit_tinny"], "did you mean"),
         (["advise", "timm/resnet18", "--img-size", "64"], "timm/resnet18 can't be made"),
     ],
-    ids=range(11),
+    ids=range(10),
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

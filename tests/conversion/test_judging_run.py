@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from foreign import sharp
+from foreign import FOREIGN, sharp, side_of
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -39,6 +39,19 @@ def test_maps_of_both_are_those_of_the_blocks(attention):
     whole = probed.weights[0].mean((0, 1))[probed.grid.prefix :, probed.grid.prefix :]
     small = torch.from_numpy(look.weights[: len(whole)]).float() * look.scale
     torch.testing.assert_close(small, whole, atol=look.scale, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_students_of_every_family_show_their_maps(name):
+    side = side_of(name)
+    teacher = sharp(name)
+    student = subquad.convert(teacher, "linear", img_size=side)
+    maps = paired_maps(student, teacher, PICTURES[..., :side, :side], InputConfig((side, side)))
+    assert all({look.layer for look in image} <= set(conversion_of(student).paths) for image in maps.looks["student"])
+    assert all(maps.looks["student"])
+    assert "student" not in maps.without
+    assert "no softmax" not in maps.without
 
 
 def test_a_teacher_that_is_no_softmax_is_not_shown_as_one():

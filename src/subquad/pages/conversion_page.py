@@ -92,7 +92,7 @@ def _plan(record: Record) -> str:
     """What was done, in words."""
     plan, count = record.plan, record.conversion["num_blocks"]
     numbers = ", ".join(map(str, record.converted))
-    words = [f"{len(record.converted)} of {count} attention layers were replaced: {numbers}."]
+    words = [f"Converted are {len(record.converted)} of {count} attention layers: {numbers}."]
     chosen = {
         "keep": "Those that cost most stayed as they were: {}.",
         "tolerance": "As many as leave the last features within a relative error of {}.",
@@ -175,6 +175,8 @@ def _curve(record: Record, colours: Colours) -> Markup:
     if not record.hybrids:
         return NOTHING
     timed = all(row.ms is not None for row in record.hybrids)
+    # names stand at the right end: over milliseconds that is where nothing is converted
+    rows = list(reversed(record.hybrids)) if timed else record.hybrids
     x = Axis("milliseconds") if timed else Axis("converted blocks", whole=True)
 
     def chart(title: str, value: Callable[[HybridRow], float]) -> Markup:
@@ -183,7 +185,7 @@ def _curve(record: Record, colours: Colours) -> Markup:
             return Series(label, colour, points, [_hybrid(row) for row in rows], 2.6 if len(rows) > 1 else 4.5)
 
         own = [row for row in record.hybrids if row.converted == record.converted]
-        lines = [line("hybrids", colours["student"], record.hybrids)]
+        lines = [line("hybrids", colours["student"], rows)]
         return line_chart([*lines, *([line("this student", NEUTRAL, own)] if own else [])], x, Axis(title))
 
     drawn = [chart("error of the features", lambda row: row.damage)]
