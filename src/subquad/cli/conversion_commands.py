@@ -75,9 +75,8 @@ def run_convert(arguments: argparse.Namespace) -> None:
     plan = Plan(source=source, blocks=blocks, **{name: given[name] for name in names})
     measured = {name: given[name] for name in ("max_judged", "curve", "labelled", "labelled_dir")}
     measured["sizes"] = tuple(arguments.sizes)
-    made = convert_run(plan, arguments.output, command=shlex.join(sys.argv), log=print, **measured)
-    print(made.text)
-    # the numbers are kept by now, whatever becomes of the page
+    # both networks are let go of before the page opens them again; what was measured is kept by then
+    print(convert_run(plan, arguments.output, command=shlex.join(sys.argv), log=print, **measured).text)
     api.report(arguments.output, arguments.output / "conversion.html", log=print)
     print(f"conversion.html, .json, delta.safetensors and student.safetensors are in {arguments.output}")
 
