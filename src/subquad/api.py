@@ -16,10 +16,13 @@ from typing import Any
 from subquad.analysis import Findings, Study, query_maps
 from subquad.attention import ATTENTION
 from subquad.benchmarks import describe_scaling, measure_blocks, measure_networks, measure_scaling, save_rows
+from subquad.conversion.conversion_record import REPORT as RECORD
+from subquad.conversion.conversion_record import Record, read_record
+from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
 from subquad.errors import SubquadError
 from subquad.holding import holding
 from subquad.models import names_in
-from subquad.pages import check_page, write_analysis, write_report
+from subquad.pages import check_page, write_analysis, write_conversion, write_report
 from subquad.runs import open_trained
 from subquad.runs.run_records import Group, find_runs, group_runs
 from subquad.tasks import CommonRecipe, Gallery, Judgement, task_named
@@ -227,7 +230,8 @@ def report(
     """Write one HTML page about runs, which opens anywhere without a network; returns where it is.
 
     Args:
-        runs: run folders, or folders of them; runs that differ by their seed are taken together.
+        runs: run folders, or folders of them; runs that differ by their seed are taken together. Or the folder of one
+            conversion, `subquad convert`.
         output: the page to write.
         scaling: measure latency and memory of the runs' mechanisms against the number of tokens.
         log: hears what is measured, and what could not be shown.
@@ -239,6 +243,10 @@ def report(
     path = Path(output)
     # before anything is measured for it
     check_page(path)
+    if len(paths) == 1 and (paths[0] / RECORD).is_file():
+        record = read_record(paths[0])
+        write_conversion(record, path, maps=_paired_maps(paths[0], record, log))
+        return path
     groups = group_runs(find_runs(paths))
     rows, note = [], ""
     if scaling and (mechanisms := _mechanisms_of(groups)):
@@ -248,6 +256,15 @@ def report(
     maps = [] if shown else query_maps([(group.label, group.first.path) for group in groups], log)
     write_report(groups, path, scaling=rows, scaling_note=note, gallery=shown, maps=maps)
     return path
+
+
+def _paired_maps(folder: Path, record: Record, log: Log) -> PairedMaps:
+    """Maps of a conversion's two networks, or why there are none."""
+    try:
+        return maps_of_folder(folder, record)
+    except SubquadError as error:
+        log(f"no attention maps: {error}")
+        return PairedMaps(without=f"The networks could not be opened: {error}.")
 
 
 def _mechanisms_of(groups: Sequence[Group]) -> list[str]:

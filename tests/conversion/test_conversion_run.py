@@ -52,6 +52,7 @@ def test_a_run_is_converted_judged_and_kept(trained, tmp_path, capsys):
     assert "distilled" in printed
     assert all(len(line) <= 80 for line in printed.splitlines() if "│" in line or line.startswith(" "))
     assert sorted(path.name for path in out.iterdir() if path.name != ".lock") == [
+        "conversion.html",
         "conversion.json",
         "delta.safetensors",
         "plan.json",
@@ -66,6 +67,11 @@ def test_a_run_is_converted_judged_and_kept(trained, tmp_path, capsys):
     for name in ("delta.safetensors", "student.safetensors"):
         student = load_converted(out / name, teacher)
         assert len(student.subquad_conversion.paths) == depth - 1
+    assert set(report["history"]) == {"aligned", "distilled"}
+    assert set(report["before"]) == set(report["after"]) == {str(number) for number in range(depth)}
+    assert run("report", out, "--output", tmp_path / "again.html") == 0
+    assert (tmp_path / "again.html").read_text() == (out / "conversion.html").read_text()
+    capsys.readouterr()
     assert run("convert", trained, "--attention", "linear", "--keep", 1, "--output", out, *FAST) == 2
     assert "holds a converted network already" in capsys.readouterr().err
 
@@ -151,12 +157,13 @@ def test_advice_on_the_command_line(capsys):
             ["convert", RUN, "--images", "digits", "--output", "o", "--weights", "f"],
             "--weights are of a network of timm",
         ),
+        (["convert", RUN, "--images", "digits", "--output", "o", "--labelled", "digitz"], "did you mean digits"),
         (["convert", "timm/no_such_net", "--images", "digits", "--output", "o"], "unknown network of timm"),
         (["convert", RUN, "--images", "digits", "--output", "o", "--attention", "lineer"], "did you mean linear"),
         (["advise", "deit_tinny"], "did you mean"),
         (["advise", "timm/resnet18", "--img-size", "64"], "timm/resnet18 can't be made"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

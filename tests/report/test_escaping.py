@@ -14,8 +14,14 @@ from PIL import Image
 from subquad.analysis import Findings, MeasureRow, QueryMaps
 from subquad.analysis.small_maps import Looking
 from subquad.benchmarks import BlockRow, MethodRow, ScalingRow
+from subquad.conversion.conversion_record import Record
+from subquad.conversion.hybrids import BlockDamage, HybridRow
+from subquad.conversion.judging import Comparison
+from subquad.conversion.labelled_features import LabelledComparison, Readable
+from subquad.conversion.measured_costs import CostRow
+from subquad.conversion.paired_maps import PairedMaps
 from subquad.diffusion.folder import ImageRow
-from subquad.pages import bench_picture, write_images_page, write_report
+from subquad.pages import bench_picture, write_conversion, write_images_page, write_report
 from subquad.pages.analysis_page import write_analysis
 from subquad.runs import RunFolder
 from subquad.runs.run_records import find_runs, group_runs
@@ -94,7 +100,31 @@ def images(name, make_run, folder, monkeypatch):
     return (folder / "images.html").read_text()
 
 
-@pytest.mark.parametrize("page", [with_gallery, with_maps, with_known_results, analysis, images])
+def conversion(name, make_run, folder, monkeypatch):
+    steps = dict.fromkeys(["swapped", name], Comparison(4, 0.9, 0.1, 0.5, 0.25, 0.5))
+    curves = {f"{name} {k}": [[0, 0.5], [1, 0.4]] for k in range(5)}
+    record = Record(
+        {"source": name, "attention": name, "images": name, "batch_size": 4, "align_updates": 2, "keep": 1},
+        {"grid": [2, 2, 1], "paths": {"0": name}, "num_blocks": 2},
+        steps,
+        {name: 2.0},
+        blocks=[BlockDamage(k, 0.1, 0.5) for k in range(2)],
+        hybrids=[HybridRow((0,)[:k], 0.1, 0.5, 3.0) for k in range(2)],
+        broken=[name],
+        before={0: 0.5, 1: 0.4},
+        after={0: 0.1, 1: 0.2},
+        history={"aligned": curves, "distilled": curves},
+        costs=[CostRow(px, 2.0, 1.0, 3.0, 1.0) for px in (16, 32)],
+        labelled=LabelledComparison(name, 4, 4, Readable(0.5, 0.5), Readable(0.5, 0.5)),
+        command=f"subquad {name}",
+        machine=name,
+    )
+    looks = [[Looking(0, name, (1, 2), (1, 2), np.zeros((3, 2), np.int8), 0.5)]]
+    write_conversion(record, folder / "conversion.html", maps=PairedMaps([PICTURE], {"teacher": looks}, name))
+    return (folder / "conversion.html").read_text()
+
+
+@pytest.mark.parametrize("page", [with_gallery, with_maps, with_known_results, analysis, images, conversion])
 def test_names_are_text_on_every_kind_of_page(page, make_run, tmp_path, monkeypatch):
     plain, hostile = Skeleton(), Skeleton()
     plain.feed(page(PLAIN, make_run, tmp_path, monkeypatch))

@@ -51,13 +51,14 @@ def looking(model: nn.Module, images: Tensor) -> list[list[Looking]]:
         if len(layer.weights) != len(images) or layer.grid.height < 2 or layer.kv_grid.height < 2:
             return
         for image, whole in zip(by_image, layer.weights, strict=True):
-            image.append(_small(layer, whole.mean((0, 1)), number))
+            image.append(small_map(layer, whole.mean((0, 1)), number))
 
     visit_attention(model, images, visit)
     return by_image
 
 
-def _small(layer: LayerAttention, weights: Tensor, number: int) -> Looking:
+def small_map(layer: LayerAttention, weights: Tensor, number: int) -> Looking:
+    """One image's map of a layer, from its `weights` (n_q, n_k) over heads and streams; `number` is the layer's."""
     grid, kv_grid = layer.grid, layer.kv_grid
     prefix = weights[: min(grid.prefix, 1), kv_grid.prefix :]
     rows = torch.cat([weights[grid.prefix :, kv_grid.prefix :], prefix]).float()

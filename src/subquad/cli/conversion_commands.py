@@ -2,6 +2,8 @@
 
 import argparse
 import dataclasses
+import shlex
+import sys
 
 from subquad.cli.parser import Commands
 from subquad.flags import Number, folder_to_write, not_negative, positive, share, whole
@@ -18,7 +20,7 @@ USUAL = {
 }
 """What `subquad.conversion.Plan`, which takes seconds to import, has by default."""
 
-TRAINED = ("all", "attention", "new")
+TRAINED = ("all", "attention", "new", "lora")
 """That of `subquad.conversion.distilling`."""
 
 
@@ -49,7 +51,12 @@ def add_commands(commands: Commands) -> None:
     fit.add_argument("--crop-padding", type=whole, default=0, metavar="PX", help="shift images instead")
     fit.add_argument("--amp", action="store_true", help="compute in bf16 where it can be")
     fit.add_argument("--seed", type=whole, default=0, help="of the order of the images")
-    sub.add_argument("--max-judged", type=positive, default=2000, help="held-out images to compare on")
+    judge = sub.add_argument_group("what is measured")
+    judge.add_argument("--max-judged", type=positive, default=2000, help="held-out images to compare on")
+    judge.add_argument("--curve", action="store_true", help="what each block costs, though none is kept for it")
+    judge.add_argument("--sizes", type=positive, nargs="+", default=[], metavar="PX", help="time both at these sizes")
+    judge.add_argument("--labelled", metavar="DATA", help="judge features by nearest neighbours and a linear probe")
+    judge.add_argument("--labelled-dir", metavar="DIR", help="folder or archive of these data")
 
     sub = commands.add("advise", run_advise)
     sub.add_argument("source", metavar="MODEL", help="a network of ours by name, timm/NAME, or a run folder")
@@ -61,7 +68,8 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_convert(arguments: argparse.Namespace) -> None:
-    """Convert, and print what became of it."""
+    """Convert, print what became of it, and write its page."""
+    from subquad import api
     from subquad.conversion import Plan, convert_run
     from subquad.errors import SubquadError
 
@@ -74,9 +82,12 @@ def run_convert(arguments: argparse.Namespace) -> None:
     names = {field.name for field in dataclasses.fields(Plan)} - {"source", "blocks"}
     blocks = None if arguments.blocks is None else tuple(arguments.blocks)
     plan = Plan(source=source, blocks=blocks, **{name: given[name] for name in names})
-    made = convert_run(plan, arguments.output, max_judged=arguments.max_judged, log=print)
-    print(made.text)
-    print(f"delta.safetensors, student.safetensors and conversion.json are in {arguments.output}")
+    measured = {name: given[name] for name in ("max_judged", "curve", "labelled", "labelled_dir")}
+    measured["sizes"] = tuple(arguments.sizes)
+    # both networks are let go of before the page opens them again; what was measured is kept by then
+    print(convert_run(plan, arguments.output, command=shlex.join(sys.argv), log=print, **measured).text)
+    api.report(arguments.output, arguments.output / "conversion.html", log=print)
+    print(f"conversion.html, .json, delta.safetensors and student.safetensors are in {arguments.output}")
 
 
 def run_advise(arguments: argparse.Namespace) -> None:

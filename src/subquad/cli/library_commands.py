@@ -27,7 +27,9 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--filter", default="*", metavar="PATTERN", help="names to show, as the shell matches files")
 
     sub = commands.add("report", run_report)
-    sub.add_argument("runs", nargs="+", type=to_read, metavar="RUN", help="run folders, or folders of them")
+    sub.add_argument(
+        "runs", nargs="+", type=to_read, metavar="RUN", help="run folders, or folders of them; or one of convert"
+    )
     sub.add_argument("--output", type=file_to_write, default=Path("report.html"), help="the page to write")
     sub.add_argument("--no-scaling", action="store_true", help="leave out latency and memory against length")
 

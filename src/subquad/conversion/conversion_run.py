@@ -14,14 +14,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from subquad.benchmarks.scaling import describe_device
 from subquad.conversion.aligning import align
+from subquad.conversion.conversion_record import REPORT, Record
 from subquad.conversion.delta_files import save_converted, save_delta
 from subquad.conversion.distilling import TRAINED, distil
 from subquad.conversion.hybrids import blocks_but, blocks_for, blocks_within, hybrid, sensitivity, trade_off
 from subquad.conversion.judging import Comparison, compare_networks
+from subquad.conversion.labelled_features import compare_on_labels, labelled_sets
+from subquad.conversion.measured_costs import check_sizes, measure_costs
 from subquad.conversion.replacing import conversion_of, convert
 from subquad.conversion.unlabelled_images import Drawn, open_images, views
-from subquad.data import create_loader
+from subquad.data import InputConfig, create_loader
+from subquad.data.dataset import PictureDataset
 from subquad.errors import SubquadError, unknown_name
 from subquad.holding import holding
 from subquad.runs import open_trained
@@ -31,8 +36,8 @@ from subquad.writing import write_json
 
 Log = Callable[[str], None]
 
-REPORT, DELTA, STUDENT = "conversion.json", "delta.safetensors", "student.safetensors"
-"""What is in the folder at the end."""
+DELTA, STUDENT = "delta.safetensors", "student.safetensors"
+"""What is in the folder at the end, beside the record."""
 
 PLAN, ALIGNED, DISTILLED = "plan.json", "aligning.pt", "distilling.pt"
 """What is in it on the way."""
@@ -116,6 +121,7 @@ class Converted:
         blocks: numbers of its converted blocks.
         steps: what the student was like behind each step, by its name.
         seconds: that each step took.
+        record: all that is kept of it.
     """
 
     student: nn.Module
@@ -123,6 +129,7 @@ class Converted:
     blocks: tuple[int, ...]
     steps: dict[str, Comparison]
     seconds: dict[str, float]
+    record: Record
 
     @property
     def text(self) -> str:
@@ -135,14 +142,36 @@ class Converted:
         return columns(rows)
 
 
-def convert_run(plan: Plan, output: Path | str, *, max_judged: int = 2000, log: Log = lambda line: None) -> Converted:
+@dataclass(frozen=True)
+class Judging:
+    """What is measured of a conversion beside its steps; none of it changes the student.
+
+    Attributes:
+        max_judged: held-out images that the student is compared with its teacher on, evenly chosen.
+        curve: measure what each block costs, and the hybrids, though no blocks are chosen by it.
+        sizes: pixels of both sides of images that both networks are timed on.
+        labelled: data with labels, for simple classifiers of the features; see `load_dataset`.
+        labelled_dir: where the images of `labelled` are; where those of the plan are, if both are of one data set.
+    """
+
+    max_judged: int = 2000
+    curve: bool = False
+    sizes: tuple[int, ...] = ()
+    labelled: str | None = None
+    labelled_dir: str | None = None
+
+
+def convert_run(
+    plan: Plan, output: Path | str, *, command: str = "", log: Log = lambda line: None, **judging: Any
+) -> Converted:
     """Convert a trained network with images alone, and keep it in a folder.
 
     Args:
         plan: how.
         output: the folder; one that holds the same plan's unfinished work is gone on with.
-        max_judged: held-out images that the student is compared with its teacher on, evenly chosen.
+        command: that is kept in the record.
         log: gets a line for each step.
+        judging: fields of `Judging`: `max_judged=500`, `sizes=(224, 448)`, …
 
     Raises:
         SubquadError: in one line: something can't be opened or converted, or the folder holds something else.
@@ -150,16 +179,33 @@ def convert_run(plan: Plan, output: Path | str, *, max_judged: int = 2000, log: 
     folder = Path(output)
     with holding(folder):
         _check_folder(folder, plan)
-        return _convert(plan, folder, max_judged, log)
+        return _convert(plan, folder, Judging(**judging), command, log)
 
 
-def _convert(plan: Plan, folder: Path, max_judged: int, log: Log) -> Converted:
+def open_plan(plan: Plan) -> tuple[Any, InputConfig, PictureDataset, dict[int, Drawn]]:
+    """The trained teacher, how it takes images, and the images of a plan, drawn for each of the two fits.
+
+    Raises:
+        SubquadError: one of them can't be opened.
+    """
     opened = open_trained(plan.source, img_size=plan.img_size)
-    teacher, config = opened.model, opened.image_network(plan.img_size).input
+    config = opened.image_network(plan.img_size).input
     pictures = open_images(plan.images, plan.data_dir)
     transform = views(config, scale=(plan.scale, 1.0), crop_padding=plan.crop_padding)
     drawn = {seed: Drawn(pictures, transform, batch_size=plan.batch_size, seed=plan.seed + seed) for seed in range(2)}
-    judged = list(_held_out(opened, plan, drawn[0], max_judged))
+    return opened, config, pictures, drawn
+
+
+def _convert(plan: Plan, folder: Path, judging: Judging, command: str, log: Log) -> Converted:
+    opened, config, pictures, drawn = open_plan(plan)
+    teacher = opened.model
+    labelled = None
+    if judging.labelled is not None:
+        same = plan.data_dir if judging.labelled == plan.images else None
+        folder_of_labels = judging.labelled_dir or same
+        labelled = labelled_sets(judging.labelled, config, data_dir=folder_of_labels, max_images=judging.max_judged)
+    check_sizes(teacher, judging.sizes)
+    judged = list(held_out(opened, plan, drawn[0], judging.max_judged))
     student = convert(teacher, plan.attention, blocks=plan.blocks, img_size=plan.img_size)
     count = len(conversion_of(student).paths)
     if plan.keep is not None and plan.keep >= count:
@@ -170,6 +216,9 @@ def _convert(plan: Plan, folder: Path, max_judged: int, log: Log) -> Converted:
     log(f"swapped: {steps['swapped'].text}")
     damages: Any = []
     hybrids: Any = []
+    before: dict[int, float] = {}
+    after: dict[int, float] = {}
+    history: dict[str, Any] = {}
     if plan.align_updates:
         start = time.monotonic()
         aligned = align(
@@ -182,9 +231,11 @@ def _convert(plan: Plan, folder: Path, max_judged: int, log: Log) -> Converted:
             state_file=folder / ALIGNED,
         )
         steps["aligned"], seconds["aligned"] = compare_networks(student, teacher, judged), aligned.progress.seconds
+        before, after, history["aligned"] = aligned.before, aligned.after, aligned.progress.history
         log(f"aligned: {steps['aligned'].text}")
-        if plan.chooses:
+        if plan.chooses or judging.curve:
             damages, hybrids = _looked_at(plan, student, teacher, drawn[0], log)
+        if plan.chooses:
             student = hybrid(student, _chosen(plan, damages, hybrids))
             steps["some blocks kept"] = compare_networks(student, teacher, judged)
             seconds["some blocks kept"] = time.monotonic() - start - aligned.progress.seconds
@@ -201,22 +252,37 @@ def _convert(plan: Plan, folder: Path, max_judged: int, log: Log) -> Converted:
             state_file=folder / DISTILLED,
         )
         steps["distilled"], seconds["distilled"] = compare_networks(student, teacher, judged), progress.seconds
+        history["distilled"] = progress.history
         log(f"distilled: {steps['distilled'].text}")
-    report = {
-        "plan": asdict(plan),
-        "conversion": conversion_of(student).as_note(),
-        "steps": {name: asdict(step) | {"kept": step.kept} for name, step in steps.items()},
-        "seconds": seconds,
-        "blocks": [asdict(row) for row in damages],
-        "hybrids": [asdict(row) for row in hybrids],
-        "broken": pictures.broken_paths(),
-    }
+    costs = measure_costs(student, teacher, judging.sizes)
+    for row in costs:
+        log(f"{row.px}×{row.px}: {row.student_ms:.1f} ms for {row.teacher_ms:.1f}, {row.gain:.2f} times as fast")
+    readable = None
+    if labelled is not None:
+        readable = compare_on_labels(student, teacher, labelled, batch_size=plan.batch_size)
+        log(readable.text)
+    record = Record(
+        asdict(plan),
+        conversion_of(student).as_note(),
+        steps,
+        seconds,
+        blocks=list(damages),
+        hybrids=list(hybrids),
+        broken=pictures.broken_paths(),
+        before=before,
+        after=after,
+        history=history,
+        costs=costs,
+        labelled=readable,
+        command=command,
+        machine=f"{describe_device(opened.device)}, torch {torch.__version__}",
+    )
     save_delta(student, folder / DELTA, teacher=teacher)
     save_converted(student, folder / STUDENT)
-    write_json(folder / REPORT, report, indent=1)
+    record.save(folder)
     for name in (ALIGNED, DISTILLED):
         (folder / name).unlink(missing_ok=True)
-    return Converted(student, teacher, tuple(conversion_of(student).paths), steps, seconds)
+    return Converted(student, teacher, tuple(conversion_of(student).paths), steps, seconds, record)
 
 
 def _check_folder(folder: Path, plan: Plan) -> None:
@@ -261,7 +327,7 @@ def _chosen(plan: Plan, damages: Any, hybrids: Any) -> tuple[int, ...]:
     return blocks_for(hybrids, speedup=plan.speedup)
 
 
-def _held_out(opened: Any, plan: Plan, drawn: Drawn, most: int) -> Any:
+def held_out(opened: Any, plan: Plan, drawn: Drawn, most: int) -> Any:
     """Batches of held-out images with labels, where the network's own data are there; else of the images alone."""
     device = opened.device
     if opened.task == "classify" and opened.data is not None:

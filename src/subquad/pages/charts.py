@@ -6,17 +6,24 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 92, 14, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 92, 14, 44
+
+MOST_NAMED_BARS = 24
+"""Of a bar chart: with more of them, not each has its number below it."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line or a cloud of points; `colour` is a CSS class of the page. `tips` says what hovering shows."""
+    """A line or a cloud of points; `colour` is a CSS class of the page. `tips` says what hovering shows.
+
+    Dots of lines have a radius of `dot`.
+    """
 
     label: str
     colour: str
     points: Sequence[tuple[float, float]]
     tips: Sequence[str]
+    dot: float = 2.6
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520, 
     for one in series:
         places = [frame.place(*point) for point in one.points]
         path = " ".join(f"{'L' if k else 'M'}{px:.1f} {py:.1f}" for k, (px, py) in enumerate(places))
-        dots = "".join(_dot(px, py, 2.6, tip) for (px, py), tip in zip(places, one.tips, strict=True))
+        dots = "".join(_dot(px, py, one.dot, tip) for (px, py), tip in zip(places, one.tips, strict=True))
         parts.append(f'<g class="series {one.colour}"><path class="line" d="{path}"/>{dots}</g>')
         ends.append(places[-1])
     for one, (px, py), level in zip(
@@ -56,6 +63,26 @@ def point_chart(series: Sequence[Series], x: Axis, y: Axis, *, width: int = 520,
         (px, py), tip = places[k], one.tips[0]
         parts.append(f'<g class="series {one.colour}">{_dot(px, py, 5, tip)}</g>')
         parts.append(_name(one, px + 9, levels[k], None))
+    return _svg(width, height, f"{y.title} against {x.title}", parts)
+
+
+def bar_chart(bars: Series, x: Axis, y: Axis, *, width: int = 680, height: int = 260) -> Markup:
+    """A bar from 0 for each point, which stand one apart."""
+    places = [px for px, _ in bars.points]
+    # room for a whole bar at either end, and for the level that all stand on
+    edges = Series("", "", [(min(places) - 0.6, 0.0), (max(places) + 0.6, 0.0)], [])
+    frame = _Frame([bars, edges], x, y, width, height)
+    if min(py for _, py in bars.points) >= 0:
+        # bars stand on the axis itself
+        frame.y_range = 0.0, frame.y_range[1]
+    if len(places) <= MOST_NAMED_BARS:
+        frame.x_ticks = places
+    parts = [frame.axes()]
+    for (px, py), tip in zip(bars.points, bars.tips, strict=True):
+        left, top = frame.place(px - 0.36, max(py, 0.0))
+        right, bottom = frame.place(px + 0.36, min(py, 0.0))
+        size = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{max(bottom - top, 0.5):.1f}"'
+        parts.append(f'<g class="series {bars.colour}"><rect class="bar" {size} {_tip(tip)}/></g>')
     return _svg(width, height, f"{y.title} against {x.title}", parts)
 
 
@@ -155,9 +182,9 @@ def _beside(places: Sequence[tuple[float, float]], width: float = 80, gap: float
 
 
 def _name(one: Series, px: float, level: float, end: tuple[float, float] | None) -> str:
-    """The name of a series, led to by a thin line where it had to move away."""
+    """The name of a series, led to by a thin line where it had to move away or the series ends before the others."""
     leader = ""
-    if end is not None and abs(end[1] - level) > 3:
+    if end is not None and (abs(end[1] - level) > 3 or px - end[0] > 40):
         leader = f'<path class="leader" d="M{end[0] + 3:.1f} {end[1]:.1f}L{px - 2:.1f} {level:.1f}"/>'
     text = one.label if len(one.label) <= 14 else f"{one.label[:13]}…"
     whole = f"<title>{escape(one.label)}</title>"
@@ -166,7 +193,12 @@ def _name(one: Series, px: float, level: float, end: tuple[float, float] | None)
 
 
 def _dot(px: float, py: float, radius: float, tip: str) -> str:
-    return f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" data-tip="{escape(tip)}"/>'
+    return f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" {_tip(tip)}/>'
+
+
+def _tip(text: str) -> str:
+    """The attribute that page.js shows."""
+    return f'data-tip="{escape(text)}"'
 
 
 def tick_text(value: float) -> str:

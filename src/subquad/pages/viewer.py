@@ -10,21 +10,27 @@ from PIL import Image
 from subquad.analysis.small_maps import Looking
 from subquad.pages.page_parts import NOTHING, data_uri, own_file, render, section
 
+_SIDE = 224
 _LEAD = (
     "Click a place of the image, or move with the arrow keys, and see where each layer looks from there: the mean over "
     "heads, each map from nothing to its own largest weight, blue where weights are negative. Local branches are not "
     "in it, and layers that attend in windows are left out."
 )
-_SIDE = 224
 
 
-def attention_viewer(pictures: Sequence[Image.Image], looks: Mapping[str, Sequence[Sequence[Looking]]]) -> Markup:
+def attention_viewer(
+    pictures: Sequence[Image.Image],
+    looks: Mapping[str, Sequence[Sequence[Looking]]],
+    *,
+    title: str = "Where places look",
+    lead: str = _LEAD,
+) -> Markup:
     """The section: `looks` has a network's layers for each picture; nothing if none looks at a whole map."""
     shown = [{name: images[place] for name, images in looks.items() if images[place]} for place in range(len(pictures))]
     viewers = [_viewer(picture, networks) for picture, networks in zip(pictures, shown, strict=True) if networks]
     if not viewers:
         return NOTHING
-    return section("Where places look", _LEAD, render("viewer.html", viewers=viewers, script=own_file("viewer.js")))
+    return section(title, lead, render("viewer.html", viewers=viewers, script=own_file("viewer.js")))
 
 
 def _viewer(picture: Image.Image, networks: Mapping[str, Sequence[Looking]]) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""What is known of a conversion when it is done, as `conversion.json` keeps it and its page shows it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from subquad.conversion.hybrids import BlockDamage, HybridRow
+from subquad.conversion.judging import Comparison
+from subquad.conversion.labelled_features import LabelledComparison, Readable
+from subquad.conversion.measured_costs import CostRow
+from subquad.errors import SubquadError
+from subquad.writing import write_json
+
+REPORT = "conversion.json"
+"""The file in the folder of a conversion."""
+
+History = Mapping[str, list[list[float]]]
+"""Of a fit: by what was measured, pairs of the update's number and the figure."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A conversion.
+
+    Attributes:
+        plan: fields of the `Plan`.
+        conversion: what was done, `Conversion.as_note()`.
+        steps: what the student was like behind each step, by its name.
+        seconds: that steps took.
+        blocks: what each converted block costs alone; empty where it was not measured.
+        hybrids: from no converted block to all; empty where they were not measured.
+        broken: files that could not be read.
+        before, after: errors of the blocks at the beginning and the end of alignment, by their numbers.
+        history: of the fits "aligned" and "distilled".
+        costs: time and memory at several sizes; empty where they were not measured.
+        labelled: classifiers of the features; None where no data with labels were named.
+        command: that made it.
+        machine: what it was measured on.
+    """
+
+    plan: dict[str, Any]
+    conversion: dict[str, Any]
+    steps: dict[str, Comparison]
+    seconds: dict[str, float]
+    blocks: list[BlockDamage] = field(default_factory=list)
+    hybrids: list[HybridRow] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    before: dict[int, float] = field(default_factory=dict)
+    after: dict[int, float] = field(default_factory=dict)
+    history: dict[str, History] = field(default_factory=dict)
+    costs: list[CostRow] = field(default_factory=list)
+    labelled: LabelledComparison | None = None
+    command: str = ""
+    machine: str = ""
+
+    @property
+    def converted(self) -> tuple[int, ...]:
+        """Numbers of the converted blocks."""
+        return tuple(sorted(map(int, self.conversion["paths"])))
+
+    def save(self, folder: Path) -> None:
+        """Write it into the folder of the conversion."""
+        steps = {name: asdict(step) | {"kept": step.kept} for name, step in self.steps.items()}
+        write_json(folder / REPORT, asdict(self) | {"steps": steps}, indent=1)
+
+
+def read_record(folder: Path) -> Record:
+    """The record in the folder of a conversion.
+
+    Raises:
+        SubquadError: there is none, or it is damaged.
+    """
+    path = folder / REPORT
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        labelled = content.get("labelled")
+        return Record(
+            **content
+            | {
+                "steps": {name: _comparison(step) for name, step in content["steps"].items()},
+                "blocks": [BlockDamage(**row) for row in content["blocks"]],
+                "hybrids": [HybridRow(**row | {"converted": tuple(row["converted"])}) for row in content["hybrids"]],
+                "before": _by_number(content.get("before", {})),
+                "after": _by_number(content.get("after", {})),
+                "costs": [CostRow(**row) for row in content.get("costs", [])],
+                "labelled": None if labelled is None else _labelled(labelled),
+            }
+        )
+    except FileNotFoundError:
+        raise SubquadError(f"{folder} holds no converted network: there is no {REPORT} in it") from None
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SubquadError(f"{path} is damaged: {type(error).__name__}") from None
+
+
+def _comparison(step: dict[str, Any]) -> Comparison:
+    # what is kept follows from the others
+    return Comparison(**{name: value for name, value in step.items() if name != "kept"})
+
+
+def _labelled(row: dict[str, Any]) -> LabelledComparison:
+    return LabelledComparison(**row | {who: Readable(**row[who]) for who in ("teacher", "student")})
+
+
+def _by_number(figures: dict[str, float]) -> dict[int, float]:
+    return {int(number): float(figure) for number, figure in figures.items()}

@@ -1,0 +1,65 @@
+"""The page of a conversion: what was not measured has no section, and the curve stands over what was."""
+
+import pytest
+
+from subquad.conversion.conversion_record import Record
+from subquad.conversion.hybrids import BlockDamage, HybridRow
+from subquad.conversion.judging import Comparison
+from subquad.conversion.paired_maps import PairedMaps
+from subquad.pages import write_conversion
+from subquad.pages.charts import Axis, Series, bar_chart
+from subquad.pages.colours import NEUTRAL, classes_of
+
+PLAN = {"source": "timm/vit_x=w.safetensors", "attention": "agent:num_agents=9", "images": "photos", "batch_size": 8}
+STEP = Comparison(4, 0.9, 0.1, None, None, None)
+
+
+def page_of(folder, maps=None, **fields):
+    done = {"grid": [2, 3, 1], "paths": {"1": "blocks.1", "0": "blocks.0"}, "num_blocks": 3}
+    write_conversion(Record(PLAN, done, {"swapped": STEP}, {}, **fields), folder / "page.html", maps=maps)
+    return (folder / "page.html").read_text()
+
+
+def test_what_was_not_measured_has_no_section(tmp_path):
+    page = page_of(tmp_path)
+    assert "agent attention in vit_x" in page
+    assert "Converted are 2 of 3 attention layers: 0, 1." in page
+    for heading in (
+        "Time and memory",
+        "What each block costs",
+        "Learning curves",
+        "Broken images",
+        "Where places look",
+    ):
+        assert f"<h2>{heading}" not in page
+    assert "top-1</button>" not in page
+
+
+def test_why_there_are_no_maps_is_said(tmp_path):
+    assert "The networks have moved." in page_of(tmp_path, PairedMaps(without="The networks have moved."))
+
+
+@pytest.mark.parametrize("ms", [None, 3.0])
+def test_the_curve_is_over_milliseconds_where_they_were_measured(ms, tmp_path):
+    rows = [HybridRow((0, 1)[:count], 0.1 * count, 0.9, ms and ms - count) for count in range(3)]
+    page = page_of(tmp_path, hybrids=rows, blocks=[BlockDamage(k, 0.1, None) for k in range(2)])
+    assert (">milliseconds</text>" in page) == (ms is not None)
+    assert (">converted blocks</text>" in page) == (ms is None)
+    # the student is one of the hybrids: all blocks
+    assert page.count("this student</text>") == 2
+
+
+def test_teacher_and_student_have_the_colours_of_their_mechanisms(tmp_path):
+    colours = classes_of({"teacher": "softmax", "student": "agent"})
+    page = page_of(tmp_path, before={0: 0.5, 1: 0.2}, after={0: 0.1, 1: 0.0})
+    assert f'class="series {colours["student"]}"' in page
+    # no logarithm of nothing
+    assert "block 1, after" not in page
+    assert "block 1, before: 0.2" in page
+
+
+def test_bars_stand_on_the_axis_and_are_as_high_as_what_they_show():
+    bars = bar_chart(Series("", NEUTRAL, [(0, 1.0), (1, 2.0)], ["<a>", "b"]), Axis("x"), Axis("y"), height=260)
+    heights = [float(part.split('"')[0]) for part in bars.split(' height="')[1:]]
+    assert heights[1] == pytest.approx(2 * heights[0], rel=1e-2)
+    assert "&lt;a&gt;" in bars
