@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from subquad.errors import SubquadError  # noqa: E402
 
 if TYPE_CHECKING:
-    from subquad.api import analyze, bench, compare, evaluate, predict, report, train
+    from subquad.api import analyze, bench, compare, evaluate, export, predict, report, train
     from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.grid import TokenGrid
     from subquad.kernels import BACKENDS, use_backend
@@ -42,6 +42,7 @@ __all__ = [
     "convert_checkpoint",
     "create_model",
     "evaluate",
+    "export",
     "load_checkpoint",
     "open_trained",
     "predict",
@@ -63,7 +64,7 @@ _PLACES = {
 """Which module each name comes from."""
 
 _WHEN_ASKED_FOR = {
-    "api": ("analyze", "bench", "compare", "evaluate", "predict", "report", "train"),
+    "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "train"),
     "runs": ("open_trained",),
     "tasks": ("register_task",),
 }

@@ -65,12 +65,28 @@ def make_parser() -> "Parser":
     # imports that take time are made here, where an interruption is one line
     from importlib.metadata import version
 
-    from subquad.cli import analyze, bench, diffuse, library_commands, released_weights, task_commands
+    from subquad.cli import (
+        analyze,
+        bench,
+        diffuse,
+        exporting_commands,
+        library_commands,
+        released_weights,
+        task_commands,
+    )
     from subquad.cli.parser import Commands, Parser
 
     parser = Parser(prog="subquad", description="Sub-quadratic attention for vision: train, compare, look inside.")
     parser.add_argument("--version", action="version", version=f"subquad {version('subquad')}")
     commands = Commands(parser)
-    for room in (task_commands, diffuse, analyze, bench, library_commands, released_weights):
+    for room in (
+        task_commands,
+        diffuse,
+        analyze,
+        bench,
+        exporting_commands,
+        library_commands,
+        released_weights,
+    ):
         room.add_commands(commands)
     return parser
