@@ -1,5 +1,6 @@
 """ONNX: one file, weights inside, for ONNX Runtime and whoever else reads it."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ OPSET = 18
 
 def write(program: ExportedProgram, path: Path) -> None:
     """Translate the program; its input is called "images", its output "output"."""
+    # it says of every operator with two results that it leaves it as it is
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
     converted = torch.onnx.export(
         program, input_names=["images"], output_names=["output"], dynamo=True, opset_version=OPSET, verbose=False
     )
