@@ -88,8 +88,8 @@ def _shifted_products(image: Tensor, weight: Tensor, bias: Tensor | None) -> Ten
         filled[:, :, i : i + rows, j : j + columns] * weight[:, :, i, j, None, None]
         for i, j in itertools.product(range(size), repeat=2)
     ]
-    filtered = functools.reduce(torch.add, products)
-    return filtered if bias is None else filtered + bias[:, None, None]
+    summed = functools.reduce(torch.add, products)
+    return summed if bias is None else summed + bias[:, None, None]
 
 
 def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | None = None) -> Tensor:
