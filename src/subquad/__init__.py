@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from subquad.errors import SubquadError  # noqa: E402
 
 if TYPE_CHECKING:
-    from subquad.api import analyze, bench, compare, evaluate, predict, report, train
+    from subquad.api import analyze, bench, compare, evaluate, export, predict, report, train
     from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.conversion import convert, load_converted, register_family, restore
     from subquad.grid import TokenGrid
@@ -44,6 +44,7 @@ __all__ = [
     "convert_checkpoint",
     "create_model",
     "evaluate",
+    "export",
     "load_checkpoint",
     "load_converted",
     "open_trained",
@@ -68,7 +69,7 @@ _PLACES = {
 """Which module each name comes from."""
 
 _WHEN_ASKED_FOR = {
-    "api": ("analyze", "bench", "compare", "evaluate", "predict", "report", "train"),
+    "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "train"),
     "conversion": ("convert", "load_converted", "register_family", "restore"),
     "runs": ("open_trained",),
     "tasks": ("register_task",),

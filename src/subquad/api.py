@@ -9,9 +9,12 @@ print(prediction.path, prediction.probabilities[0])
 subquad.report(["runs/mine"], "report.html")
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from subquad.analysis import Findings, Study, query_maps
 from subquad.attention import ATTENTION
@@ -19,9 +22,11 @@ from subquad.benchmarks import describe_scaling, measure_blocks, measure_network
 from subquad.conversion.conversion_record import REPORT as RECORD
 from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, unknown_name
+from subquad.exports import DTYPES, Exported, exporter_named
+from subquad.exports import export as export_network
 from subquad.holding import holding
-from subquad.models import names_in
+from subquad.models import NETWORKS, VARIANTS, create_model, names_in
 from subquad.pages import check_page, write_analysis, write_conversion, write_report
 from subquad.runs import open_trained
 from subquad.runs.run_records import Group, find_runs, group_runs
@@ -222,6 +227,61 @@ def bench(
     if layers:
         return list(measure_blocks(layers, sizes or (196, 784, 3136), log=log, **settings))
     return list(measure_networks(wanted, sizes or (224, 448), log=log, **settings))
+
+
+def export(
+    source: nn.Module | Path | str,
+    path: Path | str | None = None,
+    *,
+    format: str = "onnx",
+    img_size: int | Sequence[int] | None = None,
+    batch: int = 1,
+    dynamic: Sequence[str] = (),
+    dtype: str = "fp32",
+    log: Log = silent,
+) -> Exported:
+    """Write a network for another engine; the file is there whole and found to be right, or not at all.
+
+    Args:
+        source: a network; or the name of one, with random weights; or what `subquad.open_trained` takes.
+        path: the file to write; named as the network, in this folder, if left out.
+        format: a name of `subquad.exports.EXPORTERS`: "onnx", "openvino", "pt2" or "aoti".
+        img_size: pixels, one number or (height, width); what the network was made or trained for if left out.
+        batch: images at a time, where their number may not change.
+        dynamic: what may change from call to call: "batch", "size", or both.
+        dtype: fp32, bf16 or fp16, of parameters and images; a network of another dtype is copied.
+        log: hears what the weights are.
+
+    Raises:
+        SubquadError: a name is wrong, a package is missing, or the network can't be written as that, in one line.
+    """
+    exporter = exporter_named(format)
+    size = _size_of(img_size)
+    if isinstance(source, nn.Module):
+        model, name = source, type(source).__name__.lower()
+    elif str(source) in NETWORKS.keys() | VARIANTS.keys() and not Path(source).exists():
+        log(f"{source} has random weights: name a run, or say pretrained")
+        model, name = create_model(str(source), img_size=size), str(source)
+    else:
+        trained = open_trained(source, device="cpu")
+        model, name = trained.model, Path(source).name
+        size = size or getattr(getattr(trained, "input", None), "img_size", None)
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    if any(parameter.dtype != DTYPES[dtype] for parameter in model.parameters()):
+        model = copy.deepcopy(model).to(DTYPES[dtype])
+    target = Path(path) if path is not None else Path(f"{name}{exporter.suffix}")
+    return export_network(model, target, format=format, img_size=size, batch=batch, dynamic=dynamic, dtype=dtype)
+
+
+def _size_of(img_size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    """(height, width) of one number or two; None for what the network says itself."""
+    if img_size is None:
+        return None
+    sides = (img_size,) if isinstance(img_size, int) else tuple(img_size)
+    if len(sides) not in (1, 2):
+        raise SubquadError(f"img_size is one number, or height and width, got {len(sides)} of them")
+    return sides[0], sides[-1]
 
 
 def report(

@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from subquad.errors import SubquadError
+from subquad.tracing import surely
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,17 @@ class TokenGrid:
     prefix: int = 0
 
     def __post_init__(self) -> None:
-        if self.height < 1 or self.width < 1 or self.prefix < 0:
+        if surely(self.height < 1) or surely(self.width < 1) or self.prefix < 0:
             raise SubquadError(f"a grid needs at least one row and one column and no negative prefix, got {self}")
 
+    def __eq__(self, other: object) -> bool:
+        # of sizes that are symbols: for sure the same
+        if not isinstance(other, TokenGrid):
+            return NotImplemented
+        return self.stands_on(other) and self.prefix == other.prefix
+
     def __ne__(self, other: object) -> bool:
-        # torch.compile traces a dataclass's equality where sizes are symbols, but not its absence
+        # torch.compile traces equality where sizes are symbols, but not its absence
         return not self == other
 
     def __str__(self) -> str:
@@ -50,10 +57,14 @@ class TokenGrid:
         """(height, width)."""
         return self.height, self.width
 
+    def stands_on(self, other: "TokenGrid") -> bool:
+        """Whether it has the rows and columns of `other`, whatever their prefix."""
+        return surely(self.height == other.height) and surely(self.width == other.width)
+
     def check(self, *several: Tensor) -> None:
         """Raise if tokens, each (b, h, n, d) or (b, n, c), are not as many as this grid holds."""
         for tokens in several:
-            if tokens.shape[-2] != self.num_tokens:
+            if surely(tokens.shape[-2] != self.num_tokens):
                 raise SubquadError(f"{tokens.shape[-2]} tokens do not fill a grid of {self} ({self.num_tokens} tokens)")
 
     def to_map(self, tokens: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.tracing import is_symbol, larger, surely
 
 
 def same_prefix(built: TokenGrid, called: TokenGrid) -> None:
@@ -52,10 +53,27 @@ def smooth_bicubic(old: int, new: int, like: Tensor) -> Tensor:
     step = old / new
     places = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * step
     sources = torch.arange(old, dtype=like.dtype, device=like.device) + 0.5
-    x = (places[:, None] - sources).abs() / max(step, 1.0)
+    x = (places[:, None] - sources).abs() / (larger(old, new) / new)
     near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
     weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
     return weights / weights.sum(1, keepdim=True)
+
+
+def adaptive_means(image: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Means of a map (b, c, y, x) over `shape` adaptive bins."""
+    if not (is_symbol(image.shape[-2]) or is_symbol(image.shape[-1])):
+        return F.adaptive_avg_pool2d(image, shape)
+    # no format of networks has bins of a size that is not known
+    rows, columns = (_bins(size, count, image) for size, count in zip(image.shape[-2:], shape, strict=True))
+    return rows @ image @ columns.mT
+
+
+def _bins(size: int, count: int, like: Tensor) -> Tensor:
+    """The matrix (count, size) of means over adaptive bins along a line, which may overlap."""
+    bins, places = torch.arange(count, device=like.device)[:, None], torch.arange(size, device=like.device)
+    first, behind = bins * size // count, ((bins + 1) * size + count - 1) // count
+    inside = ((places >= first) & (places < behind)).to(like.dtype)
+    return inside / (behind - first)
 
 
 class GridTable(nn.Module):
@@ -118,9 +136,9 @@ def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) ->
 
     A sequence is a grid of one row: its places are numbers that count, it is not a picture at another resolution.
     """
-    if old.shape == new.shape:
+    if old.stands_on(new):
         return table
-    if old.height == new.height == 1 and new.width < old.width:
+    if old.height == 1 and surely(new.height == 1) and surely(new.width < old.width):
         return table[:, : new.num_tokens]
     prefix, places = table.split([old.prefix, old.num_places], dim=1)
     image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=old.height)
@@ -210,7 +228,7 @@ class GridBias(GridTable):
 
 def resample_line(line: Tensor, length: int) -> Tensor:
     """The last axis of (h, a, y) linearly to another length."""
-    return line if line.shape[-1] == length else resampled(line, (length,), "linear")
+    return line if surely(line.shape[-1] == length) else resampled(line, (length,), "linear")
 
 
 class RelativeBias(GridTable):
@@ -230,7 +248,8 @@ class RelativeBias(GridTable):
 
     def forward(self, grid: TokenGrid) -> Tensor:
         same_prefix(self.grid, grid)
-        table = resample_offsets(self.table, (max(grid.height, self.grid.height), max(grid.width, self.grid.width)))
+        height, width = (larger(here, own) for here, own in zip(grid.shape, self.grid.shape, strict=True))
+        table = resample_offsets(self.table, (height, width))
         top, left = (table.shape[1] + 1) // 2 - grid.height, (table.shape[2] + 1) // 2 - grid.width
         table = table[:, top : top + 2 * grid.height - 1, left : left + 2 * grid.width - 1]
         # [y, x, i, j] is the offset (y + i, x + j) from the corner, so keys run backwards
@@ -244,6 +263,6 @@ class RelativeBias(GridTable):
 def resample_offsets(table: Tensor, shape: tuple[int, int]) -> Tensor:
     """A table (h, 2y - 1, 2x - 1) of offsets within one grid, made one of offsets within a grid of `shape`."""
     size = 2 * shape[0] - 1, 2 * shape[1] - 1
-    if tuple(table.shape[1:]) == size:
+    if surely(table.shape[1] == size[0]) and surely(table.shape[2] == size[1]):
         return table
     return resampled(table[None], size, "bicubic")[0]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
+from subquad.tracing import larger, smaller
 
 ROPES: dict[str, dict[str, Any]] = {
     "eva02": {"temperature": 10_000, "coordinates": "index", "reference": (16, 16), "interleaved": True},
@@ -95,7 +96,7 @@ class AxialRope(nn.Module):
             if self.reference is not None:
                 places = places / size * self.reference[axis]
             return places[:, None] * (1.0 / periods)
-        divisor = {"separate": size, "min": min(grid.shape), "max": max(grid.shape)}[self.coordinates]
+        divisor = {"separate": size, "min": smaller(*grid.shape), "max": larger(*grid.shape)}[self.coordinates]
         return 2 * math.pi * (2.0 * ((places + 0.5) / divisor) - 1.0)[:, None] / periods
 
     def _written_out(self, rows: Tensor, columns: Tensor, grid: TokenGrid) -> Tensor:

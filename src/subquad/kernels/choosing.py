@@ -9,6 +9,7 @@ from subquad.errors import SubquadError
 from subquad.kernels.backends import KERNELS, asked, missing, most_channels
 from subquad.kernels.declaring import Operator, Settings, Tensors
 from subquad.kernels.gradients import learns, with_gradient
+from subquad.tracing import is_exporting
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -61,7 +62,7 @@ def choose(
         return None
     if wanted == "auto":
         # what is exported is to run where there is none of our code
-        if cannot is not None or _is_exporting():
+        if cannot is not None or is_exporting():
             return None
         device = None if tensors[0] is None else tensors[0].device.type
         for name, kernels in KERNELS.items():
@@ -105,12 +106,6 @@ def run(
         lambda *tensors: formula(*tensors, *settings),
         *tensors,
     )
-
-
-@torch.compiler.assume_constant_result
-def _is_exporting() -> bool:
-    # torch 2.11 takes the function itself for true wherever it traces it
-    return torch.compiler.is_exporting()
 
 
 def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings) -> str | None:

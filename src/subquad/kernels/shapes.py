@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from subquad.errors import SubquadError
+from subquad.tracing import is_exporting
 
 REMEMBERED = 4096
 """Combinations of shapes that an operation remembers to have checked."""
@@ -43,6 +44,9 @@ class Shapes:
 
     def check(self, *tensors: Tensor | None, **sizes: int) -> None:
         """Raise SubquadError, in one line with the numbers, where the tensors do not fit each other and `sizes`."""
+        if is_exporting():
+            # sizes are symbols, and a comparison would hold the export to it
+            return
         shapes: Any = [None if tensor is None else tensor.shape for tensor in tensors]
         if torch.compiler.is_compiling():
             self._compare(shapes, sizes)

@@ -3,7 +3,7 @@
 A host builds `stages` (or blocks), hands over its sizes, and says how it walks through them (`walk`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from einops import rearrange
@@ -96,6 +96,11 @@ class Backbone(nn.Module):
     def output_fmt(self) -> str:
         """Shape of `forward_features`: a map "NHWC", or tokens "NLC" where there are some without a place on it."""
         return "NLC" if self.prefix else "NHWC"
+
+    @property
+    def least_size(self) -> int:
+        """Pixels of the shortest side whose maps hold whole windows, or stripes, of every block; 1 without any."""
+        return 1
 
     # forward
 
@@ -276,6 +281,11 @@ def _as_map(tokens: Tensor, grid: TokenGrid, output_fmt: str) -> Tensor:
         return tokens[:, grid.prefix :]
     image = grid.to_image(tokens)
     return image.contiguous() if output_fmt == "NCHW" else rearrange(image, "b c y x -> b y x c")
+
+
+def least_for(reaches: Sequence[Iterable[int]], patch_size: int) -> int:
+    """Pixels of a side from which on every stage has as many rows as its blocks reach over, of `reaches`."""
+    return max(patch_size * 2**s * (max(stage) - 1) + 1 for s, stage in enumerate(reaches))
 
 
 def grids_of(img_size: tuple[int, int], patch_size: int, stages: int) -> list[TokenGrid]:

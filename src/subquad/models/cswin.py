@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.backbone import Backbone, grids_of
+from subquad.models.backbone import Backbone, grids_of, least_for
 from subquad.models.layers import (
     Block,
     ConvEmbed,
@@ -26,6 +26,7 @@ from subquad.models.layers import (
     projected_by,
 )
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
+from subquad.tracing import first, smaller, surely, up_to_multiple
 
 
 class CSwin(Backbone):
@@ -96,6 +97,12 @@ class CSwin(Backbone):
             norm=nn.LayerNorm(dims[-1], eps=1e-5),
             global_pool=global_pool,
             drop_rate=drop_rate,
+        )
+
+    @property
+    def least_size(self) -> int:
+        return least_for(
+            [(block.attn.split_size or 1 for block in stage.blocks) for stage in self.stages], self.patch_size
         )
 
     @staticmethod
@@ -172,8 +179,10 @@ class CrossShapedAttention(nn.Module):
         """One branch: maps of all projections and of the unnormed tokens (p, b, y, x, c) to tokens (b, n, c)."""
         stripe = self._stripe(b, grid)
         inner: Any = self.branches[b]
-        bottom, right = -grid.height % stripe.height, -grid.width % stripe.width
-        filled = F.pad(image, (0, 0, 0, right, 0, bottom)) if bottom or right else image
+        bottom = up_to_multiple(grid.height, stripe.height) - grid.height
+        right = up_to_multiple(grid.width, stripe.width) - grid.width
+        whole = surely(bottom == 0) and surely(right == 0)
+        filled = image if whole else F.pad(image, (0, 0, 0, right, 0, bottom))
         rows, columns = filled.shape[2] // stripe.height, filled.shape[3] // stripe.width
         stripes = rearrange(
             filled, "p b (r y) (l x) c -> p (b r l) (y x) c", r=rows, l=columns, y=stripe.height, x=stripe.width
@@ -181,7 +190,7 @@ class CrossShapedAttention(nn.Module):
         supply: dict[str, Tensor | None] = {"mask": None, "padding": None, "rotation": None}
         for name, tokens in zip(self.names, stripes.unbind(0), strict=True):
             supply[name] = tokens if name == "x" else rearrange(tokens, "b n (h d) -> b h n d", h=self.heads)
-        if bottom or right:
+        if not whole:
             absent = F.pad(image.new_zeros(grid.shape, dtype=torch.bool), (0, right, 0, bottom), value=True)
             absent = rearrange(absent, "(r y) (l x) -> (r l) (y x)", y=stripe.height, x=stripe.width)
             supply["padding"] = absent.repeat(image.shape[1], 1)
@@ -189,15 +198,15 @@ class CrossShapedAttention(nn.Module):
         values = stripe.to_image(stripes[self.names.index("v")])
         y = y + stripe.to_heads(F.conv2d(values, lepe, bias, padding=1, groups=len(lepe)), self.heads)
         y = rearrange(y, "(b r l) h (y x) d -> b (r y) (l x) (h d)", r=rows, l=columns, y=stripe.height, x=stripe.width)
-        return y[:, : grid.height, : grid.width].flatten(1, 2)
+        return first(first(y, grid.height, 1), grid.width, 2).flatten(1, 2)
 
     def _stripe(self, branch: int, grid: TokenGrid) -> TokenGrid:
         """The stripe of a branch on a grid: 0 is vertical, 1 horizontal."""
         if self.split_size is None:
             return grid
         if branch == 0:
-            return TokenGrid(grid.height, min(self.split_size, grid.width))
-        return TokenGrid(min(self.split_size, grid.height), grid.width)
+            return TokenGrid(grid.height, smaller(self.split_size, grid.width))
+        return TokenGrid(smaller(self.split_size, grid.height), grid.width)
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new`, a grid of queries, instead of `old`."""

@@ -18,6 +18,7 @@ from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable, PositionTable, start_normal
 from subquad.rope import AxialRope, Rotation
+from subquad.tracing import surely, up_to_multiple
 
 Mechanism = Callable[..., Any]
 """A class of `subquad.attention`, or a `functools.partial` of one that fixes its settings."""
@@ -257,8 +258,8 @@ class ConvEmbed(nn.Module):
 
 def fill_up(image: Tensor, multiple: int) -> Tensor:
     """A map (b, c, y, x) with zeros on the right and at the bottom, up to multiples of `multiple`."""
-    bottom, right = -image.shape[-2] % multiple, -image.shape[-1] % multiple
-    return F.pad(image, (0, right, 0, bottom)) if bottom or right else image
+    bottom, right = (up_to_multiple(size, multiple) - size for size in image.shape[-2:])
+    return image if surely(bottom == 0) and surely(right == 0) else F.pad(image, (0, right, 0, bottom))
 
 
 @register_notrace_module

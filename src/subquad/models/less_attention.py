@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.layers import Block, Stage
-from subquad.positions import GridTable, same_prefix, square_grid
+from subquad.positions import GridTable, adaptive_means, same_prefix, square_grid
 
 TRANSFORMS = ("dense", "kron", "share")
 
@@ -62,7 +62,7 @@ class ScoreTransform(GridTable):
         """(I + update) on the last axis."""
         if self.kind == "dense":
             update: Tensor = getattr(self, side)
-            if grid.shape == self.grid.shape:
+            if grid.stands_on(self.grid):
                 identity = torch.eye(len(update), dtype=update.dtype, device=update.device)
                 return scores @ (identity + update).to(scores.dtype).mT
             inner = to_grid(scores, grid, self.grid, average=True) @ update.to(scores.dtype).mT
@@ -96,7 +96,7 @@ def to_grid(values: Tensor, old: TokenGrid, new: TokenGrid, *, average: bool) ->
     """The last axis from one grid to another: averaged over adaptive bins, or interpolated; prefix tokens stay."""
     prefix, places = values.split([old.prefix, old.num_places], dim=-1)
     image = places.reshape(-1, 1, *old.shape)
-    pooled = F.adaptive_avg_pool2d(image, new.shape) if average else F.interpolate(image, new.shape, mode="bilinear")
+    pooled = adaptive_means(image, new.shape) if average else F.interpolate(image, new.shape, mode="bilinear")
     return torch.cat([prefix, pooled.reshape(*values.shape[:-1], new.num_places)], dim=-1)
 
 

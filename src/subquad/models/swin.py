@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.backbone import Backbone, grids_of
+from subquad.models.backbone import Backbone, grids_of, least_for
 from subquad.models.layers import (
     Block,
     ConvEmbed,
@@ -25,6 +25,7 @@ from subquad.models.layers import (
     move_tables,
 )
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
+from subquad.tracing import first, is_symbol, smaller, surely, up_to_multiple
 
 
 class Swin(Backbone):
@@ -102,6 +103,12 @@ class Swin(Backbone):
             norm=nn.LayerNorm(dims[-1], eps=1e-5),
             global_pool=global_pool,
             drop_rate=drop_rate,
+        )
+
+    @property
+    def least_size(self) -> int:
+        return least_for(
+            [(block.attn.window_size or 1 for block in stage.blocks) for stage in self.stages], self.patch_size
         )
 
     @staticmethod
@@ -183,21 +190,22 @@ def attend_in_windows(
 
     `shifted` moves windows along the axes that hold more than one of them, with `fixed` along both.
     """
-    image = fill_windows(grid.to_image(x), window)
-    rows, columns = image.shape[-2] // window.height, image.shape[-1] // window.width
+    image = fill_windows(rearrange(x, "b (y x) c -> b y x c", y=grid.height, x=grid.width), window)
+    rows, columns = image.shape[1] // window.height, image.shape[2] // window.width
     mask = shift = None
     if shifted:
-        vertical, horizontal = fixed or rows > 1, fixed or columns > 1
-        shift = window.height // 2 if vertical else 0, window.width // 2 if horizontal else 0
-    if shift is not None:
-        image = image.roll((-shift[0], -shift[1]), dims=(2, 3))
+        shift = window.height // 2, window.width // 2
+        shift = shift if fixed else (half_of(window.height, rows), half_of(window.width, columns))
+        image = image.roll((-shift[0], -shift[1]), dims=(1, 2))
         mask = border_mask(rows, columns, window, shift, x.device).repeat(x.shape[0], 1, 1)[:, None]
-    windows = rearrange(image, "b c (r y) (l x) -> (b r l) (y x) c", r=rows, l=columns, y=window.height, x=window.width)
+    windows = rearrange(image, "b (r y) (l x) c -> b r l y x c", y=window.height, x=window.width)
+    # in order first: torch.export must not have to ask whether there is a copy to be made
+    windows = rearrange(windows.contiguous(), "b r l y x c -> (b r l) (y x) c")
     y = attend(windows, grid=window, mask=mask)
     image = rearrange(y, "(b r l) (y x) c -> b (r y) (l x) c", r=rows, l=columns, y=window.height, x=window.width)
     if shift is not None:
         image = image.roll(shift, dims=(1, 2))
-    return image[:, : grid.height, : grid.width].flatten(1, 2)
+    return first(first(image, grid.height, 1), grid.width, 2).flatten(1, 2)
 
 
 def window_of(grid: TokenGrid, window_size: int | None, *, fixed: bool = False) -> TokenGrid:
@@ -206,13 +214,23 @@ def window_of(grid: TokenGrid, window_size: int | None, *, fixed: bool = False) 
         return grid
     if fixed:
         return TokenGrid(window_size, window_size)
-    return TokenGrid(min(window_size, grid.height), min(window_size, grid.width))
+    return TokenGrid(smaller(window_size, grid.height), smaller(window_size, grid.width))
 
 
 def fill_windows(image: Tensor, window: TokenGrid) -> Tensor:
-    """A map (b, c, y, x) with zeros on the right and at the bottom, up to whole windows."""
-    bottom, right = -image.shape[-2] % window.height, -image.shape[-1] % window.width
-    return nn.functional.pad(image, (0, right, 0, bottom)) if bottom or right else image
+    """A map (b, y, x, c) with zeros on the right and at the bottom, up to whole windows."""
+    bottom, right = (
+        up_to_multiple(size, side) - size for size, side in zip(image.shape[1:3], window.shape, strict=True)
+    )
+    return (
+        image if surely(bottom == 0) and surely(right == 0) else nn.functional.pad(image, (0, 0, 0, right, 0, bottom))
+    )
+
+
+def half_of(size: int, count: int) -> int:
+    """How far windows of `size` move where there are `count` of them along an axis: not at all where there is one."""
+    # the factor is 0 for one and 1 for more
+    return (1 - 1 // count) * (size // 2)
 
 
 def border_mask(rows: int, columns: int, window: TokenGrid, shift: tuple[int, int], device: torch.device) -> Tensor:
@@ -221,7 +239,9 @@ def border_mask(rows: int, columns: int, window: TokenGrid, shift: tuple[int, in
     def regions(count: int, size: int, moved: int) -> Tensor:
         # 0 inside, 1 what stays of the last window, 2 what came round from the other border
         place = torch.arange(count * size, device=device)
-        return (place >= (count - 1) * size).long() + (place >= count * size - moved).long() if moved else place * 0
+        if not (is_symbol(moved) or moved):
+            return place * 0
+        return (place >= (count - 1) * size).long() + (place >= count * size - moved).long()
 
     vertical, horizontal = regions(rows, window.height, shift[0]), regions(columns, window.width, shift[1])
     region = rearrange(

@@ -14,6 +14,7 @@ from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import feature_weights
 from subquad.ops.padding import count_tokens, zero_padding
 from subquad.ops.precision import in_fp32
+from subquad.tracing import is_exporting
 
 SHAPES = kernels.pola_attention.shapes.extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
@@ -82,7 +83,9 @@ def _cross(state: Tensor, other: Tensor, same: int) -> Tensor:
 
 def signed_power(x: Tensor, power: Tensor) -> Tensor:
     """|x|^p with the sign of x: its positive part is (x⁺)^p, and that of its negative (x⁻)^p."""
-    return x.abs().pow(power).copysign(x)
+    raised = x.abs().pow(power)
+    # formats of networks know no sign to copy; of a zero it does not matter
+    return torch.where(x < 0, -raised, raised) if is_exporting() else raised.copysign(x)
 
 
 @in_fp32

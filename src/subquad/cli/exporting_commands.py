@@ -1,0 +1,39 @@
+"""`subquad export`."""
+
+import argparse
+
+from subquad.cli.parser import Commands
+from subquad.flags import file_to_write, positive
+
+
+def add_commands(commands: Commands) -> None:
+    """The command `export`."""
+    sub = commands.add("export", run_export)
+    sub.add_argument("source", metavar="MODEL|RUN", help="a network's name, a run folder, or a weight file of one")
+    sub.add_argument("--pretrained", action="store_true", help="MODEL with the authors' weights, not random ones")
+    sub.add_argument("--format", default="onnx", metavar="FORMAT", help="onnx, openvino, pt2 or aoti")
+    sub.add_argument("--img-size", nargs="+", type=positive, metavar="PX", help="one number, or height and width")
+    sub.add_argument("--batch-size", type=positive, default=1, metavar="N", help="images at a time, if not any number")
+    sub.add_argument("--dynamic", default="", metavar="WHAT", help="what may change: batch, size, or batch,size")
+    sub.add_argument("--dtype", default="fp32", metavar="DTYPE", help="fp32, bf16 or fp16")
+    sub.add_argument("--output", type=file_to_write, metavar="FILE", help="the file; NAME.SUFFIX here if left out")
+
+
+def run_export(arguments: argparse.Namespace) -> None:
+    """Write, and say what was written and how far it is off."""
+    from subquad import api
+
+    written = api.export(
+        f"pretrained/{arguments.source}" if arguments.pretrained else arguments.source,
+        arguments.output,
+        format=arguments.format,
+        img_size=arguments.img_size,
+        batch=arguments.batch_size,
+        dynamic=[name.strip() for name in arguments.dynamic.split(",") if name.strip()],
+        dtype=arguments.dtype,
+        log=print,
+    )
+    sizes = " and ".join("×".join(map(str, shape)) for shape in written.shapes)
+    print(f"{written.path}: {written.format}, off by {written.difference:.1e} at most (images × px: {sizes})")
+    if written.least is not None:
+        print(f"it takes images whose sides are {written.least} px or more")

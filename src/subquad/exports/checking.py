@@ -1,0 +1,51 @@
+"""What was written against the network that it was written from."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError, reason_of
+from subquad.kernels import use_backend
+
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""How far an engine's answer may be from the network's, by the network's largest number."""
+
+Shape = tuple[int, int, int]
+"""Images, and their height and width."""
+
+
+def checked_shapes(img_size: tuple[int, int], batch: int, dynamic: Sequence[str], least: int) -> list[Shape]:
+    """The sizes at which what was written is tried: its own, and one that was not traced where any may change."""
+    other = (least + 37, least + 86) if "size" in dynamic else img_size
+    return list(dict.fromkeys([(batch, *img_size), (3 if "batch" in dynamic else batch, *other)]))
+
+
+def largest_difference(
+    model: nn.Module, run: Callable[[Tensor], Tensor], shapes: Sequence[Shape], channels: int, dtype: torch.dtype
+) -> float:
+    """How far the answers of `run` are from those of `model`, at most, by the network's largest number.
+
+    Raises:
+        SubquadError: it does not run, gives another shape, or is further off than TOLERANCES says.
+    """
+    worst = 0.0
+    generator = torch.Generator().manual_seed(0)
+    for batch, height, width in shapes:
+        images = torch.randn(batch, channels, height, width, generator=generator).to(dtype)
+        with torch.no_grad(), use_backend("eager"):
+            wanted = model(images).float()
+        where = f"at {batch} × {height} × {width}"
+        try:
+            got = run(images).float()
+        except Exception as error:
+            raise SubquadError(f"what was written does not run {where} px: {reason_of(error)}") from error
+        if got.shape != wanted.shape:
+            raise SubquadError(f"what was written gives {tuple(got.shape)} {where} px, not {tuple(wanted.shape)}")
+        off = float((got - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12))
+        if not off <= TOLERANCES[dtype]:
+            raise SubquadError(
+                f"what was written is off by {off:.1e} {where} px, more than {TOLERANCES[dtype]:.0e}: it is not kept"
+            )
+        worst = max(worst, off)
+    return worst

@@ -1,0 +1,152 @@
+"""Write a network for another engine: traced, written aside, checked, and moved into place."""
+
+import importlib.util
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from subquad.errors import SubquadError, check_suffix, reason_of, shown, unknown_name
+from subquad.exports.checking import Shape, checked_shapes, largest_difference
+from subquad.exports.formats import EXPORTERS, Exporter
+from subquad.exports.programs import as_formulas, check_dynamic, program_of, sizes_without_guards
+from subquad.writing import replacing
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: the file.
+        format: its name in EXPORTERS.
+        shapes: the (images, height, width) at which it was compared with the network.
+        difference: how far it was off there at most, by the network's largest number.
+        least: pixels of the shortest side that it takes, where the size may change.
+    """
+
+    path: Path
+    format: str
+    shapes: tuple[Shape, ...]
+    difference: float
+    least: int | None
+
+
+def export(
+    model: nn.Module,
+    path: Path | str,
+    *,
+    format: str = "onnx",
+    img_size: int | tuple[int, int] | None = None,
+    batch: int = 1,
+    dynamic: Sequence[str] = (),
+    dtype: str = "fp32",
+) -> Exported:
+    """Write `model` to `path`; the file is there whole and found to be right, or not at all.
+
+    Args:
+        model: one of `create_model`, or any network of images that gives one tensor; it is not changed, but put into
+            evaluation mode and back.
+        path: the file to write.
+        format: a name of EXPORTERS.
+        img_size: pixels, one number or (height, width); what the network was made for if left out.
+        batch: images at a time, where their number may not change.
+        dynamic: what may change from call to call: "batch", "size", or both.
+        dtype: fp32, bf16 or fp16, of parameters and images.
+
+    Raises:
+        SubquadError: a name is wrong, a package is missing, or the network can't be written as that, in one line.
+    """
+    exporter = exporter_named(format)
+    path = Path(path)
+    check_suffix(path, f"{format} is", exporter.suffix)
+    check_dynamic(dynamic)
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    size = _pair(img_size if img_size is not None else getattr(model, "img_size", None))
+    least = least_pixels(model)
+    if "size" in dynamic and min(size) < least:
+        raise SubquadError(f"for images of any size this network takes at least {least} px, got {size[0]}×{size[1]}")
+    training = model.training
+    before = {parameter.dtype for parameter in model.parameters()}
+    if before - {DTYPES[dtype]}:
+        raise SubquadError(
+            f"the network is {' and '.join(sorted(map(str, before)))}: bring it to {DTYPES[dtype]} first, model.to(…)"
+        )
+    try:
+        return _written(model.eval(), path, format, exporter, size, batch, tuple(dynamic), DTYPES[dtype], least)
+    finally:
+        model.train(training)
+
+
+def exporter_named(name: str) -> Exporter:
+    """A format that can be written here.
+
+    Raises:
+        SubquadError: nothing has that name, or a package that it needs is not installed.
+    """
+    if name not in EXPORTERS:
+        raise unknown_name("format", name, EXPORTERS)
+    if missing := [package for package in EXPORTERS[name].needs if importlib.util.find_spec(package) is None]:
+        raise SubquadError(f"{name} needs {' and '.join(missing)}: pip install 'subquad[export]'")
+    return EXPORTERS[name]
+
+
+def least_pixels(model: nn.Module) -> int:
+    """The shortest side that a program for any size is to take: two patches of the coarsest map, and whole windows."""
+    info = getattr(model, "feature_info", None) or [{"reduction": 1}]
+    two_patches = max(level["reduction"] for level in info) + 1
+    return max(two_patches, getattr(model, "least_size", 1))
+
+
+def _written(
+    model: nn.Module,
+    path: Path,
+    format: str,
+    exporter: Exporter,
+    size: tuple[int, int],
+    batch: int,
+    dynamic: tuple[str, ...],
+    dtype: torch.dtype,
+    least: int,
+) -> Exported:
+    channels = getattr(model, "in_chans", 3)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if device.type != "cpu":
+        raise SubquadError(f"networks are written from the CPU, and this one is on {device}: model.cpu() first")
+    images = torch.zeros(batch, channels, *size, dtype=dtype)
+    shapes = checked_shapes(size, batch, dynamic, least)
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="subquad-export-") as folder:
+        # of the libraries that translate, about themselves
+        warnings.simplefilter("ignore")
+        aside = Path(folder) / path.name
+        try:
+            program = program_of(model, images, dynamic, least)
+            with as_formulas(), sizes_without_guards():
+                exporter.write(program, aside)
+            run = exporter.load(aside)
+        except SubquadError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            raise SubquadError(f"it can't be written as {format}: {kind}: {reason_of(error)}") from error
+        difference = largest_difference(model, run, shapes, channels, dtype)
+        # what belongs to it has its name, and another suffix
+        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
+            with replacing(path.with_name(file.name)) as place:
+                place.write_bytes(file.read_bytes())
+    return Exported(path, format, tuple(shapes), difference, least if "size" in dynamic else None)
+
+
+def _pair(size: object) -> tuple[int, int]:
+    if isinstance(size, int) and size > 0:
+        return size, size
+    if isinstance(size, Sequence) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size):
+        return size[0], size[1]
+    raise SubquadError(f"img_size is pixels, one number or height and width, got {shown(size)}")

@@ -1,0 +1,66 @@
+"""The formats that networks are written in, by name: ours and registered ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from subquad.errors import SubquadError
+from subquad.exports import aoti_format, onnx_format, openvino_format, pt2_format
+
+Runner = Callable[[Tensor], Tensor]
+"""What was written, as a function of images."""
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """A format.
+
+    Args:
+        summary: a line for people.
+        suffix: how its files end.
+        needs: packages that write and run it, beside PyTorch.
+        write: writes a traced program to a path.
+        load: opens what was written, in the engine that it is for.
+    """
+
+    summary: str
+    suffix: str
+    needs: tuple[str, ...]
+    write: Callable[[ExportedProgram, Path], None]
+    load: Callable[[Path], Runner]
+
+
+EXPORTERS: dict[str, Exporter] = {
+    "pt2": Exporter("PyTorch's own: torch.export.load", ".pt2", (), pt2_format.write, pt2_format.load),
+    "onnx": Exporter(
+        "ONNX, for ONNX Runtime and others",
+        ".onnx",
+        ("onnx", "onnxscript", "onnxruntime"),
+        onnx_format.write,
+        onnx_format.load,
+    ),
+    "openvino": Exporter(
+        "OpenVINO, with its weights in a .bin beside it",
+        ".xml",
+        ("openvino", "onnx", "onnxscript"),
+        openvino_format.write,
+        openvino_format.load,
+    ),
+    "aoti": Exporter(
+        "compiled by torch.compile's backend for this kind of machine: torch._inductor.aoti_load_package",
+        ".pt2",
+        (),
+        aoti_format.write,
+        aoti_format.load,
+    ),
+}
+"""The formats by name."""
+
+
+def register_exporter(name: str, exporter: Exporter) -> None:
+    """Add a format. Raises SubquadError where there is one of its name."""
+    if EXPORTERS.setdefault(name, exporter) is not exporter:
+        raise SubquadError(f"there is a format '{name}' already: give this one another name")

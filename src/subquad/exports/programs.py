@@ -1,0 +1,88 @@
+"""A network as a program of torch.export: of any batch, and of images of any size, where that is asked for."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental import _config
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from subquad.errors import SubquadError
+from subquad.kernels import use_backend
+
+DYNAMIC = ("batch", "size")
+"""What may change from call to call: the number of images; their height and width."""
+
+MOST_IMAGES, MOST_PIXELS = 4096, 16384
+"""The largest batch and the longest side of a program that takes any."""
+
+
+def check_dynamic(dynamic: Sequence[str]) -> None:
+    """Raise SubquadError where something else is asked to change."""
+    for name in dynamic:
+        if name not in DYNAMIC:
+            raise SubquadError(f"what may change is {' or '.join(DYNAMIC)}, got '{name}'")
+
+
+def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: int) -> ExportedProgram:
+    """Trace `model`, which takes `images` (b, c, height, width) and gives one tensor.
+
+    The formulas are traced as they are written in PyTorch: there is none of our operators in a program.
+
+    Args:
+        model: in evaluation mode.
+        images: of the size that is traced; of no number that may change.
+        dynamic: what may change, of DYNAMIC.
+        least: pixels of the shortest side that a program for any size has to take.
+
+    Raises:
+        SubquadError: it can't be traced, in one line.
+    """
+    changing = {}
+    if "batch" in dynamic:
+        changing[0] = Dim("batch", min=1, max=MOST_IMAGES)
+        # torch.export takes a size of 1 for a number
+        images = images[:1].expand(2, *images.shape[1:])
+    if "size" in dynamic:
+        changing |= {2: Dim("height", min=least, max=MOST_PIXELS), 3: Dim("width", min=least, max=MOST_PIXELS)}
+        # unequal, and so large that nothing on the way is 1 or happens to fit
+        images = images.new_zeros(*images.shape[:2], 2 * least + 63, 2 * least + 15)
+    with as_formulas(), sizes_without_guards():
+        program = torch.export.export(
+            model,
+            (images.contiguous(),),
+            dynamic_shapes=(changing or None,),
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
+    forget_ones(program)
+    return program
+
+
+def forget_ones(program: ExportedProgram) -> None:
+    """Leave out the assertions that some size is not 1.
+
+    PyTorch asks for it to find out whether a tensor's strides are in order. What was written down is a copy in either
+    case, and holds for 1 as well: one window of Swin, for instance.
+    """
+    for node in list(program.graph.nodes):
+        if node.target is torch.ops.aten._assert_scalar.default and " Ne(" in str(node.args[1]):
+            program.graph.erase_node(node)
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+@contextmanager
+def as_formulas() -> Iterator[None]:
+    """What is traced has the eager forms, and softmax attention as its formula: what stands in for it differs."""
+    with torch.no_grad(), use_backend("eager"), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+@contextmanager
+def sizes_without_guards() -> Iterator[None]:
+    """PyTorch asks of sizes that may change whether they are 1 only where the answer matters."""
+    with _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        yield

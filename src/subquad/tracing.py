@@ -1,0 +1,62 @@
+"""What is known of sizes while a network is traced.
+
+`torch.export` hands out symbols for sizes that may change. A branch on a symbol would tie what is exported to the size
+that it was traced with; `surely` asks without doing so. Everywhere else sizes are numbers, and branches are branches.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+
+def surely(condition: Any) -> bool:
+    """Whether a condition on sizes holds, and while a network is exported, whether it holds for every size.
+
+    Where the answer is False the caller takes the form that is right in either case.
+    """
+    # torch.compile sees bool here, and guards on it
+    return condition if type(condition) is bool else statically_known_true(condition)
+
+
+def is_symbol(size: Any) -> bool:
+    """Whether a size is a symbol of `torch.export`; never within `torch.compile`."""
+    return isinstance(size, torch.SymInt)
+
+
+@torch.compiler.assume_constant_result
+def is_exporting() -> bool:
+    """Whether what is computed is written down by `torch.export`."""
+    # torch 2.11 takes the function itself for true wherever it traces it
+    return torch.compiler.is_exporting()
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """The smaller of two sizes."""
+    if is_symbol(a) or is_symbol(b):
+        return a if surely(a <= b) else b if surely(b <= a) else torch.sym_min(a, b)
+    return min(a, b)
+
+
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two sizes."""
+    if is_symbol(a) or is_symbol(b):
+        return a if surely(a >= b) else b if surely(b >= a) else torch.sym_max(a, b)
+    return max(a, b)
+
+
+def up_to_multiple(size: int, multiple: int) -> int:
+    """The smallest multiple that is not less than `size`."""
+    if surely(size == multiple):
+        return size
+    # rounded in this way torch.export finds the number of patches again as one division
+    return (size + multiple - 1) // multiple * multiple
+
+
+def first(x: Tensor, count: int, dim: int) -> Tensor:
+    """The first `count` entries of an axis."""
+    if not is_symbol(count):
+        return x.narrow(dim, 0, count)
+    # a slice would ask whether it is all of them
+    return x.index_select(dim, torch.arange(count, device=x.device))
