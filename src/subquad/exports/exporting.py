@@ -134,8 +134,9 @@ def _written(
         except SubquadError:
             raise
         except Exception as error:
-            kind = type(error).__name__
-            raise SubquadError(f"it can't be written as {format}: {kind}: {reason_of(error)}") from error
+            # what torch.onnx itself raises says only which of its steps it was
+            reason = reason_of(error.__cause__ or error)
+            raise SubquadError(f"it can't be written as {format}: {type(error).__name__}: {reason}") from error
         difference = largest_difference(model, run, shapes, channels, dtype)
         # what belongs to it has its name, and another suffix
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):

@@ -196,7 +196,7 @@ def attend_in_windows(
     if shifted:
         shift = window.height // 2, window.width // 2
         shift = shift if fixed else (half_of(window.height, rows), half_of(window.width, columns))
-        image = image.roll((-shift[0], -shift[1]), dims=(1, 2))
+        image = rolled(image, shift)
         mask = border_mask(rows, columns, window, shift, x.device).repeat(x.shape[0], 1, 1)[:, None]
     windows = rearrange(image, "b (r y) (l x) c -> b r l y x c", y=window.height, x=window.width)
     # in order first: torch.export must not have to ask whether there is a copy to be made
@@ -204,7 +204,7 @@ def attend_in_windows(
     y = attend(windows, grid=window, mask=mask)
     image = rearrange(y, "(b r l) (y x) c -> b (r y) (l x) c", r=rows, l=columns, y=window.height, x=window.width)
     if shift is not None:
-        image = image.roll(shift, dims=(1, 2))
+        image = rolled(image, shift, back=True)
     return first(first(image, grid.height, 1), grid.width, 2).flatten(1, 2)
 
 
@@ -225,6 +225,20 @@ def fill_windows(image: Tensor, window: TokenGrid) -> Tensor:
     return (
         image if surely(bottom == 0) and surely(right == 0) else nn.functional.pad(image, (0, 0, 0, right, 0, bottom))
     )
+
+
+def rolled(image: Tensor, shift: tuple[int, int], *, back: bool = False) -> Tensor:
+    """A map (b, y, x, c) moved up and to the left, or back; what leaves it comes in on the other side."""
+    if not any(map(is_symbol, shift)):
+        down, right = shift if back else (-shift[0], -shift[1])
+        return image.roll((down, right), dims=(1, 2))
+    # ONNX has no roll by as many places as the size decides
+    for dim, moved in enumerate(shift, start=1):
+        size = image.shape[dim]
+        start = size - moved if back else moved
+        parts = torch.arange(start, size, device=image.device), torch.arange(start, device=image.device)
+        image = image.index_select(dim, torch.cat(parts))
+    return image
 
 
 def half_of(size: int, count: int) -> int:
