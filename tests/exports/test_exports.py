@@ -32,7 +32,13 @@ def program(model, least):
     return program_of(model, torch.zeros(1, 3, *model.img_size), DYNAMIC, least)
 
 
-@pytest.mark.parametrize("mechanism", sorted(ATTENTION))
+# seconds each; one without and one with tables stand for all in the fast tests
+QUICK = {"agent", "linear"}
+
+
+@pytest.mark.parametrize(
+    "mechanism", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(ATTENTION)]
+)
 def test_a_program_of_any_size_computes_what_the_network_computes(mechanism):
     settings = {key: value for key, value in FEWER.items() if key in settings_of(mechanism)}
     model = random_network("vit", mechanism, depths=(1,), patch_size=16, img_size=32, **settings)
