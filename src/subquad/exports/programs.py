@@ -1,5 +1,6 @@
 """A network as a program of torch.export: of any batch, and of images of any size, where that is asked for."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -61,6 +62,10 @@ def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: 
     return program
 
 
+_NOT_ONE = re.compile(r" Ne\(| expression 1 < ")
+"""How assertions say that some size is not 1, or more than 1."""
+
+
 def forget_ones(program: ExportedProgram) -> None:
     """Leave out the assertions that some size is not 1.
 
@@ -68,7 +73,7 @@ def forget_ones(program: ExportedProgram) -> None:
     case, and holds for 1 as well: one window of Swin, for instance.
     """
     for node in list(program.graph.nodes):
-        if node.target is torch.ops.aten._assert_scalar.default and " Ne(" in str(node.args[1]):
+        if node.target is torch.ops.aten._assert_scalar.default and _NOT_ONE.search(str(node.args[1])):
             program.graph.erase_node(node)
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
