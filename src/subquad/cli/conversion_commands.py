@@ -52,7 +52,7 @@ def add_commands(commands: Commands) -> None:
     fit.add_argument("--amp", action="store_true", help="compute in bf16 where it can be")
     fit.add_argument("--seed", type=whole, default=0, help="of the order of the images")
     judge = sub.add_argument_group("what is measured")
-    judge.add_argument("--max-judged", type=positive, default=2000, help="held-out images to compare on")
+    judge.add_argument("--max-judged", type=positive, default=2000, help="images to compare on, held-out ones if any")
     judge.add_argument("--curve", action="store_true", help="what each block costs, though none is kept for it")
     judge.add_argument("--sizes", type=positive, nargs="+", default=[], metavar="PX", help="time both at these sizes")
     judge.add_argument("--labelled", metavar="DATA", help="judge features by nearest neighbours and a linear probe")
