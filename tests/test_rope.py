@@ -15,17 +15,17 @@ every_rope = pytest.mark.parametrize("name", ROPES)
 
 
 def angles_of(rotation):
-    """Of each token and pair, (n, d/2), between -π and π."""
+    """Of each token and pair, (n, d/2) or (h, n, d/2), between -π and π."""
     cos, sin = rotation.cos, rotation.sin
-    half = cos.shape[1] // 2
-    pairs = (cos[:, 1::2], sin[:, 1::2]) if rotation.interleaved else (cos[:, half:], sin[:, half:])
+    half = cos.shape[-1] // 2
+    pairs = (cos[..., 1::2], sin[..., 1::2]) if rotation.interleaved else (cos[..., half:], sin[..., half:])
     return torch.atan2(pairs[1], pairs[0])
 
 
 @every_rope
 def test_a_pair_of_channels_is_turned_as_a_complex_number(name):
     grid = TokenGrid(3, 5, 2)
-    rotation = rope_of(name, 8)(grid, CPU)
+    rotation = rope_of(name, 8, 3)(grid, CPU)
     x = torch.randn(2, 3, grid.num_tokens, 8)
     first, second = (x[..., ::2], x[..., 1::2]) if rotation.interleaved else x.chunk(2, dim=-1)
     turned = torch.complex(first, second) * torch.exp(1j * angles_of(rotation))
@@ -141,3 +141,39 @@ def test_tokens_of_half_precision_are_turned_in_fp32(dtype):
     grid, x = TokenGrid(3, 3), torch.randn(1, 1, 9, 8).to(dtype)
     rotation = rope_of("eva02", 8)(grid, CPU)
     assert torch.equal(rotation.turn(x), rotation.turn(x.float()).to(dtype))
+
+
+def test_across_heads_the_first_half_of_them_turns_with_rows_and_the_second_with_columns():
+    one, several = rope_of("mlla", 16), rope_of("mlla", 4, 4)
+    grid = TokenGrid(3, 4)
+    angles = angles_of(several(grid, CPU))
+    torch.testing.assert_close(angles.transpose(0, 1).flatten(1), angles_of(one(grid, CPU))[0])
+    rows, columns = angles[:2].view(2, 3, 4, 2), angles[2:].view(2, 3, 4, 2)
+    assert (rows == rows[:, :, :1]).all() and (columns == columns[:, :1]).all()
+
+
+def test_the_slowest_pair_is_slower_by_the_temperature_if_both_ends_are_included():
+    angles = angles_of(rope_of("mala", 16)(TokenGrid(2, 1), CPU))[1, :4]
+    torch.testing.assert_close(angles, 10_000.0 ** (-torch.arange(4.0) / 3))
+    torch.testing.assert_close(angles_of(rope_of("mala", 4)(TokenGrid(2, 1), CPU))[1, 0], torch.tensor(1.0))
+
+
+def test_only_exact_ropes_follow_float64_tokens():
+    for name, settings in ROPES.items():
+        rotation = rope_of(name, 8)(TokenGrid(2, 3), CPU, torch.float64)
+        assert rotation.cos.dtype == (torch.float64 if settings.get("exact") else torch.float32)
+        half = rope_of(name, 8)(TokenGrid(2, 3), CPU, torch.float16)
+        assert half.cos.dtype == half.sin.dtype == torch.float32
+
+
+@every_rope
+def test_wider_features_have_angles_of_their_own_or_are_turned_piece_by_piece(name):
+    grid, rope, x = TokenGrid(3, 4, 1), rope_of(name, 8, 2), torch.randn(1, 2, 13, 16)
+    narrow, wide = rope(grid, CPU), rope(grid, CPU, feature_width=2)
+    torch.testing.assert_close(narrow.turn(x), torch.cat([narrow.turn(x[..., :8]), narrow.turn(x[..., 8:])], dim=-1))
+    assert wide.cos.shape[-1] == 16 and not torch.allclose(wide.turn(x), narrow.turn(x))
+
+
+def test_heads_across_are_pairs_of_neighbours():
+    with pytest.raises(SubquadError, match="interleaved=True"):
+        AxialRope(8, 2, temperature=100, coordinates="index", interleaved=False, across_heads=True)

@@ -49,7 +49,12 @@ call: the mechanism resamples its tables, or raises a SubquadError that says why
 see each other.
 
 A host with rotary positions turns queries and keys before it hands them over. A mechanism that turns them itself, or
-something else, says so by naming `rotation` among its inputs: it then gets q and k as they were projected.
+something else, says so by naming `rotation` among its inputs: it then gets q and k as they were projected, and the
+angles of as many channels as its `feature_width` says; `None` from a host without rotary positions. Weights are those
+of the rotated features then.
+
+A mechanism may have no explicit attention (`Traits.no_weights`), heads of its own beside the host's
+(`Traits.extra_heads`), and may refuse padding, prefix tokens or keys on another grid (`Traits.refuses`).
 
 `traits` says the rest that others have to know of it; each has a default, see `Traits`. Nobody keeps a list of
 mechanisms that are this or that.

@@ -15,6 +15,9 @@ QuietStart = Callable[[Any], object]
 KeyRemoval = Callable[[Tensor, Tensor], Tensor]
 """Weights (b, h, s, n_q, n_k) and removed pairs (n_q, n_k) to the weights over the keys that are left."""
 
+REFUSABLE = ("padding", "prefix", "kv_grid")
+"""What a mechanism may refuse to honour, see `Traits.refuses`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
@@ -33,6 +36,15 @@ class Traits:
             trained: local branches, positions and biases of zeros. None where nothing needs to be done.
         start_values: parameters by name with numbers worth trying, all entries of a parameter alike: conversion
             takes those whose answer is nearest to that of the layer which is replaced.
+        feature_width: how many features become of each channel of a head before it is turned by `rotation`: the host
+            forms angles for as many. Of use to a mechanism that has `rotation` among its inputs.
+        extra_heads: heads beyond `num_heads` whose q, k, v and g the host projects as well; what `forward` gives has
+            as many more, and the output projection reads them all.
+        no_weights: why it has no explicit attention, as the end of "… has no explicit weights: "; empty where it has.
+            Its `weights` raises a SubquadError that says so.
+        refuses: what it can't honour and why, by name: "padding", "prefix" (tokens that stand nowhere on the map),
+            "kv_grid" (keys on another grid than the queries). It raises a SubquadError where it meets one, a prefix
+            and grids already when it is made; who wants to know before reads it here.
         colour: on pages and pictures, as "#d55e00". Made of its name where it is empty.
 
     Raises:
@@ -46,6 +58,10 @@ class Traits:
     in_hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     start_quietly: QuietStart | None = None
     start_values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    feature_width: int = 1
+    extra_heads: int = 0
+    no_weights: str = ""
+    refuses: Mapping[str, str] = field(default_factory=dict)
     colour: str = ""
 
     def __post_init__(self) -> None:
@@ -57,6 +73,10 @@ class Traits:
             ("in_hosts", _is_table(self.in_hosts), "settings by the names of hosts"),
             ("start_quietly", self.start_quietly is None or callable(self.start_quietly), "a function or None"),
             ("start_values", _are_numbers(self.start_values), "tuples of numbers by the names of parameters"),
+            ("feature_width", _is_count(self.feature_width) and self.feature_width > 0, "a number above 0"),
+            ("extra_heads", _is_count(self.extra_heads), "a number of heads"),
+            ("no_weights", isinstance(self.no_weights, str), "text"),
+            ("refuses", _are_reasons(self.refuses), f"reasons by name: {', '.join(REFUSABLE)}"),
             ("colour", isinstance(self.colour, str) and _is_colour(self.colour), 'written as "#d55e00"'),
         ):
             if not good:
@@ -71,6 +91,16 @@ def _are_numbers(value: Any) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(numbers, tuple) and numbers and all(isinstance(one, int | float) for one in numbers)
         for numbers in value.values()
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_reasons(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        name in REFUSABLE and isinstance(reason, str) and reason for name, reason in value.items()
     )
 
 

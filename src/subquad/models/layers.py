@@ -14,6 +14,7 @@ from timm.layers import DropPath, GluMlp, Mlp
 from timm.models import checkpoint, register_notrace_module
 from torch import Tensor, nn
 
+from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable, PositionTable, start_normal
@@ -314,14 +315,21 @@ class Stage(nn.Module):
     def steps(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """What `forward` gives, but without the stage's norm, after each block."""
         tokens, grid = self.tokens_of(x)
-        # once for all blocks
-        turned = {} if self.rope is None else {"rotation": self.rope(grid, tokens.device)}
+        rotations = self.rotations(tokens, grid)
         for block in self.blocks:
+            turned = {} if self.rope is None else {"rotation": rotations[feature_width_of(block)]}
             if self.grad_checkpointing and self.training:
                 tokens = checkpoint(block, tokens, grid=grid, **turned)
             else:
                 tokens = block(tokens, grid=grid, **turned)
             yield tokens, grid
+
+    def rotations(self, tokens: Tensor, grid: TokenGrid) -> dict[int, Rotation]:
+        """How tokens turn, once for all blocks: for each width of features that one of them has."""
+        if self.rope is None:
+            return {}
+        widths = {feature_width_of(block) for block in self.blocks}
+        return {width: self.rope(grid, tokens.device, tokens.dtype, feature_width=width) for width in widths}
 
     def tokens_of(self, x: Tensor) -> tuple[Tensor, TokenGrid]:
         """What goes into the blocks."""
@@ -344,6 +352,12 @@ class Stage(nn.Module):
             self.pos_embed.regrid(TokenGrid(*grid.shape, self.pos_embed.grid.prefix))
         for block in self.blocks:
             block.attn.regrid(old, self.grid)  # type: ignore[union-attr,operator]
+
+
+def feature_width_of(block: Any) -> int:
+    """How many features of each channel the mechanism of a block turns by itself; 1 where the host turns q and k."""
+    inner = getattr(block.attn, "inner", None)
+    return traits_of(inner).feature_width if "rotation" in getattr(inner, "inputs", ()) else 1
 
 
 def move_tables(module: nn.Module, moves: dict[TokenGrid, TokenGrid]) -> None:

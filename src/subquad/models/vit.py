@@ -133,7 +133,7 @@ class ViT(Plain):
             grid=grid,
             positions=None if pos_embed == "none" else "bicubic",
             prefix_positions=pos_embed == "all",
-            rope=rope_of(rope, embed_dim // num_heads),
+            rope=rope_of(rope, embed_dim // num_heads, num_heads),
             drop_rate=drop_rate,
         )
         norm = nn.LayerNorm(embed_dim, eps=norm_eps)
