@@ -5,12 +5,13 @@ import subquad
 subquad.train("digits", "runs/mine", attention="agent", epochs=3)
 print(subquad.evaluate("runs/mine").text)
 for prediction in subquad.predict("runs/mine", ["photos"]):
-print(prediction.path, prediction.probabilities[0])
+    print(prediction.path, prediction.probabilities[0])
 subquad.report(["runs/mine"], "report.html")
 """
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from subquad.conversion.conversion_record import REPORT as RECORD
 from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
 from subquad.errors import SubquadError, unknown_name
-from subquad.exports import DTYPES, Exported, exporter_named
+from subquad.exports import DTYPES, Exported, InEngine, exporter_named, open_exported
 from subquad.exports import export as export_network
 from subquad.holding import holding
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
@@ -121,18 +122,23 @@ def compare(
     return compare_mechanisms(made, mechanisms, seeds, Path(output), log=log, pretrained=pretrained)
 
 
-def evaluate(source: Path | str, *, task: str | None = None, **settings: Any) -> Judgement:
+def evaluate(
+    source: Path | str, *, task: str | None = None, engine: Path | str | None = None, **settings: Any
+) -> Judgement:
     """Judge a trained network on held-out data; the result has `text`, and the figures of its task.
 
     Args:
         source: what `subquad.open_trained` takes: a run folder or a weight file.
         task: what it must be for; anything if left out.
+        engine: a file that `subquad.export` wrote of it: its engine answers, in the place of PyTorch.
         settings: the flags of `subquad eval` or of the task's own command: `split="train"`, `data=…`, `batch_size=…`.
 
     Raises:
         SubquadError: it can't be opened or judged, in one line.
     """
     trained = open_trained(source, task=task)
+    if engine is not None:
+        trained = replace(trained, model=InEngine(trained.model, open_exported(engine)).eval())
     return task_named(trained.task).evaluate(trained, **settings)
 
 
@@ -238,6 +244,7 @@ def export(
     batch: int = 1,
     dynamic: Sequence[str] = (),
     dtype: str = "fp32",
+    int8: str | None = None,
     log: Log = silent,
 ) -> Exported:
     """Write a network for another engine; the file is there whole and found to be right, or not at all.
@@ -250,6 +257,7 @@ def export(
         batch: images at a time, where their number may not change.
         dynamic: what may change from call to call: "batch", "size", or both.
         dtype: fp32, bf16 or fp16, of parameters and images; a network of another dtype is copied.
+        int8: what of its products of matrices becomes int8: "weights", or "dynamic" for activations as well.
         log: hears what the weights are.
 
     Raises:
@@ -271,7 +279,8 @@ def export(
     if any(parameter.dtype != DTYPES[dtype] for parameter in model.parameters()):
         model = copy.deepcopy(model).to(DTYPES[dtype])
     target = Path(path) if path is not None else Path(f"{name}{exporter.suffix}")
-    return export_network(model, target, format=format, img_size=size, batch=batch, dynamic=dynamic, dtype=dtype)
+    settings: dict[str, Any] = {"format": format, "img_size": size, "batch": batch, "dynamic": dynamic}
+    return export_network(model, target, **settings, dtype=dtype, int8=int8)
 
 
 def _size_of(img_size: int | Sequence[int] | None) -> tuple[int, int] | None:

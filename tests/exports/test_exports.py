@@ -8,7 +8,7 @@ from hosts import SMALL, small
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.exports import EXPORTERS, Exporter, export, register_exporter
+from subquad.exports import EXPORTERS, Exporter, export, open_exported, register_exporter
 from subquad.exports.programs import DYNAMIC, program_of
 from subquad.models.create import settings_of
 from subquad.positions import adaptive_means, resample_places
@@ -106,6 +106,8 @@ def test_what_is_written_is_checked_and_not_kept_where_it_is_wrong(tmp_path, mon
         ({"format": "pt2", "dynamic": ["sizes"]}, "may change is batch or size, got 'sizes'"),
         ({"format": "pt2", "dtype": "int8"}, "unknown dtype"),
         ({"format": "pt2", "img_size": (16, 24), "dynamic": ["size"]}, "takes at least 17 px, got 16×24"),
+        ({"format": "onnx", "int8": "weights"}, "onnx is not written with int8 weights: pt2, aoti can be"),
+        ({"format": "pt2", "int8": "all"}, "unknown int8 'all'"),
         ({"format": "openvino"}, "openvino is written as .xml, got n.pt2"),
     ],
 )
@@ -173,3 +175,45 @@ def test_sizes_that_are_numbers_are_numbers():
     assert surely(2 == 2) is True and surely(2 > 3) is False
     assert (smaller(2, 3), larger(2, 3), up_to_multiple(7, 3), up_to_multiple(6, 3)) == (2, 3, 9, 6)
     assert first(torch.arange(5), 2, 0).tolist() == [0, 1]
+
+
+def sizes_of(path):
+    return path.stat().st_size
+
+
+@pytest.mark.parametrize(("format", "what"), [("pt2", "weights"), ("onnx", "dynamic")])
+@pytest.mark.slow
+def test_int8_is_smaller_and_near(format, what, tmp_path):
+    for package in ("torchao", *EXPORTERS[format].needs):
+        pytest.importorskip(package)
+    model = random_network("vit", "agent", depths=(1,), embed_dim=256, patch_size=16, img_size=32)
+    suffix = EXPORTERS[format].suffix
+    plain = export(model, tmp_path / f"plain{suffix}", format=format, dynamic=["batch"])
+    small_one = export(model, tmp_path / f"int8{suffix}", format=format, dynamic=["batch"], int8=what)
+    assert plain.difference < small_one.difference < 0.1
+    assert sizes_of(small_one.path) < 0.6 * sizes_of(plain.path)
+    if format == "pt2":
+        # it is read without torchao
+        assert not [node for node in torch.export.load(small_one.path).graph.nodes if "torchao" in str(node.target)]
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_what_was_exported_is_judged_in_its_engine(tmp_path):
+    run = tmp_path / "run"
+    subquad.train("digits", run, attention="linear", epochs=1)
+    written = subquad.export(run, tmp_path / "n.pt2", format="pt2", dynamic=["batch"])
+    there, here = subquad.evaluate(run, engine=written.path), subquad.evaluate(run)
+    assert there.result.top1 == here.result.top1 and (there.result.confusion == here.result.confusion).all()
+    for engine, message in [
+        (tmp_path / "none.onnx", "there is no file"),
+        (run / "best.safetensors", "what was exported ends in .onnx, .pt2, .xml"),
+    ]:
+        with pytest.raises(SubquadError, match=message):
+            subquad.evaluate(run, engine=engine)
+    (tmp_path / "bad.pt2").write_bytes(b"nothing")
+    with pytest.raises(SubquadError, match=r"can't be opened as pt2 or aoti"):
+        open_exported(tmp_path / "bad.pt2")
+    fixed = subquad.export(run, tmp_path / "one.pt2", format="pt2")
+    with pytest.raises(SubquadError, match=r"does not take .*--dynamic batch"):
+        subquad.evaluate(run, engine=fixed.path)

@@ -16,6 +16,9 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--batch-size", type=positive, default=1, metavar="N", help="images at a time, if not any number")
     sub.add_argument("--dynamic", default="", metavar="WHAT", help="what may change: batch, size, or batch,size")
     sub.add_argument("--dtype", default="fp32", metavar="DTYPE", help="fp32, bf16 or fp16")
+    sub.add_argument(
+        "--int8", metavar="WHAT", help="products of matrices in int8: weights, or dynamic (activations too)"
+    )
     sub.add_argument("--output", type=file_to_write, metavar="FILE", help="the file; NAME.SUFFIX here if left out")
 
 
@@ -31,6 +34,7 @@ def run_export(arguments: argparse.Namespace) -> None:
         batch=arguments.batch_size,
         dynamic=[name.strip() for name in arguments.dynamic.split(",") if name.strip()],
         dtype=arguments.dtype,
+        int8=arguments.int8,
         log=print,
     )
     sizes = " and ".join("×".join(map(str, shape)) for shape in written.shapes)

@@ -70,6 +70,8 @@ def _add_evaluate(commands: Commands, name: str, task: Any) -> None:
         _add_released(parser, task)
     else:
         add_checkpoint(parser)
+    text = "a file that `subquad export` wrote of it: its engine answers, not PyTorch"
+    parser.add_argument("--engine", type=to_read, metavar="FILE", help=text)
     for flag in task.evaluation_flags:
         flag.add_to(parser)
 
@@ -80,7 +82,7 @@ def _evaluate(arguments: argparse.Namespace, task: Any) -> None:
 
     settings = values_of(task.evaluation_flags, vars(arguments))
     output = settings.pop("output", None)
-    judgement = api.evaluate(_source(arguments, task), task=task.name, **settings)
+    judgement = api.evaluate(_source(arguments, task), task=task.name, engine=arguments.engine, **settings)
     print(judgement.text)
     if output is not None:
         files = judgement.save(output)

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from subquad.errors import SubquadError, check_suffix, reason_of, shown, unknown_name
-from subquad.exports.checking import Shape, checked_shapes, largest_difference
-from subquad.exports.formats import EXPORTERS, Exporter
+from subquad.exports.checking import TOLERANCES, Shape, checked_shapes, largest_difference
+from subquad.exports.formats import EXPORTERS, Exporter, Runner
 from subquad.exports.programs import as_formulas, check_dynamic, program_of, sizes_without_guards
+from subquad.exports.quantizing import INT8, in_int8
 from subquad.writing import replacing
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,6 +48,7 @@ def export(
     batch: int = 1,
     dynamic: Sequence[str] = (),
     dtype: str = "fp32",
+    int8: str | None = None,
 ) -> Exported:
     """Write `model` to `path`; the file is there whole and found to be right, or not at all.
 
@@ -59,11 +61,13 @@ def export(
         batch: images at a time, where their number may not change.
         dynamic: what may change from call to call: "batch", "size", or both.
         dtype: fp32, bf16 or fp16, of parameters and images.
+        int8: what of its products of matrices becomes int8: "weights", or "dynamic" for activations as well.
 
     Raises:
         SubquadError: a name is wrong, a package is missing, or the network can't be written as that, in one line.
     """
     exporter = exporter_named(format)
+    check_int8(int8, format)
     path = Path(path)
     check_suffix(path, f"{format} is", exporter.suffix)
     check_dynamic(dynamic)
@@ -80,7 +84,8 @@ def export(
             f"the network is {' and '.join(sorted(map(str, before)))}: bring it to {DTYPES[dtype]} first, model.to(…)"
         )
     try:
-        return _written(model.eval(), path, format, exporter, size, batch, tuple(dynamic), DTYPES[dtype], least)
+        wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least)
+        return _written(model.eval(), path, exporter, wanted)
     finally:
         model.train(training)
 
@@ -98,6 +103,21 @@ def exporter_named(name: str) -> Exporter:
     return EXPORTERS[name]
 
 
+def check_int8(what: str | None, format: str) -> None:
+    """Raise SubquadError where a format can't hold that in int8, or torchao is missing."""
+    if what is None:
+        return
+    if what not in INT8:
+        raise unknown_name("int8", what, INT8)
+    if what in EXPORTERS[format].int8_files:
+        return
+    if what not in EXPORTERS[format].int8:
+        able = [name for name, one in EXPORTERS.items() if what in (*one.int8, *one.int8_files)]
+        raise SubquadError(f"{format} is not written with int8 {what}: {', '.join(able)} can be")
+    if importlib.util.find_spec("torchao") is None:
+        raise SubquadError(f"int8 in {format} needs torchao: pip install 'subquad[export]'")
+
+
 def least_pixels(model: nn.Module) -> int:
     """The shortest side that a program for any size is to take: two patches of the coarsest map, and whole windows."""
     info = getattr(model, "feature_info", None) or [{"reduction": 1}]
@@ -105,44 +125,56 @@ def least_pixels(model: nn.Module) -> int:
     return max(two_patches, getattr(model, "least_size", 1))
 
 
-def _written(
-    model: nn.Module,
-    path: Path,
-    format: str,
-    exporter: Exporter,
-    size: tuple[int, int],
-    batch: int,
-    dynamic: tuple[str, ...],
-    dtype: torch.dtype,
-    least: int,
-) -> Exported:
+@dataclass(frozen=True)
+class _Wanted:
+    """The arguments of `export`, checked."""
+
+    format: str
+    size: tuple[int, int]
+    batch: int
+    dynamic: tuple[str, ...]
+    dtype: torch.dtype
+    int8: str | None
+    least: int
+
+
+def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) -> Exported:
     channels = getattr(model, "in_chans", 3)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if device.type != "cpu":
         raise SubquadError(f"networks are written from the CPU, and this one is on {device}: model.cpu() first")
-    images = torch.zeros(batch, channels, *size, dtype=dtype)
-    shapes = checked_shapes(size, batch, dynamic, least)
+    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least)
+    tolerance = TOLERANCES[torch.int8 if wanted.int8 else wanted.dtype]
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="subquad-export-") as folder:
         # of the libraries that translate, about themselves
         warnings.simplefilter("ignore")
         aside = Path(folder) / path.name
-        try:
-            program = program_of(model, images, dynamic, least)
-            with as_formulas(), sizes_without_guards():
-                exporter.write(program, aside)
-            run = exporter.load(aside)
-        except SubquadError:
-            raise
-        except Exception as error:
-            # what torch.onnx itself raises says only which of its steps it was
-            reason = reason_of(error.__cause__ or error)
-            raise SubquadError(f"it can't be written as {format}: {type(error).__name__}: {reason}") from error
-        difference = largest_difference(model, run, shapes, channels, dtype)
+        run = _translated(model, aside, exporter, wanted, channels)
+        difference = largest_difference(model, run, shapes, channels, wanted.dtype, tolerance)
         # what belongs to it has its name, and another suffix
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
             with replacing(path.with_name(file.name)) as place:
                 place.write_bytes(file.read_bytes())
-    return Exported(path, format, tuple(shapes), difference, least if "size" in dynamic else None)
+    return Exported(path, wanted.format, tuple(shapes), difference, wanted.least if "size" in wanted.dynamic else None)
+
+
+def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted, channels: int) -> Runner:
+    """Write the network to `path` and open that in its engine."""
+    images = torch.zeros(wanted.batch, channels, *wanted.size, dtype=wanted.dtype)
+    try:
+        traced = in_int8(model, wanted.int8) if wanted.int8 and wanted.int8 in exporter.int8 else model
+        program = program_of(traced, images, wanted.dynamic, wanted.least)
+        with as_formulas(), sizes_without_guards():
+            exporter.write(program, path)
+        if wanted.int8 and (quantize := exporter.int8_files.get(wanted.int8)):
+            quantize(path)
+        return exporter.load(path)
+    except SubquadError:
+        raise
+    except Exception as error:
+        # what torch.onnx itself raises says only which of its steps it was
+        reason = reason_of(error.__cause__ or error)
+        raise SubquadError(f"it can't be written as {wanted.format}: {type(error).__name__}: {reason}") from error
 
 
 def _pair(size: object) -> tuple[int, int]:

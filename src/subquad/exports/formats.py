@@ -1,7 +1,7 @@
 """The formats that networks are written in, by name: ours and registered ones."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -24,6 +24,8 @@ class Exporter:
         needs: packages that write and run it, beside PyTorch.
         write: writes a traced program to a path.
         load: opens what was written, in the engine that it is for.
+        int8: what of `quantizing.INT8` it can hold, the network's linear layers having been brought to it by torchao.
+        int8_files: what of it is done by the engine's own tool to the file that was written, in place.
     """
 
     summary: str
@@ -31,16 +33,21 @@ class Exporter:
     needs: tuple[str, ...]
     write: Callable[[ExportedProgram, Path], None]
     load: Callable[[Path], Runner]
+    int8: tuple[str, ...] = ()
+    int8_files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
 
 
 EXPORTERS: dict[str, Exporter] = {
-    "pt2": Exporter("PyTorch's own: torch.export.load", ".pt2", (), pt2_format.write, pt2_format.load),
+    "pt2": Exporter(
+        "PyTorch's own: torch.export.load", ".pt2", (), pt2_format.write, pt2_format.load, int8=("weights",)
+    ),
     "onnx": Exporter(
         "ONNX, for ONNX Runtime and others",
         ".onnx",
         ("onnx", "onnxscript", "onnxruntime"),
         onnx_format.write,
         onnx_format.load,
+        int8_files={"dynamic": onnx_format.quantize},
     ),
     "openvino": Exporter(
         "OpenVINO, with its weights in a .bin beside it",
@@ -55,6 +62,7 @@ EXPORTERS: dict[str, Exporter] = {
         (),
         aoti_format.write,
         aoti_format.load,
+        int8=("weights", "dynamic"),
     ),
 }
 """The formats by name."""

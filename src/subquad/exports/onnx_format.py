@@ -29,3 +29,15 @@ def load(path: Path) -> Callable[[Tensor], Tensor]:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def quantize(path: Path) -> None:
+    """Bring the products of a file to int8 by ONNX Runtime's tool, activations scaled at each call."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    # it recommends a preparation that programs of torch.export have had
+    logging.disable(logging.WARNING)
+    try:
+        quantize_dynamic(path, path, op_types_to_quantize=["MatMul", "Gemm"], weight_type=QuantType.QInt8)
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,24 @@
+"""The linear layers of a network in int8, by torchao: its weights alone, or activations too, scaled at each call."""
+
+import copy
+import logging
+
+from torch import nn
+
+INT8 = ("weights", "dynamic")
+"""What can be in int8: weights, raised to the network's precision at each call; or activations as well."""
+
+
+def in_int8(model: nn.Module, what: str) -> nn.Module:
+    """A copy whose linear layers are in int8; `what` is of INT8. Needs torchao."""
+    # it warns of its own code at import, and of kernels that it was not built with
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+    from torchao.utils import unwrap_tensor_subclass
+
+    smaller = copy.deepcopy(model)
+    quantize_(smaller, {"weights": Int8WeightOnlyConfig, "dynamic": Int8DynamicActivationInt8WeightConfig}[what]())
+    # plain tensors, so that what is written is read without torchao
+    unwrap_tensor_subclass(smaller)
+    return smaller
