@@ -21,7 +21,7 @@ from subquad.benchmarks.layers_on_squares import check_mechanisms, last_descent,
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.errors import check_suffix, unknown_name
-from subquad.models.create import settings_of
+from subquad.models.assembling import settings_of
 from subquad.text import columns
 from subquad.timing import interleaved_ms, timed_pass, warmed_up
 from subquad.writing import replacing, write_json
