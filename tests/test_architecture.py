@@ -79,6 +79,38 @@ def test_imports_go_one_way(path):
             assert RANK[parts[1]] < RANK[room], f"{path.relative_to(SOURCE)} imports {module}"
 
 
+def test_no_modules_import_each_other_in_a_circle():
+    """Not even where a function imports what it needs: the order of rooms says it of rooms, this of all modules."""
+    modules = {module_of(path): path for path in FILES}
+    left = {
+        module: {needed for needed in needs_of(path, modules) if needed != module} for module, path in modules.items()
+    }
+    # modules that need nothing that is left can't be in a circle
+    while free := {module for module, needed in left.items() if not needed & left.keys()}:
+        left = {module: needed for module, needed in left.items() if module not in free}
+    assert not {module: sorted(needed & left.keys()) for module, needed in left.items()}
+
+
+def module_of(path):
+    return ".".join(("subquad", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def needs_of(path, modules):
+    """The modules that a file imports anywhere, but for what only a type checker reads."""
+    waiting = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in modules else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        waiting += ast.iter_child_nodes(node)
+
+
 def test_no_two_modules_have_one_name():
     names = Counter(path.stem for path in FILES if path.stem not in ("__init__", "__main__"))
     assert [name for name, count in names.items() if count > 1] == []

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad import ATTENTION, TokenGrid
-from subquad.models.create import settings_of
+from subquad.models.assembling import settings_of
 
 DIM, HEADS, BATCH = 16, 2, 2
 SEQUENCE = TokenGrid(1, 23)

@@ -126,6 +126,18 @@ def test_the_length_from_which_on_a_layer_is_faster_than_softmax():
     assert "linear from about 32 tokens on" in blocks_table([slow, fast])
 
 
+def test_lines_cross_on_logarithmic_axes():
+    (row,) = measure_blocks(["linear"], [4], dim=8, num_heads=1, repeats=1)
+    softmax, lines = [1, 16, 256], {"late": [4, 16 / 4, 16], "never": [2, 32, 512], "always": [0.5, 1, 2]}
+    rows = [
+        replace(row, mechanism=name, tokens=4 ** (k + 1), block_ms=ms, softmax_block_ms=softmax[k])
+        for name, line in lines.items()
+        for k, ms in reversed(list(enumerate(line)))
+    ]
+    found = {name: length for (name, *_), length in faster_than_softmax(rows).items()}
+    assert found == {"late": pytest.approx(8), "never": None, "always": 4}
+
+
 def test_a_picture_shows_every_mechanism_and_softmax(tmp_path):
     rows = measure_blocks(["linear", "agent"], [16, 36], dim=8, num_heads=1, repeats=1)
     bench_picture(rows, tmp_path / "bench.svg")

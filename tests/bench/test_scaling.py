@@ -5,7 +5,7 @@ import torch
 
 from subquad import ATTENTION, SubquadError
 from subquad.attention import traits_of
-from subquad.benchmarks import ScalingRow, crossover, measure_scaling, peak_memory_mb
+from subquad.benchmarks import measure_scaling, peak_memory_mb
 
 MB = 2**18  # fp32 numbers
 
@@ -21,7 +21,7 @@ def test_peak_memory_is_what_lives_at_once():
 
 def test_memory_of_linear_mechanisms_grows_as_the_length_does():
     rows = measure_scaling(list(ATTENTION), [256, 1024], dim=32, num_heads=2, repeats=1)
-    peak = {(row.mechanism, row.num_tokens): row.peak_mb for row in rows}
+    peak = {(row.mechanism, row.tokens): row.peak_mb for row in rows}
     for name in (name for name, cls in ATTENTION.items() if not traits_of(cls).quadratic):
         assert peak[name, 1024] < 5.5 * peak[name, 256], name
 
@@ -29,8 +29,11 @@ def test_memory_of_linear_mechanisms_grows_as_the_length_does():
 @pytest.mark.parametrize("backward", [False, True])
 def test_every_mechanism_gets_a_row_for_every_length(backward):
     rows = measure_scaling(list(ATTENTION), [16, 64], dim=16, num_heads=2, repeats=2, backward=backward)
-    assert {(row.mechanism, row.num_tokens) for row in rows} == {(name, n) for name in ATTENTION for n in (16, 64)}
-    assert all(0 < row.min_ms <= row.median_ms <= row.max_ms and row.peak_mb > 0 for row in rows)
+    assert {(row.mechanism, row.tokens) for row in rows} == {(name, n) for name in ATTENTION for n in (16, 64)}
+    assert all(row.block_ms > 0 and row.spread >= 0 and row.peak_mb > 0 for row in rows)
+    assert all(row.core_ms is row.projections_ms is row.floor_ms is None for row in rows)
+    softmax = {row.tokens: row.block_ms for row in rows if row.mechanism == "softmax"}
+    assert all(row.softmax_block_ms == softmax[row.tokens] for row in rows)
 
 
 def test_what_does_not_fit_the_time_is_left_out_and_named():
@@ -42,17 +45,3 @@ def test_what_does_not_fit_the_time_is_left_out_and_named():
 def test_a_length_that_is_no_square_is_refused_with_the_nearest():
     with pytest.raises(SubquadError, match="50 tokens make no square grid: use 49 or 64"):
         measure_scaling(["softmax"], [50])
-
-
-def rows_of(**medians):
-    return [
-        ScalingRow(name, 4**k, ms, ms, ms, 1.0) for name, line in medians.items() for k, ms in enumerate(line, start=1)
-    ]
-
-
-def test_the_crossover_is_where_lines_cross_on_logarithmic_axes():
-    rows = rows_of(softmax=[1, 16, 256], late=[4, 16 / 4, 16], never=[2, 32, 512], always=[0.5, 1, 2])
-    found = crossover(rows)
-    assert found["late"] == pytest.approx(8)
-    assert found["never"] is None
-    assert found["always"] == 4

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from subquad import timing
-from subquad.benchmarks import ScalingRow, blocks, crossover, floors, measure_blocks, measure_networks, measure_scaling
-from subquad.benchmarks import scaling as scaling_module
+from subquad.benchmarks import blocks, floors, measure_blocks, measure_networks
 from subquad.benchmarks import whole_networks as networks_module
+from subquad.benchmarks.layers_on_squares import last_descent
 from subquad.benchmarks.pipeline_costs import _summary
-from subquad.benchmarks.scaling import last_descent
 from subquad.benchmarks.whole_networks import NetworkRow, faster_from
 from subquad.diffusion.folder import ImageRow
 from subquad.timing import interleaved_ms, warmed_up
@@ -51,7 +50,7 @@ def warm(monkeypatch):
         seen.update(runs)
         return {key: [1.0] * repeats for key in passes}
 
-    for module, wrap in ((blocks, "timed_pass"), (networks_module, "_pass"), (scaling_module, "_one_pass")):
+    for module, wrap in ((blocks, "timed_pass"), (networks_module, "_pass")):
         counted(module, wrap)
         monkeypatch.setattr(module, "interleaved_ms", times)
     return seen
@@ -60,8 +59,7 @@ def warm(monkeypatch):
 def test_every_pass_has_run_before_it_is_timed(warm):
     measure_blocks(["softmax", "linear"], [16], dim=16, num_heads=2, repeats=2)
     measure_networks(["deit_micro"], [16], repeats=2)
-    measure_scaling(["softmax", "linear"], [16], dim=16, num_heads=2, repeats=2)
-    assert {module for module, _ in warm} == {blocks, networks_module, scaling_module}
+    assert {module for module, _ in warm} == {blocks, networks_module}
     assert all(count >= 1 for count in warm.values())
 
 
@@ -103,8 +101,6 @@ def test_ratios_have_what_is_beaten_on_top():
 def test_faster_from_is_the_last_crossing():
     assert last_descent([(10, 2.0), (20, 0.5), (40, 2.0), (80, 0.5)]) == pytest.approx(40 * 2**0.5)
     assert last_descent([(10, 0.5), (20, 0.7)]) == 10 and last_descent([(10, 0.5), (20, 1.0)]) is None
-    rows = [ScalingRow(name, n, ms, ms, ms, 1.0) for name, n, ms in (("softmax", 4, 2.0), ("agent", 4, 1.0))]
-    assert crossover(rows) == {"agent": 4.0}
     network = {"network": "a", "batch_size": 1, "dtype": "fp32", "ms": 1.0, "images_per_s": 1.0, "peak_mb": 1.0}
     other = {"spread": 0.0, "reference": "b", "reference_ms": 1.0, "reference_mb": 1.0}
     rows = [NetworkRow(px=px, gain=gain, **network, **other) for px, gain in ((64, 0.5), (128, 2.0))]

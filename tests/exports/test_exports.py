@@ -10,7 +10,7 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.exports import EXPORTERS, Exporter, export, open_exported, register_exporter
 from subquad.exports.programs import DYNAMIC, program_of
-from subquad.models.create import settings_of
+from subquad.models.assembling import settings_of
 from subquad.positions import adaptive_means, resample_places
 from subquad.tracing import first, larger, smaller, surely, up_to_multiple
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, choose, unavailable, use_backend
 from subquad.kernels.triton import INTERPRETED, launch
-from subquad.models.create import settings_of
+from subquad.models.assembling import settings_of
 
 
 def release(package):

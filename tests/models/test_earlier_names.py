@@ -1,6 +1,7 @@
 """Weights of versions that called the fused projection `project`, not `qkv`: they load, and give the same answers."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 import subquad
 from subquad import ATTENTION
 from subquad.runs.run_state import State, put_back
+from subquad.tasks.detection.detectors import build_detector
+from subquad.tasks.segmentation.segmenters import build_segmenter
 from subquad.tasks.sequences.sequence_network import create_sequence_model
 from subquad.weights.fitting import adapt, under_current_names
 
@@ -42,13 +45,46 @@ def test_every_host_reads_the_names_of_before_with_every_mechanism(host, attenti
     assert torch.equal(fresh(IMAGES), model(IMAGES))
 
 
+class Inside(nn.Module):
+    """A network that holds a backbone of ours somewhere inside and reads no names but its own."""
+
+    def __init__(self, host="pvt", attention="inline"):
+        super().__init__()
+        self.backbone = small(host, attention)
+
+
+def sequences(attention="softmax"):
+    return create_sequence_model(attention, vocab_size=20, max_length=16, num_classes=3, embed_dim=32).eval()
+
+
+def segmenter():
+    return build_segmenter(small("swin", "pola", num_classes=0).creation, head="fpn", num_classes=3, head_channels=64)
+
+
+def detector():
+    backbone = small("cswin", "agent", num_classes=0).creation
+    return build_detector(backbone, head="retinanet", num_classes=3, head_channels=8)
+
+
+INSIDE = {host: partial(Inside, host, "softmax") for host in SMALL}
+INSIDE |= {"segmenter": segmenter, "detector": detector, "sequences": sequences}
+
+
+@pytest.mark.parametrize("make", INSIDE.values(), ids=list(INSIDE))
+def test_a_state_dict_of_before_loads_into_whatever_holds_blocks_of_ours(make):
+    model, fresh = another(make), make()
+    old = earlier(model.state_dict())
+    assert old.keys() != model.state_dict().keys()
+    fresh.load_state_dict(old)
+    wanted = model.state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in fresh.state_dict().items())
+    assert old.keys() == earlier(wanted).keys()
+
+
 @pytest.mark.parametrize("attention", ATTENTION)
 @torch.no_grad()
 def test_sequence_networks_read_the_names_of_before(attention):
-    def make():
-        return create_sequence_model(attention, vocab_size=20, max_length=16, num_classes=3, embed_dim=32).eval()
-
-    model, fresh = another(make), make()
+    model, fresh = another(partial(sequences, attention)), sequences(attention)
     subquad.load_checkpoint(fresh, earlier(model.state_dict()))
     assert torch.equal(fresh(TOKENS), model(TOKENS))
 
@@ -64,12 +100,7 @@ def test_a_file_of_before_opens_and_says_our_layout(tmp_path):
 
 
 def test_a_state_of_before_is_put_back_with_its_optimizer_and_its_average(tmp_path):
-    """In networks that hold a backbone of ours somewhere inside."""
-
-    class Inside(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.backbone = small("pvt", "inline")
+    """In networks that hold a backbone of ours somewhere inside, with all that a run keeps."""
 
     def trained(model, updates):
         optimizer = torch.optim.AdamW(model.parameters())

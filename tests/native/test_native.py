@@ -16,7 +16,7 @@ import subquad
 from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, Backend, backends, choose, choosing, declaring, unavailable, use_backend
 from subquad.kernels.cpu import library
-from subquad.models.create import settings_of
+from subquad.models.assembling import settings_of
 from subquad.positions import BiasTables
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from subquad.analysis import Findings, MeasureRow, QueryMaps
 from subquad.analysis.small_maps import Looking
-from subquad.benchmarks import BlockRow, MethodRow, ScalingRow
+from subquad.benchmarks import BlockRow, MethodRow
 from subquad.conversion.conversion_record import Record
 from subquad.conversion.hybrids import BlockDamage, HybridRow
 from subquad.conversion.judging import Comparison
@@ -61,8 +61,13 @@ def report(name, make_run, folder, task="classify", **sections):
     return page.read_text()
 
 
+def block_row(mechanism, tokens):
+    numbers = dict.fromkeys(BlockRow.__dataclass_fields__, 1.0) | {"batch_size": 1, "dtype": "fp32"}
+    return BlockRow(**numbers | {"mechanism": mechanism, "tokens": tokens})
+
+
 def with_gallery(name, make_run, folder, monkeypatch):
-    scaling = [ScalingRow(kind, n, n, n, n, n) for kind in ("agent", "linear") for n in (16, 64)]
+    scaling = [block_row(kind, n) for kind in ("agent", "linear") for n in (16, 64)]
     gallery = Gallery([[(PICTURE, name)]], [(name, (1, 2, 3))])
     return report(name, make_run, folder, scaling=scaling, scaling_note=name, gallery=gallery)
 
@@ -137,8 +142,7 @@ def test_names_are_text_on_every_kind_of_page(page, make_run, tmp_path, monkeypa
 @pytest.mark.parametrize("name", [HOSTILE, "_hidden", "$x^{2$ $", "softmax"])
 def test_names_are_text_in_pictures_that_stand_alone(name, tmp_path):
     """Also what matplotlib takes for formulas, and what it leaves out of legends."""
-    numbers = dict.fromkeys(BlockRow.__dataclass_fields__, 1.0) | {"batch_size": 1, "dtype": "fp32"}
-    bench_picture([BlockRow(**numbers | {"mechanism": name, "tokens": n}) for n in (16, 64)], tmp_path / "a.svg")
+    bench_picture([block_row(name, n) for n in (16, 64)], tmp_path / "a.svg")
     elements = list(ElementTree.parse(tmp_path / "a.svg").iter())
     assert name in ["".join(element.itertext()) for element in elements if element.tag.endswith("text")]
     assert not [element.tag for element in elements if element.tag.endswith(("script", "img"))]

@@ -1,6 +1,7 @@
 """The page shows every run, needs nothing from outside, and says in one line what it can't read."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.analysis import attention_weights
 from subquad.analysis.query_maps import _whole_map_layers, query_maps
-from subquad.benchmarks import ScalingRow
+from subquad.benchmarks import measure_scaling
 from subquad.pages import write_report
 from subquad.pages.attention_maps import drawn_maps
 from subquad.pages.charts import Axis, Series, line_chart, point_chart
@@ -49,8 +50,9 @@ def read(path):
 
 
 def scaling():
+    (row,) = measure_scaling(["agent"], [4], dim=8, num_heads=1, repeats=1)
     return [
-        ScalingRow(name, n, ms * n, ms * n, ms * n, n / 100)
+        replace(row, mechanism=name, tokens=n, block_ms=ms * n, softmax_block_ms=0.1 * n, peak_mb=n / 100)
         for name, ms in (("softmax", 0.1), ("agent", 0.05))
         for n in (64, 256)
     ]

@@ -10,9 +10,10 @@ from subquad.benchmarks.blocks import (
     measure_blocks,
     save_rows,
 )
+from subquad.benchmarks.layers_on_squares import describe_device
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.benchmarks.pipeline_costs import METHODS, MethodRow, images_table, make_images
-from subquad.benchmarks.scaling import ScalingRow, crossover, describe_device, describe_scaling, measure_scaling
+from subquad.benchmarks.scaling import describe_scaling, measure_scaling
 from subquad.benchmarks.unets import UNETS, UnetRow, measure_unet, unets_table
 from subquad.benchmarks.whole_networks import NetworkRow, faster_from, measure_networks, networks_table
 
@@ -24,10 +25,8 @@ __all__ = [
     "BlockRow",
     "MethodRow",
     "NetworkRow",
-    "ScalingRow",
     "UnetRow",
     "blocks_table",
-    "crossover",
     "describe_device",
     "describe_scaling",
     "dtype_of",

@@ -2,8 +2,10 @@
 
 import csv
 import dataclasses
+import math
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,11 @@ from torch import Tensor
 
 from subquad.attention import traits_of
 from subquad.benchmarks.floors import copy_gb_per_s, moved_bytes
+from subquad.benchmarks.layers_on_squares import check_mechanisms, last_descent, layer_on_tokens
 from subquad.benchmarks.memory import peak_memory_mb
-from subquad.benchmarks.scaling import check_mechanisms, last_descent, layer_on_tokens
 from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.errors import check_suffix, unknown_name
-from subquad.models.create import settings_of
+from subquad.models.assembling import settings_of
 from subquad.text import columns
 from subquad.timing import interleaved_ms, timed_pass, warmed_up
 from subquad.writing import replacing, write_json
@@ -38,8 +40,10 @@ def dtype_of(name: str) -> torch.dtype:
 class BlockRow:
     """One mechanism at one length: medians in milliseconds over interleaved repeats, and ratios of these medians.
 
+    What was not timed is None, and so is what would follow of it.
+
     Attributes:
-        block_ms: an attention layer, projections included; None where operations alone were timed.
+        block_ms: an attention layer, projections included.
         projections_ms: the layer's own two projections alone, its floor on a CPU.
         core_ms, textbook_ms, softmax_ms: between the projections: the mechanism, its textbook form, SDPA softmax.
         softmax_block_ms: a layer with softmax.
@@ -57,13 +61,13 @@ class BlockRow:
     dtype: str
     block_ms: float | None
     projections_ms: float | None
-    core_ms: float
+    core_ms: float | None
     textbook_ms: float | None
     softmax_ms: float | None
     softmax_block_ms: float | None
-    floor_ms: float
+    floor_ms: float | None
     over_projections: float | None
-    of_floor: float
+    of_floor: float | None
     textbook_gain: float | None
     softmax_gain: float | None
     images_per_s: float
@@ -71,10 +75,15 @@ class BlockRow:
     peak_mb: float
 
 
+PARTS = ("core", "block", "projections", "textbook")
+"""What can be timed of a layer: what lies between its projections, all of it, these alone, and the textbook form."""
+
+
 def measure_blocks(
     mechanisms: Sequence[str],
     tokens: Sequence[int],
     *,
+    parts: Sequence[str] = PARTS,
     dim: int = 192,
     num_heads: int = 3,
     batch_size: int = 1,
@@ -85,34 +94,55 @@ def measure_blocks(
     compile: bool = False,
     repeats: int = 15,
     max_softmax_tokens: int = 16384,
+    time_budget_s: float = math.inf,
     log: Callable[[str], None] = lambda line: None,
 ) -> list[BlockRow]:
     """Time attention layers on square grids; all parts of all mechanisms take turns within each repeat.
 
-    With `ops` the operations alone: without projections and without the branch that is local. Softmax is left out
-    above `max_softmax_tokens`, where a repeat would take seconds, and above 4,096 its textbook form, which writes its
-    map out. With `compile` all that is timed is made by torch.compile, textbook forms too.
+    With `ops` the operations alone: without projections and without the branch that is local. Softmax, beside which all
+    are set, is left out above `max_softmax_tokens`, where a repeat would take seconds, and above 4,096 its textbook
+    form, which writes its map out. With `compile` all that is timed is made by torch.compile, textbook forms too. A
+    mechanism whose repeats at a length would not fit what is left of `time_budget_s` is left out from there on, and
+    `log` hears of it.
     """
     check_mechanisms(mechanisms)
     kind, device = dtype_of(dtype), torch.device(device)
-    speed = copy_gb_per_s(device)
-    log(f"a copy moves {speed:.1f} GB/s")
+    deadline = time.perf_counter() + time_budget_s
+    asked = set(parts) & {"core", "textbook"} if ops else set(parts)
+    whole = "core" if ops else "block"
+    speed = copy_gb_per_s(device) if "core" in asked else None
+    if speed is not None:
+        log(f"a copy moves {speed:.1f} GB/s")
     rows: list[BlockRow] = []
+    running = list(dict.fromkeys([*mechanisms, "softmax"]))
     for length in sorted(tokens):
         shape = (batch_size, length, dim)
-        with_softmax = length <= max_softmax_tokens
+        if length > max_softmax_tokens and "softmax" in running:
+            running.remove("softmax")
         passes: dict[tuple[str, str], Callable[[], Any]] = {}
         inputs: dict[str, int] = {}
-        for name in dict.fromkeys([*mechanisms, *(["softmax"] if with_softmax else [])]):
-            if name == "softmax" and not with_softmax:
-                continue
-            parts, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops, compile)
-            passes |= {(name, part): run for part, run in parts.items()}
+        for name in running:
+            made, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops, compile)
+            passes |= {(name, part): run for part, run in made.items() if part in asked}
+        slow: dict[str, float] = {}
+        passes = warmed_up(
+            passes,
+            device,
+            is_too_slow=lambda seconds: seconds * (repeats + 2) > deadline - time.perf_counter(),
+            log=lambda key, seconds, slow=slow: slow.update({key[0]: seconds}),  # type: ignore[misc]
+        )
+        for name in [name for name in running if name in slow]:
+            running.remove(name)
+            if name in mechanisms:
+                log(f"{name} is left out from {length} tokens on: {slow[name]:.1f} s a pass")
+        passes = {key: run for key, run in passes.items() if key[0] in running}
+        if not any(name in running for name in mechanisms):
+            continue
         log(f"{length} tokens: {len(passes)} passes, {repeats} times each")
-        times = interleaved_ms(warmed_up(passes, device), repeats, device)
-        whole = "core" if ops else "block"
-        for name in [name for name in mechanisms if name in inputs]:
-            floor_ms = moved_bytes(inputs[name], shape, kind, backward=backward) / speed / 1e6
+        times = interleaved_ms(passes, repeats, device)
+        for name in [name for name in mechanisms if name in running]:
+            bytes_moved = moved_bytes(inputs[name], shape, kind, backward=backward)
+            floor_ms = None if speed is None else bytes_moved / speed / 1e6
             peak_mb = peak_memory_mb(passes[name, whole], device)
             rows.append(_row(name, length, batch_size, dtype, times, whole, floor_ms, peak_mb))
     return rows
@@ -162,12 +192,11 @@ def _row(
     dtype: str,
     times: dict[tuple[str, str], list[float]],
     whole: str,
-    floor_ms: float,
+    floor_ms: float | None,
     peak_mb: float,
 ) -> BlockRow:
     medians = {key: statistics.median(repeats) for key, repeats in times.items()}
-    core = medians[name, "core"]
-    block, projections, textbook = (medians.get((name, part)) for part in ("block", "projections", "textbook"))
+    core, block, projections, textbook = (medians.get((name, part)) for part in PARTS)
     softmax = medians.get(("softmax", "core"))
     return BlockRow(
         mechanism=name,
@@ -181,31 +210,35 @@ def _row(
         softmax_ms=softmax,
         softmax_block_ms=medians.get(("softmax", "block")),
         floor_ms=floor_ms,
-        over_projections=None if block is None or projections is None else block / projections,
-        of_floor=floor_ms / core,
-        textbook_gain=None if textbook is None else textbook / core,
-        softmax_gain=None if softmax is None else softmax / core,
+        over_projections=_ratio(block, projections),
+        of_floor=_ratio(floor_ms, core),
+        textbook_gain=_ratio(textbook, core),
+        softmax_gain=_ratio(softmax, core),
         images_per_s=1000 * batch_size / medians[name, whole],
         spread=(max(times[name, whole]) - min(times[name, whole])) / medians[name, whole],
         peak_mb=peak_mb,
     )
 
 
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return None if above is None or below is None else above / below
+
+
 def faster_than_softmax(rows: Sequence[BlockRow]) -> dict[tuple[str, int, str], float | None]:
     """By mechanism, batch size and dtype the number of tokens from which on it is faster than softmax, if it is.
 
-    Layers are compared with layers, operations with operations.
+    Layers are compared with layers, operations with operations. Between two measured lengths the ratio of the medians
+    is interpolated in logarithms; faster from the first length on gives that length.
     """
     crossings = {}
     for key in dict.fromkeys((row.mechanism, row.batch_size, row.dtype) for row in rows if row.mechanism != "softmax"):
         own = [row for row in rows if (row.mechanism, row.batch_size, row.dtype) == key]
-        pairs = [
-            (row.tokens, row.core_ms, row.softmax_ms)
-            if row.block_ms is None
-            else (row.tokens, row.block_ms, row.softmax_block_ms)
-            for row in own
-        ]
-        crossings[key] = last_descent([(tokens, ms / softmax) for tokens, ms, softmax in pairs if softmax is not None])
+        ratios = []
+        for row in sorted(own, key=lambda row: row.tokens):
+            alone = row.block_ms is None
+            pair = (row.core_ms, row.softmax_ms) if alone else (row.block_ms, row.softmax_block_ms)
+            ratios.append((row.tokens, _ratio(*pair)))
+        crossings[key] = last_descent([(tokens, ratio) for tokens, ratio in ratios if ratio is not None])
     return crossings
 
 
@@ -221,13 +254,13 @@ def blocks_table(rows: Sequence[BlockRow]) -> str:
         cells += [
             _number(row.core_ms),
             f"{row.images_per_s:.{0 if row.images_per_s > 99 else 1}f}",
-            f"{row.of_floor:.0%}",
+            "" if row.of_floor is None else f"{row.of_floor:.0%}",
         ]
         cells += [_number(row.textbook_gain), _number(row.softmax_gain), f"{row.peak_mb:.1f}", f"{row.spread:.0%}"]
         lines.append(cells)
     said = []
     for (name, batch_size, dtype), tokens in faster_than_softmax(rows).items():
-        own = [row.tokens for row in rows if row.mechanism == name and row.softmax_ms is not None]
+        own = [row.tokens for row in rows if row.mechanism == name and (row.softmax_ms or row.softmax_block_ms)]
         if not own:
             continue
         every = tokens is not None and tokens <= min(own)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from subquad.benchmarks.blocks import dtype_of
+from subquad.benchmarks.layers_on_squares import last_descent
 from subquad.benchmarks.memory import peak_memory_mb
-from subquad.benchmarks.scaling import last_descent
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import VARIANTS, create_model
 from subquad.models.networks import NETWORKS

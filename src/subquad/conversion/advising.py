@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from subquad.attention import ATTENTION, traits_of
 from subquad.benchmarks.memory import peak_memory_mb
-from subquad.benchmarks.scaling import interleaved_ms
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.replacing import convert, converted_layers
 from subquad.conversion.towers import Tower, find_tower
 from subquad.grid import TokenGrid
 from subquad.text import columns
+from subquad.timing import interleaved_ms
 
 
 class HandOn(nn.Module):

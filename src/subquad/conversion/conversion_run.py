@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from subquad.benchmarks.scaling import describe_device
+from subquad.benchmarks import describe_device
 from subquad.conversion.aligning import align
 from subquad.conversion.conversion_record import REPORT, Record
 from subquad.conversion.delta_files import save_converted, save_delta

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.benchmarks.scaling import interleaved_ms
 from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, answers_of
 from subquad.conversion.replacing import conversion_of, converted_layers
 from subquad.errors import SubquadError
+from subquad.timing import interleaved_ms
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from subquad.benchmarks.memory import peak_memory_mb
-from subquad.benchmarks.scaling import interleaved_ms
 from subquad.errors import SubquadError
 from subquad.text import one_line
+from subquad.timing import interleaved_ms
 
 REPEATS = 5
 """Passes of each network at each size, in turns."""

@@ -11,8 +11,8 @@ from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.conversion.towers import Layer, Tower, find_tower
 from subquad.errors import SubquadError, shown
+from subquad.models.assembling import as_json, check_names, make_mechanisms
 from subquad.models.attention_names import Block, Names, parse_blocks, split_names
-from subquad.models.create import as_json, check_names, make_mechanisms
 from subquad.weights.digest import digest_of
 
 

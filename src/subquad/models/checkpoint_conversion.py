@@ -9,7 +9,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from subquad.errors import SubquadError
-from subquad.models.create import create_model
+from subquad.models.assembling import assemble
 from subquad.models.networks import NETWORKS
 from subquad.models.timm_settings import default_cfg
 from subquad.models.variants import VARIANTS
@@ -51,8 +51,8 @@ def convert_checkpoint(
     name = name or (note.get("creation") or {}).get("name") or recognise(state, source)
     settings.setdefault("num_classes", classes_in(state) or 0)
     # without memory at first: a file may name a network far larger than its weights
-    fitted(state, create_model(name, **settings, device="meta"), source)
-    model = create_model(name, **settings)
+    fitted(state, assemble(name, **settings, device="meta"), source)
+    model = assemble(name, **settings)
     adapted = fitted(state, model, source)
     model.load_state_dict(adapted.state)
     note = _evaluation(name, model.num_classes) | note | (about or {}) | {"creation": model.creation}
@@ -85,7 +85,7 @@ def _same_depths(network: str, family: str | None, names: list[str]) -> bool:
 
 
 def _fits(network: str, state: dict[str, Tensor]) -> bool:
-    model = create_model(network, num_classes=classes_in(state) or 0, device="meta")
+    model = assemble(network, num_classes=classes_in(state) or 0, device="meta")
     adapted = adapt(state, model)
     return not adapted.resized and not misfits(adapted.state, model.state_dict())
 

@@ -20,6 +20,7 @@ from subquad.grid import TokenGrid
 from subquad.positions import GridTable, PositionTable, start_normal
 from subquad.rope import AxialRope, Rotation
 from subquad.tracing import surely, up_to_multiple
+from subquad.weights.fitting import rename_earlier
 
 Mechanism = Callable[..., Any]
 """A class of `subquad.attention`, or a `functools.partial` of one that fixes its settings."""
@@ -196,6 +197,11 @@ class Block(nn.Module):
         turned = {} if rotation is None else {"rotation": rotation}
         x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, **turned)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
+        # here, as a network that blocks are a part of, a detector say, may know no names but today's
+        rename_earlier(state_dict, prefix, {name for name, _ in self.named_parameters()})
+        super()._load_from_state_dict(state_dict, prefix, *more)
 
 
 class LayerScale(nn.Module):

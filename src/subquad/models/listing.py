@@ -8,8 +8,9 @@ from typing import Any
 from subquad.attention import ATTENTION, traits_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.kernels import BACKENDS, KERNELS, kernels_by_title, unavailable
+from subquad.models.assembling import settings_of
 from subquad.models.attention_names import is_count, names_in
-from subquad.models.create import create_model, settings_of
+from subquad.models.create import create_model
 from subquad.models.networks import NETWORKS
 from subquad.models.pretrained import dense_rows, pretrained_rows
 from subquad.models.variants import HOSTS, VARIANTS

@@ -10,7 +10,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from subquad.analysis import QueryMaps
-from subquad.benchmarks import ScalingRow, crossover
+from subquad.benchmarks import BlockRow, faster_than_softmax
 from subquad.models import names_in
 from subquad.pages.attention_maps import MapTable, drawn_maps
 from subquad.pages.charts import Axis, Series, line_chart, point_chart
@@ -29,7 +29,7 @@ def write_report(
     groups: Sequence[Group],
     path: Path,
     *,
-    scaling: Sequence[ScalingRow] = (),
+    scaling: Sequence[BlockRow] = (),
     scaling_note: str = "",
     gallery: Gallery | None = None,
     maps: Sequence[QueryMaps] = (),
@@ -146,23 +146,24 @@ def _curves(groups: Sequence[Group], colours: dict[str, str]) -> Markup:
     )
 
 
-def _scaling(rows: Sequence[ScalingRow], note: str, groups: Sequence[Group], colours: dict[str, str]) -> Markup:
+def _scaling(rows: Sequence[BlockRow], note: str, groups: Sequence[Group], colours: dict[str, str]) -> Markup:
     if not rows:
         return section("Against sequence length", "Latency and memory against sequence length were not measured.")
     # a mechanism has the colour of its first group
     known = {name: colours[group.label] for group in reversed(groups) for name in names_in(group.first.attention)[:1]}
     names = [name for name in dict.fromkeys(row.mechanism for row in rows) if name in known]
 
-    def chart(title: str, unit: str, value: Callable[[ScalingRow], float]) -> Markup:
+    def chart(title: str, unit: str, value: Callable[[BlockRow], float]) -> Markup:
         series = []
         for name in names:
             own = [row for row in rows if row.mechanism == name]
-            tips = [f"{name}, {row.num_tokens} tokens: {value(row):.3g} {unit}" for row in own]
-            series.append(Series(name, known[name], [(row.num_tokens, value(row)) for row in own], tips))
+            tips = [f"{name}, {row.tokens} tokens: {value(row):.3g} {unit}" for row in own]
+            series.append(Series(name, known[name], [(row.tokens, value(row)) for row in own], tips))
         return line_chart(series, Axis("tokens", log=True), Axis(title, log=True))
 
     both = charts(
-        chart("milliseconds", "ms", lambda row: row.median_ms), chart("peak memory, MB", "MB", lambda row: row.peak_mb)
+        chart("milliseconds", "ms", lambda row: float(row.block_ms or 0)),
+        chart("peak memory, MB", "MB", lambda row: row.peak_mb),
     )
     return section(
         "Against sequence length",
@@ -171,14 +172,14 @@ def _scaling(rows: Sequence[ScalingRow], note: str, groups: Sequence[Group], col
     )
 
 
-def _crossings(rows: Sequence[ScalingRow], names: Sequence[str]) -> Markup:
+def _crossings(rows: Sequence[BlockRow], names: Sequence[str]) -> Markup:
     """From which length on each mechanism is faster than softmax."""
     if "softmax" not in names:
         return NOTHING
-    shortest = min(row.num_tokens for row in rows)
-    longest = max(row.num_tokens for row in rows)
+    shortest = min(row.tokens for row in rows)
+    longest = max(row.tokens for row in rows)
     items = []
-    for name, length in crossover([row for row in rows if row.mechanism in names]).items():
+    for (name, *_), length in faster_than_softmax([row for row in rows if row.mechanism in names]).items():
         text = (
             f"not up to {longest:,} tokens" if length is None else f"from about {float(f'{length:.2g}'):,.0f} tokens on"
         )

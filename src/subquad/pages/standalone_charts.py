@@ -85,6 +85,7 @@ def save_lines(series: Sequence[Series], x: Axis, y: Axis, path: Path) -> None:
 
 def _points(row: BlockRow | NetworkRow) -> list[tuple[str, float, float]]:
     """A name, where and milliseconds: of the row's own, and of the softmax it is compared with."""
+    own: tuple[str, float | None]
     if isinstance(row, NetworkRow):
         own, softmax, place = (row.network, row.ms), (row.reference, row.reference_ms), row.px
     elif row.block_ms is None:

@@ -139,6 +139,18 @@ def under_current_names(state: dict[str, Tensor], own: Collection[str]) -> dict[
     return renamed
 
 
+def rename_earlier(state: dict[str, Tensor], prefix: str, own: Collection[str]) -> None:
+    """Bring the entries under `prefix` of a state dict, in place, under today's names.
+
+    For a module that is loaded as a part of another, whatever that is; `own` are the module's own names.
+    """
+    inner = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    current = under_current_names(inner, own)
+    for name in inner.keys() - current.keys():
+        del state[prefix + name]
+    state.update({prefix + name: tensor for name, tensor in current.items() if name not in inner})
+
+
 def _renamed(
     state: dict[str, Tensor], family: str, own: dict[str, torch.Size], rename: Callable[..., dict[str, Tensor]]
 ) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from subquad.attention import ATTENTION, traits_of
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.models.assembling import as_json, check_names, make_mechanisms
 from subquad.models.attention_names import Names, parse_blocks
-from subquad.models.create import as_json, check_names, make_mechanisms
 from subquad.models.layers import Block, Mechanism, SelfAttention
 from subquad.ranges import DropRate, Positive, Ratio, checks_arguments
 
