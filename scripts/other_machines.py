@@ -1,0 +1,325 @@
+"""The CPU kernels on other machines than this one: what they computed here, computed there again.
+
+    python scripts/other_machines.py
+    python scripts/other_machines.py --only aarch64 sanitized --threads 1 16
+
+Layers of every mechanism run here, forward and backward, and each call of a kernel is written down: its arguments, what
+stood in memory, and what stands there afterwards. A program of the same source and those calls is then compiled for
+each kind of machine and run in this one (x86-64-v2, -v3, -v4 as far as the processor goes), in an emulator that has no
+more than the machine (qemu-user), and under the address and undefined behaviour sanitizers, where every tensor is a
+block of memory of its own. Needs g++; Debian's g++-aarch64-linux-gnu and qemu-user for the others.
+Several Python threads that call kernels at once have to get to the bit what each gets alone.
+"""
+
+import argparse
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+import subquad
+from subquad import ATTENTION, TokenGrid
+from subquad.kernels.cpu import library, map_kernels, mixing_kernels
+from subquad.kernels.cpu.library import FUNCTIONS
+from subquad.kernels.cpu.shipping import PORTABLE_FLAGS, SOURCES
+from subquad.models.layers import SelfAttention
+
+GRIDS = (
+    (TokenGrid(5, 7, 1), 24, 2),
+    (TokenGrid(14, 14), 64, 2),
+    (TokenGrid(1, 23), 40, 5),
+    (TokenGrid(9, 4, 2), 130, 1),
+)
+"""Where layers stand, their width and their heads: narrow and wide heads, rests of every vector, prefix tokens."""
+
+TOLERANCES = {4: 2e-5, 2: 2e-2}
+"""Of the norm, by the bytes of a number: sums run in another order where vectors have another length."""
+
+PROGRAM = """
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include "kernels.cpp"
+
+struct Block {  // as large as what stands in it, so that a sanitizer sees what is outside
+    char* data;
+    template <class T> operator T*() const { return reinterpret_cast<T*>(data); }
+};
+
+static FILE* memory;
+static int worst_call = -1, calls = 0, wrong = 0;
+static double worst = 0;
+
+static Block read(long place, long bytes) {
+    Block block{static_cast<char*>(std::malloc(bytes ? bytes : 1))};
+    std::fseek(memory, place, SEEK_SET);
+    if (std::fread(block.data, 1, bytes, memory) != size_t(bytes)) std::abort();
+    return block;
+}
+
+static double number(const char* data, long i, int size) {
+    uint32_t bits = 0;
+    if (size == 4) std::memcpy(&bits, data + 4 * i, 4);
+    else { uint16_t half; std::memcpy(&half, data + 2 * i, 2); bits = uint32_t(half) << 16; }
+    float value; std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+static void check(int call, const char* name, Block got, long place, long bytes, int size, double tolerance) {
+    Block wanted = read(place, bytes);
+    double off = 0, norm = 0;
+    for (long i = 0; i < bytes / size; i++) {
+        const double a = number(got.data, i, size), b = number(wanted.data, i, size);
+        if (std::isnan(a) != std::isnan(b)) off = INFINITY;
+        else if (a != b) off += (a - b) * (a - b);
+        if (std::isfinite(b)) norm += b * b;
+    }
+    off = std::sqrt(off / (norm > 1e-20 ? norm : 1));
+    if (off > worst) worst = off, worst_call = call;
+    if (!(off <= tolerance)) wrong++, std::printf("call %d, %s, is off by %.1e\\n", call, name, off);
+    std::free(wanted.data);
+}
+
+int main(int, char** arguments) {
+    memory = std::fopen(arguments[1], "rb");
+    const int THREADS = std::atoi(arguments[2]);
+    (void)THREADS;
+@CALLS@
+    std::printf("%d calls, %d wrong, off by %.1e at most (call %d)\\n", calls, wrong, worst, worst_call);
+    return wrong != 0;
+}
+"""
+
+
+@dataclass
+class Recorder:
+    """Stands in for the library and writes down what is called.
+
+    Attributes:
+        memory: what stood in all tensors of all calls, before and after.
+        calls: a line of C++ for each step.
+        names: the functions that were called.
+    """
+
+    memory: bytearray = field(default_factory=bytearray)
+    calls: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    number: int = 0
+
+    def __getattr__(self, name: str):
+        function = getattr(library.library(), name)
+        return lambda *arguments: self.record(name, function, arguments)
+
+    def record(self, name, function, arguments):
+        """Call, and keep what is needed to call again."""
+        half = any(getattr(one, "half", 0) for one in arguments)
+        blocks: list[tuple[int, int, int, int]] = []
+        words = [self.text(one, half, blocks) for one in arguments]
+        if "threads" not in {field[0] for one in arguments for field in getattr(one, "_fields_", ())}:
+            words[-1] = "THREADS"  # the last argument of those without a shape
+        function(*arguments)  # raises where lengths do not fit
+        lines = [f"Block b{i} = read({place}, {length});" for i, (_, place, length, _) in enumerate(blocks)]
+        lines.append(
+            f'if ({name}({", ".join(words)}) != DONE) wrong++, std::puts("call {self.number} answers otherwise");'
+        )
+        for i, (address, place, length, size) in enumerate(blocks):
+            after = ctypes.string_at(address, length)
+            if after != self.memory[place : place + length]:
+                lines.append(
+                    f'check({self.number}, "{name}", b{i}, {self.kept(after)}, {length}, {size}, {TOLERANCES[size]});'
+                )
+        lines += [f"std::free(b{i}.data);" for i in range(len(blocks))]
+        self.calls.append("    {\n        " + "\n        ".join(lines) + "\n        calls++;\n    }")
+        self.names.add(name)
+        self.number += 1
+
+    def kept(self, content: bytes) -> int:
+        """Where the content stands now."""
+        self.memory += content
+        return len(self.memory) - len(content)
+
+    def text(self, value, half: bool, blocks) -> str:
+        """An argument as C++ has it; what it points to becomes a block."""
+        if not isinstance(value, ctypes.Structure):
+            number = value.value if hasattr(value, "value") else value
+            return repr(number) if isinstance(number, float) else f"{number}"
+        size = 2 if half and hasattr(value, "token") and hasattr(value, "images") else 4
+        words = []
+        for name, _ in value._fields_:
+            part = getattr(value, name)
+            if name in ("data", "written"):
+                words.append(self.block(part, extent(value) * size, size, blocks) if part else "nullptr")
+            elif name == "threads":
+                words.append("THREADS")
+            else:
+                words.append(self.text(part, half, blocks))
+        return "{" + ", ".join(words) + "}"
+
+    def block(self, address: int, length: int, size: int, blocks) -> str:
+        """A piece of memory as it is now; the one that it is already, for what is computed in place."""
+        for i, (known, _, extent, _) in enumerate(blocks):
+            if (known, extent) == (address, length):
+                return f"b{i}"
+        blocks.append((address, self.kept(ctypes.string_at(address, length)), length, size))
+        return f"b{len(blocks) - 1}"
+
+
+def extent(value) -> int:
+    """How many numbers lie between the first and the last that are pointed to."""
+    if not hasattr(value, "token"):
+        return value.count
+    if hasattr(value, "agent"):
+        strides, sizes, last = (value.head, value.token, value.agent), (value.heads, value.tokens, value.agents), 1
+    else:
+        strides, sizes, last = (
+            (value.batch, value.head, value.token),
+            (value.images, value.heads, value.count),
+            value.width,
+        )
+    return sum(stride * (size - 1) for stride, size in zip(strides, sizes, strict=True)) + last
+
+
+@contextmanager
+def recording():
+    """What is computed inside is written down."""
+    recorder = Recorder()
+    rooms = (mixing_kernels, map_kernels)
+    before = [room.library for room in rooms]
+    for room in rooms:
+        room.library = lambda: recorder
+    try:
+        yield recorder
+    finally:
+        for room, function in zip(rooms, before, strict=True):
+            room.library = function
+
+
+def layers():
+    """Layers of every mechanism, and tokens for them, in fp32 and bf16."""
+    for name in sorted(ATTENTION):
+        for grid, dim, heads in GRIDS:
+            for dtype in (torch.float32, torch.bfloat16):
+                torch.manual_seed(0)
+                try:
+                    layer = SelfAttention(dim, heads, ATTENTION[name], grid=grid).to(dtype)
+                except subquad.SubquadError:
+                    continue  # it refuses such a grid
+                yield name, layer, torch.randn(2, grid.num_tokens, dim).to(dtype), grid
+
+
+def run_layers() -> None:
+    """Forward as inference does it, forward and backward as training does it."""
+    for _, layer, x, grid in layers():
+        with torch.no_grad():
+            layer(x, grid=grid)
+        layer(x.requires_grad_(), grid=grid).square().mean().backward()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How a program is compiled, and what runs it."""
+
+    compiler: str
+    flags: tuple[str, ...]
+    runner: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+
+STATIC = ("-fopenmp", "-static")
+MACHINES = {
+    "x86-64": Machine("g++", ("-march=x86-64", *STATIC)),
+    "x86-64-v2": Machine("g++", ("-march=x86-64-v2", *STATIC), features=("sse4_2",)),
+    "x86-64-v3": Machine("g++", ("-march=x86-64-v3", *STATIC), features=("avx2", "fma")),
+    "x86-64-v4": Machine("g++", ("-march=x86-64-v4", *STATIC), features=("avx512f", "avx512bw", "avx512vl")),
+    "native": Machine("g++", ("-march=native", *STATIC)),
+    "sanitized": Machine(
+        "g++", ("-march=native", "-fopenmp", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+    ),
+    "nehalem": Machine("g++", ("-march=x86-64-v2", *STATIC), ("qemu-x86_64", "-cpu", "Nehalem")),
+    "haswell": Machine("g++", ("-march=x86-64-v3", *STATIC), ("qemu-x86_64", "-cpu", "Haswell")),
+    "aarch64": Machine("aarch64-linux-gnu-g++", ("-march=armv8-a", *STATIC), ("qemu-aarch64",)),
+}
+"""The first ones run as they are; the last in an emulator that has no more than such a processor."""
+
+
+def tried(name: str, machine: Machine, place: Path, threads: list[int]) -> bool:
+    """Compile and run, and print what came out; False where something is wrong."""
+    flags = set(Path("/proc/cpuinfo").read_text().split()) if machine.features else set()
+    if missing := [tool for tool in (machine.compiler, *machine.runner[:1]) if shutil.which(tool) is None]:
+        print(f"{name:10} not tried: there is no {missing[0]}")
+        return True
+    if machine.compiler == "g++" and platform.machine() != "x86_64" and name not in ("native", "sanitized"):
+        print(f"{name:10} not tried on {platform.machine()}")
+        return True
+    if absent := [feature for feature in machine.features if feature not in flags]:
+        print(f"{name:10} not tried: this processor has no {', '.join(absent)}")
+        return True
+    program = place / name
+    portable = [flag for flag in PORTABLE_FLAGS if flag not in ("-shared", "-fPIC")]
+    words = [machine.compiler, *portable, *machine.flags, f"-I{SOURCES}", str(place / "replay.cpp"), "-o", str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"{name:10} does not compile:\n{done.stderr[-2000:]}")
+        return False
+    right = True
+    for count in threads:
+        words = [*machine.runner, str(program), str(place / "memory.bin"), str(count)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        said = (done.stdout + done.stderr[-3000:] * bool(done.returncode)).strip()
+        print(f"{name:10} {count:2} threads: {said}" + (f" (ends with {done.returncode})" if done.returncode else ""))
+        right &= done.returncode == 0
+    return right
+
+
+def threads_agree(at_once: int = 8, rounds: int = 3) -> bool:
+    """Whether Python threads that compute at the same time get what each gets alone, to the bit."""
+    torch.set_num_threads(1)
+    cases = [(layer.eval(), x, grid) for _, layer, x, grid in layers()]
+
+    def answer(case):
+        with torch.no_grad():
+            return case[0](case[1], grid=case[2])
+
+    alone = [answer(case) for case in cases]
+    with ThreadPoolExecutor(at_once) as pool:
+        together = list(pool.map(answer, cases * rounds))
+    wrong = sum(not torch.equal(a, b) for a, b in zip(alone * rounds, together, strict=True))
+    print(f"{at_once} Python threads at once: {len(together)} calls of layers, {wrong} differ from the same alone")
+    return wrong == 0
+
+
+def main() -> None:
+    """Record, compile, run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=list(MACHINES), default=list(MACHINES))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2, 16])
+    arguments = parser.parse_args()
+    os.nice(10)
+    if library.missing():
+        raise SystemExit(f"there are no kernels here to compare with: {library.missing()}")
+    torch.set_num_threads(1)
+    with recording() as recorder:
+        run_layers()
+    if left := sorted(set(FUNCTIONS) - recorder.names):
+        raise SystemExit(f"no layer calls {', '.join(left)}: add a case")
+    print(f"recorded {recorder.number} calls of {len(recorder.names)} kernels, {len(recorder.memory) / 2**20:.0f} MB")
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "memory.bin").write_bytes(recorder.memory)
+        (place / "replay.cpp").write_text(PROGRAM.replace("@CALLS@", "\n".join(recorder.calls)))
+        right = [tried(name, MACHINES[name], place, arguments.threads) for name in arguments.only]
+    sys.exit(not all([*right, threads_agree()]))
+
+
+if __name__ == "__main__":
+    main()
