@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.exports import aoti_format, onnx_format, openvino_format, pt2_format
+from subquad.plugins import Table
 
 Runner = Callable[[Tensor], Tensor]
 """What was written, as a function of images."""
@@ -33,7 +35,13 @@ class Exporter:
     load: Callable[[Path], Runner]
 
 
-EXPORTERS: dict[str, Exporter] = {
+def check_exporter(name: str, exporter: Any) -> None:
+    """Raise a SubquadError where an object is no format."""
+    if not isinstance(exporter, Exporter):
+        raise SubquadError(f"the format '{name}' is to be a subquad.exports.Exporter, got {shown(exporter)}")
+
+
+OURS = {
     "pt2": Exporter("PyTorch's own: torch.export.load", ".pt2", (), pt2_format.write, pt2_format.load),
     "onnx": Exporter(
         "ONNX, for ONNX Runtime and others",
@@ -57,10 +65,12 @@ EXPORTERS: dict[str, Exporter] = {
         aoti_format.load,
     ),
 }
-"""The formats by name."""
+"""The formats of the library by name."""
+
+EXPORTERS: Table[Exporter] = Table("a format", "subquad.exporters", check_exporter, OURS)
+"""The formats by name, with those that are registered and those of installed plug-ins."""
 
 
 def register_exporter(name: str, exporter: Exporter) -> None:
     """Add a format. Raises SubquadError where there is one of its name."""
-    if EXPORTERS.setdefault(name, exporter) is not exporter:
-        raise SubquadError(f"there is a format '{name}' already: give this one another name")
+    EXPORTERS.register(name, exporter)
