@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_finish(session):
-    """Let garbage collections pass over what was imported and collected: a training has two, a second each otherwise."""
+    """Let garbage collections pass over what was imported: a training collects twice, half a second each otherwise."""
     passed_over()
 
 
