@@ -2,7 +2,6 @@
 
 import gc
 import os
-import sys
 
 import pytest
 import torch
@@ -11,29 +10,20 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-IMPORTED = 200
-"""So many modules more than at the last time, and garbage collections are to pass over them as well."""
-
-
 def pytest_collection_finish(session):
     """Let garbage collections pass over what was imported: a training collects twice, half a second each otherwise."""
-    passed_over(0)
+    passed_over()
 
 
-def passed_over(before):
-    """The number of modules that collections pass over, which was `before`."""
-    if len(sys.modules) < before + IMPORTED:
-        return before
+def passed_over():
     gc.collect()
     gc.freeze()
-    return len(sys.modules)
 
 
-@pytest.fixture(autouse=True)
-def light_collections(request):
-    """What tests import by and by, too."""
-    session = request.session
-    session.passed_over = passed_over(getattr(session, "passed_over", 0))
+@pytest.fixture(autouse=True, scope="module")
+def light_collections():
+    """What the tests of the files before have imported and left in caches, too: a collection here saves many."""
+    passed_over()
 
 
 def pytest_sessionfinish(session):

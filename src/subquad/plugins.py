@@ -1,11 +1,139 @@
-"""What installed packages add to the tables of this library, by their entry points."""
+"""Tables that others can add to: what is registered, and what installed packages name in their entry points.
 
-import warnings
-from collections.abc import Callable
+A plug-in is a package with an entry point in the group of a table, for mechanisms
+
+    [project.entry-points."subquad.attention"]
+    mean = "my_package.mean:MeanAttention"
+
+Its name is known at once, its code is imported when the entry is asked for. What goes wrong there is one line that
+names the plug-in, said to whoever asks for it, and nothing else is the worse for it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
-from subquad.text import one_line
+from subquad.errors import SubquadError, reason_of
+
+Entry = TypeVar("Entry")
+
+TABLES: dict[str, "Table[Any]"] = {}
+"""The tables by their groups of entry points."""
+
+
+class Table(MutableMapping[str, Entry]):
+    """A dict that also holds installed plug-ins, each of which is imported when it is asked for.
+
+    Args:
+        what: an entry in words, with its article: "a task".
+        group: of the entry points.
+        check: raises a SubquadError that says what an object lacks to be the entry of a name.
+        entries: those of the library.
+    """
+
+    def __init__(
+        self, what: str, group: str, check: Callable[[str, Any], None], entries: Mapping[str, Entry] | None = None
+    ) -> None:
+        self.what, self.group, self.check = what, group, check
+        self._entries: dict[str, Entry] = dict(entries or {})
+        self._found: dict[str, list[EntryPoint]] | None = None
+        self._loading = ""
+        TABLES[group] = self
+
+    def __getitem__(self, name: str) -> Entry:
+        if name != self._loading and (points := self._plugins.get(name)):
+            self._load(name, points)
+        return self._entries[name]
+
+    def __setitem__(self, name: str, entry: Entry) -> None:
+        self._entries[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._entries, *self._plugins]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries or name in self._plugins
+
+    @property
+    def loaded(self) -> Mapping[str, Entry]:
+        """What needs no import any more: ours, what is registered, and plug-ins that were asked for."""
+        return self._entries
+
+    def usable(self) -> Iterator[Entry]:
+        """All entries, without plug-ins that can't be had: whoever asks for one of those by name is told why."""
+        for name in self:
+            try:
+                entry = self[name]
+            except SubquadError:
+                continue
+            yield entry
+
+    def register(self, name: str, entry: Entry) -> None:
+        """Add an entry for this process; once more is no more than once.
+
+        Raises:
+            SubquadError: it lacks something, or another one has the name.
+        """
+        self.check(name, entry)
+        if self._entries.get(name) is entry:
+            return
+        taken = [_where(self._entries[name])] if name in self._entries else []
+        # a plug-in may well register what its entry point names
+        own = getattr(entry, "__module__", "") if isinstance(entry, type) else ""
+        if name != self._loading:
+            taken += [
+                f", {_origin(point)}"
+                for point in self._plugins.get(name, [])
+                if _package(point.module) != _package(own)
+            ]
+        if taken:
+            raise SubquadError(f"there is {self.what} '{name}' already{taken[0]}: take another name")
+        self._plugins.pop(name, None)
+        self._entries[name] = entry
+
+    def name_of(self, entry: Any) -> str | None:
+        """The name of an entry, if it has one."""
+        return next((name for name, known in self._entries.items() if known is entry), None)
+
+    @property
+    def _plugins(self) -> dict[str, list[EntryPoint]]:
+        """Entry points by name, looked for once: that takes some 40 ms."""
+        if self._found is None:
+            self._found = {}
+            for point in installed(self.group):
+                self._found.setdefault(point.name, []).append(point)
+        return self._found
+
+    def _load(self, name: str, points: list[EntryPoint]) -> None:
+        """Import a plug-in and check it.
+
+        Raises:
+            SubquadError: it can't be imported, lacks something, or has a name that another one has.
+        """
+        others = [_where(self._entries[name])] if name in self._entries else [f", {_origin(p)}" for p in points[1:]]
+        if others:
+            other = others[0].removeprefix(", ") or "one of this library's"
+            raise SubquadError(f"'{name}' is both {_origin(points[0])} and {other}: uninstall one of them")
+        before, self._loading = self._loading, name
+        try:
+            entry = points[0].load()
+            self.check(name, entry)
+            if self._entries.get(name, entry) is not entry:
+                raise SubquadError(f"it registers another one as '{name}'")
+        except (Exception, SystemExit) as error:
+            # whatever a stranger's module does while it is imported
+            kind = "" if isinstance(error, SubquadError) else f"{type(error).__name__}: "
+            raise SubquadError(f"{_origin(points[0])} can't be used: {kind}{reason_of(error)}") from error
+        finally:
+            self._loading = before
+        self._plugins.pop(name, None)
+        self._entries[name] = entry
 
 
 def installed(group: str) -> list[EntryPoint]:
@@ -24,11 +152,15 @@ def _points_of(package: Distribution, group: str) -> list[EntryPoint]:
         return []
 
 
-def add_installed(group: str, register: Callable[[Any], Any]) -> None:
-    """Register the objects that installed packages name in a group of entry points; warn of one that can't be had."""
-    for entry in installed(group):
-        try:
-            register(entry.load())
-        except Exception as error:
-            # a broken plug-in, whatever it raises, is no reason for the others and for us to stop
-            warnings.warn(f"the plug-in {entry.value} can't be added: {one_line(error)}", stacklevel=2)
+def _where(entry: object) -> str:
+    """Where a class is defined, behind a comma; nothing of other objects, which do not know it."""
+    return f", {entry.__module__}.{entry.__qualname__}" if isinstance(entry, type) else ""
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _origin(point: EntryPoint) -> str:
+    package = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
+    return f"the plug-in {point.value}{package}"

@@ -11,7 +11,7 @@ from subquad import ATTENTION
 def clean(monkeypatch, tmp_path):
     """What is registered and found in a test is forgotten after it; a folder to install packages in."""
     before = set(sys.modules)
-    monkeypatch.setattr(ATTENTION, "_classes", dict(ATTENTION._classes))
+    monkeypatch.setattr(ATTENTION, "_entries", dict(ATTENTION._entries))
     monkeypatch.setattr(ATTENTION, "_found", None)
     monkeypatch.syspath_prepend(tmp_path / "site")
     yield tmp_path / "site"

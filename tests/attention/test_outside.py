@@ -46,5 +46,5 @@ def test_a_plug_in_trains_compares_benches_analyses_and_reports(clean, tmp_path,
     pages = [(tmp_path / name).read_text() for name in ("report.html", "bench.svg", "looked/analysis.html")]
     assert "mean" in pages[0] and all("3fa2a7" in page for page in pages)
     # without the package its run says what is missing
-    monkeypatch.setattr(ATTENTION, "_classes", {k: v for k, v in ATTENTION._classes.items() if k != "mean"})
+    monkeypatch.setattr(ATTENTION, "_entries", {k: v for k, v in ATTENTION._entries.items() if k != "mean"})
     assert "unknown attention 'mean'" in subquad("eval", "runs/both/mean-s0", status=2)

@@ -26,7 +26,13 @@ class Answer(nn.Module):
         return answered if isinstance(answered, torch.Tensor) else answered[0]
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+LIBRARIES = list({name.split()[0]: name for name in reversed(FOREIGN)}.values())
+"""A network of each library."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in LIBRARIES else pytest.mark.slow) for name in FOREIGN]
+)
 def test_it_is_exported(name):
     student, x = subquad.convert(teacher(name), "linear"), images(side_of(name))
     exported = torch.export.export(Answer(student), (x,)).module()

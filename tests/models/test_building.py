@@ -23,7 +23,7 @@ from subquad.models.layers import (
     move_tables,
 )
 from subquad.models.less_attention import AttentionResidual, diagonality_loss
-from subquad.models.soft_network import PostNormBlock
+from subquad.models.softnet import PostNormBlock
 from subquad.models.swin import PatchMerging, WindowAttention
 from subquad.models.timm_settings import default_cfg
 from subquad.models.vit import Plain

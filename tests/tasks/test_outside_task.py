@@ -12,7 +12,6 @@ from PIL import Image
 import subquad
 from subquad import SubquadError
 from subquad.cli import main
-from subquad.plugins import add_installed
 from subquad.tasks import ENTRY_POINTS, TASKS, register_task
 
 SMALL = ["--epochs", "2", "--warmup-epochs", "0", "--batch-size", "8", "--depth", "1", "--embed-dim", "16"]
@@ -54,7 +53,7 @@ def test_a_task_from_outside_does_all_that_ours_do(registered, tmp_path, monkeyp
 
 
 def test_a_task_is_registered_once_and_under_words_of_its_own(monkeypatch):
-    monkeypatch.setattr("subquad.tasks.task_table.TASKS", dict(TASKS))
+    monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
     for changes, reason in (
         ({"name": "other"}, "has recipes of the task depth"),
         ({"commands": {"dream": "depth dream"}}, "has a command to dream, known are train, compare"),
@@ -66,7 +65,7 @@ def test_a_task_is_registered_once_and_under_words_of_its_own(monkeypatch):
         register_task(int)
     assert subquad.register_task(depth_task.Depth) is depth_task.Depth
     register_task(depth_task.Depth)
-    with pytest.raises(SubquadError, match="there is a task depth already"):
+    with pytest.raises(SubquadError, match="there is a task 'depth' already"):
         register_task(type("Second", (depth_task.Depth,), {}))
 
 
@@ -87,12 +86,16 @@ def plugged_in(tmp_path):
     return tmp_path
 
 
-def test_tasks_of_installed_packages_are_found(plugged_in, monkeypatch):
+def test_tasks_of_installed_packages_are_found(plugged_in, monkeypatch, capsys):
+    monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
+    monkeypatch.setattr(TASKS, "_found", None)
     monkeypatch.syspath_prepend(str(plugged_in))
-    found = []
-    with pytest.warns(UserWarning, match="the plug-in nowhere_at_all:Task can't be added"):
-        add_installed(ENTRY_POINTS, found.append)
-    assert found == [depth_task.Depth]
+    assert {"depth", "broken"} <= TASKS.keys() and TASKS["depth"] is depth_task.Depth
+    assert main(["depth", "eval", "nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert main(["broken"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "the plug-in nowhere_at_all:Task of tiny-depth 1.0 can't be used" in said
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ class Findings:
 
     @property
     def names(self) -> list[str]:
-        """Of the networks."""
+        """Name the networks."""
         return list(dict.fromkeys([*self.rows, *self.hits, *self.confusions]))
 
 

@@ -72,7 +72,7 @@ def mixed(layer: LayerAttention, *, branch: bool = True) -> Tensor | None:
 
 
 def gate_correlation(layer: LayerAttention) -> Tensor | None:
-    """Of PolaFormer: the mean correlation of channels of its gates' halves."""
+    """Give the mean correlation of the channels of the two halves of PolaFormer's gates."""
     gates = layer.inputs.get("g")
     if gates is None:
         return None
@@ -81,14 +81,14 @@ def gate_correlation(layer: LayerAttention) -> Tensor | None:
 
 
 def power(layer: LayerAttention) -> Tensor | None:
-    """Of PolaFormer: the mean power of a head."""
+    """Give the mean power of each of PolaFormer's heads."""
     if not isinstance(layer.module, PolaAttention):
         return None
     return layer.module.powers().mean((1, 2))[None, :, None].expand(len(layer.weights), -1, 1)
 
 
 def left_by_newton(layer: LayerAttention) -> Tensor | None:
-    """Of SOFT: what its steps leave of the identity."""
+    """Give what SOFT's steps leave of the identity."""
     if not isinstance(layer.module, SoftAttention):
         return None
     landmarks, _ = layer.module.landmarks(layer.inputs["q"], None, layer.grid)

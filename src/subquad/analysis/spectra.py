@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Ranks:
-    """Of matrices (…, n, m), each (…).
+    """Hold the ranks of matrices (…, n, m), each (…).
 
     Attributes:
         numerical: singular values above a share of the largest.

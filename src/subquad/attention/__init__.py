@@ -3,16 +3,20 @@
 from torch import nn
 
 from subquad.attention.agent import AgentAttention
+from subquad.attention.contract import check_mechanism
 from subquad.attention.focused import FocusedAttention
 from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
 from subquad.attention.pola import PolaAttention
-from subquad.attention.registry import Mechanisms
 from subquad.attention.soft import SoftAttention
 from subquad.attention.softmax import SoftmaxAttention
 from subquad.attention.traits import Traits, traits_of
+from subquad.plugins import Table
 
-ATTENTION = Mechanisms(
+ATTENTION: Table[type[nn.Module]] = Table(
+    "an attention",
+    "subquad.attention",
+    check_mechanism,
     {
         "softmax": SoftmaxAttention,
         "linear": LinearAttention,
@@ -21,7 +25,7 @@ ATTENTION = Mechanisms(
         "agent": AgentAttention,
         "pola": PolaAttention,
         "soft": SoftAttention,
-    }
+    },
 )
 """The mechanisms by name, and the contract that each of them keeps.
 
@@ -68,7 +72,7 @@ every entry to all of it; docs/adding-a-mechanism.md walks through one. A class 
 def register_attention(name: str, cls: type[nn.Module]) -> None:
     """Make a class of yours an attention like those of subquad, for this process: in every host, command and page.
 
-    What is to be found without a line of code, by the command line too, is a plug-in: see `attention/registry.py`.
+    What is to be found without a line of code, by the command line too, is a plug-in: see `plugins.py`.
 
     Args:
         name: small letters, digits and _; one that no other mechanism has.

@@ -89,7 +89,7 @@ class AgentAttention(nn.Module):
         return agent_weights(q, agents, k, *self.biases(grid, kv_grid), padding, idle)[:, :, None]
 
     def biases(self, grid: TokenGrid, kv_grid: TokenGrid) -> tuple[BiasTables, BiasTables]:
-        """Of agents and keys, and of agents and queries."""
+        """Give the biases of agents and keys, and those of agents and queries."""
         return self.agent_bias.tables(kv_grid, self.agent_grid), self.query_bias.tables(grid, self.agent_grid)
 
     def pool(

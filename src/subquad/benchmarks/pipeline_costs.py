@@ -116,7 +116,7 @@ def _timed(
 
 
 def _peak_mb(pipe: Any, method: str, options: dict[str, Any], prompt: str, sampling: Sampling) -> float:
-    """Of two steps: what a step holds does not depend on how many there are. It also warms up."""
+    """Measure two steps: what a step holds does not depend on how many there are. It also warms up."""
     few = Sampling(**{**vars(sampling), "steps": 2})
     METHODS[method](pipe, **options)
     bar = getattr(pipe, "_progress_bar_config", {})

@@ -63,7 +63,7 @@ def measure_networks(
     With `head`, one of a task of `TASKS`, they are backbones under it, with as many classes as its usual data have. A
     network is left out from the size on at which a first pass takes longer than `max_seconds`.
     """
-    if head is not None and head not in (known := [name for task in TASKS.values() for name in task.heads]):
+    if head is not None and head not in (known := [name for task in TASKS.usable() for name in task.heads]):
         raise unknown_name("head", head, known)
     if head is not None and backward:
         raise SubquadError("dense networks are measured forward: leave out --backward")
@@ -116,7 +116,7 @@ def _network(name: str, px: int, head: str | None) -> nn.Module:
     arguments: dict[str, Any] = {"name": variant, "img_size": px, **({"attention": softmax} if softmax else {})}
     if head is None:
         return create_model(**arguments)
-    task = next(task for task in TASKS.values() if head in task.heads)
+    task = next(task for task in TASKS.usable() if head in task.heads)
     return task.bench_network(head, arguments, px)
 
 

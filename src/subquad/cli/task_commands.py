@@ -2,12 +2,14 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from subquad.cli.parser import Commands, Parser, add_checkpoint
 from subquad.cli.recipes import add_compare, add_train, compare_recipe, given_fields, run_folder, train_recipe
 from subquad.cli.released_weights import add_network, add_whole_network, source_of_one
+from subquad.errors import SubquadError
 from subquad.flags import to_read, values_of
 
 
@@ -16,12 +18,24 @@ def add_commands(commands: Commands) -> None:
     from subquad.tasks import TASKS
 
     groups: dict[str, Commands] = {}
-    for task in TASKS.values():
+    for name in TASKS:
+        try:
+            task = TASKS[name]
+        except SubquadError as error:
+            if name in TASKS.loaded:
+                raise
+            # nothing but its name is known of a plug-in that can't be had
+            commands.add(name, partial(_complain, str(error)), "A plug-in that can't be used; say this to see why.")
+            continue
         for action, words in task.commands.items():
             group, _, name = words.rpartition(" ")
             if group and group not in groups:
                 groups[group] = commands.group(group, task.title)
             _ADDERS[action](groups.get(group, commands), name, task)
+
+
+def _complain(reason: str, arguments: argparse.Namespace) -> None:
+    raise SubquadError(reason)
 
 
 def _add_train(commands: Commands, name: str, task: Any) -> None:

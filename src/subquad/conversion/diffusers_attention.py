@@ -24,7 +24,7 @@ PROCESSORS = REPLACEABLE | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor
 
 
 class DiffusersAttention(ConvertedAttention):
-    """DiT's, PixArt's, SD3's."""
+    """Stand for the attention of DiT, PixArt and SD3."""
 
     replaces: ClassVar[tuple[str, ...]] = ("diffusers.models.attention_processor.Attention",)
 

@@ -4,15 +4,19 @@ A row names the module that reads a family. It is imported when a layer of the f
 need a library that is heavy, or not installed. Layers are known by the full names of their classes (`replaces`), so
 that nothing is imported to find that something is of no known kind.
 
-Added from outside by `register_family`.
+Added from outside by `register_family`, or by an installed package with an entry point in the group
+`subquad.families`: its name is the module in which the foreign layers are defined, its object the class that stands for
+them.
 """
 
 from importlib import import_module
+from typing import Any
 
 from torch import nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.errors import SubquadError, shown
+from subquad.plugins import Table
 
 FAMILIES: dict[str, str] = {
     "diffusers.models.attention_processor": "subquad.conversion.diffusers_attention",
@@ -44,16 +48,25 @@ FAMILIES: dict[str, str] = {
 _REGISTERED: dict[str, type[ConvertedAttention]] = {}
 
 
+def check_family(name: str, cls: Any) -> None:
+    """Raise a SubquadError where a class stands for no foreign layers."""
+    if not (isinstance(cls, type) and issubclass(cls, ConvertedAttention) and cls.replaces):
+        raise SubquadError(
+            f"a family is a class of ConvertedAttention whose `replaces` names classes, got {shown(cls)}"
+        )
+
+
+PLUGGED_IN: Table[type[ConvertedAttention]] = Table("a family", "subquad.families", check_family)
+"""Families of installed plug-ins, by the modules in which foreign layers are defined."""
+
+
 def register_family(cls: type[ConvertedAttention]) -> None:
     """Convert attention layers of further classes, for this process: those that `cls.replaces` names in full.
 
     Raises:
         SubquadError: `cls` is no class of `ConvertedAttention`, or stands for nothing.
     """
-    if not (isinstance(cls, type) and issubclass(cls, ConvertedAttention) and cls.replaces):
-        raise SubquadError(
-            f"a family is a class of ConvertedAttention whose `replaces` names classes, got {shown(cls)}"
-        )
+    check_family("", cls)
     _REGISTERED.update(dict.fromkeys(cls.replaces, cls))
 
 
@@ -73,6 +86,8 @@ def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
 
 
 def _of_family(module: str) -> dict[str, type[ConvertedAttention]]:
+    if module in PLUGGED_IN:
+        return dict.fromkeys(PLUGGED_IN[module].replaces, PLUGGED_IN[module])
     if module not in FAMILIES:
         return {}
     members = vars(import_module(FAMILIES[module])).values()

@@ -58,7 +58,7 @@ class OwnAttention(ConvertedAttention):
 
 
 class OwnWindowAttention(OwnAttention):
-    """Swin's."""
+    """Stand for the windows of our Swin."""
 
     replaces: ClassVar[tuple[str, ...]] = ("subquad.models.swin.WindowAttention",)
 
@@ -84,7 +84,7 @@ class OwnWindowAttention(OwnAttention):
 
 
 class OwnReducingAttention(OwnAttention):
-    """PVT's and PVTv2's."""
+    """Stand for the reduced keys of our PVT and PVTv2."""
 
     replaces: ClassVar[tuple[str, ...]] = ("subquad.models.pvt.SpatialReductionAttention",)
 

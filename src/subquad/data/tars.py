@@ -68,7 +68,7 @@ class _Hashed:
 
     @property
     def digest(self) -> str:
-        """Of what has been read."""
+        """Give the digest of what has been read."""
         return self._sha.hexdigest()
 
 

@@ -59,7 +59,7 @@ class OfProcessor:
 
     @property
     def shared(self) -> Shared:
-        """Of its patch."""
+        """Give what the layers of a patch share."""
         return self.processor.shared
 
 

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.exports import aoti_format, onnx_format, openvino_format, pt2_format
+from subquad.plugins import Table
 
 Runner = Callable[[Tensor], Tensor]
 """What was written, as a function of images."""
@@ -37,7 +39,13 @@ class Exporter:
     int8_files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
 
 
-EXPORTERS: dict[str, Exporter] = {
+def check_exporter(name: str, exporter: Any) -> None:
+    """Raise a SubquadError where an object is no format."""
+    if not isinstance(exporter, Exporter):
+        raise SubquadError(f"the format '{name}' is to be a subquad.exports.Exporter, got {shown(exporter)}")
+
+
+OURS = {
     "pt2": Exporter(
         "PyTorch's own: torch.export.load", ".pt2", (), pt2_format.write, pt2_format.load, int8=("weights",)
     ),
@@ -65,10 +73,12 @@ EXPORTERS: dict[str, Exporter] = {
         int8=("weights", "dynamic"),
     ),
 }
-"""The formats by name."""
+"""The formats of the library by name."""
+
+EXPORTERS: Table[Exporter] = Table("a format", "subquad.exporters", check_exporter, OURS)
+"""The formats by name, with those that are registered and those of installed plug-ins."""
 
 
 def register_exporter(name: str, exporter: Exporter) -> None:
     """Add a format. Raises SubquadError where there is one of its name."""
-    if EXPORTERS.setdefault(name, exporter) is not exporter:
-        raise SubquadError(f"there is a format '{name}' already: give this one another name")
+    EXPORTERS.register(name, exporter)

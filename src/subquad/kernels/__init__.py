@@ -4,7 +4,15 @@ The formulas of `subquad.ops` say which operator they may be computed by and han
 a kernel where one can and the formula otherwise.
 """
 
-from subquad.kernels.backends import BACKENDS, KERNELS, Backend, register_backend, unavailable, use_backend
+from subquad.kernels.backends import (
+    BACKENDS,
+    KERNELS,
+    PLUGGED_IN,
+    Backend,
+    register_backend,
+    unavailable,
+    use_backend,
+)
 from subquad.kernels.choosing import choose, compute, run
 from subquad.kernels.declaring import OPERATORS, Operator, implements, kernels_by_title
 from subquad.kernels.gradients import learns
@@ -27,6 +35,7 @@ __all__ = [
     "BACKENDS",
     "KERNELS",
     "OPERATORS",
+    "PLUGGED_IN",
     "Backend",
     "Operator",
     "Shapes",

@@ -10,10 +10,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError, shown, unknown_name
+from subquad.plugins import Table
 
 BACKENDS = {
     "auto": "kernels where they can, PyTorch otherwise",
@@ -51,10 +53,23 @@ KERNELS: dict[str, Backend] = {}
 """The backends by name, in the order in which `auto` asks those of one device."""
 
 
+def check_backend(name: str, backend: Any) -> None:
+    """Raise a SubquadError where an object is no backend of this name."""
+    if not isinstance(backend, Backend) or backend.name != name:
+        raise SubquadError(
+            f"the backend '{name}' is to be a subquad.kernels.Backend of this name, got {shown(backend)}"
+        )
+
+
+PLUGGED_IN: Table[Backend] = Table("a backend", "subquad.backends", check_backend)
+"""Backends of installed plug-ins, whose modules also say what they compute; `auto` takes them once they were named."""
+
+
 def register_backend(backend: Backend) -> None:
     """Add a backend; what it computes is said by `implements`. Raises SubquadError where there is one of its name."""
     if backend.name in BACKENDS:
         raise SubquadError(f'there is a backend "{backend.name}" already: give this one another name')
+    check_backend(backend.name, backend)
     KERNELS[backend.name] = backend
     BACKENDS[backend.name] = backend.summary
 
@@ -99,5 +114,10 @@ def most_channels(name: str) -> int | None:
 
 def _known(name: str) -> str:
     if name not in BACKENDS:
-        raise unknown_name("backend", name, BACKENDS)
+        if name not in PLUGGED_IN:
+            raise unknown_name("backend", name, [*BACKENDS, *PLUGGED_IN])
+        backend = PLUGGED_IN[name]
+        # its module has to do so before it says what it computes
+        if name not in BACKENDS:
+            register_backend(backend)
     return name

@@ -203,7 +203,7 @@ def weigh(scores: Tensor, v: Tensor) -> Tensor:
 
 
 def mean_square(scores: Tensor) -> Tensor:
-    """Of each head of each image, (b, h, 1, 1)."""
+    """Give the mean square of each head of each image, (b, h, 1, 1)."""
     return scores.square().mean(dim=(-2, -1), keepdim=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from subquad.attention import ATTENTION, traits_of
 from subquad.errors import SubquadError, unknown_name
-from subquad.kernels import BACKENDS, KERNELS, kernels_by_title, unavailable
+from subquad.kernels import BACKENDS, KERNELS, PLUGGED_IN, kernels_by_title, unavailable
 from subquad.models.assembling import settings_of
 from subquad.models.attention_names import is_count, names_in
 from subquad.models.create import create_model
@@ -61,10 +61,15 @@ def model_rows(pattern: str = "*") -> list[Row]:
 
 def backend_rows() -> list[Row]:
     """Every backend: what it is, and whether it works on this machine or why not."""
-    return [
-        {"backend": name, "what": what, "here": f"no: {reason}" if (reason := unavailable(name)) else "yes"}
-        for name, what in BACKENDS.items()
-    ]
+    rows = []
+    for name in dict.fromkeys([*BACKENDS, *PLUGGED_IN]):
+        try:
+            reason = unavailable(name)
+        except SubquadError as error:
+            reason = str(error)
+        here = f"no: {reason}" if reason else "yes"
+        rows.append({"backend": name, "what": BACKENDS.get(name, "a plug-in"), "here": here})
+    return rows
 
 
 def operation_rows() -> list[Row]:

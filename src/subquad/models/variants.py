@@ -10,7 +10,7 @@ from subquad.models.cswin import CSwin
 from subquad.models.lavit import LaViT, LaViTPlain
 from subquad.models.pvt import PVT
 from subquad.models.pvt_v2 import PVTv2
-from subquad.models.soft_network import SoftNet
+from subquad.models.softnet import SoftNet
 from subquad.models.swin import Swin
 from subquad.models.vit import ViT
 

@@ -87,7 +87,7 @@ def _agent(
     padding: Tensor | None = None,
     idle: Tensor | None = None,
 ) -> Tensor:
-    """Of biases (h, a, n), both with agents in front."""
+    """Compute it with biases (h, a, n), both with agents in front."""
     key_bias = _forbid(key_bias.to(q.dtype), padding)
     query_bias = _forbid(query_bias.mT.to(q.dtype), idle)
     if _maps_are_small(q, agents):

@@ -1,6 +1,5 @@
 """What can be trained: a folder a task, one protocol for all of them, and the table of those that there are."""
 
-from subquad.plugins import add_installed
 from subquad.tasks import released_networks as released_networks  # which enters its makers
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.image_recipe import ImageRecipe
@@ -33,6 +32,3 @@ __all__ = [
     "register_task",
     "task_named",
 ]
-
-# behind all names: a plug-in imports this module
-add_installed(ENTRY_POINTS, register_task)

@@ -1,6 +1,9 @@
 """The tasks there are, by name; others are added by `register_task` or found where a plug-in is installed."""
 
-from subquad.errors import SubquadError, unknown_name
+from typing import Any
+
+from subquad.errors import SubquadError, shown, unknown_name
+from subquad.plugins import Table
 from subquad.tasks.classification.classification_task import Classification
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.detection.detection_task import Detection
@@ -8,16 +11,32 @@ from subquad.tasks.segmentation.segmentation_task import Segmentation
 from subquad.tasks.sequences.lra_task import LongRange
 from subquad.tasks.task import ACTIONS, Task
 
-TASKS: dict[str, type[Task]] = {
-    "classify": Classification,
-    "segment": Segmentation,
-    "detect": Detection,
-    "lra": LongRange,
-}
-"""The tasks by their names in recipes, weight files and commands."""
-
 ENTRY_POINTS = "subquad.tasks"
 """The group of entry points by which an installed package adds its tasks: `depth = "my_package.depth:Depth"`."""
+
+
+def check_task(name: str, task: Any) -> None:
+    """Raise a SubquadError that says why a class can't be the task `name`."""
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise SubquadError(f"a task is a class derived from subquad.tasks.Task, got {shown(task)}")
+    if task.name != name:
+        raise SubquadError(f"the entry point of the task {task.name} is called {name}: they have one name")
+    if task.name != task.recipe_class.task:
+        raise SubquadError(f"the task {task.name} has recipes of the task {task.recipe_class.task}")
+    if unknown := task.commands.keys() - set(ACTIONS):
+        raise SubquadError(f"the task {task.name} has a command to {min(unknown)}, known are {', '.join(ACTIONS)}")
+    others = [other for other_name, other in TASKS.loaded.items() if other_name != name]
+    if taken := {words for other in others for words in other.commands.values()} & set(task.commands.values()):
+        raise SubquadError(f"the command {min(taken)} of the task {task.name} is another task's")
+
+
+TASKS: Table[type[Task]] = Table(
+    "a task",
+    ENTRY_POINTS,
+    check_task,
+    {"classify": Classification, "segment": Segmentation, "detect": Detection, "lra": LongRange},
+)
+"""The tasks by their names in recipes, weight files and commands."""
 
 
 def register_task(task: type[Task]) -> type[Task]:
@@ -26,18 +45,7 @@ def register_task(task: type[Task]) -> type[Task]:
     Raises:
         SubquadError: it is no task, another one has its name or one of its commands, or there is no such command.
     """
-    if not (isinstance(task, type) and issubclass(task, Task)):
-        raise SubquadError(f"a task is a class derived from subquad.tasks.Task, got {task!r}")
-    if task.name != task.recipe_class.task:
-        raise SubquadError(f"the task {task.name} has recipes of the task {task.recipe_class.task}")
-    if TASKS.get(task.name, task) is not task:
-        raise SubquadError(f"there is a task {task.name} already, {TASKS[task.name].__name__}")
-    if unknown := task.commands.keys() - set(ACTIONS):
-        raise SubquadError(f"the task {task.name} has a command to {min(unknown)}, known are {', '.join(ACTIONS)}")
-    others = {words for other in TASKS.values() if other is not task for words in other.commands.values()}
-    if taken := others & set(task.commands.values()):
-        raise SubquadError(f"the command {min(taken)} of the task {task.name} is another task's")
-    TASKS[task.name] = task
+    TASKS.register(getattr(task, "name", ""), task)
     return task
 
 

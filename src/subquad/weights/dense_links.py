@@ -45,18 +45,18 @@ def _url(share: str) -> str:
 
 
 def masks(share: str, label: str, network: str, params: int, box: float, mask: float, **more: str) -> DenseLink:
-    """Of Mask R-CNN, or of the cascade of it."""
+    """Make a link of Mask R-CNN, or of the cascade of it."""
     head = "cascade_mask_rcnn" if "_crcnn_" in label else "mask_rcnn"
     return DenseLink(_url(share), label, "detect", network, head, {"box AP": box, "mask AP": mask}, params, **more)
 
 
 def boxes(share: str, label: str, network: str, params: int, box: float) -> DenseLink:
-    """Of RetinaNet."""
+    """Make a link of RetinaNet."""
     return DenseLink(_url(share), label, "detect", network, "retinanet", {"box AP": box}, params)
 
 
 def scenes(share: str, label: str, network: str, params: int, miou: float, accuracy: float) -> DenseLink:
-    """Of Semantic FPN and UPerNet."""
+    """Make a link of Semantic FPN or UPerNet."""
     figures = {"mIoU": miou, "class accuracy": accuracy}
     return DenseLink(_url(share), label, "segment", network, label.partition("_")[0], figures, params)
 

@@ -63,28 +63,28 @@ def _tsinghua(page: str, share: str, label: str, top1: float, **more: object) ->
 
 
 def agent(share: str, label: str, top1: float, **more: object) -> Link:
-    """Of Agent Attention, agent_transformer/README.md."""
+    """Make a link of Agent Attention, agent_transformer/README.md."""
     return _tsinghua("agent", share, label, top1, **more)
 
 
 def inline(share: str, label: str, top1: float, **more: object) -> Link:
-    """Of InLine, README.md."""
+    """Make a link of InLine, README.md."""
     return _tsinghua("inline", share, label, top1, **more)
 
 
 def focused(share: str, label: str, top1: float, **more: object) -> Link:
-    """Of FLatten, README.md."""
+    """Make a link of FLatten, README.md."""
     return _tsinghua("focused", share, label, top1, **more)
 
 
 def soft(identity: str, label: str, top1: float, **more: object) -> Link:
-    """Of SOFT, README.md; the files lie on Google Drive."""
+    """Make a link of SOFT, README.md; the files lie on Google Drive."""
     url = f"https://drive.google.com/uc?export=download&id={identity}"
     return Link(url, "soft", label, top1, **more)  # type: ignore[arg-type]
 
 
 def pola(label: str, top1: float | None = None, **more: object) -> Link:
-    """Of PolaFormer: a repository whose file names were not known when this was written."""
+    """Make a link of PolaFormer: a repository whose file names were not known when this was written."""
     return Link(PAGES["pola"].url, "pola", label, top1, **more)  # type: ignore[arg-type]
 
 

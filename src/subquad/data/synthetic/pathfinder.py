@@ -67,12 +67,12 @@ class Setting:
 
     @property
     def dashes(self) -> int:
-        """Of a distractor."""
+        """Give the dashes of a distractor."""
         return self.distractor_length or max(1, self.contour_length // 3)
 
     @property
     def count(self) -> int:
-        """Of distractors."""
+        """Give the number of distractors."""
         return round(20 / self.dashes * (self.size / 32) ** 2) if self.distractors is None else self.distractors
 
 

@@ -56,7 +56,7 @@ def _too_large(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int])
 
 @implements(operators.depthwise_gradient, "native", cannot=_too_large)
 def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]) -> tuple[Tensor, ...]:
-    """Of `depthwise`, to v, the weight and a bias."""
+    """Give the gradients of `depthwise` to v, the weight and a bias."""
     dv, bias = depthwise(grad, weight.flip(-1, -2), None, shape), weight.new_zeros(weight.shape[-3])
     taps = weight.new_zeros(*weight.shape[:-3], weight.shape[-1] ** 2, weight.shape[-3])
     height, width = shape
@@ -84,7 +84,7 @@ def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
 
 @implements(operators.pool_gradient, "native")
 def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
-    """Of `pool`, to x."""
+    """Give the gradient of `pool` to x."""
     height, width = shape
     dx = empty_tokens(x).zero_()
     grid = Map(height, width, x.shape[2] - height * width)

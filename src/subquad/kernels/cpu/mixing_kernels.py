@@ -37,7 +37,7 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def linear_attention_gradient(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
 ) -> tuple[Tensor, ...]:
-    """Of `linear_attention`, to q, k and v."""
+    """Give the gradients of `linear_attention` to q, k and v."""
     grads = tuple(map(empty_tokens, (q, k, v)))
     tokens = map(tokens_of, (q, k, v, grad, *grads))
     library().linear_attention_gradient(
@@ -48,7 +48,7 @@ def linear_attention_gradient(
 
 @implements(operators.inline_attention_gradient, "native")
 def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Of `inline_attention`, to q, k and v."""
+    """Give the gradients of `inline_attention` to q, k and v."""
     grads = tuple(map(empty_tokens, (q, k, v)))
     library().inline_attention_gradient(shape_of(q, k), *map(tokens_of, (q, k, v, grad, *grads)))
     return grads
@@ -112,7 +112,7 @@ def agent_attention_of_tables(
 def agent_attention_gradient(
     grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
 ) -> tuple[Tensor, ...]:
-    """Of `agent_attention` with biases (h, a, n), whose gradients are (h, n, a)."""
+    """Give the gradients of `agent_attention` with biases (h, a, n), whose own are (h, n, a)."""
     dq, dk, dv = map(empty_tokens, (q, k, v))
     dagents = agents.new_empty(agents.shape)
     # biases' own of each image, (b, h, n, a), are summed in the end
@@ -167,7 +167,7 @@ def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
 
 @implements(operators.newton_inverse_gradient, "native")
 def newton_inverse_gradient(grad: Tensor, gram: Tensor, alpha: Tensor, steps: int) -> tuple[Tensor, ...]:
-    """Of `newton_inverse`, to gram and alpha; both matrices are symmetric."""
+    """Give the gradients of `newton_inverse` to gram and alpha; both matrices are symmetric."""
     grads, m = (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)), gram.shape[-1]
     library().newton_inverse_gradient(
         *(numbers_of(x.contiguous()) for x in (grad, gram, alpha)),

@@ -41,7 +41,7 @@ def tokens_of(x: Tensor | None) -> Tokens:
 
 
 def shape_of(q: Tensor, k: Tensor) -> Shape:
-    """Of queries and keys, and how many threads there are."""
+    """Give the sizes of queries and keys, and how many threads there are."""
     b, h, n, d = q.shape
     return Shape(b, h, n, k.shape[2], d, torch.get_num_threads())
 

@@ -27,7 +27,7 @@ OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 @dataclass(frozen=True)
 class Needs:
-    """Of one launch: registers a thread, bytes a thread that do not fit in them, bytes of shared memory a program."""
+    """What one launch needs: registers and spilled bytes of a thread, bytes of shared memory of a program."""
 
     kernel: str
     registers: int

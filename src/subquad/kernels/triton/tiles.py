@@ -29,7 +29,7 @@ class Bias(NamedTuple):
 
 
 def tokens_of(x: Tensor | None) -> Tokens | None:
-    """Of (b, h, n, d); (h, n, d) is the same for all images."""
+    """Give a tensor (b, h, n, d) with its strides; (h, n, d) is the same for all images."""
     if x is None:
         return None
     if x.stride(-1) != 1:
@@ -38,7 +38,7 @@ def tokens_of(x: Tensor | None) -> Tokens | None:
 
 
 def bias_of(x: Tensor | None) -> Bias | None:
-    """Of (h, f, n)."""
+    """Give a bias (h, f, n) with its strides."""
     return None if x is None else Bias(x, *x.stride())
 
 
