@@ -76,6 +76,32 @@ def test_keys_without_bias_have_none_to_train(attention):
         torch.testing.assert_close(tokens, heads[name])
 
 
+@pytest.mark.parametrize(
+    ("settings", "biased"),
+    [
+        ({}, "qkvg"),
+        ({"key_bias": False}, "qvg"),
+        ({"gate_bias": False}, "qkv"),
+        ({"qkv_bias": False}, ""),
+        ({"qkv_bias": False, "gate_bias": True}, "g"),
+        ({"key_bias": False, "gate_bias": False}, "qv"),
+    ],
+)
+def test_each_part_of_a_projection_has_a_bias_or_none_as_it_is_told(settings, biased):
+    layer = small("vit", "pola", **settings).blocks[0].attn
+    assert layer.projected == ("q", "k", "v", "g")
+    assert [tuple(p.shape) for name, p in layer.qkv.named_parameters() if name == "bias"] == (
+        [(24 * len(biased),)] if biased else []
+    )
+    if biased:
+        # 1 for the first part that has one, 2 for the second, …
+        layer.qkv.bias.data = torch.arange(1.0, 1 + len(biased)).repeat_interleave(24)
+    zero = torch.zeros(1, 5, 24)
+    for heads in (layer.heads(zero), layer.heads(zero, zero)):
+        found = {name: tokens.unique().tolist() for name, tokens in heads.items()}
+        assert found == {name: [1 + biased.index(name) if name in biased else 0] for name in "qkvg"}
+
+
 @pytest.mark.parametrize("make", [SelfAttention, SpatialReductionAttention])
 def test_norms_of_queries_and_keys_stand_between_projection_and_mechanism(make):
     grid, x = TokenGrid(4, 4), torch.randn(1, 16, 8)

@@ -67,6 +67,7 @@ class ViT(Plain):
         mlp: what kind they are: "plain", "swiglu" or "swiglu_norm", see `make_mlp`.
         qkv_bias: whether the projection to queries, keys and values has a bias.
         key_bias: whether keys have one, too.
+        gate_bias: whether a mechanism's gates have one; as `qkv_bias` says if left out.
         qk_norm: whether queries and keys have a norm.
         init_values: what LayerScale starts from; None for networks without.
         norm_eps: of all norms.
@@ -97,6 +98,7 @@ class ViT(Plain):
         mlp: str = "plain",
         qkv_bias: bool = True,
         key_bias: bool = True,
+        gate_bias: bool | None = None,
         qk_norm: bool = False,
         init_values: AboveZero | None = None,
         norm_eps: AboveZero = 1e-6,
@@ -114,7 +116,7 @@ class ViT(Plain):
             raise unknown_name("pos_embed", pos_embed, POSITIONS)
         grid = TokenGrid(*grids_of(img_size, patch_size, 1)[0].shape, int(class_token) + reg_tokens)
         rates = drop_path_rates(drop_path_rate, [len(attention)])[0]
-        biases: dict[str, Any] = {"qkv_bias": qkv_bias, "key_bias": key_bias}
+        biases: dict[str, Any] = {"qkv_bias": qkv_bias, "key_bias": key_bias, "gate_bias": gate_bias}
         blocks = [
             Block(
                 embed_dim,
