@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad import ATTENTION, TokenGrid
+from subquad.attention import traits_of
 from subquad.models.assembling import settings_of
 
 DIM, HEADS, BATCH = 16, 2, 2
@@ -38,6 +39,12 @@ def inputs_of(
         shape = (BATCH, tokens, dim) if name == "x" else (BATCH, HEADS, tokens, dim // HEADS)
         supply[name] = torch.randn(shape, generator=generator, dtype=torch.float64) if name in MIXED else None
     return supply
+
+
+def open_gate(module: nn.Module, supply: dict) -> None:
+    """Let the gate of `supply`, if there is one, let everything through."""
+    if "g" in supply:
+        supply["g"] = torch.full_like(supply["g"], traits_of(module).open_gate)
 
 
 def but_values(supply: dict) -> dict:

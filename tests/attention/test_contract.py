@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from mechanisms import BATCH, DIM, GRIDS, HEADS, SEQUENCE, apply_weights, build, but_values, inputs_of
+from mechanisms import BATCH, DIM, GRIDS, HEADS, SEQUENCE, apply_weights, build, but_values, inputs_of, open_gate
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,8 +32,7 @@ def test_inputs_are_words_of_the_vocabulary_in_order_and_the_arguments_of_forwar
 def test_weights_times_values_is_the_fast_form_without_its_local_branch(name, grid):
     module = build(name, grid, local=False)
     supply = inputs_of(module, grid)
-    if "g" in supply:
-        supply["g"] = torch.ones_like(supply["g"])
+    open_gate(module, supply)
     weights = module.weights(**but_values(supply), grid=grid, kv_grid=grid)
     assert weights.shape[:2] == (BATCH, HEADS) and weights.shape[3:] == (grid.num_tokens, grid.num_tokens)
     fast = module(**supply, grid=grid, kv_grid=grid)
@@ -46,8 +45,7 @@ def test_a_mechanism_works_on_another_grid_than_it_was_built_for(name, grid):
     built = TokenGrid(1, 31, grid.prefix) if grid.height == 1 else TokenGrid(6, 6, grid.prefix)
     module = build(name, built, local=False)
     supply = inputs_of(module, grid)
-    if "g" in supply:
-        supply["g"] = torch.ones_like(supply["g"])
+    open_gate(module, supply)
     weights = module.weights(**but_values(supply), grid=grid, kv_grid=grid)
     fast = module(**supply, grid=grid, kv_grid=grid)
     torch.testing.assert_close(fast, apply_weights(weights, supply["v"]), rtol=1e-10, atol=1e-10)
@@ -85,8 +83,7 @@ def test_keys_may_stand_on_a_coarser_grid_or_that_is_refused_in_one_line(name):
         assert "k" not in ATTENTION[name].inputs and re.search(r"6×9 .*3×4", str(refusal))
         return
     supply = inputs_of(module, grid, kv_grid=kv_grid)
-    if "g" in supply:
-        supply["g"] = torch.ones_like(supply["g"])
+    open_gate(module, supply)
     weights = module.weights(**but_values(supply), grid=grid, kv_grid=kv_grid)
     fast = module(**supply, grid=grid, kv_grid=kv_grid)
     torch.testing.assert_close(fast, apply_weights(weights, supply["v"]), rtol=1e-10, atol=1e-10)

@@ -8,7 +8,7 @@ from torch import Tensor
 from subquad.analysis.probes import LayerAttention, is_mechanism
 from subquad.analysis.soft_kernels import half_correlation, newton_convergence
 from subquad.analysis.spectra import centred, ranks
-from subquad.attention import PolaAttention, SoftAttention
+from subquad.attention import PolaAttention, SoftAttention, traits_of
 from subquad.attention.soft import soft_scale
 from subquad.grid import TokenGrid
 from subquad.ops.soft_formula import gaussian_kernel
@@ -66,16 +66,27 @@ def mixed(layer: LayerAttention, *, branch: bool = True) -> Tensor | None:
     whole = (layer.weights @ streams).movedim(2, -2).flatten(-2)
     if not branch or not is_mechanism(layer.module):
         return whole
-    opened = {word: torch.ones_like(value) if word == "g" else value for word, value in layer.inputs.items()}
+    opened = {word: open_gate_of(layer) if word == "g" else value for word, value in layer.inputs.items()}
     # not by a call: the hook that shows the layer would come again
     return layer.module.forward(**opened, grid=layer.grid, kv_grid=layer.kv_grid)
 
 
+def open_gate_of(layer: LayerAttention) -> Tensor:
+    """The gate of a layer that has one, (b, h, n_q, d), with all of it open."""
+    return torch.full_like(layer.inputs["g"], traits_of(layer.module).open_gate)
+
+
 def gate_correlation(layer: LayerAttention) -> Tensor | None:
+<<<<<<< HEAD
     """Give the mean correlation of the channels of the two halves of PolaFormer's gates."""
     gates = layer.inputs.get("g")
     if gates is None:
+=======
+    """Of PolaFormer: the mean correlation of channels of its gates' halves."""
+    if not isinstance(layer.module, PolaAttention):
+>>>>>>> circulant
         return None
+    gates = layer.inputs["g"]
     of_images = [half_correlation(of_image.transpose(0, 1).flatten(1), gates.shape[1])["cross"] for of_image in gates]
     return torch.stack(of_images)[:, :, None]
 

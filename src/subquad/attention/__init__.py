@@ -45,12 +45,12 @@ ATTENTION: Table[type[nn.Module]] = Table(
     padding   keys that are absent, True = absent, or None (b, n_k) bool
     mask      pairs that are forbidden, True, or None      broadcastable to (b, h, n_q, n_k) bool
 
-`forward` gives (b, h, n_q, d), before the output projection. `weights` gives the explicit attention
-(b, h, s, n_q, n_k) over s value streams (stream t weighs the t-th part of each head's channels): weights·v is forward
-without the local branch (and with a gate of ones). Tokens stand in the order of their grid, prefix tokens first.
+`forward` gives (b, h, n_q, d), before the output projection. `weights` gives the explicit attention (b, h, s, n_q, n_k)
+over s value streams (stream t weighs the t-th part of each head's channels): weights·v is forward without the local
+branch (and with an open gate, see `Traits.open_gate`). Tokens stand in the order of their grid, prefix tokens first.
 `grid` describes queries, `kv_grid` keys and values. They size position parameters at construction and may differ at a
-call: the mechanism resamples its tables, or raises a SubquadError that says why it can't. Images of a batch do not
-see each other.
+call: the mechanism resamples its tables, or raises a SubquadError that says why it can't. Images of a batch do not see
+each other.
 
 A host with rotary positions turns queries and keys before it hands them over. A mechanism that turns them itself, or
 something else, says so by naming `rotation` among its inputs: it then gets q and k as they were projected, and the

@@ -1,5 +1,6 @@
 """What is known of a mechanism beside what it computes: said in its own file, read by whoever needs it."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class Traits:
             forms angles for as many. Of use to a mechanism that has `rotation` among its inputs.
         extra_heads: heads beyond `num_heads` whose q, k, v and g the host projects as well; what `forward` gives has
             as many more, and the output projection reads them all.
+        open_gate: the number of its gate `g` that lets everything through, as one does that is multiplied with.
         no_weights: why it has no explicit attention, as the end of "… has no explicit weights: "; empty where it has.
             Its `weights` raises a SubquadError that says so.
         refuses: what it can't honour and why, by name: "padding", "prefix" (tokens that stand nowhere on the map),
@@ -60,6 +62,7 @@ class Traits:
     start_values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     feature_width: int = 1
     extra_heads: int = 0
+    open_gate: float = 1.0
     no_weights: str = ""
     refuses: Mapping[str, str] = field(default_factory=dict)
     colour: str = ""
@@ -75,6 +78,7 @@ class Traits:
             ("start_values", _are_numbers(self.start_values), "tuples of numbers by the names of parameters"),
             ("feature_width", _is_count(self.feature_width) and self.feature_width > 0, "a number above 0"),
             ("extra_heads", _is_count(self.extra_heads), "a number of heads"),
+            ("open_gate", _is_number(self.open_gate), "a number"),
             ("no_weights", isinstance(self.no_weights, str), "text"),
             ("refuses", _are_reasons(self.refuses), f"reasons by name: {', '.join(REFUSABLE)}"),
             ("colour", isinstance(self.colour, str) and _is_colour(self.colour), 'written as "#d55e00"'),
@@ -92,6 +96,10 @@ def _are_numbers(value: Any) -> bool:
         isinstance(numbers, tuple) and numbers and all(isinstance(one, int | float) for one in numbers)
         for numbers in value.values()
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_count(value: Any) -> bool:

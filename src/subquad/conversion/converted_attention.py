@@ -54,7 +54,7 @@ class ConvertedAttention(nn.Module):
                 # a copy, so that what is trained here leaves the original as it was
                 self.add_module(name, deepcopy(part))
         if "g" in self.inner.inputs:
-            self.gate_of_tokens = gate_of_ones(self.tokens_width(original), dim)
+            self.gate_of_tokens = open_gate(self.tokens_width(original), dim, traits_of(self.inner).open_gate)
             self.gate_of_tokens.to(device=like.device, dtype=like.dtype)
         self.inner.to(device=like.device, dtype=like.dtype)
         start_quietly(self.inner)
@@ -165,11 +165,11 @@ def is_quadratic(mechanism: Mechanism) -> bool:
     return traits_of(getattr(mechanism, "func", mechanism)).quadratic
 
 
-def gate_of_ones(width: int, dim: int) -> nn.Linear:
-    """A projection to a gate that lets everything through at first."""
+def open_gate(width: int, dim: int, value: float) -> nn.Linear:
+    """A projection to a gate that lets everything through at first, being `value` for every token."""
     gate = nn.Linear(width, dim)
     nn.init.zeros_(gate.weight)
-    nn.init.ones_(gate.bias)
+    nn.init.constant_(gate.bias, value)
     return gate
 
 

@@ -63,7 +63,7 @@ def convert(
     """A trained network whose attention layers mix by another mechanism.
 
     Projections, norms, rotary positions and output projections are kept. What the mechanism adds starts so that it
-    adds nothing: branches and positions of zeros, gates of ones. Nothing else of the network changes; `restore` gives
+    adds nothing: branches and positions of zeros, open gates. Nothing else of the network changes; `restore` gives
     the old one back. What the exchange costs is won back by `align` and `distil`, without labels.
 
     Args:

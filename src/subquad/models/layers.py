@@ -41,6 +41,7 @@ class SelfAttention(nn.Module):
         kv_grid: that of keys and values, if not the same.
         qkv_bias: whether the fused projection has a bias.
         key_bias: whether keys have one, too.
+        gate_bias: whether gates have one; as `qkv_bias` says if left out.
         qk_norm: whether queries and keys have a LayerNorm, shared by the heads.
         eps: of these norms.
     """
@@ -55,6 +56,7 @@ class SelfAttention(nn.Module):
         kv_grid: TokenGrid | None = None,
         qkv_bias: bool = True,
         key_bias: bool = True,
+        gate_bias: bool | None = None,
         qk_norm: bool = False,
         eps: float = 1e-6,
     ) -> None:
@@ -62,11 +64,8 @@ class SelfAttention(nn.Module):
         self.num_heads = num_heads
         self.inner = attention(dim, num_heads, grid=grid, kv_grid=kv_grid or grid)
         self.projected = projected_by(self.inner)
-        parts = len(self.projected)
-        if qkv_bias and not key_bias and "k" in self.projected:
-            self.qkv: nn.Linear = PartlyBiased(dim, parts, without=self.projected.index("k"))
-        else:
-            self.qkv = nn.Linear(dim, dim * parts, bias=qkv_bias)
+        own = {"k": qkv_bias and key_bias, "g": qkv_bias if gate_bias is None else gate_bias}
+        self.qkv = fused_projection(dim, dim, [own.get(name, qkv_bias) for name in self.projected])
         for name in QUERIES_AND_KEYS:
             has_norm = qk_norm and name in self.projected
             self.add_module(f"{name}_norm", nn.LayerNorm(dim // num_heads, eps=eps) if has_norm else None)
@@ -127,32 +126,55 @@ class SelfAttention(nn.Module):
         move_tables(self.inner, {old: new})
 
 
+def fused_projection(dim: int, width: int, with_bias: Sequence[bool]) -> nn.Linear:
+    """A projection of `dim` channels to one part of `width` channels for each entry, which says if it has a bias."""
+    if any(with_bias) and not all(with_bias):
+        return PartlyBiased(dim, width, with_bias)
+    return nn.Linear(dim, width * len(with_bias), bias=any(with_bias))
+
+
 class PartlyBiased(nn.Linear):
-    """A fused projection, (b, n, c) to (b, n, p·c), where all of the p parts but one, `without`, have a bias.
+    """A fused projection, (b, n, c) to (b, n, p·width), where some of the p parts have a bias, as `with_bias` says.
 
     The parameter holds the numbers of those alone: where a network has none, there is none to train.
     """
 
-    def __init__(self, dim: int, parts: int, *, without: int) -> None:
-        super().__init__(dim, dim * parts, bias=False)
-        self.before = dim * without
-        self.bias = nn.Parameter(torch.zeros(dim * (parts - 1)))
+    def __init__(self, dim: int, width: int, with_bias: Sequence[bool]) -> None:
+        super().__init__(dim, width * len(with_bias), bias=False)
+        self.width, self.with_bias = width, tuple(with_bias)
+        self.bias = nn.Parameter(torch.zeros(width * sum(with_bias)))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, whole_bias(self))
 
 
 def whole_bias(qkv: nn.Linear) -> Tensor | None:
-    """The bias of all parts of a fused projection (p·c,), zeros where a part has none."""
+    """The bias of all parts of a fused projection (p·width,), zeros where a part has none."""
     if not isinstance(qkv, PartlyBiased):
         return qkv.bias
-    before, behind = qkv.bias[: qkv.before], qkv.bias[qkv.before :]
-    return torch.cat([before, qkv.bias.new_zeros(qkv.in_features), behind])
+    own = iter(qkv.bias.split(qkv.width))
+    return torch.cat([next(own) if has_one else qkv.bias.new_zeros(qkv.width) for has_one in qkv.with_bias])
 
 
 def projected_by(mechanism: nn.Module) -> tuple[str, ...]:
     """Those of a mechanism's inputs that a fused projection supplies, in its order."""
     return tuple(name for name in mechanism.inputs if name in PROJECTED)  # type: ignore[union-attr]
+
+
+class ConvPosition(nn.Module):
+    """A conditional position: x + a depthwise 3×3 of x on its map. CPVT, Chu et al. 2021, arXiv 2102.10882, sec. 3.4.
+
+    Prefix tokens, which have no place on the map, stay as they are. Zeros lie outside of the map, of whatever size.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+
+    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
+        """(b, n, c) to (b, n, c)."""
+        position = self.conv(grid.to_image(x)).flatten(2).mT
+        return x + (F.pad(position, (0, 0, grid.prefix, 0)) if grid.prefix else position)
 
 
 class Block(nn.Module):
@@ -167,6 +189,7 @@ class Block(nn.Module):
         eps: of the norms.
         act_layer: of a plain MLP.
         init_values: what LayerScale, a factor for each channel of both branches, starts from; None for none.
+        cpe: whether a `ConvPosition` comes first.
     """
 
     def __init__(
@@ -181,8 +204,10 @@ class Block(nn.Module):
         eps: float = 1e-6,
         act_layer: Callable[[], nn.Module] = nn.GELU,
         init_values: float | None = None,
+        cpe: bool = False,
     ) -> None:
         super().__init__()
+        self.cpe = ConvPosition(dim) if cpe else None
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = attn
         self.ls1 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
@@ -194,6 +219,7 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
+        x = x if self.cpe is None else self.cpe(x, grid=grid)
         turned = {} if rotation is None else {"rotation": rotation}
         x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, **turned)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))

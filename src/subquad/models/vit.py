@@ -67,11 +67,13 @@ class ViT(Plain):
         mlp: what kind they are: "plain", "swiglu" or "swiglu_norm", see `make_mlp`.
         qkv_bias: whether the projection to queries, keys and values has a bias.
         key_bias: whether keys have one, too.
+        gate_bias: whether a mechanism's gates have one; as `qkv_bias` says if left out.
         qk_norm: whether queries and keys have a norm.
         init_values: what LayerScale starts from; None for networks without.
         norm_eps: of all norms.
         pos_embed: which tokens a learned position is added to: "all", "patches" or "none".
         rope: rotary positions as in a network of `subquad.rope.ROPES`; None for none.
+        cpe: whether each block starts with a position that is computed from its tokens, see `ConvPosition`.
         class_token: a learned token in front, which the head reads; without it the head reads the mean.
         reg_tokens: further learned tokens in front, which nothing reads (registers, arXiv 2309.16588).
         global_pool: what the head reads, see `Backbone`; the class token if there is one.
@@ -96,11 +98,13 @@ class ViT(Plain):
         mlp: str = "plain",
         qkv_bias: bool = True,
         key_bias: bool = True,
+        gate_bias: bool | None = None,
         qk_norm: bool = False,
         init_values: AboveZero | None = None,
         norm_eps: AboveZero = 1e-6,
         pos_embed: str = "all",
         rope: str | None = None,
+        cpe: bool = False,
         class_token: bool = True,
         reg_tokens: Count = 0,
         global_pool: str | None = None,
@@ -112,7 +116,7 @@ class ViT(Plain):
             raise unknown_name("pos_embed", pos_embed, POSITIONS)
         grid = TokenGrid(*grids_of(img_size, patch_size, 1)[0].shape, int(class_token) + reg_tokens)
         rates = drop_path_rates(drop_path_rate, [len(attention)])[0]
-        biases: dict[str, Any] = {"qkv_bias": qkv_bias, "key_bias": key_bias}
+        biases: dict[str, Any] = {"qkv_bias": qkv_bias, "key_bias": key_bias, "gate_bias": gate_bias}
         blocks = [
             Block(
                 embed_dim,
@@ -123,6 +127,7 @@ class ViT(Plain):
                 drop_path=rate,
                 eps=norm_eps,
                 init_values=init_values,
+                cpe=cpe,
             )
             for mechanism, rate in zip(attention, rates, strict=True)
         ]
