@@ -8,7 +8,7 @@ from torch import nn
 import subquad
 from subquad import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.layers import Block, SelfAttention
+from subquad.models.layers import Block, ConvPosition, SelfAttention
 from subquad.models.pvt import SpatialReductionAttention
 
 
@@ -24,6 +24,32 @@ def test_layer_scale_weighs_both_branches():
     x, grid = torch.randn(1, 3, 8), TokenGrid(1, 3)
     middle = x + 0.5 * plain.norm1(x)
     torch.testing.assert_close(scaled(x, grid=grid), middle + 0.5 * plain.mlp(plain.norm2(middle)))
+
+
+def test_a_conditional_position_adds_a_convolution_of_the_map_to_its_tokens():
+    position, grid = ConvPosition(6), TokenGrid(4, 5, 2)
+    x = torch.randn(3, 22, 6)
+    y = position(x, grid=grid)
+    assert torch.equal(y[:, :2], x[:, :2])
+    window = x[:, 2:].unflatten(1, (4, 5))[:, 1:4, 2:5]
+    expected = x[:, 2 + 2 * 5 + 3] + torch.einsum("bijc,cij->bc", window, position.conv.weight[:, 0])
+    torch.testing.assert_close(y[:, 2 + 2 * 5 + 3], expected + position.conv.bias)
+    corner = torch.einsum("bijc,cij->bc", x[:, 2:].unflatten(1, (4, 5))[:, :2, :2], position.conv.weight[:, 0, 1:, 1:])
+    torch.testing.assert_close(y[:, 2], x[:, 2] + corner + position.conv.bias)
+
+
+def test_conditional_positions_come_first_in_their_block():
+    plain, placed = Block(8, Nothing()).eval(), Block(8, Nothing(), cpe=True).eval()
+    placed.load_state_dict(plain.state_dict(), strict=False)
+    x, grid = torch.randn(1, 20, 8), TokenGrid(4, 5)
+    torch.testing.assert_close(placed(x, grid=grid), plain(placed.cpe(x, grid=grid), grid=grid))
+
+
+def test_a_network_with_conditional_positions_has_one_for_each_block():
+    plain, placed = small("vit", pos_embed="none"), small("vit", pos_embed="none", cpe=True)
+    added = {f"stages.0.blocks.{i}.cpe.conv.{name}" for i in range(3) for name in ("weight", "bias")}
+    assert set(placed.state_dict()) == set(plain.state_dict()) | added
+    assert placed(torch.randn(1, 3, 40, 24)).shape == (1, 5)
 
 
 @pytest.mark.parametrize("kind", ["swiglu", "swiglu_norm"])

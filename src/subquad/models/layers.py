@@ -154,6 +154,22 @@ def projected_by(mechanism: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in mechanism.inputs if name in PROJECTED)  # type: ignore[union-attr]
 
 
+class ConvPosition(nn.Module):
+    """A conditional position: x + a depthwise 3×3 of x on its map. CPVT, Chu et al. 2021, arXiv 2102.10882, sec. 3.4.
+
+    Prefix tokens, which have no place on the map, stay as they are. Zeros lie outside of the map, of whatever size.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+
+    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
+        """(b, n, c) to (b, n, c)."""
+        position = self.conv(grid.to_image(x)).flatten(2).mT
+        return x + (F.pad(position, (0, 0, grid.prefix, 0)) if grid.prefix else position)
+
+
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
@@ -166,6 +182,7 @@ class Block(nn.Module):
         eps: of the norms.
         act_layer: of a plain MLP.
         init_values: what LayerScale, a factor for each channel of both branches, starts from; None for none.
+        cpe: whether a `ConvPosition` comes first.
     """
 
     def __init__(
@@ -180,8 +197,10 @@ class Block(nn.Module):
         eps: float = 1e-6,
         act_layer: Callable[[], nn.Module] = nn.GELU,
         init_values: float | None = None,
+        cpe: bool = False,
     ) -> None:
         super().__init__()
+        self.cpe = ConvPosition(dim) if cpe else None
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = attn
         self.ls1 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
@@ -193,6 +212,7 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
+        x = x if self.cpe is None else self.cpe(x, grid=grid)
         turned = {} if rotation is None else {"rotation": rotation}
         x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, **turned)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))

@@ -72,6 +72,7 @@ class ViT(Plain):
         norm_eps: of all norms.
         pos_embed: which tokens a learned position is added to: "all", "patches" or "none".
         rope: rotary positions as in a network of `subquad.rope.ROPES`; None for none.
+        cpe: whether each block starts with a position that is computed from its tokens, see `ConvPosition`.
         class_token: a learned token in front, which the head reads; without it the head reads the mean.
         reg_tokens: further learned tokens in front, which nothing reads (registers, arXiv 2309.16588).
         global_pool: what the head reads, see `Backbone`; the class token if there is one.
@@ -101,6 +102,7 @@ class ViT(Plain):
         norm_eps: AboveZero = 1e-6,
         pos_embed: str = "all",
         rope: str | None = None,
+        cpe: bool = False,
         class_token: bool = True,
         reg_tokens: Count = 0,
         global_pool: str | None = None,
@@ -123,6 +125,7 @@ class ViT(Plain):
                 drop_path=rate,
                 eps=norm_eps,
                 init_values=init_values,
+                cpe=cpe,
             )
             for mechanism, rate in zip(attention, rates, strict=True)
         ]
