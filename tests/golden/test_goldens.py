@@ -15,8 +15,10 @@ import subquad
 from subquad import ATTENTION, TokenGrid
 from subquad.models.cswin import CrossShapedAttention
 from subquad.models.layers import SelfAttention
+from subquad.models.mlla_network import MambaLikeAttention, MambaLikeBlock
 from subquad.models.pvt import SpatialReductionAttention
 from subquad.ops import gaussian_kernel, map_formulas, newton_inverse, soft_formula
+from subquad.rope import rope_of
 from subquad.weights.released import our_name, to_our_layout
 
 
@@ -32,13 +34,16 @@ def assert_as_recorded(tensor, record, *, rtol=1e-8, atol=5e-9):
 
 
 FILES = sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
-NETWORKS = [name for name in FILES if name.endswith(("_t", "_b0", "_tiny")) and not name.startswith("ds_")]
 OURS = {"plain": "softmax", "flatten": "focused"}
+SIZES = {"xt": "xtiny", "t": "tiny", "s": "small", "m": "medium", "b": "base", "l": "large"}
 
 
 def our_network(name):
-    mechanism, _, size = name.partition("_")
-    return f"{OURS.get(mechanism, mechanism)}_{re.sub('_t$', '_tiny', size)}"
+    mechanism, *host, size = name.split("_")
+    return "_".join([OURS.get(mechanism, mechanism), *host, SIZES.get(size, size)])
+
+
+NETWORKS = [name for name in FILES if our_network(name) in subquad.models.NETWORKS]
 
 
 def gradient_norm(model, target):
@@ -255,3 +260,56 @@ def test_newton_inverse_computes_what_the_released_function_does(scale):
     assert_as_recorded(inverse, record["outputs"][f"ridge20_{scale}"], atol=1e-8 * size)
     single = newton_inverse(gram.float()).double()
     assert (single - inverse).norm() <= 1e-5 * inverse.norm()
+
+
+def under_our_names(state, layer, family, *, theirs, ours):
+    """Entries of a released block or layer, which stands at `theirs` in its network, as those of `layer` at `ours`."""
+    shapes = {ours + name: tensor.shape for name, tensor in layer.state_dict().items()}
+    renamed = to_our_layout({theirs + key: tensor for key, tensor in state.items()}, family, shapes)
+    return {name.removeprefix(ours): tensor for name, tensor in renamed.items()}
+
+
+def check_gradients(layer, record, family, *, theirs, ours):
+    for key, norm in record["grads"].items():
+        target = our_name(theirs + key, family).removeprefix(ours)
+        assert gradient_norm(layer, target) == pytest.approx(norm, rel=1e-6, abs=1e-12), key
+
+
+MLLA = {"theirs": "layers.0.blocks.0.attn.", "ours": "stages.0.blocks.0.attn."}
+MLLA_BLOCK = {"theirs": "layers.0.blocks.0.", "ours": "stages.0.blocks.0."}
+
+
+def rotation_on(grid, dim, heads, dtype=torch.float64):
+    return rope_of("mlla", dim // heads, heads)(grid, torch.device("cpu"), dtype)
+
+
+def test_mlla_attention_computes_what_the_released_layer_does():
+    record, grid = golden("mlla_attn_6x10"), TokenGrid(6, 10)
+    layer = MambaLikeAttention(64, 4, ATTENTION["mlla"], grid=grid).double()
+    state = under_our_names(make_state_dict(record["state_dict"]), layer, "mllanet", **MLLA)
+    others = {name: tensor for name, tensor in layer.state_dict().items() if name not in state}
+    assert {name.partition(".")[0] for name in others} == {"in_proj", "gate", "conv", "proj"}
+    layer.load_state_dict(state | others)
+    x = make_input(record["input_shape"]).requires_grad_()
+    supply = {"padding": None, "rotation": rotation_on(grid, 64, 4)}
+    y = layer.mixed(supply | layer.heads(x), grid, grid)
+    assert_as_recorded(y, record["outputs"]["out"])
+    y.square().mean().backward()
+    check_gradients(layer, record, "mllanet", **MLLA)
+    assert x.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_mllas_block_computes_what_the_released_one_does(dtype):
+    record, grid = golden("mlla_block_6x10"), TokenGrid(6, 10)
+    block = MambaLikeBlock(64, MambaLikeAttention(64, 4, ATTENTION["mlla"], grid=grid)).to(dtype)
+    block.load_state_dict(under_our_names(make_state_dict(record["state_dict"]), block, "mllanet", **MLLA_BLOCK))
+    x = make_input(record["input_shape"]).to(dtype).requires_grad_()
+    y = block(x, grid=grid, rotation=rotation_on(grid, 64, 4, dtype))
+    if dtype == torch.float32:
+        assert_as_recorded(y, record["outputs"]["out"], rtol=1e-4, atol=1e-4)
+        return
+    assert_as_recorded(y, record["outputs"]["out"])
+    y.square().mean().backward()
+    check_gradients(block, record, "mllanet", **MLLA_BLOCK)
+    assert x.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)

@@ -28,7 +28,27 @@ EDGES = {
     "softnet": {"stages.3.prefix_tokens": "cls_token"},
     "swin": {"stages.0.embed.": "patch_embed."},
     "cswin": {"stages.0.embed.proj.": "stage1_conv_embed.0.", "stages.0.embed.norm.": "stage1_conv_embed.2."},
+    "mllanet": {
+        "stages.0.embed.first.": "patch_embed.conv1.",
+        "stages.0.embed.branch.0.": "patch_embed.conv2.0.",
+        "stages.0.embed.branch.2.": "patch_embed.conv2.1.",
+        "stages.0.embed.wide.": "patch_embed.conv3.0.",
+        "stages.0.embed.last.": "patch_embed.conv3.1.",
+    },
 }
+HALVING = {"widen.": "0.conv.", "halve.": "1.conv.", "narrow.": "2."}
+"""Between the stages of MLLA."""
+GATED = {
+    "cpe.conv.": "cpe1.",
+    "cpe2.conv.": "cpe2.",
+    "attn.in_proj.": "in_proj.",
+    "attn.gate.": "act_proj.",
+    "attn.conv.": "dwc.",
+    "attn.qkv.": "attn.qk.",
+    "attn.inner.local.": "attn.lepe.",
+    "attn.proj.": "out_proj.",
+}
+"""Inside a block of MLLA."""
 
 
 def released_state(network, state):
@@ -49,6 +69,15 @@ def _entries(name, tensor, host, network, state):
     s, block, rest = int(match[1]), match[2], match[3]
     at = {"vit": f"blocks.{block}.", "swin": f"layers.{s}.blocks.{block}.", "cswin": f"stage{s + 1}.{block}."}
     at = at.get(host, f"block{s + 1}.{block}.")
+    if host == "mllanet":
+        renamed = next(
+            (theirs + rest.removeprefix(ours) for ours, theirs in GATED.items() if rest.startswith(ours)), rest
+        )
+        yield f"layers.{s}.blocks.{block}.{renamed}", tensor
+        if rest == "attn.qkv.weight":
+            # a table of each place, computed from the grid: 56 rows in stage 1 of 224 px
+            yield f"layers.{s}.blocks.{block}.attn.rope.rotations", torch.zeros(56 >> s, 56 >> s, len(tensor) // 4, 2)
+        return
     if host == "softnet" and s < 3:
         yield from _soft(at + "att.", rest, tensor)
         return
@@ -80,6 +109,8 @@ def _edge(name, host):
     for ours, theirs in EDGES.get(host, {}).items():
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
+    if match := re.fullmatch(r"stages\.(\d)\.embed\.(widen\.|halve\.|narrow\.)(.*)", name):
+        return f"layers.{int(match[1]) - 1}.downsample.conv.{HALVING[match[2]]}{match[3]}"
     if match := re.fullmatch(r"stages\.(\d)\.norm\.(.*)", name):
         return f"norm{int(match[1]) + 1}.{match[2]}"
     if match := re.fullmatch(r"stages\.(\d)\.(embed|pos_embed)\.(.*)", name):

@@ -65,6 +65,7 @@ def meta_state(network):
         ("flatten_pvt_v2_b0", "focused_pvt_v2_b0"),
         ("flatten_swin_t", "focused_swin_tiny"),
         ("flatten_cswin_t", "focused_cswin_tiny"),
+        ("mlla_t", "mlla_tiny"),
     ],
 )
 def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, network):
@@ -89,7 +90,7 @@ def test_a_file_of_every_link_fits_its_network_entry_by_entry(row):
 
 
 def test_links_are_whole():
-    assert len([row for row in LINKS if LINKS[row].page != "pola"]) == 44
+    assert len([row for row in LINKS if LINKS[row].page != "pola"]) == 47
     assert set(ROWS) == set(LINKS)
     for row, link in LINKS.items():
         assert link.url.startswith("https://") and link.page in PAGES and link.label
@@ -151,6 +152,7 @@ TINY = {
     "swin": {"embed_dim": 8, "num_heads": (1, 2, 2, 2)},
     "cswin": {"embed_dim": 8, "num_heads": (2, 2, 2, 2)},
     "softnet": {"embed_dims": (32, 32, 64, 64)},
+    "mllanet": {"embed_dim": 8, "num_heads": (1, 2, 2, 4), "rope": "mlla"},
 }
 """What stands for the networks' sizes, so that a file has some hundred kilobytes."""
 
@@ -191,7 +193,14 @@ def _first(stage):
 
 
 # a row of each host and of each page in the fast tests
-FAST = {"agent_pvt_tiny", "inline_deit_tiny", "focused_cswin_tiny", "agent_swin_base_384", "soft_tiny.cuda"}
+FAST = {
+    "agent_pvt_tiny",
+    "inline_deit_tiny",
+    "focused_cswin_tiny",
+    "agent_swin_base_384",
+    "soft_tiny.cuda",
+    "mlla_tiny",
+}
 BY_NAME = [
     row if row in FAST else pytest.param(row, marks=pytest.mark.slow) for row in ROWS if LINKS[row].page != "pola"
 ]

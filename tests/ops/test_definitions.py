@@ -14,6 +14,7 @@ from subquad.ops import (
     gaussian_kernel,
     inline_weights,
     linear_weights,
+    mlla_weights,
     newton_inverse,
     pola_weights,
     soft_weights,
@@ -21,6 +22,7 @@ from subquad.ops import (
 )
 from subquad.ops.map_formulas import filter_map
 from subquad.positions import GridBias
+from subquad.rope import rope_of
 
 N, D = 11, 6
 
@@ -48,6 +50,33 @@ def test_linear_weights_are_products_of_features(tokens, name, feature):
     q, k, _ = tokens
     expected = similarity_rows(lambda a, b: feature(a) @ feature(b), q[0, 1], k[0, 1], eps=1e-6)
     torch.testing.assert_close(linear_weights(q, k, feature_map=name)[0, 1], expected)
+
+
+def test_mlla_turns_features_across_all_heads_and_normalises_by_those_that_stand_still(tokens):
+    heads, grid, width = 2, TokenGrid(2, 5, 1), 6
+    q, k = (x[0] for x in tokens[:2])
+    rotation = rope_of("mlla", width, heads)(grid, q.device, q.dtype)
+    rates = [10_000 ** -(m / (heads * width // 4)) for m in range(heads * width // 4)]
+
+    def turned(x, token):
+        """All channels of a token as one row of complex numbers: pairs of the row first, pairs of the column behind."""
+        place = token - 1
+        y, x_place = (0, 0) if token == 0 else (place // grid.width, place % grid.width)
+        angles = torch.tensor([y * rate for rate in rates] + [x_place * rate for rate in rates], dtype=torch.float64)
+        pairs = torch.view_as_complex(torch.cat([elu(x[h, token]) + 1 for h in range(heads)]).view(-1, 2))
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten()
+
+    def expected(h, i, j):
+        own = slice(h * width, (h + 1) * width)
+        still = sum((elu(q[h, i]) + 1) @ (elu(k[h, m]) + 1) for m in range(N)) / N
+        return turned(q, i)[own] @ turned(k, j)[own] / N / (still + 1e-6)
+
+    weights = mlla_weights(q[None], k[None], rotation=rotation)
+    for h in range(heads):
+        rows = torch.stack([torch.stack([expected(h, i, j) for j in range(N)]) for i in range(N)])
+        torch.testing.assert_close(weights[0, h], rows)
+    assert (weights.sum(-1) - 1).abs().max() > 0.01
+    torch.testing.assert_close(mlla_weights(q[None], k[None]), linear_weights(q[None], k[None], feature_map="elu"))
 
 
 def test_focused_features_keep_the_norm_over_all_channels(tokens):

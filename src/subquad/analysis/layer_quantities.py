@@ -77,14 +77,8 @@ def open_gate_of(layer: LayerAttention) -> Tensor:
 
 
 def gate_correlation(layer: LayerAttention) -> Tensor | None:
-<<<<<<< HEAD
     """Give the mean correlation of the channels of the two halves of PolaFormer's gates."""
-    gates = layer.inputs.get("g")
-    if gates is None:
-=======
-    """Of PolaFormer: the mean correlation of channels of its gates' halves."""
     if not isinstance(layer.module, PolaAttention):
->>>>>>> circulant
         return None
     gates = layer.inputs["g"]
     of_images = [half_correlation(of_image.transpose(0, 1).flatten(1), gates.shape[1])["cross"] for of_image in gates]

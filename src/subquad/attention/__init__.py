@@ -7,6 +7,7 @@ from subquad.attention.contract import check_mechanism
 from subquad.attention.focused import FocusedAttention
 from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
+from subquad.attention.mlla import MLLAAttention
 from subquad.attention.pola import PolaAttention
 from subquad.attention.soft import SoftAttention
 from subquad.attention.softmax import SoftmaxAttention
@@ -25,6 +26,7 @@ ATTENTION: Table[type[nn.Module]] = Table(
         "agent": AgentAttention,
         "pola": PolaAttention,
         "soft": SoftAttention,
+        "mlla": MLLAAttention,
     },
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -90,6 +92,7 @@ __all__ = [
     "FocusedAttention",
     "InLineAttention",
     "LinearAttention",
+    "MLLAAttention",
     "PolaAttention",
     "SoftAttention",
     "SoftmaxAttention",

@@ -20,6 +20,7 @@ from subquad.models.layers import (
     ConvEmbed,
     Mechanism,
     Stage,
+    all_heads_of,
     by_stage,
     drop_path_rates,
     move_tables,
@@ -124,7 +125,8 @@ class CrossShapedAttention(nn.Module):
     """Two branches with half of the heads each, in vertical and in horizontal stripes; or one on the whole grid.
 
     Every branch adds LePE, a depthwise 3×3 of its values within the stripe. A mechanism that asks for the unprojected
-    tokens gets the branch's channels of the block's un-normed input, as the released InLine-CSwin does.
+    tokens gets the branch's channels of the block's un-normed input, as the released InLine-CSwin does. Heads that it
+    has beside the host's stand behind them in each branch, and LePE is not for them.
 
     Args:
         dim: channels c.
@@ -159,17 +161,19 @@ class CrossShapedAttention(nn.Module):
         )
         projected = projected_by(self.branches[0])
         self.names = (*projected, "x") if "x" in self.branches[0].inputs else projected  # type: ignore[operator]
-        self.qkv = nn.Linear(dim, dim * len(projected), bias=qkv_bias)
+        # what a mechanism has beside the host's heads, in each branch
+        self.all_heads, width = all_heads_of(self.branches[0], dim // count, self.heads)
+        self.qkv = nn.Linear(dim, count * width * len(projected), bias=qkv_bias)
         self.lepe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = nn.Linear(count * width, dim)
 
     def forward(self, x: Tensor, unnormed: Tensor, *, grid: TokenGrid) -> Tensor:
         """Normed tokens (b, n, c) and what they were before to (b, n, c)."""
         grid.check(x)
-        parts = self.qkv(x)
+        parts, width = self.qkv(x), self.proj.in_features
         if "x" in self.names:
-            parts = torch.cat([parts, unnormed], dim=2)
-        image = rearrange(parts, "b (y x) (p c) -> p b y x c", y=grid.height, c=x.shape[-1])
+            parts = torch.cat([parts, filled_to(unnormed, width, len(self.branches))], dim=2)
+        image = rearrange(parts, "b (y x) (p c) -> p b y x c", y=grid.height, c=width)
         halves = zip(image.chunk(len(self.branches), dim=-1), self.lepe.weight.chunk(len(self.branches)), strict=True)
         biases = self.lepe.bias.chunk(len(self.branches))  # type: ignore[union-attr]
         outputs = [self._branch(b, half, weight, biases[b], grid) for b, (half, weight) in enumerate(halves)]
@@ -189,14 +193,17 @@ class CrossShapedAttention(nn.Module):
         )
         supply: dict[str, Tensor | None] = {"mask": None, "padding": None, "rotation": None}
         for name, tokens in zip(self.names, stripes.unbind(0), strict=True):
-            supply[name] = tokens if name == "x" else rearrange(tokens, "b n (h d) -> b h n d", h=self.heads)
+            heads = rearrange(tokens, "b n (h d) -> b h n d", h=self.all_heads)
+            supply[name] = tokens[..., : len(lepe)] if name == "x" else heads
         if not whole:
             absent = F.pad(image.new_zeros(grid.shape, dtype=torch.bool), (0, right, 0, bottom), value=True)
             absent = rearrange(absent, "(r y) (l x) -> (r l) (y x)", y=stripe.height, x=stripe.width)
             supply["padding"] = absent.repeat(image.shape[1], 1)
         y = inner(**{name: supply[name] for name in inner.inputs}, grid=stripe, kv_grid=stripe)
-        values = stripe.to_image(stripes[self.names.index("v")])
-        y = y + stripe.to_heads(F.conv2d(values, lepe, bias, padding=1, groups=len(lepe)), self.heads)
+        values = stripe.to_image(stripes[self.names.index("v")])[:, : len(lepe)]
+        positions = stripe.to_heads(F.conv2d(values, lepe, bias, padding=1, groups=len(lepe)), self.heads)
+        others = self.all_heads - self.heads
+        y = y + (F.pad(positions, (0, 0, 0, 0, 0, others)) if others else positions)
         y = rearrange(y, "(b r l) h (y x) d -> b (r y) (l x) (h d)", r=rows, l=columns, y=stripe.height, x=stripe.width)
         return first(first(y, grid.height, 1), grid.width, 2).flatten(1, 2)
 
@@ -212,3 +219,9 @@ class CrossShapedAttention(nn.Module):
         """Make position parameters for `new`, a grid of queries, instead of `old`."""
         for b, branch in enumerate(self.branches):
             move_tables(branch, {self._stripe(b, old): self._stripe(b, new)})
+
+
+def filled_to(x: Tensor, width: int, branches: int) -> Tensor:
+    """Tokens (b, n, c) with zeros behind the channels of each branch, up to `width` channels in all."""
+    missing = (width - x.shape[-1]) // branches
+    return x if not missing else F.pad(x.unflatten(-1, (branches, -1)), (0, missing)).flatten(-2)

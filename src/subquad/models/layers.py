@@ -33,6 +33,8 @@ QUERIES_AND_KEYS = ("q", "k")
 class SelfAttention(nn.Module):
     """All tokens attend to all: project, mix, project back. x (b, n, c) -> (b, n, c).
 
+    A mechanism with heads of its own (`Traits.extra_heads`) has them projected and read like the others.
+
     Args:
         dim: channels c.
         num_heads: heads h, a divisor of `dim`.
@@ -63,13 +65,18 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.inner = attention(dim, num_heads, grid=grid, kv_grid=kv_grid or grid)
-        self.projected = projected_by(self.inner)
+        self.projected = self.projections()
+        self.all_heads, width = all_heads_of(self.inner, dim, num_heads)
         own = {"k": qkv_bias and key_bias, "g": qkv_bias if gate_bias is None else gate_bias}
-        self.qkv = fused_projection(dim, dim, [own.get(name, qkv_bias) for name in self.projected])
+        self.qkv = fused_projection(dim, width, [own.get(name, qkv_bias) for name in self.projected])
         for name in QUERIES_AND_KEYS:
             has_norm = qk_norm and name in self.projected
             self.add_module(f"{name}_norm", nn.LayerNorm(dim // num_heads, eps=eps) if has_norm else None)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = nn.Linear(width, dim)
+
+    def projections(self) -> tuple[str, ...]:
+        """What is projected, by name, in the order of the fused projection: what the mechanism asks for."""
+        return projected_by(self.inner)
 
     def forward(
         self,
@@ -93,14 +100,15 @@ class SelfAttention(nn.Module):
         """What the mechanism has projected, by name, each (b, h, n, d); keys and values of other tokens, if given."""
         if keys is None:
             # not unflatten, which is a dozen calls of Python: narrow layers wait for those
-            fused = self.qkv(x).view(*x.shape[:2], len(self.projected), self.num_heads, -1)
+            fused = self.qkv(x).view(*x.shape[:2], len(self.projected), self.all_heads, -1)
             return dict(zip(self.projected, fused.permute(2, 0, 3, 1, 4).unbind(0), strict=True))
         parts, bias = {}, whole_bias(self.qkv)
+        width = self.qkv.out_features // len(self.projected)
         for i, name in enumerate(self.projected):
-            rows = slice(i * x.shape[-1], (i + 1) * x.shape[-1])
+            rows = slice(i * width, (i + 1) * width)
             source = keys if name in OF_KEYS else x
             tokens = F.linear(source, self.qkv.weight[rows], None if bias is None else bias[rows])
-            parts[name] = rearrange(tokens, "b n (h d) -> b h n d", h=self.num_heads)
+            parts[name] = rearrange(tokens, "b n (h d) -> b h n d", h=self.all_heads)
         return parts
 
     def between(self, supply: dict[str, Any]) -> dict[str, Any]:
@@ -117,9 +125,13 @@ class SelfAttention(nn.Module):
 
     def mix(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """What the mechanism makes of its inputs, projected back: (b, n, c)."""
+        return self.proj(self.mixed(supply, grid, kv_grid))
+
+    def mixed(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
+        """What the mechanism makes of its inputs, in front of the output projection: (b, n, h·d)."""
         supply = self.between(supply)
         y = self.inner(**{name: supply[name] for name in self.inner.inputs}, grid=grid, kv_grid=kv_grid)
-        return self.proj(y.transpose(1, 2).flatten(2))
+        return y.transpose(1, 2).flatten(2)
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new`, a grid of queries, instead of `old`."""
@@ -159,6 +171,12 @@ def whole_bias(qkv: nn.Linear) -> Tensor | None:
 def projected_by(mechanism: nn.Module) -> tuple[str, ...]:
     """Those of a mechanism's inputs that a fused projection supplies, in its order."""
     return tuple(name for name in mechanism.inputs if name in PROJECTED)  # type: ignore[union-attr]
+
+
+def all_heads_of(mechanism: nn.Module, dim: int, num_heads: int) -> tuple[int, int]:
+    """The heads of a host's layer and of its mechanism together, and their channels."""
+    count = num_heads + traits_of(mechanism).extra_heads
+    return count, count * (dim // num_heads)
 
 
 class ConvPosition(nn.Module):

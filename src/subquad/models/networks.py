@@ -40,6 +40,7 @@ SOURCES = {
     "pola": "huggingface.co/ZachMeng/PolaFormer",
     "soft": "github.com/fudan-zvg/SOFT",
     "focused": "github.com/LeapLabTHU/FLatten-Transformer",
+    "mlla": "github.com/LeapLabTHU/MLLA",
 }
 """Where the authors' weights are."""
 
@@ -82,6 +83,11 @@ def soft(variant: str, params: float, gmacs: float | None, top1: float | None, *
     """SOFT, arXiv 2110.11945, and its normalised form, 2207.03341, trained with the gradients that the authors use."""
     settings = {"inverse": "norm"} if norm else {"gradient": "inverse"}
     return Network(variant, SSSX, settings, params, gmacs, top1, "soft")
+
+
+def mlla(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """MLLA, arXiv 2405.16605, table of the released networks."""
+    return Network(variant, "mlla", {}, params, gmacs, top1, "mlla")
 
 
 SSSX = ("soft", "soft", "soft", "softmax")
@@ -172,6 +178,9 @@ PUBLISHED: dict[str, Network] = {
     "soft_norm_medium": soft("softnet_medium", 45.812707, 7.2, 83.1, norm=True),
     "soft_norm_large": soft("softnet_large", 64.700646, 11.0, 83.3, norm=True),
     "soft_norm_huge": soft("softnet_huge", 87.108273, 16.3, 83.4, norm=True),
+    "mlla_tiny": mlla("mllanet_tiny", 24.392200, 4.2, 83.5),
+    "mlla_small": mlla("mllanet_small", 43.015048, 7.3, 84.4),
+    "mlla_base": mlla("mllanet_base", 95.983960, 16.2, 85.3),
 }
 
 
@@ -188,6 +197,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "inline": {"pvt_v2": "inline", **vits("inline")},
     "pola": {"deit": "pola", "pvt_v2": "pola", "cswin": LLSS, **vits("pola")},
     "soft": {"deit": "soft", **dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), SSSX), **vits("soft")},
+    "mlla": {**dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "mlla"), **vits("mlla")},
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 

@@ -8,6 +8,7 @@ from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from subquad.models.backbone import Backbone
 from subquad.models.cswin import CSwin
 from subquad.models.lavit import LaViT, LaViTPlain
+from subquad.models.mlla_network import MLLANet
 from subquad.models.pvt import PVT
 from subquad.models.pvt_v2 import PVTv2
 from subquad.models.softnet import SoftNet
@@ -23,6 +24,7 @@ HOSTS: dict[str, type[Backbone]] = {
     "softnet": SoftNet,
     "lavit": LaViT,
     "lavit_vit": LaViTPlain,
+    "mllanet": MLLANet,
 }
 
 
@@ -130,6 +132,12 @@ def lavit_deit(embed_dim: int, num_heads: int, drop_path_rate: float) -> Variant
     return Variant("lavit_vit", (12,), sizes, "deit")
 
 
+def mllanet(embed_dim: int, depths: tuple[int, ...], num_heads: tuple[int, ...], drop_path_rate: float) -> Variant:
+    """MLLA's pyramid, arXiv 2405.16605: heads are 32 channels wide, rotary positions across all of them."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "drop_path_rate": drop_path_rate, "rope": "mlla"}
+    return Variant("mllanet", depths, sizes, "swin")
+
+
 REG4: dict[str, Any] = {"reg_tokens": 4, "pos_embed": "patches"}
 GIANT: dict[str, Any] = {"mlp": "swiglu", "mlp_ratio": 2.66667}
 
@@ -181,4 +189,7 @@ VARIANTS: dict[str, Variant] = {
     "lavit_deit_tiny": lavit_deit(192, 3, drop_path_rate=0.0),
     "lavit_deit_small": lavit_deit(384, 6, drop_path_rate=0.1),
     "lavit_deit_base": lavit_deit(768, 12, drop_path_rate=0.3),
+    "mllanet_tiny": mllanet(64, (2, 4, 8, 4), (2, 4, 8, 16), drop_path_rate=0.2),
+    "mllanet_small": mllanet(64, (3, 6, 21, 6), (2, 4, 8, 16), drop_path_rate=0.3),
+    "mllanet_base": mllanet(96, (3, 6, 21, 6), (3, 6, 12, 24), drop_path_rate=0.5),
 }

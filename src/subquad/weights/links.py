@@ -24,6 +24,7 @@ PAGES: dict[str, Page] = {
     "focused": Page("https://github.com/LeapLabTHU/FLatten-Transformer", "no licence file"),
     "soft": Page("https://github.com/fudan-zvg/SOFT", "not known here"),
     "pola": Page("https://huggingface.co/ZachMeng/PolaFormer", "not known here"),
+    "mlla": Page("https://github.com/LeapLabTHU/MLLA", "MIT"),
 }
 """By mechanism: where the links stand."""
 
@@ -75,6 +76,11 @@ def inline(share: str, label: str, top1: float, **more: object) -> Link:
 def focused(share: str, label: str, top1: float, **more: object) -> Link:
     """Make a link of FLatten, README.md."""
     return _tsinghua("focused", share, label, top1, **more)
+
+
+def mlla(share: str, label: str, top1: float, **more: object) -> Link:
+    """Of MLLA, README.md."""
+    return _tsinghua("mlla", share, label, top1, **more)
 
 
 def soft(identity: str, label: str, top1: float, **more: object) -> Link:
@@ -144,6 +150,9 @@ LINKS: dict[str, Link] = {
     "pola_swin_small": pola("pola_swin_s", 83.6),
     "pola_swin_base": pola("pola_swin_b", 83.8),
     "pola_swin_base_384": pola("pola_swin_b_384", px=384, tag="r384"),
+    "mlla_tiny": mlla("7a19712877cb4242889c", "MLLA-T", 83.5),
+    "mlla_small": mlla("0e5d0b1409d540aaa80c", "MLLA-S", 84.4),
+    "mlla_base": mlla("91c85c5a1061496d8796", "MLLA-B", 85.3),
 }
 """By network, or by network and tag where several files are of one."""
 

@@ -24,7 +24,7 @@ def _stage(template: str, shift: int = -1) -> Callable[[re.Match[str]], str]:
 
 
 MECHANISMS: list[Rule] = [
-    (r"attn\.(qkvg?|qg?|kv)\.(weight|bias)$", r"attn.qkv.\2@\1"),
+    (r"attn\.(qkvg?|qk|qg?|kv)\.(weight|bias)$", r"attn.qkv.\2@\1"),
     (r"attn\.residual\.0\.", "attn.inner.local.fc1."),
     (r"attn\.residual\.2\.", "attn.inner.local.fc2."),
     (r"attn\.dwc\.", "attn.inner.local."),
@@ -50,6 +50,13 @@ PYRAMID: list[Rule] = [
     (r"^patch_embed(\d)\.", _stage("stages.{s}.embed.")),
     (r"^block(\d)\.", _stage("stages.{s}.blocks.")),
 ]
+
+HALVING: list[Rule] = [
+    (r"^layers\.(\d)\.downsample\.conv\.0\.conv\.", _stage("stages.{s}.embed.widen.", 1)),
+    (r"^layers\.(\d)\.downsample\.conv\.1\.conv\.", _stage("stages.{s}.embed.halve.", 1)),
+    (r"^layers\.(\d)\.downsample\.conv\.2\.", _stage("stages.{s}.embed.narrow.", 1)),
+]
+"""Between the stages of MLLA."""
 
 FAMILIES: dict[str, list[Rule]] = {
     "vit": [
@@ -104,6 +111,22 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"\batt\.ff([12])\.", r"mlp.fc\1."),
         (r"\batt\.(norm[12])\.", r"\1."),
     ],
+    "mllanet": [
+        (r"^patch_embed\.conv1\.", "stages.0.embed.first."),
+        (r"^patch_embed\.conv2\.0\.", "stages.0.embed.branch.0."),
+        (r"^patch_embed\.conv2\.1\.", "stages.0.embed.branch.2."),
+        (r"^patch_embed\.conv3\.0\.", "stages.0.embed.wide."),
+        (r"^patch_embed\.conv3\.1\.", "stages.0.embed.last."),
+        *HALVING,
+        (r"^layers\.(\d)\.blocks\.", _stage("stages.{s}.blocks.", 0)),
+        (r"\.cpe1\.(weight|bias)$", r".cpe.conv.\1"),
+        (r"\.cpe2\.(weight|bias)$", r".cpe2.conv.\1"),
+        (r"(blocks\.\d+)\.in_proj\.", r"\1.attn.in_proj."),
+        (r"(blocks\.\d+)\.act_proj\.", r"\1.attn.gate."),
+        (r"(blocks\.\d+)\.dwc\.", r"\1.attn.conv."),
+        (r"(blocks\.\d+)\.out_proj\.", r"\1.attn.proj."),
+        (r"\battn\.lepe\.", "attn.inner.local."),
+    ],
 }
 """Rename rules by host."""
 
@@ -113,6 +136,7 @@ MARKS: dict[str, str] = {
     r"^block1\.0\.mlp\.dwconv\.dwconv\.weight$": "pvt_v2",
     r"^stages\.1\.downsample\.proj\.weight$": "pvt_v2",
     r"^patch_embed1\.proj\.weight$": "pvt",
+    r"^layers\.0\.blocks\.0\.in_proj\.weight$": "mllanet",
     r"^layers\.0\.blocks\.0\.norm1\.weight$": "swin",
     r"^blocks\.0\.norm1\.weight$": "vit",
 }
@@ -128,6 +152,7 @@ DROPPED: dict[str, str] = {
     r"\.relative_position_index$": "computed from the window",
     r"\.relative_coords_table$": "computed from the window",
     r"\.attn_mask$": "computed from the image",
+    r"\brope\.rotations$": "computed from the grid",
 }
 """What is not read, and why."""
 

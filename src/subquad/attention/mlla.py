@@ -1,0 +1,75 @@
+"""MLLA's linear attention: ELU + 1, rotary positions on the features, and a local branch. arXiv 2405.16605.
+
+Cost 2 n d² a head, as plain linear attention.
+"""
+
+from torch import Tensor, nn
+
+from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.key_removal import renormalised
+from subquad.attention.traits import Traits
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.ops import mlla_attention, mlla_weights
+from subquad.ranges import Positive, checks_arguments
+from subquad.rope import Rotation
+
+
+class MLLAAttention(nn.Module):
+    """`local` adds a depthwise 3×3 of the values, with a bias (LePE).
+
+    That values are the tokens themselves, and that a gate and no projection of its own follow, is its network's matter,
+    not the mechanism's.
+    """
+
+    inputs = ("q", "k", "v", "rotation", "padding")
+    traits = Traits(
+        label="MLLA (Mamba-like linear)",
+        # exact without a rotation; with one, the sums of rows take the place of normalisers that weights do not show
+        key_removal=renormalised,
+        start_quietly=lambda new: silence(new.local),
+        colour="#7a5cc7",
+    )
+
+    @checks_arguments
+    def __init__(
+        self, dim: Positive, num_heads: Positive, *, grid: TokenGrid, kv_grid: TokenGrid, local: bool = True
+    ) -> None:
+        super().__init__()
+        width = head_dim(dim, num_heads)
+        self.local = LocalConv(num_heads, width, 3) if local else None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        _check(q, k, rotation, grid, kv_grid)
+        y = mlla_attention(q, k, v, padding, rotation=rotation)
+        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        _check(q, k, rotation, grid, kv_grid)
+        return mlla_weights(q, k, padding, rotation=rotation)[:, :, None]
+
+
+def _check(q: Tensor, k: Tensor, rotation: Rotation | None, grid: TokenGrid, kv_grid: TokenGrid) -> None:
+    grid.check(q)
+    kv_grid.check(k)
+    if rotation is not None and grid != kv_grid:
+        raise SubquadError(f"a rotation is of one grid, not of {grid} for queries and {kv_grid} for keys")

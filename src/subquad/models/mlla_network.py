@@ -1,0 +1,216 @@
+"""MLLA, a pyramid of Mamba-like blocks: a gate beside a depthwise convolution and the attention, and an MLP.
+
+Han et al. 2024, arXiv 2405.16605, section 4.3, in the details of the released code. Tokens are placed by convolutions
+of the map and by rotary positions, so that images of any size go through; every convolution that halves a map rounds
+up.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.models.backbone import Backbone, grids_of
+from subquad.models.layers import (
+    Block,
+    ConvPosition,
+    Mechanism,
+    SelfAttention,
+    Stage,
+    by_stage,
+    drop_path_rates,
+    projected_by,
+)
+from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
+from subquad.rope import Rotation, rope_of
+
+STEM_STRIDES = {4: (2, 2), 2: (2, 1), 1: (1, 1)}
+"""Of a stem's two convolutions that may halve the map, by the size of a patch: 4 as published."""
+
+
+class MLLANet(Backbone):
+    """A pyramid whose width doubles from stage to stage; the head reads the mean.
+
+    Args:
+        attention: the mechanism of each block.
+        depths: blocks of each stage.
+        patch_size: 4, or 2 or 1 for small images.
+        embed_dim: channels of the first stage.
+        num_heads: heads of each stage's blocks.
+        qkv_bias: whether the projection to queries and keys has a bias.
+        rope: rotary positions as in a network of `subquad.rope.ROPES`; None for none.
+    """
+
+    layout = "mllanet"
+    first_conv = "stages.0.embed.first.conv"
+
+    @checks_arguments
+    def __init__(
+        self,
+        attention: Sequence[Mechanism],
+        *,
+        depths: Sequence[Positive],
+        img_size: tuple[Positive, Positive] = (224, 224),
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dim: Positive = 64,
+        num_heads: Sequence[Positive] = (2, 4, 8, 16),
+        mlp_ratio: Ratio = 4,
+        qkv_bias: bool = True,
+        rope: str | None = None,
+        global_pool: str = "avg",
+        drop_rate: DropRate = 0,
+        drop_path_rate: DropRate = 0,
+    ) -> None:
+        dims = [embed_dim * 2**s for s in range(len(depths))]
+        mechanisms, rates = by_stage(attention, depths), drop_path_rates(drop_path_rate, depths)
+        stages = []
+        for s, (dim, grid) in enumerate(zip(dims, grids_of(img_size, patch_size, len(depths)), strict=True)):
+            blocks = [
+                MambaLikeBlock(
+                    dim,
+                    MambaLikeAttention(dim, num_heads[s], mechanism, grid=grid, qkv_bias=qkv_bias),
+                    mlp_ratio=mlp_ratio,
+                    drop=drop_rate,
+                    drop_path=rate,
+                )
+                for mechanism, rate in zip(mechanisms[s], rates[s], strict=True)
+            ]
+            embed = ResidualStem(in_chans, dim, patch_size) if s == 0 else Downsample(dims[s - 1], dim)
+            stages.append(
+                Stage(
+                    embed,
+                    blocks,
+                    dim,
+                    grid=grid,
+                    rope=rope_of(rope, dim // num_heads[s], num_heads[s]),
+                    drop_rate=drop_rate if s == 0 else 0,
+                )
+            )
+        super().__init__(
+            stages,
+            dims,
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            norm=nn.LayerNorm(dims[-1], eps=1e-5),
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+
+
+class MambaLikeBlock(Block):
+    """x + conv(x), + attention(norm(x)), + conv(x), + mlp(norm(x))."""
+
+    def __init__(
+        self, dim: int, attn: nn.Module, *, mlp_ratio: float = 4, drop: float = 0, drop_path: float = 0
+    ) -> None:
+        super().__init__(dim, attn, mlp_ratio=mlp_ratio, drop=drop, drop_path=drop_path, eps=1e-5, cpe=True)
+        self.cpe2 = ConvPosition(dim)
+
+    def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
+        assert self.cpe is not None
+        x = self.cpe(x, grid=grid)
+        x = x + self.drop_path(self.attn(self.norm1(x), grid=grid, rotation=rotation))
+        x = self.cpe2(x, grid=grid)
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class MambaLikeAttention(SelfAttention):
+    """What Mamba's block has around its recurrence: proj(silu(gate(x)) · attention(silu(conv(in_proj(x))))).
+
+    Values are the tokens themselves, without a projection, but for heads that a mechanism has beside the host's.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, attention: Mechanism, *, grid: TokenGrid, qkv_bias: bool = True
+    ) -> None:
+        super().__init__(dim, num_heads, attention, grid=grid, qkv_bias=qkv_bias)
+        width = self.proj.in_features
+        self.in_proj = nn.Linear(dim, dim)
+        self.gate = nn.Linear(dim, width)
+        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.more_values = nn.Linear(dim, width - dim, bias=qkv_bias) if width > dim else None
+
+    def projections(self) -> tuple[str, ...]:
+        return tuple(name for name in projected_by(self.inner) if name != "v")
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        grid: TokenGrid,
+        padding: Tensor | None = None,
+        mask: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        grid.check(x)
+        if padding is not None:
+            raise SubquadError("tokens that are absent can't be told apart by a convolution in front of attention")
+        convolved = self.conv(grid.to_image(self.in_proj(x))).flatten(2).mT
+        tokens = F.silu(convolved)
+        supply: dict[str, Any] = {"x": tokens, "padding": None, "mask": mask, "rotation": rotation}
+        return self.proj(self.mixed(supply | self.heads(tokens), grid, grid) * F.silu(self.gate(x)))
+
+    def heads(self, x: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
+        values = rearrange(x, "b n (h d) -> b h n d", h=self.num_heads)
+        if self.more_values is not None:
+            more = rearrange(self.more_values(x), "b n (h d) -> b h n d", d=values.shape[-1])
+            values = torch.cat([values, more], dim=1)
+        return super().heads(x, keys) | {"v": values}
+
+
+class ConvNorm(nn.Module):
+    """A convolution without bias and a batch norm: (b, c_in, y, x) to (b, c, y / stride, x / stride), rounded up."""
+
+    def __init__(self, in_chans: int, dim: int, kernel_size: int, *, stride: int = 1, bias: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_chans, dim, kernel_size, stride=stride, padding=kernel_size // 2, bias=bias)
+        self.norm = nn.BatchNorm2d(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class ResidualStem(nn.Module):
+    """Images to a map `patch_size` times smaller: convolutions with batch norm, two of them beside a shortcut."""
+
+    def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
+        super().__init__()
+        strides, narrow = stem_strides(patch_size), max(dim // 2, 1)
+        self.first = ConvNorm(in_chans, narrow, 3, stride=strides[0])
+        self.branch = nn.Sequential(ConvNorm(narrow, narrow, 3), nn.ReLU(), ConvNorm(narrow, narrow, 3))
+        self.wide = ConvNorm(narrow, 4 * dim, 3, stride=strides[1])
+        self.last = ConvNorm(4 * dim, dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        x = x + self.branch(x)
+        return self.last(F.relu(self.wide(x)))
+
+
+class Downsample(nn.Module):
+    """Half as many rows and columns of another width, through four times that width: (b, c_in, y, x) to (b, c, …)."""
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__()
+        self.widen = nn.Conv2d(in_dim, 4 * dim, 1)
+        self.halve = nn.Conv2d(4 * dim, 4 * dim, 3, stride=2, padding=1, groups=4 * dim)
+        self.narrow = ConvNorm(4 * dim, dim, 1, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.narrow(F.relu(self.halve(F.relu(self.widen(x)))))
+
+
+def stem_strides(patch_size: int) -> tuple[int, int]:
+    """The strides of a stem's two convolutions that may halve the map."""
+    if patch_size not in STEM_STRIDES:
+        raise SubquadError(f"this network's stem makes patches of 4, 2 or 1 px, not of {patch_size}")
+    return STEM_STRIDES[patch_size]

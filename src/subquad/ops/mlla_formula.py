@@ -1,0 +1,62 @@
+"""MLLA's linear attention: rotated features in the products, features as they were in the normaliser.
+
+    q' = φ(q), k' = φ(k), φ = ELU + 1;  q̃, k̃ = their rotations
+    o_i = q̃_i (Σ_j k̃_jᵀ v_j / n) / (q'_i·mean_j k'_j + ε)
+
+Han et al. 2024, arXiv 2405.16605, section 4 and the released code. Linear in n: 2 n d² products a head. The normaliser
+does not turn, so it stays positive; rows sum to 1 only where nothing is turned.
+"""
+
+from torch import Tensor
+
+from subquad import kernels
+from subquad.ops.image_by_image import by_image
+from subquad.ops.linear_formula import FEATURE_MAPS
+from subquad.ops.padding import count_tokens, mean_token, zero_padding
+from subquad.ops.precision import in_fp32
+from subquad.rope import Rotation
+
+SHAPES = kernels.Shapes("MLLA's linear attention", q="b h n d", k="b h m d", v="b h m d", padding="b m")
+WEIGHTS_SHAPES = SHAPES.without("v")
+
+EPS = 1e-6
+
+
+def mlla_attention(
+    q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, rotation: Rotation | None = None
+) -> Tensor:
+    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k).
+
+    `rotation` turns the features of queries and keys alike, which stand on one grid then; None turns nothing.
+    """
+    SHAPES.check(q, k, v, padding)
+    return _mlla(q, k, v, padding, rotation=rotation)
+
+
+@in_fp32
+def _mlla(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, rotation: Rotation | None) -> Tensor:
+    def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
+        q, k, normalizer = _features(q, k, padding)
+        state = _turned(k, rotation).mT @ zero_padding(v, padding) / count_tokens(v, padding)
+        return _turned(q, rotation) @ state / normalizer
+
+    return by_image(mix, q, k, v, padding)
+
+
+@in_fp32
+def mlla_weights(q: Tensor, k: Tensor, padding: Tensor | None = None, *, rotation: Rotation | None = None) -> Tensor:
+    """Explicit weights (b, h, n_q, n_k) of `mlla_attention`."""
+    WEIGHTS_SHAPES.check(q, k, padding)
+    q, k, normalizer = _features(q, k, padding)
+    return _turned(q, rotation) @ _turned(k, rotation).mT / count_tokens(k, padding) / normalizer
+
+
+def _features(q: Tensor, k: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of queries and of the keys that are there, and the normaliser (b, h, n_q, 1)."""
+    feature = FEATURE_MAPS["elu"]
+    q, k = feature(q), zero_padding(feature(k), padding)
+    return q, k, q @ mean_token(k, padding).mT + EPS
+
+
+def _turned(tokens: Tensor, rotation: Rotation | None) -> Tensor:
+    return tokens if rotation is None else rotation.turn(tokens)
