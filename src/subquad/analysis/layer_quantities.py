@@ -74,7 +74,8 @@ def mixed(layer: LayerAttention, *, branch: bool = True) -> Tensor | None:
 def gate_correlation(layer: LayerAttention) -> Tensor | None:
     """Of PolaFormer: the mean correlation of channels of its gates' halves."""
     gates = layer.inputs.get("g")
-    if gates is None:
+    # a stream for each half
+    if gates is None or layer.weights.shape[2] != 2:
         return None
     of_images = [half_correlation(of_image.transpose(0, 1).flatten(1), gates.shape[1])["cross"] for of_image in gates]
     return torch.stack(of_images)[:, :, None]

@@ -60,7 +60,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.inner = attention(dim, num_heads, grid=grid, kv_grid=kv_grid or grid)
-        self.projected = projected_by(self.inner)
+        self.projected = self.projections()
         parts = len(self.projected)
         if qkv_bias and not key_bias and "k" in self.projected:
             self.qkv: nn.Linear = PartlyBiased(dim, parts, without=self.projected.index("k"))
@@ -70,6 +70,10 @@ class SelfAttention(nn.Module):
             has_norm = qk_norm and name in self.projected
             self.add_module(f"{name}_norm", nn.LayerNorm(dim // num_heads, eps=eps) if has_norm else None)
         self.proj = nn.Linear(dim, dim)
+
+    def projections(self) -> tuple[str, ...]:
+        """What is projected, by name, in the order of the fused projection: what the mechanism asks for."""
+        return projected_by(self.inner)
 
     def forward(
         self,
@@ -117,9 +121,13 @@ class SelfAttention(nn.Module):
 
     def mix(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """What the mechanism makes of its inputs, projected back: (b, n, c)."""
+        return self.proj(self.mixed(supply, grid, kv_grid))
+
+    def mixed(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
+        """What the mechanism makes of its inputs, in front of the output projection: (b, n, c)."""
         supply = self.between(supply)
         y = self.inner(**{name: supply[name] for name in self.inner.inputs}, grid=grid, kv_grid=kv_grid)
-        return self.proj(y.transpose(1, 2).flatten(2))
+        return y.transpose(1, 2).flatten(2)
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new`, a grid of queries, instead of `old`."""

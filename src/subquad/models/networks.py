@@ -95,6 +95,12 @@ LLSS = ("pola", "pola", "softmax", "softmax")
 FFSS = ("focused", "focused", "softmax", "softmax")
 HEADS = (2, 4, 10, 16)
 
+
+def fine(mechanism: str) -> tuple[str, ...]:
+    """A mechanism in the two stages of the finest maps, softmax in the others."""
+    return (mechanism, mechanism, "softmax", "softmax")
+
+
 PUBLISHED: dict[str, Network] = {
     "agent_deit_tiny": agent("deit_tiny", "agent", 6.015640, 1.2, 74.9),
     "agent_deit_small": agent("deit_small", "agent", 22.647112, 4.4, 80.5),
@@ -181,13 +187,32 @@ def vits(mechanism: str) -> dict[str, str]:
 
 
 PATTERNS: dict[str, dict[str, Any]] = {
-    "softmax": {**dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "softmax"), **vits("softmax")},
-    "linear": {**dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "linear"), **vits("linear")},
-    "focused": {**dict.fromkeys(("deit", "pvt", "pvt_v2"), "focused"), "swin": FFSS, "cswin": FFSS, **vits("focused")},
-    "agent": {"pvt_v2": "agent", **vits("agent")},
-    "inline": {"pvt_v2": "inline", **vits("inline")},
-    "pola": {"deit": "pola", "pvt_v2": "pola", "cswin": LLSS, **vits("pola")},
-    "soft": {"deit": "soft", **dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), SSSX), **vits("soft")},
+    "softmax": {
+        **dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "softmax"),
+        **vits("softmax"),
+        "mavit": "softmax",
+    },
+    "linear": {
+        **dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "linear"),
+        **vits("linear"),
+        "mavit": fine("linear"),
+    },
+    "focused": {
+        **dict.fromkeys(("deit", "pvt", "pvt_v2"), "focused"),
+        "swin": FFSS,
+        "cswin": FFSS,
+        **vits("focused"),
+        "mavit": fine("focused"),
+    },
+    "agent": {"pvt_v2": "agent", **vits("agent"), "mavit": fine("agent")},
+    "inline": {"pvt_v2": "inline", **vits("inline"), "mavit": fine("inline")},
+    "pola": {"deit": "pola", "pvt_v2": "pola", "cswin": LLSS, **vits("pola"), "mavit": fine("pola")},
+    "soft": {
+        "deit": "soft",
+        **dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), SSSX),
+        **vits("soft"),
+        "mavit": fine("soft"),
+    },
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 
