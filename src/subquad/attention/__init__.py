@@ -6,6 +6,7 @@ from subquad.attention.agent import AgentAttention
 from subquad.attention.focused import FocusedAttention
 from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
+from subquad.attention.mala import MalaAttention
 from subquad.attention.pola import PolaAttention
 from subquad.attention.registry import Mechanisms
 from subquad.attention.soft import SoftAttention
@@ -21,6 +22,7 @@ ATTENTION = Mechanisms(
         "agent": AgentAttention,
         "pola": PolaAttention,
         "soft": SoftAttention,
+        "mala": MalaAttention,
     }
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -86,6 +88,7 @@ __all__ = [
     "FocusedAttention",
     "InLineAttention",
     "LinearAttention",
+    "MalaAttention",
     "PolaAttention",
     "SoftAttention",
     "SoftmaxAttention",

@@ -40,6 +40,7 @@ SOURCES = {
     "pola": "huggingface.co/ZachMeng/PolaFormer",
     "soft": "github.com/fudan-zvg/SOFT",
     "focused": "github.com/LeapLabTHU/FLatten-Transformer",
+    "mala": "huggingface.co/aldjalkdf/MAViT",
 }
 """Where the authors' weights are."""
 
@@ -94,6 +95,11 @@ IIMS2 = ("inline", "inline", (("inline", 2), ("softmax", 16)), "softmax")
 LLSS = ("pola", "pola", "softmax", "softmax")
 FFSS = ("focused", "focused", "softmax", "softmax")
 HEADS = (2, 4, 10, 16)
+
+
+def mala(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """MAViT with MALA, arXiv 2507.00698; accuracies are those of the paper's tables as others quote them."""
+    return Network(variant, fine("mala"), {}, params, gmacs, top1, "mala")
 
 
 def fine(mechanism: str) -> tuple[str, ...]:
@@ -178,12 +184,22 @@ PUBLISHED: dict[str, Network] = {
     "soft_norm_medium": soft("softnet_medium", 45.812707, 7.2, 83.1, norm=True),
     "soft_norm_large": soft("softnet_large", 64.700646, 11.0, 83.3, norm=True),
     "soft_norm_huge": soft("softnet_huge", 87.108273, 16.3, 83.4, norm=True),
+    "mala_tiny": mala("mavit_tiny", 16.449128, 2.5, 82.9),
+    "mala_small": mala("mavit_small", 27.142568, 4.6, 84.7),
+    "mala_base": mala("mavit_base", 49.792648, 9.9, 85.7),
+    "mala_large": mala("mavit_large", 97.766088, 16.1, 86.0),
 }
 
 
 def vits(mechanism: str) -> dict[str, str]:
     """A mechanism in all blocks of the later plain ViTs."""
     return dict.fromkeys(("deit3", "dinov2", "eva02", "dinov3"), mechanism)
+
+
+def everywhere(mechanism: str) -> dict[str, Any]:
+    """A mechanism in all blocks where positions are added to tokens, and in the finest stages of Swin and CSwin."""
+    whole = dict.fromkeys(("deit", "pvt", "pvt_v2"), mechanism)
+    return {**whole, "swin": fine(mechanism), "cswin": fine(mechanism), **vits(mechanism)}
 
 
 PATTERNS: dict[str, dict[str, Any]] = {
@@ -213,6 +229,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
         **vits("soft"),
         "mavit": fine("soft"),
     },
+    "mala": everywhere("mala"),
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 
