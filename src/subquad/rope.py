@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
-from subquad.tracing import larger, smaller
+from subquad.tracing import larger, smaller, surely
 
 ROPES: dict[str, dict[str, Any]] = {
     "eva02": {"temperature": 10_000, "coordinates": "index", "reference": (16, 16), "interleaved": True},
@@ -46,6 +46,8 @@ class Rotation(NamedTuple):
 
         Features of several times the tables' width are turned piece by piece, all alike.
         """
+        if surely(tokens.shape[-2] != self.cos.shape[-2]):
+            raise SubquadError(f"{self.cos.shape[-2]} tokens have a rotation, and {tokens.shape[-2]} are to be turned")
         if tokens.shape[-1] > self.cos.shape[-1]:
             return torch.cat([self.turn(piece) for piece in tokens.split(self.cos.shape[-1], dim=-1)], dim=-1)
         if self.interleaved:
@@ -53,6 +55,11 @@ class Rotation(NamedTuple):
         else:
             partners = torch.cat(tokens.chunk(2, dim=-1)[::-1], dim=-1)
         return (tokens * self.cos + partners * self.sin).to(tokens.dtype)
+
+
+def turned(rotation: Rotation | None, *tokens: Tensor) -> tuple[Tensor, ...]:
+    """Several tensors of tokens (b, h, n, d), each turned; as they are where there is no rotation."""
+    return tokens if rotation is None else tuple(map(rotation.turn, tokens))
 
 
 class AxialRope(nn.Module):

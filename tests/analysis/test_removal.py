@@ -9,6 +9,7 @@ import torch
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.analysis import Removal, attention_weights, count_confusions, count_hits, removed_pairs, removing, survey
+from subquad.attention import traits_of
 from subquad.attention.key_removal import recentred, renormalised
 from subquad.grid import TokenGrid
 from subquad.ops import inline_weights, linear_weights
@@ -52,7 +53,17 @@ def test_rows_become_those_of_the_keys_that_are_left():
         assert torch.allclose(changed[..., left], alone, atol=1e-12) and (changed[..., [2, 7]] == 0).all()
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+REMOVABLE = [name for name, cls in ATTENTION.items() if traits_of(cls).key_removal is not None]
+
+
+@pytest.mark.parametrize("name", [name for name in ATTENTION if name not in REMOVABLE])
+def test_what_weights_can_not_tell_is_not_guessed(name):
+    images = torch.randn(1, 3, 10, 12)
+    with pytest.raises(SubquadError, match="does not say what its weights become without some keys"):
+        removing(network(name), Removal("local", 3), images).__enter__()
+
+
+@pytest.mark.parametrize("name", REMOVABLE)
 def test_nothing_removed_is_the_network_itself(name):
     model, images = network(name).double(), torch.randn(2, 3, 10, 12, dtype=torch.float64)
     before = model(images)
@@ -81,7 +92,7 @@ def test_with_all_but_itself_removed_a_query_sees_its_own_value(name, settings):
     assert torch.allclose(seen["y"], seen["v"], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", REMOVABLE)
 def test_branches_can_be_switched_off(name):
     model, images = network(name).double(), torch.randn(2, 3, 10, 12, dtype=torch.float64)
     for parameter in [p for block in model.blocks for p in block.attn.inner.parameters()]:

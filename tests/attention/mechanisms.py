@@ -1,11 +1,14 @@
 """What the contract tests share: a mechanism of the registry on a grid, and inputs for it."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from subquad import ATTENTION, TokenGrid
 from subquad.attention import traits_of
 from subquad.models.assembling import settings_of
+from subquad.rope import Rotation, rope_of
 
 DIM, HEADS, BATCH = 16, 2, 2
 SEQUENCE = TokenGrid(1, 23)
@@ -28,9 +31,18 @@ def build(name: str, grid: TokenGrid, *, local: bool = True, kv_grid: TokenGrid 
 
 
 def inputs_of(
-    module: nn.Module, grid: TokenGrid, *, kv_grid: TokenGrid | None = None, seed: int = 0, dim: int = DIM
+    module: nn.Module,
+    grid: TokenGrid,
+    *,
+    kv_grid: TokenGrid | None = None,
+    seed: int = 0,
+    dim: int = DIM,
+    rope: str | None = None,
 ) -> dict:
-    """Float64 inputs under the names that the mechanism asks for; no padding and no mask."""
+    """Float64 inputs under the names that the mechanism asks for; no padding and no mask.
+
+    `rope` is whose rotation it gets; None for none.
+    """
     generator = torch.Generator().manual_seed(seed)
     kv_grid = kv_grid or grid
     supply = {}
@@ -38,6 +50,8 @@ def inputs_of(
         tokens = kv_grid.num_tokens if name in ("k", "v") else grid.num_tokens
         shape = (BATCH, tokens, dim) if name == "x" else (BATCH, HEADS, tokens, dim // HEADS)
         supply[name] = torch.randn(shape, generator=generator, dtype=torch.float64) if name in MIXED else None
+    if rope is not None:
+        supply["rotation"] = rotation_of(module, grid, rope, dim=dim)
     return supply
 
 
@@ -45,6 +59,19 @@ def open_gate(module: nn.Module, supply: dict) -> None:
     """Let the gate of `supply`, if there is one, let everything through."""
     if "g" in supply:
         supply["g"] = torch.full_like(supply["g"], traits_of(module).open_gate)
+
+
+def rotation_of(
+    module: nn.Module, grid: TokenGrid, rope: str, *, dim: int = DIM, dtype: torch.dtype = torch.float64
+) -> Rotation:
+    """The rotation of a network in `ROPES`, as wide as the mechanism's features."""
+    wide = traits_of(module).feature_width
+    return rope_of(rope, dim // HEADS, HEADS)(grid, torch.device("cpu"), dtype, feature_width=wide)
+
+
+def each(supply: dict, function: Callable[[Tensor], Tensor]) -> dict:
+    """The same inputs with every tensor changed; what is none stays as it is."""
+    return {name: function(one) if isinstance(one, Tensor) else one for name, one in supply.items()}
 
 
 def but_values(supply: dict) -> dict:

@@ -44,7 +44,7 @@ def test_the_local_branch_starts_as_a_convolution_and_shares_kernels_as_it_says(
     assert branch.weight.shape == like.weight.shape
     bound = 1 / 5
     assert branch.weight.abs().max() <= bound and branch.weight.abs().max() > 0.9 * bound
-    channels = branch._for_channels(branch.weight).unflatten(0, (4, 16))
+    channels = branch.for_channels(branch.weight).unflatten(0, (4, 16))
     owner = {"channel": lambda h, d: 16 * h + d, "head_channel": lambda h, d: d, "head": lambda h, d: h}[filters]
     assert all(torch.equal(channels[h, d], branch.weight[owner(h, d)]) for h in range(4) for d in range(16))
 

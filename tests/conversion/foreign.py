@@ -105,6 +105,7 @@ FOREIGN = {
     "our PVT": (partial(our_pyramid, "pvt_tiny", embed_dims=(24, 48), mlp_ratios=(2, 2)), True),
     "our PVTv2": (partial(our_pyramid, "pvt_v2_b1", embed_dims=(24, 48), mlp_ratios=(2, 2)), True),
     "our CSwin": (partial(our_pyramid, "cswin_tiny", embed_dim=24, split_size=4), True),
+    "our MAViT": (partial(our_pyramid, "mavit_tiny", embed_dims=(24, 48), head_width=40, mlp_ratio=2), True),
     "our DINOv3": (
         partial(subquad.create_model, "dinov3_small", img_size=64, embed_dim=48, depths=(2,), num_heads=4),
         True,
@@ -118,6 +119,9 @@ def teacher(name):
     model = FOREIGN[name][0]()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.15 if parameter.dim() < 2 else 0.1)
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        # of which several in a row would leave nothing of an image
+        nn.init.ones_(norm.weight)
     return model.eval()
 
 

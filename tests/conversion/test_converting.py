@@ -13,6 +13,7 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.conversion import converted_layers
 from subquad.grid import TokenGrid
+from subquad.models.mavit import GATES
 
 SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
 
@@ -95,6 +96,21 @@ def test_one_of_ours_is_what_the_table_makes_with_that_mechanism(name, attention
     made.load_state_dict(renamed if name == "our CSwin" else state)
     for x in (images(64), images(96, 80)):
         assert torch.equal(answer(made, x), answer(student, x))
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_gates_and_convolutions_of_mavit_stay_whoever_had_them(gate):
+    model = subquad.create_model(
+        "mavit_tiny", attention="mala", depths=(1,), embed_dims=(24,), num_heads=(2,), head_width=40, gate=gate
+    ).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    x = images(32, 24)
+    same, other = subquad.convert(model, "mala"), subquad.convert(model, "linear")
+    assert difference(answer(same, x), answer(model, x)) < 1e-5
+    layer, local = other.stages[0].blocks[0].attn, model.stages[0].blocks[0].attn.inner.local
+    assert torch.equal(layer.lepe.weight, local.weight) and torch.equal(layer.lepe.bias, local.bias)
+    assert answer(other, x).isfinite().all()
 
 
 def test_swin_keeps_the_windows_of_blocks_that_stay_quadratic():

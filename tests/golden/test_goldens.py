@@ -10,11 +10,14 @@ import released
 import torch
 import torch.nn.functional as F
 from made_weights import make_input, make_state_dict
+from torch import nn
 
 import subquad
 from subquad import ATTENTION, TokenGrid
+from subquad.attention import traits_of
 from subquad.models.cswin import CrossShapedAttention
 from subquad.models.layers import SelfAttention
+from subquad.models.mavit import GatedAttention
 from subquad.models.mlla_network import MambaLikeAttention, MambaLikeBlock
 from subquad.models.pvt import SpatialReductionAttention
 from subquad.ops import gaussian_kernel, map_formulas, newton_inverse, soft_formula
@@ -65,9 +68,11 @@ def gradient_norm(model, target):
     return gradient.norm().item()
 
 
-def assert_gradients_as_recorded(model, record, family):
+def assert_gradients_as_recorded(model, record, family, at=""):
+    own = model.state_dict()
     for key, norm in record["grads"].items():
-        assert gradient_norm(model, our_name(key, family)) == pytest.approx(norm, rel=1e-6, abs=1e-12), key
+        target = our_name(at + key, family, own)
+        assert gradient_norm(model, target) == pytest.approx(norm, rel=1e-6, abs=1e-12), key
 
 
 def assert_stages_as_recorded(model, images, record):
@@ -181,6 +186,36 @@ def test_focused_attention_in_cswin_computes_what_the_released_branch_does():
     assert projected.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
     for key, parameter in (("get_v", layer.lepe), ("dwc", layer.branches[0].local)):
         assert parameter.weight.grad.norm().item() == pytest.approx(record["grads"][f"{key}.weight"], rel=1e-6)
+
+
+class InBlock(nn.Module):
+    """A layer where a network has it, so that names of entries are the released ones."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.stages = nn.ModuleList([nn.Module()])
+        self.stages[0].blocks = nn.ModuleList([nn.Module()])
+        self.stages[0].blocks[0].attn = layer
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if re.match("(mala)_attn_", name)])
+def test_gated_attention_computes_what_the_released_layer_does(name):
+    record, at = golden(name), "layers.0.blocks.0.attn."
+    mechanism, grid = ATTENTION[name.partition("_")[0]], TokenGrid(*map(int, re.findall(r"\d+", name)))
+    heads = int(re.search(r"\(64, (\d+)\)", record["call"])[1])
+    layer = GatedAttention(64, heads, mechanism, grid=grid).double()
+    network = InBlock(layer)
+    state = {at + key: tensor for key, tensor in make_state_dict(record["state_dict"]).items()}
+    assert sum(parameter.numel() for parameter in network.parameters()) == record["num_params"]
+    network.load_state_dict(to_our_layout(state, "mavit", {k: t.shape for k, t in network.state_dict().items()}))
+    image = make_input(record["input_shape"]).requires_grad_()
+    wide = traits_of(mechanism).feature_width
+    rotation = rope_of("mala", 64 // heads, heads)(grid, image.device, image.dtype, feature_width=wide)
+    y = layer(image.flatten(2).mT, grid=grid, rotation=rotation)
+    assert_as_recorded(grid.to_image(y), record["outputs"]["out"])
+    y.square().mean().backward()
+    assert_gradients_as_recorded(network, record, "mavit", at)
+    assert image.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
 
 
 def test_soft_attention_computes_what_the_released_layer_does():

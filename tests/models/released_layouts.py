@@ -55,6 +55,8 @@ def released_state(network, state):
     """The entries of the authors' file for a network of the table, from a state dict of ours."""
     host = VARIANTS[NETWORKS[network].variant].host
     found = {}
+    if host == "mavit":
+        return _of_mavit(network, state)
     for name, tensor in state.items():
         for theirs, value in _entries(name, tensor, host, network, state):
             found[theirs] = value
@@ -172,3 +174,46 @@ def _soft(at, rest, tensor):
     names = {"attn.proj": "mha.ff", "attn.inner.landmark": "mha.attn.Qlandmark_op", "mlp.fc1": "ff1", "mlp.fc2": "ff2"}
     names |= {"attn.inner.landmark_norm": "mha.attn.Qnorm_act.0", "attn.inner.local": "mha.attn.conv"}
     yield f"{at}{names.get(kind, kind)}.{ending}", tensor
+
+
+def _of_mavit(network, state):
+    """Of MAViT's host: convolutions of one tap where others have linear layers, and angles of the rotation."""
+    family, found = network.split("_")[0], {}
+    heads = VARIANTS[NETWORKS[network].variant].arguments["num_heads"]
+    # which layers have four axes
+    flat = {"nala": ("head",), "polapp": ("head", "norm.proj")}.get(family, ("head", "norm.proj", "attn", "mlp"))
+    wide = {name.split(".")[1] for name in state if name.endswith("same_spikiness")}
+    for name, tensor in state.items():
+        match = re.fullmatch(r"stages\.(\d)\.(?:embed|blocks)\.(\d+)\.(.*)", name)
+        is_linear = name.endswith("weight") and tensor.dim() == 2
+        if is_linear and any(f".{part}." in f".{name}" for part in flat):
+            tensor = tensor[..., None, None]
+        if match is None:
+            found[name.removeprefix("norm.")] = tensor
+            continue
+        s, number, rest = match.groups()
+        if ".embed." in name:
+            down = f"layers.{int(s) - 1}.downsample.{'norm' if number == '1' else 'reduction'}."
+            found[(f"patch_embed.proj.{number}." if s == "0" else down) + rest] = tensor
+            continue
+        if rest.startswith("ls"):
+            width = len(tensor) // heads[int(s)]
+            found[f"layers.{s}.RoPE.angle"] = torch.zeros(width // 2)
+            if family == "polapp":
+                found[f"layers.{s}.RoPE_linear.angle"] = torch.zeros(width)
+            rest, tensor = f"gamma_{rest[2]}", tensor[None, :, None, None]
+        elif "spikiness" in rest:
+            rest, tensor = "attn.s1" if "same" in rest else "attn.s2", tensor[None]
+        kind = "qkvg" if family == "nala" or s in wide else "qkvo"
+        for ours, theirs in (
+            (r"^(norm[12])\.", r"\1.norm."),
+            (r"^mlp\.", "ffn."),
+            (r"^cpe1\.", "cpe1." if family == "nala" else "pos."),
+            (r"attn\.(?:inner\.local|lepe)\.", "attn.lepe."),
+            (r"attn\.qkv\.", f"attn.{kind}."),
+            (r"attn\.proj\.", "attn.out_proj." if family == "nala" else "attn.proj."),
+            (r"attn\.gate_norm\.", "attn.ln."),
+        ):
+            rest = re.sub(ours, theirs, rest)
+        found[f"layers.{s}.blocks.{number}.{rest}"] = tensor
+    return found

@@ -29,6 +29,7 @@ from subquad.weights import downloading
 from subquad.weights.dense_links import DENSE_LINKS
 from subquad.weights.files import fitted
 from subquad.weights.fitting import misfits
+from subquad.weights.hub_files import fits
 from subquad.weights.links import LINKS, PAGES, TAGS, network_of, row_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -66,6 +67,7 @@ def meta_state(network):
         ("flatten_swin_t", "focused_swin_tiny"),
         ("flatten_cswin_t", "focused_cswin_tiny"),
         ("mlla_t", "mlla_tiny"),
+        ("mala_t", "mala_tiny"),
     ],
 )
 def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, network):
@@ -90,7 +92,7 @@ def test_a_file_of_every_link_fits_its_network_entry_by_entry(row):
 
 
 def test_links_are_whole():
-    assert len([row for row in LINKS if LINKS[row].page != "pola"]) == 47
+    assert len([row for row in LINKS if not LINKS[row].is_repository]) == 47
     assert set(ROWS) == set(LINKS)
     for row, link in LINKS.items():
         assert link.url.startswith("https://") and link.page in PAGES and link.label
@@ -202,7 +204,7 @@ FAST = {
     "mlla_tiny",
 }
 BY_NAME = [
-    row if row in FAST else pytest.param(row, marks=pytest.mark.slow) for row in ROWS if LINKS[row].page != "pola"
+    row if row in FAST else pytest.param(row, marks=pytest.mark.slow) for row in ROWS if not LINKS[row].is_repository
 ]
 
 
@@ -388,6 +390,15 @@ def test_polaformers_files_are_found_by_name_in_the_repository(shelf, monkeypatc
     shelf.answers[tree] = [Answer(b"{")]
     with pytest.raises(SubquadError, match="gives no listing of ZachMeng/PolaFormer"):
         subquad.create_model(row, pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "network"),
+    [("MAViT_T.pth", "mala_tiny"), ("cls/mala_b.pth", "mala_base"), ("pvt/PolaPVT_large.pth", "pola_pvt_large")],
+)
+def test_names_in_a_repository_are_of_one_network(path, network):
+    others = [row for row, link in LINKS.items() if link.is_repository and fits(path, row)]
+    assert others == [network] and not fits(path.replace("_", "_fpn_"), network)
 
 
 def imagenet_folder(folder, names, size=(48, 40)):

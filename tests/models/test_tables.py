@@ -219,6 +219,13 @@ def test_networks_of_flatten_are_recognised(name):
     assert recognise(sketch, name) == name.replace("flatten", "focused").replace("_t", "_tiny")
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("[mr]ala_?.json")))
+def test_networks_of_mavits_host_are_recognised(name):
+    entries = json.loads((GOLDEN / f"{name}.json").read_text())["state_dict"]
+    sketch = {key: torch.empty(entry["shape"], device="meta") for key, entry in entries.items()}
+    assert recognise(sketch, name) == re.sub("t$", "tiny", name)
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_no_code_in_a_checkpoint_is_run(tmp_path, capsys, legacy):
     model, other = small("vit"), small("vit")

@@ -1,6 +1,7 @@
 """The operations against the papers' formulas, written out token by token in float64."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from subquad.ops import (
     gaussian_kernel,
     inline_weights,
     linear_weights,
+    mala_weights,
     mlla_weights,
     newton_inverse,
     pola_weights,
@@ -169,6 +171,58 @@ def test_polar_streams_are_same_sign_and_opposite_sign_similarities(tokens):
     got = pola_weights(q, k, power)[0, 1]
     torch.testing.assert_close(got[0], similarity_rows(same, q[0, 1], k[0, 1], eps=1e-6))
     torch.testing.assert_close(got[1], similarity_rows(same, -q[0, 1], k[0, 1], eps=1e-6))
+
+
+def turned_by_hand(x, places, d):
+    """One feature row (d,) of the token at (row, column), pair by pair, as MAViT turns it."""
+    frequencies = [10_000 ** (-m / max(d // 4 - 1, 1)) for m in range(d // 4)]
+    turned = []
+    for pair in range(d // 2):
+        angle = places[pair // (d // 4)] * frequencies[pair % (d // 4)]
+        a, b = x[2 * pair], x[2 * pair + 1]
+        turned += [a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle)]
+    return torch.stack(turned)
+
+
+def on_grid(grid, d, *, heads=2, seed=3):
+    """Queries, keys, the rotation of a network of MAViT's host, and where each token stands."""
+    q, k = torch.randn(
+        2, 1, heads, grid.num_tokens, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
+    places = [divmod(place, grid.width) for place in range(grid.num_tokens)]
+    return q, k, rope_of("mala", d)(grid, torch.device("cpu"), torch.float64), places
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_magnitude_aware_weights_subtract_the_mean_of_what_does_not_turn(turns):
+    d = 8
+    q, k, rotation, places = on_grid(TokenGrid(3, 4), d)
+    got = mala_weights(q, k, None, rotation if turns else None)[0, 1]
+    for i, qi in enumerate(elu(q[0, 1]) + 1):
+        keys = elu(k[0, 1]) + 1
+        z = torch.stack([qi @ kj for kj in keys]).mean() / math.sqrt(d)
+        for j, kj in enumerate(keys):
+            a, b = (turned_by_hand(x, at, d) for x, at in ((qi, places[i]), (kj, places[j]))) if turns else (qi, kj)
+            expected = (a @ b / math.sqrt(d) * (1 + 1 / (z + 1e-6)) - z) / len(keys)
+            torch.testing.assert_close(got[i, j], expected)
+
+
+def test_rows_of_magnitude_aware_attention_sum_to_one_where_nothing_turns_and_to_anything_where_it_does():
+    q, k, rotation, _ = on_grid(TokenGrid(28, 28), 64, heads=1)
+    for spread, negative, turned_sum in ((0.3, 0.0, -1.55), (1.0, 0.2, -2.26), (3.0, 0.45, -6.7)):
+        rows = mala_weights(spread * q, spread * k)
+        torch.testing.assert_close(rows.sum(-1), torch.ones(1, 1, 784, dtype=torch.float64), rtol=1e-5, atol=0)
+        assert (rows < 0).double().mean().item() == pytest.approx(negative, abs=0.02)
+        turned = mala_weights(spread * q, spread * k, None, rotation)
+        assert turned.sum(-1).mean().item() == pytest.approx(turned_sum, rel=0.1)
+        assert (turned < 0).double().mean() > 0.8
+
+
+def test_a_longer_query_is_spikier_with_magnitude_aware_attention_and_not_with_linear(tokens):
+    q, k, _ = tokens
+    for function, grows in ((mala_weights, True), (partial(linear_weights, feature_map="relu"), False)):
+        short, long = (function(scale * q.abs(), k)[0, 1].std(-1) for scale in (1.0, 4.0))
+        assert bool((long > 1.5 * short).all()) is grows
 
 
 def test_gaussian_weights_are_the_low_rank_form(tokens):

@@ -7,6 +7,7 @@ from subquad.attention.contract import check_mechanism
 from subquad.attention.focused import FocusedAttention
 from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
+from subquad.attention.mala import MalaAttention
 from subquad.attention.mlla import MLLAAttention
 from subquad.attention.pola import PolaAttention
 from subquad.attention.soft import SoftAttention
@@ -27,6 +28,7 @@ ATTENTION: Table[type[nn.Module]] = Table(
         "pola": PolaAttention,
         "soft": SoftAttention,
         "mlla": MLLAAttention,
+        "mala": MalaAttention,
     },
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -93,6 +95,7 @@ __all__ = [
     "InLineAttention",
     "LinearAttention",
     "MLLAAttention",
+    "MalaAttention",
     "PolaAttention",
     "SoftAttention",
     "SoftmaxAttention",

@@ -33,12 +33,13 @@ class AgentAttention(nn.Module):
         pools=True,
         key_removal=renormalised,
         start_quietly=lambda new: silence(new.agent_bias, new.query_bias, new.local),
-        # CSwin's LePE is the depthwise branch of the mechanism
+        # CSwin's and MAViT's LePE is the depthwise branch of the mechanism
         in_hosts={
             "pvt": {"num_agents": (9, 16, 49, 49)},
             "pvt_v2": {"num_agents": (9, 16, 49, 49)},
             "swin": {"num_agents": (9, 16, 49, 49)},
             "cswin": {"num_agents": (9, 16, 49, 49), "local": False},
+            "mavit": {"num_agents": (9, 16, 49, 49), "local": False},
         },
         colour="#d55e00",
     )

@@ -46,7 +46,8 @@ class LocalConv(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
-    def _for_channels(self, parameter: Tensor) -> Tensor:
+    def for_channels(self, parameter: Tensor) -> Tensor:
+        """The weight or bias (count, …) with an entry for each of the h·d channels."""
         if self.filters == "head_channel":
             return parameter.expand(self.num_heads, *parameter.shape).flatten(0, 1)
         if self.filters == "head":
@@ -64,8 +65,8 @@ class LocalConv(nn.Module):
         padding: Tensor | None = None,
     ) -> Tensor:
         """(y + the branch of v) · gate, all (b, h, n, d)."""
-        weight = self._for_channels(self.weight[:, 0])
-        bias = None if self.bias is None else self._for_channels(self.bias)
+        weight = self.for_channels(self.weight[:, 0])
+        bias = None if self.bias is None else self.for_channels(self.bias)
         return add_local(y, zero_padding(v, padding), weight, bias, gate, grid=grid, kv_grid=kv_grid)
 
 

@@ -166,7 +166,7 @@ def _parts(
     with torch.no_grad():
         heads = rearrange(layer.qkv(x), "b n (p h d) -> p b h n d", p=len(layer.projected), h=num_heads)
     supply = dict(zip(layer.projected, heads.requires_grad_(backward).unbind(0), strict=True))
-    supply |= {"x": x, "padding": None, "mask": None}
+    supply |= {"x": x, "padding": None, "mask": None, "rotation": None}
     inputs = {key: supply[key] for key in layer.inner.inputs}
 
     def projections() -> Tensor | tuple[Tensor, Tensor]:

@@ -129,6 +129,23 @@ def soft(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
     return y + rearrange(local, "(b d) h y x -> b h (y x) d", b=len(v))
 
 
+def mala(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """Features, their mean similarity, the state and the mean value one after the other, then branch and gate."""
+    q, k, v = F.elu(s["q"]) + 1, F.elu(s["k"]) + 1, s["v"]
+    n, scale = k.shape[-2], k.shape[-1] ** -0.5
+    z = q @ k.mean(dim=-2, keepdim=True).transpose(-2, -1) * scale
+    state = (k.transpose(-2, -1) * (scale / n) ** 0.5) @ (v * (scale / n) ** 0.5)
+    y = q @ state * (1 + 1 / (z + 1e-6)) - z * v.mean(dim=-2, keepdim=True)
+    return (y if module.local is None else y + _own_conv(module.local, v, grid)) * s["g"]
+
+
+def _own_conv(local: Any, v: Tensor, grid: TokenGrid) -> Tensor:
+    """The depthwise convolution with a kernel for each channel."""
+    image = rearrange(v, "b h (y x) d -> b (h d) y x", y=grid.height)
+    image = F.conv2d(image, local.weight, local.bias, padding=local.weight.shape[-1] // 2, groups=image.shape[1])
+    return rearrange(image, "b (h d) y x -> b h (y x) d", h=v.shape[1])
+
+
 def _shared_conv(local: Any, v: Tensor, grid: TokenGrid) -> Tensor:
     """The depthwise convolution whose kernels the heads share, the heads as images of the batch."""
     maps = rearrange(v, "b h (y x) d -> (b h) d y x", y=grid.height)
@@ -144,5 +161,6 @@ TEXTBOOK: dict[str, Callable[[Any, Supply, TokenGrid], Tensor]] = {
     "agent": agent,
     "pola": pola,
     "soft": soft,
+    "mala": mala,
 }
 """By mechanism: its module, its inputs and their grid (no prefix, no padding) to (b, h, n, d)."""

@@ -41,7 +41,10 @@ FAMILIES: dict[str, str] = {
             "vit",
         )
     },
-    **{f"subquad.models.{host}": "subquad.conversion.own_attention" for host in ("cswin", "layers", "pvt", "swin")},
+    **{
+        f"subquad.models.{host}": "subquad.conversion.own_attention"
+        for host in ("cswin", "layers", "mavit", "pvt", "swin")
+    },
 }
 """Modules in which foreign attention layers are defined, and the module of ours that reads them."""
 

@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 from einops import rearrange
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from subquad.attention.bricks import LocalConv
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -55,6 +57,40 @@ class OwnAttention(ConvertedAttention):
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new` instead of `old`."""
         move_tables(self.inner, {old: new})
+
+
+class OwnGatedAttention(OwnAttention):
+    """MAViT's: its gate and its convolution of the values stay, also where the replaced mechanism had them."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("subquad.models.mavit.GatedAttention",)
+    host: ClassVar[str] = "mavit"
+
+    def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(original, *args, **kwargs)
+        local = getattr(original.inner, "local", None)
+        # one of the same kind has its convolution again
+        if not self.has("lepe") and isinstance(local, LocalConv) and type(original.inner) is not type(self.inner):
+            self.lepe = convolution_of(local)
+
+    def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:  # type: ignore[override]
+        grid.check(x)
+        fused = self.through("qkv", x).chunk(len(self.projected), dim=-1)
+        tokens = dict(zip(self.projected, fused, strict=True))
+        parts = {name: self.split(part) for name, part in tokens.items()}
+        y = self.mix(parts["q"], parts.get("k", parts["q"]), parts["v"], x, grid=grid, rotation=rotation)
+        if self.has("lepe"):
+            y = y + self.through("lepe", grid.to_map(parts["v"])).flatten(2).transpose(1, 2)
+        gated = self.gate_norm(y) * F.silu(tokens["g"]) if self.has("gate_norm") else y * tokens["g"]
+        return self.through("proj", gated)
+
+
+def convolution_of(local: LocalConv) -> nn.Conv2d:
+    """The local branch of a mechanism as a convolution of its map."""
+    weight, channels = local.for_channels(local.weight), local.num_heads * local.head_dim
+    size = weight.shape[-1]
+    made = nn.Conv2d(channels, channels, size, padding=size // 2, groups=channels, bias=local.bias is not None)
+    made.to(weight).load_state_dict({name: local.for_channels(part) for name, part in local.named_parameters()})
+    return made
 
 
 class OwnWindowAttention(OwnAttention):

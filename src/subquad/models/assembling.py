@@ -20,7 +20,7 @@ from subquad.models.variants import HOSTS, VARIANTS
 from subquad.ranges import Count, Positive, checks_arguments
 from subquad.weights.links import TAGS, network_of
 
-PER_STAGE = frozenset({"embed_dims", "num_heads", "mlp_ratios"})
+PER_STAGE = frozenset({"embed_dims", "num_heads", "mlp_ratios", "init_values"})
 """Arguments of pyramids with an entry for each stage."""
 
 

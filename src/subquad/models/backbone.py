@@ -29,6 +29,7 @@ class Backbone(nn.Module):
         in_chans: channels of the images.
         num_classes: classes of the head; 0 for none.
         norm: of the last tokens.
+        num_features: channels of the tokens behind `norm`, if not those of the last stage.
         fc_norm: of what the head reads, for networks that norm behind the pooling; None for none.
         global_pool: what the head reads: "avg" or "max" of the map, "token", the class token, or "" for all tokens.
         drop_rate: dropout in front of the head.
@@ -43,6 +44,7 @@ class Backbone(nn.Module):
         in_chans: int,
         num_classes: int,
         norm: nn.Module,
+        num_features: int | None = None,
         fc_norm: nn.Module | None = None,
         global_pool: str = "avg",
         drop_rate: float = 0,
@@ -52,7 +54,7 @@ class Backbone(nn.Module):
         self.creation: dict[str, Any] = {}
         self.img_size, self.in_chans, self.num_classes = img_size, in_chans, num_classes
         self.patch_size = patch_size
-        self.num_features = self.head_hidden_size = dims[-1]
+        self.num_features = self.head_hidden_size = num_features or dims[-1]
         self.stages: Any = nn.ModuleList(stages)
         self.feature_info: list[dict[str, Any]] = [
             {"num_chs": dim, "reduction": patch_size * 2**s, "module": f"stages.{s}"} for s, dim in enumerate(dims)
@@ -60,7 +62,7 @@ class Backbone(nn.Module):
         self.norm = norm
         self.fc_norm = fc_norm or nn.Identity()
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(dims[-1], num_classes) if num_classes else nn.Identity()
+        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
         self.global_pool = self._checked_pool(global_pool)
         self.apply(init_linear)
 
@@ -195,6 +197,7 @@ class Backbone(nn.Module):
             self._cut_after(last)
         if prune_norm or (shortened and not self._norm_fits(last)):
             self.norm = nn.Identity()
+            self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
         if prune_head or shortened:
             self.fc_norm = nn.Identity()
             self.reset_classifier(0, "")
@@ -202,7 +205,6 @@ class Backbone(nn.Module):
 
     def _cut_after(self, level: int) -> None:
         self.stages = self.stages[: level + 1]
-        self.num_features = self.head_hidden_size = self.feature_info[level]["num_chs"]
 
     def get_classifier(self) -> nn.Module:
         """The head."""

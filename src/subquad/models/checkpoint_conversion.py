@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subquad.errors import SubquadError
 from subquad.models.assembling import assemble
-from subquad.models.networks import NETWORKS
+from subquad.models.networks import NETWORKS, PUBLISHED
 from subquad.models.timm_settings import default_cfg
 from subquad.models.variants import VARIANTS
 from subquad.weights.files import classes_in, fitted, read_weights, save_weights
@@ -71,6 +71,9 @@ def recognise(state: dict[str, Tensor], where: Path | str) -> str:
         raise SubquadError(
             f"{where} fits none of the {len(NETWORKS)} networks: name the nearest with --model to see what differs"
         )
+    if family and not PUBLISHED.keys().isdisjoint(fitting):
+        # whose layout it is trained what was published, not with other mechanisms what has the same entries
+        fitting = [name for name in fitting if name in PUBLISHED]
     if len(fitting) > 1:
         raise SubquadError(f"{where} fits {' and '.join(fitting)} alike, entry by entry: name one with --model")
     return fitting[0]

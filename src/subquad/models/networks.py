@@ -41,6 +41,7 @@ SOURCES = {
     "soft": "github.com/fudan-zvg/SOFT",
     "focused": "github.com/LeapLabTHU/FLatten-Transformer",
     "mlla": "github.com/LeapLabTHU/MLLA",
+    "mala": "huggingface.co/aldjalkdf/MAViT",
 }
 """Where the authors' weights are."""
 
@@ -100,6 +101,17 @@ IIMS2 = ("inline", "inline", (("inline", 2), ("softmax", 16)), "softmax")
 LLSS = ("pola", "pola", "softmax", "softmax")
 FFSS = ("focused", "focused", "softmax", "softmax")
 HEADS = (2, 4, 10, 16)
+
+
+def mala(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """MAViT with MALA, arXiv 2507.00698; accuracies are those of the paper's tables as others quote them."""
+    return Network(variant, fine("mala"), {}, params, gmacs, top1, "mala")
+
+
+def fine(mechanism: str) -> tuple[str, ...]:
+    """A mechanism in the two stages of the finest maps, softmax in the others."""
+    return (mechanism, mechanism, "softmax", "softmax")
+
 
 PUBLISHED: dict[str, Network] = {
     "agent_deit_tiny": agent("deit_tiny", "agent", 6.015640, 1.2, 74.9),
@@ -181,6 +193,10 @@ PUBLISHED: dict[str, Network] = {
     "mlla_tiny": mlla("mllanet_tiny", 24.392200, 4.2, 83.5),
     "mlla_small": mlla("mllanet_small", 43.015048, 7.3, 84.4),
     "mlla_base": mlla("mllanet_base", 95.983960, 16.2, 85.3),
+    "mala_tiny": mala("mavit_tiny", 16.449128, 2.5, 82.9),
+    "mala_small": mala("mavit_small", 27.142568, 4.6, 84.7),
+    "mala_base": mala("mavit_base", 49.792648, 9.9, 85.7),
+    "mala_large": mala("mavit_large", 97.766088, 16.1, 86.0),
 }
 
 
@@ -189,15 +205,45 @@ def vits(mechanism: str) -> dict[str, str]:
     return dict.fromkeys(("deit3", "dinov2", "eva02", "dinov3"), mechanism)
 
 
+def everywhere(mechanism: str) -> dict[str, Any]:
+    """A mechanism in all blocks where positions are added to tokens, and in the finest stages of Swin and CSwin."""
+    whole = dict.fromkeys(("deit", "pvt", "pvt_v2"), mechanism)
+    return {**whole, "swin": fine(mechanism), "cswin": fine(mechanism), **vits(mechanism)}
+
+
 PATTERNS: dict[str, dict[str, Any]] = {
-    "softmax": {**dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "softmax"), **vits("softmax")},
-    "linear": {**dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "linear"), **vits("linear")},
-    "focused": {**dict.fromkeys(("deit", "pvt", "pvt_v2"), "focused"), "swin": FFSS, "cswin": FFSS, **vits("focused")},
-    "agent": {"pvt_v2": "agent", **vits("agent")},
-    "inline": {"pvt_v2": "inline", **vits("inline")},
-    "pola": {"deit": "pola", "pvt_v2": "pola", "cswin": LLSS, **vits("pola")},
-    "soft": {"deit": "soft", **dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), SSSX), **vits("soft")},
-    "mlla": {**dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "mlla"), **vits("mlla")},
+    "softmax": {
+        **dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "softmax"),
+        **vits("softmax"),
+        "mavit": "softmax",
+    },
+    "linear": {
+        **dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "linear"),
+        **vits("linear"),
+        "mavit": fine("linear"),
+    },
+    "focused": {
+        **dict.fromkeys(("deit", "pvt", "pvt_v2"), "focused"),
+        "swin": FFSS,
+        "cswin": FFSS,
+        **vits("focused"),
+        "mavit": fine("focused"),
+    },
+    "agent": {"pvt_v2": "agent", **vits("agent"), "mavit": fine("agent")},
+    "inline": {"pvt_v2": "inline", **vits("inline"), "mavit": fine("inline")},
+    "pola": {"deit": "pola", "pvt_v2": "pola", "cswin": LLSS, **vits("pola"), "mavit": fine("pola")},
+    "soft": {
+        "deit": "soft",
+        **dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), SSSX),
+        **vits("soft"),
+        "mavit": fine("soft"),
+    },
+    "mala": everywhere("mala"),
+    "mlla": {
+        **dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "mlla"),
+        **vits("mlla"),
+        "mavit": fine("mlla"),
+    },
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 

@@ -8,6 +8,7 @@ from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from subquad.models.backbone import Backbone
 from subquad.models.cswin import CSwin
 from subquad.models.lavit import LaViT, LaViTPlain
+from subquad.models.mavit import MAViT
 from subquad.models.mlla_network import MLLANet
 from subquad.models.pvt import PVT
 from subquad.models.pvt_v2 import PVTv2
@@ -25,6 +26,7 @@ HOSTS: dict[str, type[Backbone]] = {
     "lavit": LaViT,
     "lavit_vit": LaViTPlain,
     "mllanet": MLLANet,
+    "mavit": MAViT,
 }
 
 
@@ -138,6 +140,34 @@ def mllanet(embed_dim: int, depths: tuple[int, ...], num_heads: tuple[int, ...],
     return Variant("mllanet", depths, sizes, "swin")
 
 
+def mavit(size: str, *, family: str = "", recipe: str = "deit", **more: Any) -> Variant:
+    """A MAViT, arXiv 2507.00698, or what else stands on this host: sizes are the same, and `more` is what differs."""
+    depths, sizes = MAVIT_SIZES[size]
+    return Variant("mavit", depths, {**sizes, "rope": "mala", **more}, recipe, family)
+
+
+MAVIT_SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "tiny": (
+        (2, 2, 6, 2),
+        {"embed_dims": (64, 128, 256, 512), "num_heads": (1, 2, 4, 8), "drop_path_rate": 0.1},
+    ),
+    "small": (
+        (3, 5, 9, 3),
+        {"embed_dims": (64, 128, 320, 512), "num_heads": (1, 2, 5, 8), "drop_path_rate": 0.15},
+    ),
+    "base": (
+        (4, 6, 12, 6),
+        {"embed_dims": (96, 192, 384, 512), "num_heads": (1, 2, 6, 8), "drop_path_rate": 0.4}
+        | {"init_values": (1, 1, 1e-6, 1e-6)},
+    ),
+    "large": (
+        (4, 7, 19, 8),
+        {"embed_dims": (96, 192, 448, 640), "num_heads": (1, 2, 7, 10), "drop_path_rate": 0.55}
+        | {"init_values": (1e-6, 1e-6, 1e-6, 1e-6)},
+    ),
+}
+"""Depths, and widths, heads and starts of MAViT's sizes."""
+
 REG4: dict[str, Any] = {"reg_tokens": 4, "pos_embed": "patches"}
 GIANT: dict[str, Any] = {"mlp": "swiglu", "mlp_ratio": 2.66667}
 
@@ -192,4 +222,8 @@ VARIANTS: dict[str, Variant] = {
     "mllanet_tiny": mllanet(64, (2, 4, 8, 4), (2, 4, 8, 16), drop_path_rate=0.2),
     "mllanet_small": mllanet(64, (3, 6, 21, 6), (2, 4, 8, 16), drop_path_rate=0.3),
     "mllanet_base": mllanet(96, (3, 6, 21, 6), (3, 6, 12, 24), drop_path_rate=0.5),
+    "mavit_tiny": mavit("tiny", family="mavit"),
+    "mavit_small": mavit("small", family="mavit"),
+    "mavit_base": mavit("base", family="mavit"),
+    "mavit_large": mavit("large", family="mavit", head_width=2560),
 }

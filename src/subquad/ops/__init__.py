@@ -11,6 +11,7 @@ from subquad.ops import (
     focused_formula,
     inline_formula,
     linear_formula,
+    mala_formula,
     map_formulas,
     mlla_formula,
     pola_formula,
@@ -21,6 +22,7 @@ from subquad.ops.agent_formula import agent_attention, agent_weights
 from subquad.ops.focused_formula import focused_attention, focused_weights
 from subquad.ops.inline_formula import inline_attention, inline_weights
 from subquad.ops.linear_formula import FEATURE_MAPS, linear_attention, linear_weights
+from subquad.ops.mala_formula import mala_attention, mala_weights
 from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
 from subquad.ops.mlla_formula import mlla_attention, mlla_weights
 from subquad.ops.pola_formula import pola_attention, pola_weights
@@ -49,6 +51,8 @@ OPERATIONS: dict[str, Shapes] = {
     "linear_weights": linear_formula.WEIGHTS_SHAPES,
     "mlla_attention": mlla_formula.SHAPES,
     "mlla_weights": mlla_formula.WEIGHTS_SHAPES,
+    "mala_attention": mala_formula.SHAPES,
+    "mala_weights": mala_formula.WEIGHTS_SHAPES,
     "newton_inverse": soft_formula.INVERSE_SHAPES,
     "pola_attention": pola_formula.SHAPES,
     "pola_weights": pola_formula.WEIGHTS_SHAPES,
@@ -74,6 +78,8 @@ __all__ = [
     "inline_weights",
     "linear_attention",
     "linear_weights",
+    "mala_attention",
+    "mala_weights",
     "mlla_attention",
     "mlla_weights",
     "newton_inverse",

@@ -279,4 +279,5 @@ HEAD = ("head.weight", "head.bias")
 def classes_in(state: dict[str, Tensor]) -> int | None:
     """Classes of the head in a state dict, None where it has none."""
     head = state.get("head.weight", state.get("head.fc.weight"))
-    return head.shape[0] if head is not None and head.dim() == 2 else None
+    # released heads may be convolutions of one tap
+    return head.shape[0] if head is not None and (head.dim() == 2 or head.shape[2:] == (1, 1)) else None

@@ -58,10 +58,12 @@ def hub_file(repository: str, network: str) -> HubFile:
 def fits(path: str, network: str) -> bool:
     """Whether a file is called as a network may be: "PVT/pola_pvt_t.pth" is of "pola_pvt_tiny"."""
     words, low = network.split("_"), path.lower()
-    match = re.search(r"(pvt|swin)[^a-z0-9]*(tiny|small|medium|large|base|[tsmlb])(?![a-z])", low.rpartition("/")[2])
+    named = r"(pvt|swin|mavit|mala)[^a-z0-9]*(tiny|small|medium|large|base|[tsmlb])(?![a-z])"
+    match = re.search(named, low.rpartition("/")[2])
     if not low.endswith(ENDINGS) or DENSE.search(low) or match is None:
         return False
     size = SIZES.get(match[2], match[2])
     # the authors call PVT's large one b, as the papers' code does
     size = "large" if match[1] == "pvt" and size == "base" else size
-    return [match[1], size] == words[1:3] and ("384" in low) == ("384" in words)
+    host = {"mavit": "mala"}.get(match[1], match[1])
+    return [host, size] == [word for word in words if word != "384"][-2:] and ("384" in low) == ("384" in words)

@@ -25,6 +25,7 @@ PAGES: dict[str, Page] = {
     "soft": Page("https://github.com/fudan-zvg/SOFT", "not known here"),
     "pola": Page("https://huggingface.co/ZachMeng/PolaFormer", "not known here"),
     "mlla": Page("https://github.com/LeapLabTHU/MLLA", "MIT"),
+    "mala": Page("https://huggingface.co/aldjalkdf/MAViT", "no licence file"),
 }
 """By mechanism: where the links stand."""
 
@@ -34,7 +35,7 @@ class Link:
     """A file of the authors'.
 
     Attributes:
-        url: its link; of PolaFormer's that of the repository, whose files are listed when one is asked for.
+        url: its link; or that of a repository of the hub, whose files are listed when one is asked for.
         page: a name of PAGES.
         label: what the page calls the file: the configuration, or the network.
         top1: ImageNet-1k accuracy in per cent as the page prints it, None where it prints none.
@@ -56,7 +57,7 @@ class Link:
     @property
     def is_repository(self) -> bool:
         """Whether the link is of a repository of the Hugging Face hub."""
-        return self.url == PAGES["pola"].url
+        return self.url == PAGES[self.page].url
 
 
 def _tsinghua(page: str, share: str, label: str, top1: float, **more: object) -> Link:
@@ -92,6 +93,11 @@ def soft(identity: str, label: str, top1: float, **more: object) -> Link:
 def pola(label: str, top1: float | None = None, **more: object) -> Link:
     """Make a link of PolaFormer: a repository whose file names were not known when this was written."""
     return Link(PAGES["pola"].url, "pola", label, top1, **more)  # type: ignore[arg-type]
+
+
+def mala(label: str, top1: float) -> Link:
+    """Of MALA: a repository whose file names were not known when this was written."""
+    return Link(PAGES["mala"].url, "mala", label, top1)
 
 
 WITHOUT_RIDGE = 'trained in 2021 without ridge: create_model("soft_tiny", inverse="plain", pretrained=True)'
@@ -153,6 +159,10 @@ LINKS: dict[str, Link] = {
     "mlla_tiny": mlla("7a19712877cb4242889c", "MLLA-T", 83.5),
     "mlla_small": mlla("0e5d0b1409d540aaa80c", "MLLA-S", 84.4),
     "mlla_base": mlla("91c85c5a1061496d8796", "MLLA-B", 85.3),
+    "mala_tiny": mala("MALA_T", 82.9),
+    "mala_small": mala("MALA_S", 84.7),
+    "mala_base": mala("MALA_B", 85.7),
+    "mala_large": mala("MALA_L", 86.0),
 }
 """By network, or by network and tag where several files are of one."""
 

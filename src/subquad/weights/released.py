@@ -6,7 +6,7 @@ projection: its letters say which; `@0`, `@1` are parts in a row. Parts are join
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -127,8 +127,26 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"(blocks\.\d+)\.out_proj\.", r"\1.attn.proj."),
         (r"\battn\.lepe\.", "attn.inner.local."),
     ],
+    "mavit": [
+        (r"^norm\.", "norm.norm."),
+        (r"^proj\.", "norm.proj."),
+        (r"^patch_embed\.proj\.", "stages.0.embed."),
+        (r"^layers\.(\d)\.blocks\.", _stage("stages.{s}.blocks.", 0)),
+        (r"^layers\.(\d)\.downsample\.reduction\.", _stage("stages.{s}.embed.0.", 1)),
+        (r"^layers\.(\d)\.downsample\.norm\.", _stage("stages.{s}.embed.1.", 1)),
+        (r"\.gamma_([12])$", r".ls\1.gamma"),
+        (r"\.(norm[12])\.norm\.", r".\1."),
+        (r"\bffn\.", "mlp."),
+        (r"\bpos\.", "cpe1."),
+        (r"attn\.qkvo\.(weight|bias)$", r"attn.qkv.\1@qkvg"),
+        (r"attn\.out_proj\.", "attn.proj."),
+        (r"attn\.ln\.", "attn.gate_norm."),
+    ],
 }
 """Rename rules by host."""
+
+OF_MECHANISM: list[Rule] = [(r"attn\.lepe\.", "attn.inner.local.")]
+"""What a host keeps or leaves to a mechanism that has it: which of the two, the file does not say, but the model."""
 
 MARKS: dict[str, str] = {
     r"^stage1_conv_embed\.0\.weight$": "cswin",
@@ -138,6 +156,7 @@ MARKS: dict[str, str] = {
     r"^patch_embed1\.proj\.weight$": "pvt",
     r"^layers\.0\.blocks\.0\.in_proj\.weight$": "mllanet",
     r"^layers\.0\.blocks\.0\.norm1\.weight$": "swin",
+    r"^layers\.0\.blocks\.0\.norm1\.norm\.weight$": "mavit",
     r"^blocks\.0\.norm1\.weight$": "vit",
 }
 """By which entry a family is recognised, the first that is there."""
@@ -153,6 +172,7 @@ DROPPED: dict[str, str] = {
     r"\.relative_coords_table$": "computed from the window",
     r"\.attn_mask$": "computed from the image",
     r"\brope\.rotations$": "computed from the grid",
+    r"\.RoPE(_linear)?\.angle$": "computed from the width of a head",
 }
 """What is not read, and why."""
 
@@ -186,10 +206,13 @@ def evaluated_under(names: Iterable[str]) -> str | None:
     return next((key for mark, key in EVALUATED.items() if any(re.search(mark, name) for name in names)), None)
 
 
-def our_name(name: str, family: str) -> str:
-    """Where an entry of a released checkpoint goes; may end in `@part`."""
+def our_name(name: str, family: str, own: Collection[str] | None = None) -> str:
+    """Where an entry of a released checkpoint goes; may end in `@part`. `own` are the entries of the model."""
     for pattern, replacement in (*FAMILIES[family], *MECHANISMS):
         name = re.sub(pattern, replacement, name)
+    for pattern, replacement in OF_MECHANISM if own is not None and name not in own else ():
+        moved = re.sub(pattern, replacement, name)
+        name = moved if own is not None and moved in own else name
     return name
 
 
@@ -206,7 +229,7 @@ def to_our_layout(state: dict[str, Tensor], family: str, shapes: dict[str, torch
     for name, tensor in state.items():
         if any(re.search(pattern, name) for pattern in DROPPED):
             continue
-        target, _, part = our_name(name, family).partition("@")
+        target, _, part = our_name(name, family, shapes).partition("@")
         pieces = dict(zip(part, tensor.chunk(len(part)), strict=True)) if part.isalpha() else {part: tensor}
         if target in ours or pieces.keys() & parts.get(target, {}).keys():
             raise SubquadError(f"two entries are {target}, one of them {name}")
@@ -218,12 +241,18 @@ def to_our_layout(state: dict[str, Tensor], family: str, shapes: dict[str, torch
         if target in ours:
             raise SubquadError(f"two entries are {target}")
         order = [letter for letter in "qkvg" if letter in pieces] or sorted(pieces)
-        ours[target] = torch.cat([pieces[letter] for letter in order], dim=1 if target.endswith("prefix_tokens") else 0)
+        joined = torch.cat([pieces[letter] for letter in order], dim=1 if target.endswith("prefix_tokens") else 0)
+        ours[target] = _reshape(target, joined, shapes.get(target)) if joined.dim() == 4 else joined
     return ours
 
 
 def _reshape(target: str, tensor: Tensor, like: torch.Size | None) -> Tensor:
-    """Tables of released layers: a leading axis of one, queries before agents, all heads in one row."""
+    """Tables of released layers: a leading axis of one, queries before agents, all heads in one row.
+
+    Convolutions of one tap are linear weights here, and factors of channels have no other axes.
+    """
+    if like is not None and tensor.dim() == 4 and len(like) < 4 and tensor.squeeze().shape == torch.Size(like):
+        return tensor.reshape(like)  # (c', c, 1, 1) and (1, c, 1, 1)
     table = target.rpartition(".inner.")[2] if ".inner." in target else target.rpartition(".branches.")[2][2:]
     if table in ("agent_bias.rows", "agent_bias.columns", "agent_bias.prefix"):
         return tensor[0].flatten(2)  # (1, h, a, y, 1)

@@ -1,0 +1,73 @@
+"""Magnitude-aware linear attention (MALA): a long query is spikier than a short one; with a gate and a local branch.
+
+Cost 2 n d² a head. Fan et al. 2025, arXiv 2507.00698.
+"""
+
+from torch import Tensor, nn
+
+from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.traits import Traits
+from subquad.grid import TokenGrid
+from subquad.ops import Shapes, mala_attention, mala_weights
+from subquad.ranges import Positive, checks_arguments
+from subquad.rope import Rotation
+
+GATED = Shapes("MALA's gate", y="b h n d", g="b h n d")
+
+
+class MalaAttention(nn.Module):
+    """`local` is a depthwise `kernel_size`² of the values, which the gate multiplies as well."""
+
+    inputs = ("q", "k", "v", "g", "rotation", "padding")
+    # its weights without some keys can't be made of those with them: they do not tell the mean that they subtract
+    traits = Traits(label="MALA", start_quietly=lambda new: silence(new.local), colour="#8a6d00")
+
+    @checks_arguments
+    def __init__(
+        self,
+        dim: Positive,
+        num_heads: Positive,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+        local: bool = True,
+        kernel_size: Positive = 5,
+    ) -> None:
+        super().__init__()
+        width = head_dim(dim, num_heads)
+        self.local = LocalConv(num_heads, width, kernel_size) if local else None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
+        y = mala_attention(q, k, v, padding, rotation)
+        if self.local is None:
+            GATED.check(y, g)
+            return y * g
+        return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        g: Tensor | None = None,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
+        return mala_weights(q, k, padding, rotation)[:, :, None]

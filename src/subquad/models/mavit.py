@@ -1,0 +1,248 @@
+"""MAViT, a pyramid of four stages: rotary positions, convolutions around attention and in the MLP, gated attention.
+
+MAViT, Fan et al. 2025, arXiv 2507.00698, after RAVLT, arXiv 2411.07635, in the details of the released code; two more
+families of networks stand on it with other gates, ratios and one more convolution. Images of any size: every
+convolution that halves a map rounds up.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from timm.layers import Mlp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from subquad.errors import SubquadError, unknown_name
+from subquad.grid import TokenGrid
+from subquad.models.backbone import Backbone, grids_of
+from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, by_stage, drop_path_rates
+from subquad.positions import start_normal
+from subquad.ranges import AboveZero, Count, DropRate, Positive, Ratio, checks_arguments
+from subquad.rope import Rotation, rope_of
+
+STEM_STRIDES = {4: (2, 1, 1, 2), 2: (2, 1, 1, 1), 1: (1, 1, 1, 1)}
+"""Of the stem's four convolutions, by the size of a patch: 4 as published, less for small images."""
+
+GATES = ("plain", "norm_silu")
+"""What becomes of attention and its gate g: y · g, or LayerNorm(y) · SiLU(g)."""
+
+STARTS = ("normal", "uniform", "uniform_blocks")
+"""What linear layers start from: normal numbers as convolutions do; PyTorch's, those in front of the head or not."""
+
+
+class MAViT(Backbone):
+    """A pyramid whose head reads the mean of a last 1×1 convolution with batch norm and SiLU.
+
+    Args:
+        attention: the mechanism of each block.
+        depths: blocks of each stage.
+        patch_size: 4, or 2 or 1 for small images.
+        embed_dims: channels of each stage.
+        num_heads: heads of each stage's blocks.
+        mlp_ratio: hidden channels of the MLPs over a stage's.
+        head_width: channels of the last convolution.
+        init_values: what the factors of both branches' channels start from, in each stage.
+        gate: of `GATES`, for mechanisms that do not apply a gate themselves.
+        conv_positions: depthwise convolutions a block: 1 in front of attention, 2 for one in front of the MLP as well.
+        rope: rotary positions as in a network of `subquad.rope.ROPES`; None for none.
+        start: what linear layers start from, of `STARTS`.
+        drop_path_rate: stochastic depth of the last block; it rises linearly from 0.
+    """
+
+    layout = "mavit"
+    first_conv = "stages.0.embed.0"
+
+    @checks_arguments
+    def __init__(
+        self,
+        attention: Sequence[Mechanism],
+        *,
+        depths: Sequence[Positive],
+        img_size: tuple[Positive, Positive] = (224, 224),
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dims: Sequence[Positive] = (64, 128, 256, 512),
+        num_heads: Sequence[Positive] = (1, 2, 4, 8),
+        mlp_ratio: Ratio = 3.5,
+        head_width: Positive = 2048,
+        init_values: Sequence[AboveZero] = (1, 1, 1, 1),
+        gate: str = "plain",
+        conv_positions: Positive = 1,
+        rope: str | None = None,
+        start: str = "normal",
+        global_pool: str = "avg",
+        drop_rate: DropRate = 0,
+        drop_path_rate: DropRate = 0,
+    ) -> None:
+        if patch_size not in STEM_STRIDES:
+            raise SubquadError(f"MAViT's stem makes patches of 4, 2 or 1 px, not of {patch_size}")
+        if conv_positions > 2:
+            raise SubquadError(f"a block has one or two convolutions of positions, not {conv_positions}")
+        for what, value, known in (("gate", gate, GATES), ("start", start, STARTS)):
+            if value not in known:
+                raise unknown_name(what, value, known)
+        grids = grids_of(img_size, patch_size, len(depths))
+        mechanisms, rates = by_stage(attention, depths), drop_path_rates(drop_path_rate, depths)
+        stages = []
+        for s, (dim, grid) in enumerate(zip(embed_dims, grids, strict=True)):
+            blocks = [
+                MapBlock(
+                    dim,
+                    GatedAttention(dim, num_heads[s], mechanism, grid=grid, gate=gate),
+                    mlp_ratio=mlp_ratio,
+                    conv_positions=conv_positions,
+                    init_values=init_values[s],
+                    drop=drop_rate,
+                    drop_path=rate,
+                )
+                for mechanism, rate in zip(mechanisms[s], rates[s], strict=True)
+            ]
+            embed = halving(embed_dims[s - 1], dim) if s else stem(in_chans, dim, STEM_STRIDES[patch_size])
+            turns = rope_of(rope, dim // num_heads[s], num_heads[s])
+            stages.append(Stage(embed, blocks, dim, grid=grid, rope=turns, drop_rate=drop_rate))
+        super().__init__(
+            stages,
+            embed_dims,
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            norm=LastConv(embed_dims[-1], head_width),
+            num_features=head_width,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+        self.apply(start_convolution)
+        if start != "normal":
+            for part in (self.stages, self.norm)[: 1 + (start == "uniform")]:
+                part.apply(start_uniform)
+
+    def _norm_fits(self, level: int) -> bool:
+        return False
+
+
+class GatedAttention(SelfAttention):
+    """What attention gives and a depthwise 5×5 of the values (LePE), times a gate that is projected with them.
+
+    A mechanism that asks for the gate is handed it, and adds a local branch or not, as it does everywhere.
+
+    Args:
+        dim: channels c.
+        num_heads: heads h, a divisor of `dim`.
+        attention: the mechanism.
+        grid: the grid that position parameters are made for; a call may bring another one.
+        gate: of `GATES`.
+    """
+
+    def __init__(self, dim: int, num_heads: int, attention: Mechanism, *, grid: TokenGrid, gate: str = "plain") -> None:
+        super().__init__(dim, num_heads, attention, grid=grid)
+        leaves_gate = "g" not in self.inner.inputs
+        self.lepe = nn.Conv2d(dim, dim, 5, padding=2, groups=dim) if leaves_gate else None
+        self.gate_norm = nn.LayerNorm(dim, eps=1e-5) if leaves_gate and gate == "norm_silu" else None
+
+    def projections(self) -> tuple[str, ...]:
+        """What the mechanism asks for, and the gate."""
+        asked = super().projections()
+        return asked if "g" in asked else (*asked, "g")
+
+    def mixed(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
+        """What the mechanism makes of its inputs, gated: (b, n, c)."""
+        y = super().mixed(supply, grid, kv_grid)
+        if self.lepe is None:
+            return y
+        v, g = supply["v"], supply["g"].transpose(1, 2).flatten(2)
+        y = y + self.lepe(grid.to_map(v)).flatten(2).transpose(1, 2)
+        return y * g if self.gate_norm is None else self.gate_norm(y) * F.silu(g)
+
+
+class MapBlock(Block):
+    """A block with depthwise convolutions of its tokens on their map, on a grid without prefix tokens."""
+
+    def __init__(
+        self,
+        dim: int,
+        attn: nn.Module,
+        *,
+        mlp_ratio: float,
+        conv_positions: int,
+        init_values: float,
+        drop: float = 0,
+        drop_path: float = 0,
+    ) -> None:
+        super().__init__(dim, attn, mlp_ratio=mlp_ratio, drop_path=drop_path, init_values=init_values)
+        self.mlp = MapMlp(dim, int(dim * mlp_ratio), drop=drop)
+        self.cpe1 = DepthwiseConv(dim)
+        self.cpe2 = DepthwiseConv(dim) if conv_positions == 2 else None
+
+    def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
+        x = x + self.cpe1(x, grid=grid)
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, rotation=rotation)))
+        if self.cpe2 is not None:
+            x = x + self.cpe2(x, grid=grid)
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x), grid=grid)))
+
+
+class DepthwiseConv(nn.Conv2d):
+    """A depthwise 3×3 of tokens (b, n, c) on their map; where it tells tokens apart, a position (arXiv 2102.10882)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim, 3, padding=1, groups=dim)
+
+    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:  # type: ignore[override]
+        return super().forward(grid.to_image(x)).flatten(2).transpose(1, 2)
+
+
+class MapMlp(Mlp):
+    """A plain MLP whose hidden channels, behind the GELU, get a depthwise 3×3 of themselves added."""
+
+    def __init__(self, dim: int, hidden: int, *, drop: float = 0) -> None:
+        super().__init__(dim, hidden, drop=drop)
+        self.dwconv = DepthwiseConv(hidden)
+
+    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
+        """(b, n, c) to (b, n, c), on a grid without prefix tokens."""
+        hidden = self.drop1(self.act(self.fc1(x)))
+        return self.drop2(self.fc2(hidden + self.dwconv(hidden, grid=grid)))
+
+
+class LastConv(nn.Module):
+    """A 1×1 convolution, batch norm and SiLU of tokens: (b, n, c) to (b, n, p)."""
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim, width)
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.norm(self.proj(x).transpose(1, 2)).transpose(1, 2))
+
+
+def stem(in_chans: int, dim: int, strides: Sequence[int]) -> nn.Sequential:
+    """Four 3×3 convolutions with batch norm, GELU between them: (b, c_in, height, width) to (b, c, y, x)."""
+    widths = [in_chans, *[max(dim // 2, 1)] * (len(strides) - 1), dim]
+    modules: list[nn.Module] = []
+    for before, behind, stride in zip(widths, widths[1:], strides, strict=False):
+        modules += [nn.Conv2d(before, behind, 3, stride=stride, padding=1), nn.BatchNorm2d(behind), nn.GELU()]
+    return nn.Sequential(*modules[:-1])
+
+
+def halving(before: int, dim: int) -> nn.Sequential:
+    """A map (b, c_in, y, x) with half as many rows and columns, rounded up, and `dim` channels."""
+    return nn.Sequential(nn.Conv2d(before, dim, 3, stride=2, padding=1), nn.BatchNorm2d(dim))
+
+
+def start_convolution(module: nn.Module) -> None:
+    """Weights of a convolution, a mechanism's too: truncated normal, std 0.02; bias zero."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    # what a mechanism filters its values with is depthwise and no nn.Conv2d
+    if isinstance(weight, nn.Parameter) and weight.dim() == 4:
+        start_normal(weight)
+        if bias is not None:
+            nn.init.zeros_(bias)
+
+
+def start_uniform(module: nn.Module) -> None:
+    """Weights and bias of a linear layer as PyTorch has them."""
+    if isinstance(module, nn.Linear):
+        module.reset_parameters()

@@ -1,0 +1,69 @@
+"""Magnitude-aware linear attention: normalised by scaling and subtracting. Linear in n: 2 n d² products a head.
+
+    s_ij = d^-1/2 φ(q_i)·φ(k_j)    z_i = mean_j s_ij    φ = ELU + 1
+    w_ij = (1/n) (s̃_ij (1 + 1/(z_i + ε)) − z_i)    o_i = Σ_j w_ij v_j
+
+Fan et al. 2025, arXiv 2507.00698, in the scaling of the released code. s̃ is s of turned features where there is a
+rotation, else s: then rows sum to z/(z + ε), that is 1. A rotation leaves z as it is, and rows sum to anything. Entries
+may be negative either way.
+"""
+
+from torch import Tensor
+
+from subquad.kernels import Shapes
+from subquad.ops.image_by_image import by_image
+from subquad.ops.linear_formula import FEATURE_MAPS
+from subquad.ops.padding import count_tokens, mean_token, zero_padding
+from subquad.ops.precision import in_fp32
+from subquad.rope import Rotation, turned
+
+SHAPES = Shapes("MALA", q="b h n d", k="b h m d", v="b h m d", padding="b m")
+WEIGHTS_SHAPES = SHAPES.without("v")
+
+elu = FEATURE_MAPS["elu"]
+
+
+def mala_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Tensor | None = None,
+    rotation: Rotation | None = None,
+    *,
+    eps: float = 1e-6,
+) -> Tensor:
+    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
+    SHAPES.check(q, k, v, padding)
+    return _mala(q, k, v, padding, rotation, eps)
+
+
+@in_fp32
+def _mala(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, rotation: Rotation | None, eps: float) -> Tensor:
+    def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
+        scale, v = q.shape[-1] ** -0.5, zero_padding(v, padding)
+        q, k = elu(q), zero_padding(elu(k), padding)
+        z = scale * q @ mean_token(k, padding).mT
+        q, k = turned(rotation, q, k)
+        state = k.mT @ v * (scale / count_tokens(k, padding))
+        return q @ state * (1 + 1 / (z + eps)) - z * mean_token(v, padding)
+
+    return by_image(mix, q, k, v, padding)
+
+
+@in_fp32
+def mala_weights(
+    q: Tensor,
+    k: Tensor,
+    padding: Tensor | None = None,
+    rotation: Rotation | None = None,
+    *,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Explicit weights (b, h, n_q, n_k) of `mala_attention`."""
+    WEIGHTS_SHAPES.check(q, k, padding)
+    scale = q.shape[-1] ** -0.5
+    q, k = elu(q), zero_padding(elu(k), padding)
+    z = scale * q @ mean_token(k, padding).mT
+    q, k = turned(rotation, q, k)
+    weights = (scale * q @ k.mT * (1 + 1 / (z + eps)) - z) / count_tokens(k, padding)
+    return weights if padding is None else weights.masked_fill(padding[:, None, None, :], 0)
