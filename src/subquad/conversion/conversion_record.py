@@ -32,7 +32,7 @@ class Record:
         blocks: what each converted block costs alone; empty where it was not measured.
         hybrids: from no converted block to all; empty where they were not measured.
         broken: files that could not be read.
-        before, after: errors of the blocks at the beginning and the end of alignment, by their numbers.
+        before, after: errors of the blocks before and after alignment on the same images, by their numbers.
         history: of the fits "aligned" and "distilled".
         costs: time and memory at several sizes; empty where they were not measured.
         labelled: classifiers of the features; None where no data with labels were named.

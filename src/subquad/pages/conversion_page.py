@@ -27,8 +27,8 @@ _STEPS = (
     "step’s fit."
 )
 _BLOCKS = (
-    "‖y − t‖² / ‖t‖² of each converted layer’s answer to the teacher’s own tokens, on a logarithmic axis: at the first "
-    "and at the last images of alignment."
+    "‖y − t‖² / ‖t‖² of each converted layer’s answer to the teacher’s own tokens, on a logarithmic axis: before "
+    "and after alignment, on the same images, which were not trained on."
 )
 _DAMAGE = "The error of the last features when this block alone is converted: aligned, not yet distilled."
 _CURVE = (
