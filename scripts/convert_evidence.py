@@ -89,8 +89,8 @@ def make(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.Name
     made = convert_run(
         plan, folder / "student", max_judged=arguments.judged, log=lambda line: print(f"{file.stem}: {line}")
     )
-    cell = {step: one.student_top1 for step, one in made.steps.items()}
-    cell |= {"teacher": next(iter(made.steps.values())).teacher_top1, "updates": updates, "seconds": made.seconds}
+    cell = {step: one.student_score for step, one in made.steps.items()}
+    cell |= {"teacher": next(iter(made.steps.values())).teacher_score, "updates": updates, "seconds": made.seconds}
     cell["agreement"] = made.steps["distilled"].agreement
     if not arguments.no_scratch and not keep:
         cell["from scratch"] = from_scratch(name, seed, updates, recipe, folder / "scratch", arguments)
@@ -134,7 +134,7 @@ def untrained(arguments: argparse.Namespace) -> None:
     rows = {}
     for side in (4, 7):
         student = convert_without_training(trained.model, (side, side))
-        rows[f"Nyström, {side * side} landmarks"] = compare_networks(student, trained.model, batches).student_top1
+        rows[f"Nyström, {side * side} landmarks"] = compare_networks(student, trained.model, batches).student_score
     write_json(file, rows, indent=1)
 
 

@@ -100,7 +100,8 @@ def _comparison(step: dict[str, Any]) -> Comparison:
 
 
 def _labelled(row: dict[str, Any]) -> LabelledComparison:
-    return LabelledComparison(**row | {who: Readable(**row[who]) for who in ("teacher", "student")})
+    steps = {name: Readable(**step) for name, step in row["steps"].items()}
+    return LabelledComparison(**row | {"teacher": Readable(**row["teacher"]), "steps": steps})
 
 
 def _by_number(figures: dict[str, float]) -> dict[int, float]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from subquad.data import InputConfig
 from subquad.errors import SubquadError
+from subquad.tasks.held_out import HeldOut
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,18 @@ class Trained:
             SubquadError: it takes no images.
         """
         raise SubquadError(f"there are no images to show to a network of `subquad {self.task}`")
+
+    def held_out(self, *, data_dir: str | None = None, most: int | None = None) -> HeldOut | None:
+        """Give the held-out data that it is judged on; None where it has no data of its own.
+
+        Args:
+            data_dir: where they are, if not where they were in training.
+            most: images at most, evenly chosen.
+
+        Raises:
+            SubquadError: they can't be opened.
+        """
+        return None
 
     def beside(self, model: nn.Module, config: InputConfig) -> ImageNetwork:
         """A part of this network that takes images, with no classes and no data of its own."""
