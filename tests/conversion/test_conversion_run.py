@@ -134,7 +134,9 @@ def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):
     assert "agreement" in printed
     # its own scenes are there
     assert "mIoU" in printed
-    model = subquad.open_trained(tmp_path / "run").model
+    opened = subquad.open_trained(tmp_path / "run")
+    assert len(opened.training_images()) == 6
+    model = opened.model
     student = load_converted(tmp_path / "out" / "delta.safetensors", model)
     assert student(torch.zeros(1, 3, 48, 64)).shape == model(torch.zeros(1, 3, 48, 64)).shape
 

@@ -105,7 +105,8 @@ def open_plan(plan: Plan) -> tuple[Any, InputConfig, PictureDataset, dict[int, D
     """
     opened = open_trained(plan.source, img_size=plan.img_size)
     config = opened.image_network(plan.img_size).input
-    pictures = open_images(plan.images, plan.data_dir)
+    own = opened.training_images(data_dir=plan.data_dir) if plan.images == opened.data else None
+    pictures = open_images(plan.images, plan.data_dir) if own is None else own
     transform = views(config, scale=(plan.scale, 1.0), crop_padding=plan.crop_padding)
     drawn = {seed: Drawn(pictures, transform, batch_size=plan.batch_size, seed=plan.seed + seed) for seed in range(2)}
     return opened, config, pictures, drawn

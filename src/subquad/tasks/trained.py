@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from subquad.data import InputConfig
+from subquad.data.dataset import PictureDataset
 from subquad.errors import SubquadError
 from subquad.tasks.held_out import HeldOut
 
@@ -69,6 +70,17 @@ class Trained:
         Args:
             data_dir: where they are, if not where they were in training.
             most: images at most, evenly chosen.
+
+        Raises:
+            SubquadError: they can't be opened.
+        """
+        return None
+
+    def training_images(self, *, data_dir: str | None = None) -> PictureDataset | None:
+        """Give the pictures that it was trained on; None where its data are opened by their name like any others.
+
+        Args:
+            data_dir: where they are, if not where they were in training.
 
         Raises:
             SubquadError: they can't be opened.

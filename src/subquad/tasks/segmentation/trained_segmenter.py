@@ -29,7 +29,7 @@ from subquad.tasks.segmentation.intersection_over_union import (
     judge_confusion,
     segment,
 )
-from subquad.tasks.segmentation.scene_data import VOID, load_scenes
+from subquad.tasks.segmentation.scene_data import VOID, SceneDataset, load_scenes
 from subquad.tasks.segmentation.scene_transforms import SceneInput, SceneTransform, leave_apart
 from subquad.tasks.task import Gallery
 from subquad.tasks.trained import ImageNetwork, Trained
@@ -87,6 +87,10 @@ class TrainedSegmenter(Trained):
                     yield image[None], labels[None]
 
         return HeldOut("mIoU", batches, lambda: MeanIntersection(classes))
+
+    def training_images(self, *, data_dir: str | None = None) -> SceneDataset | None:
+        """Give its training scenes; `data_dir` is the folder or archive of all scenes."""
+        return load_scenes(self.data_to_judge(data_dir), split="train")
 
     def window(self, slide: bool | None) -> tuple[int, int] | None:
         """The window to look through, None for none; as in training where `slide` is None."""
