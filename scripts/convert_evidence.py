@@ -1,38 +1,45 @@
 """What conversion keeps of a teacher: swapped, aligned, distilled, and trained from nothing for as long.
 
 python scripts/convert_evidence.py TEACHER --data-dir cifar10.tar.xz --output FOLDER [--seeds 0 1 2] [--status]
+python scripts/convert_evidence.py TEACHER --data-dir camvid.tar --output FOLDER [--speed]
 
-Every cell (mechanism, seed) is one JSON in FOLDER; what is there is not made again, and what was broken off goes on.
-Students get the teacher's training images without labels, and at most a tenth of its updates, half of them alignment
-and half distillation. `from scratch` has as many updates, with labels, and the teacher's recipe.
+TEACHER is the run folder of a classifier or of a segmenter, as `subquad segment train --config camvid_plain` makes it;
+what is kept is top-1 or mIoU. Every cell (mechanism, seed) is one JSON in FOLDER; what is there is not made again, and
+what was broken off goes on. Students get the teacher's training images without labels, and at most a tenth of its
+updates, half of them alignment and half distillation. `from scratch` has as many updates, with labels, and the
+teacher's recipe. With --speed nothing is trained: each mechanism is timed at twice the teacher's size, against it.
 """
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import subquad
 from subquad.attention import ATTENTION, traits_of
 from subquad.conversion import Plan, compare_networks, convert_run, convert_without_training
-from subquad.data import create_loader
+from subquad.conversion.conversion_run import open_plan
+from subquad.conversion.measured_costs import time_in_turns
 from subquad.reading import read_yaml
-from subquad.tasks.classification import images_of
 from subquad.text import columns
 from subquad.writing import write_json
 
 STEPS = ("swapped", "aligned", "distilled", "from scratch")
 SCRATCH = ("epochs", "updates_per_epoch", "warmup_epochs")
+LANDMARKS = (4, 7)
+"""Of the rows without training, on a side."""
 
 
 def main() -> None:
     """Make the cells that are missing, and print the table of all that are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("teacher", type=Path, help="run folder")
-    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--data-dir", required=True, help="where the teacher's data are")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--attention", nargs="+", default=None)
     parser.add_argument("--keep", type=int, nargs="+", default=[0], help="blocks that stay softmax; a table for each")
@@ -41,17 +48,21 @@ def main() -> None:
     parser.add_argument("--judged", type=int, default=10_000, help="held-out images")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-scratch", action="store_true")
+    parser.add_argument("--speed", action="store_true", help="only time at twice the size; wants a machine at rest")
     parser.add_argument("--status", action="store_true", help="only print what is there")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     names = arguments.attention or [name for name in ATTENTION if not traits_of(ATTENTION[name]).quadratic]
     cells = [(name, keep, seed) for seed in arguments.seeds for keep in arguments.keep for name in names]
     arguments.output.mkdir(parents=True, exist_ok=True)
-    if not arguments.status:
+    if arguments.speed and not arguments.status:
+        for name in names:
+            time_at_twice(name, arguments)
+    elif not arguments.status:
         recipe = read_yaml(arguments.teacher / "recipe.yaml")
         # PyTorch's fused attention is slow in bf16 backward at few tokens
         torch.backends.cuda.enable_flash_sdp(False)
-        untrained(arguments)
+        untrained(recipe, arguments)
         for cell in cells:
             make(*cell, recipe, arguments)
             print(table(arguments, names), flush=True)
@@ -60,8 +71,35 @@ def main() -> None:
 
 def file_of(name: str, keep: int, seed: int, output: Path) -> Path:
     """Where a cell is kept."""
-    safe = name.replace(":", "_").replace("=", "-").replace(",", "_")
-    return output / f"{safe}-keep{keep}-seed{seed}.json"
+    return output / f"{safe(name)}-keep{keep}-seed{seed}.json"
+
+
+def safe(name: str) -> str:
+    """A mechanism with its settings, as a part of a file's name."""
+    return name.replace(":", "_").replace("=", "-").replace(",", "_")
+
+
+def plan_of(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.Namespace, updates: int = 2) -> Plan:
+    """How a student of a cell is made."""
+    return Plan(
+        source=str(arguments.teacher),
+        images=str(recipe["data"]),
+        data_dir=arguments.data_dir,
+        attention=name,
+        keep=keep or None,
+        align_updates=updates // 2,
+        distil_updates=updates - updates // 2,
+        batch_size=recipe["batch_size"],
+        crop_padding=recipe.get("crop_padding") or 0,
+        amp=True,
+        seed=seed,
+    )
+
+
+def updates_of_epoch(recipe: dict, arguments: argparse.Namespace) -> int:
+    """That the teacher made, of all of its training images."""
+    _, _, pictures, _ = open_plan(plan_of("linear", 0, 0, recipe, arguments))
+    return max(len(pictures) // recipe["batch_size"], 1)
 
 
 def make(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.Namespace) -> None:
@@ -69,90 +107,113 @@ def make(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.Name
     file = file_of(name, keep, seed, arguments.output)
     if file.exists():
         return
-    total = 50_000 // recipe["batch_size"] * recipe["epochs"]
-    updates = arguments.updates or total // 10
-    plan = Plan(
-        source=str(arguments.teacher),
-        images="cifar10",
-        data_dir=arguments.data_dir,
-        attention=name,
-        keep=keep or None,
-        align_updates=updates // 2,
-        distil_updates=updates - updates // 2,
-        batch_size=recipe["batch_size"],
-        crop_padding=recipe["crop_padding"],
-        amp=True,
-        seed=seed,
-    )
+    in_epoch = updates_of_epoch(recipe, arguments)
+    updates = arguments.updates or max(in_epoch * recipe["epochs"] // 10, 2)
+    plan = plan_of(name, keep, seed, recipe, arguments, updates)
     folder = arguments.output / f"{file.stem}-work"
     torch.manual_seed(seed)
     made = convert_run(
         plan, folder / "student", max_judged=arguments.judged, log=lambda line: print(f"{file.stem}: {line}")
     )
-    cell = {step: one.student_top1 for step, one in made.steps.items()}
-    cell |= {"teacher": next(iter(made.steps.values())).teacher_top1, "updates": updates, "seconds": made.seconds}
+    swapped = made.steps["swapped"]
+    cell: dict[str, Any] = {step: one.student_score for step, one in made.steps.items()}
+    cell |= {"teacher": swapped.teacher_score, "measure": swapped.measure, "updates": updates, "seconds": made.seconds}
     cell["agreement"] = made.steps["distilled"].agreement
     if not arguments.no_scratch and not keep:
-        cell["from scratch"] = from_scratch(name, seed, updates, recipe, folder / "scratch", arguments)
+        folder.mkdir(exist_ok=True)
+        cell["from scratch"] = from_scratch(
+            name, seed, updates, in_epoch, swapped.measure, recipe, folder / "scratch", arguments
+        )
     write_json(file, cell, indent=1)
     shutil.rmtree(folder)
 
 
 def from_scratch(
-    name: str, seed: int, updates: int, recipe: dict, folder: Path, arguments: argparse.Namespace
+    name: str,
+    seed: int,
+    updates: int,
+    in_epoch: int,
+    measure: str,
+    recipe: dict,
+    folder: Path,
+    arguments: argparse.Namespace,
 ) -> float:
-    """Top-1 of a network with this mechanism, trained with labels for so many updates by the teacher's recipe."""
+    """What a network with this mechanism comes to, trained with labels for so many updates by the teacher's recipe."""
     mechanism, _, settings = name.partition(":")
+    task = subquad.open_trained(arguments.teacher).task
     fields = {key: value for key, value in recipe.items() if key not in SCRATCH and value is not None}
-    fields |= {"attention": mechanism, "seed": seed, "compile": False, "data_dir": arguments.data_dir}
+    fields |= {"attention": mechanism, "seed": seed, "compile": False}
+    fields["data_dir" if task == "classify" else "data"] = arguments.data_dir
     fields.pop("settings", None)
     if settings:
         fields["settings"] = settings
-    epochs = 2
+    epochs = max(2, math.ceil(updates / in_epoch))
     summary = subquad.train(
         None,
         folder,
+        task=task,
         **fields,
         epochs=epochs,
-        updates_per_epoch=updates // epochs,
+        updates_per_epoch=max(updates // epochs, 1),
         warmup_epochs=0,
         warmup_updates=updates // 16,
         resume=folder.exists(),
     )
-    return summary["last_top1"] / 100
+    return summary[f"last_{measure.lower().replace('-', '')}"] / 100
 
 
-def untrained(arguments: argparse.Namespace) -> None:
+def untrained(recipe: dict, arguments: argparse.Namespace) -> None:
     """The rows without any training: landmarks, at two numbers of them."""
     file = arguments.output / "without-training.json"
     if file.exists():
         return
-    trained = subquad.open_trained(arguments.teacher)
-    images = images_of(trained, data_dir=arguments.data_dir)
+    trained, _, _, _ = open_plan(plan_of("linear", 0, 0, recipe, arguments))
     # one in five: a pseudo-inverse for each head and image takes its time
-    batches = list(create_loader(torch.utils.data.Subset(images, range(0, len(images), 5)), batch_size=200))
+    held_out = trained.held_out(data_dir=arguments.data_dir, most=max(arguments.judged // 5, 1))
     rows = {}
-    for side in (4, 7):
+    for side in LANDMARKS:
         student = convert_without_training(trained.model, (side, side))
-        rows[f"Nyström, {side * side} landmarks"] = compare_networks(student, trained.model, batches).student_top1
+        figure = {"measure": held_out.measure, "tally": held_out.tally}
+        told = compare_networks(student, trained.model, held_out.batches(200), **figure)
+        rows[f"Nyström, {side * side} landmarks"] = told.student_score
     write_json(file, rows, indent=1)
 
 
+def time_at_twice(name: str, arguments: argparse.Namespace) -> None:
+    """Milliseconds of a pass of the teacher and of a student with no trained weights, which cost as much."""
+    file = arguments.output / f"speed-{safe(name)}.json"
+    if file.exists():
+        return
+    trained = subquad.open_trained(arguments.teacher)
+    height, width = trained.image_network().input.img_size
+    size = 2 * height, 2 * width
+    student = subquad.convert(trained.model, name)
+    ms = time_in_turns({"teacher": trained.model, "student": student.eval()}, size)
+    write_json(file, {"px": size, **ms, "gain": ms["teacher"] / ms["student"], "threads": arguments.threads}, indent=1)
+    print(f"{name} at {size[0]}×{size[1]}: {ms['teacher'] / ms['student']:.2f} times as fast", flush=True)
+
+
 def table(arguments: argparse.Namespace, names: list[str]) -> str:
-    """Top-1 in percent, mean ± standard deviation of the seeds that are there, and what is kept of the teacher."""
-    rows = [["attention", "softmax blocks", *STEPS, "kept", "seeds"]]
+    """Percent, mean ± standard deviation of the seeds that are there, what is kept of the teacher, and the gain."""
+    rows = []
+    measure = ""
     for keep in arguments.keep:
         for name in names:
             files = [file_of(name, keep, seed, arguments.output) for seed in arguments.seeds]
             cells = [json.loads(file.read_text()) for file in files if file.exists()]
+            speed = arguments.output / f"speed-{safe(name)}.json"
+            gain = f"{json.loads(speed.read_text())['gain']:.2f}" if speed.exists() and not keep else ""
             if cells:
-                kept = statistics.mean(cell["distilled"] / cell["teacher"] for cell in cells)
+                measure = cells[0].get("measure", "top-1")
+                kept = spread([cell["distilled"] / cell["teacher"] for cell in cells if cell["teacher"]])
                 figures = [spread([cell[step] for cell in cells if step in cell]) for step in STEPS]
-                rows.append([name, str(keep), *figures, f"{kept:.2%}", str(len(cells))])
+                rows.append([name, str(keep), *figures, kept, str(len(cells)), gain])
+            elif gain:
+                rows.append([name, str(keep), *[""] * len(STEPS), "", "0", gain])
     without = arguments.output / "without-training.json"
-    for name, top1 in json.loads(without.read_text()).items() if without.exists() else ():
-        rows.append([name, "0", spread([top1]), "", "", "", "", ""])
-    return columns(rows)
+    for name, score in json.loads(without.read_text()).items() if without.exists() else ():
+        rows.append([name, "0", spread([score]), "", "", "", "", "", ""])
+    return columns([[f"{measure} of", "softmax blocks", *STEPS, "kept", "seeds", "× as fast"], *rows])
 
 
 def spread(shares: list[float]) -> str:

@@ -130,8 +130,13 @@ def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):
         Image.new("RGB", (40, 36), (60 * place, 20, 90)).save(photos / f"{place}.png")
     flags = ["--images", photos, "--align-updates", 2, "--distil-updates", 2, "--batch-size", 2, "--max-judged", 2]
     assert run("convert", tmp_path / "run", "--attention", "linear", "--output", tmp_path / "out", *flags) == 0
-    assert "agreement" in capsys.readouterr().out
-    model = subquad.open_trained(tmp_path / "run").model
+    printed = capsys.readouterr().out
+    assert "agreement" in printed
+    # its own scenes are there
+    assert "mIoU" in printed
+    opened = subquad.open_trained(tmp_path / "run")
+    assert len(opened.training_images()) == 6
+    model = opened.model
     student = load_converted(tmp_path / "out" / "delta.safetensors", model)
     assert student(torch.zeros(1, 3, 48, 64)).shape == model(torch.zeros(1, 3, 48, 64)).shape
 

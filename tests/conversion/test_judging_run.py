@@ -12,7 +12,7 @@ from subquad.analysis import attention_weights
 from subquad.conversion import conversion_of
 from subquad.conversion.conversion_record import REPORT, Record, read_record
 from subquad.conversion.judging import Comparison
-from subquad.conversion.labelled_features import compare_on_labels, labelled_sets, pooled_features
+from subquad.conversion.labelled_features import LabelledJudge, labelled_sets, pooled_features
 from subquad.conversion.measured_costs import check_sizes, measure_costs
 from subquad.conversion.paired_maps import MOST_TOKENS, paired_maps
 from subquad.data import InputConfig
@@ -93,18 +93,26 @@ def test_time_and_memory_are_measured_at_each_size():
 def test_classifiers_of_the_same_features_find_the_same():
     sets = labelled_sets("digits", InputConfig((64, 64)), max_images=60)
     teacher = sharp("timm ViT")
-    told = compare_on_labels(subquad.convert(teacher, "softmax"), teacher, sets)
+    judge = LabelledJudge(sets, teacher)
+    judge.note("swapped", subquad.convert(teacher, "softmax"))
+    judge.note("other", subquad.convert(teacher, "linear"))
+    told = judge.comparison
     assert (told.train, told.test) == (60, 60)
-    assert told.student == told.teacher
-    assert told.student.probe > 0.3
-    assert "nearest neighbours" in told.text
+    assert told.steps["swapped"] == told.teacher != told.steps["other"]
+    assert told.teacher.probe > 0.3
+    assert told.teacher.agreement == 1
+    # the labels are not its five classes
+    assert told.teacher.head is None
+    assert "nearest neighbours" in told.teacher.text
+    own = LabelledJudge(sets, teacher, sets["train"].classes).comparison.teacher
+    assert 0 <= own.head <= 0.4
 
 
 def test_features_without_a_head_are_means_over_tokens_or_places():
     tokens = torch.randn(2, 5, 3)
     places = torch.randn(2, 3, 4, 4)
-    assert torch.equal(pooled_features(lambda images: tokens, PICTURES), tokens.mean(1))
-    assert torch.equal(pooled_features(lambda images: places, PICTURES), places.mean((2, 3)))
+    assert torch.equal(pooled_features(lambda images: tokens, PICTURES)[0], tokens.mean(1))
+    assert torch.equal(pooled_features(lambda images: places, PICTURES)[0], places.mean((2, 3)))
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):

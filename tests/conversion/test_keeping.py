@@ -38,7 +38,7 @@ def fitted(attention="agent:num_agents=4", train=None):
     student = subquad.convert(model, attention)
     align(student, PICTURES, teacher=model, updates=2, batch_size=8)
     if train:
-        distil(student, PICTURES, teacher=model, train=train, updates=2, batch_size=8)
+        distil(student, PICTURES, teacher=model, train=train, updates=2, batch_size=8, lr=1e-5)
     return model, student
 
 

@@ -20,7 +20,7 @@ REFUSED = {
     "MobileViT": ("mobilevit_xxs", {}, "no patch embedding"),
     "PVTv2": ("pvt_v2_b0", {}, r"is a timm\.models\.pvt_v2\.Attention"),
     "ResNet": ("resnet10t", {}, "no patch embedding"),
-    "Swin v2": ("swinv2_tiny_window8_256", PYRAMID, r"is a timm.*swin_transformer_v2\.WindowAttention"),
+    "Swin v2, CR": ("swinv2_cr_tiny_ns_224", PYRAMID | {"img_size": 64}, r"is a timm.*swin_transformer_v2_cr\.Window"),
 }
 
 

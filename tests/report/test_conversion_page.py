@@ -5,6 +5,7 @@ import pytest
 from subquad.conversion.conversion_record import Record
 from subquad.conversion.hybrids import BlockDamage, HybridRow
 from subquad.conversion.judging import Comparison
+from subquad.conversion.labelled_features import LabelledComparison, Readable
 from subquad.conversion.paired_maps import PairedMaps
 from subquad.pages import write_conversion
 from subquad.pages.charts import Axis, Series, bar_chart
@@ -33,6 +34,21 @@ def test_what_was_not_measured_has_no_section(tmp_path):
     ):
         assert f"<h2>{heading}" not in page
     assert "top-1</button>" not in page
+
+
+def test_features_are_judged_behind_each_step_in_the_columns_that_were_measured(tmp_path):
+    steps = {name: Readable(0.25, 0.5, 0.75) for name in ("swapped", "aligned", "distilled")}
+    page = page_of(tmp_path, labelled=LabelledComparison("digits", 4, 4, Readable(0.5, 0.625, 1.0), steps))
+    section = page[page.index("<h2>What the features tell") :]
+    section = section[: section.index("</table>")]
+    assert [name in section for name in ("teacher", *steps)] == [True] * 4
+    assert [f"{title}</button>" in section for title in ("agreement", "neighbours", "linear probe", "own head")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert section.count("75.00 %") == 3
 
 
 def test_why_there_are_no_maps_is_said(tmp_path):

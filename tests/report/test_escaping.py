@@ -120,7 +120,7 @@ def conversion(name, make_run, folder, monkeypatch):
         after={0: 0.1, 1: 0.2},
         history={"aligned": curves, "distilled": curves},
         costs=[CostRow(px, 2.0, 1.0, 3.0, 1.0) for px in (16, 32)],
-        labelled=LabelledComparison(name, 4, 4, Readable(0.5, 0.5), Readable(0.5, 0.5)),
+        labelled=LabelledComparison(name, 4, 4, Readable(0.5, 0.5), {name: Readable(0.5, 0.5)}),
         command=f"subquad {name}",
         machine=name,
     )

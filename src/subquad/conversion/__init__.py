@@ -2,7 +2,8 @@
 
 from subquad.conversion.advising import Advice, advise
 from subquad.conversion.aligning import Alignment, align, relative_errors
-from subquad.conversion.conversion_run import Converted, Plan, convert_run
+from subquad.conversion.conversion_plan import Judging, Plan
+from subquad.conversion.conversion_run import Converted, convert_run
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.delta_files import load_converted, save_converted, save_delta
 from subquad.conversion.distilling import distil
@@ -21,6 +22,7 @@ __all__ = [
     "Conversion",
     "Converted",
     "ConvertedAttention",
+    "Judging",
     "Plan",
     "advise",
     "align",

@@ -1,8 +1,9 @@
 """What replacing softmax can gain in a network at a size, before anything is spent on it.
 
 In a block of n tokens and c channels, attention between its projections takes 2n²c products and the rest 12nc². Where
-all of it were free, the block would be 1 + n/(6c) times as fast: the ceiling. Measured, the same question is put to the
-network with layers that mix nothing and hand their values on.
+all of it were free, the block would be 1 + n/(6c) times as fast: the ceiling. In windows, and with fewer keys,
+attention takes other numbers of products: there they are counted. Measured, the same question is put to the network
+with layers that mix nothing and hand their values on.
 """
 
 import statistics
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 from subquad.attention import ATTENTION, traits_of
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.counted_products import Counted, count_mixing
 from subquad.conversion.replacing import convert, converted_layers
 from subquad.conversion.towers import Tower, find_tower
 from subquad.grid import TokenGrid
-from subquad.text import columns
+from subquad.text import columns, one_line
 from subquad.timing import interleaved_ms
 
 
@@ -59,10 +61,20 @@ class AdviceRow:
 
 @dataclass(frozen=True)
 class Advice:
-    """Rows at several sizes, and the ceiling 1 + n/(6c) by counting at each, of plain networks."""
+    """Rows at several sizes, and what is known of each size without a clock.
+
+    Attributes:
+        rows: as measured.
+        ceilings: 1 + n/(6c), of plain networks.
+        counted: the share of attention's mixing in all products, of networks that are not plain (windows, pyramids);
+            without the sizes at which they can't be counted.
+        blocks: attention layers.
+        converted: how many of them would be.
+    """
 
     rows: list[AdviceRow]
     ceilings: dict[tuple[int, int], float]
+    counted: dict[tuple[int, int], Counted]
     blocks: int
     converted: int
 
@@ -79,6 +91,7 @@ class Advice:
         lines = [columns([head, *body])]
         for px, ceiling in self.ceilings.items():
             lines.append(f"{px[0]}×{px[1]}: by counting products, 1 + n/(6c), at most {ceiling:.2f} times as fast")
+        lines += [f"{px[0]}×{px[1]}: {counted.text}" for px, counted in self.counted.items()]
         lines.append(f"{self.converted} of {self.blocks} blocks would be converted")
         return "\n".join(lines)
 
@@ -111,7 +124,7 @@ def advise(
     """
     names = [name for name in ATTENTION if not traits_of(ATTENTION[name]).quadratic] if attention is None else attention
     where = torch.device(device)
-    rows, ceilings = [], {}
+    rows, ceilings, counted = [], {}, {}
     count = converted = 0
     for px in sizes:
         model = make(px).eval().to(where, dtype)
@@ -123,9 +136,14 @@ def advise(
         for layer in layers.values():
             layer.inner = HandOn()
         count, converted = len(tower.layers), len(layers)
-        if tower.host == "vit":
-            # in windows, and with fewer keys, attention takes other numbers of products
+        if tower.is_plain:
             ceilings[px] = _ceiling(tower, layers)
+        else:
+            try:
+                counted[px] = count_mixing(model, networks["nothing"], tower.paths_by_stage(layers), px)
+            except Exception as error:
+                # without numbers networks of all kinds fail in ways of all kinds, and the rows are measured anyway
+                log(f"{px[0]}×{px[1]}: products can't be counted, {one_line(error, 120)}")
         image = torch.randn(1, 3, *px, device=where, dtype=dtype)
         passes = {name: _pass(network, image) for name, network in networks.items()}
         for name, run in passes.items():
@@ -138,7 +156,7 @@ def advise(
             share = None if name == "" else gain / highest
             peak = peak_memory_mb(passes[name], where)
             rows.append(AdviceRow(name, px, tower.grid.num_tokens, ms, gain, share, peak))
-    return Advice(rows, ceilings, count, converted)
+    return Advice(rows, ceilings, counted, count, converted)
 
 
 def _ceiling(tower: Tower, layers: dict[int, ConvertedAttention]) -> float:

@@ -2,7 +2,7 @@
 
 The teacher runs as it is. At each of its attention layers the converted one gets the same tokens, and the relative
 error of its answer, ‖y − t‖² / ‖t‖² of an image, is its loss. Blocks do not see each other: memory is that of one
-block, and any of them can be aligned alone.
+block, and any of them can be aligned alone. Each ends in the best state that held-out images found it in.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from subquad.attention import traits_of
+from subquad.conversion.best_states import Part
 from subquad.conversion.converted_attention import ConvertedAttention
-from subquad.conversion.fitting_loop import Progress, fit, schedule_of
+from subquad.conversion.fit_schedule import schedule_of
+from subquad.conversion.fitting_loop import Goal, Progress, fit
 from subquad.conversion.replacing import conversion_of, converted_layers, restore
-from subquad.conversion.unlabelled_images import Batches, as_batches, fed, on_device
+from subquad.conversion.unlabelled_images import as_batches, fed
 from subquad.data import InputConfig
 from subquad.errors import SubquadError
 
@@ -28,8 +30,8 @@ class Alignment:
     """What `align` did.
 
     Attributes:
-        before, after: relative errors ‖y − t‖² / ‖t‖² of each block, by its number, on the first and on the last
-            images.
+        before, after: relative errors ‖y − t‖² / ‖t‖² of each block, by its number, on the same images, which are
+            not those of the updates; `after` is never above `before`.
         progress: updates, seconds, and the errors on the way.
     """
 
@@ -74,23 +76,21 @@ def align(
     """
     plan = schedule_of(schedule, lr=1e-3)
     layers = chosen_layers(student, blocks)
-    if teacher is None:
-        teacher = restore(deepcopy(student))
+    teacher = teacher_of(student) if teacher is None else teacher
     batches = as_batches(images, batch_size=batch_size, seed=seed, config=config)
-    modes = [(module, module.training) for module in student.modules()]
-    state = None if state_file is None else Path(state_file)
-    try:
-        student.eval()
-        teacher.eval()
-        if state is None or not state.exists():
-            choose_start_values(student, teacher, layers, batches)
-        taps = Taps(student, teacher, layers)
-        groups = [[one for one in layer.parameters() if one.requires_grad] for layer in layers.values()]
-        progress = fit(taps.step, groups, student, batches, plan, what="aligning", state_file=state)
-        return Alignment(_by_number(progress.first), _by_number(progress.last), progress)
-    finally:
-        for module, training in modes:
-            module.training = training
+    taps = Taps(student, teacher, layers)
+    goal = Goal("aligning", taps.parts, taps.step, begin=taps.choose_start_values)
+    progress = fit(goal, student, teacher, batches, plan, state_file=state_file)
+    return Alignment(_by_number(progress.first), _by_number(progress.last), progress)
+
+
+def teacher_of(student: nn.Module) -> nn.Module:
+    """The network that a student was made of, a copy.
+
+    Raises:
+        SubquadError: the student is not converted, or was trained in other parts since.
+    """
+    return restore(deepcopy(student))
 
 
 def relative_errors(
@@ -143,6 +143,38 @@ class Taps:
                 handle.remove()
         return self._figures
 
+    @property
+    def parts(self) -> list[Part]:
+        """The parameters of each layer, and the name of its error."""
+        return [
+            Part([one for one in layer.parameters() if one.requires_grad], (f"block {number}",))
+            for number, layer in self.layers.items()
+        ]
+
+    @torch.no_grad()
+    def choose_start_values(self, batches: Sequence[Any]) -> None:
+        """Set the parameters that a mechanism names in `start_values` to what answers best; as they are counts, too."""
+        inners = {number: layer.inner for number, layer in self.layers.items()}
+        names = {name for inner in inners.values() for name in traits_of(inner).start_values}
+        for name in sorted(names):
+            concerned = {n: inner for n, inner in inners.items() if name in traits_of(inner).start_values}
+            tried = {n: list(traits_of(inner).start_values[name]) for n, inner in concerned.items()}
+            kept = {n: inner.get_parameter(name).clone() for n, inner in concerned.items()}
+            least = self.errors(batches)
+            for place in range(max(map(len, tried.values()))):
+                for number, inner in concerned.items():
+                    inner.get_parameter(name).fill_(tried[number][min(place, len(tried[number]) - 1)])
+                for number, error in self.errors(batches).items():
+                    if number in concerned and error < least[number]:
+                        least[number], kept[number] = error, concerned[number].get_parameter(name).clone()
+            for number, inner in concerned.items():
+                inner.get_parameter(name).copy_(kept[number])
+
+    def errors(self, batches: Sequence[Any]) -> dict[int, float]:
+        """Relative errors by the numbers of blocks, the means over batches."""
+        rows = [_by_number(self.step(batch)) for batch in batches]
+        return {number: sum(row[number] for row in rows) / len(rows) for number in rows[0]}
+
     def _hook(self, number: int, with_gradients: bool) -> Any:
         layer = self.layers[number]
 
@@ -167,30 +199,6 @@ def relative_error(answer: Tensor, target: Tensor) -> Tensor:
 def tensors_of(answered: Any) -> list[Tensor]:
     """The tokens of an answer: one tensor, or those of a pair that are there, as of image and text."""
     return [answered] if isinstance(answered, Tensor) else [one for one in answered if isinstance(one, Tensor)]
-
-
-@torch.no_grad()
-def choose_start_values(
-    student: nn.Module, teacher: nn.Module, layers: dict[int, ConvertedAttention], batches: Batches
-) -> None:
-    """Set the parameters that a mechanism names in `start_values` to what answers best on the first images."""
-    images = on_device(batches(0), next(student.parameters()).device)
-    names = sorted({name for layer in layers.values() for name in traits_of(layer.inner).start_values})
-    taps = Taps(student, teacher, layers)
-    for name in names:
-        concerned = {n: layer for n, layer in layers.items() if name in traits_of(layer.inner).start_values}
-        best: dict[int, tuple[float, float]] = {}
-        for place in range(max(len(traits_of(layer.inner).start_values[name]) for layer in concerned.values())):
-            tried = {}
-            for number, layer in concerned.items():
-                values = traits_of(layer.inner).start_values[name]
-                tried[number] = values[min(place, len(values) - 1)]
-                layer.inner.get_parameter(name).fill_(tried[number])
-            errors = _by_number(taps.step(images))
-            for number, value in tried.items():
-                best[number] = min(best.get(number, (float("inf"), value)), (errors[number], value))
-        for number, layer in concerned.items():
-            layer.inner.get_parameter(name).fill_(best[number][1])
 
 
 def _by_number(figures: dict[str, float]) -> dict[int, float]:

@@ -32,7 +32,7 @@ class Record:
         blocks: what each converted block costs alone; empty where it was not measured.
         hybrids: from no converted block to all; empty where they were not measured.
         broken: files that could not be read.
-        before, after: errors of the blocks at the beginning and the end of alignment, by their numbers.
+        before, after: errors of the blocks before and after alignment on the same images, by their numbers.
         history: of the fits "aligned" and "distilled".
         costs: time and memory at several sizes; empty where they were not measured.
         labelled: classifiers of the features; None where no data with labels were named.
@@ -100,7 +100,8 @@ def _comparison(step: dict[str, Any]) -> Comparison:
 
 
 def _labelled(row: dict[str, Any]) -> LabelledComparison:
-    return LabelledComparison(**row | {who: Readable(**row[who]) for who in ("teacher", "student")})
+    steps = {name: Readable(**step) for name, step in row["steps"].items()}
+    return LabelledComparison(**row | {"teacher": Readable(**row["teacher"]), "steps": steps})
 
 
 def _by_number(figures: dict[str, float]) -> dict[int, float]:

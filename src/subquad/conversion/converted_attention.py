@@ -33,10 +33,12 @@ class ConvertedAttention(nn.Module):
     Attributes:
         replaces: full names of the classes that a family's class stands for, where they are defined.
         host: the host whose usual settings mechanisms have in this family, see `Traits.in_hosts`.
+        listener: what tells this family's layers where their tokens stand, and to which module it listens.
     """
 
     replaces: ClassVar[tuple[str, ...]] = ()
     host: ClassVar[str] = "vit"
+    listener: ClassVar[type[GridRecorder]] = GridRecorder
 
     def __init__(self, original: nn.Module, mechanism: Mechanism, *, grid: TokenGrid, recorder: GridRecorder) -> None:
         super().__init__()

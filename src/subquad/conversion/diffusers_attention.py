@@ -9,7 +9,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels.
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism
 from subquad.conversion.grid_recorder import GridRecorder
@@ -18,6 +18,8 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable
 from subquad.rope import Rotation
+
+FLUX = "diffusers.models.transformers.transformer_flux"
 
 PROCESSORS = REPLACEABLE | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor", "FluxAttnProcessor"}
 """Processors of diffusers that compute plain softmax attention, of image tokens alone or of a text's as well."""
@@ -130,23 +132,21 @@ class DiffusersAttention(ConvertedAttention):
         return tokens
 
 
-class FluxAttention(DiffusersAttention):
-    """Flux's: rotary positions of both, and blocks in which text and image are one row of tokens already."""
-
-    replaces: ClassVar[tuple[str, ...]] = ("diffusers.models.transformers.transformer_flux.FluxAttention",)
-
-    @classmethod
-    def sees_text(cls, original: Any) -> bool:
-        return True
-
-    def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
-        # text and image may be one row already
-        grid = self.recorder.grid_of(tokens)
-        return self.behind_text(TokenGrid(*grid.shape), tokens)
-
-
 class FluxRecorder(GridRecorder):
     """Listens to Flux's position embedding, whose argument says where tokens stand: (n, 3), rows and columns last."""
+
+    # that of 1,024 px, which the network does not say
+    usual_size: ClassVar[tuple[int, int] | None] = (128, 128)
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        kind = type(module)
+        return f"{kind.__module__}.{kind.__qualname__}" == f"{FLUX}.FluxPosEmbed"
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
+        # four neighbours of a latent are put into one token before the network sees them
+        return max(size[0] // 2, 1), max(size[1] // 2, 1)
 
     def __call__(self, module: Any, arguments: Any, embedded: Any) -> None:
         if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
@@ -172,6 +172,22 @@ class FluxRecorder(GridRecorder):
             )
         self.prefix = len(places) - count
         self.record(TokenGrid(height, width))
+
+
+class FluxAttention(DiffusersAttention):
+    """Flux's: rotary positions of both, and blocks in which text and image are one row of tokens already."""
+
+    replaces: ClassVar[tuple[str, ...]] = (f"{FLUX}.FluxAttention",)
+    listener: ClassVar[type[GridRecorder]] = FluxRecorder
+
+    @classmethod
+    def sees_text(cls, original: Any) -> bool:
+        return True
+
+    def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
+        # text and image may be one row already
+        grid = self.recorder.grid_of(tokens)
+        return self.behind_text(TokenGrid(*grid.shape), tokens)
 
 
 def head_of(original: Any) -> int:

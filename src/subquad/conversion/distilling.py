@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.conversion.aligning import relative_error
-from subquad.conversion.fitting_loop import Progress, Schedule, fit, schedule_of
+from subquad.conversion.aligning import relative_error, teacher_of
+from subquad.conversion.best_states import Part
+from subquad.conversion.fit_schedule import schedule_of
+from subquad.conversion.fitting_loop import Goal, Progress, fit
 from subquad.conversion.low_rank import low_rank_changes
-from subquad.conversion.replacing import converted_layers, restore
+from subquad.conversion.replacing import converted_layers
 from subquad.conversion.unlabelled_images import as_batches, fed
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
@@ -37,8 +38,9 @@ def distil(
 ) -> Progress:
     """Train a converted network, in place, to answer as its teacher does; returns updates, seconds and losses.
 
-    The loss is the relative error of the last features, and, where the network has logits, the Kullback-Leibler
-    divergence of its classes from the teacher's.
+    It ends as the best that held-out images found on the way, if only what it began as. The loss is the relative error
+    of the last features, and, where the network has logits, the Kullback-Leibler divergence of its classes from the
+    teacher's.
 
     Args:
         student: of `convert`, best after `align`.
@@ -55,48 +57,19 @@ def distil(
         SubquadError: something does not fit, in one line.
     """
     plan = schedule_of(schedule, lr=3e-4)
-    if teacher is None:
-        teacher = restore(deepcopy(student))
-    with _trained(student, train) as parameters:
-        return _distil(student, teacher, parameters, images, batch_size, seed, config, state_file, plan)
-
-
-def _distil(
-    student: nn.Module,
-    teacher: nn.Module,
-    parameters: list[nn.Parameter],
-    images: Any,
-    batch_size: int,
-    seed: int,
-    config: InputConfig | None,
-    state_file: Path | str | None,
-    plan: Schedule,
-) -> Progress:
+    teacher = teacher_of(student) if teacher is None else teacher
     batches = as_batches(images, batch_size=batch_size, seed=seed, config=config)
-    teacher.eval()
-    modes = [(module, module.training) for module in student.modules()]
-    wanted = [(one, one.requires_grad) for one in student.parameters()]
-    kept = {id(one) for one in parameters}
 
     def step(pictures: Any) -> dict[str, float]:
         with torch.no_grad():
             targets = answers_of(teacher, pictures)
         losses = losses_of(answers_of(student, pictures), targets)
-        sum(losses.values(), torch.zeros((), device=next(student.parameters()).device)).backward()
+        if torch.is_grad_enabled():
+            torch.stack(list(losses.values())).sum().backward()
         return {name: float(loss.detach()) for name, loss in losses.items()}
 
-    try:
-        # dropout and stochastic depth would be noise here: the teacher has none either
-        student.eval()
-        for parameter in student.parameters():
-            parameter.requires_grad_(id(parameter) in kept)
-        state = None if state_file is None else Path(state_file)
-        return fit(step, [parameters], student, batches, plan, what="distilling", state_file=state)
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, trainable in wanted:
-            parameter.requires_grad_(trainable)
+    with _trained(student, train) as parameters:
+        return fit(Goal("distilling", [Part(parameters)], step), student, teacher, batches, plan, state_file=state_file)
 
 
 @contextmanager

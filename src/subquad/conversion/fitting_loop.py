@@ -1,9 +1,14 @@
-"""The loop in which a converted network is fitted to its teacher: alignment and distillation share it."""
+"""The loop in which a converted network is fitted to its teacher: alignment and distillation hand in what differs.
+
+Images that come behind those of the updates measure the network before, on the way and at the end, and the best that
+was measured of each part is what a fit returns: nothing that was near its teacher ends further away.
+"""
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,64 +16,43 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from subquad.conversion.best_states import BestStates, Part
+from subquad.conversion.fit_schedule import Schedule
 from subquad.conversion.unlabelled_images import Batches, on_device
-from subquad.errors import SubquadError, UnknownSettingError, unknown_name
+from subquad.errors import SubquadError
 from subquad.writing import replacing
 
-Step = Callable[[Any], dict[str, float]]
-"""Adds gradients for a batch and returns what was measured on it."""
-
-WARM_UP = 0.05
-"""Share of the updates in which the rate rises."""
-
 CLIP = 1.0
-"""Norm of the gradient of each group of parameters."""
+"""Norm of the gradient of each part."""
+
+HELD_OUT = 2
+"""Batches behind those of the updates, which the network is measured on."""
+
+MEASURED = 8
+"""How often it is measured on the way, at most."""
+
+APART = 5
+"""Updates between two measurements, at least."""
 
 SAVED_EVERY = 60.0
 """Seconds between two states on disk."""
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """How long and how fast.
+class Goal:
+    """What a fit is for.
 
     Attributes:
-        updates: at most.
-        lr: rate at its highest; it falls to nothing along a cosine.
-        weight_decay: of AdamW.
-        time_budget: seconds at most, of all sittings together; the rate falls in time for it.
-        amp: compute in bf16 where PyTorch's autocast does.
+        what: the name of the fit, for the progress bar.
+        parts: what is fitted; all other parameters stay as they are.
+        step: what is measured on a batch, by name; adds the gradients of it where gradients are on.
+        begin: called with the held-out batches before the first update.
     """
 
-    updates: int = 250
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    time_budget: float | None = None
-    amp: bool = False
-
-    def __post_init__(self) -> None:
-        if self.updates < 1 or not 0 < self.lr < math.inf or not 0 <= self.weight_decay < math.inf:
-            raise SubquadError(f"at least one update and a rate above 0, got {self.updates} and {self.lr}")
-        if self.time_budget is not None and not 0 < self.time_budget < math.inf:
-            raise SubquadError(f"a time budget is in seconds above 0, got {self.time_budget}")
-
-    def rate(self, share: float) -> float:
-        """The rate at a share of the way, 0 to 1."""
-        if share < WARM_UP:
-            return self.lr * max(share / WARM_UP, 0.01)
-        return self.lr * 0.5 * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP)))
-
-
-def schedule_of(given: dict[str, Any], **usual: Any) -> Schedule:
-    """A schedule with some fields given, and others as is usual.
-
-    Raises:
-        SubquadError: there is no such field, or a number is out of its range.
-    """
-    known = [one.name for one in fields(Schedule)]
-    if wrong := [name for name in given if name not in known]:
-        raise unknown_name("setting of a fit", wrong[0], known, UnknownSettingError)
-    return Schedule(**(usual | given))
+    what: str
+    parts: Sequence[Part]
+    step: Callable[[Any], dict[str, float]]
+    begin: Callable[[Sequence[Any]], None] = lambda held_out: None
 
 
 @dataclass
@@ -77,118 +61,187 @@ class Progress:
 
     Attributes:
         updates: done.
-        seconds: that they took.
-        history: what was measured, by name, every few updates: pairs of the update's number and the figure.
+        seconds: that they took, with what was measured between them.
+        history: what was lowered, by name, every few updates: pairs of the update's number and the figure of its batch.
+        judged: the same on held-out batches: pairs of the number of updates before and the figure.
+        last: figures on the held-out batches of what the fit returns.
     """
 
     updates: int = 0
     seconds: float = 0.0
     history: dict[str, list[list[float]]] = field(default_factory=dict)
-
-    @property
-    def last(self) -> dict[str, float]:
-        """The last figures, by name."""
-        return {name: points[-1][1] for name, points in self.history.items()}
+    judged: dict[str, list[list[float]]] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
 
     @property
     def first(self) -> dict[str, float]:
-        """The first figures, by name."""
-        return {name: points[0][1] for name, points in self.history.items()}
+        """Figures on the held-out batches before the first update."""
+        return {name: points[0][1] for name, points in self.judged.items()}
+
+    @property
+    def judged_at(self) -> int:
+        """Updates before the last measurement; -1 where there was none."""
+        return max((int(points[-1][0]) for points in self.judged.values()), default=-1)
 
 
 def fit(
-    step: Step,
-    groups: Sequence[Sequence[nn.Parameter]],
-    model: nn.Module,
+    goal: Goal,
+    student: nn.Module,
+    teacher: nn.Module,
     batches: Batches,
     schedule: Schedule,
     *,
-    what: str,
-    state_file: Path | None = None,
+    state_file: Path | str | None = None,
 ) -> Progress:
-    """Make updates until the schedule ends.
+    """Make updates until the schedule ends, and set each part to the best that was measured of it.
+
+    Dropout and stochastic depth are off, as they are noise here: the teacher has none either.
 
     Args:
-        step: adds gradients to the parameters of `groups`.
-        groups: parameters whose gradients are clipped together.
-        model: what is trained; parameters outside of `groups` stay as they are.
+        goal: what is fitted, and to what.
+        student: what is trained.
+        teacher: put into evaluation mode.
         batches: the images of each update.
         schedule: how long and how fast.
-        what: for the progress bar.
         state_file: goes on with what is in it, and leaves the state in it: after a minute, at the end, and when it is
             broken off.
 
     Raises:
         SubquadError: a loss is not finite, or the file is of another fit.
     """
-    optimizer = torch.optim.AdamW(
-        [{"params": list(group)} for group in groups], lr=schedule.lr, weight_decay=schedule.weight_decay
-    )
-    progress = Progress()
-    if state_file is not None and state_file.exists():
-        progress = _resume(state_file, model, optimizer, schedule, what)
-    every = max(schedule.updates // 50, 1)
-    saved = started = time.monotonic()
-    before = progress.seconds
-    bar = tqdm(total=schedule.updates, initial=progress.updates, desc=what, leave=False, disable=None)
+    state = None if state_file is None else Path(state_file)
+    with _only(student, goal.parts):
+        teacher.eval()
+        return _Fit(goal, student, batches, schedule, state).run()
+
+
+@contextmanager
+def _only(student: nn.Module, parts: Sequence[Part]) -> Iterator[None]:
+    """Gradients for some parameters alone and no noise, for the time of the context."""
+    modes = [(module, module.training) for module in student.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in student.parameters()]
+    kept = {id(parameter) for part in parts for parameter in part.parameters}
     try:
-        while (share := _share(progress, schedule)) < 1:
-            for group in optimizer.param_groups:
-                group["lr"] = schedule.rate(share)
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(_device_of(model).type, torch.bfloat16, enabled=schedule.amp):
-                figures = step(on_device(batches(progress.updates), _device_of(model)))
-            if wrong := [name for name, figure in figures.items() if not math.isfinite(figure)]:
-                raise SubquadError(
-                    f"{what}: {wrong[0]} is {figures[wrong[0]]} in update {progress.updates + 1}: take a lower rate "
-                    f"than {schedule.lr:g}"
-                )
-            for parameters in groups:
-                nn.utils.clip_grad_norm_(list(parameters), CLIP)
-            optimizer.step()
-            if progress.updates % every == 0:
-                for name, figure in figures.items():
-                    progress.history.setdefault(name, []).append([progress.updates, figure])
-                bar.set_postfix({name: f"{figure:.3g}" for name, figure in list(figures.items())[-2:]})
-            progress.updates += 1
-            progress.seconds = before + time.monotonic() - started
-            bar.update()
-            if state_file is not None and time.monotonic() - saved > SAVED_EVERY:
-                _save(state_file, model, optimizer, progress, schedule, what)
-                saved = time.monotonic()
+        student.eval()
+        for parameter, _ in wanted:
+            parameter.requires_grad_(id(parameter) in kept)
+        yield
     finally:
-        bar.close()
-        if state_file is not None:
-            _save(state_file, model, optimizer, progress, schedule, what)
-    optimizer.zero_grad(set_to_none=True)
-    return progress
+        for module, training in modes:
+            module.training = training
+        for parameter, trainable in wanted:
+            parameter.requires_grad_(trainable)
 
 
-def _share(progress: Progress, schedule: Schedule) -> float:
-    done = progress.updates / schedule.updates
-    return done if schedule.time_budget is None else max(done, progress.seconds / schedule.time_budget)
+class _Fit:
+    """A fit at work."""
 
+    def __init__(self, goal: Goal, model: nn.Module, batches: Batches, schedule: Schedule, state: Path | None):
+        self.goal, self.model, self.batches, self.schedule, self.state = goal, model, batches, schedule, state
+        self.device = next(model.parameters()).device
+        groups = [{"params": list(part.parameters)} for part in goal.parts]
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            groups, lr=schedule.lr, weight_decay=schedule.weight_decay
+        )
+        self.progress, self.best = Progress(), BestStates(goal.parts)
+        self.held_out = [batches(schedule.updates + place) for place in range(HELD_OUT)]
 
-def _device_of(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+    def run(self) -> Progress:
+        if self.state is not None and self.state.exists():
+            self.resume(self.state)
+        else:
+            self.goal.begin([on_device(batch, self.device) for batch in self.held_out])
+            self.judge()
+        bar = tqdm(
+            total=self.schedule.updates,
+            initial=self.progress.updates,
+            desc=self.goal.what,
+            leave=False,
+            disable=None,
+        )
+        saved = started = time.monotonic()
+        before = self.progress.seconds
+        try:
+            while (share := self.share) < 1:
+                bar.set_postfix(self.update(share), refresh=False)
+                bar.update()
+                self.progress.seconds = before + time.monotonic() - started
+                if self.is_judged_after(share):
+                    self.judge()
+                    self.progress.seconds = before + time.monotonic() - started
+                if self.state is not None and time.monotonic() - saved > SAVED_EVERY:
+                    self.save(self.state)
+                    saved = time.monotonic()
+            self.best.put_back()
+            self.progress.last = self.best.figures
+        finally:
+            bar.close()
+            if self.state is not None:
+                self.save(self.state)
+        self.optimizer.zero_grad(set_to_none=True)
+        return self.progress
 
+    @property
+    def share(self) -> float:
+        return self.schedule.share(self.progress.updates, self.progress.seconds)
 
-def _save(path: Path, model: nn.Module, optimizer: Any, progress: Progress, schedule: Schedule, what: str) -> None:
-    content = {"what": what, "schedule": asdict(schedule), "progress": asdict(progress)}
-    content |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    with replacing(path) as aside:
-        torch.save(content, aside)
+    def update(self, share: float) -> dict[str, str]:
+        """One update; what it measured, as the bar shows it."""
+        number, rate = self.progress.updates, self.schedule.rate(share)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        figures = self.measured(self.batches(number))
+        if wrong := [name for name, figure in figures.items() if not math.isfinite(figure)]:
+            raise SubquadError(
+                f"{self.goal.what}: {wrong[0]} is {figures[wrong[0]]} in update {number + 1}: take a lower rate than "
+                f"{self.schedule.lr:g}"
+            )
+        for part in self.goal.parts:
+            nn.utils.clip_grad_norm_(list(part.parameters), CLIP)
+        self.optimizer.step()
+        if number % max(self.schedule.updates // 50, 1) == 0:
+            for name, figure in figures.items():
+                self.progress.history.setdefault(name, []).append([number, figure])
+        self.progress.updates += 1
+        return {name: f"{figure:.3g}" for name, figure in list(figures.items())[-2:]}
 
+    def measured(self, batch: Any) -> dict[str, float]:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.schedule.amp):
+            return self.goal.step(on_device(batch, self.device))
 
-def _resume(path: Path, model: nn.Module, optimizer: Any, schedule: Schedule, what: str) -> Progress:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        if (content["what"], content["schedule"]) != (what, asdict(schedule)):
-            raise SubquadError(f"{path} is of another fit: remove it, or go on with the settings it began with")
-        model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
-        return Progress(**content["progress"])
-    except SubquadError:
-        raise
-    except Exception as error:
-        raise SubquadError(f"{path} is damaged, remove it to begin anew: {type(error).__name__}") from None
+    def is_judged_after(self, share: float) -> bool:
+        """Whether the update that began at this share of the way is the last, or completes one of the parts."""
+        done = self.share
+        passed = int(done * MEASURED) > int(share * MEASURED)
+        return done >= 1 or (passed and self.progress.updates - self.progress.judged_at >= APART)
+
+    @torch.no_grad()
+    def judge(self) -> None:
+        """Measure on the held-out batches, and keep what is better than ever."""
+        rows = [self.measured(batch) for batch in self.held_out]
+        figures = {name: math.fsum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        for name, figure in figures.items():
+            self.progress.judged.setdefault(name, []).append([self.progress.updates, figure])
+        self.best.note(figures)
+
+    def save(self, path: Path) -> None:
+        content = {"what": self.goal.what, "schedule": asdict(self.schedule), "progress": asdict(self.progress)}
+        content |= {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        content["best"] = self.best.state_dict()
+        with replacing(path) as aside:
+            torch.save(content, aside)
+
+    def resume(self, path: Path) -> None:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            if (content["what"], content["schedule"]) != (self.goal.what, asdict(self.schedule)):
+                raise SubquadError(f"{path} is of another fit: remove it, or go on with the settings it began with")
+            self.model.load_state_dict(content["model"])
+            self.optimizer.load_state_dict(content["optimizer"])
+            self.best.load_state_dict(content["best"])
+            self.progress = Progress(**content["progress"])
+        except SubquadError:
+            raise
+        except Exception as error:
+            raise SubquadError(f"{path} is damaged, remove it to begin anew: {type(error).__name__}") from None

@@ -1,9 +1,9 @@
 """How the grid of an image reaches attention layers that are handed tokens alone: a hook on the patch embedding."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -17,12 +17,38 @@ class GridRecorder:
 
     Args:
         prefix: tokens in front of the map, which stand nowhere.
+
+    Attributes:
+        usual_size: (height, width) of the images of networks that do not say what they are made for; None where such a
+            network is to be told.
     """
+
+    usual_size: ClassVar[tuple[int, int] | None] = None
 
     def __init__(self, prefix: int) -> None:
         self.prefix = prefix
         self._map: TokenGrid | None = None
         self._earlier: dict[Any, TokenGrid | None] = {}
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        """Whether this module knows where tokens stand: a convolution that cuts an image into patches."""
+        return isinstance(module, nn.Conv2d) and module.stride == module.kernel_size and module.stride[0] > 1
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of tokens of an image, or in diffusers' networks a latent, of this (height, width).
+
+        Raises:
+            SubquadError: it is smaller than a patch.
+        """
+        height, width = (
+            (length + 2 * padding - embedding.kernel_size[axis]) // embedding.stride[axis] + 1
+            for axis, (length, padding) in enumerate(zip(size, _paddings(embedding), strict=True))
+        )
+        if min(height, width) < 1:
+            raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {embedding.kernel_size}")
+        return height, width
 
     def __call__(self, module: Any, arguments: Any, image: Tensor) -> None:
         """What a forward hook of the embedding is called with; its output is a map (b, c, y, x)."""
@@ -77,6 +103,11 @@ class GridRecorder:
         copied = type(self)(self.prefix)
         memo[id(self)] = copied
         return copied
+
+
+def _paddings(convolution: Any) -> tuple[int, int]:
+    """Of rows and of columns, on each side; "valid" is none."""
+    return convolution.padding if isinstance(convolution.padding, tuple) else (0, 0)
 
 
 def _in_backward() -> bool:

@@ -1,14 +1,17 @@
 """A converted network against its teacher: agreement, features, and what simple classifiers make of them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, answers_of
 from subquad.errors import SubquadError
+from subquad.tasks import Tally
+from subquad.tasks.accuracy import TopOne
 
 NEIGHBOURS = 20
 """Of the nearest-neighbour classifier."""
@@ -23,22 +26,24 @@ class Comparison:
         cosine: of the last features of a token, the mean.
         error: ‖y − t‖² / ‖t‖² of the last features, the mean over images.
         agreement: share of images with the same most likely class; None without logits.
-        student_top1, teacher_top1: shares of right answers; None without logits or labels.
+        student_score, teacher_score: what they come to on their own task, from 0 to 1; None without logits or labels.
+        measure: the name of these, as "top-1" or "mIoU".
     """
 
     images: int
     cosine: float
     error: float
     agreement: float | None
-    student_top1: float | None
-    teacher_top1: float | None
+    student_score: float | None
+    teacher_score: float | None
+    measure: str = "top-1"
 
     @property
     def kept(self) -> float | None:
-        """The student's accuracy as a share of the teacher's."""
-        if self.student_top1 is None or not self.teacher_top1:
+        """The student's score as a share of the teacher's."""
+        if self.student_score is None or not self.teacher_score:
             return None
-        return self.student_top1 / self.teacher_top1
+        return self.student_score / self.teacher_score
 
     @property
     def text(self) -> str:
@@ -46,41 +51,59 @@ class Comparison:
         parts = [f"{self.images} images: features cosine {self.cosine:.4f}, relative error {self.error:.4f}"]
         if self.agreement is not None:
             parts.append(f"agreement {self.agreement:.2%}")
-        if self.student_top1 is not None and self.teacher_top1 is not None and self.kept is not None:
-            parts.append(f"top-1 {self.student_top1:.2%} of {self.teacher_top1:.2%}: {self.kept:.2%} kept")
+        if self.student_score is not None and self.teacher_score is not None:
+            parts.append(f"{self.measure} {self.student_score:.2%} of {self.teacher_score:.2%}")
+        if self.kept is not None:
+            parts[-1] += f": {self.kept:.2%} kept"
         return ", ".join(parts)
 
 
 @torch.no_grad()
 def compare_networks(
-    student: nn.Module, teacher: nn.Module, batches: Iterable[tuple[Tensor, Tensor | None]]
+    student: nn.Module,
+    teacher: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor | None]],
+    *,
+    measure: str = "top-1",
+    tally: Callable[[], Tally] = TopOne,
 ) -> Comparison:
     """Compare a converted network with its teacher on batches of images, and of labels where there are some.
+
+    Args:
+        student: converted.
+        teacher: the network before it was converted.
+        batches: images and labels, see `subquad.tasks.HeldOut`.
+        measure: the name of the figure that `tally` makes.
+        tally: what counts right answers.
 
     Raises:
         SubquadError: there are no images.
     """
+    device = next(student.parameters()).device
     student.eval()
     teacher.eval()
     count, cosine, error, same = 0, 0.0, 0.0, 0.0
-    right = {"student": 0, "teacher": 0}
+    ours_right, theirs_right = tally(), tally()
     classes = labelled = True
-    for images, labels in batches:
+    for batch, labels in batches:
+        if not len(batch):
+            # of nothing but broken images
+            continue
+        images = batch.to(device)
         ours, theirs = answers_of(student, images), answers_of(teacher, images)
         name = next(name for name in theirs if name != "logits" or len(theirs) == 1)
         one, other = ours[name].float(), theirs[name].float()
         alike = F.cosine_similarity(one, other, dim=1 if one.dim() == 4 else -1)
         cosine += float(alike.flatten(1).mean(1).sum() if alike.dim() > 1 else alike.sum())
-        difference = (one - other).flatten(1).square().sum(1)
-        error += float((difference / other.flatten(1).square().sum(1).clamp(min=1e-12)).sum())
+        error += len(images) * float(relative_error(one, other))
         count += len(images)
         classes &= "logits" in theirs
         labelled &= labels is not None
         if classes:
             same += agreeing(ours, theirs)
             if labels is not None:
-                for who, answer in (("student", ours), ("teacher", theirs)):
-                    right[who] += int((answer["logits"].argmax(1) == labels.to(images.device)).sum())
+                ours_right.add(ours["logits"], labels)
+                theirs_right.add(theirs["logits"], labels)
     if not count:
         raise SubquadError("there are no images to compare the networks on")
     judged = classes and labelled
@@ -89,8 +112,9 @@ def compare_networks(
         cosine / count,
         error / count,
         same / count if classes else None,
-        right["student"] / count if judged else None,
-        right["teacher"] / count if judged else None,
+        ours_right.share if judged else None,
+        theirs_right.share if judged else None,
+        measure,
     )
 
 

@@ -1,7 +1,7 @@
-"""What simple classifiers make of the features of a student and of its teacher, where a data set has labels."""
+"""What classifiers make of the features of a student and of its teacher, where a data set has labels."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,25 @@ class Readable:
     Attributes:
         neighbours: by the nearest training images.
         probe: by a linear classifier.
+        agreement: not told right, but as the teacher's head tells them; None without logits.
+        head: by the network's own head; None where the labels are not its classes.
     """
 
     neighbours: float
     probe: float
+    agreement: float | None = None
+    head: float | None = None
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        shares = {
+            "agreement": self.agreement,
+            "nearest neighbours": self.neighbours,
+            "linear probe": self.probe,
+            "head": self.head,
+        }
+        return ", ".join(f"{name} {share:.2%}" for name, share in shares.items() if share is not None)
 
 
 @dataclass(frozen=True)
@@ -31,23 +46,66 @@ class LabelledComparison:
     Attributes:
         data: what they are of.
         train, test: how many images.
-        teacher, student: what they come to.
+        teacher: what its features come to.
+        steps: the same of the student behind each step, by its name.
     """
 
     data: str
     train: int
     test: int
     teacher: Readable
-    student: Readable
+    steps: dict[str, Readable]
 
-    @property
-    def text(self) -> str:
-        """One line."""
-        shares = [
-            f"{what} {asdict(self.student)[field]:.2%} of the teacher's {asdict(self.teacher)[field]:.2%}"
-            for field, what in (("neighbours", "nearest neighbours"), ("probe", "linear probe"))
-        ]
-        return f"{self.data}, {self.train} images for training, {self.test} held out: {', '.join(shares)}"
+
+class LabelledJudge:
+    """Judges the features of networks beside those of their teacher, which it looks at once.
+
+    Features are the mean over tokens, unless a network pools them in its own way.
+
+    Args:
+        sets: of `labelled_sets`.
+        teacher: the network before it was converted.
+        classes: names of its classes; where they are those of the data its head is judged, too.
+        batch_size: images at a time.
+    """
+
+    def __init__(
+        self, sets: dict[str, ImageDataset], teacher: nn.Module, classes: Sequence[str] = (), *, batch_size: int = 64
+    ):
+        self.sets, self.batch_size = sets, batch_size
+        self._of_head = tuple(classes) == tuple(sets["train"].classes)
+        self._said: Tensor | None = None
+        counts, self._teacher = self._read(teacher)
+        self.comparison = LabelledComparison(sets["train"].name, *counts, self._teacher, {})
+
+    def note(self, step: str, student: nn.Module) -> Readable:
+        """Judge a student, and keep it as that of a step."""
+        self.comparison.steps[step] = self._read(student)[1]
+        return self.comparison.steps[step]
+
+    def _read(self, model: nn.Module) -> tuple[tuple[int, int], Readable]:
+        train, labels, _ = self._features(model, "train")
+        test, truth, said = self._features(model, "validation")
+        agreement = head = None
+        if said is not None:
+            self._said = said if self._said is None else self._said
+            agreement = _share(said, self._said)
+            head = _share(said, truth) if self._of_head else None
+        neighbours = _share(nearest_neighbours(train, labels, test), truth)
+        probe = _share(linear_probe(train, labels, test), truth)
+        return (len(train), len(test)), Readable(neighbours, probe, agreement, head)
+
+    def _features(self, model: nn.Module, split: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Features (n, c), labels (n,), and what the network's head says (n,), if it has one."""
+        device = next(model.parameters()).device
+        features, labels, said = [], [], []
+        for images, truth in create_loader(self.sets[split], batch_size=self.batch_size):
+            if len(images):
+                pooled, logits = pooled_features(model, images.to(device))
+                features.append(pooled.cpu())
+                labels.append(truth)
+                said += [] if logits is None else [logits.argmax(1).cpu()]
+        return torch.cat(features), torch.cat(labels), torch.cat(said) if said else None
 
 
 def labelled_sets(
@@ -65,47 +123,25 @@ def labelled_sets(
     return sets
 
 
-def compare_on_labels(
-    student: nn.Module, teacher: nn.Module, sets: dict[str, ImageDataset], *, batch_size: int = 64
-) -> LabelledComparison:
-    """Judge the features of both networks, the mean over tokens unless the network pools them in its own way."""
-    made: dict[str, Readable] = {}
-    counts = (0, 0)
-    for name, model in (("teacher", teacher), ("student", student)):
-        (train, labels), (test, truth) = (
-            _stacked(_pooled_batches(model, sets[split], batch_size)) for split in ("train", "validation")
-        )
-        counts = len(train), len(test)
-        guesses = nearest_neighbours(train, labels, test), linear_probe(train, labels, test)
-        made[name] = Readable(*(float((guess == truth).float().mean()) for guess in guesses))
-    return LabelledComparison(sets["train"].name, *counts, made["teacher"], made["student"])
-
-
 @torch.no_grad()
-def pooled_features(model: nn.Module, images: Tensor) -> Tensor:
-    """Features (b, c) of images: what the network's head is given, else the mean over tokens or places."""
+def pooled_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Features (b, c) of images: what the network's head is given, else the mean over tokens or places; and logits."""
     head = getattr(model, "forward_head", None)
     answers = answers_of(model, images)
+    logits = answers.get("logits")
+    logits = logits if logits is not None and logits.dim() == 2 else None
     if head is not None and "features" in answers:
         try:
-            return head(answers["features"], pre_logits=True).float()
+            return head(answers["features"], pre_logits=True).float(), logits
         except TypeError:
             # a head that does not say what it pools
             pass
     name = next(name for name in answers if name != "logits" or len(answers) == 1)
     features = answers[name].float()
     if features.dim() == 4:
-        return features.mean((2, 3))
-    return features.mean(1) if features.dim() == 3 else features
+        return features.mean((2, 3)), logits
+    return (features.mean(1) if features.dim() == 3 else features), logits
 
 
-def _pooled_batches(model: nn.Module, images: ImageDataset, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    device = next(model.parameters()).device
-    for batch, labels in create_loader(images, batch_size=batch_size):
-        if len(batch):
-            yield pooled_features(model, batch.to(device)).cpu(), labels
-
-
-def _stacked(pairs: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    features, labels = zip(*pairs, strict=True)
-    return torch.cat(features), torch.cat(labels)
+def _share(guessed: Tensor, truth: Tensor) -> float:
+    return float((guessed == truth).float().mean())

@@ -1,7 +1,7 @@
 """Time and memory of a converted network beside its teacher's, at several sizes of images."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +47,7 @@ def check_sizes(teacher: nn.Module, sizes: Sequence[int]) -> None:
     for px in sizes:
         try:
             with torch.inference_mode():
-                teacher(_image(teacher, px))
+                teacher(_image(teacher, (px, px)))
         except Exception as error:
             # each library refuses sizes in its own way
             raise SubquadError(
@@ -62,14 +62,31 @@ def measure_costs(
     device = next(student.parameters()).device
     rows = []
     for px in sizes:
-        image = _image(teacher, px)
-        passes = {name: _Pass(model, image) for name, model in (("teacher", teacher), ("student", student))}
-        for run in passes.values():
-            run()
-        ms = {name: statistics.median(each) for name, each in interleaved_ms(passes, repeats, device).items()}
+        passes = _passes({"teacher": teacher, "student": student}, (px, px))
+        ms = _medians(passes, repeats, device)
         peaks = {name: peak_memory_mb(run, device) for name, run in passes.items()}
         rows.append(CostRow(px, ms["teacher"], ms["student"], peaks["teacher"], peaks["student"]))
     return rows
+
+
+def time_in_turns(
+    networks: Mapping[str, nn.Module], size: tuple[int, int], *, repeats: int = REPEATS
+) -> dict[str, float]:
+    """Medians of a pass over one image of (height, width), in milliseconds, by the names of the networks."""
+    device = next(next(iter(networks.values())).parameters()).device
+    return _medians(_passes(networks, size), repeats, device)
+
+
+def _passes(networks: Mapping[str, nn.Module], size: tuple[int, int]) -> dict[str, "_Pass"]:
+    """Of each network, after one that is not counted."""
+    passes = {name: _Pass(model, _image(model, size)) for name, model in networks.items()}
+    for run in passes.values():
+        run()
+    return passes
+
+
+def _medians(passes: Mapping[str, "_Pass"], repeats: int, device: torch.device) -> dict[str, float]:
+    return {name: statistics.median(each) for name, each in interleaved_ms(dict(passes), repeats, device).items()}
 
 
 @dataclass(frozen=True)
@@ -82,6 +99,6 @@ class _Pass:
             self.model(self.image)
 
 
-def _image(model: nn.Module, px: int) -> Tensor:
+def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:
     parameter = next(model.parameters())
-    return torch.randn(1, 3, px, px, device=parameter.device, dtype=parameter.dtype)
+    return torch.randn(1, 3, *size, device=parameter.device, dtype=parameter.dtype)

@@ -17,10 +17,12 @@ from subquad.analysis.explicit_attention import visit_attention
 from subquad.analysis.probes import LayerAttention
 from subquad.analysis.small_maps import Looking, small_map
 from subquad.conversion.aligning import relative_error
+from subquad.conversion.conversion_plan import Plan
 from subquad.conversion.conversion_record import Record
-from subquad.conversion.conversion_run import DELTA, Plan, held_out, open_plan
+from subquad.conversion.conversion_run import DELTA, open_plan
 from subquad.conversion.delta_files import load_converted
 from subquad.conversion.distilling import answers_of
+from subquad.conversion.judged_steps import few_images, held_out_of
 from subquad.conversion.replacing import conversion_of, convert
 from subquad.data import InputConfig
 
@@ -58,7 +60,7 @@ def maps_of_folder(folder: Path, record: Record) -> PairedMaps:
     """
     plan = Plan(**record.plan)
     opened, config, _, drawn = open_plan(plan)
-    images = next(iter(held_out(opened, plan, drawn[0], IMAGES)))[0][:IMAGES]
+    images = few_images(held_out_of(opened, plan, IMAGES), drawn[0], IMAGES).to(opened.device)
     student = load_converted(folder / DELTA, opened.model)
     return paired_maps(student.eval(), opened.model.eval(), images, config)
 

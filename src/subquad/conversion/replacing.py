@@ -68,9 +68,10 @@ def convert(
 
     Args:
         model: a network of timm (ViT, DeiT, DINOv2, DINOv3, EVA, SigLIP, SAM), transformers (ViT, DeiT, DINOv2,
-            DINOv3, SigLIP, SAM), torchvision, or one that is built of `torch.nn.MultiheadAttention`; timm's Swin, whose
-            converted blocks see the whole map unless the mechanism is quadratic; a transformer of diffusers (DiT,
-            PixArt, SD3, Flux), whose text tokens are prefix tokens; or one of ours.
+            DINOv3, SigLIP, CLIP, BEiT, DPT, SAM, SAM 2), torchvision, or one that is built of
+            `torch.nn.MultiheadAttention`; a Swin of timm or transformers, whose converted blocks see the whole map
+            unless the mechanism is quadratic; a transformer of diffusers (DiT, PixArt, SD3, Flux), whose text tokens
+            are prefix tokens; or one of ours.
         attention: a mechanism, with settings if wanted, as "agent:num_agents=16"; one for each replaced block as
             "agent+linear"; or by the block's number.
         blocks: numbers of the blocks to replace, from 0, negative ones from the end. By default all, of SAM those that

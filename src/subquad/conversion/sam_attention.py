@@ -1,4 +1,4 @@
-"""Attention of SAM's image encoder, timm's and transformers': tokens as a map, and biases of rows and columns.
+"""Attention of SAM's image encoders, timm's and transformers': tokens as a map, and biases of rows and columns.
 
 Kirillov et al. 2023, arXiv 2304.02643; the biases are those of MViTv2, Li et al. 2021, arXiv 2112.01526, eq. 4: the
 logit of a query and a key gets q·R_y(distance in rows) + q·R_x(distance in columns). Mechanisms that form the pairs get
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from subquad.attention import traits_of
 from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 
@@ -61,6 +62,8 @@ class TransformersSamAttention(SamAttention):
     replaces: ClassVar[tuple[str, ...]] = (
         "transformers.models.sam.modeling_sam.SamVisionAttention",
         "transformers.models.sam.modeling_sam.SamVisionSdpaAttention",
+        "transformers.models.sam_hq.modeling_sam_hq.SamHQVisionAttention",
+        "transformers.models.sam_hq.modeling_sam_hq.SamHQVisionSdpaAttention",
     )
 
     def check(self, original: Any) -> None:
@@ -71,6 +74,42 @@ class TransformersSamAttention(SamAttention):
 
     def forward(self, hidden_states: Tensor, output_attentions: bool = False) -> tuple[Tensor, None]:  # type: ignore[override]
         return super().forward(hidden_states), None
+
+
+class OverlappingRecorder(GridRecorder):
+    """Listens to a convolution whose patches overlap."""
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        return isinstance(module, nn.Conv2d) and module.stride[0] > 1
+
+
+class Sam2Attention(SamAttention):
+    """SAM 2's, a pyramid (Hiera): blocks that pool their queries lead from stage to stage, and stay as they are."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("transformers.models.sam2.modeling_sam2.Sam2MultiScaleAttention",)
+    listener: ClassVar[type[GridRecorder]] = OverlappingRecorder
+
+    def check(self, original: Any) -> None:
+        if original.query_stride:
+            raise SubquadError("a block that pools its queries can't be converted: leave it out of `blocks`")
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_attention_heads, original.dim_out // original.num_attention_heads
+
+    @classmethod
+    def is_target(cls, original: Any, block: nn.Module) -> bool:
+        return super().is_target(original, block) and not original.query_stride
+
+    @classmethod
+    def grid_of(cls, original: Any, grid: TokenGrid) -> TokenGrid:
+        config = original.config
+        stage = list(config.embed_dim_per_stage).index(original.dim_out)
+        pooled = [stride ** min(stage, config.num_query_pool_stages) for stride in config.query_stride]
+        return TokenGrid(max(grid.height // pooled[0], 1), max(grid.width // pooled[1], 1))
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        return super().forward(hidden_states)
 
 
 def with_distances(

@@ -1,7 +1,7 @@
 """Where in a foreign network the attention layers stand, and which patch embedding their tokens come from."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
-from subquad.conversion.diffusers_attention import FluxRecorder
 from subquad.conversion.families import converted_class
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
@@ -28,9 +27,6 @@ PREFIX_TOKENS = (
     "prefix_tokens",
 )
 """Parameters (1, p, c) or (c,) of an embedding that put tokens in front of the map's."""
-
-_FLUX_LATENT = 128
-"""Height and width of a latent of 1,024 px, which Flux does not say that it is made for."""
 
 _BLOCK = re.compile(r"\d+$")
 _CALLED_ATTENTION = re.compile(r"Attention|Attn")
@@ -75,8 +71,7 @@ class Tower:
     """A patch embedding and the attention layers behind it.
 
     Attributes:
-        embedding: path of the module that knows where tokens stand: the convolution that cuts an image into patches,
-            or Flux's embedding of positions.
+        embedding: path of the module that knows where tokens stand, as the convolution that cuts an image into patches.
         grid: of the image that position parameters are made for, its prefix tokens included.
         layers: in the order of the blocks.
         host: the host whose usual settings mechanisms have here, see `Traits.in_hosts`.
@@ -94,6 +89,20 @@ class Tower:
         """Blocks of each stage."""
         stages = groupby(self.layers, key=lambda layer: _stage_of(layer.path))
         return [len(list(stage)) for _, stage in stages]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every layer sees all tokens of one map, and all blocks are alike."""
+        return all(layer.is_target and layer.grid == self.grid for layer in self.layers) and self.host == "vit"
+
+    def paths_by_stage(self, numbers: Collection[int]) -> list[list[str]]:
+        """Where some layers stand, by their numbers: a list for each stage."""
+        stages: list[list[str]] = []
+        first = 0
+        for depth in self.depths:
+            stages.append([self.layers[n].path for n in range(first, first + depth) if n in numbers])
+            first += depth
+        return stages
 
 
 def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, prefix: int | None = None) -> Tower:
@@ -119,16 +128,16 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         if isinstance(module, Backbone):
             return _own_tower(module, path, modules, img_size)
     _refuse_unknown("", modules)
-    path, embedding = _embedding(modules)
+    path, recorder = _embedding(modules)
     root = _root_of(path, modules)
     _refuse_unknown(root, modules)
     holder: Any = modules[root]
-    size = _size_of(holder, model) if img_size is None else img_size
+    size = img_size or _size_of(holder, model) or recorder.usual_size
     if size is None:
         raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
     if prefix is None:
         prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
-    grid = TokenGrid(*_map_of(embedding, size), prefix)
+    grid = TokenGrid(*recorder.map_from(modules[path], size), prefix)
     layers = tuple(_layers(root, modules, grid))
     if img_size not in (None, _size_of(holder, model)) and any(layer.grid.shape != grid.shape for layer in layers):
         raise SubquadError(
@@ -136,7 +145,7 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
             "set_input_size on the network instead"
         )
     host = min((layer.known.host for layer in layers if layer.known is not None), default="vit")
-    return Tower(path, grid, layers, host, FluxRecorder if _is_flux(embedding) else GridRecorder)
+    return Tower(path, grid, layers, host, recorder)
 
 
 def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
@@ -159,12 +168,14 @@ def _stage_of(path: str) -> str:
     return ".".join(parts[: max((i for i, part in enumerate(parts) if part.isdigit()), default=0)])
 
 
-def _embedding(modules: dict[str, nn.Module]) -> tuple[str, nn.Module]:
-    """The first convolution that cuts an image into patches, or Flux's positions."""
+def _embedding(modules: dict[str, nn.Module]) -> tuple[str, type[GridRecorder]]:
+    """The first module that knows where tokens stand, and what the families that are there listen to it with."""
+    families = [family for module in modules.values() if (family := converted_class(module)) is not None]
+    recorders = dict.fromkeys(family.listener for family in families) or {GridRecorder: None}
     for path, module in modules.items():
-        is_patches = isinstance(module, nn.Conv2d) and module.stride == module.kernel_size and module.stride[0] > 1
-        if is_patches or _is_flux(module):
-            return path, module
+        for recorder in recorders:
+            if recorder.hears(module):
+                return path, recorder
     instead = ": subquad.diffusion.apply_agent_attention is for U-Nets" if hasattr(modules[""], "down_blocks") else ""
     raise SubquadError(f"the network has no patch embedding, a convolution whose stride is its kernel's size{instead}")
 
@@ -179,25 +190,6 @@ def _refuse_unknown(root: str, modules: dict[str, nn.Module]) -> None:
 def _named(path: str, module: nn.Module) -> str:
     cls = type(module)
     return f"{path} is a {cls.__module__}.{cls.__qualname__}, an attention layer that is not known here"
-
-
-def _is_flux(module: nn.Module) -> bool:
-    cls = type(module)
-    return f"{cls.__module__}.{cls.__qualname__}" == "diffusers.models.transformers.transformer_flux.FluxPosEmbed"
-
-
-def _map_of(embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of tokens, of an image or, in diffusers' networks, a latent of this (height, width)."""
-    if _is_flux(embedding):
-        # four neighbours of a latent are put into one token before the network sees them
-        return max(size[0] // 2, 1), max(size[1] // 2, 1)
-    height, width = (
-        (length + 2 * _number(embedding.padding, i) - embedding.kernel_size[i]) // embedding.stride[i] + 1
-        for i, length in enumerate(size)
-    )
-    if min(height, width) < 1:
-        raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {embedding.kernel_size}")
-    return height, width
 
 
 def _root_of(embedding: str, modules: dict[str, nn.Module]) -> str:
@@ -273,10 +265,4 @@ def _size_of(root: Any, model: Any) -> tuple[int, int] | None:
                 return size, size
             if isinstance(size, tuple | list) and len(size) == 2:
                 return int(size[0]), int(size[1])
-    if any(_is_flux(module) for module in root.modules()):
-        return _FLUX_LATENT, _FLUX_LATENT
     return None
-
-
-def _number(padding: Any, axis: int) -> int:
-    return padding[axis] if isinstance(padding, tuple) else 0

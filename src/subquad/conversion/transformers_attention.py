@@ -1,18 +1,20 @@
 """Attention layers of transformers' vision encoders (5.0 and newer): q, k and v apart, an answer that is a pair."""
 
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.attention import traits_of
 from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.pair_biases import with_bias
 from subquad.errors import SubquadError
 from subquad.rope import Rotation
 
 
 class TransformersAttention(ConvertedAttention):
-    """ViT, DeiT, DINOv2 with and without registers, DINOv3, SigLIP, CLIP, I-JEPA."""
+    """ViT, DeiT, DINOv2 with and without registers, DINOv3, SigLIP, I-JEPA, MSN; CLIP and what is derived from it."""
 
     replaces = tuple(
         f"transformers.models.{name}.modeling_{name}.{cls}"
@@ -26,6 +28,12 @@ class TransformersAttention(ConvertedAttention):
             ("siglip2", "Siglip2Attention"),
             ("clip", "CLIPAttention"),
             ("ijepa", "IJepaAttention"),
+            ("vit_msn", "ViTMSNAttention"),
+            ("metaclip_2", "MetaClip2Attention"),
+            ("altclip", "AltCLIPAttention"),
+            ("chinese_clip", "ChineseCLIPVisionAttention"),
+            ("clipseg", "CLIPSegAttention"),
+            ("owlvit", "OwlViTAttention"),
         )
     )
 
@@ -59,6 +67,53 @@ class TransformersAttention(ConvertedAttention):
         rotation = None if position_embeddings is None else rotation_of(*position_embeddings, hidden_states.shape[1])
         y = self.mix(q, k, v, hidden_states, rotation=rotation, padding=padding)
         return self.through(self.output_projection, y), None
+
+
+class TransformersSelfAttention(ConvertedAttention):
+    """DPT's and ViTPose's, whose output projection is a module behind it."""
+
+    replaces: ClassVar[tuple[str, ...]] = (
+        "transformers.models.dpt.modeling_dpt.DPTSelfAttention",
+        "transformers.models.vitpose_backbone.modeling_vitpose_backbone.VitPoseBackboneSelfAttention",
+    )
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_attention_heads, original.attention_head_size
+
+    def tokens_width(self, original: Any) -> int:
+        return original.query.in_features
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        q, k, v = (self.split(self.through(name, hidden_states)) for name in ("query", "key", "value"))
+        return self.mix(q, k, v, hidden_states), None
+
+
+class TransformersBeitAttention(TransformersAttention):
+    """BEiT's, whose masks are biases of all pairs: with a mechanism that forms no pairs they are left out."""
+
+    replaces = ("transformers.models.beit.modeling_beit.BeitAttention",)
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        q, k, v = (self.split(self.through(name, hidden_states)) for name in ("q_proj", "k_proj", "v_proj"))
+        if attention_mask is not None and traits_of(self.inner).quadratic:
+            q, k, v = with_bias(q, k, v, attention_mask)
+        y = self.mix(q, k, v, hidden_states)
+        y = y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2)
+        return self.through(self.output_projection, y), None
+
+
+class ShufflingAttention(TransformersAttention):
+    """ViT-MAE's own class, which hands tokens over in a random order, and is refused."""
+
+    replaces = ("transformers.models.vit_mae.modeling_vit_mae.ViTMAEAttention",)
+
+    def check(self, original: Any) -> NoReturn:
+        raise SubquadError(
+            "transformers' ViTMAE shuffles and drops tokens, so that nobody knows where they stand: open its weights "
+            "with transformers.ViTModel, which can be converted"
+        )
 
 
 def padding_of(attention_mask: Tensor) -> Tensor:

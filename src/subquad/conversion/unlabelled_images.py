@@ -18,7 +18,7 @@ from subquad.training.order import seeded
 
 Batches = Callable[[int], Any]
 """What a network is called with in an update, by its number from 0, the same at each call: images (b, c, y, x), or
-arguments by name, as networks of diffusers take them."""
+arguments by name, as networks of diffusers take them. Numbers behind those of all updates are held-out images."""
 
 Transform = Callable[[Image.Image], Tensor]
 

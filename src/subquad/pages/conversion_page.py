@@ -22,13 +22,13 @@ from subquad.text import clock
 Colours = Mapping[str, str]
 
 _STEPS = (
-    "On the same held-out images. Kept is the student’s accuracy as a share of the teacher’s, agreement the share of "
+    "On the same held-out images. Kept is the student’s score as a share of the teacher’s, agreement the share of "
     "images with the same most likely class; the error is ‖y − t‖² / ‖t‖² of the last features. Time is that of the "
     "step’s fit."
 )
 _BLOCKS = (
-    "‖y − t‖² / ‖t‖² of each converted layer’s answer to the teacher’s own tokens, on a logarithmic axis: at the first "
-    "and at the last images of alignment."
+    "‖y − t‖² / ‖t‖² of each converted layer’s answer to the teacher’s own tokens, on a logarithmic axis: before "
+    "and after alignment, on the same images, which were not trained on."
 )
 _DAMAGE = "The error of the last features when this block alone is converted: aligned, not yet distilled."
 _CURVE = (
@@ -38,8 +38,9 @@ _CURVE = (
 _FITS = "What each fit lowers, on logarithmic axes; one batch of images a point."
 _COSTS = "A forward pass over one image, medians of passes in turns; memory is what a pass holds beyond the weights."
 _LABELS = (
-    "How many held-out images simple classifiers tell right by the features: the 20 nearest training images, and a "
-    "linear probe by least squares."
+    "How many held-out images are told right by the features of the teacher, and of the student behind each step: by "
+    "the 20 nearest training images, by a linear probe of least squares, and by the network’s own head where these are "
+    "its classes. Agreement is the share that its head and the teacher’s tell alike."
 )
 _MAPS = (
     "Click a place of the image, or move with the arrow keys: the mean over heads of the weights that the place gives "
@@ -120,7 +121,7 @@ def _cards(record: Record) -> list[tuple[str, str]]:
     last = _last(record)
     cards = []
     if last.kept is not None:
-        cards.append((_percent(last.kept), "of the teacher’s accuracy kept"))
+        cards.append((_percent(last.kept), f"of the teacher’s {last.measure} kept"))
     if last.agreement is not None:
         cards.append((_percent(last.agreement), "of images in the teacher’s class"))
     cards.append((f"{last.error:.3g}", "relative error of the last features"))
@@ -136,17 +137,24 @@ def _last(record: Record) -> Comparison:
 
 def _steps(record: Record) -> Markup:
     with_classes = any(step.agreement is not None for step in record.steps.values())
-    with_labels = any(step.student_top1 is not None for step in record.steps.values())
-    titles = ["step", *(["top-1", "kept"] if with_labels else []), *(["agreement"] if with_classes else [])]
+    with_labels = any(step.student_score is not None for step in record.steps.values())
+    titles = [
+        "step",
+        *([_last(record).measure, "kept"] if with_labels else []),
+        *(["agreement"] if with_classes else []),
+    ]
     titles += ["error", "cosine", "time"]
     rows = []
     for name, step in record.steps.items():
-        shares = [*([step.student_top1, step.kept] if with_labels else []), *([step.agreement] if with_classes else [])]
+        shares = [
+            *([step.student_score, step.kept] if with_labels else []),
+            *([step.agreement] if with_classes else []),
+        ]
         seconds = record.seconds.get(name)
         cells = [Cell(name), *(Cell(_percent(share), _value(share)) for share in shares)]
         cells += [Cell(f"{step.error:.3g}"), Cell(f"{step.cosine:.4f}")]
         rows.append([*cells, Cell("–" if seconds is None else clock(seconds), _value(seconds or 0.0))])
-    teacher = _last(record).teacher_top1
+    teacher = _last(record).teacher_score
     beside = "" if teacher is None else f" The teacher has {_percent(teacher)}."
     return section("What each step left", _STEPS + beside, sortable_table(titles, rows))
 
@@ -264,14 +272,20 @@ def _labels(record: Record, colours: Colours) -> Markup:
     if told is None:
         return NOTHING
     lead = f"{_LABELS} {told.data}: {told.train} images for training, {told.test} held out."
-    rows = [
-        [
-            Cell(who, swatch=colours[who]),
-            *(Cell(_percent(share), _value(share)) for share in (own.neighbours, own.probe)),
-        ]
-        for who, own in (("teacher", told.teacher), ("student", told.student))
+    rows = [("teacher", told.teacher, colours["teacher"])]
+    rows += [(name, own, colours["student"]) for name, own in told.steps.items()]
+    columns = {
+        "agreement": lambda own: own.agreement,
+        "neighbours": lambda own: own.neighbours,
+        "linear probe": lambda own: own.probe,
+        "own head": lambda own: own.head,
+    }
+    shown = {title: share for title, share in columns.items() if any(share(own) is not None for _, own, _ in rows)}
+    cells = [
+        [Cell(name, swatch=swatch), *(Cell(_percent(share(own)), _value(share(own))) for share in shown.values())]
+        for name, own, swatch in rows
     ]
-    return section("What the features tell", lead, sortable_table(("features of", "neighbours", "linear probe"), rows))
+    return section("What the features tell", lead, sortable_table(("features of", *shown), cells))
 
 
 def _maps(maps: PairedMaps | None) -> Markup:

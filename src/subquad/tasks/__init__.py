@@ -2,6 +2,7 @@
 
 from subquad.tasks import released_networks as released_networks  # which enters its makers
 from subquad.tasks.common_recipe import CommonRecipe
+from subquad.tasks.held_out import HeldOut, Tally
 from subquad.tasks.image_recipe import ImageRecipe
 from subquad.tasks.recipe_fields import Field, fields_of, option, parse_settings
 from subquad.tasks.recipe_files import load_recipe, recipe_names
@@ -16,11 +17,13 @@ __all__ = [
     "CommonRecipe",
     "Field",
     "Gallery",
+    "HeldOut",
     "ImageNetwork",
     "ImageRecipe",
     "Judgement",
     "KnownResult",
     "Row",
+    "Tally",
     "Task",
     "Trained",
     "fields_of",

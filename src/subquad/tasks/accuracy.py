@@ -71,6 +71,23 @@ class EvalSums:
         )
 
 
+class TopOne:
+    """Counts images whose most likely class is theirs."""
+
+    def __init__(self) -> None:
+        self.right = self.count = 0
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits (b, classes), labels (b,)."""
+        self.right += int((logits.argmax(1) == labels.to(logits.device)).sum())
+        self.count += len(labels)
+
+    @property
+    def share(self) -> float:
+        """Of images that are told right."""
+        return self.right / self.count
+
+
 def evaluate(
     model: nn.Module,
     loader: Iterable[tuple[Tensor, Tensor]],

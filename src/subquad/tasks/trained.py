@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from subquad.data import InputConfig
+from subquad.data.dataset import PictureDataset
 from subquad.errors import SubquadError
+from subquad.tasks.held_out import HeldOut
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,29 @@ class Trained:
             SubquadError: it takes no images.
         """
         raise SubquadError(f"there are no images to show to a network of `subquad {self.task}`")
+
+    def held_out(self, *, data_dir: str | None = None, most: int | None = None) -> HeldOut | None:
+        """Give the held-out data that it is judged on; None where it has no data of its own.
+
+        Args:
+            data_dir: where they are, if not where they were in training.
+            most: images at most, evenly chosen.
+
+        Raises:
+            SubquadError: they can't be opened.
+        """
+        return None
+
+    def training_images(self, *, data_dir: str | None = None) -> PictureDataset | None:
+        """Give the pictures that it was trained on; None where its data are opened by their name like any others.
+
+        Args:
+            data_dir: where they are, if not where they were in training.
+
+        Raises:
+            SubquadError: they can't be opened.
+        """
+        return None
 
     def beside(self, model: nn.Module, config: InputConfig) -> ImageNetwork:
         """A part of this network that takes images, with no classes and no data of its own."""

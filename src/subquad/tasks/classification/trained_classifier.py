@@ -10,13 +10,26 @@ from torch import nn
 
 from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
 from subquad.data.imagenet_names import is_imagenet, places_of
-from subquad.tasks.accuracy import EvalResult, evaluate
+from subquad.tasks.accuracy import EvalResult, TopOne, evaluate
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.classification.published_figures import published_text
 from subquad.tasks.classification.throughput import measure_throughput
 from subquad.tasks.confusion import confusion_text, save_confusion
+from subquad.tasks.held_out import HeldOut, evenly_some
 from subquad.tasks.trained import ImageNetwork
 from subquad.weights.notes import required, settings_of
+
+
+@dataclass(frozen=True)
+class TrainedClassifier(ImageNetwork):
+    """A classifier with what it was trained on."""
+
+    def held_out(self, *, data_dir: str | None = None, most: int | None = None) -> HeldOut | None:
+        """Give its validation images; None where nothing says what it was trained on."""
+        if self.data is None:
+            return None
+        images = evenly_some(images_of(self, data_dir=data_dir), most)
+        return HeldOut("top-1", lambda size: iter(create_loader(images, batch_size=size)), TopOne)
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,7 @@ def opened_classifier(model: nn.Module, note: Mapping[str, Any], recipe: Mapping
     data, device = recipe.get("data", note.get("data")), next(model.parameters()).device
     released = note.get("released")
     about = released if isinstance(released, dict) else {}
-    return ImageNetwork("classify", model, tuple(classes), data, recipe.get("data_dir"), device, config, about)
+    return TrainedClassifier("classify", model, tuple(classes), data, recipe.get("data_dir"), device, config, about)
 
 
 def judge(

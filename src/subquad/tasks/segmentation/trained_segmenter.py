@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from subquad.data import InputConfig, create_loader
@@ -18,6 +19,7 @@ from subquad.models.pretrained import figures_text, released_in
 from subquad.tasks.accuracy import check_finite, evaluating
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.confusion import save_confusion
+from subquad.tasks.held_out import HeldOut, evenly_some
 from subquad.tasks.image_files import evenly_chosen, plan_outputs, readable_pictures, save_picture
 from subquad.tasks.palette import colour
 from subquad.tasks.segmentation.intersection_over_union import (
@@ -27,12 +29,29 @@ from subquad.tasks.segmentation.intersection_over_union import (
     judge_confusion,
     segment,
 )
-from subquad.tasks.segmentation.scene_data import VOID, load_scenes
+from subquad.tasks.segmentation.scene_data import VOID, SceneDataset, load_scenes
 from subquad.tasks.segmentation.scene_transforms import SceneInput, SceneTransform, leave_apart
 from subquad.tasks.task import Gallery
 from subquad.tasks.trained import ImageNetwork, Trained
 from subquad.text import columns
 from subquad.weights.notes import required, settings_of
+
+
+class MeanIntersection:
+    """Counts pixels of scenes, for the mean intersection over union."""
+
+    def __init__(self, num_classes: int):
+        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.long)
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits (b, classes, y, x), which are brought to the size of labels (b, y, x)."""
+        logits = F.interpolate(logits.float(), size=labels.shape[1:], mode="bilinear", align_corners=False)
+        self.confusion += count_pixels(logits.argmax(1).cpu(), labels.cpu(), len(self.confusion))
+
+    @property
+    def share(self) -> float:
+        """The mean over classes that are there or predicted."""
+        return judge_confusion(self.confusion).miou / 100
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,24 @@ class TrainedSegmenter(Trained):
         scenes = self.input
         size = scenes.crop if img_size is None else (img_size, img_size)
         return self.beside(self.model.pyramid, InputConfig(size, mean=scenes.mean, std=scenes.std))
+
+    def held_out(self, *, data_dir: str | None = None, most: int | None = None) -> HeldOut | None:
+        """Give its validation scenes, each a batch, to be looked at as wholes, without windows."""
+        images = load_scenes(self.data_to_judge(data_dir), split="validation")
+        check_classes(images.name, images.classes, self.classes)
+        images.transform = SceneTransform(self.input)
+        some, classes = evenly_some(images, most), len(self.classes)
+
+        def batches(size: int) -> Iterator[tuple[Tensor, Tensor]]:
+            for pairs in create_loader(some, batch_size=1, collate=leave_apart):
+                for image, labels in pairs:
+                    yield image[None], labels[None]
+
+        return HeldOut("mIoU", batches, lambda: MeanIntersection(classes))
+
+    def training_images(self, *, data_dir: str | None = None) -> SceneDataset | None:
+        """Give its training scenes; `data_dir` is the folder or archive of all scenes."""
+        return load_scenes(self.data_to_judge(data_dir), split="train")
 
     def window(self, slide: bool | None) -> tuple[int, int] | None:
         """The window to look through, None for none; as in training where `slide` is None."""

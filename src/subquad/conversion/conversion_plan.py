@@ -1,0 +1,119 @@
+"""How a network is converted, and what is measured of it."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from subquad.conversion.distilling import TRAINED
+from subquad.errors import SubquadError, unknown_name
+from subquad.writing import write_json
+
+PLAN = "plan.json"
+"""The plan in the folder of a conversion, from its beginning."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a network is converted.
+
+    Attributes:
+        source: see `subquad.open_trained`.
+        images: the name of a data set, or a folder or archive of images; their labels are not looked at.
+        data_dir: where the images of a named data set are.
+        attention: the mechanism, with its settings.
+        blocks: numbers of blocks; all, or those that the family means, if None.
+        keep: keep so many blocks as they were, those that cost most.
+        tolerance: keep as many as it takes for a relative error of the last features of at most so much, after
+            alignment.
+        speedup: keep as many as still make the network so many times as fast at `at`, measured on this machine.
+        at: pixels of both sides of the image that speed is measured on.
+        img_size: pixels of both sides; as the network was trained if None.
+        align_updates, distil_updates: of the two fits; 0 for none.
+        align_lr, distil_lr: their rates.
+        train: what distillation trains, one of `TRAINED`.
+        batch_size: images of an update.
+        crop_padding: images are shifted by up to so many pixels, instead of parts of them being taken.
+        scale: the least share of an image that is taken.
+        amp: compute in bf16 where it can be.
+        seed: of the images' order.
+    """
+
+    source: str
+    images: str
+    data_dir: str | None = None
+    attention: str = "agent"
+    blocks: tuple[int, ...] | None = None
+    keep: int | None = None
+    tolerance: float | None = None
+    speedup: float | None = None
+    at: int | None = None
+    img_size: int | None = None
+    align_updates: int = 500
+    distil_updates: int = 500
+    align_lr: float = 1e-3
+    distil_lr: float = 3e-4
+    train: str = "all"
+    batch_size: int = 64
+    crop_padding: int = 0
+    scale: float = 0.5
+    amp: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.train not in TRAINED:
+            raise unknown_name("train", self.train, TRAINED)
+        if min(self.align_updates, self.distil_updates) < 0 or self.batch_size < 1:
+            raise SubquadError("updates are at least 0, and images of an update at least 1")
+        if sum(choice is not None for choice in (self.blocks, self.keep, self.tolerance, self.speedup)) > 1:
+            raise SubquadError("blocks, keep, tolerance and speedup each choose the blocks: give one of them")
+        if (self.speedup is None) != (self.at is None):
+            raise SubquadError("a speedup is measured at a size: give both speedup and at, or neither")
+        if self.chooses and not self.align_updates:
+            raise SubquadError("which blocks cost most is known after alignment: give align_updates")
+
+    @property
+    def chooses(self) -> bool:
+        """Whether blocks are chosen by what they cost."""
+        return bool(self.keep) or self.tolerance is not None or self.speedup is not None
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What is measured of a conversion beside its steps; none of it changes the student.
+
+    Attributes:
+        max_judged: held-out images that the student is compared with its teacher on, evenly chosen.
+        curve: measure what each block costs, and the hybrids, though no blocks are chosen by it.
+        sizes: pixels of both sides of images that both networks are timed on.
+        labelled: data with labels, for simple classifiers of the features; see `load_dataset`.
+        labelled_dir: where the images of `labelled` are; where those of the plan are, if both are of one data set.
+    """
+
+    max_judged: int = 2000
+    curve: bool = False
+    sizes: tuple[int, ...] = ()
+    labelled: str | None = None
+    labelled_dir: str | None = None
+
+
+def check_folder(folder: Path, plan: Plan, done: str) -> None:
+    """Raise where a folder holds a finished conversion, whose record is called `done`, or one by another plan."""
+    if (folder / done).exists():
+        raise SubquadError(f"{folder} holds a converted network already: take another output")
+    if not (folder / PLAN).exists():
+        return
+    try:
+        before = json.loads((folder / PLAN).read_text())
+    except (OSError, ValueError):
+        raise SubquadError(f"{folder / PLAN} is damaged: take another output") from None
+    now = json.loads(json.dumps(asdict(plan)))
+    if different := [one.name for one in fields(Plan) if before.get(one.name) != now[one.name]]:
+        raise SubquadError(
+            f"{folder} holds unfinished work with {different[0]} = {before.get(different[0])}: go on with that, or "
+            "take another output"
+        )
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Write down what is begun."""
+    write_json(folder / PLAN, asdict(plan))

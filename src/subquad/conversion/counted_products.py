@@ -1,0 +1,86 @@
+"""Which part of a network's products attention takes between its projections, counted: any host, windows, pyramids.
+
+A pass is made without memory and without numbers, of the network as it is and of the same one with layers that mix
+nothing; what a layer takes less then is its mixing. What is no product (softmax, norms, memory) is not counted.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from subquad.kernels import use_backend
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Shares of all products of a pass over one image.
+
+    Attributes:
+        stages: of the mixing in each stage's layers that would be converted.
+    """
+
+    stages: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """Of all of this mixing."""
+        return sum(self.stages)
+
+    @property
+    def ceiling(self) -> float:
+        """How many times as fast the network would be without it, if time were products alone."""
+        return 1 / (1 - self.share)
+
+    @property
+    def text(self) -> str:
+        """What attention takes, and what could be gained, in two lines for a terminal."""
+        of_stages = ""
+        if len(self.stages) > 1:
+            of_stages = f"; of stages {', '.join(f'{stage:.1%}' for stage in self.stages)}"
+        return (
+            f"of all products {self.share:.1%} are attention's own:\n"
+            f"  at most {self.ceiling:.2f} times as fast{of_stages}"
+        )
+
+
+def count_mixing(model: nn.Module, without: nn.Module, stages: Sequence[Sequence[str]], px: tuple[int, int]) -> Counted:
+    """Count the products of a network, and of the same one without mixing.
+
+    Args:
+        model: as it is.
+        without: with layers that mix nothing.
+        stages: paths of the layers that differ, of each stage.
+        px: (height, width) of the image.
+    """
+    paths = [path for stage in stages for path in stage]
+    total, whole = _products(model, paths, px)
+    _, left = _products(without, paths, px)
+    return Counted(tuple(sum(whole[path] - left[path] for path in stage) / total for stage in stages))
+
+
+def _products(model: nn.Module, paths: Sequence[str], px: tuple[int, int]) -> tuple[int, dict[str, int]]:
+    """Of a pass over one image: all, and those in some modules."""
+    sketched = deepcopy(model).to("meta").requires_grad_(False)
+    inside = dict.fromkeys(paths, 0)
+    counter = FlopCounterMode(display=False)
+
+    def add(path: str, sign: int) -> Any:
+        def hook(*call: Any) -> None:
+            inside[path] += sign * counter.get_total_flops()
+
+        return hook
+
+    for path in paths:
+        sketched.get_submodule(path).register_forward_pre_hook(add(path, -1))
+        sketched.get_submodule(path).register_forward_hook(add(path, 1))
+    dtype = next(model.parameters()).dtype
+    # all attention as plain products, which the counter knows
+    with torch.no_grad(), use_backend("eager"), sdpa_kernel(SDPBackend.MATH), counter:
+        sketched(torch.zeros(1, 3, *px, dtype=dtype, device="meta"))
+    return counter.get_total_flops(), inside

@@ -1,0 +1,94 @@
+"""What a student was like behind each step of a conversion, always on the same images."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad.conversion.conversion_plan import Judging, Plan
+from subquad.conversion.judging import Comparison, compare_networks
+from subquad.conversion.labelled_features import LabelledComparison, LabelledJudge, labelled_sets
+from subquad.conversion.unlabelled_images import Drawn
+from subquad.data import InputConfig
+from subquad.errors import SubquadError
+from subquad.tasks import HeldOut
+
+MOST_BATCHES = 8
+"""Of the plan's own images, where a network's data are not there."""
+
+APART = 10**6
+"""Number of the first of these batches: of an order of its own, so that few of them were trained on."""
+
+Log = Callable[[str], None]
+
+
+def held_out_of(opened: Any, plan: Plan, most: int, log: Log = lambda line: None) -> HeldOut | None:
+    """The held-out data of a network's own task, where they are there; `log` is told why they are not."""
+    same = opened.data_dir is None and opened.data == plan.images
+    try:
+        return opened.held_out(data_dir=plan.data_dir if same else None, most=most)
+    except SubquadError as error:
+        log(f"judged on other parts of {plan.images}, as the network's own data can't be opened: {error}")
+        return None
+
+
+def judged_batches(held_out: HeldOut | None, drawn: Drawn, most: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Batches of held-out images with labels, where the network's own data are there; else of images alone."""
+    if held_out is not None:
+        yield from held_out.batches(drawn.batch_size)
+        return
+    for update in range(min(MOST_BATCHES, max(most // drawn.batch_size, 1))):
+        yield drawn(APART + update), None
+
+
+class JudgedSteps:
+    """Judges a student behind each step.
+
+    Attributes:
+        steps: what was found, by the names of the steps.
+        seconds: that the steps took.
+
+    Raises:
+        SubquadError: there are no such labelled data.
+    """
+
+    def __init__(self, opened: Any, config: InputConfig, plan: Plan, judging: Judging, drawn: Drawn, log: Log):
+        self.teacher: nn.Module = opened.model
+        self.log, self.drawn, self.most = log, drawn, judging.max_judged
+        self.steps: dict[str, Comparison] = {}
+        self.seconds: dict[str, float] = {}
+        self._labelled = None
+        if judging.labelled is not None:
+            same = plan.data_dir if judging.labelled == plan.images else None
+            folder = judging.labelled_dir or same
+            sets = labelled_sets(judging.labelled, config, data_dir=folder, max_images=judging.max_judged)
+            self._labelled = LabelledJudge(sets, opened.model, opened.classes, batch_size=plan.batch_size)
+        self._held_out = held_out_of(opened, plan, judging.max_judged, log)
+
+    def note(self, name: str, student: nn.Module, seconds: float | None = None) -> None:
+        """Judge what a step made, which took so many seconds."""
+        batches = judged_batches(self._held_out, self.drawn, self.most)
+        own = self._held_out
+        figure: dict[str, Any] = {} if own is None else {"measure": own.measure, "tally": own.tally}
+        self.steps[name] = compare_networks(student, self.teacher, batches, **figure)
+        if seconds is not None:
+            self.seconds[name] = seconds
+        self.log(f"{name}: {self.steps[name].text}")
+        if self._labelled is not None:
+            self.log(f"{name}: {self._labelled.note(name, student).text}")
+
+    @property
+    def labelled(self) -> LabelledComparison | None:
+        """What classifiers made of the features; None where no data with labels were named."""
+        return None if self._labelled is None else self._labelled.comparison
+
+
+def few_images(held_out: HeldOut | None, drawn: Drawn, count: int) -> Tensor:
+    """The first so many judged images, fewer where they are of several sizes."""
+    found: list[Tensor] = []
+    for images, _ in judged_batches(held_out, drawn, count):
+        found += [image for image in images if not found or image.shape == found[0].shape]
+        if len(found) >= count:
+            break
+    return torch.stack(found[:count])

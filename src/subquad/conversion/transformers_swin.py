@@ -1,0 +1,94 @@
+"""transformers' Swin and Swin v2: tokens (b, n, c) and the (height, width) of their map."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from subquad.conversion.timm_swin import carry
+from subquad.conversion.windowed_blocks import WindowedBlock, as_cosines, continuous_bias, window_bias
+from subquad.grid import TokenGrid
+
+
+class TransformersSwinLayer(WindowedBlock):
+    """Norms before attention, and a table of biases."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("transformers.models.swin.modeling_swin.SwinLayer",)
+    layer_name: ClassVar[str] = "attention"
+    pads_first: ClassVar[bool] = True
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        attention = original.attention
+        return attention.num_attention_heads, attention.head_dim
+
+    def window_of(self, original: Any) -> tuple[int, int]:
+        return original.window_size, original.window_size
+
+    def shift_of(self, original: Any) -> tuple[int, int]:
+        # windows of the whole map are not shifted, which the layer finds out when it is called
+        shift = 0 if min(original.input_resolution) <= original.window_size else original.shift_size
+        return shift, shift
+
+    def projections(self, attention: Any) -> nn.Module:
+        parts = nn.ModuleDict({name: getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")})
+        if self.window is not None:
+            table = nn.Module()
+            carry(attention.relative_position_bias, table, "relative_position_bias_table")
+            parts["relative_position_bias"] = table
+        return parts
+
+    def forward(self, hidden_states: Tensor, input_dimensions: tuple[int, int], *args: Any, **kwargs: Any) -> Any:
+        image = self.through("layernorm_before", hidden_states).unflatten(1, tuple(input_dimensions))
+        attended = self.through("dropout", self.attended(image)).flatten(1, 2)
+        x = hidden_states + self.through("drop_path", attended)
+        return x + self.through("dropout", self.through("mlp", self.through("layernorm_after", x))), None
+
+    def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts: Any = self._modules["attention"]
+        q, k, v = (self.split(parts[name](tokens)) for name in ("q_proj", "k_proj", "v_proj"))
+        return q, k, v
+
+    def bias(self, window: TokenGrid) -> Tensor:
+        return window_bias(self.get_parameter("attention.relative_position_bias.relative_position_bias_table"), window)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        parts: Any = self._modules["attention"]
+        return parts["o_proj"](tokens)
+
+
+class TransformersSwinV2Layer(TransformersSwinLayer):
+    """Norms behind attention, cosines of queries and keys, and biases of a small network."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("transformers.models.swinv2.modeling_swinv2.Swinv2Layer",)
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        attention = original.attention.self
+        return attention.num_attention_heads, attention.attention_head_size
+
+    def projections(self, attention: Any) -> nn.Module:
+        own = attention.self
+        parts = nn.ModuleDict({name: getattr(own, name) for name in ("query", "key", "value")})
+        carry(own, parts, "logit_scale")
+        if self.window is not None:
+            parts["continuous_position_bias_mlp"] = own.continuous_position_bias_mlp
+            distances = own.relative_coords_table.detach().clone()
+            parts.register_buffer("relative_coords_table", distances, persistent=False)
+        return nn.ModuleDict({"self": parts, "output": attention.output})
+
+    def forward(self, hidden_states: Tensor, input_dimensions: tuple[int, int], *args: Any, **kwargs: Any) -> Any:
+        attended = self.attended(hidden_states.unflatten(1, tuple(input_dimensions))).flatten(1, 2)
+        x = hidden_states + self.through("drop_path", self.through("layernorm_before", attended))
+        y = self.through("output", self.through("intermediate", x))
+        return (x + self.through("drop_path", self.through("layernorm_after", y)),)
+
+    def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts: Any = self._modules["attention"]["self"]  # type: ignore[index]
+        q, k, v = (self.split(parts[name](tokens)) for name in ("query", "key", "value"))
+        return *as_cosines(q, k, parts.logit_scale), v
+
+    def bias(self, window: TokenGrid) -> Tensor:
+        parts: Any = self._modules["attention"]["self"]  # type: ignore[index]
+        return continuous_bias(parts["continuous_position_bias_mlp"], parts.relative_coords_table, window)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        parts: Any = self._modules["attention"]
+        return parts["output"](tokens, tokens)

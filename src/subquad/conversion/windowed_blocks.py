@@ -1,0 +1,162 @@
+"""Swin's blocks of other libraries: a quadratic mechanism stays in their windows, any other sees the whole map.
+
+Libraries shift and cut windows in the block, so that a class stands for a block, not for an attention layer. As in
+Agent-Swin (arXiv 2312.08874), what is not quadratic has no windows, no shift and no relative bias.
+
+Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y x rows and columns, r l windows.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic
+from subquad.conversion.pair_biases import with_bias
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.models.layers import move_tables
+from subquad.models.swin import border_mask
+
+
+class WindowedBlock(ConvertedAttention):
+    """What all of them share.
+
+    Attributes:
+        layer_name: the name of the block's attention layer.
+        pads_first: whether maps are filled up to whole windows before they are shifted, or behind that.
+    """
+
+    host: ClassVar[str] = "swin"
+    layer_name: ClassVar[str] = "attn"
+    pads_first: ClassVar[bool] = False
+
+    # what a family says of its blocks, beside `sizes` and `forward`
+
+    def window_of(self, original: Any) -> tuple[int, int]:
+        """Height and width of the windows."""
+        return original.window_size
+
+    def shift_of(self, original: Any) -> tuple[int, int]:
+        """Rows and columns that the map is shifted by."""
+        return original.shift_size
+
+    def projections(self, attention: Any) -> nn.Module:
+        """What is kept of the attention layer, under its names; its biases where `self.window` is not None."""
+        raise NotImplementedError
+
+    def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (b, h, n, d) of tokens (b, n, c)."""
+        raise NotImplementedError
+
+    def bias(self, window: TokenGrid) -> Tensor:
+        """The relative bias (h, n, n) of a window."""
+        raise NotImplementedError
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Mixed tokens (b, n, c) through the layer's output projection."""
+        raise NotImplementedError
+
+    # what they share
+
+    @classmethod
+    def grid_of(cls, original: Any, grid: TokenGrid) -> TokenGrid:
+        return TokenGrid(*original.input_resolution)
+
+    def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
+        self.grid = grid
+        windowed = is_quadratic(mechanism)
+        self.window = TokenGrid(*self.window_of(original)) if windowed else None
+        down, right = self.shift_of(original)
+        self.shift = (down, right)
+        if windowed:
+            # the relative bias is that of the block
+            mechanism = without_bias(mechanism)
+        return super().make_inner(original, mechanism, self.window or grid)
+
+    def kept(self, original: Any) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
+        for name, part in super().kept(original):
+            yield name, part if name != self.layer_name else self.projections(part)
+
+    def attended(self, image: Tensor) -> Tensor:
+        """A map (b, y, x, c) through the attention layer."""
+        if self.window is not None:
+            return self._in_windows(image, self.window)
+        grid = TokenGrid(image.shape[1], image.shape[2])
+        return self._attend(image.flatten(1, 2), grid).view_as(image)
+
+    def _in_windows(self, image: Tensor, window: TokenGrid) -> Tensor:
+        """Tokens that maps are filled up with take part."""
+        height, width = image.shape[1:3]
+        shifted = any(self.shift)
+        back, whole = (-self.shift[0], -self.shift[1]), (0, 0, 0, -width % window.width, 0, -height % window.height)
+        if self.pads_first:
+            image = F.pad(image, whole)
+        if shifted:
+            image = image.roll(back, dims=(1, 2))
+        if not self.pads_first:
+            image = F.pad(image, whole)
+        rows, columns = image.shape[1] // window.height, image.shape[2] // window.width
+        mask = border_mask(rows, columns, window, self.shift, image.device) if shifted else None
+        if mask is not None:
+            mask = mask.repeat(len(image), 1, 1)[:, None]
+        sizes = {"r": rows, "l": columns, "y": window.height, "x": window.width}
+        y = self._attend(rearrange(image, "b (r y) (l x) c -> (b r l) (y x) c", **sizes), window, mask)
+        image = rearrange(y, "(b r l) (y x) c -> b (r y) (l x) c", **sizes)
+        if not self.pads_first:
+            image = image[:, :height, :width]
+        if shifted:
+            image = image.roll(self.shift, dims=(1, 2))
+        return image[:, :height, :width]
+
+    def _attend(self, tokens: Tensor, grid: TokenGrid, mask: Tensor | None = None) -> Tensor:
+        """Tokens (b, n, c) to (b, n, c)."""
+        q, k, v = self.heads_of(tokens)
+        if self.window is not None:
+            q, k, v = with_bias(q, k, v, self.bias(self.window))
+        y = self.mix(q, k, v, tokens, grid=grid, mask=mask)
+        return self.project(y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2))
+
+    def set_input_size(self, feat_size: tuple[int, int], window_size: Any, always_partition: Any = None) -> None:
+        """What timm's `set_input_size` calls: position parameters for another map.
+
+        Raises:
+            SubquadError: there are windows.
+        """
+        if self.window is not None:
+            raise SubquadError("a converted Swin block keeps its windows: call set_input_size before subquad.convert")
+        old, self.grid = self.grid, TokenGrid(*feat_size)
+        move_tables(self.inner, {old: self.grid})
+
+
+def without_bias(mechanism: Any) -> Mechanism:
+    """A quadratic mechanism without a relative bias of its own."""
+    if "relative_bias" not in getattr(mechanism, "keywords", {}):
+        return mechanism
+    return type(mechanism)(mechanism, relative_bias=False)
+
+
+def window_bias(table: Tensor, window: TokenGrid) -> Tensor:
+    """(h, n, n) of the tokens of a window, from a table ((2y - 1)·(2x - 1), h) of their distances."""
+    rows = torch.arange(window.height, device=table.device).repeat_interleave(window.width)
+    columns = torch.arange(window.width, device=table.device).repeat(window.height)
+    down = rows[:, None] - rows[None, :] + window.height - 1
+    right = columns[:, None] - columns[None, :] + window.width - 1
+    return table[down * (2 * window.width - 1) + right].permute(2, 0, 1)
+
+
+def continuous_bias(network: nn.Module, distances: Tensor, window: TokenGrid) -> Tensor:
+    """Swin v2's bias (h, n, n), which a small network gives to logarithmic distances: arXiv 2111.09883, section 3.3."""
+    table = network(distances).flatten(0, -2)
+    return window_bias(16 * table.sigmoid(), window)
+
+
+def as_cosines(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Heads whose softmax attention has Swin v2's logits, cosines times a learned scale of at most 100."""
+    scale = logit_scale.clamp(max=math.log(100)).exp()
+    # attention divides by the root of the width
+    return F.normalize(q, dim=-1) * (scale * q.shape[-1] ** 0.5), F.normalize(k, dim=-1)

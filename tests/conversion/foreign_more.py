@@ -1,0 +1,94 @@
+"""Further families: their cheapest tests are in test_more_families.py, those of `foreign.FOREIGN` are for all."""
+
+from functools import partial
+
+import timm
+import torch
+from foreign import of_transformers
+from torch import nn
+
+
+def timms_swin_v2(**more):
+    """Windows of 4×4, shifted in every second block; maps of 16×16 and 8×8."""
+    sizes = {"embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4, "strict_img_size": False}
+    return timm.create_model("swinv2_tiny_window8_256", img_size=64, num_classes=5, **sizes | more)
+
+
+def dpt_of_transformers():
+    sizes = {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8, 8, 16, 16]}
+    return of_transformers("DPTForDepthEstimation", "DPTConfig", **sizes, fusion_hidden_size=8, is_hybrid=False)
+
+
+def vitpose_of_transformers():
+    return of_transformers("VitPoseBackbone", "VitPoseBackboneConfig", image_size=[64, 64], patch_size=[16, 16])
+
+
+class OfMaps(nn.Module):
+    """The first of the maps that a backbone answers with."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone, self.config = backbone, backbone.config
+
+    def forward(self, x):
+        return self.backbone(x).feature_maps
+
+
+def sam2_of_transformers():
+    """Hiera, pooled twice; blocks 2 and 4 see the whole map."""
+    import transformers
+
+    sizes = {"embed_dim_per_stage": [16, 32, 64], "num_attention_heads_per_stage": [1, 2, 4], "hidden_size": 16}
+    sizes |= {"blocks_per_stage": [1, 2, 2], "window_size_per_stage": [4, 2, 2], "global_attention_blocks": [2, 4]}
+    config = transformers.Sam2HieraDetConfig(**sizes, num_query_pool_stages=2, image_size=[64, 64])
+    return transformers.models.sam2.modeling_sam2.Sam2HieraDetModel(config)
+
+
+def sam_hq_of_transformers():
+    arguments = {"num_hidden_layers": 3, "mlp_dim": 96, "output_channels": 16, "global_attn_indexes": [1]}
+    return of_transformers("SamHQVisionModel", "SamHQVisionConfig", window_size=3, **arguments)
+
+
+def beit_of_transformers(**biases):
+    return of_transformers("BeitModel", "BeitConfig", **biases)
+
+
+def swin_of_transformers(model, config):
+    import transformers
+
+    sizes = {"image_size": 64, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+    return getattr(transformers, model)(getattr(transformers, config)(**sizes))
+
+
+# name: what makes it, and sizes besides 64×64 that it takes
+MORE = {
+    "timm Swin v2": (timms_swin_v2, [(64, 96), (96, 80)]),
+    "transformers Swin": (partial(swin_of_transformers, "SwinModel", "SwinConfig"), [(64, 96), (96, 80)]),
+    "transformers Swin v2": (partial(swin_of_transformers, "Swinv2Model", "Swinv2Config"), [(64, 96), (96, 80)]),
+    "transformers BEiT": (partial(beit_of_transformers, use_relative_position_bias=True), []),
+    "transformers BEiT, shared biases": (partial(beit_of_transformers, use_shared_relative_position_bias=True), []),
+    "transformers DPT": (dpt_of_transformers, []),
+    "transformers ViTPose": (lambda: OfMaps(vitpose_of_transformers()), []),
+    "transformers SAM 2": (sam2_of_transformers, [(64, 96), (128, 64)]),
+    "transformers SAM-HQ": (sam_hq_of_transformers, []),
+    **{
+        f"transformers {name}": (partial(of_transformers, f"{model}Model", f"{model}Config"), [])
+        for name, model in (
+            ("MSN", "ViTMSN"),
+            ("MetaCLIP 2", "MetaClip2Vision"),
+            ("Chinese CLIP", "ChineseCLIPVision"),
+            ("CLIPSeg", "CLIPSegVision"),
+            ("AltCLIP", "AltCLIPVision"),
+            ("OWL-ViT", "OwlViTVision"),
+        )
+    },
+}
+
+
+def teacher(name):
+    """A network whose answers depend on all of its weights."""
+    torch.manual_seed(0)
+    model = MORE[name][0]()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.15 if parameter.dim() < 2 else 0.1)
+    return model.eval()

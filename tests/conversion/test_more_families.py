@@ -1,0 +1,81 @@
+"""Further families of networks: the teacher with softmax, any mechanism, restored to the bit."""
+
+import pytest
+import torch
+from foreign import answer, difference, images, of_transformers
+from foreign_more import MORE, teacher
+
+import subquad
+from subquad import ATTENTION, SubquadError
+from subquad.conversion import converted_layers, load_converted, save_delta
+from subquad.grid import TokenGrid
+
+SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_with_softmax_it_is_the_teacher_at_every_size_and_comes_back_to_the_bit(name):
+    model = teacher(name)
+    student = subquad.convert(model, "softmax")
+    sizes = [(64, 64), *MORE[name][1]]
+    for size in sizes:
+        assert difference(answer(student, images(*size)), answer(model, images(*size))) < 1e-6
+    before, state = answer(model, images()), model.state_dict()
+    student = subquad.convert(model, "linear")
+    for size in sizes:
+        assert answer(student, images(*size)).isfinite().all()
+    assert not torch.equal(answer(student, images()), before)
+    new = student.state_dict().keys() - state.keys()
+    assert all(".inner." in key or ".gate_of_tokens." in key for key in new)
+    for layer in converted_layers(student).values():
+        for parameter in layer.parameters():
+            parameter.data.add_(1)
+    restored = subquad.restore(student)
+    assert torch.equal(answer(restored, images()), before)
+    assert restored.state_dict().keys() == state.keys()
+
+
+def test_tokens_that_are_shuffled_are_refused_with_what_to_do_instead():
+    mae = of_transformers("ViTMAEModel", "ViTMAEConfig", mask_ratio=0.0)
+    with pytest.raises(SubquadError, match=r"open its weights with transformers\.ViTModel"):
+        subquad.convert(mae, "linear")
+
+
+def test_blocks_of_sam_2_that_lead_to_the_next_stage_stay():
+    model = teacher("transformers SAM 2")
+    assert list(converted_layers(subquad.convert(model, "linear"))) == [2, 4]
+    assert list(converted_layers(subquad.convert(model, "linear", blocks=[0, 2]))) == [0, 2]
+    with pytest.raises(SubquadError, match="pools its queries"):
+        subquad.convert(model, "linear", blocks=[1])
+
+
+def test_positions_of_sam_2_are_made_for_the_map_of_their_stage():
+    student = subquad.convert(teacher("transformers SAM 2"), "focused")
+    made = {number: layer.inner.positions.grid for number, layer in converted_layers(student).items()}
+    assert {number: (grid.height, grid.width) for number, grid in made.items()} == {2: (8, 8), 4: (4, 4)}
+
+
+@pytest.mark.parametrize("name", [name for name in MORE if "Swin" in name])
+def test_swin_blocks_that_are_not_quadratic_lose_windows_and_biases(name):
+    student = subquad.convert(teacher(name), {0: "softmax", 1: "linear"})
+    kept = {"relative_position_bias_table", "cpb_mlp", "continuous_position_bias_mlp"}
+    with_bias = {key for key in student.state_dict() if kept & set(key.split("."))}
+    windows = [layer.window for layer in converted_layers(student).values()]
+    assert windows == [TokenGrid(4, 4), None]
+    for block, there in (("layers.0.blocks.0.", True), ("layers.0.blocks.1.", False), ("layers.1.blocks.1.", True)):
+        assert any(block in key for key in with_bias) == there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", SUB_QUADRATIC)
+@pytest.mark.parametrize("name", MORE)
+def test_every_mechanism_runs_is_kept_and_exported(name, attention, tmp_path):
+    model = teacher(name)
+    student = subquad.convert(model, attention, **({"num_agents": 4} if attention == "agent" else {}))
+    expected = answer(student, images())
+    save_delta(student, tmp_path / "delta.safetensors", teacher=model)
+    again = load_converted(tmp_path / "delta.safetensors", model)
+    assert torch.equal(answer(again, images()), expected)
+    program = torch.export.export(student, (images(),), strict=False)
+    answered = program.module()(images())
+    assert difference(answered if isinstance(answered, torch.Tensor) else answered[0], expected) < 1e-5
