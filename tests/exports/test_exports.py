@@ -120,7 +120,7 @@ def test_mistakes_are_one_line(settings, message, tmp_path, monkeypatch):
 
 
 def test_formats_can_be_added_and_not_replaced(monkeypatch):
-    monkeypatch.setattr("subquad.exports.formats.EXPORTERS", dict(EXPORTERS))
+    monkeypatch.setattr(EXPORTERS, "_entries", dict(EXPORTERS._entries))
     other = Exporter("other", ".other", (), None, None)
     register_exporter("other", other)
     with pytest.raises(SubquadError, match="a format 'pt2' already"):
