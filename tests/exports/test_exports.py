@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from hosts import SMALL, small
+from hosts import SMALL, fewest_blocks, small
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -53,7 +53,7 @@ def test_a_program_of_any_size_computes_what_the_network_computes(mechanism):
 @pytest.mark.slow
 @pytest.mark.parametrize("host", sorted(SMALL))
 def test_every_host_exports_for_any_size(host, tmp_path):
-    model = random_network(host, "agent", img_size=96)
+    model = random_network(host, "agent", img_size=96, depths=fewest_blocks(host))
     written = export(model, tmp_path / "network.pt2", format="pt2", dynamic=DYNAMIC)
     assert written.difference < 1e-5 and (tmp_path / "network.pt2").exists()
 
@@ -61,7 +61,7 @@ def test_every_host_exports_for_any_size(host, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("host", ["cswin", "swin"])
 def test_windows_export_for_any_size_of_a_window_and_more(host, tmp_path):
-    model = random_network(host, "softmax", img_size=224)
+    model = random_network(host, "softmax", img_size=224, depths=fewest_blocks(host))
     written = export(model, tmp_path / "network.pt2", format="pt2", dynamic=DYNAMIC)
     assert written.least == model.least_size > 32
     run = EXPORTERS["pt2"].load(tmp_path / "network.pt2")
