@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from hosts import SMALL, small
+from hosts import SMALL, fewest_blocks, small
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -53,7 +53,7 @@ def test_a_program_of_any_size_computes_what_the_network_computes(mechanism):
 @pytest.mark.slow
 @pytest.mark.parametrize("host", sorted(SMALL))
 def test_every_host_exports_for_any_size(host, tmp_path):
-    model = random_network(host, "agent", img_size=96)
+    model = random_network(host, "agent", img_size=96, depths=fewest_blocks(host))
     written = export(model, tmp_path / "network.pt2", format="pt2", dynamic=DYNAMIC)
     assert written.difference < 1e-5 and (tmp_path / "network.pt2").exists()
 
@@ -61,7 +61,7 @@ def test_every_host_exports_for_any_size(host, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("host", ["cswin", "swin"])
 def test_windows_export_for_any_size_of_a_window_and_more(host, tmp_path):
-    model = random_network(host, "softmax", img_size=224)
+    model = random_network(host, "softmax", img_size=224, depths=fewest_blocks(host))
     written = export(model, tmp_path / "network.pt2", format="pt2", dynamic=DYNAMIC)
     assert written.least == model.least_size > 32
     run = EXPORTERS["pt2"].load(tmp_path / "network.pt2")
@@ -122,7 +122,7 @@ def test_mistakes_are_one_line(settings, message, tmp_path, monkeypatch):
 
 
 def test_formats_can_be_added_and_not_replaced(monkeypatch):
-    monkeypatch.setattr("subquad.exports.formats.EXPORTERS", dict(EXPORTERS))
+    monkeypatch.setattr(EXPORTERS, "_entries", dict(EXPORTERS._entries))
     other = Exporter("other", ".other", (), None, None)
     register_exporter("other", other)
     with pytest.raises(SubquadError, match="a format 'pt2' already"):

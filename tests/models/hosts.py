@@ -28,6 +28,15 @@ CLASSES = {kind: HOSTS[VARIANTS[name].host] for kind, (name, _) in SMALL.items()
 assert set(CLASSES.values()) == set(HOSTS.values())
 
 
+# a block of each kind that a stage has: windows are shifted in every second one, LaViT's later ones take scores over
+FEWEST = {"swin": (2, 1, 1, 1), "lavit": (1, 1, 2, 2), "lavit_vit": (2,)}
+
+
+def fewest_blocks(kind):
+    """Depths for what takes seconds for each block: compiling and exporting."""
+    return FEWEST.get(kind, (1,) * len(SMALL[kind][1]["depths"]))
+
+
 def small(kind, attention="softmax", **changes):
     name, sizes = SMALL[kind]
     if not CLASSES[kind].takes_mechanisms:

@@ -2,10 +2,10 @@
 
 import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from subquad.diffusion import (
 )
 from subquad.diffusion.patchable_layers import maps_of
 from subquad.errors import SubquadError, unknown_name
+from subquad.substituting import substituted
 from subquad.text import columns
 from subquad.timing import interleaved_ms, now
 
@@ -204,37 +205,28 @@ class _Clock:
                 block.attn1.register_forward_pre_hook(self._start)
                 block.attn1.register_forward_hook(self._stop)
 
-    def of(self, method: str) -> "_Step":
-        """A context for one step of `method`."""
-        return _Step(self, method)
+    @contextmanager
+    def of(self, method: str) -> Iterator[None]:
+        """Time one step of `method`: its attention, and of that the matching of tokens."""
+        match = processor.match
+
+        def timed_match(*tensors: Any) -> Any:
+            start = now(self.device)
+            matched = match(*tensors)
+            self.spent["matching"] += now(self.device) - start
+            return matched
+
+        self.spent.update(attention=0.0, matching=0.0)
+        with substituted(processor, "match", timed_match):
+            yield
+        for part, seconds in self.spent.items():
+            self.parts.setdefault((method, part), []).append(1000 * seconds)
 
     def _start(self, *_: Any) -> None:
         self.started = now(self.device)
 
     def _stop(self, *_: Any) -> None:
         self.spent["attention"] += now(self.device) - self.started
-
-
-class _Step:
-    def __init__(self, clock: _Clock, method: str) -> None:
-        self.clock, self.method = clock, method
-        self.patch = mock.patch.object(processor, "match", self._match)
-        self.match = processor.match
-
-    def _match(self, *given: Any) -> Any:
-        start = now(self.clock.device)
-        found = self.match(*given)
-        self.clock.spent["matching"] += now(self.clock.device) - start
-        return found
-
-    def __enter__(self) -> None:
-        self.clock.spent.update(attention=0.0, matching=0.0)
-        self.patch.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.patch.stop()
-        for part, seconds in self.clock.spent.items():
-            self.clock.parts.setdefault((self.method, part), []).append(1000 * seconds)
 
 
 def unets_table(rows: Sequence[UnetRow]) -> str:

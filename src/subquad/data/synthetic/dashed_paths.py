@@ -103,12 +103,12 @@ class Canvas:
         return (self.mask[self.at(rows, head)] + stencils_of()[0].mask[shape]).max((1, 2)) < FULL
 
     def draw(self, rows: Any, head: Any, shape: Any, brightness: float) -> None:
-        """Draw the ink of strokes, each as bright as `brightness` where it covers a pixel whole."""
+        """Draw the ink of dashes, each as bright as `brightness` where it covers a pixel whole."""
         place = self.at(rows, head)
         self.ink[place] = np.maximum(self.ink[place], brightness * stencils_of()[0].ink[shape])
 
     def occupy(self, rows: Any, head: Any, shape: Any) -> None:
-        """Keep the room that strokes take, and what is near to them."""
+        """Keep the room that dashes take, and what is near to them."""
         place, stencils = self.at(rows, head), stencils_of()[0]
         self.mask[place] = np.maximum(self.mask[place], stencils.mask[shape])
         self.near[place] = np.maximum(self.near[place], stencils.near[shape])

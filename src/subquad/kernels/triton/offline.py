@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
@@ -19,6 +18,8 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+
+from subquad.substituting import substituted
 
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
@@ -45,7 +46,7 @@ def needs_of(call: Callable[[], Any], capability: tuple[int, int] = (9, 0)) -> l
         options = {name: settings.pop(name) for name in OPTIONS if name in settings}
         needs.append(_compile(kernel, arguments, settings, options, capability[0] * 10 + capability[1]))
 
-    with mock.patch.object(JITFunction, "run", compiled):
+    with substituted(JITFunction, "run", compiled):
         call()
     return needs
 
