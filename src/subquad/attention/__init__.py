@@ -3,6 +3,7 @@
 from torch import nn
 
 from subquad.attention.agent import AgentAttention
+from subquad.attention.circulant import CirculantAttention
 from subquad.attention.focused import FocusedAttention
 from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
@@ -21,6 +22,7 @@ ATTENTION = Mechanisms(
         "agent": AgentAttention,
         "pola": PolaAttention,
         "soft": SoftAttention,
+        "circulant": CirculantAttention,
     }
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -83,6 +85,7 @@ def register_attention(name: str, cls: type[nn.Module]) -> None:
 __all__ = [
     "ATTENTION",
     "AgentAttention",
+    "CirculantAttention",
     "FocusedAttention",
     "InLineAttention",
     "LinearAttention",

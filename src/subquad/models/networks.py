@@ -6,7 +6,8 @@ Names are `<mechanism>_<host>_<size>`, and those of the papers. Every row is a t
 from dataclasses import dataclass, field
 from typing import Any
 
-from subquad.models.variants import HOSTS, VARIANTS
+from subquad.attention import ATTENTION, traits_of
+from subquad.models.variants import HOSTS, VARIANTS, Variant
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ SOURCES = {
     "pola": "huggingface.co/ZachMeng/PolaFormer",
     "soft": "github.com/fudan-zvg/SOFT",
     "focused": "github.com/LeapLabTHU/FLatten-Transformer",
+    "circulant": "github.com/LeapLabTHU/Circulant-Attention",
 }
 """Where the authors' weights are."""
 
@@ -84,6 +86,15 @@ def soft(variant: str, params: float, gmacs: float | None, top1: float | None, *
     return Network(variant, SSSX, settings, params, gmacs, top1, "soft")
 
 
+WITHOUT_PREFIX: dict[str, Any] = {"class_token": False, "reg_tokens": 0, "global_pool": "avg"}
+
+
+def circulant(variant: str, params: float, gmacs: float, top1: float, **more: Any) -> Network:
+    """CA-DeiT, arXiv 2512.21542, table of the released networks: no class token, positions by convolutions."""
+    settings = {"pos_embed": "none", "cpe": True, "qkv_bias": False, "gate_bias": True, **WITHOUT_PREFIX}
+    return Network(variant, "circulant", settings | more, params, gmacs, top1, "circulant")
+
+
 SSSX = ("soft", "soft", "soft", "softmax")
 AAAB = ("agent", "agent", "agent", "softmax")
 AABB = ("agent", "agent", "softmax", "softmax")
@@ -93,6 +104,7 @@ IISS = ("inline", "inline", "softmax", "softmax")
 IIMS2 = ("inline", "inline", (("inline", 2), ("softmax", 16)), "softmax")
 LLSS = ("pola", "pola", "softmax", "softmax")
 FFSS = ("focused", "focused", "softmax", "softmax")
+CCSS = ("circulant", "circulant", "softmax", "softmax")
 HEADS = (2, 4, 10, 16)
 
 PUBLISHED: dict[str, Network] = {
@@ -172,6 +184,9 @@ PUBLISHED: dict[str, Network] = {
     "soft_norm_medium": soft("softnet_medium", 45.812707, 7.2, 83.1, norm=True),
     "soft_norm_large": soft("softnet_large", 64.700646, 11.0, 83.3, norm=True),
     "soft_norm_huge": soft("softnet_huge", 87.108273, 16.3, 83.4, norm=True),
+    "circulant_deit_tiny": circulant("deit_tiny", 6.140200, 1.2, 75.0),
+    "circulant_deit_small": circulant("deit_small", 23.780968, 4.8, 81.0),
+    "circulant_deit_base": circulant("deit_base", 93.567208, 18.9, 82.3, drop_path_rate=0.4),
 }
 
 
@@ -188,16 +203,29 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "inline": {"pvt_v2": "inline", **vits("inline")},
     "pola": {"deit": "pola", "pvt_v2": "pola", "cswin": LLSS, **vits("pola")},
     "soft": {"deit": "soft", **dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), SSSX), **vits("soft")},
+    "circulant": {**dict.fromkeys(("pvt", "pvt_v2"), "circulant"), "swin": CCSS, "cswin": CCSS, **vits("circulant")},
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 
+
+def plain_settings(mechanism: str, variant: Variant) -> dict[str, Any] | None:
+    """What a mechanism needs of a network of these sizes to stand in it; None where it can't.
+
+    One that refuses prefix tokens has a plain network without them. Networks that are known for theirs are left out.
+    """
+    if variant.host != "vit" or "prefix" not in traits_of(ATTENTION[mechanism]).refuses:
+        return {}
+    return None if variant.arguments.get("reg_tokens") else WITHOUT_PREFIX
+
+
 BASELINES: dict[str, Network] = {
-    name: Network(variant, patterns[family], settings)
+    name: Network(variant, patterns[family], needed | settings)
     for mechanism, patterns in PATTERNS.items()
     for variant in VARIANTS
     for ending, settings in (("", {}), ("_384", {"img_size": 384}))
     if (family := VARIANTS[variant].family) in patterns and (not ending or variant in ("swin_base", "cswin_base"))
     if (name := f"{mechanism}_{variant}{ending}") not in PUBLISHED
+    if (needed := plain_settings(mechanism, VARIANTS[variant])) is not None
 }
 
 RECONSTRUCTED: dict[str, Network] = {

@@ -23,6 +23,7 @@ PAGES: dict[str, Page] = {
     "inline": Page("https://github.com/LeapLabTHU/InLine", "not known here"),
     "focused": Page("https://github.com/LeapLabTHU/FLatten-Transformer", "no licence file"),
     "soft": Page("https://github.com/fudan-zvg/SOFT", "not known here"),
+    "circulant": Page("https://github.com/LeapLabTHU/Circulant-Attention", "MIT"),
     "pola": Page("https://huggingface.co/ZachMeng/PolaFormer", "not known here"),
 }
 """By mechanism: where the links stand."""
@@ -75,6 +76,11 @@ def inline(share: str, label: str, top1: float, **more: object) -> Link:
 def focused(share: str, label: str, top1: float, **more: object) -> Link:
     """Of FLatten, README.md."""
     return _tsinghua("focused", share, label, top1, **more)
+
+
+def circulant(share: str, label: str, top1: float) -> Link:
+    """Of circulant attention, README.md."""
+    return _tsinghua("circulant", share, label, top1)
 
 
 def soft(identity: str, label: str, top1: float, **more: object) -> Link:
@@ -144,6 +150,9 @@ LINKS: dict[str, Link] = {
     "pola_swin_small": pola("pola_swin_s", 83.6),
     "pola_swin_base": pola("pola_swin_b", 83.8),
     "pola_swin_base_384": pola("pola_swin_b_384", px=384, tag="r384"),
+    "circulant_deit_tiny": circulant("51b342f641b440a9ad53", "CA-DeiT-T", 75.0),
+    "circulant_deit_small": circulant("02d8767a0981445b9606", "CA-DeiT-S", 81.0),
+    "circulant_deit_base": circulant("0dee573498554f11a6c7", "CA-DeiT-B", 82.3),
 }
 """By network, or by network and tag where several files are of one."""
 
