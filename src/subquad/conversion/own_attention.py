@@ -45,6 +45,7 @@ class OwnAttention(ConvertedAttention):
         rotation: Rotation | None = None,
     ) -> Tensor:
         grid.check(x)
+        x = self.through("pre_norm", x)
         fused = self.through("qkv", x).chunk(len(self.projected), dim=-1)
         parts = {name: self.split(part) for name, part in zip(self.projected, fused, strict=True)}
         q, v = self.through("q_norm", parts["q"]), parts["v"]
