@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from mechanisms import without_refused_prefix
 from torch import nn
 
 from subquad import ATTENTION, SubquadError, TokenGrid
@@ -128,7 +129,8 @@ def test_the_host_turns_queries_and_keys_unless_the_mechanism_says_that_it_does(
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_every_mechanism_answers_differently_where_its_queries_turn(name):
-    grid, x = TokenGrid(4, 4, 1), torch.randn(1, 17, 16)
+    grid = without_refused_prefix(name, TokenGrid(4, 4, 1))
+    x = torch.randn(1, grid.num_tokens, 16)
     layer = SelfAttention(16, 2, ATTENTION[name], grid=grid)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)

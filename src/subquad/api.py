@@ -34,7 +34,7 @@ from subquad.runs.run_records import Group, find_runs, group_runs
 from subquad.tasks import CommonRecipe, Gallery, Judgement, task_named
 from subquad.tasks.task import Predicted
 from subquad.training import compare as compare_mechanisms
-from subquad.training import released_mechanisms
+from subquad.training import fitting_mechanisms, released_mechanisms
 from subquad.training import train as train_run
 
 Log = Callable[[str], None]
@@ -105,7 +105,8 @@ def compare(
     Args:
         recipe: see `recipe_for`.
         output: a folder; runs in it that have finished are kept, broken-off ones go on.
-        mechanisms: by name, with settings if wanted: "linear:feature_map=elu"; all of them if left out.
+        mechanisms: by name, with settings if wanted: "linear:feature_map=elu"; if left out all but those that refuse
+            what the network or the data have.
         seeds: a run for each.
         task: what for, where `recipe` does not say.
         pretrained: start from the authors' weights of each mechanism; those that have some in this host if no
@@ -118,7 +119,7 @@ def compare(
     """
     made = recipe_for(recipe, task=task, **fields)
     if mechanisms is None:
-        mechanisms = released_mechanisms(made.model) if pretrained else list(ATTENTION)
+        mechanisms = released_mechanisms(made.model) if pretrained else fitting_mechanisms(made, log)
     return compare_mechanisms(made, mechanisms, seeds, Path(output), log=log, pretrained=pretrained)
 
 

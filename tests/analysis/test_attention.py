@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from hosts import refuses_prefix, without_prefix
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -11,9 +12,8 @@ every_mechanism = pytest.mark.parametrize("name", ATTENTION)
 
 
 def network(name):
-    return subquad.create_model(
-        "deit_micro", attention=name, depths=(2,), num_classes=3, img_size=(6, 8), patch_size=2, embed_dim=16
-    )
+    sizes = {"depths": (2,), "num_classes": 3, "img_size": (6, 8), "patch_size": 2, "embed_dim": 16}
+    return subquad.create_model("deit_micro", attention=name, **sizes | without_prefix(name))
 
 
 @every_mechanism
@@ -21,8 +21,10 @@ def test_every_layer_is_there_with_its_grid(name):
     layers = attention_weights(network(name), torch.randn(2, 3, 6, 8))
     assert [layer.name for layer in layers] == ["stages.0.blocks.0.attn.inner", "stages.0.blocks.1.attn.inner"]
     for layer in layers:
-        assert layer.mechanism == name and layer.grid.shape == (3, 4) and layer.grid.prefix == 1
-        assert layer.weights.shape[:2] == (2, 4) and layer.weights.shape[3:] == (13, 13)
+        assert (
+            layer.mechanism == name and layer.grid.shape == (3, 4) and layer.grid.prefix == (not refuses_prefix(name))
+        )
+        assert layer.weights.shape[:2] == (2, 4) and layer.weights.shape[3:] == (layer.grid.num_tokens,) * 2
 
 
 def test_weights_are_those_of_the_layers_inputs():

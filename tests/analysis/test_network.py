@@ -8,7 +8,7 @@ from html import unescape
 import numpy as np
 import pytest
 import torch
-from hosts import small
+from hosts import small, without_prefix
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -21,9 +21,8 @@ OWN = {"gates": "pola", "power": "pola", "inverse": "soft", "kernel": "soft"}
 
 
 def network(name):
-    return subquad.create_model(
-        "deit_micro", attention=name, depths=(3,), num_classes=3, img_size=(6, 8), patch_size=2, embed_dim=16
-    )
+    sizes = {"depths": (3,), "num_classes": 3, "img_size": (6, 8), "patch_size": 2, "embed_dim": 16}
+    return subquad.create_model("deit_micro", attention=name, **sizes | without_prefix(name))
 
 
 @pytest.mark.parametrize("name", ATTENTION)

@@ -5,6 +5,7 @@ import json
 import pytest
 import timm
 import torch
+from hosts import without_prefix
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -18,7 +19,7 @@ from subquad.ops import inline_weights, linear_weights
 def network(name, **settings):
     torch.manual_seed(0)
     sizes = {"depths": (2,), "num_classes": 3, "img_size": (10, 12), "patch_size": 2, "embed_dim": 16}
-    model = subquad.create_model("deit_micro", attention=name, **sizes, **settings).eval()
+    model = subquad.create_model("deit_micro", attention=name, **sizes, **without_prefix(name), **settings).eval()
     # as large as trained ones: with the small weights that training starts from all rows are nearly alike
     for block in model.blocks:
         torch.nn.init.normal_(block.attn.qkv.weight, std=0.5)

@@ -1,11 +1,13 @@
 """What the contract tests share: a mechanism of the registry on a grid, and inputs for it."""
 
+import re
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from subquad import ATTENTION, TokenGrid
+from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.attention import traits_of
 from subquad.models.assembling import settings_of
 from subquad.rope import Rotation, rope_of
@@ -28,6 +30,24 @@ def build(name: str, grid: TokenGrid, *, local: bool = True, kv_grid: TokenGrid 
         for parameter in module.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     return module
+
+
+def refuses(name: str, what: str) -> bool:
+    """Whether a mechanism says that it can't honour padding, prefix tokens, or keys on another grid."""
+    return what in traits_of(ATTENTION[name]).refuses
+
+
+def without_refused_prefix(name: str, grid: TokenGrid) -> TokenGrid:
+    """The grid, without its prefix tokens where the mechanism refuses them."""
+    return TokenGrid(*grid.shape) if refuses(name, "prefix") else grid
+
+
+def assert_refused(name: str, call: Callable[[], object], what: str) -> str:
+    """What a mechanism meets and does not honour is refused in one line, with the reason that it gives; the line."""
+    with pytest.raises(SubquadError, match=re.escape(traits_of(ATTENTION[name]).refuses[what])) as caught:
+        call()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+    return str(caught.value)
 
 
 def inputs_of(

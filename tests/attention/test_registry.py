@@ -89,6 +89,7 @@ def test_what_a_class_lacks_is_said_in_one_line(name, make, message, clean):
         ({"quadratic": "yes"}, "quadratic is True or False, got 'yes'"),
         ({"key_removal": "cut"}, "key_removal is a function or None, got 'cut'"),
         ({"in_hosts": {"swin": 3}}, "in_hosts is settings by the names of hosts"),
+        ({"gate": "silu"}, "gate is a function or None, got 'silu'"),
         ({"open_gate": "wide"}, "open_gate is a number, got 'wide'"),
         ({"colour": "red"}, "colour is written as \"#d55e00\", got 'red'"),
     ],

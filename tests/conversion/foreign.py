@@ -125,6 +125,11 @@ def teacher(name):
     return model.eval()
 
 
+def has_prefix(name):
+    """Whether a network of this family has class tokens, or others in front of its map."""
+    return not any(word in name for word in ("SAM", "SigLIP", "Swin", "PVT", "I-JEPA", "torch encoder"))
+
+
 def sharp(name):
     """A teacher whose queries choose among the keys: fresh ones attend to all alike, which InLine does as well."""
     model = teacher(name)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from foreign import FOREIGN, sharp, side_of
+from mechanisms import refuses
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -24,7 +25,7 @@ PICTURES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 @pytest.mark.parametrize("attention", sorted(ATTENTION))
 def test_maps_of_both_are_those_of_the_blocks(attention):
     """With softmax both are the same, with others they are the weights that the mechanism's probes give."""
-    teacher = sharp("timm ViT")
+    teacher = sharp("timm SigLIP" if refuses(attention, "prefix") else "timm ViT")
     student = subquad.convert(teacher, attention, **({"num_agents": 4} if attention == "agent" else {}))
     maps = paired_maps(student, teacher, PICTURES, CONFIG)
     assert maps.without == ""

@@ -6,10 +6,11 @@ import pytest
 import timm
 import torch
 from foreign import FOREIGN, answer, sharp, teacher
+from mechanisms import refuses
 from torch import nn
 
 import subquad
-from subquad import SubquadError
+from subquad import ATTENTION, SubquadError
 from subquad.conversion import (
     advise,
     align,
@@ -184,6 +185,14 @@ def test_advice_says_the_ceiling_and_what_is_reached():
     assert advice.rows[0].gain == 1
     assert advice.rows[1].of_ceiling == 1
     assert all(len(line) <= 80 for line in advice.text.splitlines())
+    # of all, but for those that refuse its class token
+    said = []
+    advice = advise(make, [(64, 64)], repeats=1, log=said.append)
+    fitting = [name for name, cls in ATTENTION.items() if not cls.traits.quadratic and not refuses(name, "prefix")]
+    assert [row.attention for row in advice.rows] == ["", "nothing", *fitting]
+    assert [line.partition(" ")[0] for line in said if "is left out: " in line] == [
+        name for name in ATTENTION if refuses(name, "prefix")
+    ]
     half = advise(make, [(64, 64)], ["linear"], blocks=[0], repeats=1)
     assert half.ceilings[64, 64] == 1 + 17 / 288 / 2
     assert "1 of 2 blocks" in half.text

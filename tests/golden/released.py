@@ -41,3 +41,9 @@ def soft_layer(state: dict[str, Tensor]) -> dict[str, Tensor]:
     named["inner.landmark.weight"] = state["attn.Qlandmark_op.weight"]
     named["inner.local.weight"] = state["attn.conv.weight"]
     return named
+
+
+def circulant_layer(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Queries, keys and values without a bias, a gate with one."""
+    named = {"qkv.weight": torch.cat([state["qkv.weight"], state["gate.0.weight"]]), "qkv.bias": state["gate.0.bias"]}
+    return named | {f"proj.{part}": state[f"proj.{part}"] for part in ("weight", "bias")}

@@ -16,7 +16,7 @@ import subquad
 from subquad import ATTENTION, TokenGrid
 from subquad.attention import traits_of
 from subquad.models.cswin import CrossShapedAttention
-from subquad.models.layers import SelfAttention
+from subquad.models.layers import PartlyBiased, SelfAttention
 from subquad.models.mavit import GatedAttention
 from subquad.models.mlla_network import MambaLikeAttention, MambaLikeBlock
 from subquad.models.pvt import SpatialReductionAttention
@@ -57,6 +57,8 @@ def gradient_norm(model, target):
     if part.isalpha():
         layer = model.get_submodule(owner.rpartition(".")[0])
         letters = "".join(getattr(layer, "projected", "qkv"))
+        if parameter == "bias" and isinstance(layer.qkv, PartlyBiased):
+            letters = "".join(letter for letter, own in zip(letters, layer.qkv.with_bias, strict=True) if own)
         pieces = dict(zip(letters, gradient.chunk(len(letters)), strict=True))
         gradient = torch.cat([pieces[letter] for letter in part])
     elif part and parameter == "prefix_tokens":
@@ -124,6 +126,12 @@ def test_the_dense_backbone_computes_what_the_released_one_does():
         assert_as_recorded(features, expected)
     sum(features.square().mean() for features in maps).backward()
     assert_gradients_as_recorded(model, record, loaded.family)
+
+
+def grid_of(name):
+    """The map that a layer's golden is called after."""
+    height, width = name.rpartition("_")[2].split("x")
+    return TokenGrid(int(height), int(width))
 
 
 def check_layer(layer, state, record, grid, x):
@@ -231,6 +239,30 @@ def test_soft_attention_computes_what_the_released_layer_does():
     assert_as_recorded(x.grad, record["outputs"]["grad_input"], rtol=1e-6, atol=1e-6)
     landmark = layer.inner.landmark.weight.grad.norm().item()
     assert landmark == pytest.approx(record["grads"]["attn.Qlandmark_op.weight"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("circulant_attn_")])
+def test_circulant_attention_computes_what_the_released_layer_does(name):
+    record = golden(name)
+    (_, tokens, dim), grid = record["input_shape"], grid_of(name)
+    assert grid.num_tokens == tokens
+    # heads mean nothing
+    for heads in (1, 4):
+        layer = SelfAttention(dim, heads, ATTENTION["circulant"], grid=grid, qkv_bias=False, gate_bias=True)
+        state = released.circulant_layer(make_state_dict(record["state_dict"]))
+        x = make_input(record["input_shape"])
+        layer = check_layer(layer.double(), state, record, grid, x)
+        assert x.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
+        parts = dict(zip("qkvg", layer.qkv.weight.grad.chunk(4), strict=True))
+        found = {"gate.0.weight": parts.pop("g"), "gate.0.bias": layer.qkv.bias.grad}
+        found |= {"qkv.weight": torch.cat(list(parts.values()))}
+        found |= {f"proj.{key}": parameter.grad for key, parameter in layer.proj.named_parameters()}
+        assert {key: gradient.norm().item() for key, gradient in found.items()} == pytest.approx(
+            record["grads"], rel=1e-6
+        )
+        with torch.no_grad():
+            single = layer.float()(x.float(), grid=grid)
+        assert_as_recorded(single, record["outputs"]["out"], rtol=1e-4, atol=1e-4)
 
 
 def soft_norm_layer(record):

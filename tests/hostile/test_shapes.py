@@ -19,6 +19,8 @@ LEADING = (2, 3)
 # what an operation wants besides its tensors, and the letters that this decides on
 SETTINGS = {
     "add_local": ({"grid": GRID, "kv_grid": GRID}, {"m": 12}),
+    "circulant_attention": ({"grid": GRID}, {}),
+    "circulant_weights": ({"grid": GRID}, {}),
     "convolve_windows": ({"grid": GRID}, {}),
     "focused_attention": ({"power": 3.0}, {}),
     "focused_weights": ({"power": 3.0}, {}),

@@ -1,7 +1,10 @@
 """A small network of every host, and of every kind of plain ViT, with a mechanism of choice."""
 
 import subquad
+from subquad import ATTENTION
+from subquad.attention import traits_of
 from subquad.models import HOSTS, VARIANTS
+from subquad.models.vit import Plain
 
 PLAIN = {"embed_dim": 24, "num_heads": 2, "depths": (2,), "patch_size": 8}
 SMALL = {
@@ -25,6 +28,8 @@ SMALL = {
     "dinov3": ("dinov3_small", PLAIN),
 }
 CLASSES = {kind: HOSTS[VARIANTS[name].host] for kind, (name, _) in SMALL.items()}
+OF_LAST_STAGE = ("softnet",)
+"""Pyramids with a class token in their last stage."""
 assert set(CLASSES.values()) == set(HOSTS.values())
 
 
@@ -37,8 +42,21 @@ def fewest_blocks(kind):
     return FEWEST.get(kind, (1,) * len(SMALL[kind][1]["depths"]))
 
 
+def without_prefix(attention):
+    """The settings of a plain network in which this mechanism can stand: no prefix tokens where it refuses them."""
+    return {"class_token": False, "reg_tokens": 0, "global_pool": "avg"} if refuses_prefix(attention) else {}
+
+
+def refuses_prefix(attention):
+    return attention in ATTENTION and "prefix" in traits_of(ATTENTION[attention]).refuses
+
+
 def small(kind, attention="softmax", **changes):
     name, sizes = SMALL[kind]
     if not CLASSES[kind].takes_mechanisms:
         attention = None
+    elif issubclass(CLASSES[kind], Plain):
+        changes = without_prefix(attention) | changes
+    elif kind in OF_LAST_STAGE and refuses_prefix(attention):
+        attention = [attention, attention, attention, "softmax"]
     return subquad.create_model(name, attention=attention, **{"img_size": 64, "num_classes": 5, **sizes, **changes})

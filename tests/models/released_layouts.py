@@ -85,7 +85,13 @@ def _entries(name, tensor, host, network, state):
         return
     attn = at + "attns.0." if host == "cswin" else at + "attn."
     kind, _, ending = rest.rpartition(".")
-    if kind == "attn.qkv":
+    if kind == "attn.qkv" and "circulant" in network:
+        # its gate is apart, and alone has a bias
+        width = len(state[f"stages.{s}.blocks.{block}.attn.proj.bias"])
+        yield f"{attn}gate.0.{ending}", tensor[-width:]
+        if ending == "weight":
+            yield f"{attn}qkv.{ending}", tensor[:-width]
+    elif kind == "attn.qkv":
         gated = "pola" in network and len(tensor) == 4 * state[f"stages.{s}.blocks.{block}.attn.proj.bias"].shape[0]
         yield from _projections(
             at if host == "cswin" else attn, ending, tensor, host in ("pvt", "pvt_v2", "softnet"), gated
@@ -104,7 +110,7 @@ def _entries(name, tensor, host, network, state):
     elif rest.startswith("attn.reduce."):
         yield attn + rest.removeprefix("attn.reduce.").replace("proj.", "sr."), tensor
     else:
-        yield at + rest.replace("mlp.dwconv.", "mlp.dwconv.dwconv."), tensor
+        yield at + rest.replace("mlp.dwconv.", "mlp.dwconv.dwconv.").replace("cpe.conv.", "cpe."), tensor
 
 
 def _edge(name, host):

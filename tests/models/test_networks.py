@@ -1,7 +1,11 @@
 """Every network of the table with every mechanism: sizes, settings, training, export, files."""
 
+from functools import partial
+
 import pytest
 import torch
+from hosts import without_prefix
+from mechanisms import assert_refused, refuses
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -17,7 +21,8 @@ SMALL = {"embed_dim": 24, "num_heads": 2, "depths": (2,), "img_size": 32, "patch
 
 
 def small(attention="softmax", **changes):
-    return subquad.create_model("deit_tiny", attention=attention, **(SMALL | changes))
+    needed = without_prefix(attention) if isinstance(attention, str) else {}
+    return subquad.create_model("deit_tiny", attention=attention, **(SMALL | needed | changes))
 
 
 def test_the_example_of_the_readme():
@@ -30,7 +35,8 @@ def test_the_example_of_the_readme():
 @every_mechanism
 def test_every_host_builds_on_the_meta_device(name, attention):
     with torch.device("meta"):
-        model = subquad.create_model(name, attention=attention)
+        needed = without_prefix(attention) if VARIANTS[name].host == "vit" else {}
+        model = subquad.create_model(name, attention=attention, **needed)
         assert model(torch.empty(2, 3, *model.img_size)).shape == (2, 1000)
 
 
@@ -52,6 +58,11 @@ def test_a_network_made_for_an_oblong_image_takes_it(attention):
 @pytest.mark.parametrize("class_token", [False, True])
 @every_mechanism
 def test_class_and_register_tokens_are_optional(attention, class_token, reg_tokens):
+    if (class_token or reg_tokens) and refuses(attention, "prefix"):
+        sizes = SMALL | {"class_token": class_token, "reg_tokens": reg_tokens}
+        create = partial(subquad.create_model, "deit_tiny", attention=attention, **sizes)
+        assert_refused(attention, create, "prefix")
+        return
     model = small(attention, class_token=class_token, reg_tokens=reg_tokens).eval()
     y = model.forward_features(torch.randn(1, 3, 40, 32))
     prefix = class_token + reg_tokens

@@ -1,5 +1,7 @@
 """What later ViTs add to the plain host: scales, gates, biases, norms and positions, each where it belongs."""
 
+import copy
+
 import pytest
 import torch
 from hosts import small
@@ -126,6 +128,26 @@ def test_positions_are_of_all_tokens_or_of_patches(pos_embed, rows):
     model.set_input_size((40, 24))
     assert stage.pos_embed.table.shape[1] == rows - 16 + 15
     torch.testing.assert_close(stage.tokens_of(torch.zeros(1, 3, 40, 24))[0], tokens)
+
+
+def test_a_margin_of_zeros_around_the_image_is_as_an_image_that_has_one():
+    framed, plain = small("vit", img_size=(32, 48), image_margin=8), small("vit", img_size=(48, 64))
+    assert framed.img_size == (32, 48) and framed.grids((32, 48)) == plain.grids((48, 64))
+    plain.load_state_dict(framed.state_dict())
+    image = torch.randn(2, 3, 32, 48)
+    torch.testing.assert_close(framed.eval()(image), plain.eval()(nn.functional.pad(image, (8, 8, 8, 8))))
+    framed.set_input_size((64, 40))
+    assert framed.stages[0].pos_embed.grid == TokenGrid(10, 7, 1)
+
+
+def test_attention_layers_may_start_with_a_norm_of_their_own():
+    model = small("vit", attn_norm=True).double().eval()
+    layer, x, grid = model.blocks[0].attn, 3 + torch.randn(1, 65, 24).double(), TokenGrid(8, 8, 1)
+    bare = copy.deepcopy(layer)
+    bare.pre_norm = None
+    torch.testing.assert_close(layer(x, grid=grid), bare(nn.functional.layer_norm(x, (24,)), grid=grid))
+    student = subquad.convert(model, "softmax")
+    torch.testing.assert_close(student.blocks[0].attn(x, grid=grid), layer(x, grid=grid))
 
 
 def test_networks_without_positions_have_no_table():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mechanisms import inputs_of
+from mechanisms import inputs_of, without_refused_prefix
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -44,6 +44,7 @@ def projected(*shape, count=1):
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("width", [8, 24, 64])
 def test_every_mechanism_is_what_it_is_in_double_precision(name, grid, width):
+    grid = without_refused_prefix(name, grid)
     settings = {"num_agents": 9} if "num_agents" in settings_of(name) else {}
     module = ATTENTION[name](2 * width, 2, grid=grid, kv_grid=grid, **settings)
     with torch.no_grad():

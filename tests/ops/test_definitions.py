@@ -11,6 +11,8 @@ from subquad import ATTENTION, TokenGrid
 from subquad.attention.inline import LocalKernel
 from subquad.ops import (
     agent_weights,
+    circulant_formula,
+    circulant_weights,
     focused_weights,
     gaussian_kernel,
     inline_weights,
@@ -94,6 +96,33 @@ def test_focused_features_keep_the_norm_over_all_channels(tokens):
     )
     expected = rows / (rows.sum(dim=1, keepdim=True) + 1e-6 * N)
     torch.testing.assert_close(focused_weights(q, k, temperature, power=3)[0, 1], expected)
+
+
+@pytest.mark.parametrize("grid", [TokenGrid(2, 3), TokenGrid(3, 3), TokenGrid(1, 5), TokenGrid(4, 1)], ids=str)
+def test_circulant_weights_are_those_of_offsets_on_the_torus(grid):
+    height, width = grid.shape
+    places = [(y, x) for y in range(height) for x in range(width)]
+    q, k = torch.randn(2, 1, 2, len(places), 3, dtype=torch.float64)
+    got = circulant_weights(q, k, grid=grid)
+    for head in range(2):
+        for channel in range(3):
+            score = dict.fromkeys(places, 0.0)
+            for i, (y, x) in enumerate(places):
+                for down, right in places:
+                    j = places.index(((y + down) % height, (x + right) % width))
+                    score[down, right] += q[0, head, i, channel] * k[0, head, j, channel] / math.sqrt(len(places))
+            kernel = dict(zip(places, torch.stack(list(score.values())).softmax(dim=0), strict=True))
+            rows = [[kernel[(b[0] - a[0]) % height, (b[1] - a[1]) % width] for b in places] for a in places]
+            torch.testing.assert_close(got[0, head, channel], torch.stack([torch.stack(row) for row in rows]))
+    for axis in (-1, -2):
+        torch.testing.assert_close(got.sum(axis), torch.ones_like(got.sum(axis)))
+
+
+@pytest.mark.parametrize("grid", [TokenGrid(6, 10), TokenGrid(5, 7), TokenGrid(1, 23)], ids=str)
+def test_correlations_by_products_of_matrices_are_those_by_fourier_transforms(grid):
+    x, y = torch.randn(2, 2, 3, grid.num_tokens, 4, dtype=torch.float64)
+    by_transforms = circulant_formula._by_transforms(x, y, grid)
+    torch.testing.assert_close(circulant_formula._by_products(x, y, grid), by_transforms)
 
 
 def test_inline_weights_subtract_the_mean_similarity(tokens):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mechanisms import BATCH, build, inputs_of
+from mechanisms import BATCH, assert_refused, build, inputs_of, refuses
 
 from subquad import ATTENTION, TokenGrid
 from subquad.ops import image_by_image
@@ -16,6 +16,9 @@ def test_images_in_turn_are_images_at_once(name, padded, monkeypatch):
     module, supply = build(name, GRID), inputs_of(build(name, GRID), GRID)
     if padded:
         supply["padding"] = torch.arange(GRID.num_tokens).expand(BATCH, -1) > torch.tensor([[20], [25]])
+        if refuses(name, "padding"):
+            assert_refused(name, lambda: module(**supply, grid=GRID, kv_grid=GRID), "padding")
+            return
 
     def run():
         inputs = {

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from mechanisms import assert_refused, refuses
 
 from subquad import ATTENTION, SubquadError
 from subquad.cli import main
@@ -95,6 +96,11 @@ def test_every_recipe_loads_and_takes_every_mechanism(name):
     recipe = load_recipe(name, LraRecipe)
     what = SEQUENCES[recipe.data]
     for attention, mechanism in ATTENTION.items():
+        if what.padded and refuses(attention, "padding"):
+            assert_refused(
+                attention, lambda attention=attention: network_of(recipe.replace(attention=attention)), "padding"
+            )
+            continue
         network = LongRange.network(recipe.replace(attention=attention))
         assert {type(block.attn.inner) for block in network.blocks} == {mechanism}
         assert (len(network.blocks), network.max_length) == (recipe.depth, recipe.max_length)

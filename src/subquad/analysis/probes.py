@@ -118,8 +118,9 @@ def _mechanism(
         # with its branch the whole stays, and what changes is added
         mixed = (changed - weights if branches else changed).to(streams.dtype) @ streams
         mixed = mixed.movedim(2, -2).flatten(-2)
-        gate = supply.get("g")
-        mixed = mixed if gate is None else mixed * gate
+        if (gate := supply.get("g")) is not None:
+            opening = traits_of(module).gate
+            mixed = mixed * (gate if opening is None else opening(gate))
         return y + mixed if branches else mixed
 
     with module.register_forward_hook(hand_over, with_kwargs=True):

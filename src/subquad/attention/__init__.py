@@ -3,6 +3,7 @@
 from torch import nn
 
 from subquad.attention.agent import AgentAttention
+from subquad.attention.circulant import CirculantAttention
 from subquad.attention.contract import check_mechanism
 from subquad.attention.focused import FocusedAttention
 from subquad.attention.inline import InLineAttention
@@ -29,6 +30,7 @@ ATTENTION: Table[type[nn.Module]] = Table(
         "soft": SoftAttention,
         "mlla": MLLAAttention,
         "mala": MalaAttention,
+        "circulant": CirculantAttention,
     },
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -91,6 +93,7 @@ def register_attention(name: str, cls: type[nn.Module]) -> None:
 __all__ = [
     "ATTENTION",
     "AgentAttention",
+    "CirculantAttention",
     "FocusedAttention",
     "InLineAttention",
     "LinearAttention",

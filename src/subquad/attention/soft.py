@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim, silence
 from subquad.attention.key_removal import cut
+from subquad.attention.refusing import refuse
 from subquad.attention.traits import Traits
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.ops import INVERSES, convolve_windows, soft_attention, soft_weights
 from subquad.ops.map_formulas import fill_window
@@ -35,6 +36,7 @@ class SoftAttention(nn.Module):
         pools=True,
         key_removal=cut,
         start_quietly=lambda new: start_soft(new),
+        refuses={"kv_grid": "its keys are its queries; keep them on one grid"},
         in_hosts={"softnet": {"ratio": (8, 4, 2, 1), "kernel_size": (9, 5, 3, 3)}},
         colour="#c28a00",
     )
@@ -60,8 +62,7 @@ class SoftAttention(nn.Module):
         if gradient not in ("steps", "inverse"):
             raise unknown_name("gradient", gradient, ("steps", "inverse"))
         self.inverse, self.newton_steps, self.gradient = inverse, newton_steps, gradient
-        if grid != kv_grid:
-            raise SubquadError(f"SOFT's keys are its queries: a grid of {grid} can't attend to one of {kv_grid}")
+        refuse(self, grid=grid, kv_grid=kv_grid)
         width = head_dim(dim, num_heads)
         self.num_heads = num_heads
         self.window = landmark_window(grid, ratio)
@@ -75,6 +76,7 @@ class SoftAttention(nn.Module):
         self, q: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
         grid.check(q)
+        refuse(self, grid=grid, kv_grid=kv_grid)
         landmarks, idle = self.landmarks(q, padding, grid)
         y = soft_attention(
             q,
@@ -91,6 +93,7 @@ class SoftAttention(nn.Module):
 
     def weights(self, q: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         grid.check(q)
+        refuse(self, grid=grid, kv_grid=kv_grid)
         landmarks, idle = self.landmarks(q, padding, grid)
         weights = soft_weights(
             q * soft_scale(q), landmarks, padding, idle, inverse=self.inverse, steps=self.newton_steps

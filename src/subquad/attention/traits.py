@@ -27,6 +27,7 @@ class Traits:
     Attributes:
         label: its name for people, in listings and titles.
         quadratic: whether its cost grows with n²: hosts confine it to windows, stripes or fewer keys then.
+        cost: how its cost grows, for listings, where it is neither n nor, being quadratic, n²: "n log n".
         pools: whether it pools over parts of the grid, as agents and landmarks do: the same tokens at the head of a
             longer row are answered differently, so sequences are filled up to the network's length.
         key_removal: what its explicit weights become when keys are removed, see `key_removal.py`. None where nobody
@@ -41,7 +42,8 @@ class Traits:
             forms angles for as many. Of use to a mechanism that has `rotation` among its inputs.
         extra_heads: heads beyond `num_heads` whose q, k, v and g the host projects as well; what `forward` gives has
             as many more, and the output projection reads them all.
-        open_gate: the number of its gate `g` that lets everything through, as one does that is multiplied with.
+        gate: what its gate `g` becomes before it is multiplied with, SiLU say; None where it stays as it is.
+        open_gate: the number of `g` that lets everything through, because it multiplies by 1.
         no_weights: why it has no explicit attention, as the end of "… has no explicit weights: "; empty where it has.
             Its `weights` raises a SubquadError that says so.
         refuses: what it can't honour and why, by name: "padding", "prefix" (tokens that stand nowhere on the map),
@@ -55,6 +57,7 @@ class Traits:
 
     label: str = ""
     quadratic: bool = False
+    cost: str = ""
     pools: bool = False
     key_removal: KeyRemoval | None = None
     in_hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -62,6 +65,7 @@ class Traits:
     start_values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     feature_width: int = 1
     extra_heads: int = 0
+    gate: Callable[[Tensor], Tensor] | None = None
     open_gate: float = 1.0
     no_weights: str = ""
     refuses: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +75,7 @@ class Traits:
         for name, good, what in (
             ("label", isinstance(self.label, str), "text"),
             ("quadratic", isinstance(self.quadratic, bool), "True or False"),
+            ("cost", isinstance(self.cost, str), "text"),
             ("pools", isinstance(self.pools, bool), "True or False"),
             ("key_removal", self.key_removal is None or callable(self.key_removal), "a function or None"),
             ("in_hosts", _is_table(self.in_hosts), "settings by the names of hosts"),
@@ -78,6 +83,7 @@ class Traits:
             ("start_values", _are_numbers(self.start_values), "tuples of numbers by the names of parameters"),
             ("feature_width", _is_count(self.feature_width) and self.feature_width > 0, "a number above 0"),
             ("extra_heads", _is_count(self.extra_heads), "a number of heads"),
+            ("gate", self.gate is None or callable(self.gate), "a function or None"),
             ("open_gate", _is_number(self.open_gate), "a number"),
             ("no_weights", isinstance(self.no_weights, str), "text"),
             ("refuses", _are_reasons(self.refuses), f"reasons by name: {', '.join(REFUSABLE)}"),

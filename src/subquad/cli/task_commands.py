@@ -62,14 +62,14 @@ def _add_benchmark(commands: Commands, name: str, task: Any) -> None:
 
 def _benchmark(arguments: argparse.Namespace, task: Any) -> None:
     """Train, judge on the test set, and print the table."""
-    from subquad.attention import ATTENTION
-    from subquad.training import benchmark_text, compare_tested
+    from subquad.training import benchmark_text, compare_tested, fitting_mechanisms
 
     given = given_fields(arguments, task)
     recipe = task.recipe_of(given, arguments.config)
     named = arguments.config or task.default_recipe(given) or Path(recipe.data).name
     folder = run_folder(arguments, task.name, Path(named).name.removesuffix(".yaml"))
-    table = compare_tested(recipe, arguments.mechanisms or list(ATTENTION), arguments.seeds, folder, log=print)
+    mechanisms = arguments.mechanisms or fitting_mechanisms(recipe, print)
+    table = compare_tested(recipe, mechanisms, arguments.seeds, folder, log=print)
     print(f"\n{benchmark_text(table)}\n\nwhat is published stands beside it in {folder / f'{task.name}.md'}")
     print(f"everything is in {folder}; `subquad report {folder}` makes a page of it")
 

@@ -20,6 +20,7 @@ from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.counted_products import Counted, count_mixing
 from subquad.conversion.replacing import convert, converted_layers
 from subquad.conversion.towers import Tower, find_tower
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.text import columns, one_line
 from subquad.timing import interleaved_ms
@@ -112,7 +113,7 @@ def advise(
     Args:
         make: the network for images of (height, width); weights do not matter.
         sizes: (height, width) of images.
-        attention: mechanisms; those that are not quadratic if left out.
+        attention: mechanisms; if left out those that are not quadratic and refuse nothing that the network has.
         blocks: see `convert`.
         repeats: passes of each.
         dtype: of weights and images.
@@ -131,7 +132,12 @@ def advise(
         tower = find_tower(model, img_size=px)
         networks: dict[str, nn.Module] = {"": model}
         for name in ["nothing", *names]:
-            networks[name] = convert(model, "linear" if name == "nothing" else name, blocks=blocks, img_size=px)
+            try:
+                networks[name] = convert(model, "linear" if name == "nothing" else name, blocks=blocks, img_size=px)
+            except SubquadError as refusal:
+                if attention is not None or not traits_of(ATTENTION.get(name)).refuses:
+                    raise
+                log(f"{name} is left out: {refusal}")
         layers = converted_layers(networks["nothing"])
         for layer in layers.values():
             layer.inner = HandOn()

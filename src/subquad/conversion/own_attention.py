@@ -47,6 +47,7 @@ class OwnAttention(ConvertedAttention):
         rotation: Rotation | None = None,
     ) -> Tensor:
         grid.check(x)
+        x = self.through("pre_norm", x)
         fused = self.through("qkv", x).chunk(len(self.projected), dim=-1)
         parts = {name: self.split(part) for name, part in zip(self.projected, fused, strict=True)}
         q, v = self.through("q_norm", parts["q"]), parts["v"]
@@ -80,7 +81,8 @@ class OwnGatedAttention(OwnAttention):
         y = self.mix(parts["q"], parts.get("k", parts["q"]), parts["v"], x, grid=grid, rotation=rotation)
         if self.has("lepe"):
             y = y + self.through("lepe", grid.to_map(parts["v"])).flatten(2).transpose(1, 2)
-        gated = self.gate_norm(y) * F.silu(tokens["g"]) if self.has("gate_norm") else y * tokens["g"]
+        gate = F.silu(tokens["g"]) if self.has("gate_norm") else tokens["g"]
+        gated = self.through("gate_norm", y) * gate
         return self.through("proj", gated)
 
 

@@ -13,7 +13,7 @@ from subquad.conversion.families import converted_class
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.backbone import Backbone, grids_of
+from subquad.models.backbone import Backbone
 from subquad.models.variants import HOSTS
 
 PREFIX_TOKENS = (
@@ -151,7 +151,7 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
 def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
     """One of our networks: a grid for each stage."""
     embedding = f"{root}.{backbone.first_conv}".lstrip(".")
-    sizes = grids_of(img_size or backbone.img_size, backbone.patch_size, len(backbone.stages))
+    sizes = backbone.grids(img_size or backbone.img_size)
     grids = [TokenGrid(*one.shape, stage.grid.prefix) for one, stage in zip(sizes, backbone.stages, strict=True)]
     layers: list[Layer] = []
     for number, grid in enumerate(grids):

@@ -226,12 +226,16 @@ class Backbone(nn.Module):
             raise SubquadError("global_pool 'token' reads the class token, and this network has none: use 'avg'")
         return global_pool
 
+    def grids(self, img_size: tuple[int, int]) -> list[TokenGrid]:
+        """The grid of every stage, without prefix tokens, for images of (height, width)."""
+        return grids_of(img_size, self.patch_size, len(self.stages))
+
     def set_input_size(self, img_size: int | Sequence[int] | None = None) -> None:
         """Make position parameters for images of another size, (height, width), resampling those that are there."""
         if img_size is None:
             return
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
-        for stage, grid in zip(self.stages, grids_of(self.img_size, self.patch_size, len(self.stages)), strict=True):
+        for stage, grid in zip(self.stages, self.grids(self.img_size), strict=True):
             stage.regrid(grid)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

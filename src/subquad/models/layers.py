@@ -46,6 +46,7 @@ class SelfAttention(nn.Module):
         gate_bias: whether gates have one; as `qkv_bias` says if left out.
         qk_norm: whether queries and keys have a LayerNorm, shared by the heads.
         eps: of these norms.
+        pre_norm: whether the layer starts with a LayerNorm of its own, beside that of the block.
     """
 
     def __init__(
@@ -61,9 +62,11 @@ class SelfAttention(nn.Module):
         gate_bias: bool | None = None,
         qk_norm: bool = False,
         eps: float = 1e-6,
+        pre_norm: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.pre_norm = nn.LayerNorm(dim) if pre_norm else None
         self.inner = attention(dim, num_heads, grid=grid, kv_grid=kv_grid or grid)
         self.projected = self.projections()
         self.all_heads, width = all_heads_of(self.inner, dim, num_heads)
@@ -93,6 +96,7 @@ class SelfAttention(nn.Module):
         keys by where they stand, in front of the mechanism, or in it, if that is among its inputs.
         """
         grid.check(x)
+        x = x if self.pre_norm is None else self.pre_norm(x)
         supply = {"x": x, "padding": padding, "mask": mask, "rotation": rotation}
         return self.mix(supply | self.heads(x), grid, grid)
 

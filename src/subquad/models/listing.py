@@ -27,7 +27,7 @@ def mechanism_rows() -> list[Row]:
         try:
             cls: Any = ATTENTION[name]
             traits = traits_of(cls)
-            row |= {"called": traits.label or name, "cost": "n²" if traits.quadratic else "n"}
+            row |= {"called": traits.label or name, "cost": traits.cost or ("n²" if traits.quadratic else "n")}
             row |= {"inputs": " ".join(cls.inputs)}
             row["settings"] = ", ".join(f"{key}={value}" for key, value in settings_of(name).items())
         except SubquadError as error:

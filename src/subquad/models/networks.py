@@ -6,7 +6,8 @@ Names are `<mechanism>_<host>_<size>`, and those of the papers. Every row is a t
 from dataclasses import dataclass, field
 from typing import Any
 
-from subquad.models.variants import HOSTS, VARIANTS
+from subquad.attention import ATTENTION, traits_of
+from subquad.models.variants import HOSTS, VARIANTS, Variant
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ SOURCES = {
     "focused": "github.com/LeapLabTHU/FLatten-Transformer",
     "mlla": "github.com/LeapLabTHU/MLLA",
     "mala": "huggingface.co/aldjalkdf/MAViT",
+    "circulant": "github.com/LeapLabTHU/Circulant-Attention",
 }
 """Where the authors' weights are."""
 
@@ -91,6 +93,15 @@ def mlla(variant: str, params: float, gmacs: float, top1: float) -> Network:
     return Network(variant, "mlla", {}, params, gmacs, top1, "mlla")
 
 
+WITHOUT_PREFIX: dict[str, Any] = {"class_token": False, "reg_tokens": 0, "global_pool": "avg"}
+
+
+def circulant(variant: str, params: float, gmacs: float, top1: float, **more: Any) -> Network:
+    """CA-DeiT, arXiv 2512.21542, table of the released networks: no class token, positions by convolutions."""
+    settings = {"pos_embed": "none", "cpe": True, "qkv_bias": False, "gate_bias": True, **WITHOUT_PREFIX}
+    return Network(variant, "circulant", settings | more, params, gmacs, top1, "circulant")
+
+
 SSSX = ("soft", "soft", "soft", "softmax")
 AAAB = ("agent", "agent", "agent", "softmax")
 AABB = ("agent", "agent", "softmax", "softmax")
@@ -100,6 +111,7 @@ IISS = ("inline", "inline", "softmax", "softmax")
 IIMS2 = ("inline", "inline", (("inline", 2), ("softmax", 16)), "softmax")
 LLSS = ("pola", "pola", "softmax", "softmax")
 FFSS = ("focused", "focused", "softmax", "softmax")
+CCSS = ("circulant", "circulant", "softmax", "softmax")
 HEADS = (2, 4, 10, 16)
 
 
@@ -197,6 +209,9 @@ PUBLISHED: dict[str, Network] = {
     "mala_small": mala("mavit_small", 27.142568, 4.6, 84.7),
     "mala_base": mala("mavit_base", 49.792648, 9.9, 85.7),
     "mala_large": mala("mavit_large", 97.766088, 16.1, 86.0),
+    "circulant_deit_tiny": circulant("deit_tiny", 6.140200, 1.2, 75.0),
+    "circulant_deit_small": circulant("deit_small", 23.780968, 4.8, 81.0),
+    "circulant_deit_base": circulant("deit_base", 93.567208, 18.9, 82.3, drop_path_rate=0.4),
 }
 
 
@@ -244,16 +259,35 @@ PATTERNS: dict[str, dict[str, Any]] = {
         **vits("mlla"),
         "mavit": fine("mlla"),
     },
+    "circulant": {
+        **dict.fromkeys(("pvt", "pvt_v2"), "circulant"),
+        "swin": CCSS,
+        "cswin": CCSS,
+        **vits("circulant"),
+        "mavit": fine("circulant"),
+    },
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 
+
+def plain_settings(mechanism: str, variant: Variant) -> dict[str, Any] | None:
+    """What a mechanism needs of a network of these sizes to stand in it; None where it can't.
+
+    One that refuses prefix tokens has a plain network without them. Networks that are known for theirs are left out.
+    """
+    if variant.host != "vit" or "prefix" not in traits_of(ATTENTION[mechanism]).refuses:
+        return {}
+    return None if variant.arguments.get("reg_tokens") else WITHOUT_PREFIX
+
+
 BASELINES: dict[str, Network] = {
-    name: Network(variant, patterns[family], settings)
+    name: Network(variant, patterns[family], needed | settings)
     for mechanism, patterns in PATTERNS.items()
     for variant in VARIANTS
     for ending, settings in (("", {}), ("_384", {"img_size": 384}))
     if (family := VARIANTS[variant].family) in patterns and (not ending or variant in ("swin_base", "cswin_base"))
     if (name := f"{mechanism}_{variant}{ending}") not in PUBLISHED
+    if (needed := plain_settings(mechanism, VARIANTS[variant])) is not None
 }
 
 RECONSTRUCTED: dict[str, Network] = {

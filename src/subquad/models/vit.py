@@ -8,6 +8,7 @@ resampled to their grid, rotary positions are computed for it.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.errors import unknown_name
@@ -61,6 +62,7 @@ class ViT(Plain):
     Args:
         attention: the mechanism of each block.
         img_size: (height, width) in pixels that position parameters are made for; other sizes work.
+        image_margin: pixels of zeros around each image; what lies there has tokens, too, and maps show them.
         embed_dim: channels c.
         num_heads: heads of every block.
         mlp_ratio: hidden channels of the MLPs over `embed_dim`.
@@ -69,6 +71,7 @@ class ViT(Plain):
         key_bias: whether keys have one, too.
         gate_bias: whether a mechanism's gates have one; as `qkv_bias` says if left out.
         qk_norm: whether queries and keys have a norm.
+        attn_norm: whether attention layers start with a norm of their own, behind that of the block.
         init_values: what LayerScale starts from; None for networks without.
         norm_eps: of all norms.
         pos_embed: which tokens a learned position is added to: "all", "patches" or "none".
@@ -90,6 +93,7 @@ class ViT(Plain):
         *,
         img_size: tuple[Positive, Positive] = (224, 224),
         patch_size: Positive = 16,
+        image_margin: Count = 0,
         in_chans: Positive = 3,
         num_classes: Count = 1000,
         embed_dim: Positive = 768,
@@ -100,6 +104,7 @@ class ViT(Plain):
         key_bias: bool = True,
         gate_bias: bool | None = None,
         qk_norm: bool = False,
+        attn_norm: bool = False,
         init_values: AboveZero | None = None,
         norm_eps: AboveZero = 1e-6,
         pos_embed: str = "all",
@@ -114,13 +119,15 @@ class ViT(Plain):
     ) -> None:
         if pos_embed not in POSITIONS:
             raise unknown_name("pos_embed", pos_embed, POSITIONS)
-        grid = TokenGrid(*grids_of(img_size, patch_size, 1)[0].shape, int(class_token) + reg_tokens)
+        height, width = grids_of(_with_margin(img_size, image_margin), patch_size, 1)[0].shape
+        grid = TokenGrid(height, width, int(class_token) + reg_tokens)
         rates = drop_path_rates(drop_path_rate, [len(attention)])[0]
-        biases: dict[str, Any] = {"qkv_bias": qkv_bias, "key_bias": key_bias, "gate_bias": gate_bias}
+        projections: dict[str, Any] = {"qkv_bias": qkv_bias, "key_bias": key_bias, "gate_bias": gate_bias}
+        projections |= {"qk_norm": qk_norm, "pre_norm": attn_norm}
         blocks = [
             Block(
                 embed_dim,
-                SelfAttention(embed_dim, num_heads, mechanism, grid=grid, qk_norm=qk_norm, eps=norm_eps, **biases),
+                SelfAttention(embed_dim, num_heads, mechanism, grid=grid, eps=norm_eps, **projections),
                 mlp_ratio=mlp_ratio,
                 mlp=mlp,
                 drop=drop_rate,
@@ -132,7 +139,7 @@ class ViT(Plain):
             for mechanism, rate in zip(attention, rates, strict=True)
         ]
         stage = Stage(
-            PatchEmbed(in_chans, embed_dim, patch_size),
+            PatchEmbed(in_chans, embed_dim, patch_size, margin=image_margin),
             blocks,
             embed_dim,
             grid=grid,
@@ -155,19 +162,31 @@ class ViT(Plain):
             drop_rate=drop_rate,
         )
 
+    def grids(self, img_size: tuple[int, int]) -> list[TokenGrid]:
+        """The grid of the tokens, without prefix tokens, for images of (height, width); their margin has some, too."""
+        return super().grids(_with_margin(img_size, self.stages[0].embed.margin))
+
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid after each block."""
         self.check_images(x)
         yield from self.stages[0].steps(x)
 
 
-class PatchEmbed(nn.Module):
-    """A linear map of each patch: (b, c_in, height, width) to (b, c, y, x), the image filled up to whole patches."""
+def _with_margin(img_size: tuple[int, int], margin: int) -> tuple[int, int]:
+    return img_size[0] + 2 * margin, img_size[1] + 2 * margin
 
-    def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
+
+class PatchEmbed(nn.Module):
+    """A linear map of each patch: (b, c_in, height, width) to (b, c, y, x), the image filled up to whole patches.
+
+    A `margin` of zeros, in pixels, comes around the image first.
+    """
+
+    def __init__(self, in_chans: int, dim: int, patch_size: int, *, margin: int = 0) -> None:
         super().__init__()
-        self.patch_size = patch_size
+        self.patch_size, self.margin = patch_size, margin
         self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (self.margin,) * 4) if self.margin else x
         return self.proj(fill_up(x, self.patch_size))

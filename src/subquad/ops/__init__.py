@@ -8,6 +8,7 @@ d channels of a head, a agents, m landmarks. Masks are True where something is a
 from subquad.kernels import Shapes
 from subquad.ops import (
     agent_formula,
+    circulant_formula,
     focused_formula,
     inline_formula,
     linear_formula,
@@ -19,6 +20,7 @@ from subquad.ops import (
     softmax_formula,
 )
 from subquad.ops.agent_formula import agent_attention, agent_weights
+from subquad.ops.circulant_formula import circulant_attention, circulant_weights
 from subquad.ops.focused_formula import focused_attention, focused_weights
 from subquad.ops.inline_formula import inline_attention, inline_weights
 from subquad.ops.linear_formula import FEATURE_MAPS, linear_attention, linear_weights
@@ -39,6 +41,8 @@ OPERATIONS: dict[str, Shapes] = {
     "add_local": map_formulas.SHAPES,
     "agent_attention": agent_formula.SHAPES,
     "agent_weights": agent_formula.WEIGHTS_SHAPES,
+    "circulant_attention": circulant_formula.SHAPES,
+    "circulant_weights": circulant_formula.WEIGHTS_SHAPES,
     "convolve_windows": map_formulas.WINDOWS_SHAPES,
     "focused_attention": focused_formula.SHAPES,
     "focused_weights": focused_formula.WEIGHTS_SHAPES,
@@ -70,6 +74,8 @@ __all__ = [
     "add_local",
     "agent_attention",
     "agent_weights",
+    "circulant_attention",
+    "circulant_weights",
     "convolve_windows",
     "focused_attention",
     "focused_weights",

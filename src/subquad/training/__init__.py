@@ -1,6 +1,6 @@
 """Training: the loop, going on with a run, and the comparison of mechanisms. What is trained is a task of `tasks`."""
 
-from subquad.training.compare import compare, comparison_table, released_mechanisms, slug
+from subquad.training.compare import compare, comparison_table, fitting_mechanisms, released_mechanisms, slug
 from subquad.training.running import train
 from subquad.training.tested_comparison import BenchmarkRow, BenchmarkTable, benchmark_text, compare_tested
 
@@ -11,6 +11,7 @@ __all__ = [
     "compare",
     "compare_tested",
     "comparison_table",
+    "fitting_mechanisms",
     "released_mechanisms",
     "slug",
     "train",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from subquad.attention import ATTENTION, traits_of
 from subquad.errors import SubquadError
 from subquad.holding import holding, is_first_process
 from subquad.models import NETWORKS
@@ -69,6 +70,20 @@ def check_comparison(recipe: CommonRecipe, mechanisms: Sequence[str], seeds: Seq
         raise SubquadError("compare needs at least one mechanism and one seed")
     for mechanism in mechanisms:
         task_named(recipe.task).check_network(recipe.replace(attention=mechanism))
+
+
+def fitting_mechanisms(recipe: CommonRecipe, log: Log = silent) -> list[str]:
+    """All mechanisms but those that refuse what a recipe's network or data have; `log` hears of each and why."""
+    names = []
+    for name in ATTENTION:
+        if traits_of(ATTENTION[name]).refuses:
+            try:
+                task_named(recipe.task).check_network(recipe.replace(attention=name))
+            except SubquadError as refusal:
+                log(f"{name} is left out: {refusal}")
+                continue
+        names.append(name)
+    return names
 
 
 def released_mechanisms(model: str) -> list[str]:

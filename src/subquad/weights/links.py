@@ -23,6 +23,7 @@ PAGES: dict[str, Page] = {
     "inline": Page("https://github.com/LeapLabTHU/InLine", "not known here"),
     "focused": Page("https://github.com/LeapLabTHU/FLatten-Transformer", "no licence file"),
     "soft": Page("https://github.com/fudan-zvg/SOFT", "not known here"),
+    "circulant": Page("https://github.com/LeapLabTHU/Circulant-Attention", "MIT"),
     "pola": Page("https://huggingface.co/ZachMeng/PolaFormer", "not known here"),
     "mlla": Page("https://github.com/LeapLabTHU/MLLA", "MIT"),
     "mala": Page("https://huggingface.co/aldjalkdf/MAViT", "no licence file"),
@@ -82,6 +83,11 @@ def focused(share: str, label: str, top1: float, **more: object) -> Link:
 def mlla(share: str, label: str, top1: float, **more: object) -> Link:
     """Of MLLA, README.md."""
     return _tsinghua("mlla", share, label, top1, **more)
+
+
+def circulant(share: str, label: str, top1: float) -> Link:
+    """Of circulant attention, README.md."""
+    return _tsinghua("circulant", share, label, top1)
 
 
 def soft(identity: str, label: str, top1: float, **more: object) -> Link:
@@ -163,6 +169,9 @@ LINKS: dict[str, Link] = {
     "mala_small": mala("MALA_S", 84.7),
     "mala_base": mala("MALA_B", 85.7),
     "mala_large": mala("MALA_L", 86.0),
+    "circulant_deit_tiny": circulant("51b342f641b440a9ad53", "CA-DeiT-T", 75.0),
+    "circulant_deit_small": circulant("02d8767a0981445b9606", "CA-DeiT-S", 81.0),
+    "circulant_deit_base": circulant("0dee573498554f11a6c7", "CA-DeiT-B", 82.3),
 }
 """By network, or by network and tag where several files are of one."""
 

@@ -25,6 +25,7 @@ def _stage(template: str, shift: int = -1) -> Callable[[re.Match[str]], str]:
 
 MECHANISMS: list[Rule] = [
     (r"attn\.(qkvg?|qk|qg?|kv)\.(weight|bias)$", r"attn.qkv.\2@\1"),
+    (r"attn\.gate\.0\.(weight|bias)$", r"attn.qkv.\1@g"),
     (r"attn\.residual\.0\.", "attn.inner.local.fc1."),
     (r"attn\.residual\.2\.", "attn.inner.local.fc2."),
     (r"attn\.dwc\.", "attn.inner.local."),
@@ -65,6 +66,7 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"^pos_embed$", "stages.0.pos_embed.table"),
         (r"^patch_embed\.", "stages.0.embed."),
         (r"^blocks\.", "stages.0.blocks."),
+        (r"\.cpe\.", ".cpe.conv."),
         (r"\.gamma_([12])$", r".ls\1.gamma"),
         (r"attn\.([qkv])_bias$", r"attn.qkv.bias@\1"),
         (r"attn\.([qkv])_proj\.(weight|bias)$", r"attn.qkv.\2@\1"),

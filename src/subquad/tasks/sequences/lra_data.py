@@ -251,6 +251,7 @@ class SequenceTask:
         symbols: there are, padding among them.
         num_classes: there are.
         pairs: whether two texts are compared.
+        padded: whether its sequences differ in length.
         what: it is, in a few words.
         settings: what its data can be told, where they are generated.
     """
@@ -260,6 +261,7 @@ class SequenceTask:
     num_classes: int
     what: str
     pairs: bool = False
+    padded: bool = True
     settings: frozenset[str] = frozenset()
 
 
@@ -271,12 +273,13 @@ SEQUENCES = {
         "the value of nested operations on digits",
         settings=frozenset({"count", "seed", "shortest", "longest"}),
     ),
-    "image": SequenceTask(_image, 257, 10, "CIFAR-10 in grey, pixel by pixel"),
+    "image": SequenceTask(_image, 257, 10, "CIFAR-10 in grey, pixel by pixel", padded=False),
     "pathfinder": SequenceTask(
         _pathfinder,
         257,
         2,
         "whether two discs are joined by a dashed path",
+        padded=False,
         settings=frozenset({"count", "seed", *pathfinder.Setting.__dataclass_fields__}),
     ),
     "text": SequenceTask(_text, 257, 2, "the opinion of film reviews, byte by byte"),

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from subquad.attention import ATTENTION, traits_of
 from subquad.errors import SubquadError
 from subquad.flags import Flag
-from subquad.models import load_checkpoint
+from subquad.models import load_checkpoint, names_in
 from subquad.tasks.accuracy import evaluate
 from subquad.tasks.network_costs import count_macs_of
 from subquad.tasks.recipe_files import load_recipe
@@ -88,8 +89,15 @@ class LongRange(Task):
 
     @classmethod
     def network(cls, recipe: LraRecipe) -> SequenceClassifier:
-        """The network of a recipe, with its initial weights."""
+        """The network of a recipe, with its initial weights.
+
+        Raises:
+            SubquadError: for a setting that does not fit, and a mechanism that refuses padding, where data have some.
+        """
         what = SEQUENCES[recipe.data]
+        for name in names_in(recipe.attention or "softmax") if what.padded else ():
+            if reason := traits_of(ATTENTION.get(name)).refuses.get("padding"):
+                raise SubquadError(f"the sequences of {recipe.data} have padding, which {name} refuses: {reason}")
         arguments: dict[str, Any] = {
             "attention": recipe.attention or "softmax",
             "vocab_size": recipe.vocab_size or what.symbols,
