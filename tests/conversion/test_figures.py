@@ -9,6 +9,7 @@ from foreign import sharp, teacher
 from torch import nn
 
 import subquad
+from subquad import ATTENTION
 from subquad.conversion import compare_networks, converted_layers
 from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, divergence
@@ -60,6 +61,35 @@ def test_negative_numbers_count_blocks_from_the_end():
     assert list(converted_layers(subquad.convert(teacher("timm ViT"), "linear", blocks=[-2]))) == [0]
 
 
+class Asked(nn.Module):
+    """A mechanism that keeps what it is asked."""
+
+    inputs = ("q", "v", "x", "rotation")
+
+    def forward(self, *, grid, kv_grid, **asked):
+        self.asked = asked
+        return asked["v"]
+
+
+def test_a_mechanism_that_turns_its_queries_itself_gets_them_as_they_were_projected():
+    student = subquad.convert(teacher("timm DINOv3"), "linear")
+    layer = converted_layers(student)[0]
+    layer.inner, seen = Asked(), []
+    layer.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    student(PICTURES)
+    assert layer.inner.asked["rotation"] is not None
+    assert torch.equal(layer.inner.asked["q"], layer.split(layer.projections(seen[0])[0]))
+
+
+def test_a_mechanism_that_asks_for_tokens_gets_them_before_the_norm_where_there_are_such():
+    layer = converted_layers(subquad.convert(teacher("timm ViT"), "linear"))[0]
+    layer.inner = Asked()
+    heads, tokens = torch.randn(1, 4, 6, 12), torch.randn(1, 6, 48)
+    for unnormed, expected in ((None, tokens), (2 * tokens, 2 * tokens)):
+        layer.mix(heads, heads, heads, tokens, grid=TokenGrid(2, 3), unnormed=unnormed)
+        assert torch.equal(layer.inner.asked["x"], expected)
+
+
 def test_biases_of_a_window_that_is_not_square():
     window = TokenGrid(2, 3)
     table = torch.arange(15.0)[:, None]
@@ -100,6 +130,24 @@ def test_maps_of_patches_that_overlap_are_reckoned_as_the_convolution_does():
         for size in ((64, 64), (61, 87)):
             image = torch.zeros(1, 3, *size)
             assert GridRecorder.map_from(patches, size) == tuple(patches(image).shape[-2:])
+
+
+@pytest.mark.parametrize("attention", sorted(name for name, cls in ATTENTION.items() if cls.traits.start_quietly))
+def test_mechanisms_start_as_their_files_say(attention):
+    """Told so once more nothing changes in them."""
+    layer = converted_layers(subquad.convert(teacher("timm ViT"), attention))[0]
+    before = {name: tensor.clone() for name, tensor in layer.inner.state_dict().items()}
+    with torch.no_grad():
+        ATTENTION[attention].traits.start_quietly(layer.inner)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in layer.inner.state_dict().items())
+
+
+def test_rows_and_columns_of_an_image_are_not_mixed_up():
+    student = subquad.convert(teacher("timm ViT"), "linear")
+    student(torch.zeros(1, 3, 32, 96))
+    recorder = converted_layers(student)[0].recorder
+    assert recorder.grid_of(torch.zeros(1, 13, 48)) == TokenGrid(2, 6, 1)
+    assert recorder.map_of(torch.zeros(1, 12, 48)) == TokenGrid(2, 6)
 
 
 def test_stages_of_sam_2_are_pooled_as_often_as_it_says():
