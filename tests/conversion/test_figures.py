@@ -15,6 +15,7 @@ from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, divergence
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.conversion.hybrids import HybridRow, blocks_for, sensitivity
+from subquad.conversion.labelled_features import LabelledJudge
 from subquad.conversion.sam_attention import Sam2Attention, distances
 from subquad.conversion.windowed_blocks import as_cosines, continuous_bias, window_bias
 from subquad.grid import TokenGrid
@@ -59,6 +60,31 @@ def test_the_fewest_blocks_that_are_fast_enough_are_chosen():
 
 def test_negative_numbers_count_blocks_from_the_end():
     assert list(converted_layers(subquad.convert(teacher("timm ViT"), "linear", blocks=[-2]))) == [0]
+
+
+def test_agreement_is_with_the_teacher():
+    """Of two images, of which the student tells one as the teacher does, and the other right."""
+    images = [(torch.full((3, 2, 2), float(place)), place % 2) for place in range(4)]
+    sets = dict.fromkeys(("train", "validation"), LabelledImages(images))
+
+    class Tells(nn.Module):
+        def __init__(self, *classes):
+            super().__init__()
+            self.num_classes, self.weight, self.classes = 2, nn.Parameter(torch.zeros(1)), classes
+
+        def forward(self, x):
+            return nn.functional.one_hot(torch.tensor([self.classes[int(one[0, 0, 0])] for one in x]), 2).float()
+
+    judge = LabelledJudge(sets, Tells(0, 0, 0, 0), ("even", "odd"))
+    told = judge.note("swapped", Tells(0, 1, 0, 1))
+    assert (judge.comparison.teacher.agreement, judge.comparison.teacher.head) == (1, 0.5)
+    assert (told.agreement, told.head) == (0.5, 1)
+
+
+class LabelledImages(list):
+    """A data set."""
+
+    name, classes = "four", ("even", "odd")
 
 
 class Asked(nn.Module):
