@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import subquad
 from subquad.cli import main
 from subquad.conversion import Plan, conversion_run, convert_run, load_converted
+from subquad.conversion.conversion_record import read_record
 
 RUN = Path(__file__).parents[1] / "fixtures" / "runs" / "classify"
 
@@ -79,7 +80,13 @@ def test_a_run_is_converted_judged_and_kept(trained, tmp_path, capsys):
 def test_what_is_broken_off_goes_on_to_the_same_network(trained, tmp_path, monkeypatch):
     plan = Plan(source=str(trained), images="digits", attention="agent:num_agents=4", batch_size=16, keep=1)
     plan = Plan(**{**vars(plan), "align_updates": 4, "distil_updates": 4})
-    whole = convert_run(plan, tmp_path / "whole", max_judged=20).student.state_dict()
+    made = convert_run(plan, tmp_path / "whole", max_judged=20, labelled="digits")
+    whole = made.student.state_dict()
+    # features are judged behind each step, and the head where the labels are its classes
+    told = made.record.labelled
+    assert list(told.steps) == list(made.steps) == ["swapped", "aligned", "some blocks kept", "distilled"]
+    assert all(step.head is not None and step.agreement is not None for step in told.steps.values())
+    assert read_record(tmp_path / "whole") == made.record
     distil = conversion_run.distil
 
     def interrupted(student, drawn, **settings):

@@ -97,6 +97,8 @@ def test_data_that_have_moved_are_no_reason_to_give_up():
     batches = list(judged_batches(None, drawn, 9))
     assert [labels for _, labels in batches] == [None, None]
     assert not torch.equal(batches[0][0], batches[1][0])
+    # of other parts than those of the updates
+    assert not torch.equal(batches[0][0], drawn(0))
 
 
 def test_images_that_are_shown_have_one_size():

@@ -41,6 +41,11 @@ def test_tokens_that_are_shuffled_are_refused_with_what_to_do_instead():
         subquad.convert(mae, "linear")
 
 
+def test_patches_that_are_cut_before_the_network_are_refused():
+    with pytest.raises(SubquadError, match="no patch embedding"):
+        subquad.convert(of_transformers("Siglip2VisionModel", "Siglip2VisionConfig", num_patches=16), "linear")
+
+
 def test_blocks_of_sam_2_that_lead_to_the_next_stage_stay():
     model = teacher("transformers SAM 2")
     assert list(converted_layers(subquad.convert(model, "linear"))) == [2, 4]

@@ -55,7 +55,7 @@ def count_mixing(model: nn.Module, without: nn.Module, stages: Sequence[Sequence
     Args:
         model: as it is.
         without: with layers that mix nothing.
-        stages: paths of the layers that differ, of each stage.
+        stages: paths of the attention layers of each stage; those that are the same in both count as nothing.
         px: (height, width) of the image.
     """
     paths = [path for stage in stages for path in stage]

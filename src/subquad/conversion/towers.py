@@ -1,7 +1,7 @@
 """Where in a foreign network the attention layers stand, and which patch embedding their tokens come from."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -87,22 +87,18 @@ class Tower:
     @property
     def depths(self) -> list[int]:
         """Blocks of each stage."""
-        stages = groupby(self.layers, key=lambda layer: _stage_of(layer.path))
-        return [len(list(stage)) for _, stage in stages]
+        return [len(stage) for stage in self.paths_by_stage]
 
     @property
     def is_plain(self) -> bool:
         """Whether every layer sees all tokens of one map, and all blocks are alike."""
         return all(layer.is_target and layer.grid == self.grid for layer in self.layers) and self.host == "vit"
 
-    def paths_by_stage(self, numbers: Collection[int]) -> list[list[str]]:
-        """Where some layers stand, by their numbers: a list for each stage."""
-        stages: list[list[str]] = []
-        first = 0
-        for depth in self.depths:
-            stages.append([self.layers[n].path for n in range(first, first + depth) if n in numbers])
-            first += depth
-        return stages
+    @property
+    def paths_by_stage(self) -> list[list[str]]:
+        """Where the layers of each stage stand."""
+        stages = groupby((layer.path for layer in self.layers), key=_stage_of)
+        return [list(stage) for _, stage in stages]
 
 
 def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, prefix: int | None = None) -> Tower:
