@@ -82,7 +82,7 @@ def assert_stages_as_recorded(model, images, record):
 
 
 # one network of each of the smaller hosts and mechanisms in the fast tests
-SLOW = re.compile("swin|flatten|pola|agent_deit|inline_pvt|plain|soft_norm")
+SLOW = re.compile("swin|flatten|pola|agent_deit|inline_pvt|plain|soft_norm|[mr]ala_t")
 SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) else name for name in NETWORKS]
 
 
@@ -197,7 +197,7 @@ class InBlock(nn.Module):
         self.stages[0].blocks[0].attn = layer
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if re.match("(mala)_attn_", name)])
+@pytest.mark.parametrize("name", [name for name in FILES if re.match("(mala|rala)_attn_", name)])
 def test_gated_attention_computes_what_the_released_layer_does(name):
     record, at = golden(name), "layers.0.blocks.0.attn."
     mechanism, grid = ATTENTION[name.partition("_")[0]], TokenGrid(*map(int, re.findall(r"\d+", name)))

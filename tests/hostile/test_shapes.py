@@ -26,7 +26,7 @@ SETTINGS = {
     "soft_weights": ({"inverse": "cholesky"}, {}),
     "pool_tokens": ({"grid": GRID, "bins": TokenGrid(2, 2)}, {}),
 }
-MASKS = {"padding", "idle", "forbidden"}
+MASKS = {"padding", "query_padding", "idle", "forbidden"}
 
 
 def letters_of(name):

@@ -67,6 +67,7 @@ def meta_state(network):
         ("flatten_swin_t", "focused_swin_tiny"),
         ("flatten_cswin_t", "focused_cswin_tiny"),
         ("mala_t", "mala_tiny"),
+        ("rala_t", "rala_tiny"),
     ],
 )
 def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, network):
@@ -91,7 +92,7 @@ def test_a_file_of_every_link_fits_its_network_entry_by_entry(row):
 
 
 def test_links_are_whole():
-    assert len([row for row in LINKS if not LINKS[row].is_repository]) == 44
+    assert len([row for row in LINKS if not LINKS[row].is_repository]) == 48
     assert set(ROWS) == set(LINKS)
     for row, link in LINKS.items():
         assert link.url.startswith("https://") and link.page in PAGES and link.label
@@ -334,7 +335,7 @@ def test_other_mechanisms_and_notes_get_no_released_weights(shelf, tmp_path):
 
 FILES = sorted(path.stem for path in GOLDEN.glob("*.json"))
 WITH_GOLDEN = [
-    name for name in FILES if re.fullmatch(r"(agent|inline)_\w+_t|soft(_norm)?_tiny|flatten_\w+_(t|b0)", name)
+    name for name in FILES if re.fullmatch(r"(agent|inline)_\w+_t|rala_t|soft(_norm)?_tiny|flatten_\w+_(t|b0)", name)
 ]
 
 

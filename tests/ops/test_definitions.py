@@ -18,6 +18,7 @@ from subquad.ops import (
     mala_weights,
     newton_inverse,
     pola_weights,
+    rala_weights,
     soft_weights,
     softmax_weights,
 )
@@ -188,6 +189,29 @@ def test_rows_of_magnitude_aware_attention_sum_to_one_where_nothing_turns_and_to
         turned = mala_weights(spread * q, spread * k, None, rotation)
         assert turned.sum(-1).mean().item() == pytest.approx(turned_sum, rel=0.1)
         assert (turned < 0).double().mean() > 0.8
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_rank_augmented_weights_are_linear_ones_of_keys_that_the_mean_query_weighs(turns):
+    d = 8
+    q, k, rotation, places = on_grid(TokenGrid(3, 4), d)
+    got = rala_weights(q, k, rotation=rotation if turns else None)[0, 1]
+    queries, keys = elu(q[0, 1]) + 1, elu(k[0, 1]) + 1
+    mean = sum(queries) / len(queries)
+    shares = torch.stack([torch.exp(mean @ kj / math.sqrt(d)) for kj in keys])
+    shares = shares / shares.sum()
+    for i, qi in enumerate(queries):
+        divisor = sum(share * (qi @ kj) for share, kj in zip(shares, keys, strict=True)) + 1e-6
+        for j, kj in enumerate(keys):
+            a, b = (turned_by_hand(x, at, d) for x, at in ((qi, places[i]), (kj, places[j]))) if turns else (qi, kj)
+            torch.testing.assert_close(got[i, j], shares[j] * (a @ b) / divisor)
+
+
+def test_the_mean_query_is_of_those_that_are_there():
+    q, k, _, _ = on_grid(TokenGrid(1, 9), 8)
+    absent = torch.arange(9)[None] >= 6
+    got = rala_weights(q, k, absent, absent)[:, :, :6, :6]
+    torch.testing.assert_close(got, rala_weights(q[:, :, :6], k[:, :, :6]))
 
 
 def test_a_longer_query_is_spikier_with_magnitude_aware_attention_and_not_with_linear(tokens):

@@ -8,6 +8,7 @@ from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
 from subquad.attention.mala import MalaAttention
 from subquad.attention.pola import PolaAttention
+from subquad.attention.rala import RalaAttention
 from subquad.attention.registry import Mechanisms
 from subquad.attention.soft import SoftAttention
 from subquad.attention.softmax import SoftmaxAttention
@@ -23,6 +24,7 @@ ATTENTION = Mechanisms(
         "pola": PolaAttention,
         "soft": SoftAttention,
         "mala": MalaAttention,
+        "rala": RalaAttention,
     }
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -90,6 +92,7 @@ __all__ = [
     "LinearAttention",
     "MalaAttention",
     "PolaAttention",
+    "RalaAttention",
     "SoftAttention",
     "SoftmaxAttention",
     "Traits",

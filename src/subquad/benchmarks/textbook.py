@@ -139,6 +139,17 @@ def mala(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
     return (y if module.local is None else y + _own_conv(module.local, v, grid)) * s["g"]
 
 
+def rala(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """The mean query's softmax over the keys, n times it on the keys, linear attention, then branch and gate."""
+    q, k, v = F.elu(s["q"]) + 1, F.elu(s["k"]) + 1, s["v"]
+    n, scale = k.shape[-2], k.shape[-1] ** -0.5
+    shares = (q.mean(dim=-2, keepdim=True) @ k.transpose(-2, -1) * scale).softmax(dim=-1)
+    k = k * (shares * n).transpose(-2, -1)
+    normalizer = 1 / (q @ k.mean(dim=-2, keepdim=True).transpose(-2, -1) + 1e-6)
+    y = q @ ((k.transpose(-2, -1) * n**-0.5) @ (v * n**-0.5)) * normalizer
+    return (y if module.local is None else y + _own_conv(module.local, v, grid)) * s["g"]
+
+
 def _own_conv(local: Any, v: Tensor, grid: TokenGrid) -> Tensor:
     """The depthwise convolution with a kernel for each channel."""
     image = rearrange(v, "b h (y x) d -> b (h d) y x", y=grid.height)
@@ -162,5 +173,6 @@ TEXTBOOK: dict[str, Callable[[Any, Supply, TokenGrid], Tensor]] = {
     "pola": pola,
     "soft": soft,
     "mala": mala,
+    "rala": rala,
 }
 """By mechanism: its module, its inputs and their grid (no prefix, no padding) to (b, h, n, d)."""

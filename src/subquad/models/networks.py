@@ -41,6 +41,7 @@ SOURCES = {
     "soft": "github.com/fudan-zvg/SOFT",
     "focused": "github.com/LeapLabTHU/FLatten-Transformer",
     "mala": "huggingface.co/aldjalkdf/MAViT",
+    "rala": "huggingface.co/aldjalkdf/RAVLT",
 }
 """Where the authors' weights are."""
 
@@ -100,6 +101,11 @@ HEADS = (2, 4, 10, 16)
 def mala(variant: str, params: float, gmacs: float, top1: float) -> Network:
     """MAViT with MALA, arXiv 2507.00698; accuracies are those of the paper's tables as others quote them."""
     return Network(variant, fine("mala"), {}, params, gmacs, top1, "mala")
+
+
+def rala(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """RAVLT with RALA, arXiv 2411.07635, table of the released networks; T, B and L as others quote the paper."""
+    return Network(variant, fine("rala"), {}, params, gmacs, top1, "rala")
 
 
 def fine(mechanism: str) -> tuple[str, ...]:
@@ -188,6 +194,10 @@ PUBLISHED: dict[str, Network] = {
     "mala_small": mala("mavit_small", 27.142568, 4.6, 84.7),
     "mala_base": mala("mavit_base", 49.792648, 9.9, 85.7),
     "mala_large": mala("mavit_large", 97.766088, 16.1, 86.0),
+    "rala_tiny": rala("ravlt_tiny", 14.897768, 2.4, 82.8),
+    "rala_small": rala("ravlt_small", 25.591208, 4.6, 84.4),
+    "rala_base": rala("ravlt_base", 48.241288, 9.9, 85.5),
+    "rala_large": rala("ravlt_large", 95.242440, 16.0, 86.1),
 }
 
 
@@ -230,6 +240,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
         "mavit": fine("soft"),
     },
     "mala": everywhere("mala"),
+    "rala": everywhere("rala"),
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 

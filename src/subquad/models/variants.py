@@ -215,4 +215,8 @@ VARIANTS: dict[str, Variant] = {
     "mavit_small": mavit("small", family="mavit"),
     "mavit_base": mavit("base", family="mavit"),
     "mavit_large": mavit("large", family="mavit", head_width=2560),
+    "ravlt_tiny": mavit("tiny", head_width=1024),
+    "ravlt_small": mavit("small", head_width=1024),
+    "ravlt_base": mavit("base", head_width=1024),
+    "ravlt_large": mavit("large", head_width=1024),
 }

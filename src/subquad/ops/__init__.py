@@ -14,6 +14,7 @@ from subquad.ops import (
     mala_formula,
     map_formulas,
     pola_formula,
+    rala_formula,
     soft_formula,
     softmax_formula,
 )
@@ -24,6 +25,7 @@ from subquad.ops.linear_formula import FEATURE_MAPS, linear_attention, linear_we
 from subquad.ops.mala_formula import mala_attention, mala_weights
 from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
 from subquad.ops.pola_formula import pola_attention, pola_weights
+from subquad.ops.rala_formula import rala_attention, rala_weights
 from subquad.ops.soft_formula import (
     INVERSES,
     gaussian_kernel,
@@ -53,6 +55,8 @@ OPERATIONS: dict[str, Shapes] = {
     "pola_attention": pola_formula.SHAPES,
     "pola_weights": pola_formula.WEIGHTS_SHAPES,
     "pool_tokens": map_formulas.POOL_SHAPES,
+    "rala_attention": rala_formula.SHAPES,
+    "rala_weights": rala_formula.WEIGHTS_SHAPES,
     "softmax_attention": softmax_formula.SHAPES,
     "softmax_weights": softmax_formula.WEIGHTS_SHAPES,
 }
@@ -80,6 +84,8 @@ __all__ = [
     "pola_attention",
     "pola_weights",
     "pool_tokens",
+    "rala_attention",
+    "rala_weights",
     "soft_attention",
     "soft_weights",
     "softmax_attention",

@@ -25,6 +25,7 @@ PAGES: dict[str, Page] = {
     "soft": Page("https://github.com/fudan-zvg/SOFT", "not known here"),
     "pola": Page("https://huggingface.co/ZachMeng/PolaFormer", "not known here"),
     "mala": Page("https://huggingface.co/aldjalkdf/MAViT", "no licence file"),
+    "rala": Page("https://huggingface.co/aldjalkdf/RAVLT", "MIT by its model card, no licence file"),
 }
 """By mechanism: where the links stand."""
 
@@ -94,6 +95,11 @@ def mala(label: str, top1: float) -> Link:
     return Link(PAGES["mala"].url, "mala", label, top1)
 
 
+def rala(label: str, top1: float) -> Link:
+    """Of RALA, README.md."""
+    return Link(f"{PAGES['rala'].url}/resolve/main/{label}.pth", "rala", label, top1)
+
+
 WITHOUT_RIDGE = 'trained in 2021 without ridge: create_model("soft_tiny", inverse="plain", pretrained=True)'
 ITS_MODEL = "the published figure is that of the file's `model`, which is taken, not of its moving average"
 
@@ -154,6 +160,10 @@ LINKS: dict[str, Link] = {
     "mala_small": mala("MALA_S", 84.7),
     "mala_base": mala("MALA_B", 85.7),
     "mala_large": mala("MALA_L", 86.0),
+    "rala_tiny": rala("RAVLT_T", 82.8),
+    "rala_small": rala("RAVLT_S", 84.4),
+    "rala_base": rala("RAVLT_B", 85.5),
+    "rala_large": rala("RAVLT_L", 86.1),
 }
 """By network, or by network and tag where several files are of one."""
 
