@@ -197,18 +197,20 @@ class InBlock(nn.Module):
         self.stages[0].blocks[0].attn = layer
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if re.match("(mala|rala)_attn_", name)])
+@pytest.mark.parametrize("name", [name for name in FILES if re.match("(mala|rala|nala)_attn_", name)])
 def test_gated_attention_computes_what_the_released_layer_does(name):
     record, at = golden(name), "layers.0.blocks.0.attn."
     mechanism, grid = ATTENTION[name.partition("_")[0]], TokenGrid(*map(int, re.findall(r"\d+", name)))
     heads = int(re.search(r"\(64, (\d+)\)", record["call"])[1])
-    layer = GatedAttention(64, heads, mechanism, grid=grid).double()
+    gate = "norm_silu" if any(key.startswith("ln.") for key in record["state_dict"]) else "plain"
+    mechanism = partial(mechanism, local=False) if gate == "norm_silu" else mechanism
+    layer = GatedAttention(64, heads, mechanism, grid=grid, gate=gate).double()
     network = InBlock(layer)
     state = {at + key: tensor for key, tensor in make_state_dict(record["state_dict"]).items()}
     assert sum(parameter.numel() for parameter in network.parameters()) == record["num_params"]
     network.load_state_dict(to_our_layout(state, "mavit", {k: t.shape for k, t in network.state_dict().items()}))
     image = make_input(record["input_shape"]).requires_grad_()
-    wide = traits_of(mechanism).feature_width
+    wide = traits_of(layer.inner).feature_width
     rotation = rope_of("mala", 64 // heads, heads)(grid, image.device, image.dtype, feature_width=wide)
     y = layer(image.flatten(2).mT, grid=grid, rotation=rotation)
     assert_as_recorded(grid.to_image(y), record["outputs"]["out"])

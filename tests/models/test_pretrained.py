@@ -68,6 +68,7 @@ def meta_state(network):
         ("flatten_cswin_t", "focused_cswin_tiny"),
         ("mala_t", "mala_tiny"),
         ("rala_t", "rala_tiny"),
+        ("nala_xt", "nala_xtiny"),
     ],
 )
 def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, network):

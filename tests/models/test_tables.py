@@ -215,7 +215,7 @@ def test_networks_of_flatten_are_recognised(name):
     assert recognise(sketch, name) == name.replace("flatten", "focused").replace("_t", "_tiny")
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("[mr]ala_?.json")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("[mnr]ala_*t.json")))
 def test_networks_of_mavits_host_are_recognised(name):
     entries = json.loads((GOLDEN / f"{name}.json").read_text())["state_dict"]
     sketch = {key: torch.empty(entry["shape"], device="meta") for key, entry in entries.items()}

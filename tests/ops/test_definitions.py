@@ -16,6 +16,8 @@ from subquad.ops import (
     inline_weights,
     linear_weights,
     mala_weights,
+    nala_attention,
+    nala_weights,
     newton_inverse,
     pola_weights,
     rala_weights,
@@ -214,11 +216,53 @@ def test_the_mean_query_is_of_those_that_are_there():
     torch.testing.assert_close(got, rala_weights(q[:, :, :6], k[:, :, :6]))
 
 
-def test_a_longer_query_is_spikier_with_magnitude_aware_attention_and_not_with_linear(tokens):
+@pytest.mark.parametrize("turns", [False, True])
+def test_norm_aware_weights_are_powers_of_directions_and_cubes_of_keys(turns):
+    d = 8
+    q, k, rotation, places = on_grid(TokenGrid(3, 4), d)
+    got = nala_weights(q, k, rotation=rotation if turns else None)[0, 1]
+
+    def halves(x):
+        return [half.clamp(min=0) for half in (x, -x)]
+
+    keys = [[half**3 for half in halves(kj)] for kj in k[0, 1]]
+    for i, qi in enumerate(q[0, 1]):
+        power = 3 * (0.5 + math.tanh(qi.norm()))
+        query = [(half / qi.norm()) ** power for half in halves(qi)]
+        divisor = sum(a @ b for key in keys for a, b in zip(query, key, strict=True)) + 12 * 1e-6
+        for j, key in enumerate(keys):
+            a, b = (
+                [turned_by_hand(half, at, d) if turns else half for half in of]
+                for of, at in ((query, places[i]), (key, places[j]))
+            )
+            torch.testing.assert_close(got[i, j], (a[0] @ b[0] + a[1] @ b[1]) / divisor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_norm_aware_attention_gives_nothing_to_a_query_of_zeros_and_has_a_gradient(dtype):
+    q, k, _, _ = on_grid(TokenGrid(1, 5), 4)
+    q, k = q.to(dtype), k.to(dtype)
+    q[:, :, 2] = 0
+    q.requires_grad_()
+    y = nala_attention(q, k, k)
+    y.square().sum().backward()
+    assert (y[:, :, 2] == 0).all() and y[:, :, 1].abs().min() > 0 and q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("function", "scales", "grows"),
+    [
+        (mala_weights, (1, 4), True),
+        # which has all of its power from norms of about two on
+        (nala_weights, (0.1, 1), True),
+        (partial(linear_weights, feature_map="relu"), (1, 4), False),
+    ],
+    ids=["MALA", "NaLa", "linear"],
+)
+def test_a_longer_query_is_spikier_unless_a_division_takes_its_length_away(tokens, function, scales, grows):
     q, k, _ = tokens
-    for function, grows in ((mala_weights, True), (partial(linear_weights, feature_map="relu"), False)):
-        short, long = (function(scale * q.abs(), k)[0, 1].std(-1) for scale in (1.0, 4.0))
-        assert bool((long > 1.5 * short).all()) is grows
+    short, long = (function(scale * q.abs(), k)[0, 1].std(-1) for scale in scales)
+    assert bool((long / short).mean() > 1.2) is grows
 
 
 def test_gaussian_weights_are_the_low_rank_form(tokens):

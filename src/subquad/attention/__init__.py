@@ -7,6 +7,7 @@ from subquad.attention.focused import FocusedAttention
 from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
 from subquad.attention.mala import MalaAttention
+from subquad.attention.nala import NalaAttention
 from subquad.attention.pola import PolaAttention
 from subquad.attention.rala import RalaAttention
 from subquad.attention.registry import Mechanisms
@@ -25,6 +26,7 @@ ATTENTION = Mechanisms(
         "soft": SoftAttention,
         "mala": MalaAttention,
         "rala": RalaAttention,
+        "nala": NalaAttention,
     }
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -91,6 +93,7 @@ __all__ = [
     "InLineAttention",
     "LinearAttention",
     "MalaAttention",
+    "NalaAttention",
     "PolaAttention",
     "RalaAttention",
     "SoftAttention",

@@ -150,6 +150,18 @@ def rala(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
     return (y if module.local is None else y + _own_conv(module.local, v, grid)) * s["g"]
 
 
+def nala(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """Directions to the power that their norms say, cubed keys, halves of either sign concatenated."""
+    q, k, v = s["q"], s["k"], s["v"]
+    norm = q.norm(dim=-1, keepdim=True)
+    power = 3 * (0.5 + torch.tanh(norm))
+    q = torch.cat([(F.relu(q) / norm) ** power, (F.relu(-q) / norm) ** power], dim=-1)
+    k, n = torch.cat([F.relu(k) ** 3, F.relu(-k) ** 3], dim=-1), k.shape[-2]
+    normalizer = 1 / (q @ k.mean(dim=-2, keepdim=True).transpose(-2, -1) + 1e-6)
+    y = q @ ((k.transpose(-2, -1) * n**-0.5) @ (v * n**-0.5)) * normalizer
+    return y if module.local is None else y + _own_conv(module.local, v, grid)
+
+
 def _own_conv(local: Any, v: Tensor, grid: TokenGrid) -> Tensor:
     """The depthwise convolution with a kernel for each channel."""
     image = rearrange(v, "b h (y x) d -> b (h d) y x", y=grid.height)
@@ -174,5 +186,6 @@ TEXTBOOK: dict[str, Callable[[Any, Supply, TokenGrid], Tensor]] = {
     "soft": soft,
     "mala": mala,
     "rala": rala,
+    "nala": nala,
 }
 """By mechanism: its module, its inputs and their grid (no prefix, no padding) to (b, h, n, d)."""

@@ -108,6 +108,11 @@ def rala(variant: str, params: float, gmacs: float, top1: float) -> Network:
     return Network(variant, fine("rala"), {}, params, gmacs, top1, "rala")
 
 
+def nala(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """NaLaFormer, arXiv 2506.21137: published figures of T and the smallest fit other sizes than its code builds."""
+    return Network(variant, fine("nala"), {}, params, gmacs, top1)
+
+
 def fine(mechanism: str) -> tuple[str, ...]:
     """A mechanism in the two stages of the finest maps, softmax in the others."""
     return (mechanism, mechanism, "softmax", "softmax")
@@ -198,6 +203,11 @@ PUBLISHED: dict[str, Network] = {
     "rala_small": rala("ravlt_small", 25.591208, 4.6, 84.4),
     "rala_base": rala("ravlt_base", 48.241288, 9.9, 85.5),
     "rala_large": rala("ravlt_large", 95.242440, 16.0, 86.1),
+    "nala_xtiny": nala("nalaformer_xtiny", 6.142248, 1.0, 79.1),
+    "nala_tiny": nala("nalaformer_tiny", 15.907752, 2.7, 82.6),
+    "nala_small": nala("nalaformer_small", 25.654184, 5.1, 84.3),
+    "nala_base": nala("nalaformer_base", 52.002952, 12, 85.2),
+    "nala_large": nala("nalaformer_large", 95.426760, 18, 85.7),
 }
 
 
@@ -241,6 +251,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
     },
     "mala": everywhere("mala"),
     "rala": everywhere("rala"),
+    "nala": everywhere("nala"),
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 

@@ -138,7 +138,16 @@ def mavit(size: str, *, family: str = "", recipe: str = "deit", **more: Any) -> 
     return Variant("mavit", depths, {**sizes, "rope": "mala", **more}, recipe, family)
 
 
+def nalaformer(size: str, **more: Any) -> Variant:
+    """A NaLaFormer, arXiv 2506.21137: MAViT with two convolutions of positions and a norm in front of the gate."""
+    return mavit(size, head_width=1024, gate="norm_silu", conv_positions=2, start="uniform", **more)
+
+
 MAVIT_SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "xtiny": (
+        (2, 2, 2, 2),
+        {"embed_dims": (32, 64, 128, 384), "num_heads": (1, 2, 4, 12), "drop_path_rate": 0.1},
+    ),
     "tiny": (
         (2, 2, 6, 2),
         {"embed_dims": (64, 128, 256, 512), "num_heads": (1, 2, 4, 8), "drop_path_rate": 0.1},
@@ -219,4 +228,9 @@ VARIANTS: dict[str, Variant] = {
     "ravlt_small": mavit("small", head_width=1024),
     "ravlt_base": mavit("base", head_width=1024),
     "ravlt_large": mavit("large", head_width=1024),
+    "nalaformer_xtiny": nalaformer("xtiny"),
+    "nalaformer_tiny": nalaformer("tiny", mlp_ratio=4),
+    "nalaformer_small": nalaformer("small"),
+    "nalaformer_base": nalaformer("base", mlp_ratio=4),
+    "nalaformer_large": nalaformer("large"),
 }

@@ -13,6 +13,7 @@ from subquad.ops import (
     linear_formula,
     mala_formula,
     map_formulas,
+    nala_formula,
     pola_formula,
     rala_formula,
     soft_formula,
@@ -24,6 +25,7 @@ from subquad.ops.inline_formula import inline_attention, inline_weights
 from subquad.ops.linear_formula import FEATURE_MAPS, linear_attention, linear_weights
 from subquad.ops.mala_formula import mala_attention, mala_weights
 from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
+from subquad.ops.nala_formula import nala_attention, nala_weights
 from subquad.ops.pola_formula import pola_attention, pola_weights
 from subquad.ops.rala_formula import rala_attention, rala_weights
 from subquad.ops.soft_formula import (
@@ -51,6 +53,8 @@ OPERATIONS: dict[str, Shapes] = {
     "linear_weights": linear_formula.WEIGHTS_SHAPES,
     "mala_attention": mala_formula.SHAPES,
     "mala_weights": mala_formula.WEIGHTS_SHAPES,
+    "nala_attention": nala_formula.SHAPES,
+    "nala_weights": nala_formula.WEIGHTS_SHAPES,
     "newton_inverse": soft_formula.INVERSE_SHAPES,
     "pola_attention": pola_formula.SHAPES,
     "pola_weights": pola_formula.WEIGHTS_SHAPES,
@@ -80,6 +84,8 @@ __all__ = [
     "linear_weights",
     "mala_attention",
     "mala_weights",
+    "nala_attention",
+    "nala_weights",
     "newton_inverse",
     "pola_attention",
     "pola_weights",
