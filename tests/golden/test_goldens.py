@@ -36,16 +36,7 @@ def assert_as_recorded(tensor, record, *, rtol=1e-8, atol=5e-9):
 
 
 FILES = sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
-OURS = {"plain": "softmax", "flatten": "focused"}
-SIZES = {"xt": "xtiny", "t": "tiny", "s": "small", "m": "medium", "b": "base", "l": "large"}
-
-
-def our_network(name):
-    mechanism, *host, size = name.split("_")
-    return "_".join([OURS.get(mechanism, mechanism), *host, SIZES.get(size, size)])
-
-
-NETWORKS = [name for name in FILES if our_network(name) in subquad.models.NETWORKS]
+NETWORKS = [name for name in FILES if released.our_network(name) in subquad.models.NETWORKS]
 
 
 def gradient_norm(model, target):
@@ -90,7 +81,7 @@ SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) e
 def test_networks_compute_what_the_released_ones_do(name):
     record = golden(name)
     state = make_state_dict(record["state_dict"])
-    model = subquad.create_model(our_network(name)).double().eval()
+    model = subquad.create_model(released.our_network(name)).double().eval()
     # PolaFormer's and FLatten's PVT count a final norm that nothing calls
     unused = sum(state[key].numel() for key in record.get("no_grad", []))
     assert sum(parameter.numel() for parameter in model.parameters()) == record["num_params"] - unused
@@ -197,7 +188,7 @@ class InBlock(nn.Module):
         self.stages[0].blocks[0].attn = layer
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if re.match("(mala|rala|nala)_attn_", name)])
+@pytest.mark.parametrize("name", [name for name in FILES if re.match("(mala|rala|nala|polapp)_attn_", name)])
 def test_gated_attention_computes_what_the_released_layer_does(name):
     record, at = golden(name), "layers.0.blocks.0.attn."
     mechanism, grid = ATTENTION[name.partition("_")[0]], TokenGrid(*map(int, re.findall(r"\d+", name)))

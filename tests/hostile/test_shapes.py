@@ -35,7 +35,11 @@ def letters_of(name):
 
 def length(axis, letters):
     axis = axis.lstrip("?")
-    return int(axis) if axis.isdigit() else math.prod(letters[factor] for factor in axis.split("*"))
+    return (
+        int(axis)
+        if axis.isdigit()
+        else math.prod(int(factor) if factor.isdigit() else letters[factor] for factor in axis.split("*"))
+    )
 
 
 def right_shapes(shapes, letters):

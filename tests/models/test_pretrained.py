@@ -69,6 +69,7 @@ def meta_state(network):
         ("mala_t", "mala_tiny"),
         ("rala_t", "rala_tiny"),
         ("nala_xt", "nala_xtiny"),
+        ("polapp_b0", "polapp_b0"),
     ],
 )
 def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, network):

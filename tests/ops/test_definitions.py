@@ -20,6 +20,8 @@ from subquad.ops import (
     nala_weights,
     newton_inverse,
     pola_weights,
+    polapp_attention,
+    polapp_weights,
     rala_weights,
     soft_weights,
     softmax_weights,
@@ -236,6 +238,39 @@ def test_norm_aware_weights_are_powers_of_directions_and_cubes_of_keys(turns):
                 for of, at in ((query, places[i]), (key, places[j]))
             )
             torch.testing.assert_close(got[i, j], (a[0] @ b[0] + a[1] @ b[1]) / divisor)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_streams_of_exponentials_have_a_spikiness_each_and_turn_as_one_vector(turns):
+    d, grid = 4, TokenGrid(3, 4)
+    q, k, _, places = on_grid(grid, d)
+    wide = rope_of("mala", d)(grid, torch.device("cpu"), torch.float64, feature_width=2)
+    same, opposite = torch.rand(2, 2, 1, 2 * d, dtype=torch.float64)
+    got = polapp_weights(q, k, same, opposite, None, wide if turns else None)[0, 1]
+
+    def features(x, sign, s):
+        return torch.exp(s * torch.cat([(sign * x).clamp(min=0), (-sign * x).clamp(min=0)])) - 1
+
+    keys = [features(kj, 1, 1) for kj in k[0, 1]]
+    for stream, (sign, s) in enumerate(((1, same[1, 0]), (-1, opposite[1, 0]))):
+        for i, qi in enumerate(q[0, 1]):
+            query = features(qi, sign, s)
+            divisor = sum(query @ key for key in keys) + 12 * 1e-6
+            for j, key in enumerate(keys):
+                a, b = query, key
+                if turns:
+                    a, b = turned_by_hand(query, places[i], 2 * d), turned_by_hand(key, places[j], 2 * d)
+                torch.testing.assert_close(got[stream, i, j], a @ b / divisor)
+
+
+def test_streams_of_exponentials_of_hundreds_are_finite_and_what_they_are_in_double_precision():
+    q, k, _, _ = on_grid(TokenGrid(4, 4), 8)
+    same, opposite = torch.full((2, 2, 1, 16), 0.5, dtype=torch.float64)
+    for spread in (1, 10, 60):
+        exact = polapp_attention(spread * q, spread * k, k, same, opposite)
+        single = polapp_attention(*(x.float() for x in (spread * q, spread * k, k, same, opposite)))
+        assert single.isfinite().all()
+        torch.testing.assert_close(single.double(), exact, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

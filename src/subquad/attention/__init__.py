@@ -9,6 +9,7 @@ from subquad.attention.linear import LinearAttention
 from subquad.attention.mala import MalaAttention
 from subquad.attention.nala import NalaAttention
 from subquad.attention.pola import PolaAttention
+from subquad.attention.polapp import PolappAttention
 from subquad.attention.rala import RalaAttention
 from subquad.attention.registry import Mechanisms
 from subquad.attention.soft import SoftAttention
@@ -27,6 +28,7 @@ ATTENTION = Mechanisms(
         "mala": MalaAttention,
         "rala": RalaAttention,
         "nala": NalaAttention,
+        "polapp": PolappAttention,
     }
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -95,6 +97,7 @@ __all__ = [
     "MalaAttention",
     "NalaAttention",
     "PolaAttention",
+    "PolappAttention",
     "RalaAttention",
     "SoftAttention",
     "SoftmaxAttention",

@@ -162,6 +162,20 @@ def nala(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
     return y if module.local is None else y + _own_conv(module.local, v, grid)
 
 
+def polapp(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """Both streams with exponentials of concatenated halves."""
+    q, k, v = s["q"], s["k"], s["v"]
+    halves = torch.cat([F.relu(q), F.relu(-q)], dim=-1), torch.cat([F.relu(-q), F.relu(q)], dim=-1)
+    k, n = torch.exp(torch.cat([F.relu(k), F.relu(-k)], dim=-1)) - 1, k.shape[-2]
+    outputs = []
+    for half, factor, values in zip(halves, module.spikiness(), v.chunk(2, dim=-1), strict=True):
+        queries = torch.exp(factor * half) - 1
+        normalizer = 1 / (queries @ k.mean(dim=-2, keepdim=True).transpose(-2, -1) + 1e-6)
+        outputs.append(queries @ ((k.transpose(-2, -1) * n**-0.5) @ (values * n**-0.5)) * normalizer)
+    y = torch.cat(outputs, dim=-1)
+    return (y if module.local is None else y + _own_conv(module.local, v, grid)) * s["g"]
+
+
 def _own_conv(local: Any, v: Tensor, grid: TokenGrid) -> Tensor:
     """The depthwise convolution with a kernel for each channel."""
     image = rearrange(v, "b h (y x) d -> b (h d) y x", y=grid.height)
@@ -187,5 +201,6 @@ TEXTBOOK: dict[str, Callable[[Any, Supply, TokenGrid], Tensor]] = {
     "mala": mala,
     "rala": rala,
     "nala": nala,
+    "polapp": polapp,
 }
 """By mechanism: its module, its inputs and their grid (no prefix, no padding) to (b, h, n, d)."""

@@ -113,6 +113,11 @@ def nala(variant: str, params: float, gmacs: float, top1: float) -> Network:
     return Network(variant, fine("nala"), {}, params, gmacs, top1)
 
 
+def polapp(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """PolaFormer++, the table of its repository."""
+    return Network(variant, fine("polapp"), {}, params, gmacs, top1)
+
+
 def fine(mechanism: str) -> tuple[str, ...]:
     """A mechanism in the two stages of the finest maps, softmax in the others."""
     return (mechanism, mechanism, "softmax", "softmax")
@@ -208,6 +213,12 @@ PUBLISHED: dict[str, Network] = {
     "nala_small": nala("nalaformer_small", 25.654184, 5.1, 84.3),
     "nala_base": nala("nalaformer_base", 52.002952, 12, 85.2),
     "nala_large": nala("nalaformer_large", 95.426760, 18, 85.7),
+    "polapp_b0": polapp("polaformerpp_b0", 7.548712, 0.7, 76.9),
+    "polapp_b1": polapp("polaformerpp_b1", 9.227496, 1.0, 79.1),
+    "polapp_b2": polapp("polaformerpp_b2", 16.450664, 2.7, 82.8),
+    "polapp_b3": polapp("polaformerpp_b3", 27.145896, 5.1, 84.3),
+    "polapp_b4": polapp("polaformerpp_b4", 49.798792, 11, 85.4),
+    "polapp_b5": polapp("polaformerpp_b5", 97.773000, 18, 85.6),
 }
 
 
@@ -252,6 +263,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "mala": everywhere("mala"),
     "rala": everywhere("rala"),
     "nala": everywhere("nala"),
+    "polapp": everywhere("polapp"),
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 

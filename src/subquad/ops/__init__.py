@@ -15,6 +15,7 @@ from subquad.ops import (
     map_formulas,
     nala_formula,
     pola_formula,
+    polapp_formula,
     rala_formula,
     soft_formula,
     softmax_formula,
@@ -27,6 +28,7 @@ from subquad.ops.mala_formula import mala_attention, mala_weights
 from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
 from subquad.ops.nala_formula import nala_attention, nala_weights
 from subquad.ops.pola_formula import pola_attention, pola_weights
+from subquad.ops.polapp_formula import polapp_attention, polapp_weights
 from subquad.ops.rala_formula import rala_attention, rala_weights
 from subquad.ops.soft_formula import (
     INVERSES,
@@ -58,6 +60,8 @@ OPERATIONS: dict[str, Shapes] = {
     "newton_inverse": soft_formula.INVERSE_SHAPES,
     "pola_attention": pola_formula.SHAPES,
     "pola_weights": pola_formula.WEIGHTS_SHAPES,
+    "polapp_attention": polapp_formula.SHAPES,
+    "polapp_weights": polapp_formula.WEIGHTS_SHAPES,
     "pool_tokens": map_formulas.POOL_SHAPES,
     "rala_attention": rala_formula.SHAPES,
     "rala_weights": rala_formula.WEIGHTS_SHAPES,
@@ -89,6 +93,8 @@ __all__ = [
     "newton_inverse",
     "pola_attention",
     "pola_weights",
+    "polapp_attention",
+    "polapp_weights",
     "pool_tokens",
     "rala_attention",
     "rala_weights",
