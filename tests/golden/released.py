@@ -1,7 +1,16 @@
-"""Released entries of single attention layers, under our names."""
+"""What is released under our names: networks, and entries of single attention layers."""
 
 import torch
 from torch import Tensor
+
+OURS = {"plain": "softmax", "flatten": "focused"}
+SIZES = {"xt": "xtiny", "t": "tiny", "s": "small", "m": "medium", "b": "base", "l": "large"}
+
+
+def our_network(name: str) -> str:
+    """The network of the table that a golden is of."""
+    mechanism, *host, size = name.split("_")
+    return "_".join([OURS.get(mechanism, mechanism), *host, SIZES.get(size, size)])
 
 
 def pola_layer(state: dict[str, Tensor], heads: int) -> dict[str, Tensor]:

@@ -37,16 +37,7 @@ def assert_as_recorded(tensor, record, *, rtol=1e-8, atol=5e-9):
 
 
 FILES = sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
-OURS = {"plain": "softmax", "flatten": "focused"}
-SIZES = {"xt": "xtiny", "t": "tiny", "s": "small", "m": "medium", "b": "base", "l": "large"}
-
-
-def our_network(name):
-    mechanism, *host, size = name.split("_")
-    return "_".join([OURS.get(mechanism, mechanism), *host, SIZES.get(size, size)])
-
-
-NETWORKS = [name for name in FILES if our_network(name) in subquad.models.NETWORKS]
+NETWORKS = [name for name in FILES if released.our_network(name) in subquad.models.NETWORKS]
 
 
 def gradient_norm(model, target):
@@ -85,7 +76,7 @@ def assert_stages_as_recorded(model, images, record):
 
 
 # one network of each of the smaller hosts and mechanisms in the fast tests
-SLOW = re.compile("swin|flatten|pola|agent_deit|inline_pvt|plain|soft_norm")
+SLOW = re.compile("swin|flatten|pola|agent_deit|inline_pvt|plain|soft_norm|[mr]ala_t")
 SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) else name for name in NETWORKS]
 
 
@@ -93,7 +84,7 @@ SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) e
 def test_networks_compute_what_the_released_ones_do(name):
     record = golden(name)
     state = make_state_dict(record["state_dict"])
-    model = subquad.create_model(our_network(name)).double().eval()
+    model = subquad.create_model(released.our_network(name)).double().eval()
     # PolaFormer's and FLatten's PVT count a final norm that nothing calls
     unused = sum(state[key].numel() for key in record.get("no_grad", []))
     assert sum(parameter.numel() for parameter in model.parameters()) == record["num_params"] - unused
@@ -206,18 +197,20 @@ class InBlock(nn.Module):
         self.stages[0].blocks[0].attn = layer
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if re.match("(mala)_attn_", name)])
+@pytest.mark.parametrize("name", [name for name in FILES if re.match("(mala|rala|nala|polapp)_attn_", name)])
 def test_gated_attention_computes_what_the_released_layer_does(name):
     record, at = golden(name), "layers.0.blocks.0.attn."
     mechanism, grid = ATTENTION[name.partition("_")[0]], TokenGrid(*map(int, re.findall(r"\d+", name)))
     heads = int(re.search(r"\(64, (\d+)\)", record["call"])[1])
-    layer = GatedAttention(64, heads, mechanism, grid=grid).double()
+    gate = "norm_silu" if any(key.startswith("ln.") for key in record["state_dict"]) else "plain"
+    mechanism = partial(mechanism, local=False) if gate == "norm_silu" else mechanism
+    layer = GatedAttention(64, heads, mechanism, grid=grid, gate=gate).double()
     network = InBlock(layer)
     state = {at + key: tensor for key, tensor in make_state_dict(record["state_dict"]).items()}
     assert sum(parameter.numel() for parameter in network.parameters()) == record["num_params"]
     network.load_state_dict(to_our_layout(state, "mavit", {k: t.shape for k, t in network.state_dict().items()}))
     image = make_input(record["input_shape"]).requires_grad_()
-    wide = traits_of(mechanism).feature_width
+    wide = traits_of(layer.inner).feature_width
     rotation = rope_of("mala", 64 // heads, heads)(grid, image.device, image.dtype, feature_width=wide)
     y = layer(image.flatten(2).mT, grid=grid, rotation=rotation)
     assert_as_recorded(grid.to_image(y), record["outputs"]["out"])

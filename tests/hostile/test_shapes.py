@@ -28,7 +28,7 @@ SETTINGS = {
     "soft_weights": ({"inverse": "cholesky"}, {}),
     "pool_tokens": ({"grid": GRID, "bins": TokenGrid(2, 2)}, {}),
 }
-MASKS = {"padding", "idle", "forbidden"}
+MASKS = {"padding", "query_padding", "idle", "forbidden"}
 
 
 def letters_of(name):
@@ -37,7 +37,11 @@ def letters_of(name):
 
 def length(axis, letters):
     axis = axis.lstrip("?")
-    return int(axis) if axis.isdigit() else math.prod(letters[factor] for factor in axis.split("*"))
+    return (
+        int(axis)
+        if axis.isdigit()
+        else math.prod(int(factor) if factor.isdigit() else letters[factor] for factor in axis.split("*"))
+    )
 
 
 def right_shapes(shapes, letters):

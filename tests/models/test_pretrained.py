@@ -69,6 +69,9 @@ def meta_state(network):
         ("mlla_t", "mlla_tiny"),
         ("mala_t", "mala_tiny"),
         ("circulant_deit_t", "circulant_deit_tiny"),
+        ("rala_t", "rala_tiny"),
+        ("nala_xt", "nala_xtiny"),
+        ("polapp_b0", "polapp_b0"),
     ],
 )
 def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, network):
@@ -93,7 +96,7 @@ def test_a_file_of_every_link_fits_its_network_entry_by_entry(row):
 
 
 def test_links_are_whole():
-    assert len([row for row in LINKS if not LINKS[row].is_repository]) == 50
+    assert len([row for row in LINKS if not LINKS[row].is_repository]) == 54
     assert set(ROWS) == set(LINKS)
     for row, link in LINKS.items():
         assert link.url.startswith("https://") and link.page in PAGES and link.label
@@ -344,7 +347,7 @@ def test_other_mechanisms_and_notes_get_no_released_weights(shelf, tmp_path):
 
 FILES = sorted(path.stem for path in GOLDEN.glob("*.json"))
 WITH_GOLDEN = [
-    name for name in FILES if re.fullmatch(r"(agent|inline)_\w+_t|soft(_norm)?_tiny|flatten_\w+_(t|b0)", name)
+    name for name in FILES if re.fullmatch(r"(agent|inline)_\w+_t|rala_t|soft(_norm)?_tiny|flatten_\w+_(t|b0)", name)
 ]
 
 

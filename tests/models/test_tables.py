@@ -12,6 +12,7 @@ import timm
 import torch
 from hosts import small
 from made_weights import make_state_dict
+from released import our_network
 
 import subquad
 from subquad import SubquadError
@@ -220,11 +221,14 @@ def test_networks_of_flatten_are_recognised(name):
     assert recognise(sketch, name) == name.replace("flatten", "focused").replace("_t", "_tiny")
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("[mr]ala_?.json")))
+OF_MAVIT = [path.stem for path in sorted(GOLDEN.glob("*.json")) if re.match(r"([mnr]ala|polapp)_[^_]+$", path.stem)]
+
+
+@pytest.mark.parametrize("name", OF_MAVIT)
 def test_networks_of_mavits_host_are_recognised(name):
     entries = json.loads((GOLDEN / f"{name}.json").read_text())["state_dict"]
     sketch = {key: torch.empty(entry["shape"], device="meta") for key, entry in entries.items()}
-    assert recognise(sketch, name) == re.sub("t$", "tiny", name)
+    assert recognise(sketch, name) == our_network(name)
 
 
 @pytest.mark.parametrize("legacy", [False, True])

@@ -19,8 +19,13 @@ from subquad.ops import (
     linear_weights,
     mala_weights,
     mlla_weights,
+    nala_attention,
+    nala_weights,
     newton_inverse,
     pola_weights,
+    polapp_attention,
+    polapp_weights,
+    rala_weights,
     soft_weights,
     softmax_weights,
 )
@@ -247,11 +252,109 @@ def test_rows_of_magnitude_aware_attention_sum_to_one_where_nothing_turns_and_to
         assert (turned < 0).double().mean() > 0.8
 
 
-def test_a_longer_query_is_spikier_with_magnitude_aware_attention_and_not_with_linear(tokens):
+@pytest.mark.parametrize("turns", [False, True])
+def test_rank_augmented_weights_are_linear_ones_of_keys_that_the_mean_query_weighs(turns):
+    d = 8
+    q, k, rotation, places = on_grid(TokenGrid(3, 4), d)
+    got = rala_weights(q, k, rotation=rotation if turns else None)[0, 1]
+    queries, keys = elu(q[0, 1]) + 1, elu(k[0, 1]) + 1
+    mean = sum(queries) / len(queries)
+    shares = torch.stack([torch.exp(mean @ kj / math.sqrt(d)) for kj in keys])
+    shares = shares / shares.sum()
+    for i, qi in enumerate(queries):
+        divisor = sum(share * (qi @ kj) for share, kj in zip(shares, keys, strict=True)) + 1e-6
+        for j, kj in enumerate(keys):
+            a, b = (turned_by_hand(x, at, d) for x, at in ((qi, places[i]), (kj, places[j]))) if turns else (qi, kj)
+            torch.testing.assert_close(got[i, j], shares[j] * (a @ b) / divisor)
+
+
+def test_the_mean_query_is_of_those_that_are_there():
+    q, k, _, _ = on_grid(TokenGrid(1, 9), 8)
+    absent = torch.arange(9)[None] >= 6
+    got = rala_weights(q, k, absent, absent)[:, :, :6, :6]
+    torch.testing.assert_close(got, rala_weights(q[:, :, :6], k[:, :, :6]))
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_norm_aware_weights_are_powers_of_directions_and_cubes_of_keys(turns):
+    d = 8
+    q, k, rotation, places = on_grid(TokenGrid(3, 4), d)
+    got = nala_weights(q, k, rotation=rotation if turns else None)[0, 1]
+
+    def halves(x):
+        return [half.clamp(min=0) for half in (x, -x)]
+
+    keys = [[half**3 for half in halves(kj)] for kj in k[0, 1]]
+    for i, qi in enumerate(q[0, 1]):
+        power = 3 * (0.5 + math.tanh(qi.norm()))
+        query = [(half / qi.norm()) ** power for half in halves(qi)]
+        divisor = sum(a @ b for key in keys for a, b in zip(query, key, strict=True)) + 12 * 1e-6
+        for j, key in enumerate(keys):
+            a, b = (
+                [turned_by_hand(half, at, d) if turns else half for half in of]
+                for of, at in ((query, places[i]), (key, places[j]))
+            )
+            torch.testing.assert_close(got[i, j], (a[0] @ b[0] + a[1] @ b[1]) / divisor)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_streams_of_exponentials_have_a_spikiness_each_and_turn_as_one_vector(turns):
+    d, grid = 4, TokenGrid(3, 4)
+    q, k, _, places = on_grid(grid, d)
+    wide = rope_of("mala", d)(grid, torch.device("cpu"), torch.float64, feature_width=2)
+    same, opposite = torch.rand(2, 2, 1, 2 * d, dtype=torch.float64)
+    got = polapp_weights(q, k, same, opposite, None, wide if turns else None)[0, 1]
+
+    def features(x, sign, s):
+        return torch.exp(s * torch.cat([(sign * x).clamp(min=0), (-sign * x).clamp(min=0)])) - 1
+
+    keys = [features(kj, 1, 1) for kj in k[0, 1]]
+    for stream, (sign, s) in enumerate(((1, same[1, 0]), (-1, opposite[1, 0]))):
+        for i, qi in enumerate(q[0, 1]):
+            query = features(qi, sign, s)
+            divisor = sum(query @ key for key in keys) + 12 * 1e-6
+            for j, key in enumerate(keys):
+                a, b = query, key
+                if turns:
+                    a, b = turned_by_hand(query, places[i], 2 * d), turned_by_hand(key, places[j], 2 * d)
+                torch.testing.assert_close(got[stream, i, j], a @ b / divisor)
+
+
+def test_streams_of_exponentials_of_hundreds_are_finite_and_what_they_are_in_double_precision():
+    q, k, _, _ = on_grid(TokenGrid(4, 4), 8)
+    same, opposite = torch.full((2, 2, 1, 16), 0.5, dtype=torch.float64)
+    for spread in (1, 10, 60):
+        exact = polapp_attention(spread * q, spread * k, k, same, opposite)
+        single = polapp_attention(*(x.float() for x in (spread * q, spread * k, k, same, opposite)))
+        assert single.isfinite().all()
+        torch.testing.assert_close(single.double(), exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_norm_aware_attention_gives_nothing_to_a_query_of_zeros_and_has_a_gradient(dtype):
+    q, k, _, _ = on_grid(TokenGrid(1, 5), 4)
+    q, k = q.to(dtype), k.to(dtype)
+    q[:, :, 2] = 0
+    q.requires_grad_()
+    y = nala_attention(q, k, k)
+    y.square().sum().backward()
+    assert (y[:, :, 2] == 0).all() and y[:, :, 1].abs().min() > 0 and q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("function", "scales", "grows"),
+    [
+        (mala_weights, (1, 4), True),
+        # which has all of its power from norms of about two on
+        (nala_weights, (0.1, 1), True),
+        (partial(linear_weights, feature_map="relu"), (1, 4), False),
+    ],
+    ids=["MALA", "NaLa", "linear"],
+)
+def test_a_longer_query_is_spikier_unless_a_division_takes_its_length_away(tokens, function, scales, grows):
     q, k, _ = tokens
-    for function, grows in ((mala_weights, True), (partial(linear_weights, feature_map="relu"), False)):
-        short, long = (function(scale * q.abs(), k)[0, 1].std(-1) for scale in (1.0, 4.0))
-        assert bool((long > 1.5 * short).all()) is grows
+    short, long = (function(scale * q.abs(), k)[0, 1].std(-1) for scale in scales)
+    assert bool((long / short).mean() > 1.2) is grows
 
 
 def test_gaussian_weights_are_the_low_rank_form(tokens):

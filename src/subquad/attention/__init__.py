@@ -10,7 +10,10 @@ from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
 from subquad.attention.mala import MalaAttention
 from subquad.attention.mlla import MLLAAttention
+from subquad.attention.nala import NalaAttention
 from subquad.attention.pola import PolaAttention
+from subquad.attention.polapp import PolappAttention
+from subquad.attention.rala import RalaAttention
 from subquad.attention.soft import SoftAttention
 from subquad.attention.softmax import SoftmaxAttention
 from subquad.attention.traits import Traits, traits_of
@@ -30,6 +33,9 @@ ATTENTION: Table[type[nn.Module]] = Table(
         "soft": SoftAttention,
         "mlla": MLLAAttention,
         "mala": MalaAttention,
+        "rala": RalaAttention,
+        "nala": NalaAttention,
+        "polapp": PolappAttention,
         "circulant": CirculantAttention,
     },
 )
@@ -99,7 +105,10 @@ __all__ = [
     "LinearAttention",
     "MLLAAttention",
     "MalaAttention",
+    "NalaAttention",
     "PolaAttention",
+    "PolappAttention",
+    "RalaAttention",
     "SoftAttention",
     "SoftmaxAttention",
     "Traits",

@@ -139,6 +139,43 @@ def mala(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
     return (y if module.local is None else y + _own_conv(module.local, v, grid)) * s["g"]
 
 
+def rala(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """The mean query's softmax over the keys, n times it on the keys, linear attention, then branch and gate."""
+    q, k, v = F.elu(s["q"]) + 1, F.elu(s["k"]) + 1, s["v"]
+    n, scale = k.shape[-2], k.shape[-1] ** -0.5
+    shares = (q.mean(dim=-2, keepdim=True) @ k.transpose(-2, -1) * scale).softmax(dim=-1)
+    k = k * (shares * n).transpose(-2, -1)
+    normalizer = 1 / (q @ k.mean(dim=-2, keepdim=True).transpose(-2, -1) + 1e-6)
+    y = q @ ((k.transpose(-2, -1) * n**-0.5) @ (v * n**-0.5)) * normalizer
+    return (y if module.local is None else y + _own_conv(module.local, v, grid)) * s["g"]
+
+
+def nala(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """Directions to the power that their norms say, cubed keys, halves of either sign concatenated."""
+    q, k, v = s["q"], s["k"], s["v"]
+    norm = q.norm(dim=-1, keepdim=True)
+    power = 3 * (0.5 + torch.tanh(norm))
+    q = torch.cat([(F.relu(q) / norm) ** power, (F.relu(-q) / norm) ** power], dim=-1)
+    k, n = torch.cat([F.relu(k) ** 3, F.relu(-k) ** 3], dim=-1), k.shape[-2]
+    normalizer = 1 / (q @ k.mean(dim=-2, keepdim=True).transpose(-2, -1) + 1e-6)
+    y = q @ ((k.transpose(-2, -1) * n**-0.5) @ (v * n**-0.5)) * normalizer
+    return y if module.local is None else y + _own_conv(module.local, v, grid)
+
+
+def polapp(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """Both streams with exponentials of concatenated halves."""
+    q, k, v = s["q"], s["k"], s["v"]
+    halves = torch.cat([F.relu(q), F.relu(-q)], dim=-1), torch.cat([F.relu(-q), F.relu(q)], dim=-1)
+    k, n = torch.exp(torch.cat([F.relu(k), F.relu(-k)], dim=-1)) - 1, k.shape[-2]
+    outputs = []
+    for half, factor, values in zip(halves, module.spikiness(), v.chunk(2, dim=-1), strict=True):
+        queries = torch.exp(factor * half) - 1
+        normalizer = 1 / (queries @ k.mean(dim=-2, keepdim=True).transpose(-2, -1) + 1e-6)
+        outputs.append(queries @ ((k.transpose(-2, -1) * n**-0.5) @ (values * n**-0.5)) * normalizer)
+    y = torch.cat(outputs, dim=-1)
+    return (y if module.local is None else y + _own_conv(module.local, v, grid)) * s["g"]
+
+
 def _own_conv(local: Any, v: Tensor, grid: TokenGrid) -> Tensor:
     """The depthwise convolution with a kernel for each channel."""
     image = rearrange(v, "b h (y x) d -> b (h d) y x", y=grid.height)
@@ -162,5 +199,8 @@ TEXTBOOK: dict[str, Callable[[Any, Supply, TokenGrid], Tensor]] = {
     "pola": pola,
     "soft": soft,
     "mala": mala,
+    "rala": rala,
+    "nala": nala,
+    "polapp": polapp,
 }
 """By mechanism: its module, its inputs and their grid (no prefix, no padding) to (b, h, n, d)."""

@@ -1,7 +1,7 @@
 """The shapes of an operation's tensors: said once, and the same for every backend.
 
 Axes are written as letters, the same letter for the same number: "b h n d". Besides letters there are numbers ("1"),
-products ("h*d"), "..." for any axes in front, "?n" for an axis of n or of 1 that is broadcast, and "|" between
+products ("h*d", "2*d"), "..." for any axes in front, "?n" for an axis of n or of 1 that is broadcast, and "|" between
 alternatives. Nothing else is broadcast: what the eager form would stretch, a kernel would read beyond its end.
 """
 
@@ -129,5 +129,5 @@ def _wanted(axis: str, sizes: Sizes) -> Any:
         return sizes.get(axis)
     product = 1
     for factor in axis.split("*"):
-        product = product * sizes[factor]
+        product = product * (int(factor) if factor.isdigit() else sizes[factor])
     return product

@@ -44,6 +44,7 @@ SOURCES = {
     "mlla": "github.com/LeapLabTHU/MLLA",
     "mala": "huggingface.co/aldjalkdf/MAViT",
     "circulant": "github.com/LeapLabTHU/Circulant-Attention",
+    "rala": "huggingface.co/aldjalkdf/RAVLT",
 }
 """Where the authors' weights are."""
 
@@ -118,6 +119,21 @@ HEADS = (2, 4, 10, 16)
 def mala(variant: str, params: float, gmacs: float, top1: float) -> Network:
     """MAViT with MALA, arXiv 2507.00698; accuracies are those of the paper's tables as others quote them."""
     return Network(variant, fine("mala"), {}, params, gmacs, top1, "mala")
+
+
+def rala(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """RAVLT with RALA, arXiv 2411.07635, table of the released networks; T, B and L as others quote the paper."""
+    return Network(variant, fine("rala"), {}, params, gmacs, top1, "rala")
+
+
+def nala(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """NaLaFormer, arXiv 2506.21137: published figures of T and the smallest fit other sizes than its code builds."""
+    return Network(variant, fine("nala"), {}, params, gmacs, top1)
+
+
+def polapp(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """PolaFormer++, the table of its repository."""
+    return Network(variant, fine("polapp"), {}, params, gmacs, top1)
 
 
 def fine(mechanism: str) -> tuple[str, ...]:
@@ -212,6 +228,21 @@ PUBLISHED: dict[str, Network] = {
     "circulant_deit_tiny": circulant("deit_tiny", 6.140200, 1.2, 75.0),
     "circulant_deit_small": circulant("deit_small", 23.780968, 4.8, 81.0),
     "circulant_deit_base": circulant("deit_base", 93.567208, 18.9, 82.3, drop_path_rate=0.4),
+    "rala_tiny": rala("ravlt_tiny", 14.897768, 2.4, 82.8),
+    "rala_small": rala("ravlt_small", 25.591208, 4.6, 84.4),
+    "rala_base": rala("ravlt_base", 48.241288, 9.9, 85.5),
+    "rala_large": rala("ravlt_large", 95.242440, 16.0, 86.1),
+    "nala_xtiny": nala("nalaformer_xtiny", 6.142248, 1.0, 79.1),
+    "nala_tiny": nala("nalaformer_tiny", 15.907752, 2.7, 82.6),
+    "nala_small": nala("nalaformer_small", 25.654184, 5.1, 84.3),
+    "nala_base": nala("nalaformer_base", 52.002952, 12, 85.2),
+    "nala_large": nala("nalaformer_large", 95.426760, 18, 85.7),
+    "polapp_b0": polapp("polaformerpp_b0", 7.548712, 0.7, 76.9),
+    "polapp_b1": polapp("polaformerpp_b1", 9.227496, 1.0, 79.1),
+    "polapp_b2": polapp("polaformerpp_b2", 16.450664, 2.7, 82.8),
+    "polapp_b3": polapp("polaformerpp_b3", 27.145896, 5.1, 84.3),
+    "polapp_b4": polapp("polaformerpp_b4", 49.798792, 11, 85.4),
+    "polapp_b5": polapp("polaformerpp_b5", 97.773000, 18, 85.6),
 }
 
 
@@ -266,6 +297,9 @@ PATTERNS: dict[str, dict[str, Any]] = {
         **vits("circulant"),
         "mavit": fine("circulant"),
     },
+    "rala": everywhere("rala"),
+    "nala": everywhere("nala"),
+    "polapp": everywhere("polapp"),
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 

@@ -146,7 +146,25 @@ def mavit(size: str, *, family: str = "", recipe: str = "deit", **more: Any) -> 
     return Variant("mavit", depths, {**sizes, "rope": "mala", **more}, recipe, family)
 
 
+def nalaformer(size: str, **more: Any) -> Variant:
+    """A NaLaFormer, arXiv 2506.21137: MAViT with two convolutions of positions and a norm in front of the gate."""
+    return mavit(size, head_width=1024, gate="norm_silu", conv_positions=2, start="uniform", **more)
+
+
+def polaformerpp(size: str, **more: Any) -> Variant:
+    """A network of PolaFormer++: MAViT, but for what linear layers start from and its recipe."""
+    return mavit(size, start="uniform_blocks", recipe="swin", **more)
+
+
 MAVIT_SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "xtiny": (
+        (2, 2, 2, 2),
+        {"embed_dims": (32, 64, 128, 384), "num_heads": (1, 2, 4, 12), "drop_path_rate": 0.1},
+    ),
+    "mini": (
+        (2, 2, 4, 2),
+        {"embed_dims": (32, 64, 192, 384), "num_heads": (1, 2, 6, 12), "drop_path_rate": 0.1},
+    ),
     "tiny": (
         (2, 2, 6, 2),
         {"embed_dims": (64, 128, 256, 512), "num_heads": (1, 2, 4, 8), "drop_path_rate": 0.1},
@@ -226,4 +244,19 @@ VARIANTS: dict[str, Variant] = {
     "mavit_small": mavit("small", family="mavit"),
     "mavit_base": mavit("base", family="mavit"),
     "mavit_large": mavit("large", family="mavit", head_width=2560),
+    "ravlt_tiny": mavit("tiny", head_width=1024),
+    "ravlt_small": mavit("small", head_width=1024),
+    "ravlt_base": mavit("base", head_width=1024),
+    "ravlt_large": mavit("large", head_width=1024),
+    "nalaformer_xtiny": nalaformer("xtiny"),
+    "nalaformer_tiny": nalaformer("tiny", mlp_ratio=4),
+    "nalaformer_small": nalaformer("small"),
+    "nalaformer_base": nalaformer("base", mlp_ratio=4),
+    "nalaformer_large": nalaformer("large"),
+    "polaformerpp_b0": polaformerpp("xtiny"),
+    "polaformerpp_b1": polaformerpp("mini"),
+    "polaformerpp_b2": polaformerpp("tiny"),
+    "polaformerpp_b3": polaformerpp("small"),
+    "polaformerpp_b4": polaformerpp("base"),
+    "polaformerpp_b5": polaformerpp("large", head_width=2560),
 }

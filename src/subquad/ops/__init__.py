@@ -15,7 +15,10 @@ from subquad.ops import (
     mala_formula,
     map_formulas,
     mlla_formula,
+    nala_formula,
     pola_formula,
+    polapp_formula,
+    rala_formula,
     soft_formula,
     softmax_formula,
 )
@@ -27,7 +30,10 @@ from subquad.ops.linear_formula import FEATURE_MAPS, linear_attention, linear_we
 from subquad.ops.mala_formula import mala_attention, mala_weights
 from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
 from subquad.ops.mlla_formula import mlla_attention, mlla_weights
+from subquad.ops.nala_formula import nala_attention, nala_weights
 from subquad.ops.pola_formula import pola_attention, pola_weights
+from subquad.ops.polapp_formula import polapp_attention, polapp_weights
+from subquad.ops.rala_formula import rala_attention, rala_weights
 from subquad.ops.soft_formula import (
     INVERSES,
     gaussian_kernel,
@@ -57,10 +63,16 @@ OPERATIONS: dict[str, Shapes] = {
     "mlla_weights": mlla_formula.WEIGHTS_SHAPES,
     "mala_attention": mala_formula.SHAPES,
     "mala_weights": mala_formula.WEIGHTS_SHAPES,
+    "nala_attention": nala_formula.SHAPES,
+    "nala_weights": nala_formula.WEIGHTS_SHAPES,
     "newton_inverse": soft_formula.INVERSE_SHAPES,
     "pola_attention": pola_formula.SHAPES,
     "pola_weights": pola_formula.WEIGHTS_SHAPES,
+    "polapp_attention": polapp_formula.SHAPES,
+    "polapp_weights": polapp_formula.WEIGHTS_SHAPES,
     "pool_tokens": map_formulas.POOL_SHAPES,
+    "rala_attention": rala_formula.SHAPES,
+    "rala_weights": rala_formula.WEIGHTS_SHAPES,
     "softmax_attention": softmax_formula.SHAPES,
     "softmax_weights": softmax_formula.WEIGHTS_SHAPES,
 }
@@ -88,10 +100,16 @@ __all__ = [
     "mala_weights",
     "mlla_attention",
     "mlla_weights",
+    "nala_attention",
+    "nala_weights",
     "newton_inverse",
     "pola_attention",
     "pola_weights",
+    "polapp_attention",
+    "polapp_weights",
     "pool_tokens",
+    "rala_attention",
+    "rala_weights",
     "soft_attention",
     "soft_weights",
     "softmax_attention",

@@ -13,6 +13,7 @@ from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import count_tokens, zero_padding
 from subquad.ops.precision import in_fp32
+from subquad.rope import Rotation, turned
 
 SHAPES = kernels.linear_attention.shapes.extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
@@ -60,15 +61,24 @@ def linear_weights(
     return feature_weights(feature(q), feature(k), padding, eps=eps)
 
 
-def mix_features(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, eps: float) -> Tensor:
-    """Linear attention of features that are already non-negative."""
+def mix_features(
+    q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, eps: float, rotation: Rotation | None = None
+) -> Tensor:
+    """Linear attention of features that are already non-negative; the divisor's are not turned by `rotation`."""
     k, count = zero_padding(k, padding), count_tokens(k, padding)
-    state = k.mT @ zero_padding(v, padding) / count
     normalizer = q @ (k.sum(dim=-2, keepdim=True) / count).mT
+    q, k = turned(rotation, q, k)
+    state = k.mT @ zero_padding(v, padding) / count
     return q @ state / (normalizer + eps)
 
 
-def feature_weights(q: Tensor, k: Tensor, padding: Tensor | None, *, eps: float) -> Tensor:
+def feature_weights(
+    q: Tensor, k: Tensor, padding: Tensor | None, *, eps: float, rotation: Rotation | None = None
+) -> Tensor:
     """Explicit weights of `mix_features`."""
-    products = q @ zero_padding(k, padding).mT / count_tokens(k, padding)
-    return products / (products.sum(dim=-1, keepdim=True) + eps)
+    k, count = zero_padding(k, padding), count_tokens(k, padding)
+    products = q @ k.mT / count
+    normalizer = products.sum(dim=-1, keepdim=True)
+    if rotation is not None:
+        products = rotation.turn(q) @ rotation.turn(k).mT / count
+    return products / (normalizer + eps)

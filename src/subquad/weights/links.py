@@ -27,6 +27,7 @@ PAGES: dict[str, Page] = {
     "pola": Page("https://huggingface.co/ZachMeng/PolaFormer", "not known here"),
     "mlla": Page("https://github.com/LeapLabTHU/MLLA", "MIT"),
     "mala": Page("https://huggingface.co/aldjalkdf/MAViT", "no licence file"),
+    "rala": Page("https://huggingface.co/aldjalkdf/RAVLT", "MIT by its model card, no licence file"),
 }
 """By mechanism: where the links stand."""
 
@@ -106,6 +107,11 @@ def mala(label: str, top1: float) -> Link:
     return Link(PAGES["mala"].url, "mala", label, top1)
 
 
+def rala(label: str, top1: float) -> Link:
+    """Of RALA, README.md."""
+    return Link(f"{PAGES['rala'].url}/resolve/main/{label}.pth", "rala", label, top1)
+
+
 WITHOUT_RIDGE = 'trained in 2021 without ridge: create_model("soft_tiny", inverse="plain", pretrained=True)'
 ITS_MODEL = "the published figure is that of the file's `model`, which is taken, not of its moving average"
 
@@ -172,6 +178,10 @@ LINKS: dict[str, Link] = {
     "circulant_deit_tiny": circulant("51b342f641b440a9ad53", "CA-DeiT-T", 75.0),
     "circulant_deit_small": circulant("02d8767a0981445b9606", "CA-DeiT-S", 81.0),
     "circulant_deit_base": circulant("0dee573498554f11a6c7", "CA-DeiT-B", 82.3),
+    "rala_tiny": rala("RAVLT_T", 82.8),
+    "rala_small": rala("RAVLT_S", 84.4),
+    "rala_base": rala("RAVLT_B", 85.5),
+    "rala_large": rala("RAVLT_L", 86.1),
 }
 """By network, or by network and tag where several files are of one."""
 

@@ -143,6 +143,8 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"attn\.qkvo\.(weight|bias)$", r"attn.qkv.\1@qkvg"),
         (r"attn\.out_proj\.", "attn.proj."),
         (r"attn\.ln\.", "attn.gate_norm."),
+        (r"attn\.s1$", "attn.inner.same_spikiness"),
+        (r"attn\.s2$", "attn.inner.opposite_spikiness"),
     ],
 }
 """Rename rules by host."""
@@ -260,8 +262,8 @@ def _reshape(target: str, tensor: Tensor, like: torch.Size | None) -> Tensor:
         return tensor[0].flatten(2)  # (1, h, a, y, 1)
     if table in ("query_bias.rows", "query_bias.columns", "query_bias.prefix"):
         return rearrange(tensor[0].flatten(1, -2), "h n a -> h a n")  # (1, h, y, 1, a)
-    if table == "power":
-        return tensor[0]  # (1, h, 1, d)
+    if table in ("power", "same_spikiness", "opposite_spikiness"):
+        return tensor[0]  # (1, h, 1, d) and (1, h, 1, 2d)
     if table == "relative_bias.table":
         side = round(len(tensor) ** 0.5)
         return rearrange(tensor, "(y x) h -> h y x", y=side)

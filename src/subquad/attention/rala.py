@@ -1,0 +1,81 @@
+"""Rank-augmented linear attention (RALA): keys weighted against the mean query; with a gate and a local branch.
+
+Cost 2 n d² + 2 n d a head. Fan et al. 2025, arXiv 2411.07635.
+"""
+
+from torch import Tensor, nn
+
+from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.key_removal import renormalised
+from subquad.attention.traits import Traits
+from subquad.grid import TokenGrid
+from subquad.ops import Shapes, rala_attention, rala_weights
+from subquad.ranges import Positive, checks_arguments
+from subquad.rope import Rotation
+
+GATED = Shapes("RALA's gate", y="b h n d", g="b h n d")
+
+
+class RalaAttention(nn.Module):
+    """`local` is a depthwise `kernel_size`² of the values, which the gate multiplies as well."""
+
+    inputs = ("q", "k", "v", "g", "rotation", "padding")
+    # exact without a rotation; with one, rows keep the sums that they had
+    traits = Traits(
+        label="RALA", key_removal=renormalised, start_quietly=lambda new: silence(new.local), colour="#7a4fb5"
+    )
+
+    @checks_arguments
+    def __init__(
+        self,
+        dim: Positive,
+        num_heads: Positive,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+        local: bool = True,
+        kernel_size: Positive = 5,
+    ) -> None:
+        super().__init__()
+        width = head_dim(dim, num_heads)
+        self.local = LocalConv(num_heads, width, kernel_size) if local else None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
+        y = rala_attention(q, k, v, padding, absent_queries(padding, grid, kv_grid), rotation)
+        if self.local is None:
+            GATED.check(y, g)
+            return y * g
+        return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        g: Tensor | None = None,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
+        return rala_weights(q, k, padding, absent_queries(padding, grid, kv_grid), rotation)[:, :, None]
+
+
+def absent_queries(padding: Tensor | None, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor | None:
+    """Which queries (b, n_q) are not there: padding describes the keys, and tells where both stand on one grid."""
+    return padding if grid == kv_grid else None

@@ -1,0 +1,78 @@
+"""Rank-augmented linear attention: keys weighted by a softmax against the mean query. Linear in n: 2 n d² + 2 n d.
+
+    ḡ = mean_i φ(q_i)    ω = softmax_j(d^-1/2 ḡ·φ(k_j))    φ = ELU + 1
+    w_ij = ω_j φ̃(q_i)·φ̃(k_j) / (Σ_m ω_m φ(q_i)·φ(k_m) + ε)    o_i = Σ_j w_ij v_j
+
+Fan et al. 2025, arXiv 2411.07635, in the scaling of the released code, which has n·ω and 1/n where ω stands here: the
+product n·ω·φ(k) leaves the range of fp16. φ̃ are turned features where there is a rotation; the divisor is of those that
+are not turned. The mean is over all queries: what one gets depends on the others.
+"""
+
+from torch import Tensor
+
+from subquad.kernels import Shapes
+from subquad.ops.image_by_image import by_image
+from subquad.ops.linear_formula import FEATURE_MAPS
+from subquad.ops.padding import mean_token, zero_padding
+from subquad.ops.precision import in_fp32
+from subquad.rope import Rotation, turned
+
+SHAPES = Shapes("RALA", q="b h n d", k="b h m d", v="b h m d", padding="b m", query_padding="b n")
+WEIGHTS_SHAPES = SHAPES.without("v")
+
+elu = FEATURE_MAPS["elu"]
+
+
+@in_fp32
+def rala_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Tensor | None = None,
+    query_padding: Tensor | None = None,
+    rotation: Rotation | None = None,
+    *,
+    eps: float = 1e-6,
+) -> Tensor:
+    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d).
+
+    `padding` (b, n_k) are keys that are absent, `query_padding` (b, n_q) queries.
+    """
+    SHAPES.check(q, k, v, padding, query_padding)
+
+    def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, query_padding: Tensor | None) -> Tensor:
+        q, k = elu(q), zero_padding(elu(k), padding)
+        shares = key_shares(q, k, padding, query_padding)
+        normalizer = q @ (k.mT @ shares)
+        q, k = turned(rotation, q, k)
+        return q @ ((k * shares).mT @ zero_padding(v, padding)) / (normalizer + eps)
+
+    return by_image(mix, q, k, v, padding, query_padding)
+
+
+@in_fp32
+def rala_weights(
+    q: Tensor,
+    k: Tensor,
+    padding: Tensor | None = None,
+    query_padding: Tensor | None = None,
+    rotation: Rotation | None = None,
+    *,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Explicit weights (b, h, n_q, n_k) of `rala_attention`."""
+    WEIGHTS_SHAPES.check(q, k, padding, query_padding)
+    q, k = elu(q), zero_padding(elu(k), padding)
+    shares = key_shares(q, k, padding, query_padding)
+    normalizer = q @ (k.mT @ shares)
+    q, k = turned(rotation, q, k)
+    return q @ (k * shares).mT / (normalizer + eps)
+
+
+def key_shares(q: Tensor, k: Tensor, padding: Tensor | None, query_padding: Tensor | None) -> Tensor:
+    """ω (b, h, n_k, 1) of features of queries and keys; zero for keys that are not there."""
+    scores = k @ mean_token(q, query_padding).mT * q.shape[-1] ** -0.5
+    if padding is None:
+        return scores.softmax(dim=-2)
+    absent = padding[:, None, :, None]
+    return scores.masked_fill(absent, float("-inf")).softmax(dim=-2).masked_fill(absent, 0)
