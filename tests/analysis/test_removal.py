@@ -5,6 +5,7 @@ import json
 import pytest
 import timm
 import torch
+from mechanisms import WITH_WEIGHTS
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -52,7 +53,7 @@ def test_rows_become_those_of_the_keys_that_are_left():
         assert torch.allclose(changed[..., left], alone, atol=1e-12) and (changed[..., [2, 7]] == 0).all()
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
 def test_nothing_removed_is_the_network_itself(name):
     model, images = network(name).double(), torch.randn(2, 3, 10, 12, dtype=torch.float64)
     before = model(images)
@@ -81,7 +82,7 @@ def test_with_all_but_itself_removed_a_query_sees_its_own_value(name, settings):
     assert torch.allclose(seen["y"], seen["v"], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
 def test_branches_can_be_switched_off(name):
     model, images = network(name).double(), torch.randn(2, 3, 10, 12, dtype=torch.float64)
     for parameter in [p for block in model.blocks for p in block.attn.inner.parameters()]:

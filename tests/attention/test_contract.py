@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from mechanisms import BATCH, DIM, GRIDS, HEADS, SEQUENCE, apply_weights, build, but_values, inputs_of
+from mechanisms import BATCH, DIM, GRIDS, HEADS, SEQUENCE, build, but_values, check_weights, inputs_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,13 +31,9 @@ def test_inputs_are_words_of_the_vocabulary_in_order_and_the_arguments_of_forwar
 @every_grid
 def test_weights_times_values_is_the_fast_form_without_its_local_branch(name, grid):
     module = build(name, grid, local=False)
-    supply = inputs_of(module, grid)
-    if "g" in supply:
-        supply["g"] = torch.ones_like(supply["g"])
-    weights = module.weights(**but_values(supply), grid=grid, kv_grid=grid)
-    assert weights.shape[:2] == (BATCH, HEADS) and weights.shape[3:] == (grid.num_tokens, grid.num_tokens)
-    fast = module(**supply, grid=grid, kv_grid=grid)
-    torch.testing.assert_close(fast, apply_weights(weights, supply["v"]), rtol=1e-10, atol=1e-10)
+    weights = check_weights(module, inputs_of(module, grid), grid=grid, kv_grid=grid)
+    if weights is not None:
+        assert weights.shape[:2] == (BATCH, HEADS) and weights.shape[3:] == (grid.num_tokens, grid.num_tokens)
 
 
 @every_mechanism
@@ -46,11 +42,7 @@ def test_a_mechanism_works_on_another_grid_than_it_was_built_for(name, grid):
     built = TokenGrid(1, 31, grid.prefix) if grid.height == 1 else TokenGrid(6, 6, grid.prefix)
     module = build(name, built, local=False)
     supply = inputs_of(module, grid)
-    if "g" in supply:
-        supply["g"] = torch.ones_like(supply["g"])
-    weights = module.weights(**but_values(supply), grid=grid, kv_grid=grid)
-    fast = module(**supply, grid=grid, kv_grid=grid)
-    torch.testing.assert_close(fast, apply_weights(weights, supply["v"]), rtol=1e-10, atol=1e-10)
+    check_weights(module, supply, grid=grid, kv_grid=grid)
     whole = build(name, built)(**supply, grid=grid, kv_grid=grid)
     assert whole.shape == supply["v"].shape and whole.isfinite().all()
 
@@ -70,7 +62,7 @@ def test_prefix_tokens_attend_and_are_attended(name, prefix):
     supply = inputs_of(module, grid)
     supply["v"].requires_grad_()
     y = module(**supply, grid=grid, kv_grid=grid)
-    assert y.shape == (BATCH, HEADS, 20 + prefix, DIM // HEADS)
+    assert y.shape == supply["v"].shape == (BATCH, len(y[0]), 20 + prefix, DIM // HEADS)
     (gradient,) = torch.autograd.grad(y[:, :, -1].sum(), supply["v"])
     assert (gradient.abs().sum(dim=(0, 1, 3)) > 0).all(), "the last token does not see all values"
 
@@ -85,12 +77,9 @@ def test_keys_may_stand_on_a_coarser_grid_or_that_is_refused_in_one_line(name):
         assert "k" not in ATTENTION[name].inputs and re.search(r"6×9 .*3×4", str(refusal))
         return
     supply = inputs_of(module, grid, kv_grid=kv_grid)
-    if "g" in supply:
-        supply["g"] = torch.ones_like(supply["g"])
-    weights = module.weights(**but_values(supply), grid=grid, kv_grid=kv_grid)
-    fast = module(**supply, grid=grid, kv_grid=kv_grid)
-    torch.testing.assert_close(fast, apply_weights(weights, supply["v"]), rtol=1e-10, atol=1e-10)
-    assert build(name, grid, kv_grid=kv_grid)(**supply, grid=grid, kv_grid=kv_grid).shape == fast.shape
+    check_weights(module, supply, grid=grid, kv_grid=kv_grid)
+    y = build(name, grid, kv_grid=kv_grid)(**supply, grid=grid, kv_grid=kv_grid)
+    assert y.shape == (*supply["v"].shape[:2], *supply["q"].shape[2:])
 
 
 @every_mechanism
@@ -102,8 +91,8 @@ def test_what_stands_in_the_padding_does_not_matter(name, grid):
     padding[0, -9:] = True
     supply["padding"] = padding
     y = module(**supply, grid=grid, kv_grid=grid)
-    weights = module.weights(**but_values(supply), grid=grid, kv_grid=grid)
-    assert (weights[0, ..., -9:] == 0).all()
+    if not traits_of(module).no_weights:
+        assert (module.weights(**but_values(supply), grid=grid, kv_grid=grid)[0, ..., -9:] == 0).all()
     for word in ("q", "k", "v", "x"):
         if word in supply:
             supply[word] = supply[word].clone()
@@ -122,7 +111,7 @@ def test_no_padding_is_as_padding_that_is_nowhere(name):
     torch.testing.assert_close(module(**supply, grid=SEQUENCE, kv_grid=SEQUENCE), y, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["softmax", "linear", "inline"])
+@pytest.mark.parametrize("name", ["softmax", "linear", "inline", "mlla"])
 def test_without_position_tables_a_padded_sequence_is_the_short_one(name):
     long, short = TokenGrid(1, 23), TokenGrid(1, 15)
     module = build(name, long)
@@ -179,12 +168,14 @@ def test_half_precision_is_finite_and_as_good_as_fp32_accumulation(name, dtype, 
     exact = {word: t if t is None else t.double() for word, t in supply.items()}
     reference = module.to(dtype).double()(**exact, grid=grid, kv_grid=grid)
     half = module.to(dtype)(**supply, grid=grid, kv_grid=grid)
-    assert half.dtype == dtype and half.isfinite().all()
+    # what is no mean of values can make what the type has no numbers for
+    fits = reference.abs() < torch.finfo(dtype).max
+    assert half.dtype == dtype and half[fits].isfinite().all() and fits.float().mean() > 0.9
     # the best that half precision can do: exact sums of tensors that were rounded once when they passed between steps
     step = torch.finfo(dtype).eps
     noise = {word: t if t is None else t * (1 + step * (2 * torch.rand_like(t) - 1)) for word, t in exact.items()}
-    unavoidable = (module.double()(**noise, grid=grid, kv_grid=grid) - reference).norm()
-    assert (half.double() - reference).norm() <= 2 * max(unavoidable, step * reference.norm())
+    unavoidable = (module.double()(**noise, grid=grid, kv_grid=grid) - reference)[fits].norm()
+    assert (half.double() - reference)[fits].norm() <= 2 * max(unavoidable, step * reference[fits].norm())
 
 
 @every_mechanism

@@ -37,7 +37,10 @@ FAMILIES: dict[str, str] = {
             "vit",
         )
     },
-    **{f"subquad.models.{host}": "subquad.conversion.own_attention" for host in ("cswin", "layers", "pvt", "swin")},
+    **{
+        f"subquad.models.{host}": "subquad.conversion.own_attention"
+        for host in ("cswin", "layers", "mlla_network", "pvt", "swin")
+    },
 }
 """Modules in which foreign attention layers are defined, and the module of ours that reads them."""
 
