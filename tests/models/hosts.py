@@ -14,6 +14,8 @@ SMALL = {
     "lavit": ("lavit_tiny", {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 4), "depths": (1, 1, 3, 3)}),
     "lavit_vit": ("lavit_deit_tiny", {"embed_dim": 24, "num_heads": 2, "depths": (4,), "patch_size": 8}),
     "mllanet": ("mllanet_tiny", {"embed_dim": 8, "num_heads": (1, 2, 2, 4), "depths": (1, 2, 1, 1)}),
+    "hvit3": ("hvit3_tiny", {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 4), "depths": (1, 2, 1, 1)}),
+    "vit3": ("vit3_tiny", PLAIN),
     "deit3": ("deit3_small", PLAIN),
     "dinov2": ("dinov2_small", PLAIN),
     "dinov2_reg4": ("dinov2_small_reg4", PLAIN),

@@ -7,6 +7,7 @@ from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from subquad.models.backbone import Backbone
 from subquad.models.cswin import CSwin
+from subquad.models.hvit3 import HViT3
 from subquad.models.lavit import LaViT, LaViTPlain
 from subquad.models.mlla_network import MLLANet
 from subquad.models.pvt import PVT
@@ -25,6 +26,7 @@ HOSTS: dict[str, type[Backbone]] = {
     "lavit": LaViT,
     "lavit_vit": LaViTPlain,
     "mllanet": MLLANet,
+    "hvit3": HViT3,
 }
 
 
@@ -138,6 +140,20 @@ def mllanet(embed_dim: int, depths: tuple[int, ...], num_heads: tuple[int, ...],
     return Variant("mllanet", depths, sizes, "swin")
 
 
+def vit3(embed_dim: int, num_heads: int, drop_path_rate: float) -> Variant:
+    """A ViT³, arXiv 2512.01643: a DeiT whose tokens are placed by convolutions, without a class token."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "drop_path_rate": drop_path_rate}
+    return Variant("vit", (12,), sizes | {"cpe": True, "pos_embed": "none", "class_token": False}, "deit")
+
+
+def hvit3(
+    embed_dims: tuple[int, ...], depths: tuple[int, ...], num_heads: tuple[int, ...], drop_path_rate: float
+) -> Variant:
+    """An H-ViT³, arXiv 2512.01643: heads are 32 channels wide, rotary positions across all of them."""
+    sizes = {"embed_dims": embed_dims, "num_heads": num_heads, "drop_path_rate": drop_path_rate, "rope": "mlla"}
+    return Variant("hvit3", depths, sizes, "swin")
+
+
 REG4: dict[str, Any] = {"reg_tokens": 4, "pos_embed": "patches"}
 GIANT: dict[str, Any] = {"mlp": "swiglu", "mlp_ratio": 2.66667}
 
@@ -192,4 +208,10 @@ VARIANTS: dict[str, Variant] = {
     "mllanet_tiny": mllanet(64, (2, 4, 8, 4), (2, 4, 8, 16), drop_path_rate=0.2),
     "mllanet_small": mllanet(64, (3, 6, 21, 6), (2, 4, 8, 16), drop_path_rate=0.3),
     "mllanet_base": mllanet(96, (3, 6, 21, 6), (3, 6, 12, 24), drop_path_rate=0.5),
+    "vit3_tiny": vit3(192, 6, drop_path_rate=0.0),
+    "vit3_small": vit3(384, 6, drop_path_rate=0.1),
+    "vit3_base": vit3(768, 12, drop_path_rate=0.4),
+    "hvit3_tiny": hvit3((64, 128, 320, 512), (1, 3, 9, 4), (2, 4, 10, 16), drop_path_rate=0.2),
+    "hvit3_small": hvit3((64, 128, 320, 512), (2, 6, 18, 8), (2, 4, 10, 16), drop_path_rate=0.4),
+    "hvit3_base": hvit3((96, 192, 448, 640), (2, 6, 18, 8), (3, 6, 14, 20), drop_path_rate=0.6),
 }

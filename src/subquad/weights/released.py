@@ -29,6 +29,7 @@ MECHANISMS: list[Rule] = [
     (r"attn\.residual\.2\.", "attn.inner.local.fc2."),
     (r"attn\.dwc\.", "attn.inner.local."),
     (r"attn\.(?=(?:an|ah|aw|ac|na|ha|wa|ca)_bias$|power$|scale$|positional_encoding$)", "attn.inner."),
+    (r"attn\.(?=w[123]$)", "attn.inner."),
     (r"attn\.sr\.", "attn.reduce.proj."),
     (r"attn\.norm\.", "attn.reduce.norm."),
     (r"\ban_bias$", "agent_bias.block"),
@@ -56,7 +57,7 @@ HALVING: list[Rule] = [
     (r"^layers\.(\d)\.downsample\.conv\.1\.conv\.", _stage("stages.{s}.embed.halve.", 1)),
     (r"^layers\.(\d)\.downsample\.conv\.2\.", _stage("stages.{s}.embed.narrow.", 1)),
 ]
-"""Between the stages of MLLA."""
+"""Between the stages of MLLA and of H-ViT³."""
 
 FAMILIES: dict[str, list[Rule]] = {
     "vit": [
@@ -70,6 +71,7 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"attn\.([qkv])_proj\.(weight|bias)$", r"attn.qkv.\2@\1"),
         (r"mlp\.fc1_g\.(weight|bias)$", r"mlp.fc1.\1@0"),
         (r"mlp\.fc1_x\.(weight|bias)$", r"mlp.fc1.\1@1"),
+        (r"\.cpe\.(weight|bias)$", r".cpe.conv.\1"),
     ],
     "pvt": PYRAMID,
     "pvt_v2": [
@@ -111,6 +113,13 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"\batt\.ff([12])\.", r"mlp.fc\1."),
         (r"\batt\.(norm[12])\.", r"\1."),
     ],
+    "hvit3": [
+        (r"^patch_embed\.conv\.(\d)\.", lambda match: f"stages.0.embed.{2 * int(match[1])}."),
+        *HALVING,
+        (r"^layers\.(\d)\.blocks\.", _stage("stages.{s}.blocks.", 0)),
+        (r"\.cpe\.(weight|bias)$", r".cpe.conv.\1"),
+        (r"\bmlp\.dwc\.", "mlp.dwconv."),
+    ],
     "mllanet": [
         (r"^patch_embed\.conv1\.", "stages.0.embed.first."),
         (r"^patch_embed\.conv2\.0\.", "stages.0.embed.branch.0."),
@@ -137,6 +146,7 @@ MARKS: dict[str, str] = {
     r"^stages\.1\.downsample\.proj\.weight$": "pvt_v2",
     r"^patch_embed1\.proj\.weight$": "pvt",
     r"^layers\.0\.blocks\.0\.in_proj\.weight$": "mllanet",
+    r"^layers\.0\.blocks\.0\.mlp\.dwc\.weight$": "hvit3",
     r"^layers\.0\.blocks\.0\.norm1\.weight$": "swin",
     r"^blocks\.0\.norm1\.weight$": "vit",
 }
@@ -207,7 +217,7 @@ def to_our_layout(state: dict[str, Tensor], family: str, shapes: dict[str, torch
         if any(re.search(pattern, name) for pattern in DROPPED):
             continue
         target, _, part = our_name(name, family).partition("@")
-        pieces = dict(zip(part, tensor.chunk(len(part)), strict=True)) if part.isalpha() else {part: tensor}
+        pieces = _pieces(tensor, part, _extra_width(target, shapes)) if part.isalpha() else {part: tensor}
         if target in ours or pieces.keys() & parts.get(target, {}).keys():
             raise SubquadError(f"two entries are {target}, one of them {name}")
         if part:
@@ -222,6 +232,21 @@ def to_our_layout(state: dict[str, Tensor], family: str, shapes: dict[str, torch
     return ours
 
 
+def _extra_width(target: str, shapes: dict[str, torch.Size]) -> int:
+    """Channels of heads that a mechanism has beside the host's: what the output projection reads more than it gives."""
+    read = shapes.get(target.rpartition(".qkv.")[0] + ".proj.weight", (0, 0))
+    return read[1] - read[0]
+
+
+def _pieces(tensor: Tensor, part: str, extra: int) -> dict[str, Tensor]:
+    """A fused projection by the letters of its parts; those of heads beside the host's stand behind all others."""
+    hosts = tensor[: len(tensor) - extra * len(part)].chunk(len(part))
+    if not extra:
+        return dict(zip(part, hosts, strict=True))
+    others = tensor[len(tensor) - extra * len(part) :].chunk(len(part))
+    return {letter: torch.cat(both) for letter, *both in zip(part, hosts, others, strict=True)}
+
+
 def _reshape(target: str, tensor: Tensor, like: torch.Size | None) -> Tensor:
     """Tables of released layers: a leading axis of one, queries before agents, all heads in one row."""
     table = target.rpartition(".inner.")[2] if ".inner." in target else target.rpartition(".branches.")[2][2:]
@@ -231,6 +256,8 @@ def _reshape(target: str, tensor: Tensor, like: torch.Size | None) -> Tensor:
         return rearrange(tensor[0].flatten(1, -2), "h n a -> h a n")  # (1, h, y, 1, a)
     if table == "power":
         return tensor[0]  # (1, h, 1, d)
+    if table in ("w1", "w2"):
+        return tensor[0]  # (1, h, d, d)
     if table == "relative_bias.table":
         side = round(len(tensor) ** 0.5)
         return rearrange(tensor, "(y x) h -> h y x", y=side)
