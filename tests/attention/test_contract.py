@@ -111,7 +111,7 @@ def test_no_padding_is_as_padding_that_is_nowhere(name):
     torch.testing.assert_close(module(**supply, grid=SEQUENCE, kv_grid=SEQUENCE), y, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["softmax", "linear", "inline", "mlla"])
+@pytest.mark.parametrize("name", ["softmax", "linear", "inline", "mlla", "ttt"])
 def test_without_position_tables_a_padded_sequence_is_the_short_one(name):
     long, short = TokenGrid(1, 23), TokenGrid(1, 15)
     module = build(name, long)

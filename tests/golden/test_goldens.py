@@ -35,11 +35,13 @@ def assert_as_recorded(tensor, record, *, rtol=1e-8, atol=5e-9):
 
 FILES = sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
 OURS = {"plain": "softmax", "flatten": "focused"}
+HOSTS = {("ttt", "vit"): "vit3", ("ttt", "h"): "hvit3"}
 SIZES = {"xt": "xtiny", "t": "tiny", "s": "small", "m": "medium", "b": "base", "l": "large"}
 
 
 def our_network(name):
     mechanism, *host, size = name.split("_")
+    host = [HOSTS.get((mechanism, each), each) for each in host]
     return "_".join([OURS.get(mechanism, mechanism), *host, SIZES.get(size, size)])
 
 
@@ -312,4 +314,26 @@ def test_mllas_block_computes_what_the_released_one_does(dtype):
     assert_as_recorded(y, record["outputs"]["out"])
     y.square().mean().backward()
     check_gradients(block, record, "mllanet", **MLLA_BLOCK)
+    assert x.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
+
+
+VIT3 = {"theirs": "blocks.0.attn.", "ours": "stages.0.blocks.0.attn."}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("ttt_attn")])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_test_time_training_computes_what_the_released_layer_does(name, dtype):
+    record, grid = golden(name), TokenGrid(*map(int, re.findall(r"\d+", name)))
+    dim, heads = map(int, re.findall(r"\d+", record["call"])[:2])
+    layer = SelfAttention(dim, heads, ATTENTION["ttt"], grid=grid).to(dtype)
+    assert sum(parameter.numel() for parameter in layer.parameters()) == record["num_params"]
+    layer.load_state_dict(under_our_names(make_state_dict(record["state_dict"]), layer, "vit", **VIT3))
+    x = make_input(record["input_shape"]).to(dtype).requires_grad_()
+    y = layer(x, grid=grid, rotation=rotation_on(grid, dim, heads, dtype) if "rope" in name else None)
+    if dtype == torch.float32:
+        assert_as_recorded(y, record["outputs"]["out"], rtol=1e-4, atol=1e-4)
+        return
+    assert_as_recorded(y, record["outputs"]["out"])
+    y.square().mean().backward()
+    check_gradients(layer, record, "vit", **VIT3)
     assert x.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)

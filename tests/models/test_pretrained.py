@@ -66,6 +66,8 @@ def meta_state(network):
         ("flatten_swin_t", "focused_swin_tiny"),
         ("flatten_cswin_t", "focused_cswin_tiny"),
         ("mlla_t", "mlla_tiny"),
+        ("ttt_vit_t", "ttt_vit3_tiny"),
+        ("ttt_h_t", "ttt_hvit3_tiny"),
     ],
 )
 def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, network):
@@ -90,7 +92,7 @@ def test_a_file_of_every_link_fits_its_network_entry_by_entry(row):
 
 
 def test_links_are_whole():
-    assert len([row for row in LINKS if LINKS[row].page != "pola"]) == 47
+    assert len([row for row in LINKS if LINKS[row].page != "pola"]) == 53
     assert set(ROWS) == set(LINKS)
     for row, link in LINKS.items():
         assert link.url.startswith("https://") and link.page in PAGES and link.label
@@ -153,6 +155,7 @@ TINY = {
     "cswin": {"embed_dim": 8, "num_heads": (2, 2, 2, 2)},
     "softnet": {"embed_dims": (32, 32, 64, 64)},
     "mllanet": {"embed_dim": 8, "num_heads": (1, 2, 2, 4), "rope": "mlla"},
+    "hvit3": {"embed_dims": (8, 8, 16, 16), "num_heads": (1, 2, 2, 2)},
 }
 """What stands for the networks' sizes, so that a file has some hundred kilobytes."""
 
@@ -200,6 +203,8 @@ FAST = {
     "agent_swin_base_384",
     "soft_tiny.cuda",
     "mlla_tiny",
+    "ttt_vit3_tiny",
+    "ttt_hvit3_tiny",
 }
 BY_NAME = [
     row if row in FAST else pytest.param(row, marks=pytest.mark.slow) for row in ROWS if LINKS[row].page != "pola"

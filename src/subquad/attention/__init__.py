@@ -12,6 +12,7 @@ from subquad.attention.registry import Mechanisms
 from subquad.attention.soft import SoftAttention
 from subquad.attention.softmax import SoftmaxAttention
 from subquad.attention.traits import Traits, traits_of
+from subquad.attention.ttt import TTTAttention
 
 ATTENTION = Mechanisms(
     {
@@ -23,6 +24,7 @@ ATTENTION = Mechanisms(
         "pola": PolaAttention,
         "soft": SoftAttention,
         "mlla": MLLAAttention,
+        "ttt": TTTAttention,
     }
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -92,6 +94,7 @@ __all__ = [
     "PolaAttention",
     "SoftAttention",
     "SoftmaxAttention",
+    "TTTAttention",
     "Traits",
     "register_attention",
     "traits_of",

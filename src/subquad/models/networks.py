@@ -41,6 +41,7 @@ SOURCES = {
     "soft": "github.com/fudan-zvg/SOFT",
     "focused": "github.com/LeapLabTHU/FLatten-Transformer",
     "mlla": "github.com/LeapLabTHU/MLLA",
+    "ttt": "github.com/LeapLabTHU/ViTTT",
 }
 """Where the authors' weights are."""
 
@@ -88,6 +89,11 @@ def soft(variant: str, params: float, gmacs: float | None, top1: float | None, *
 def mlla(variant: str, params: float, gmacs: float, top1: float) -> Network:
     """MLLA, arXiv 2405.16605, table of the released networks."""
     return Network(variant, "mlla", {}, params, gmacs, top1, "mlla")
+
+
+def ttt(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """ViT³ and H-ViT³, arXiv 2512.01643, table of the released networks; H-ViT³'s accuracies are those with MESA."""
+    return Network(variant, "ttt", {}, params, gmacs, top1, "ttt")
 
 
 SSSX = ("soft", "soft", "soft", "softmax")
@@ -181,6 +187,12 @@ PUBLISHED: dict[str, Network] = {
     "mlla_tiny": mlla("mllanet_tiny", 24.392200, 4.2, 83.5),
     "mlla_small": mlla("mllanet_small", 43.015048, 7.3, 84.4),
     "mlla_base": mlla("mllanet_base", 95.983960, 16.2, 85.3),
+    "ttt_vit3_tiny": ttt("vit3_tiny", 6.149416, 1.2, 76.5),
+    "ttt_vit3_small": ttt("vit3_small", 23.799400, 4.8, 81.6),
+    "ttt_vit3_base": ttt("vit3_base", 90.055912, 18.0, 82.6),
+    "ttt_hvit3_tiny": ttt("hvit3_tiny", 28.703560, 4.9, 84.0),
+    "ttt_hvit3_small": ttt("hvit3_small", 54.362056, 8.8, 84.9),
+    "ttt_hvit3_base": ttt("hvit3_base", 94.369304, 16.7, 85.5),
 }
 
 
@@ -198,6 +210,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "pola": {"deit": "pola", "pvt_v2": "pola", "cswin": LLSS, **vits("pola")},
     "soft": {"deit": "soft", **dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), SSSX), **vits("soft")},
     "mlla": {**dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "mlla"), **vits("mlla")},
+    "ttt": {**dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "ttt"), **vits("ttt")},
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 

@@ -16,6 +16,7 @@ from subquad.ops import (
     pola_formula,
     soft_formula,
     softmax_formula,
+    ttt_formula,
 )
 from subquad.ops.agent_formula import agent_attention, agent_weights
 from subquad.ops.focused_formula import focused_attention, focused_weights
@@ -32,6 +33,7 @@ from subquad.ops.soft_formula import (
     soft_weights,
 )
 from subquad.ops.softmax_formula import softmax_attention, softmax_weights
+from subquad.ops.ttt_formula import ttt_filter, ttt_unit
 
 OPERATIONS: dict[str, Shapes] = {
     "add_local": map_formulas.SHAPES,
@@ -55,6 +57,8 @@ OPERATIONS: dict[str, Shapes] = {
     "pool_tokens": map_formulas.POOL_SHAPES,
     "softmax_attention": softmax_formula.SHAPES,
     "softmax_weights": softmax_formula.WEIGHTS_SHAPES,
+    "ttt_filter": ttt_formula.FILTER_SHAPES,
+    "ttt_unit": ttt_formula.UNIT_SHAPES,
 }
 """The shapes that every operation takes, by its name and the names of its arguments."""
 
@@ -84,4 +88,6 @@ __all__ = [
     "soft_weights",
     "softmax_attention",
     "softmax_weights",
+    "ttt_filter",
+    "ttt_unit",
 ]

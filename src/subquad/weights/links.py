@@ -25,6 +25,7 @@ PAGES: dict[str, Page] = {
     "soft": Page("https://github.com/fudan-zvg/SOFT", "not known here"),
     "pola": Page("https://huggingface.co/ZachMeng/PolaFormer", "not known here"),
     "mlla": Page("https://github.com/LeapLabTHU/MLLA", "MIT"),
+    "ttt": Page("https://github.com/LeapLabTHU/ViTTT", "MIT"),
 }
 """By mechanism: where the links stand."""
 
@@ -83,6 +84,11 @@ def mlla(share: str, label: str, top1: float, **more: object) -> Link:
     return _tsinghua("mlla", share, label, top1, **more)
 
 
+def ttt(share: str, label: str, top1: float, **more: object) -> Link:
+    """Of ViT³ and H-ViT³, README.md."""
+    return _tsinghua("ttt", share, label, top1, **more)
+
+
 def soft(identity: str, label: str, top1: float, **more: object) -> Link:
     """Of SOFT, README.md; the files lie on Google Drive."""
     url = f"https://drive.google.com/uc?export=download&id={identity}"
@@ -95,6 +101,7 @@ def pola(label: str, top1: float | None = None, **more: object) -> Link:
 
 
 WITHOUT_RIDGE = 'trained in 2021 without ridge: create_model("soft_tiny", inverse="plain", pretrained=True)'
+WITH_MESA = "trained with MESA, a loss against the average of its own weights"
 ITS_MODEL = "the published figure is that of the file's `model`, which is taken, not of its moving average"
 
 LINKS: dict[str, Link] = {
@@ -153,6 +160,12 @@ LINKS: dict[str, Link] = {
     "mlla_tiny": mlla("7a19712877cb4242889c", "MLLA-T", 83.5),
     "mlla_small": mlla("0e5d0b1409d540aaa80c", "MLLA-S", 84.4),
     "mlla_base": mlla("91c85c5a1061496d8796", "MLLA-B", 85.3),
+    "ttt_vit3_tiny": ttt("e12d1bd1c20c4e06a2da", "ViT³-T", 76.5),
+    "ttt_vit3_small": ttt("4ab59ca54b474dff9b70", "ViT³-S", 81.6),
+    "ttt_vit3_base": ttt("c9e9bb09f85d449ab8cf", "ViT³-B", 82.6),
+    "ttt_hvit3_tiny": ttt("f0c7c73ceabe49b7b161", "H-ViT³-T", 84.0, remark=WITH_MESA),
+    "ttt_hvit3_small": ttt("3eeab8621a7f43929a87", "H-ViT³-S", 84.9, remark=WITH_MESA),
+    "ttt_hvit3_base": ttt("1d0d7fb840254275b29d", "H-ViT³-B", 85.5, remark=WITH_MESA),
 }
 """By network, or by network and tag where several files are of one."""
 
