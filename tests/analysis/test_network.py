@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from hosts import small, without_prefix
+from mechanisms import WITH_WEIGHTS
 
 import subquad
-from subquad import ATTENTION, SubquadError
+from subquad import SubquadError
 from subquad.analysis import ALL_MEASURES, attention_weights, entropy, measure_network
 from subquad.cli import main
 from subquad.models import HOSTS
@@ -25,7 +26,7 @@ def network(name):
     return subquad.create_model("deit_micro", attention=name, **sizes | without_prefix(name))
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
 def test_every_measure_has_a_value_in_every_layer(name):
     model, images = network(name), torch.randn(4, 3, 6, 8)
     before = model.eval()(images)

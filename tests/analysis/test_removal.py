@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from hosts import without_prefix
+from mechanisms import WITH_WEIGHTS
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -54,10 +55,10 @@ def test_rows_become_those_of_the_keys_that_are_left():
         assert torch.allclose(changed[..., left], alone, atol=1e-12) and (changed[..., [2, 7]] == 0).all()
 
 
-REMOVABLE = [name for name, cls in ATTENTION.items() if traits_of(cls).key_removal is not None]
+REMOVABLE = [name for name in WITH_WEIGHTS if traits_of(ATTENTION[name]).key_removal is not None]
 
 
-@pytest.mark.parametrize("name", [name for name in ATTENTION if name not in REMOVABLE])
+@pytest.mark.parametrize("name", [name for name in WITH_WEIGHTS if name not in REMOVABLE])
 def test_what_weights_can_not_tell_is_not_guessed(name):
     images = torch.randn(1, 3, 10, 12)
     with pytest.raises(SubquadError, match="does not say what its weights become without some keys"):

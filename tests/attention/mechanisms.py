@@ -16,6 +16,8 @@ DIM, HEADS, BATCH = 16, 2, 2
 SEQUENCE = TokenGrid(1, 23)
 GRIDS = [TokenGrid(5, 5), TokenGrid(4, 7), TokenGrid(3, 5, 1), TokenGrid(7, 4, 5), SEQUENCE, TokenGrid(1, 23, 2)]
 MIXED = "q", "k", "v", "g", "x"
+WITHOUT_WEIGHTS = [name for name, cls in ATTENTION.items() if traits_of(cls).no_weights]
+WITH_WEIGHTS = [name for name in ATTENTION if name not in WITHOUT_WEIGHTS]
 
 
 def build(name: str, grid: TokenGrid, *, local: bool = True, kv_grid: TokenGrid | None = None, **settings) -> nn.Module:
@@ -65,10 +67,11 @@ def inputs_of(
     """
     generator = torch.Generator().manual_seed(seed)
     kv_grid = kv_grid or grid
+    heads = HEADS + traits_of(module).extra_heads
     supply = {}
     for name in module.inputs:
         tokens = kv_grid.num_tokens if name in ("k", "v") else grid.num_tokens
-        shape = (BATCH, tokens, dim) if name == "x" else (BATCH, HEADS, tokens, dim // HEADS)
+        shape = (BATCH, tokens, dim) if name == "x" else (BATCH, heads, tokens, dim // HEADS)
         supply[name] = torch.randn(shape, generator=generator, dtype=torch.float64) if name in MIXED else None
     if rope is not None:
         supply["rotation"] = rotation_of(module, grid, rope, dim=dim)
@@ -103,3 +106,17 @@ def apply_weights(weights: Tensor, v: Tensor) -> Tensor:
     """(b, h, s, n_q, n_k) on v: stream t weighs the t-th part of each head's channels."""
     parts = v.chunk(weights.shape[2], dim=-1)
     return torch.cat([weights[:, :, t] @ part for t, part in enumerate(parts)], dim=-1)
+
+
+def check_weights(module: nn.Module, supply: dict, *, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor | None:
+    """The explicit weights, once they have mixed the values as the fast form does; or that there are none, and why."""
+    if reason := traits_of(module).no_weights:
+        with pytest.raises(SubquadError, match=f"has no explicit weights: {reason}$"):
+            module.weights(**but_values(supply), grid=grid, kv_grid=kv_grid)
+        return None
+    supply = dict(supply)
+    open_gate(module, supply)
+    weights = module.weights(**but_values(supply), grid=grid, kv_grid=kv_grid)
+    fast = module(**supply, grid=grid, kv_grid=kv_grid)
+    torch.testing.assert_close(fast, apply_weights(weights, supply["v"]), rtol=1e-10, atol=1e-10)
+    return weights

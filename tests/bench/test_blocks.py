@@ -10,6 +10,7 @@ import torch
 from mechanisms import build, inputs_of
 
 from subquad import ATTENTION, SubquadError, TokenGrid
+from subquad.attention import traits_of
 from subquad.benchmarks import (
     blocks_table,
     describe_device,
@@ -21,7 +22,7 @@ from subquad.benchmarks import (
 from subquad.benchmarks.floors import moved_bytes
 from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.cli import main
-from subquad.models.layers import PROJECTED
+from subquad.models.layers import projected_by
 from subquad.pages import bench_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -102,10 +103,11 @@ def test_the_command_prints_the_table_and_names_the_device(capsys, tmp_path):
 
 def test_operations_alone_are_measured_against_a_copy_of_their_tokens():
     rows = measure_blocks(list(ATTENTION), [16], dim=16, num_heads=2, repeats=1, ops=True)
-    floors = {}
-    for row in rows:
-        floors.setdefault(sum(word in PROJECTED for word in ATTENTION[row.mechanism].inputs), set()).add(row.floor_ms)
-    assert sorted(floors) == [2, 3, 4] and all(len(alike) == 1 for alike in floors.values())
+    copied = {name: len(projected_by(cls)) + 1 for name, cls in ATTENTION.items()}
+    # heads that a mechanism has beside the two
+    copied = {name: count * (2 + traits_of(ATTENTION[name]).extra_heads) for name, count in copied.items()}
+    each = [row.floor_ms / copied[row.mechanism] for row in rows]
+    assert each == pytest.approx([each[0]] * len(rows))
     for row in rows:
         assert (
             row.block_ms is None

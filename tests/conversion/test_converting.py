@@ -14,6 +14,7 @@ from torch import nn
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.conversion import converted_layers
+from subquad.conversion.converted_attention import ADDED
 from subquad.grid import TokenGrid
 from subquad.models.mavit import GATES
 
@@ -46,7 +47,7 @@ def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
         student = subquad.convert(model, attention, **settings)
         assert not torch.equal(answer(student, x), before)
         new = student.state_dict().keys() - state.keys()
-        assert all(".inner." in key or ".gate_of_tokens." in key for key in new)
+        assert all(any(f".{part}." in key for part in ADDED) for key in new)
         with torch.no_grad():
             for layer in converted_layers(student).values():
                 for parameter in layer.parameters():

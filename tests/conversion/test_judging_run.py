@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 from foreign import FOREIGN, sharp, side_of
-from mechanisms import refuses
+from mechanisms import WITH_WEIGHTS, WITHOUT_WEIGHTS, refuses
 
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.analysis import attention_weights
+from subquad.attention import traits_of
 from subquad.conversion import conversion_of
 from subquad.conversion.conversion_record import REPORT, Record, read_record
 from subquad.conversion.judging import Comparison
@@ -22,7 +23,15 @@ CONFIG = InputConfig((64, 64))
 PICTURES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("attention", sorted(ATTENTION))
+@pytest.mark.parametrize("attention", WITHOUT_WEIGHTS)
+def test_a_student_without_weights_is_not_shown_and_the_page_says_why(attention):
+    teacher = sharp("timm ViT")
+    maps = paired_maps(subquad.convert(teacher, attention), teacher, PICTURES, CONFIG)
+    assert traits_of(ATTENTION[attention]).no_weights in maps.without
+    assert all(maps.looks["teacher"]) and not any(maps.looks["student"])
+
+
+@pytest.mark.parametrize("attention", sorted(WITH_WEIGHTS))
 def test_maps_of_both_are_those_of_the_blocks(attention):
     """With softmax both are the same, with others they are the weights that the mechanism's probes give."""
     teacher = sharp("timm SigLIP" if refuses(attention, "prefix") else "timm ViT")

@@ -4,12 +4,14 @@ import torch
 from torch import Tensor
 
 OURS = {"plain": "softmax", "flatten": "focused"}
+HOSTS = {("ttt", "vit"): "vit3", ("ttt", "h"): "hvit3"}
 SIZES = {"xt": "xtiny", "t": "tiny", "s": "small", "m": "medium", "b": "base", "l": "large"}
 
 
 def our_network(name: str) -> str:
     """The network of the table that a golden is of."""
     mechanism, *host, size = name.split("_")
+    host = [HOSTS.get((mechanism, each), each) for each in host]
     return "_".join([OURS.get(mechanism, mechanism), *host, SIZES.get(size, size)])
 
 

@@ -373,3 +373,25 @@ def test_mllas_block_computes_what_the_released_one_does(dtype):
     y.square().mean().backward()
     check_gradients(block, record, "mllanet", **MLLA_BLOCK)
     assert x.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
+
+
+VIT3 = {"theirs": "blocks.0.attn.", "ours": "stages.0.blocks.0.attn."}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("ttt_attn")])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_test_time_training_computes_what_the_released_layer_does(name, dtype):
+    record, grid = golden(name), TokenGrid(*map(int, re.findall(r"\d+", name)))
+    dim, heads = map(int, re.findall(r"\d+", record["call"])[:2])
+    layer = SelfAttention(dim, heads, ATTENTION["ttt"], grid=grid).to(dtype)
+    assert sum(parameter.numel() for parameter in layer.parameters()) == record["num_params"]
+    layer.load_state_dict(under_our_names(make_state_dict(record["state_dict"]), layer, "vit", **VIT3))
+    x = make_input(record["input_shape"]).to(dtype).requires_grad_()
+    y = layer(x, grid=grid, rotation=rotation_on(grid, dim, heads, dtype) if "rope" in name else None)
+    if dtype == torch.float32:
+        assert_as_recorded(y, record["outputs"]["out"], rtol=1e-4, atol=1e-4)
+        return
+    assert_as_recorded(y, record["outputs"]["out"])
+    y.square().mean().backward()
+    check_gradients(layer, record, "vit", **VIT3)
+    assert x.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)

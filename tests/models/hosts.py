@@ -21,6 +21,8 @@ SMALL = {
         "mavit_tiny",
         {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 4), "depths": (1, 2, 1, 1), "head_width": 40},
     ),
+    "hvit3": ("hvit3_tiny", {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 4), "depths": (1, 2, 1, 1)}),
+    "vit3": ("vit3_tiny", PLAIN),
     "deit3": ("deit3_small", PLAIN),
     "dinov2": ("dinov2_small", PLAIN),
     "dinov2_reg4": ("dinov2_small_reg4", PLAIN),
@@ -48,7 +50,8 @@ def without_prefix(attention):
 
 
 def refuses_prefix(attention):
-    return attention in ATTENTION and "prefix" in traits_of(ATTENTION[attention]).refuses
+    names = [attention] if isinstance(attention, str) else attention or ()
+    return any(name in ATTENTION and "prefix" in traits_of(ATTENTION[name]).refuses for name in names)
 
 
 def small(kind, attention="softmax", **changes):

@@ -36,8 +36,9 @@ EDGES = {
         "stages.0.embed.last.": "patch_embed.conv3.1.",
     },
 }
+EDGES["hvit3"] = {f"stages.0.embed.{2 * k}.": f"patch_embed.conv.{k}." for k in range(5)}
 HALVING = {"widen.": "0.conv.", "halve.": "1.conv.", "narrow.": "2."}
-"""Between the stages of MLLA."""
+"""Between the stages of MLLA and of H-ViT³."""
 GATED = {
     "cpe.conv.": "cpe1.",
     "cpe2.conv.": "cpe2.",
@@ -70,6 +71,7 @@ def _entries(name, tensor, host, network, state):
         return
     s, block, rest = int(match[1]), match[2], match[3]
     at = {"vit": f"blocks.{block}.", "swin": f"layers.{s}.blocks.{block}.", "cswin": f"stage{s + 1}.{block}."}
+    at["hvit3"] = at["swin"]
     at = at.get(host, f"block{s + 1}.{block}.")
     if host == "mllanet":
         renamed = next(
@@ -91,6 +93,14 @@ def _entries(name, tensor, host, network, state):
         yield f"{attn}gate.0.{ending}", tensor[-width:]
         if ending == "weight":
             yield f"{attn}qkv.{ending}", tensor[:-width]
+    elif kind == "attn.qkv" and "ttt" in network:
+        # heads of 32 channels, the one that is a convolution behind all others
+        size = state[f"stages.{s}.blocks.{block}.attn.inner.w3"].shape[0]
+        parts = [(part[:-size], part[-size:]) for part in tensor.chunk(3)]
+        yield f"{attn}qkv.{ending}", torch.cat([rows for both in zip(*parts, strict=True) for rows in both])
+        if host == "hvit3" and ending == "weight":
+            # a table of each place, computed from the grid: 56 rows in stage 1 of 224 px
+            yield f"{at}rope.rotations", torch.zeros(56 >> s, 56 >> s, tensor.shape[1] // 2, 2)
     elif kind == "attn.qkv":
         gated = "pola" in network and len(tensor) == 4 * state[f"stages.{s}.blocks.{block}.attn.proj.bias"].shape[0]
         yield from _projections(
@@ -110,7 +120,8 @@ def _entries(name, tensor, host, network, state):
     elif rest.startswith("attn.reduce."):
         yield attn + rest.removeprefix("attn.reduce.").replace("proj.", "sr."), tensor
     else:
-        yield at + rest.replace("mlp.dwconv.", "mlp.dwconv.dwconv.").replace("cpe.conv.", "cpe."), tensor
+        inside = "mlp.dwc." if host == "hvit3" else "mlp.dwconv.dwconv."
+        yield at + rest.replace("mlp.dwconv.", inside).replace("cpe.conv.", "cpe."), tensor
 
 
 def _edge(name, host):
@@ -159,8 +170,10 @@ def _inner(at, rest, tensor):
         yield at + rest.replace("local.", "dwc."), tensor
     elif rest == "temperature":
         yield at + "scale", tensor.reshape(1, 1, -1)
-    elif rest == "power":
-        yield at + "power", tensor[None]
+    elif rest in ("power", "w1", "w2"):
+        yield at + rest, tensor[None]
+    elif rest == "w3":
+        yield at + rest, tensor
     elif rest == "positions.table":
         yield at + "positional_encoding", tensor.transpose(0, 1).flatten(1)[None]
     elif rest == "relative_bias.table":

@@ -72,6 +72,8 @@ def meta_state(network):
         ("rala_t", "rala_tiny"),
         ("nala_xt", "nala_xtiny"),
         ("polapp_b0", "polapp_b0"),
+        ("ttt_vit_t", "ttt_vit3_tiny"),
+        ("ttt_h_t", "ttt_hvit3_tiny"),
     ],
 )
 def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, network):
@@ -96,7 +98,7 @@ def test_a_file_of_every_link_fits_its_network_entry_by_entry(row):
 
 
 def test_links_are_whole():
-    assert len([row for row in LINKS if not LINKS[row].is_repository]) == 54
+    assert len([row for row in LINKS if not LINKS[row].is_repository]) == 60
     assert set(ROWS) == set(LINKS)
     for row, link in LINKS.items():
         assert link.url.startswith("https://") and link.page in PAGES and link.label
@@ -159,6 +161,7 @@ TINY = {
     "cswin": {"embed_dim": 8, "num_heads": (2, 2, 2, 2)},
     "softnet": {"embed_dims": (32, 32, 64, 64)},
     "mllanet": {"embed_dim": 8, "num_heads": (1, 2, 2, 4), "rope": "mlla"},
+    "hvit3": {"embed_dims": (8, 8, 16, 16), "num_heads": (1, 2, 2, 2)},
 }
 """What stands for the networks' sizes, so that a file has some hundred kilobytes."""
 
@@ -206,6 +209,8 @@ FAST = {
     "agent_swin_base_384",
     "soft_tiny.cuda",
     "mlla_tiny",
+    "ttt_vit3_tiny",
+    "ttt_hvit3_tiny",
 }
 BY_NAME = [
     row if row in FAST else pytest.param(row, marks=pytest.mark.slow) for row in ROWS if not LINKS[row].is_repository

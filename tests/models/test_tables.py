@@ -53,11 +53,12 @@ def test_every_network_of_the_papers_is_there():
     assert {name for name in PUBLISHED if name.startswith("soft_")} == {
         f"soft_{form}{size}" for size in sizes for form in ("", "norm_")
     }
-    assert {f"mlla_{size}" for size in ("tiny", "small", "base")} <= PUBLISHED.keys()
+    for kind in ("mlla", "ttt_vit3", "ttt_hvit3"):
+        assert {f"{kind}_{size}" for size in ("tiny", "small", "base")} <= PUBLISHED.keys()
 
 
 def test_baselines_follow_the_scheme_and_no_name_is_one_of_timms():
-    for mechanism in ("softmax", "linear", "focused", "agent", "inline", "pola", "soft", "mlla", "circulant"):
+    for mechanism in ("softmax", "linear", "focused", "agent", "inline", "pola", "soft", "mlla", "ttt", "circulant"):
         for host, sizes in {
             "pvt": ("tiny", "large"),
             "pvt_v2": ("b0", "b5"),

@@ -28,6 +28,8 @@ from subquad.ops import (
     rala_weights,
     soft_weights,
     softmax_weights,
+    ttt_filter,
+    ttt_unit,
 )
 from subquad.ops.map_formulas import filter_map
 from subquad.positions import GridBias
@@ -86,6 +88,44 @@ def test_mlla_turns_features_across_all_heads_and_normalises_by_those_that_stand
         torch.testing.assert_close(weights[0, h], rows)
     assert (weights.sum(-1) - 1).abs().max() > 0.01
     torch.testing.assert_close(mlla_weights(q[None], k[None]), linear_weights(q[None], k[None], feature_map="elu"))
+
+
+def test_a_gated_unit_takes_one_step_on_keys_and_values_and_answers_queries(tokens):
+    q, k, v = tokens
+    w1, w2 = (torch.randn(2, D, D, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def unit(x, first, second):
+        return (x @ first) * torch.nn.functional.silu(x @ second)
+
+    for h in range(2):
+        loss = -sum(unit(k[0, h, j], w1[h], w2[h]) @ v[0, h, j] for j in range(N)) / (3 * N)
+        first, second = (torch.autograd.grad(loss, w, retain_graph=True)[0][h] for w in (w1, w2))
+        first, second = (
+            w[h] - torch.stack([column / (column.norm() + 1) for column in gradient.T], dim=-1)
+            for w, gradient in ((w1, first), (w2, second))
+        )
+        torch.testing.assert_close(ttt_unit(q, k, v, w1, w2)[0, h], unit(q[0, h], first, second))
+
+
+def test_a_filter_takes_one_step_on_the_map_of_keys_and_values_and_filters_queries():
+    grid, kv_grid = TokenGrid(4, 5, 2), TokenGrid(3, 7, 1)
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (
+        torch.randn(1, 2, grid.num_tokens if name == "q" else kv_grid.num_tokens, D, generator=generator).double()
+        for name in "qkv"
+    )
+    w3 = torch.randn(2 * D, 1, 3, 3, dtype=torch.float64, requires_grad=True)
+
+    def filtered(image, weight):
+        return torch.nn.functional.conv2d(image, weight, padding=1, groups=len(weight))
+
+    loss = -(filtered(kv_grid.to_map(k), w3) * kv_grid.to_map(v)).sum() / (3 * kv_grid.num_places)
+    (gradient,) = torch.autograd.grad(loss, w3)
+    trained = w3 - gradient / (gradient.flatten(1).norm(dim=1)[:, None, None, None] + 1)
+    expected = grid.to_heads(filtered(grid.to_map(q), trained), 2)
+    answer = ttt_filter(q, k, v, w3, grid=grid, kv_grid=kv_grid)
+    torch.testing.assert_close(answer, expected)
+    assert not answer[:, :, :2].any()
 
 
 def test_focused_features_keep_the_norm_over_all_channels(tokens):

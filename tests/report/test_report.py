@@ -7,11 +7,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from mechanisms import WITH_WEIGHTS, WITHOUT_WEIGHTS
 
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.analysis import attention_weights
 from subquad.analysis.query_maps import _whole_map_layers, query_maps
+from subquad.attention import traits_of
 from subquad.benchmarks import measure_scaling
 from subquad.pages import write_report
 from subquad.pages.attention_maps import drawn_maps
@@ -162,9 +164,12 @@ def test_attention_maps_show_every_mechanism_over_the_same_images(make_run):
         subquad.save_weights(model, folder / "best.safetensors", note)
         groups += group_runs(find_runs([folder]))
     sources = [(group.label, group.first.path) for group in groups]
-    tables = [drawn_maps(asked) for asked in query_maps(sources, pytest.fail, count=3)]
+    said = []
+    tables = [drawn_maps(asked) for asked in query_maps(sources, said.append, count=3)]
     assert [table.layer for table in tables] == ["layer 2 of 2, the last"]
-    assert tables[0].labels == list(ATTENTION) and len(tables[0].images) == 3
+    assert tables[0].labels == WITH_WEIGHTS and len(tables[0].images) == 3
+    for name, line in zip(WITHOUT_WEIGHTS, said, strict=True):
+        assert line.startswith(f"no attention maps of {name}: ") and traits_of(ATTENTION[name]).no_weights in line
     assert all(cell.startswith("data:image/png;base64,") for row in tables[0].maps for cell in row)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from subquad.analysis.explicit_attention import visit_attention
 from subquad.analysis.maps import map_similarity
 from subquad.analysis.measures import ALL_MEASURES, MEASURES
-from subquad.analysis.probes import LayerAttention
+from subquad.analysis.probes import LayerAttention, without_weights
 from subquad.errors import SubquadError, unknown_name
 
 
@@ -66,7 +66,8 @@ def measure_network(
         visit_attention(model, images, watcher)
         layers = watcher.layers
     if not layers:
-        raise SubquadError(f"{type(model).__name__} shows no attention: none of its layers gives its weights")
+        reason = without_weights(model) or "none of its layers gives its weights"
+        raise SubquadError(f"{type(model).__name__} shows no attention: {reason}")
     rows = []
     for (number, measure), values in sorted(measured.items()):
         layer = layers[number]

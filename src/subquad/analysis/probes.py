@@ -86,13 +86,21 @@ def is_mechanism(module: Any) -> bool:
     return hasattr(module, "inputs") and hasattr(module, "weights")
 
 
+def without_weights(model: nn.Module) -> str:
+    """Why some layers of a network show no weights, where mechanisms have none: "…: …"; else empty."""
+    for module in model.modules():
+        if is_mechanism(module) and (reason := traits_of(module).no_weights):
+            return f"{type(module).__name__} has no explicit weights: {reason}"
+    return ""
+
+
 Probe = Callable[[str, Any, Change, nn.Module, Tensor, bool], AbstractContextManager[None]]
 
 
 def probe_of(module: nn.Module) -> Probe | None:
     """What looks into a module of this kind, if it shows weights."""
     if is_mechanism(module):
-        return _mechanism
+        return None if traits_of(module).no_weights else _mechanism
     if isinstance(module, ScoreAttention | LessAttention):
         return _scores
     if isinstance(getattr(module, "attn_drop", None), nn.Module) and hasattr(module, "fused_attn"):

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from subquad.analysis.explicit_attention import attention_weights
-from subquad.analysis.probes import LayerAttention
+from subquad.analysis.probes import LayerAttention, without_weights
 from subquad.data import ImageDataset
 from subquad.errors import SubquadError
 from subquad.runs import open_trained
@@ -60,6 +60,10 @@ def query_maps(
             images = images_of(trained)
         except SubquadError as error:
             log(f"no attention maps of {label}: {error}")
+            continue
+        if reason := without_weights(trained.model):
+            # layers that are not there would shift those behind them beside other networks' layers
+            log(f"no attention maps of {label}: {reason}")
             continue
         if not pictures:
             chosen = _one_a_class(images, count)

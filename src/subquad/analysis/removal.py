@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from subquad.analysis.probes import Change, LayerAttention, is_mechanism, probe_of, probing
+from subquad.analysis.probes import Change, LayerAttention, is_mechanism, probe_of, probing, without_weights
 from subquad.attention import traits_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
@@ -63,6 +63,8 @@ def removed_pairs(grid: TokenGrid, removal: Removal, layer: int = 0) -> Tensor:
 
 def check_removal(model: nn.Module) -> None:
     """Raise a SubquadError where nothing can be removed from `model`, or a mechanism does not say how."""
+    if reason := without_weights(model):
+        raise SubquadError(f"no keys can be removed from {type(model).__name__}: {reason}")
     layers = [module for module in model.modules() if probe_of(module) is not None]
     if not layers:
         raise SubquadError(f"{type(model).__name__} shows no attention that keys could be removed from")

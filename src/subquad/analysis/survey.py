@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from subquad.analysis.explicit_attention import visit_attention
 from subquad.analysis.indistinct_queries import confused_queries
-from subquad.analysis.probes import LayerAttention
+from subquad.analysis.probes import LayerAttention, without_weights
 from subquad.analysis.removal import Removal, removing
 from subquad.data import create_loader
 from subquad.errors import SubquadError
@@ -138,7 +138,11 @@ def count_confusions(model: nn.Module, **thresholds: Any) -> Callable[[Tensor, T
 
         visit_attention(model, images, visit)
         if not layers:
-            raise NoQueriesError(f"no layer of {type(model).__name__} shows its queries: confusion can't be counted")
+            reason = without_weights(model)
+            raise NoQueriesError(
+                f"no layer of {type(model).__name__} shows its queries: confusion can't be counted"
+                + (f" ({reason})" if reason else "")
+            )
         return {"confused": total.tolist()}
 
     return count

@@ -17,6 +17,7 @@ from subquad.attention.rala import RalaAttention
 from subquad.attention.soft import SoftAttention
 from subquad.attention.softmax import SoftmaxAttention
 from subquad.attention.traits import Traits, traits_of
+from subquad.attention.ttt import TTTAttention
 from subquad.plugins import Table
 
 ATTENTION: Table[type[nn.Module]] = Table(
@@ -36,6 +37,7 @@ ATTENTION: Table[type[nn.Module]] = Table(
         "rala": RalaAttention,
         "nala": NalaAttention,
         "polapp": PolappAttention,
+        "ttt": TTTAttention,
         "circulant": CirculantAttention,
     },
 )
@@ -111,6 +113,7 @@ __all__ = [
     "RalaAttention",
     "SoftAttention",
     "SoftmaxAttention",
+    "TTTAttention",
     "Traits",
     "register_attention",
     "traits_of",

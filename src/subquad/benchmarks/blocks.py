@@ -120,7 +120,7 @@ def measure_blocks(
         if length > max_softmax_tokens and "softmax" in running:
             running.remove("softmax")
         passes: dict[tuple[str, str], Callable[[], Any]] = {}
-        inputs: dict[str, int] = {}
+        inputs: dict[str, tuple[int, tuple[int, int, int]]] = {}
         for name in running:
             made, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops, compile)
             passes |= {(name, part): run for part, run in made.items() if part in asked}
@@ -141,7 +141,7 @@ def measure_blocks(
         log(f"{length} tokens: {len(passes)} passes, {repeats} times each")
         times = interleaved_ms(passes, repeats, device)
         for name in [name for name in mechanisms if name in running]:
-            bytes_moved = moved_bytes(inputs[name], shape, kind, backward=backward)
+            bytes_moved = moved_bytes(*inputs[name], kind, backward=backward)
             floor_ms = None if speed is None else bytes_moved / speed / 1e6
             peak_mb = peak_memory_mb(passes[name, whole], device)
             rows.append(_row(name, length, batch_size, dtype, times, whole, floor_ms, peak_mb))
@@ -157,20 +157,27 @@ def _parts(
     backward: bool,
     ops: bool,
     compile: bool,
-) -> tuple[dict[str, Callable[[], Any]], int]:
-    """What is timed of a mechanism: the layer, its projections, its core, its textbook form; its inputs' number."""
+) -> tuple[dict[str, Callable[[], Any]], tuple[int, tuple[int, int, int]]]:
+    """What is timed of a mechanism: the layer, its projections, its core, its textbook form; how many inputs it has.
+
+    The number comes with the shape of each of them, which is wider than the layer's where a mechanism has more heads.
+    """
     settings = {"local": False} if ops and "local" in settings_of(name) else {}
     layer, x, grid = layer_on_tokens(
         name, shape, num_heads, device=device, dtype=dtype, backward=backward, settings=settings
     )
     with torch.no_grad():
-        heads = rearrange(layer.qkv(x), "b n (p h d) -> p b h n d", p=len(layer.projected), h=num_heads)
+        heads = rearrange(layer.qkv(x), "b n (p h d) -> p b h n d", p=len(layer.projected), h=layer.all_heads)
     supply = dict(zip(layer.projected, heads.requires_grad_(backward).unbind(0), strict=True))
     supply |= {"x": x, "padding": None, "mask": None, "rotation": None}
     inputs = {key: supply[key] for key in layer.inner.inputs}
 
+    # the output projection reads heads that a mechanism has beside the layer's as well
+    core_shape = (shape[0], shape[1], layer.proj.in_features)
+    read = x if core_shape == shape else x.new_zeros(core_shape)
+
     def projections() -> Tensor | tuple[Tensor, Tensor]:
-        return layer.qkv(x).sum() + layer.proj(x).sum() if backward else (layer.qkv(x), layer.proj(x))
+        return layer.qkv(x).sum() + layer.proj(read).sum() if backward else (layer.qkv(x), layer.proj(read))
 
     parts: dict[str, Callable[[], Any]] = {"core": lambda: layer.inner(**inputs, grid=grid, kv_grid=grid)}
     if not ops:
@@ -182,7 +189,8 @@ def _parts(
         torch._dynamo.config.recompile_limit = sys.maxsize
         parts = {part: torch.compile(run) for part, run in parts.items()}
     # heads are cut from one tensor for all of them
-    return {part: timed_pass(run, backward, shares_graph=True) for part, run in parts.items()}, len(layer.projected)
+    timed = {part: timed_pass(run, backward, shares_graph=True) for part, run in parts.items()}
+    return timed, (len(layer.projected), core_shape)
 
 
 def _row(

@@ -17,7 +17,14 @@ from subquad.attention import traits_of
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.models.layers import init_linear
 from subquad.rope import Rotation
+
+ADDED = ("inner", "gate_of_tokens", "extra_qkv", "extra_proj")
+"""Modules that a converted layer has beside those that it keeps."""
+
+EXTRA_PARTS = ("q", "k", "v")
+"""What is projected for heads that a mechanism has beside the layer's."""
 
 Mechanism = Callable[..., Any]
 """A class of `subquad.attention`, or a `functools.partial` of one that fixes its settings."""
@@ -26,9 +33,10 @@ Mechanism = Callable[..., Any]
 class ConvertedAttention(nn.Module):
     """Mixes as `inner`, a mechanism, does, and projects as the layer that it stands for.
 
-    What it keeps of that layer has the same names, so that a network's state dict only grows by `inner.*`, and by
-    `gate.*` where the mechanism has a gate. The layer itself is held beside, not among the modules: `subquad.restore`
-    puts it back as it was.
+    What it keeps of that layer has the same names, so that a network's state dict only grows by `inner.*`, by
+    `gate_of_tokens.*` where the mechanism has a gate, and by `extra_qkv.*` and `extra_proj.*` where it has heads beside
+    the layer's. What these give is added to the layer's own heads, and is nothing at first. The layer itself is held
+    beside, not among the modules: `subquad.restore` puts it back as it was.
 
     Attributes:
         replaces: full names of the classes that a family's class stands for, where they are defined.
@@ -58,6 +66,16 @@ class ConvertedAttention(nn.Module):
         if "g" in self.inner.inputs:
             self.gate_of_tokens = open_gate(self.tokens_width(original), dim, traits_of(self.inner).open_gate)
             self.gate_of_tokens.to(device=like.device, dtype=like.dtype)
+        self.extra_heads = traits_of(self.inner).extra_heads
+        if self.extra_heads:
+            refuse_extra_heads(self.inner)
+            more = self.extra_heads * self.width
+            self.extra_qkv = nn.Linear(self.tokens_width(original), len(EXTRA_PARTS) * more)
+            self.extra_proj = nn.Linear(more, dim, bias=False)
+            init_linear(self.extra_qkv)
+            nn.init.zeros_(self.extra_proj.weight)
+            for part in (self.extra_qkv, self.extra_proj):
+                part.to(device=like.device, dtype=like.dtype)
         self.inner.to(device=like.device, dtype=like.dtype)
         start_quietly(self.inner)
         self.train(original.training)
@@ -100,6 +118,10 @@ class ConvertedAttention(nn.Module):
         return grid
 
     # what all families share
+
+    def added(self) -> list[nn.Module]:
+        """What the layer has that the one it stands for had not."""
+        return [one for name, one in self.named_children() if name in ADDED]
 
     def has(self, name: str) -> bool:
         """Whether there is a module of this name."""
@@ -151,12 +173,21 @@ class ConvertedAttention(nn.Module):
                 f"this layer is called with a mask of pairs, which {type(self.inner).__name__} can't honour: keep this "
                 "block, or call the network without a mask"
             )
+        if self.extra_heads:
+            if kv_grid not in (None, grid):
+                raise SubquadError(f"heads of {type(self.inner).__name__}'s own stand on {grid}, not on {kv_grid} too")
+            fused = self.through("extra_qkv", x).unflatten(-1, (len(EXTRA_PARTS), self.extra_heads, self.width))
+            more = fused.permute(2, 0, 3, 1, 4).unbind(0)
+            q, k, v = (torch.cat(both, dim=1) for both in zip((q, k, v), more, strict=True))
         supply: dict[str, Any] = {"q": q, "k": k, "v": v, "x": x if unnormed is None else unnormed}
         supply |= {"padding": padding, "mask": mask, "rotation": rotation}
         if "g" in inputs:
             supply["g"] = self.split(self.through("gate_of_tokens", x))
         y = self.inner(**{name: supply[name] for name in inputs}, grid=grid, kv_grid=kv_grid or grid)
-        return y.transpose(1, 2).flatten(2)
+        if not self.extra_heads:
+            return y.transpose(1, 2).flatten(2)
+        own, others = (heads.transpose(1, 2).flatten(2) for heads in y.split([self.num_heads, self.extra_heads], dim=1))
+        return own + self.through("extra_proj", others)
 
     def extra_repr(self) -> str:
         return f"converted from {type(self._held[0]).__name__}"
@@ -165,6 +196,14 @@ class ConvertedAttention(nn.Module):
 def is_quadratic(mechanism: Mechanism) -> bool:
     """Whether a mechanism's cost grows with n²: it stays in the windows of the layer that it stands in."""
     return traits_of(getattr(mechanism, "func", mechanism)).quadratic
+
+
+def refuse_extra_heads(mechanism: Any) -> None:
+    """Raise where a mechanism has heads of its own that a converted layer can't supply."""
+    name, traits = type(mechanism).__name__, traits_of(mechanism)
+    if traits.quadratic or "g" in mechanism.inputs:
+        has = "grows with n²" if traits.quadratic else "has a gate"
+        raise SubquadError(f"{name} has heads of its own and {has}: it can't stand in the place of a trained layer")
 
 
 def open_gate(width: int, dim: int, value: float) -> nn.Linear:

@@ -99,8 +99,7 @@ def trained_parameters(student: nn.Module, train: str) -> list[nn.Parameter]:
     elif train == "attention":
         parameters = [one for layer in layers for one in layer.parameters()]
     else:
-        new = [part for layer in layers for part in (layer.inner, layer._modules.get("gate_of_tokens")) if part]
-        parameters = [one for part in new for one in part.parameters()]
+        parameters = [one for layer in layers for part in layer.added() for one in part.parameters()]
     if not parameters and train == "new":
         raise SubquadError(f"train='{train}' leaves nothing to train: this mechanism adds no parameters")
     return parameters

@@ -58,7 +58,7 @@ FAMILIES: dict[str, str] = {
     },
     **{
         f"subquad.models.{host}": "subquad.conversion.own_attention"
-        for host in ("cswin", "layers", "mavit", "pvt", "swin")
+        for host in ("cswin", "layers", "mavit", "mlla_network", "pvt", "swin")
     },
 }
 """Modules in which foreign attention layers are defined, and the module of ours that reads them."""

@@ -6,10 +6,11 @@ A quadratic mechanism stays in its windows or with its fewer keys, all others se
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from subquad.attention import traits_of
 from subquad.attention.bricks import LocalConv
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic
 from subquad.errors import SubquadError
@@ -29,7 +30,12 @@ class OwnAttention(ConvertedAttention):
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
         self.projected = tuple(original.projected)
+        # what `SelfAttention.heads` cuts the fused projection into
+        self.all_heads = self.num_heads
         carry_over(original.inner, self.inner)
+
+    def check(self, original: Any) -> None:
+        refuse_own_heads(original.inner)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.proj.in_features // original.num_heads
@@ -93,6 +99,23 @@ def convolution_of(local: LocalConv) -> nn.Conv2d:
     made = nn.Conv2d(channels, channels, size, padding=size // 2, groups=channels, bias=local.bias is not None)
     made.to(weight).load_state_dict({name: local.for_channels(part) for name, part in local.named_parameters()})
     return made
+
+
+class OwnMambaLikeAttention(OwnAttention):
+    """MLLA's: its convolution and its gate stay, and values are the convolved tokens."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("subquad.models.mlla_network.MambaLikeAttention",)
+    host: ClassVar[str] = "mllanet"
+
+    def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:  # type: ignore[override]
+        grid.check(x)
+        convolved = self.through("conv", grid.to_image(self.through("in_proj", x))).flatten(2).mT
+        tokens = F.silu(convolved)
+        fused = self.through("qkv", tokens).chunk(len(self.projected), dim=-1)
+        parts = {name: self.split(part) for name, part in zip(self.projected, fused, strict=True)}
+        q, k = parts["q"], parts.get("k", parts["q"])
+        y = self.mix(q, k, self.split(tokens), tokens, grid=grid, rotation=rotation)
+        return self.through("proj", y * F.silu(self.through("gate", x)))
 
 
 class OwnWindowAttention(OwnAttention):
@@ -163,6 +186,9 @@ class OwnCrossShapedAttention(ConvertedAttention):
         self.names = original.names
         self.projected = tuple(name for name in original.names if name != "x")
 
+    def check(self, original: Any) -> None:
+        refuse_own_heads(original.branches[0])
+
     def sizes(self, original: Any) -> tuple[int, int]:
         heads = original.heads * len(original.branches)
         return heads, original.proj.in_features // heads
@@ -171,7 +197,7 @@ class OwnCrossShapedAttention(ConvertedAttention):
         self.split_size = original.split_size if is_quadratic(mechanism) else None
         if self.split_size is None:
             return super().make_inner(original, mechanism, grid)
-        self.heads = original.heads
+        self.heads = self.all_heads = original.heads
         stripe = self._stripe(0, grid)
         inner = mechanism(self.heads * self.width, self.heads, grid=stripe, kv_grid=stripe)
         if any(True for _ in inner.parameters()):
@@ -197,6 +223,15 @@ class OwnCrossShapedAttention(ConvertedAttention):
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new` instead of `old`."""
         move_tables(self.inner, {old: new})
+
+
+def refuse_own_heads(mechanism: nn.Module) -> None:
+    """Raise where the mechanism of a trained layer has heads of its own, which another one would not have."""
+    if count := traits_of(mechanism).extra_heads:
+        raise SubquadError(
+            f"{type(mechanism).__name__} has {count} of this layer's heads for itself, and the output projection reads "
+            "them: such layers can't be converted"
+        )
 
 
 def refuse(what: str, keywords: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 from subquad.analysis.explicit_attention import visit_attention
-from subquad.analysis.probes import LayerAttention
+from subquad.analysis.probes import LayerAttention, without_weights
 from subquad.analysis.small_maps import Looking, small_map
 from subquad.conversion.aligning import relative_error
 from subquad.conversion.conversion_plan import Plan
@@ -86,6 +86,8 @@ def paired_maps(student: nn.Module, teacher: nn.Module, images: Tensor, config: 
         for who, some in missing.items()
         if some
     ]
+    if reason := without_weights(student):
+        reasons.append(f"{reason}.")
     return PairedMaps([_picture(image, config) for image in images], looks, " ".join(reasons))
 
 

@@ -45,6 +45,7 @@ SOURCES = {
     "mala": "huggingface.co/aldjalkdf/MAViT",
     "circulant": "github.com/LeapLabTHU/Circulant-Attention",
     "rala": "huggingface.co/aldjalkdf/RAVLT",
+    "ttt": "github.com/LeapLabTHU/ViTTT",
 }
 """Where the authors' weights are."""
 
@@ -101,6 +102,11 @@ def circulant(variant: str, params: float, gmacs: float, top1: float, **more: An
     """CA-DeiT, arXiv 2512.21542, table of the released networks: no class token, positions by convolutions."""
     settings = {"pos_embed": "none", "cpe": True, "qkv_bias": False, "gate_bias": True, **WITHOUT_PREFIX}
     return Network(variant, "circulant", settings | more, params, gmacs, top1, "circulant")
+
+
+def ttt(variant: str, params: float, gmacs: float, top1: float) -> Network:
+    """ViT³ and H-ViT³, arXiv 2512.01643, table of the released networks; H-ViT³'s accuracies are those with MESA."""
+    return Network(variant, "ttt", {}, params, gmacs, top1, "ttt")
 
 
 SSSX = ("soft", "soft", "soft", "softmax")
@@ -243,6 +249,12 @@ PUBLISHED: dict[str, Network] = {
     "polapp_b3": polapp("polaformerpp_b3", 27.145896, 5.1, 84.3),
     "polapp_b4": polapp("polaformerpp_b4", 49.798792, 11, 85.4),
     "polapp_b5": polapp("polaformerpp_b5", 97.773000, 18, 85.6),
+    "ttt_vit3_tiny": ttt("vit3_tiny", 6.149416, 1.2, 76.5),
+    "ttt_vit3_small": ttt("vit3_small", 23.799400, 4.8, 81.6),
+    "ttt_vit3_base": ttt("vit3_base", 90.055912, 18.0, 82.6),
+    "ttt_hvit3_tiny": ttt("hvit3_tiny", 28.703560, 4.9, 84.0),
+    "ttt_hvit3_small": ttt("hvit3_small", 54.362056, 8.8, 84.9),
+    "ttt_hvit3_base": ttt("hvit3_base", 94.369304, 16.7, 85.5),
 }
 
 
@@ -300,6 +312,11 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "rala": everywhere("rala"),
     "nala": everywhere("nala"),
     "polapp": everywhere("polapp"),
+    "ttt": {
+        **dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "ttt"),
+        **vits("ttt"),
+        "mavit": fine("ttt"),
+    },
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 

@@ -7,6 +7,7 @@ from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from subquad.models.backbone import Backbone
 from subquad.models.cswin import CSwin
+from subquad.models.hvit3 import HViT3
 from subquad.models.lavit import LaViT, LaViTPlain
 from subquad.models.mavit import MAViT
 from subquad.models.mlla_network import MLLANet
@@ -27,6 +28,7 @@ HOSTS: dict[str, type[Backbone]] = {
     "lavit_vit": LaViTPlain,
     "mllanet": MLLANet,
     "mavit": MAViT,
+    "hvit3": HViT3,
 }
 
 
@@ -186,6 +188,21 @@ MAVIT_SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 """Depths, and widths, heads and starts of MAViT's sizes."""
 
+
+def vit3(embed_dim: int, num_heads: int, drop_path_rate: float) -> Variant:
+    """A ViT³, arXiv 2512.01643: a DeiT whose tokens are placed by convolutions, without a class token."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "drop_path_rate": drop_path_rate}
+    return Variant("vit", (12,), sizes | {"cpe": True, "pos_embed": "none", "class_token": False}, "deit")
+
+
+def hvit3(
+    embed_dims: tuple[int, ...], depths: tuple[int, ...], num_heads: tuple[int, ...], drop_path_rate: float
+) -> Variant:
+    """An H-ViT³, arXiv 2512.01643: heads are 32 channels wide, rotary positions across all of them."""
+    sizes = {"embed_dims": embed_dims, "num_heads": num_heads, "drop_path_rate": drop_path_rate, "rope": "mlla"}
+    return Variant("hvit3", depths, sizes, "swin")
+
+
 REG4: dict[str, Any] = {"reg_tokens": 4, "pos_embed": "patches"}
 GIANT: dict[str, Any] = {"mlp": "swiglu", "mlp_ratio": 2.66667}
 
@@ -259,4 +276,10 @@ VARIANTS: dict[str, Variant] = {
     "polaformerpp_b3": polaformerpp("small"),
     "polaformerpp_b4": polaformerpp("base"),
     "polaformerpp_b5": polaformerpp("large", head_width=2560),
+    "vit3_tiny": vit3(192, 6, drop_path_rate=0.0),
+    "vit3_small": vit3(384, 6, drop_path_rate=0.1),
+    "vit3_base": vit3(768, 12, drop_path_rate=0.4),
+    "hvit3_tiny": hvit3((64, 128, 320, 512), (1, 3, 9, 4), (2, 4, 10, 16), drop_path_rate=0.2),
+    "hvit3_small": hvit3((64, 128, 320, 512), (2, 6, 18, 8), (2, 4, 10, 16), drop_path_rate=0.4),
+    "hvit3_base": hvit3((96, 192, 448, 640), (2, 6, 18, 8), (3, 6, 14, 20), drop_path_rate=0.6),
 }

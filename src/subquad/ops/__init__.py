@@ -21,6 +21,7 @@ from subquad.ops import (
     rala_formula,
     soft_formula,
     softmax_formula,
+    ttt_formula,
 )
 from subquad.ops.agent_formula import agent_attention, agent_weights
 from subquad.ops.circulant_formula import circulant_attention, circulant_weights
@@ -42,6 +43,7 @@ from subquad.ops.soft_formula import (
     soft_weights,
 )
 from subquad.ops.softmax_formula import softmax_attention, softmax_weights
+from subquad.ops.ttt_formula import ttt_filter, ttt_unit
 
 OPERATIONS: dict[str, Shapes] = {
     "add_local": map_formulas.SHAPES,
@@ -75,6 +77,8 @@ OPERATIONS: dict[str, Shapes] = {
     "rala_weights": rala_formula.WEIGHTS_SHAPES,
     "softmax_attention": softmax_formula.SHAPES,
     "softmax_weights": softmax_formula.WEIGHTS_SHAPES,
+    "ttt_filter": ttt_formula.FILTER_SHAPES,
+    "ttt_unit": ttt_formula.UNIT_SHAPES,
 }
 """The shapes that every operation takes, by its name and the names of its arguments."""
 
@@ -114,4 +118,6 @@ __all__ = [
     "soft_weights",
     "softmax_attention",
     "softmax_weights",
+    "ttt_filter",
+    "ttt_unit",
 ]

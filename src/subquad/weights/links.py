@@ -28,6 +28,7 @@ PAGES: dict[str, Page] = {
     "mlla": Page("https://github.com/LeapLabTHU/MLLA", "MIT"),
     "mala": Page("https://huggingface.co/aldjalkdf/MAViT", "no licence file"),
     "rala": Page("https://huggingface.co/aldjalkdf/RAVLT", "MIT by its model card, no licence file"),
+    "ttt": Page("https://github.com/LeapLabTHU/ViTTT", "MIT"),
 }
 """By mechanism: where the links stand."""
 
@@ -91,6 +92,11 @@ def circulant(share: str, label: str, top1: float) -> Link:
     return _tsinghua("circulant", share, label, top1)
 
 
+def ttt(share: str, label: str, top1: float, **more: object) -> Link:
+    """Of ViT³ and H-ViT³, README.md."""
+    return _tsinghua("ttt", share, label, top1, **more)
+
+
 def soft(identity: str, label: str, top1: float, **more: object) -> Link:
     """Make a link of SOFT, README.md; the files lie on Google Drive."""
     url = f"https://drive.google.com/uc?export=download&id={identity}"
@@ -113,6 +119,7 @@ def rala(label: str, top1: float) -> Link:
 
 
 WITHOUT_RIDGE = 'trained in 2021 without ridge: create_model("soft_tiny", inverse="plain", pretrained=True)'
+WITH_MESA = "trained with MESA, a loss against the average of its own weights"
 ITS_MODEL = "the published figure is that of the file's `model`, which is taken, not of its moving average"
 
 LINKS: dict[str, Link] = {
@@ -182,6 +189,12 @@ LINKS: dict[str, Link] = {
     "rala_small": rala("RAVLT_S", 84.4),
     "rala_base": rala("RAVLT_B", 85.5),
     "rala_large": rala("RAVLT_L", 86.1),
+    "ttt_vit3_tiny": ttt("e12d1bd1c20c4e06a2da", "ViT³-T", 76.5),
+    "ttt_vit3_small": ttt("4ab59ca54b474dff9b70", "ViT³-S", 81.6),
+    "ttt_vit3_base": ttt("c9e9bb09f85d449ab8cf", "ViT³-B", 82.6),
+    "ttt_hvit3_tiny": ttt("f0c7c73ceabe49b7b161", "H-ViT³-T", 84.0, remark=WITH_MESA),
+    "ttt_hvit3_small": ttt("3eeab8621a7f43929a87", "H-ViT³-S", 84.9, remark=WITH_MESA),
+    "ttt_hvit3_base": ttt("1d0d7fb840254275b29d", "H-ViT³-B", 85.5, remark=WITH_MESA),
 }
 """By network, or by network and tag where several files are of one."""
 

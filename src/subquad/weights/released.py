@@ -30,6 +30,7 @@ MECHANISMS: list[Rule] = [
     (r"attn\.residual\.2\.", "attn.inner.local.fc2."),
     (r"attn\.dwc\.", "attn.inner.local."),
     (r"attn\.(?=(?:an|ah|aw|ac|na|ha|wa|ca)_bias$|power$|scale$|positional_encoding$)", "attn.inner."),
+    (r"attn\.(?=w[123]$)", "attn.inner."),
     (r"attn\.sr\.", "attn.reduce.proj."),
     (r"attn\.norm\.", "attn.reduce.norm."),
     (r"\ban_bias$", "agent_bias.block"),
@@ -57,7 +58,7 @@ HALVING: list[Rule] = [
     (r"^layers\.(\d)\.downsample\.conv\.1\.conv\.", _stage("stages.{s}.embed.halve.", 1)),
     (r"^layers\.(\d)\.downsample\.conv\.2\.", _stage("stages.{s}.embed.narrow.", 1)),
 ]
-"""Between the stages of MLLA."""
+"""Between the stages of MLLA and of H-ViT³."""
 
 FAMILIES: dict[str, list[Rule]] = {
     "vit": [
@@ -72,6 +73,7 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"attn\.([qkv])_proj\.(weight|bias)$", r"attn.qkv.\2@\1"),
         (r"mlp\.fc1_g\.(weight|bias)$", r"mlp.fc1.\1@0"),
         (r"mlp\.fc1_x\.(weight|bias)$", r"mlp.fc1.\1@1"),
+        (r"\.cpe\.(weight|bias)$", r".cpe.conv.\1"),
     ],
     "pvt": PYRAMID,
     "pvt_v2": [
@@ -112,6 +114,13 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"\batt\.mha\.attn\.conv\.", "attn.inner.local."),
         (r"\batt\.ff([12])\.", r"mlp.fc\1."),
         (r"\batt\.(norm[12])\.", r"\1."),
+    ],
+    "hvit3": [
+        (r"^patch_embed\.conv\.(\d)\.", lambda match: f"stages.0.embed.{2 * int(match[1])}."),
+        *HALVING,
+        (r"^layers\.(\d)\.blocks\.", _stage("stages.{s}.blocks.", 0)),
+        (r"\.cpe\.(weight|bias)$", r".cpe.conv.\1"),
+        (r"\bmlp\.dwc\.", "mlp.dwconv."),
     ],
     "mllanet": [
         (r"^patch_embed\.conv1\.", "stages.0.embed.first."),
@@ -159,6 +168,7 @@ MARKS: dict[str, str] = {
     r"^stages\.1\.downsample\.proj\.weight$": "pvt_v2",
     r"^patch_embed1\.proj\.weight$": "pvt",
     r"^layers\.0\.blocks\.0\.in_proj\.weight$": "mllanet",
+    r"^layers\.0\.blocks\.0\.mlp\.dwc\.weight$": "hvit3",
     r"^layers\.0\.blocks\.0\.norm1\.weight$": "swin",
     r"^layers\.0\.blocks\.0\.norm1\.norm\.weight$": "mavit",
     r"^blocks\.0\.norm1\.weight$": "vit",
@@ -234,7 +244,7 @@ def to_our_layout(state: dict[str, Tensor], family: str, shapes: dict[str, torch
         if any(re.search(pattern, name) for pattern in DROPPED):
             continue
         target, _, part = our_name(name, family, shapes).partition("@")
-        pieces = dict(zip(part, tensor.chunk(len(part)), strict=True)) if part.isalpha() else {part: tensor}
+        pieces = _pieces(tensor, part, _extra_width(target, shapes)) if part.isalpha() else {part: tensor}
         if target in ours or pieces.keys() & parts.get(target, {}).keys():
             raise SubquadError(f"two entries are {target}, one of them {name}")
         if part:
@@ -250,6 +260,21 @@ def to_our_layout(state: dict[str, Tensor], family: str, shapes: dict[str, torch
     return ours
 
 
+def _extra_width(target: str, shapes: dict[str, torch.Size]) -> int:
+    """Channels of heads that a mechanism has beside the host's: what the output projection reads more than it gives."""
+    read = shapes.get(target.rpartition(".qkv.")[0] + ".proj.weight", (0, 0))
+    return read[1] - read[0]
+
+
+def _pieces(tensor: Tensor, part: str, extra: int) -> dict[str, Tensor]:
+    """A fused projection by the letters of its parts; those of heads beside the host's stand behind all others."""
+    hosts = tensor[: len(tensor) - extra * len(part)].chunk(len(part))
+    if not extra:
+        return dict(zip(part, hosts, strict=True))
+    others = tensor[len(tensor) - extra * len(part) :].chunk(len(part))
+    return {letter: torch.cat(both) for letter, *both in zip(part, hosts, others, strict=True)}
+
+
 def _reshape(target: str, tensor: Tensor, like: torch.Size | None) -> Tensor:
     """Tables of released layers: a leading axis of one, queries before agents, all heads in one row.
 
@@ -262,8 +287,8 @@ def _reshape(target: str, tensor: Tensor, like: torch.Size | None) -> Tensor:
         return tensor[0].flatten(2)  # (1, h, a, y, 1)
     if table in ("query_bias.rows", "query_bias.columns", "query_bias.prefix"):
         return rearrange(tensor[0].flatten(1, -2), "h n a -> h a n")  # (1, h, y, 1, a)
-    if table in ("power", "same_spikiness", "opposite_spikiness"):
-        return tensor[0]  # (1, h, 1, d) and (1, h, 1, 2d)
+    if table in ("power", "same_spikiness", "opposite_spikiness", "w1", "w2"):
+        return tensor[0]  # (1, h, 1, d), (1, h, 1, 2d), and (1, h, d, d)
     if table == "relative_bias.table":
         side = round(len(tensor) ** 0.5)
         return rearrange(tensor, "(y x) h -> h y x", y=side)

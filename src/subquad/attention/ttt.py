@@ -1,0 +1,75 @@
+"""Test-time training (ViT³): keys and values train a small model in one step, which answers the queries. 2512.01643.
+
+Cost 6 n d² a head, three times that of plain linear attention. Beside the host's heads, each a gated unit, there is one
+more, a depthwise convolution of the map.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from subquad.attention.bricks import head_dim
+from subquad.attention.traits import Traits
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.ops import ttt_filter, ttt_unit
+from subquad.positions import start_normal
+from subquad.ranges import Positive, checks_arguments
+from subquad.rope import Rotation
+
+EXTRA_HEADS = 1
+"""The head that is a convolution; it stands behind the others and does not turn."""
+
+
+class TTTAttention(nn.Module):
+    """`w1`, `w2` (h, d, d) and `w3` (d, 1, 3, 3) are what the inner models start from."""
+
+    inputs = ("q", "k", "v", "rotation", "padding")
+    traits = Traits(
+        label="test-time training (ViT³)",
+        extra_heads=EXTRA_HEADS,
+        no_weights="its answer is not linear in the values, which train an inner model",
+        colour="#8c6d46",
+    )
+
+    @checks_arguments
+    def __init__(self, dim: Positive, num_heads: Positive, *, grid: TokenGrid, kv_grid: TokenGrid) -> None:
+        super().__init__()
+        width = head_dim(dim, num_heads)
+        self.w1 = nn.Parameter(torch.empty(num_heads, width, width))
+        self.w2 = nn.Parameter(torch.empty(num_heads, width, width))
+        self.w3 = nn.Parameter(torch.empty(EXTRA_HEADS * width, 1, 3, 3))
+        for parameter in self.parameters():
+            start_normal(parameter)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
+        if rotation is not None and grid != kv_grid:
+            raise SubquadError(f"a rotation is of one grid, not of {grid} for queries and {kv_grid} for keys")
+        sizes = [len(self.w1), EXTRA_HEADS]
+        (q, filter_q), (k, filter_k), (v, filter_v) = (tokens.split(sizes, dim=1) for tokens in (q, k, v))
+        y = ttt_unit(q, k, v, self.w1, self.w2, padding, rotation=rotation)
+        filtered = ttt_filter(filter_q, filter_k, filter_v, self.w3, padding, grid=grid, kv_grid=kv_grid)
+        return torch.cat([y, filtered], dim=1)
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        raise SubquadError(f"test-time training has no explicit weights: {self.traits.no_weights}")

@@ -1,0 +1,136 @@
+"""H-ViT³'s pyramid: four stages of blocks with conditional positions and MLPs that see the map.
+
+Han et al. 2026, arXiv 2512.01643, section 5, in the details of the released code. Tokens are placed by convolutions of
+the map and by rotary positions, so that images of any size go through; every convolution that halves a map rounds up.
+"""
+
+from collections.abc import Sequence
+
+from timm.layers import Mlp
+from torch import Tensor, nn
+
+from subquad.grid import TokenGrid
+from subquad.models.backbone import Backbone, grids_of
+from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, by_stage, drop_path_rates
+from subquad.models.mlla_network import ConvNorm, Downsample, stem_strides
+from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
+from subquad.rope import Rotation, rope_of
+
+
+class HViT3(Backbone):
+    """A pyramid with its own width in each stage and a batch norm of the last tokens; the head reads the mean.
+
+    Args:
+        attention: the mechanism of each block.
+        depths: blocks of each stage.
+        patch_size: 4, or 2 or 1 for small images.
+        embed_dims: channels of each stage.
+        num_heads: heads of each stage's blocks.
+        qkv_bias: whether the projection to queries, keys and values has a bias.
+        rope: rotary positions as in a network of `subquad.rope.ROPES`; None for none.
+    """
+
+    layout = "hvit3"
+    first_conv = "stages.0.embed.0.conv"
+
+    @checks_arguments
+    def __init__(
+        self,
+        attention: Sequence[Mechanism],
+        *,
+        depths: Sequence[Positive],
+        img_size: tuple[Positive, Positive] = (224, 224),
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dims: Sequence[Positive] = (64, 128, 320, 512),
+        num_heads: Sequence[Positive] = (2, 4, 10, 16),
+        mlp_ratio: Ratio = 4,
+        qkv_bias: bool = True,
+        rope: str | None = None,
+        global_pool: str = "avg",
+        drop_rate: DropRate = 0,
+        drop_path_rate: DropRate = 0,
+    ) -> None:
+        mechanisms, rates = by_stage(attention, depths), drop_path_rates(drop_path_rate, depths)
+        stages = []
+        for s, (dim, grid) in enumerate(zip(embed_dims, grids_of(img_size, patch_size, len(depths)), strict=True)):
+            blocks = [
+                ConvMlpBlock(
+                    dim,
+                    SelfAttention(dim, num_heads[s], mechanism, grid=grid, qkv_bias=qkv_bias),
+                    mlp_ratio=mlp_ratio,
+                    drop=drop_rate,
+                    drop_path=rate,
+                )
+                for mechanism, rate in zip(mechanisms[s], rates[s], strict=True)
+            ]
+            embed = conv_stem(in_chans, dim, patch_size) if s == 0 else Downsample(embed_dims[s - 1], dim)
+            stages.append(
+                Stage(
+                    embed,
+                    blocks,
+                    dim,
+                    grid=grid,
+                    rope=rope_of(rope, dim // num_heads[s], num_heads[s]),
+                    drop_rate=drop_rate if s == 0 else 0,
+                )
+            )
+        super().__init__(
+            stages,
+            embed_dims,
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            norm=TokenBatchNorm(embed_dims[-1]),
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+
+
+class ConvMlpBlock(Block):
+    """x + conv(x), then + attention(norm(x)), then + mlp(norm(x)), whose hidden channels see their neighbours."""
+
+    def __init__(
+        self, dim: int, attn: nn.Module, *, mlp_ratio: float = 4, drop: float = 0, drop_path: float = 0
+    ) -> None:
+        super().__init__(dim, attn, mlp_ratio=mlp_ratio, drop_path=drop_path, eps=1e-5, cpe=True)
+        self.mlp = ConvMlp(dim, int(dim * mlp_ratio), drop=drop)
+
+    def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
+        assert self.cpe is not None
+        x = self.cpe(x, grid=grid)
+        x = x + self.drop_path(self.attn(self.norm1(x), grid=grid, rotation=rotation))
+        return x + self.drop_path(self.mlp(self.norm2(x), grid=grid))
+
+
+class ConvMlp(Mlp):
+    """A plain MLP; behind its GELU a depthwise 3×3 of the map is added, and a second GELU follows."""
+
+    def __init__(self, dim: int, hidden: int, *, drop: float = 0) -> None:
+        super().__init__(dim, hidden, drop=drop)
+        self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+
+    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
+        """(b, n, c) to (b, n, c), on a grid without prefix tokens."""
+        hidden = self.act(self.fc1(x))
+        hidden = self.act(hidden + self.dwconv(grid.to_image(hidden)).flatten(2).mT)
+        return self.drop2(self.fc2(self.drop1(hidden)))
+
+
+class TokenBatchNorm(nn.BatchNorm1d):
+    """A batch norm of tokens (b, n, c) over images and tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mT).mT
+
+
+def conv_stem(in_chans: int, dim: int, patch_size: int) -> nn.Sequential:
+    """Images to a map `patch_size` times smaller: convolutions with batch norm, ReLU between them."""
+    strides, narrow = stem_strides(patch_size), max(dim // 2, 1)
+    layers: list[nn.Module] = [ConvNorm(in_chans, narrow, 3, stride=strides[0]), nn.ReLU()]
+    for _ in range(2):
+        layers += [ConvNorm(narrow, narrow, 3), nn.ReLU()]
+    layers += [ConvNorm(narrow, 4 * dim, 3, stride=strides[1]), nn.ReLU(), ConvNorm(4 * dim, dim, 1)]
+    return nn.Sequential(*layers)
