@@ -42,6 +42,8 @@ def test_distillation_does_not_make_a_good_student_worse(teacher):
     assert sum(done.last.values()) <= sum(done.first.values())
 
 
+# importing peft takes seconds
+@pytest.mark.slow
 def test_changes_of_low_rank_that_harm_are_not_added(teacher):
     pytest.importorskip("peft")
     student = subquad.convert(teacher, "softmax")

@@ -120,11 +120,11 @@ class _Run:
         self.opened, config, self.pictures, self.drawn = open_plan(plan)
         self.teacher = self.opened.model
         check_sizes(self.teacher, judging.sizes)
-        self.judged = JudgedSteps(self.opened, config, plan, judging, self.drawn[0], log)
         self.student = convert(self.teacher, plan.attention, blocks=plan.blocks, img_size=plan.img_size)
         count = len(conversion_of(self.student).paths)
         if plan.keep is not None and plan.keep >= count:
             raise SubquadError(f"{count} blocks can be converted: keep from 0 to {count - 1}, got {plan.keep}")
+        self.judged = JudgedSteps(self.opened, config, plan, judging, self.drawn[0], log)
         self.found: dict[str, Any] = {}
         self.history: dict[str, Any] = {}
 
