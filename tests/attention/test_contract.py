@@ -226,7 +226,7 @@ def test_half_precision_is_finite_and_as_good_as_fp32_accumulation(name, rope, d
     # what is no mean of values, and gates, can make what the type has no numbers for, with the gate and in front of it
     opened = exact | {"g": torch.ones_like(exact["g"])} if "g" in exact else exact
     whole = module.double()(**opened, grid=grid, kv_grid=grid)
-    fits = torch.maximum(reference.abs(), whole.abs()).amax(dim=-1) < 0.5 * torch.finfo(dtype).max
+    fits = torch.maximum(reference.abs(), whole.abs()) < 0.5 * torch.finfo(dtype).max
     module.to(dtype)
     assert half.dtype == dtype and half[fits].isfinite().all() and fits.float().mean() > 0.9
     # the best that half precision can do: exact sums of tensors that were rounded once when they passed between steps

@@ -87,9 +87,8 @@ class OwnGatedAttention(OwnAttention):
         y = self.mix(parts["q"], parts.get("k", parts["q"]), parts["v"], x, grid=grid, rotation=rotation)
         if self.has("lepe"):
             y = y + self.through("lepe", grid.to_map(parts["v"])).flatten(2).transpose(1, 2)
-        gate = F.silu(tokens["g"]) if self.has("gate_norm") else tokens["g"]
-        gated = self.through("gate_norm", y) * gate
-        return self.through("proj", gated)
+        g = F.silu(tokens["g"]) if self.has("gate_norm") else tokens["g"]
+        return self.through("proj", self.through("gate_norm", y) * g)
 
 
 def convolution_of(local: LocalConv) -> nn.Conv2d:
