@@ -7,6 +7,7 @@ from subquad.attention.circulant import CirculantAttention
 from subquad.attention.focused import FocusedAttention
 from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
+from subquad.attention.mhla import MHLAAttention
 from subquad.attention.pola import PolaAttention
 from subquad.attention.registry import Mechanisms
 from subquad.attention.soft import SoftAttention
@@ -23,6 +24,7 @@ ATTENTION = Mechanisms(
         "pola": PolaAttention,
         "soft": SoftAttention,
         "circulant": CirculantAttention,
+        "mhla": MHLAAttention,
     }
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -89,6 +91,7 @@ __all__ = [
     "FocusedAttention",
     "InLineAttention",
     "LinearAttention",
+    "MHLAAttention",
     "PolaAttention",
     "SoftAttention",
     "SoftmaxAttention",

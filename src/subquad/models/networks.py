@@ -95,6 +95,15 @@ def circulant(variant: str, params: float, gmacs: float, top1: float, **more: An
     return Network(variant, "circulant", settings | more, params, gmacs, top1, "circulant")
 
 
+def mhla(variant: str, params: float, gmacs: float | None, top1: float | None) -> Network:
+    """DeiT with MHLA, arXiv 2601.07832, as its code builds it; no weights are released.
+
+    Images have a margin, so that 16×16 tokens make blocks of 4×4. The published multiply-adds are without it.
+    """
+    settings = {"image_margin": 16, "qkv_bias": False, "attn_norm": True, "fc_norm": True, "normaliser": "released"}
+    return Network(variant, "mhla", settings | WITHOUT_PREFIX, params, gmacs, top1)
+
+
 SSSX = ("soft", "soft", "soft", "softmax")
 AAAB = ("agent", "agent", "agent", "softmax")
 AABB = ("agent", "agent", "softmax", "softmax")
@@ -187,6 +196,9 @@ PUBLISHED: dict[str, Network] = {
     "circulant_deit_tiny": circulant("deit_tiny", 6.140200, 1.2, 75.0),
     "circulant_deit_small": circulant("deit_small", 23.780968, 4.8, 81.0),
     "circulant_deit_base": circulant("deit_base", 93.567208, 18.9, 82.3, drop_path_rate=0.4),
+    "mhla_deit_tiny": mhla("deit_tiny", 5.793832, 1.1, 75.8),
+    "mhla_deit_small": mhla("deit_small", 22.200424, 4.2, 81.0),
+    "mhla_deit_base": mhla("deit_base", 86.864104, None, None),
 }
 
 
@@ -204,6 +216,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "pola": {"deit": "pola", "pvt_v2": "pola", "cswin": LLSS, **vits("pola")},
     "soft": {"deit": "soft", **dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), SSSX), **vits("soft")},
     "circulant": {**dict.fromkeys(("pvt", "pvt_v2"), "circulant"), "swin": CCSS, "cswin": CCSS, **vits("circulant")},
+    "mhla": {**dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), "mhla"), **vits("mhla")},
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""
 

@@ -13,6 +13,7 @@ from subquad.ops import (
     inline_formula,
     linear_formula,
     map_formulas,
+    mhla_formula,
     pola_formula,
     soft_formula,
     softmax_formula,
@@ -23,6 +24,7 @@ from subquad.ops.focused_formula import focused_attention, focused_weights
 from subquad.ops.inline_formula import inline_attention, inline_weights
 from subquad.ops.linear_formula import FEATURE_MAPS, linear_attention, linear_weights
 from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
+from subquad.ops.mhla_formula import NORMALISERS, mhla_attention, mhla_weights
 from subquad.ops.pola_formula import pola_attention, pola_weights
 from subquad.ops.soft_formula import (
     INVERSES,
@@ -49,6 +51,8 @@ OPERATIONS: dict[str, Shapes] = {
     "inline_weights": inline_formula.WEIGHTS_SHAPES,
     "linear_attention": linear_formula.SHAPES,
     "linear_weights": linear_formula.WEIGHTS_SHAPES,
+    "mhla_attention": mhla_formula.SHAPES,
+    "mhla_weights": mhla_formula.WEIGHTS_SHAPES,
     "newton_inverse": soft_formula.INVERSE_SHAPES,
     "pola_attention": pola_formula.SHAPES,
     "pola_weights": pola_formula.WEIGHTS_SHAPES,
@@ -61,6 +65,7 @@ OPERATIONS: dict[str, Shapes] = {
 __all__ = [
     "FEATURE_MAPS",
     "INVERSES",
+    "NORMALISERS",
     "OPERATIONS",
     "Shapes",
     "add_local",
@@ -76,6 +81,8 @@ __all__ = [
     "inline_weights",
     "linear_attention",
     "linear_weights",
+    "mhla_attention",
+    "mhla_weights",
     "newton_inverse",
     "pola_attention",
     "pola_weights",

@@ -66,6 +66,17 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"mlp\.fc1_g\.(weight|bias)$", r"mlp.fc1.\1@0"),
         (r"mlp\.fc1_x\.(weight|bias)$", r"mlp.fc1.\1@1"),
     ],
+    "mhla": [
+        (r"^pos_embed$", "stages.0.pos_embed.table"),
+        (r"^patch_embed\.", "stages.0.embed."),
+        (r"^blocks\.", "stages.0.blocks."),
+        (r"attn\.norm\.", "attn.pre_norm."),
+        (r"attn\.to_qkv\.", "attn.qkv."),
+        (r"attn\.([qk])_norm\.weight$", r"attn.inner.\1_scale"),
+        (r"attn\.lepe\.", "attn.inner.local."),
+        (r"attn\.piece_attn\.conv\.weight$", "attn.inner.mixing"),
+        (r"attn\.to_out\.0\.", "attn.proj."),
+    ],
     "pvt": PYRAMID,
     "pvt_v2": [
         *PYRAMID,
@@ -107,7 +118,10 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"\batt\.(norm[12])\.", r"\1."),
     ],
 }
-"""Rename rules by host."""
+"""Rename rules by host, and those of networks that have names of their own for one."""
+
+HOST_OF = {"mhla": "vit"}
+"""The host of a family that is not called after it."""
 
 MARKS: dict[str, str] = {
     r"^stage1_conv_embed\.0\.weight$": "cswin",
@@ -116,6 +130,7 @@ MARKS: dict[str, str] = {
     r"^stages\.1\.downsample\.proj\.weight$": "pvt_v2",
     r"^patch_embed1\.proj\.weight$": "pvt",
     r"^layers\.0\.blocks\.0\.norm1\.weight$": "swin",
+    r"^blocks\.0\.attn\.piece_attn\.conv\.weight$": "mhla",
     r"^blocks\.0\.norm1\.weight$": "vit",
 }
 """By which entry a family is recognised, the first that is there."""
@@ -206,6 +221,10 @@ def _reshape(target: str, tensor: Tensor, like: torch.Size | None) -> Tensor:
         return tensor[0].flatten(2)  # (1, h, a, y, 1)
     if table in ("query_bias.rows", "query_bias.columns", "query_bias.prefix"):
         return rearrange(tensor[0].flatten(1, -2), "h n a -> h a n")  # (1, h, y, 1, a)
+    if table == "mixing":
+        return tensor.flatten(1)  # (m, m, 1, 1)
+    if like is not None and table in ("q_scale", "k_scale"):
+        return tensor.reshape(like)  # (c,)
     if table == "power":
         return tensor[0]  # (1, h, 1, d)
     if table == "relative_bias.table":
