@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hosts import without_prefix
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -151,7 +152,8 @@ def test_attention_maps_show_every_mechanism_over_the_same_images(make_run):
     groups = []
     for name in ATTENTION:
         folder = make_run(name, name)
-        model = subquad.create_model("deit_micro", attention=name, num_classes=10, depths=(2,), patch_size=2)
+        sizes = {"num_classes": 10, "depths": (2,), "patch_size": 2}
+        model = subquad.create_model("deit_micro", attention=name, **sizes, **without_prefix(name))
         note = {
             "classes": [str(k) for k in range(10)],
             "data": "digits",
