@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from mechanisms import build
+from mechanisms import build, inputs_of
 from torch.testing import assert_close
 
 from subquad import SubquadError, TokenGrid
 from subquad.attention import SoftAttention
 from subquad.attention.bricks import LocalConv
+from subquad.attention.mhla import pieces_of
 
 
 def test_each_bias_stands_on_the_grid_of_its_tokens():
@@ -77,3 +78,35 @@ def test_softmax_leaves_out_what_is_padding_and_what_is_masked():
     padding, mask = torch.tensor([[False] * 4 + [True]]), torch.eye(5, dtype=torch.bool)
     weights = module.weights(q, k, padding, mask, grid=grid, kv_grid=grid)
     assert torch.equal(weights[:, :, 0] == 0, (padding[:, None] | mask).expand(1, 2, 5, 5))
+
+
+@pytest.mark.parametrize(
+    ("grid", "count", "pieces"),
+    [
+        (TokenGrid(14, 14), 16, (4, 4)),
+        (TokenGrid(6, 10), 15, (3, 5)),
+        (TokenGrid(4, 16), 16, (2, 8)),
+        (TokenGrid(1, 100), 16, (1, 16)),
+        (TokenGrid(9, 1), 3, (3, 1)),
+    ],
+    ids=str,
+)
+def test_mhlas_blocks_are_as_square_as_may_be(grid, count, pieces):
+    assert pieces_of(grid, count) == pieces
+
+
+def test_mhla_says_what_its_blocks_and_the_released_normaliser_do_not_know():
+    grid, kv_grid, prefixed = TokenGrid(4, 4), TokenGrid(2, 2), TokenGrid(4, 4, 2)
+    with pytest.raises(SubquadError, match=r"^built for grids without prefix tokens but called with 2"):
+        module = build("mhla", grid)
+        module(**inputs_of(module, prefixed), grid=prefixed, kv_grid=prefixed)
+    # who was built for some and gets none goes without their block
+    module = build("mhla", prefixed)
+    assert module(**inputs_of(module, grid), grid=grid, kv_grid=grid).isfinite().all()
+    for queries, keys, what in ((prefixed, prefixed, "2 prefix tokens"), (grid, kv_grid, "queries on 4×4 with keys")):
+        with pytest.raises(SubquadError, match=f"knows no {what}"):
+            build("mhla", queries, kv_grid=keys, normaliser="released")
+    module = build("mhla", grid, normaliser="released")
+    supply = inputs_of(module, grid) | {"padding": torch.zeros(2, 16, dtype=torch.bool)}
+    with pytest.raises(SubquadError, match="knows no padding"):
+        module(**supply, grid=grid, kv_grid=grid)

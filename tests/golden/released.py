@@ -58,3 +58,20 @@ def circulant_layer(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Queries, keys and values without a bias, a gate with one."""
     named = {"qkv.weight": torch.cat([state["qkv.weight"], state["gate.0.weight"]]), "qkv.bias": state["gate.0.bias"]}
     return named | {f"proj.{part}": state[f"proj.{part}"] for part in ("weight", "bias")}
+
+
+def mhla_names(state) -> dict[str, str]:
+    """Entries of a layer with our names for them."""
+    renamed = {"norm": "pre_norm", "to_qkv": "qkv", "q_norm.weight": "inner.q_scale", "k_norm.weight": "inner.k_scale"}
+    renamed |= {"lepe": "inner.local", "piece_attn.conv.weight": "inner.mixing", "to_out.0": "proj"}
+    names = {}
+    for name in state:
+        whole, _, ending = name.rpartition(".")
+        names[name] = renamed[name] if name in renamed else f"{renamed[whole]}.{ending}"
+    return names
+
+
+def mhla_layer(state: dict[str, Tensor], start: Tensor) -> dict[str, Tensor]:
+    """All of it, with the matrix of the blocks as it starts; a reshape brings it to our shapes."""
+    state = state | {"piece_attn.conv.weight": start}
+    return {ours: state[name] for name, ours in mhla_names(state).items()}

@@ -1,6 +1,7 @@
 """What the papers' networks computed, in float64, from made-up weights: ours computes the same numbers."""
 
 import json
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -9,12 +10,14 @@ import pytest
 import released
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from made_weights import make_input, make_state_dict
 from torch import nn
 
 import subquad
 from subquad import ATTENTION, TokenGrid
 from subquad.attention import traits_of
+from subquad.attention.mhla import mixing_start
 from subquad.models.cswin import CrossShapedAttention
 from subquad.models.layers import PartlyBiased, SelfAttention
 from subquad.models.mavit import GatedAttention
@@ -22,7 +25,7 @@ from subquad.models.mlla_network import MambaLikeAttention, MambaLikeBlock
 from subquad.models.pvt import SpatialReductionAttention
 from subquad.ops import gaussian_kernel, map_formulas, newton_inverse, soft_formula
 from subquad.rope import rope_of
-from subquad.weights.released import our_name, to_our_layout
+from subquad.weights.released import family_of, our_name, to_our_layout
 
 
 def golden(name):
@@ -75,6 +78,39 @@ def assert_stages_as_recorded(model, images, record):
         assert_as_recorded(grid.to_image(tokens) if len(expected["shape"]) == 4 else tokens, expected)
 
 
+def assert_blocks_as_recorded(model, images, record):
+    """Tokens behind some of a plain network's blocks, numbered from 1; MHLA's are recorded by blocks of the map."""
+    blocks = {int(key[5:]): expected for key, expected in record["outputs"].items() if re.fullmatch(r"block\d+", key)}
+    for number, (tokens, grid) in enumerate(model.walk(images) if blocks and model.is_plain else (), start=1):
+        if number in blocks:
+            if len(blocks[number]["shape"]) == 4:
+                tokens = by_block(tokens, grid, model.blocks[0].attn.inner.pieces)
+            assert_as_recorded(tokens, blocks[number])
+
+
+def by_block(tokens, grid, pieces):
+    """Tokens (b, n, c) as the released MHLA holds them: (b, blocks, tokens of a block, c)."""
+    sides = {"r": pieces[0], "l": pieces[1], "y": grid.height // pieces[0]}
+    return rearrange(tokens, "b (r y l x) c -> b (r l) (y x) c", **sides)
+
+
+def float64_network(name):
+    """A network that starts in float64, as those did whose numbers were kept."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        return subquad.create_model(name).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def kept_entries(record, model):
+    """What a released network computes for itself when it is made: ours has the same."""
+    kept = {name: entry["shape"] for name, entry in record["state_dict"].items() if entry["kind"] == "kept"}
+    own, family = model.state_dict(), family_of(record["state_dict"])
+    targets = {name: our_name(name, family) for name in kept}
+    return {name: own[target].view(kept[name]) for name, target in targets.items() if target in own}
+
+
 # one network of each of the smaller hosts and mechanisms in the fast tests
 SLOW = re.compile("swin|flatten|pola|agent_deit|inline_pvt|plain|soft_norm|[mr]ala_t")
 SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) else name for name in NETWORKS]
@@ -83,17 +119,18 @@ SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) e
 @pytest.mark.parametrize("name", SLOW_OR_NOT)
 def test_networks_compute_what_the_released_ones_do(name):
     record = golden(name)
-    state = make_state_dict(record["state_dict"])
-    model = subquad.create_model(released.our_network(name)).double().eval()
+    model = float64_network(released.our_network(name))
+    state = make_state_dict(record["state_dict"]) | kept_entries(record, model)
     # PolaFormer's and FLatten's PVT count a final norm that nothing calls
     unused = sum(state[key].numel() for key in record.get("no_grad", []))
     assert sum(parameter.numel() for parameter in model.parameters()) == record["num_params"] - unused
     loaded = subquad.load_checkpoint(model, state)
     assert not loaded.resized
     images = make_input(record["input_shape"])
-    if loaded.family != "vit":
-        with torch.no_grad():
+    with torch.no_grad():
+        if "stage1" in record["outputs"]:
             assert_stages_as_recorded(model, images, record)
+        assert_blocks_as_recorded(model, images, record)
     logits = model(images)
     assert_as_recorded(logits, record["outputs"]["logits"])
     logits.square().mean().backward()
@@ -256,6 +293,37 @@ def test_circulant_attention_computes_what_the_released_layer_does(name):
         with torch.no_grad():
             single = layer.float()(x.float(), grid=grid)
         assert_as_recorded(single, record["outputs"]["out"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("mhla_attn_")])
+def test_mhla_computes_what_the_released_layer_does(name):
+    record = golden(name)
+    (_, blocks, width, dim), grid = record["input_shape"], grid_of(name)
+    side = math.isqrt(width)
+    heads = re.search(r"heads=(\d+)", record["call"])
+    settings = {"num_pieces": blocks, "normaliser": "released"}
+    mechanism = partial(ATTENTION["mhla"], **settings)
+    layer = SelfAttention(
+        dim, int(heads[1]) if heads else 4, mechanism, grid=grid, qkv_bias=False, pre_norm=True
+    ).double()
+    assert layer.inner.pieces == (grid.height // side, grid.width // side)
+    start = mixing_start("linear", layer.inner.pieces)
+    torch.testing.assert_close(layer.inner.mixing, start, rtol=1e-6, atol=1e-7)
+    order = {"r": layer.inner.pieces[0], "l": layer.inner.pieces[1], "y": side}
+
+    given = make_input(record["input_shape"]).requires_grad_()
+    state = released.mhla_layer(make_state_dict(record["state_dict"]), start)
+    layer.load_state_dict({key: tensor.reshape(layer.state_dict()[key].shape) for key, tensor in state.items()})
+    y = layer(rearrange(given, "b (r l) (y x) c -> b (r y l x) c", **order), grid=grid)
+    assert_as_recorded(by_block(y, grid, layer.inner.pieces), record["outputs"]["out"])
+    y.square().mean().backward()
+    assert given.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
+    names = released.mhla_names(record["state_dict"])
+    found = {key: layer.get_parameter(ours).grad.norm().item() for key, ours in names.items()}
+    assert found == pytest.approx(record["grads"], rel=1e-6)
+    with torch.no_grad():
+        single = layer.float()(rearrange(given.float(), "b (r l) (y x) c -> b (r y l x) c", **order), grid=grid)
+    assert_as_recorded(by_block(single, grid, layer.inner.pieces), record["outputs"]["out"], rtol=1e-4, atol=1e-4)
 
 
 def soft_norm_layer(record):

@@ -28,6 +28,8 @@ SETTINGS = {
     "soft_attention": ({"inverse": "cholesky"}, {}),
     "soft_weights": ({"inverse": "cholesky"}, {}),
     "ttt_filter": ({"grid": GRID, "kv_grid": GRID}, {"m": 12}),
+    "mhla_attention": ({"grid": GRID, "kv_grid": GRID, "pieces": (2, 2)}, {"m": 12, "i": 4, "j": 4}),
+    "mhla_weights": ({"grid": GRID, "kv_grid": GRID, "pieces": (2, 2)}, {"m": 12, "i": 4, "j": 4}),
     "pool_tokens": ({"grid": GRID, "bins": TokenGrid(2, 2)}, {}),
 }
 MASKS = {"padding", "query_padding", "idle", "forbidden"}
@@ -150,7 +152,7 @@ def test_wrong_shapes_are_refused_in_one_line_by_all_backends_alike(name, argume
     shapes, letters = OPERATIONS[name], letters_of(name)
     given = right_shapes(shapes, letters)
     known = {"n": 12} if "grid" in SETTINGS.get(name, ({}, {}))[0] else {}
-    known |= {"m": 12} if "kv_grid" in SETTINGS.get(name, ({}, {}))[0] else {}
+    known |= SETTINGS.get(name, ({}, {}))[1]
     refused = 0
     for wrong in wrong_shapes(given[argument]):
         tried = given | {argument: wrong}

@@ -30,6 +30,7 @@ FAMILIES = {
     "pola": (8, "pvt swin"),
     "focused": (17, "pvt swin cswin"),
     "circulant": (3, "deit"),
+    "mhla": (3, "deit"),
 }
 
 
@@ -58,7 +59,8 @@ def test_every_network_of_the_papers_is_there():
 
 
 def test_baselines_follow_the_scheme_and_no_name_is_one_of_timms():
-    for mechanism in ("softmax", "linear", "focused", "agent", "inline", "pola", "soft", "mlla", "ttt", "circulant"):
+    newer = ("mlla", "ttt", "circulant", "mhla")
+    for mechanism in ("softmax", "linear", "focused", "agent", "inline", "pola", "soft", *newer):
         for host, sizes in {
             "pvt": ("tiny", "large"),
             "pvt_v2": ("b0", "b5"),

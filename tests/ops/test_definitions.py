@@ -9,6 +9,7 @@ from torch.nn.functional import elu, gelu, softplus
 
 from subquad import ATTENTION, TokenGrid
 from subquad.attention.inline import LocalKernel
+from subquad.attention.mhla import mixing_start
 from subquad.ops import (
     agent_weights,
     circulant_formula,
@@ -18,6 +19,8 @@ from subquad.ops import (
     inline_weights,
     linear_weights,
     mala_weights,
+    mhla_attention,
+    mhla_weights,
     mlla_weights,
     nala_attention,
     nala_weights,
@@ -168,6 +171,98 @@ def test_correlations_by_products_of_matrices_are_those_by_fourier_transforms(gr
     x, y = torch.randn(2, 2, 3, grid.num_tokens, 4, dtype=torch.float64)
     by_transforms = circulant_formula._by_transforms(x, y, grid)
     torch.testing.assert_close(circulant_formula._by_products(x, y, grid), by_transforms)
+
+
+def mhla_features(x, scale):
+    """Of tokens (h, n, d): normed over all channels of all heads, and what is positive of them."""
+    flat = x.transpose(0, 1).flatten(1)
+    normed = flat / (flat.square().mean(dim=1, keepdim=True) + torch.finfo(x.dtype).eps).sqrt()
+    return (normed * scale.flatten()).clamp(min=0).unflatten(1, (len(x), -1)).transpose(0, 1) + 1e-6
+
+
+def mhla_tokens(grid, kv_grid, pieces):
+    generator = torch.Generator().manual_seed(7)
+    counts = [math.prod(pieces) + min(one.prefix, 1) for one in (grid, kv_grid)]
+    shapes = [(1, 2, grid.num_tokens, 4), *[(1, 2, kv_grid.num_tokens, 4)] * 2, counts, (2, 1, 4), (2, 1, 4)]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    return [*tensors[:3], tensors[3].abs(), *tensors[4:]]
+
+
+@pytest.mark.parametrize(
+    ("grid", "kv_grid", "pieces"),
+    [
+        (TokenGrid(4, 6), TokenGrid(4, 6), (2, 3)),
+        (TokenGrid(5, 7), TokenGrid(5, 7), (2, 3)),
+        (TokenGrid(2, 5, 3), TokenGrid(2, 5, 3), (3, 2)),
+        (TokenGrid(5, 5, 1), TokenGrid(2, 3), (2, 2)),
+        (TokenGrid(1, 7), TokenGrid(1, 7), (1, 3)),
+    ],
+    ids=str,
+)
+def test_mhla_mixes_the_products_of_blocks(grid, kv_grid, pieces):
+    q, k, v, mixing, q_scale, k_scale = mhla_tokens(grid, kv_grid, pieces)
+
+    def block(one, token):
+        place = token - one.prefix
+        if place < 0:
+            return 0
+        # the block r of m whose rows are those from ⌊rH/m⌋ on
+        row, column = (
+            max(r for r in range(m) if r * side // m <= at)
+            for at, side, m in zip(divmod(place, one.width), one.shape, pieces, strict=True)
+        )
+        return row * pieces[1] + column + min(one.prefix, 1)
+
+    head = 1
+    queries, keys = mhla_features(q[0], q_scale)[head], mhla_features(k[0], k_scale)[head]
+    rows = torch.stack(
+        [
+            torch.stack([mixing[block(grid, i), block(kv_grid, j)] * (queries[i] @ keys[j]) for j in range(len(keys))])
+            for i in range(len(queries))
+        ]
+    )
+    expected = rows / (rows.sum(dim=1, keepdim=True) + 1e-6)
+    grids = {"grid": grid, "kv_grid": kv_grid, "pieces": pieces}
+    weights = mhla_weights(q, k, mixing, q_scale, k_scale, **grids)
+    torch.testing.assert_close(weights[0, head], expected)
+    torch.testing.assert_close(mhla_attention(q, k, v, mixing, q_scale, k_scale, **grids), weights @ v)
+
+
+@pytest.mark.parametrize("sides", [(4, 6), (5, 7), (1, 5)])
+def test_the_released_normaliser_of_mhla_is_of_the_queries_at_the_same_position_of_all_blocks(sides):
+    grid, pieces = TokenGrid(*sides), (2, 3)
+    q, k, v, mixing, q_scale, k_scale = mhla_tokens(grid, grid, pieces)
+    grids = {"grid": grid, "kv_grid": grid, "pieces": pieces, "normaliser": "released"}
+    weights = mhla_weights(q, k, mixing, q_scale, k_scale, **grids)
+    torch.testing.assert_close(mhla_attention(q, k, v, mixing, q_scale, k_scale, **grids), weights @ v)
+    if sides != (4, 6):
+        return
+    queries, keys = mhla_features(q[0], q_scale)[0], mhla_features(k[0], k_scale)[0]
+    i = 3 * 6 + 3  # in block (1, 1), which begins at (2, 2), the place (1, 1)
+    total = 0.0
+    for r in range(2):
+        for c in range(3):
+            inside = [(2 * r + y) * 6 + 2 * c + x for y in range(2) for x in range(2)]
+            total = total + mixing[4, 3 * r + c] * (queries[inside[3]] @ keys[inside].sum(dim=0))
+    first = mixing[4, 0] * (queries[i] @ keys[0]) / (total + 1e-6)
+    torch.testing.assert_close(weights[0, 0, i, 0], first)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        # of blocks at the distances 0, 1, 2 in a row
+        ("linear", (1, 1 / 2, 0)),
+        ("cos", (1, math.cos(math.pi / 8), math.cos(math.pi / 4))),
+        ("exp", (1, math.exp(-1 / 2), math.exp(-1))),
+        ("local", (1, 1, 0)),
+        ("gaussian", (1, math.exp(-9 / 8), math.exp(-9 / 2))),
+    ],
+)
+def test_the_mixing_of_mhla_starts_from_the_distances_of_its_blocks(kind, row):
+    start = mixing_start(kind, (1, 3), sigma=2)
+    near = torch.tensor([row, (row[1], row[0], row[1]), row[::-1]], dtype=torch.float64)
+    torch.testing.assert_close(start, near if kind == "gaussian" else near / near.sum(dim=0))
 
 
 def test_inline_weights_subtract_the_mean_similarity(tokens):

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hosts import without_prefix
 from mechanisms import WITH_WEIGHTS, WITHOUT_WEIGHTS
 
 import subquad
@@ -155,7 +156,8 @@ def test_attention_maps_show_every_mechanism_over_the_same_images(make_run):
     groups = []
     for name in ATTENTION:
         folder = make_run(name, name)
-        model = subquad.create_model("deit_micro", attention=name, num_classes=10, depths=(2,), patch_size=2)
+        sizes = {"num_classes": 10, "depths": (2,), "patch_size": 2}
+        model = subquad.create_model("deit_micro", attention=name, **sizes, **without_prefix(name))
         note = {
             "classes": [str(k) for k in range(10)],
             "data": "digits",

@@ -94,11 +94,11 @@ def query_maps(
 
 
 def _whole_map_layers(networks: Sequence[Sequence[LayerAttention]], images: int) -> list[int]:
-    """Layers where every network attends to the whole image at once, on one grid: windows have no map of it."""
+    """Layers where every network attends to the whole image at once, on one map: windows have none of it."""
     return [
         place
         for place, same in enumerate(zip(*networks, strict=False))
-        if all(layer.weights.shape[0] == images and layer.grid == same[0].grid for layer in same)
+        if all(layer.weights.shape[0] == images and layer.grid.stands_on(same[0].grid) for layer in same)
     ]
 
 

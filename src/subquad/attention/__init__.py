@@ -9,6 +9,7 @@ from subquad.attention.focused import FocusedAttention
 from subquad.attention.inline import InLineAttention
 from subquad.attention.linear import LinearAttention
 from subquad.attention.mala import MalaAttention
+from subquad.attention.mhla import MHLAAttention
 from subquad.attention.mlla import MLLAAttention
 from subquad.attention.nala import NalaAttention
 from subquad.attention.pola import PolaAttention
@@ -39,6 +40,7 @@ ATTENTION: Table[type[nn.Module]] = Table(
         "polapp": PolappAttention,
         "ttt": TTTAttention,
         "circulant": CirculantAttention,
+        "mhla": MHLAAttention,
     },
 )
 """The mechanisms by name, and the contract that each of them keeps.
@@ -105,6 +107,7 @@ __all__ = [
     "FocusedAttention",
     "InLineAttention",
     "LinearAttention",
+    "MHLAAttention",
     "MLLAAttention",
     "MalaAttention",
     "NalaAttention",

@@ -109,6 +109,15 @@ def ttt(variant: str, params: float, gmacs: float, top1: float) -> Network:
     return Network(variant, "ttt", {}, params, gmacs, top1, "ttt")
 
 
+def mhla(variant: str, params: float, gmacs: float | None, top1: float | None) -> Network:
+    """DeiT with MHLA, arXiv 2601.07832, as its code builds it; no weights are released.
+
+    Images have a margin, so that 16×16 tokens make blocks of 4×4. The published multiply-adds are without it.
+    """
+    settings = {"image_margin": 16, "qkv_bias": False, "attn_norm": True, "fc_norm": True, "normaliser": "released"}
+    return Network(variant, "mhla", settings | WITHOUT_PREFIX, params, gmacs, top1)
+
+
 SSSX = ("soft", "soft", "soft", "softmax")
 AAAB = ("agent", "agent", "agent", "softmax")
 AABB = ("agent", "agent", "softmax", "softmax")
@@ -255,6 +264,9 @@ PUBLISHED: dict[str, Network] = {
     "ttt_hvit3_tiny": ttt("hvit3_tiny", 28.703560, 4.9, 84.0),
     "ttt_hvit3_small": ttt("hvit3_small", 54.362056, 8.8, 84.9),
     "ttt_hvit3_base": ttt("hvit3_base", 94.369304, 16.7, 85.5),
+    "mhla_deit_tiny": mhla("deit_tiny", 5.793832, 1.1, 75.8),
+    "mhla_deit_small": mhla("deit_small", 22.200424, 4.2, 81.0),
+    "mhla_deit_base": mhla("deit_base", 86.864104, None, None),
 }
 
 
@@ -316,6 +328,11 @@ PATTERNS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("deit", "pvt", "pvt_v2", "swin", "cswin"), "ttt"),
         **vits("ttt"),
         "mavit": fine("ttt"),
+    },
+    "mhla": {
+        **dict.fromkeys(("pvt", "pvt_v2", "swin", "cswin"), "mhla"),
+        **vits("mhla"),
+        "mavit": fine("mhla"),
     },
 }
 """The mechanism of each stage in the networks that complete the scheme: baselines, and what nobody published."""

@@ -14,6 +14,7 @@ from subquad.ops import (
     linear_formula,
     mala_formula,
     map_formulas,
+    mhla_formula,
     mlla_formula,
     nala_formula,
     pola_formula,
@@ -30,6 +31,7 @@ from subquad.ops.inline_formula import inline_attention, inline_weights
 from subquad.ops.linear_formula import FEATURE_MAPS, linear_attention, linear_weights
 from subquad.ops.mala_formula import mala_attention, mala_weights
 from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
+from subquad.ops.mhla_formula import NORMALISERS, mhla_attention, mhla_weights
 from subquad.ops.mlla_formula import mlla_attention, mlla_weights
 from subquad.ops.nala_formula import nala_attention, nala_weights
 from subquad.ops.pola_formula import pola_attention, pola_weights
@@ -67,6 +69,8 @@ OPERATIONS: dict[str, Shapes] = {
     "mala_weights": mala_formula.WEIGHTS_SHAPES,
     "nala_attention": nala_formula.SHAPES,
     "nala_weights": nala_formula.WEIGHTS_SHAPES,
+    "mhla_attention": mhla_formula.SHAPES,
+    "mhla_weights": mhla_formula.WEIGHTS_SHAPES,
     "newton_inverse": soft_formula.INVERSE_SHAPES,
     "pola_attention": pola_formula.SHAPES,
     "pola_weights": pola_formula.WEIGHTS_SHAPES,
@@ -85,6 +89,7 @@ OPERATIONS: dict[str, Shapes] = {
 __all__ = [
     "FEATURE_MAPS",
     "INVERSES",
+    "NORMALISERS",
     "OPERATIONS",
     "Shapes",
     "add_local",
@@ -102,6 +107,8 @@ __all__ = [
     "linear_weights",
     "mala_attention",
     "mala_weights",
+    "mhla_attention",
+    "mhla_weights",
     "mlla_attention",
     "mlla_weights",
     "nala_attention",

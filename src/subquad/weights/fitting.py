@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.positions import GridTable
 from subquad.text import one_line
-from subquad.weights.released import family_of, from_timm, to_our_layout
+from subquad.weights.released import HOST_OF, family_of, from_timm, to_our_layout
 from subquad.weights.released_heads import head_of, to_our_network
 
 
@@ -96,7 +96,8 @@ def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
             raise SubquadError(f"these are weights of a network with the head {head}, and the model is a {layout}")
         state, family = _renamed(state, head, own, to_our_network), head
     elif family is not None:
-        if family != getattr(model, "layout", family):
+        host = HOST_OF.get(family, family)
+        if host != getattr(model, "layout", host):
             raise SubquadError(f"these are weights of a {family} network, and the model is a {model.layout}")
         state = _renamed(state, family, own, to_our_layout)
         # released PVTs of PolaFormer carry a final norm that nothing calls

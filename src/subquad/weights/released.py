@@ -75,6 +75,17 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"mlp\.fc1_x\.(weight|bias)$", r"mlp.fc1.\1@1"),
         (r"\.cpe\.(weight|bias)$", r".cpe.conv.\1"),
     ],
+    "mhla": [
+        (r"^pos_embed$", "stages.0.pos_embed.table"),
+        (r"^patch_embed\.", "stages.0.embed."),
+        (r"^blocks\.", "stages.0.blocks."),
+        (r"attn\.norm\.", "attn.pre_norm."),
+        (r"attn\.to_qkv\.", "attn.qkv."),
+        (r"attn\.([qk])_norm\.weight$", r"attn.inner.\1_scale"),
+        (r"attn\.lepe\.", "attn.inner.local."),
+        (r"attn\.piece_attn\.conv\.weight$", "attn.inner.mixing"),
+        (r"attn\.to_out\.0\.", "attn.proj."),
+    ],
     "pvt": PYRAMID,
     "pvt_v2": [
         *PYRAMID,
@@ -156,7 +167,10 @@ FAMILIES: dict[str, list[Rule]] = {
         (r"attn\.s2$", "attn.inner.opposite_spikiness"),
     ],
 }
-"""Rename rules by host."""
+"""Rename rules by host, and those of networks that have names of their own for one."""
+
+HOST_OF = {"mhla": "vit"}
+"""The host of a family that is not called after it."""
 
 OF_MECHANISM: list[Rule] = [(r"attn\.lepe\.", "attn.inner.local.")]
 """What a host keeps or leaves to a mechanism that has it: which of the two, the file does not say, but the model."""
@@ -171,6 +185,7 @@ MARKS: dict[str, str] = {
     r"^layers\.0\.blocks\.0\.mlp\.dwc\.weight$": "hvit3",
     r"^layers\.0\.blocks\.0\.norm1\.weight$": "swin",
     r"^layers\.0\.blocks\.0\.norm1\.norm\.weight$": "mavit",
+    r"^blocks\.0\.attn\.piece_attn\.conv\.weight$": "mhla",
     r"^blocks\.0\.norm1\.weight$": "vit",
 }
 """By which entry a family is recognised, the first that is there."""
@@ -287,6 +302,10 @@ def _reshape(target: str, tensor: Tensor, like: torch.Size | None) -> Tensor:
         return tensor[0].flatten(2)  # (1, h, a, y, 1)
     if table in ("query_bias.rows", "query_bias.columns", "query_bias.prefix"):
         return rearrange(tensor[0].flatten(1, -2), "h n a -> h a n")  # (1, h, y, 1, a)
+    if table == "mixing":
+        return tensor.flatten(1)  # (m, m, 1, 1)
+    if like is not None and table in ("q_scale", "k_scale"):
+        return tensor.reshape(like)  # (c,)
     if table in ("power", "same_spikiness", "opposite_spikiness", "w1", "w2"):
         return tensor[0]  # (1, h, 1, d), (1, h, 1, 2d), and (1, h, d, d)
     if table == "relative_bias.table":

@@ -1,0 +1,182 @@
+"""MHLA: linear attention whose queries choose among the blocks of the map, by a learned matrix of the blocks.
+
+Cost 2 n d² + m² d² a head with m blocks. Zhang et al. 2026, arXiv 2601.07832, eq. 4 and its released code.
+"""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.key_removal import renormalised
+from subquad.attention.traits import Traits
+from subquad.errors import SubquadError, unknown_name
+from subquad.grid import TokenGrid
+from subquad.ops import NORMALISERS, mhla_attention, mhla_weights
+from subquad.ranges import AboveZero, Positive, checks_arguments
+
+LEAST = 1e-6
+"""What the mixing has at least, with the paper's normaliser: of blocks that nobody sees there would be no way back."""
+NEAR = 1.5
+"""How far, in blocks, a local start of the mixing sees."""
+
+
+class MHLAAttention(nn.Module):
+    """`num_pieces` blocks, as square as the grid of construction allows, cut any grid of a call.
+
+    `mixing` says how the matrix of the blocks starts, see `mixing_start`, with `sigma` for "exp". `normaliser` is
+    "paper", with rows that sum to 1, or "released", that of the code, where the matrix is free to be negative; see
+    `mhla_attention`. `local` is a depthwise `kernel_size`² of the values. Queries and keys are normed over all heads.
+    """
+
+    inputs = ("q", "k", "v", "padding")
+    traits = Traits(
+        label="MHLA",
+        # blocks are parts of the grid
+        pools=True,
+        key_removal=renormalised,
+        start_quietly=lambda new: silence(new.local),
+        colour="#6a9a1f",
+    )
+
+    @checks_arguments
+    def __init__(
+        self,
+        dim: Positive,
+        num_heads: Positive,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+        num_pieces: Positive = 16,
+        mixing: str = "linear",
+        sigma: AboveZero = 3,
+        normaliser: str = "paper",
+        local: bool = True,
+        kernel_size: Positive = 5,
+    ) -> None:
+        super().__init__()
+        width = head_dim(dim, num_heads)
+        if mixing not in STARTS:
+            raise unknown_name("mixing", mixing, STARTS)
+        if normaliser not in NORMALISERS:
+            raise unknown_name("normaliser", normaliser, NORMALISERS)
+        self.normaliser, self.pieces = normaliser, pieces_of(grid, num_pieces)
+        self.prefixes = grid.prefix > 0, kv_grid.prefix > 0
+        self._check(grid, kv_grid, None)
+        self.q_scale = nn.Parameter(torch.ones(num_heads, 1, width))
+        self.k_scale = nn.Parameter(torch.ones(num_heads, 1, width))
+        start = mixing_start(mixing, self.pieces, sigma, self.prefixes)
+        if normaliser == "paper":
+            start = start.clamp(min=LEAST)
+        self.mixing = nn.Parameter(torch.empty(start.shape))
+        with torch.no_grad():
+            self.mixing.copy_(start)
+        self.local = LocalConv(num_heads, width, kernel_size) if local else None
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
+        self._check(grid, kv_grid, padding)
+        y = mhla_attention(
+            q,
+            k,
+            v,
+            self._mixing(grid, kv_grid),
+            self.q_scale,
+            self.k_scale,
+            padding,
+            grid=grid,
+            kv_grid=kv_grid,
+            pieces=self.pieces,
+            normaliser=self.normaliser,
+        )
+        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+
+    def weights(
+        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> Tensor:
+        grid.check(q)
+        kv_grid.check(k)
+        self._check(grid, kv_grid, padding)
+        weights = mhla_weights(
+            q,
+            k,
+            self._mixing(grid, kv_grid),
+            self.q_scale,
+            self.k_scale,
+            padding,
+            grid=grid,
+            kv_grid=kv_grid,
+            pieces=self.pieces,
+            normaliser=self.normaliser,
+        )
+        return weights[:, :, None]
+
+    def _mixing(self, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
+        """The matrix of the blocks that these grids have."""
+        rows, columns = (
+            int(built and not one.prefix) for built, one in zip(self.prefixes, (grid, kv_grid), strict=True)
+        )
+        mixing = self.mixing[rows:, columns:]
+        return mixing.clamp(min=LEAST) if self.normaliser == "paper" else mixing
+
+    def _check(self, grid: TokenGrid, kv_grid: TokenGrid, padding: Tensor | None) -> None:
+        for built, one in zip(self.prefixes, (grid, kv_grid), strict=True):
+            if one.prefix and not built:
+                raise SubquadError(
+                    f"built for grids without prefix tokens but called with {one.prefix}: MHLA mixes blocks, and has "
+                    "none for these; construct the mechanism with the grid that it will see"
+                )
+        if self.normaliser == "paper":
+            return
+        what = f"{grid.prefix or kv_grid.prefix} prefix tokens" if grid.prefix or kv_grid.prefix else ""
+        what = what or ("" if grid == kv_grid else f"queries on {grid} with keys on {kv_grid}")
+        what = what or ("" if padding is None else "padding")
+        if what:
+            raise SubquadError(
+                f"MHLA's released normaliser mixes the queries of blocks, and knows no {what}: take normaliser='paper'"
+            )
+
+
+def pieces_of(grid: TokenGrid, count: int) -> tuple[int, int]:
+    """Rows and columns of `count` blocks that are as square as may be on a grid; a sequence is cut in a row."""
+    if grid.height == 1 or grid.width == 1:
+        return (1, count) if grid.height == 1 else (count, 1)
+
+    def oblong(rows: int) -> float:
+        return abs(math.log(grid.height / rows) - math.log(grid.width / (count // rows)))
+
+    rows = min((rows for rows in range(1, count + 1) if count % rows == 0), key=oblong)
+    return rows, count // rows
+
+
+STARTS = ("linear", "cos", "exp", "local", "gaussian")
+
+
+def mixing_start(
+    kind: str, pieces: tuple[int, int], sigma: float = 3, prefixes: tuple[bool, bool] = (False, False)
+) -> Tensor:
+    """What the matrix of the blocks starts from, float64, by the distances D between their centres.
+
+    "linear" is 1 − D / max D, "cos" cos(π/4 · D / max D), "exp" exp(−D / sigma), "local" D ≤ 1.5, each divided by its
+    sums over columns; "gaussian" is exp(−D² / 2(max D / 3)²). Prefix tokens, a block in front where `prefixes` of
+    (queries, keys) says so, are at no distance from all.
+    """
+    places = list(itertools.product(range(pieces[0]), range(pieces[1])))
+    centres = torch.tensor(places, dtype=torch.float64, device="cpu")
+    distances = torch.linalg.vector_norm(centres[:, None] - centres, dim=-1)
+    farthest = max(distances.max().item(), 1.0)  # of one block there is no other
+    distances = nn.functional.pad(distances, (int(prefixes[1]), 0, int(prefixes[0]), 0))
+    if kind == "gaussian":
+        return torch.exp(-(distances.square()) / (2 * (farthest / 3) ** 2))
+    near = {
+        "linear": lambda: 1 - distances / farthest,
+        "cos": lambda: torch.cos(math.pi / 4 * distances / farthest),
+        "exp": lambda: torch.exp(-distances / sigma),
+        "local": lambda: (distances <= NEAR).to(distances.dtype),
+    }[kind]()
+    return near / near.sum(dim=0, keepdim=True)

@@ -1,0 +1,214 @@
+"""MHLA: linear attention with a state for each block of the map, mixed anew for each block of queries. Linear in n.
+
+    S_b = Σ_(j in b) K_j [v_j, 1]ᵀ      [Y_i, N_i] = Q_i Σ_b M_(blk i, b) S_b      y_i = Y_i / (N_i + ε)
+
+with Q = ReLU(RMSNorm(q)) + 10⁻⁶, K alike, norms over all heads' channels, and M one number for each pair of blocks.
+Cost 2 n d² + m² d² a head with m blocks. Zhang et al. 2026, arXiv 2601.07832, eq. 4; `normaliser="released"` is that of
+its code, see `mhla_attention`.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from subquad.grid import TokenGrid
+from subquad.kernels import Shapes
+from subquad.ops.image_by_image import by_image
+from subquad.ops.padding import zero_padding
+from subquad.ops.precision import in_fp32
+
+SHAPES = Shapes(
+    "MHLA", q="b h n d", k="b h m d", v="b h m d", mixing="i j", q_scale="h 1 d", k_scale="h 1 d", padding="b m"
+)
+WEIGHTS_SHAPES = SHAPES.without("v")
+NORMALISERS = ("paper", "released")
+FLOOR = 1e-6
+"""Of the features, and what is added to normalisers."""
+
+
+def mhla_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixing: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    padding: Tensor | None = None,
+    *,
+    grid: TokenGrid,
+    kv_grid: TokenGrid,
+    pieces: tuple[int, int],
+    normaliser: str = "paper",
+) -> Tensor:
+    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k).
+
+    Each map is cut into `pieces`, (rows, columns) of blocks of nearly equal size, in raster order; prefix tokens, where
+    a grid has some, are a block in front. `mixing` (blocks of queries, blocks of keys) weighs the states, `q_scale` and
+    `k_scale` (h, 1, d) are the weights of the norms.
+
+    The released normaliser takes, for the query at position t of its block, not its own products with the key sums of
+    all blocks but those of the queries at position t of these blocks, each with its own: rows do not sum to 1. A
+    position that a smaller block has not is its nearest. It knows no prefix, no padding and one grid.
+    """
+    SHAPES.check(q, k, v, mixing, q_scale, k_scale, padding, **_sizes(grid, kv_grid, pieces))
+    return _mhla(
+        q, k, v, mixing, q_scale, k_scale, padding, grid=grid, kv_grid=kv_grid, pieces=pieces, normaliser=normaliser
+    )
+
+
+@in_fp32
+def _mhla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixing: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    padding: Tensor | None,
+    *,
+    grid: TokenGrid,
+    kv_grid: TokenGrid,
+    pieces: tuple[int, int],
+    normaliser: str,
+) -> Tensor:
+    of_queries = cut(grid, pieces, q.device)
+    of_keys = of_queries if grid == kv_grid else cut(kv_grid, pieces, q.device)
+
+    def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
+        q, k = features(q, q_scale), zero_padding(features(k, k_scale), padding)
+        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+        states = _states(k, v, kv_grid, of_keys)
+        mixed = (mixing @ states.flatten(3)).unflatten(3, states.shape[3:])
+        first = min(grid.prefix, 1)
+        inside = in_blocks(q[:, :, grid.prefix :], of_queries)
+        y = inside @ mixed[:, :, first:]
+        if normaliser == "released":
+            products = (inside @ states[..., -1:]).squeeze(-1).masked_fill(of_queries.empty[:, None], 0)
+            y = torch.cat([y[..., :-1], (mixing @ products)[..., None]], dim=-1)
+        y = y.flatten(2, 3).index_select(2, of_queries.slots)
+        if grid.prefix:
+            y = torch.cat([q[:, :, : grid.prefix] @ mixed[:, :, 0], y], dim=2)
+        return y[..., :-1] / (y[..., -1:] + FLOOR)
+
+    return by_image(mix, q, k, v, padding)
+
+
+def _sizes(grid: TokenGrid, kv_grid: TokenGrid, pieces: tuple[int, int]) -> dict[str, int]:
+    """The letters of `SHAPES` that grids and blocks decide on."""
+    blocks = [math.prod(pieces) + min(one.prefix, 1) for one in (grid, kv_grid)]
+    return {"n": grid.num_tokens, "m": kv_grid.num_tokens, "i": blocks[0], "j": blocks[1]}
+
+
+def features(x: Tensor, scale: Tensor) -> Tensor:
+    """ReLU of the tokens (b, h, n, d), normed over the channels of all heads, and a floor under it."""
+    eps = torch.finfo(x.dtype).eps  # what the released code leaves to PyTorch, of fp32 at least
+    normed = x * (x.square().mean(dim=(1, 3), keepdim=True) + eps).rsqrt()
+    return (normed * scale).relu() + FLOOR
+
+
+class Cut(NamedTuple):
+    """A map in blocks of w positions each, that of the largest of them; smaller blocks have absent ones.
+
+    Attributes:
+        places: of the map's tokens, by block and position, (m, w); for absent positions the nearest in the block.
+        absent: which positions a block has not, (m, w).
+        empty: which blocks have none at all, (m,): there are more than rows or columns.
+        blocks: the block of each of the map's tokens, (n,).
+        slots: where each of the map's tokens is among all blocks' positions, (n,).
+    """
+
+    places: Tensor
+    absent: Tensor
+    empty: Tensor
+    blocks: Tensor
+    slots: Tensor
+
+
+def cut(grid: TokenGrid, pieces: tuple[int, int], device: torch.device) -> Cut:
+    """Cut the map of a grid into (rows, columns) of blocks whose sides differ by one token at most."""
+    rows, columns = (_cut_side(size, count, device) for size, count in zip(grid.shape, pieces, strict=True))
+    width = rows.counts.new_ones(()) * grid.width
+
+    def pairs(of_rows: Tensor, of_columns: Tensor) -> Tensor:
+        """From (m_y, p_y) and (m_x, p_x) all four together, by block and position."""
+        both = of_rows[:, None, :, None] + of_columns[None, :, None, :]
+        return both.flatten(2).flatten(0, 1)
+
+    places = pairs(rows.places * width, columns.places)
+    absent = pairs(rows.absent.long(), columns.absent.long()) > 0
+    empty = ((rows.counts == 0)[:, None] | (columns.counts == 0)).flatten()
+    blocks = (rows.blocks[:, None] * pieces[1] + columns.blocks).flatten()
+    within = (rows.positions[:, None] * columns.places.shape[1] + columns.positions).flatten()
+    return Cut(places, absent, empty, blocks, blocks * places.shape[1] + within)
+
+
+class _Side(NamedTuple):
+    """One side of a map, cut: as `Cut`, with the position of each token in its block and the blocks' lengths."""
+
+    places: Tensor
+    absent: Tensor
+    counts: Tensor
+    blocks: Tensor
+    positions: Tensor
+
+
+def _cut_side(size: int, count: int, device: torch.device) -> _Side:
+    tokens, bounds = torch.arange(size, device=device), torch.arange(count + 1, device=device)
+    length = tokens[-1:] + 1  # a tensor, as a size may be a symbol
+    bounds = bounds * length // count
+    starts, counts = bounds[:-1], bounds.diff()
+    steps = torch.arange((size + count - 1) // count, device=device)
+    places = (starts[:, None] + torch.minimum(steps, (counts[:, None] - 1).clamp(min=0))).clamp(max=size - 1)
+    blocks = ((tokens + 1) * count - 1) // length
+    return _Side(places, steps >= counts[:, None], counts, blocks, tokens - starts[blocks])
+
+
+def in_blocks(x: Tensor, cut: Cut) -> Tensor:
+    """A map's tokens (b, h, n, d) by block and position, (b, h, m, w, d); absent positions have their nearest."""
+    return x.index_select(2, cut.places.flatten()).unflatten(2, cut.places.shape)
+
+
+def _states(k: Tensor, v: Tensor, kv_grid: TokenGrid, cut: Cut) -> Tensor:
+    """Of each block the sum of its keys' products with its values, (b, h, m, d, e)."""
+    keys, values = (in_blocks(x[:, :, kv_grid.prefix :], cut) for x in (k, v))
+    states = keys.masked_fill(cut.absent[..., None], 0).mT @ values
+    if not kv_grid.prefix:
+        return states
+    of_prefix = k[:, :, : kv_grid.prefix].mT @ v[:, :, : kv_grid.prefix]
+    return torch.cat([of_prefix[:, :, None], states], dim=2)
+
+
+@in_fp32
+def mhla_weights(
+    q: Tensor,
+    k: Tensor,
+    mixing: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    padding: Tensor | None = None,
+    *,
+    grid: TokenGrid,
+    kv_grid: TokenGrid,
+    pieces: tuple[int, int],
+    normaliser: str = "paper",
+) -> Tensor:
+    """Explicit weights (b, h, n_q, n_k) of `mhla_attention`: A_ij = M_(blk i, blk j) Q_i·K_j / N_i."""
+    WEIGHTS_SHAPES.check(q, k, mixing, q_scale, k_scale, padding, **_sizes(grid, kv_grid, pieces))
+    q, k = features(q, q_scale), zero_padding(features(k, k_scale), padding)
+    of_queries, of_keys = (blocks_of(one, pieces, q.device) for one in (grid, kv_grid))
+    products = q @ k.mT * mixing[of_queries[:, None], of_keys]
+    if normaliser == "paper":
+        return products / (products.sum(dim=-1, keepdim=True) + FLOOR)
+    halves = cut(grid, pieces, q.device)
+    others = halves.places[:, halves.slots % halves.places.shape[1]]  # (m, n): in each block, who is where a query is
+    sums = torch.stack([k[:, :, of_keys == block].sum(dim=2) for block in range(len(mixing))], dim=2)
+    normaliser_of = (q[:, :, others] * sums[:, :, :, None]).sum(dim=-1) * mixing.T[:, of_queries]
+    return products / (normaliser_of.sum(dim=2)[..., None] + FLOOR)
+
+
+def blocks_of(grid: TokenGrid, pieces: tuple[int, int], device: torch.device) -> Tensor:
+    """The block of every token of a grid, (n,): prefix tokens are in the first, if there are some."""
+    blocks = cut(grid, pieces, device).blocks
+    return torch.cat([blocks.new_zeros(grid.prefix), blocks + 1]) if grid.prefix else blocks
