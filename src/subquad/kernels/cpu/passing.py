@@ -1,13 +1,14 @@
 """How tensors are handed to a kernel."""
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
 class Tokens(ctypes.Structure):
-    """`Tokens` of kernels/tokens.h."""
+    """`AnyTokens` of kernels/tokens.h."""
 
     _fields_ = [("data", ctypes.c_void_p)]
     _fields_ += [(name, ctypes.c_int64) for name in ("batch", "head", "token", "images", "heads", "count", "width")]
@@ -17,7 +18,7 @@ class Shape(ctypes.Structure):
     """`Shape` of kernels/tokens.h."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width")]
-    _fields_ += [("threads", ctypes.c_int32)]
+    _fields_ += [(name, ctypes.c_int32) for name in ("threads", "half")]
 
 
 class Numbers(ctypes.Structure):
@@ -43,7 +44,13 @@ def tokens_of(x: Tensor | None) -> Tokens:
 def shape_of(q: Tensor, k: Tensor) -> Shape:
     """Of queries and keys, and how many threads there are."""
     b, h, n, d = q.shape
-    return Shape(b, h, n, k.shape[2], d, torch.get_num_threads())
+    return Shape(b, h, n, k.shape[2], d, torch.get_num_threads(), q.dtype == torch.bfloat16)
+
+
+def of_one_dtype(*tokens: Tensor | None) -> tuple[Any, ...]:
+    """Tokens as kernels want them: all fp32 or all bf16. Where they differ, as under autocast, all become fp32."""
+    dtypes = {x.dtype for x in tokens if x is not None}
+    return tokens if len(dtypes) == 1 else tuple(None if x is None else x.float() for x in tokens)
 
 
 class Bias(ctypes.Structure):
@@ -56,25 +63,33 @@ class Bias(ctypes.Structure):
 
 
 def numbers_of(x: Tensor | None) -> Numbers:
-    """A contiguous tensor, which lives as long as what is handed over."""
+    """A contiguous tensor in fp32, which lives as long as what is handed over."""
     if x is None:
         return Numbers()
-    assert x.is_contiguous()
+    assert x.is_contiguous() and x.dtype == torch.float32
     numbers = Numbers(x.data_ptr(), x.numel())
     numbers.owner = x
     return numbers
 
 
+def parameter_of(x: Tensor | None) -> Numbers:
+    """A tensor that is only read, of any dtype and layout: parameters may be fp32 beside tokens in bf16 and reverse."""
+    return numbers_of(None if x is None else x.float().contiguous())
+
+
 def bias_of(written: Tensor) -> Bias:
-    """A bias (h, a, n) that is written out."""
+    """A bias (h, a, n) that is written out, which lives as long as what is handed over."""
+    written = written.float()
     (heads, agents, tokens), (head, agent, token) = written.shape, written.stride()
-    return Bias(written.data_ptr(), head, token, agent, heads, tokens, agents)
+    bias = Bias(written.data_ptr(), head, token, agent, heads, tokens, agents)
+    bias.owner = written
+    return bias
 
 
 def bias_of_tables(block: Tensor, rows: Tensor, columns: Tensor, prefix: Tensor | None) -> Bias:
     """A bias of its tables, which live as long as what is handed over."""
-    tables = tuple(None if table is None else table.contiguous() for table in (block, rows, columns, prefix))
-    bias = Bias(None, *(0,) * 6, *map(numbers_of, tables))
+    tables = tuple(map(parameter_of, (block, rows, columns, prefix)))
+    bias = Bias(None, *(0,) * 6, *tables)
     bias.side = block.shape[2]
     bias.map = Map(rows.shape[2], columns.shape[2], 0 if prefix is None else prefix.shape[2])
     bias.owner = tables

@@ -16,10 +16,11 @@ inline vec feature_of(vec x, int feature) {
 }
 
 // φ of the piece's tokens, as rows of padded width; channels beyond the width get 0
-inline void features(const Tokens& x, const Piece& piece, int64_t width, int feature, float* to) {
+template <class E>
+void features(const Tokens<E>& x, const Piece& piece, int64_t width, int feature, float* to) {
     const int64_t row = padded(width);
     for (int64_t t = 0; t < piece.count; t++) {
-        const float* from = x.at(piece.b, piece.h, piece.first + t);
+        const E* from = x.at(piece.b, piece.h, piece.first + t);
         int64_t c = 0;
         for (; c + W <= width; c += W) store(to + t * row + c, feature_of(load(from + c), feature));
         if (c < width) {
@@ -30,7 +31,9 @@ inline void features(const Tokens& x, const Piece& piece, int64_t width, int fea
     }
 }
 
-extern "C" Answer linear_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out, int32_t feature, float eps) {
+template <class E>
+Answer linear_attention_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out, int32_t feature, float eps) {
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row;  // Σ φ(k)ᵀ v, then Σ φ(k)
     Sums sums(shape.threads, size);
@@ -65,6 +68,10 @@ extern "C" Answer linear_attention(Shape shape, Tokens q, Tokens k, Tokens v, To
     return DONE;
 }
 
+KERNEL(
+    linear_attention, (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens out, int32_t feature, float eps),
+    (shape, q, k, v, out, feature, eps))
+
 // The transpose of a (width × padded width) matrix; what is beyond `width` stays as it was
 inline void transpose(const float* from, int64_t width, float* to) {
     const int64_t row = padded(width);
@@ -73,9 +80,10 @@ inline void transpose(const float* from, int64_t width, float* to) {
 }
 
 // A piece's rows of gradient times the derivative of φ at x, in place
-inline void through_feature(const Tokens& x, const Piece& piece, int64_t width, int feature, Rows grad) {
+template <class E>
+void through_feature(const Tokens<E>& x, const Piece& piece, int64_t width, int feature, Rows grad) {
     for (int64_t t = 0; t < piece.count; t++) {
-        const float* from = x.at(piece.b, piece.h, piece.first + t);
+        const E* from = x.at(piece.b, piece.h, piece.first + t);
         for (int64_t c = 0; c < width; c += W) {
             const int64_t n = width - c;
             const vec value = n >= W ? load(from + c) : load(from + c, n), g = load(grad.data + t * grad.row + c);
@@ -87,9 +95,10 @@ inline void through_feature(const Tokens& x, const Piece& piece, int64_t width, 
 
 // With y = φq S / (φq·z + ε): e = (g / den) Sᵀ, dφq = e - (φq·e / den) z, dS = φqᵀ (g / den), dz = -Σ (φq·e / den) φq
 // and from them dφk = (v dSᵀ + dz) / n, dv = φk dS / n.
-extern "C" Answer linear_attention_gradient(
-    Shape shape, Tokens q, Tokens k, Tokens v, Tokens grad, Tokens dq, Tokens dk, Tokens dv, int32_t feature,
-    float eps) {
+template <class E>
+Answer linear_attention_gradient_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> grad, Tokens<E> dq, Tokens<E> dk, Tokens<E> dv,
+    int32_t feature, float eps) {
     if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row, square = d * row;
     Sums sums(shape.threads, size), grads(shape.threads, size);
@@ -148,7 +157,7 @@ extern "C" Answer linear_attention_gradient(
             });
             to_tokens(dk, piece, d, spare, [&](Rows c) {
                 repeat(state + square, piece.count, row, c);
-                multiply(piece.count, row, d, {v.at(piece.b, piece.h, piece.first), v.token, 1}, state + size, row, c, true);
+                multiply(piece.count, row, d, matrix_of(v, piece, d, other), state + size, row, c, true);
                 through_feature(k, piece, d, feature, c);
             });
         });
@@ -156,9 +165,16 @@ extern "C" Answer linear_attention_gradient(
     return DONE;
 }
 
+KERNEL(
+    linear_attention_gradient,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens grad, AnyTokens dq, AnyTokens dk, AnyTokens dv,
+     int32_t feature, float eps),
+    (shape, q, k, v, grad, dq, dk, dv, feature, eps))
+
 // A piece's tokens less their mean, as rows of padded width
-inline void centred(
-    const Tokens& x, const Piece& piece, int64_t width, const float* mean, std::vector<float>& room, float* to) {
+template <class E>
+void centred(
+    const Tokens<E>& x, const Piece& piece, int64_t width, const float* mean, std::vector<float>& room, float* to) {
     const Rows rows = values_of(x, piece, width, room);
     const int64_t row = padded(width);
     for (int64_t t = 0; t < piece.count; t++)
@@ -166,14 +182,15 @@ inline void centred(
             store(to + t * row + c, load(rows.data + t * rows.row + c) - load(mean + c));
 }
 
-extern "C" Answer inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out) {
+template <class E>
+Answer inline_attention_of(Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out) {
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row;  // the covariance, then the mean of v
     const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
     Sums means(shape.threads, row), sums(shape.threads, size);
     std::vector<float> states(shape.batch * shape.heads * size);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * row), spare, mean(row);
+        std::vector<float> room(T * row), spare, other, mean(row);
         int64_t of = -1;
         // keys are centred before the product: subtracting afterwards cancels when they share a large mean
         means.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
@@ -203,16 +220,20 @@ extern "C" Answer inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, To
             const float* state = &states[piece.index * size];
             to_tokens(out, piece, d, spare, [&](Rows c) {
                 repeat(state + d * row, piece.count, row, c);
-                multiply(piece.count, row, d, {q.at(piece.b, piece.h, piece.first), q.token, 1}, state, row, c, true);
+                multiply(piece.count, row, d, matrix_of(q, piece, d, other), state, row, c, true);
             });
         });
     });
     return DONE;
 }
 
+KERNEL(
+    inline_attention, (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens out), (shape, q, k, v, out))
+
 // With y = v̄ + q C, C = s (k - k̄)ᵀ v / n: dq = g Cᵀ, dC = qᵀ g, dv = s (k - k̄) dC / n + Σ g / n, dk = s (v - v̄) dCᵀ / n.
-extern "C" Answer inline_attention_gradient(
-    Shape shape, Tokens q, Tokens k, Tokens v, Tokens grad, Tokens dq, Tokens dk, Tokens dv) {
+template <class E>
+Answer inline_attention_gradient_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> grad, Tokens<E> dq, Tokens<E> dk, Tokens<E> dv) {
     if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), square = d * row, all_heads = shape.batch * shape.heads;
     const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
@@ -247,7 +268,8 @@ extern "C" Answer inline_attention_gradient(
         grads.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
             const Rows g = values_of(grad, piece, d, other);
             add_rows(g.data, g.row, piece.count, row, sum + square);
-            multiply(d, row, piece.count, {q.at(piece.b, piece.h, piece.first), 1, q.token}, g.data, g.row, {sum, row}, true);
+            const Strided queries = matrix_of(q, piece, d, spare);
+            multiply(d, row, piece.count, {queries.data, 1, queries.row}, g.data, g.row, {sum, row}, true);
             to_tokens(dq, piece, d, spare, [&](Rows c) {
                 multiply(piece.count, row, d, {g.data, g.row, 1}, &covariance[piece.index * square], row, c);
             });
@@ -275,3 +297,8 @@ extern "C" Answer inline_attention_gradient(
     });
     return DONE;
 }
+
+KERNEL(
+    inline_attention_gradient,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens grad, AnyTokens dq, AnyTokens dk, AnyTokens dv),
+    (shape, q, k, v, grad, dq, dk, dv))

@@ -3,12 +3,13 @@
 #include "linear.h"
 
 // Rows [(x⁺)^p, (x⁻)^p] of x = (token + position) · sharpness, each half of padded width
-inline void pola_features(
-    const Tokens& x, const Tokens& positions, const Piece& piece, int64_t width, const float* sharpness,
+template <class E>
+void pola_features(
+    const Tokens<E>& x, const Tokens<float>& positions, const Piece& piece, int64_t width, const float* sharpness,
     const float* powers, float* to) {
     const int64_t row = padded(width);
     for (int64_t t = 0; t < piece.count; t++) {
-        const float* from = x.at(piece.b, piece.h, piece.first + t);
+        const E* from = x.at(piece.b, piece.h, piece.first + t);
         const float* place = positions.data ? positions.at(piece.b, piece.h, piece.first + t) : nullptr;
         for (int64_t c = 0; c < row; c += W) {
             const int64_t n = width - c;
@@ -25,9 +26,10 @@ inline void pola_features(
 
 // `sharpness` (1 / temperature) and `powers` are (h, d). The first half of the values meets the same sign, the rest the
 // opposite one: a state with the halves of its rows exchanged there serves both with the same query features.
-extern "C" Answer pola_attention(
-    Shape shape, Tokens q, Tokens k, Tokens v, Tokens positions, Tokens out, Numbers sharpness, Numbers powers,
-    float eps) {
+template <class E>
+Answer pola_attention_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<float> positions, Tokens<E> out, Numbers sharpness,
+    Numbers powers, float eps) {
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v, positions)) return MISFIT;
     if (!fits(shape.heads * shape.width, sharpness, powers)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), same = (d + 1) / 2, size = 2 * row * (row + 1);
@@ -78,3 +80,9 @@ extern "C" Answer pola_attention(
     });
     return DONE;
 }
+
+KERNEL(
+    pola_attention,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, Tokens<float> positions, AnyTokens out, Numbers sharpness,
+     Numbers powers, float eps),
+    (shape, q, k, v, positions, out, sharpness, powers, eps))

@@ -1,11 +1,14 @@
-// Small matrix products, exponentials and powers on vectors of the compiler's own kind: no intrinsics, so that one
-// source serves every processor that GCC or Clang knows.
+// Small matrix products, exponentials and powers on vectors of the compiler's own kind: no intrinsics but where there are
+// instructions for bf16, so that one source serves every processor that GCC or Clang knows.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#endif
 
 // W floats fill a vector register; a tile of R rows and V vectors, its V operands and a scalar fill the register file
 #if defined(__AVX512F__)
@@ -31,6 +34,36 @@ inline vec load(const float* p) { return *reinterpret_cast<const loose*>(p); }
 inline void store(float* p, vec x) { *reinterpret_cast<loose*>(p) = x; }
 inline vec fill(float x) { return vec{} + x; }
 inline int64_t padded(int64_t n) { return (n + W - 1) / W * W; }
+inline vec as_float(ivec x) { vec y; std::memcpy(&y, &x, sizeof y); return y; }
+inline ivec as_int(vec x) { ivec y; std::memcpy(&y, &x, sizeof y); return y; }
+
+// The upper half of a float. Tokens may be of these; whatever is computed of them is computed in fp32.
+struct bf16 {
+    uint16_t bits;
+};
+typedef uint16_t halves __attribute__((vector_size(W * 2)));
+typedef uint16_t loose_halves __attribute__((vector_size(W * 2), aligned(2)));
+typedef uint32_t uvec __attribute__((vector_size(W * 4)));
+
+inline vec widened(halves x) { return as_float(__builtin_convertvector(x, ivec) << 16); }
+
+// To the nearest, of two to the even one; NaN stays
+inline halves narrowed(vec x) {
+    halves y;
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
+    std::memcpy(&y, &rounded, sizeof y);
+#else
+    uvec bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const uvec upper = bits >> 16, rounded = (bits + 0x7fff + (upper & 1)) >> 16;
+    y = __builtin_convertvector(x == x ? rounded : upper | 0x40, halves);
+#endif
+    return y;
+}
+
+inline vec load(const bf16* p) { return widened(*reinterpret_cast<const loose_halves*>(p)); }
+inline void store(bf16* p, vec x) { *reinterpret_cast<loose_halves*>(p) = narrowed(x); }
 
 inline vec load(const float* p, int64_t n) {
     vec x{};
@@ -38,6 +71,23 @@ inline vec load(const float* p, int64_t n) {
     return x;
 }
 inline void store(float* p, vec x, int64_t n) { std::memcpy(p, &x, std::min<int64_t>(n, W) * sizeof(float)); }
+inline vec load(const bf16* p, int64_t n) {
+    halves x{};
+    std::memcpy(&x, p, std::min<int64_t>(n, W) * sizeof(bf16));
+    return widened(x);
+}
+inline void store(bf16* p, vec x, int64_t n) {
+    const halves y = narrowed(x);
+    std::memcpy(p, &y, std::min<int64_t>(n, W) * sizeof(bf16));
+}
+
+// Of `count` numbers, which may be any
+template <class From, class To>
+inline void copy(const From* from, int64_t count, To* to) {
+    int64_t c = 0;
+    for (; c + W <= count; c += W) store(to + c, load(from + c));
+    if (c < count) store(to + c, load(from + c, count - c), count - c);
+}
 
 // The numbers of a vector become one, halves at a time
 template <int n, class Vector, class Join>
@@ -121,8 +171,6 @@ inline void multiply(
     for (; j < width; j += W) columns<1>(rows, depth, a, b + j, ldb, {c.data + j, c.row}, add);
 }
 
-inline vec as_float(ivec x) { vec y; std::memcpy(&y, &x, sizeof y); return y; }
-inline ivec as_int(vec x) { ivec y; std::memcpy(&y, &x, sizeof y); return y; }
 inline vec nearest(vec x) { const vec magic = fill(12582912.0f); return (x + magic) - magic; }  // |x| < 2^22
 
 // 2^whole e^rest for whole numbers from -126 to 127 and rests within ± ln 2 / 2, to 1 ulp

@@ -3,21 +3,32 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#include <type_traits>
 #include "tiles.h"
 
-struct Tokens {  // distances in numbers; channels of a head lie side by side
-    float* data;
+// Distances in numbers; channels of a head lie side by side. Elements are float or bf16, all of a call's tokens alike.
+template <class Element>
+struct Tokens {
+    Element* data;
     int64_t batch, head, token;
     int64_t images, heads, count, width;  // how many there are
-    float* at(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
+    Element* at(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
+};
+
+// As they are handed over; `Shape` says what their elements are
+struct AnyTokens : Tokens<void> {
+    template <class Element>
+    operator Tokens<Element>() const {
+        return {static_cast<Element*>(data), batch, head, token, images, heads, count, width};
+    }
 };
 
 struct Shape {
     int64_t batch, heads, queries, keys, width;
-    int32_t threads;
+    int32_t threads, half;  // whether tokens are bf16
 };
 
-struct Numbers {  // side by side
+struct Numbers {  // fp32, side by side: parameters and states
     float* data;
     int64_t count;
 };
@@ -25,12 +36,17 @@ struct Numbers {  // side by side
 // What every kernel gives back: lengths travel with the pointers, and nothing is touched where they do not fit.
 enum Answer : int32_t { DONE, MISFIT };
 
+// What is called from outside: the kernel `name`_of the elements that the tokens have
+#define KERNEL(name, parameters, arguments) \
+    extern "C" Answer name parameters { return shape.half ? name##_of<bf16> arguments : name##_of<float> arguments; }
+
 // Whether these are `tokens` tokens of each head, or are not there
-inline bool fits(const Shape& shape, int64_t tokens, const Tokens& x) {
+template <class Element>
+bool fits(const Shape& shape, int64_t tokens, const Tokens<Element>& x) {
     return !x.data || (x.images == shape.batch && x.heads == shape.heads && x.count == tokens && x.width == shape.width);
 }
-template <class... Rest>
-bool fits(const Shape& shape, int64_t tokens, const Tokens& x, const Rest&... rest) {
+template <class Element, class... Rest>
+bool fits(const Shape& shape, int64_t tokens, const Tokens<Element>& x, const Rest&... rest) {
     return fits(shape, tokens, x) && fits(shape, tokens, rest...);
 }
 
@@ -116,27 +132,53 @@ void heads(const Shape& shape, int me, int all, Function&& function) {
     barrier();
 }
 
-// Values of a piece as rows of `padded` width: where they lie, or in `room`.
-inline Rows values_of(const Tokens& v, const Piece& piece, int64_t width, std::vector<float>& room) {
-    float* first = v.at(piece.b, piece.h, piece.first);
-    if (width % W == 0) return {first, v.token};
+// Rows of floats of `count` tokens that lie `apart`, with zeros behind their `width`
+template <class E>
+Rows widened_to(const E* first, int64_t apart, int64_t count, int64_t width, std::vector<float>& room) {
     const int64_t row = padded(width);
-    room.resize(T * row, 0.0f);
-    for (int64_t t = 0; t < piece.count; t++) std::memcpy(&room[t * row], first + t * v.token, width * sizeof(float));
+    if (int64_t(room.size()) < count * row) room.resize(std::max<int64_t>(T, count) * row);
+    for (int64_t t = 0; t < count; t++) {
+        const E* from = first + t * apart;
+        float* to = &room[t * row];
+        int64_t c = 0;
+        for (; c + W <= width; c += W) store(to + c, load(from + c));
+        if (c < width) store(to + c, load(from + c, width - c));
+    }
     return {room.data(), row};
 }
 
+// Values of a piece as rows of `padded` width: where they lie, or in `room`
+template <class E>
+Rows values_of(const Tokens<E>& v, const Piece& piece, int64_t width, std::vector<float>& room) {
+    E* first = v.at(piece.b, piece.h, piece.first);
+    if constexpr (std::is_same_v<E, float>)
+        if (width % W == 0) return {first, v.token};
+    return widened_to(first, v.token, piece.count, width, room);
+}
+
+// `count` tokens that lie `apart` as the left side of a product
+inline Strided matrix_of(const float* first, int64_t apart, int64_t, int64_t, std::vector<float>&) {
+    return {first, apart, 1};
+}
+inline Strided matrix_of(const bf16* first, int64_t apart, int64_t count, int64_t width, std::vector<float>& room) {
+    const Rows rows = widened_to(first, apart, count, width, room);
+    return {rows.data, rows.row, 1};
+}
+template <class E>
+Strided matrix_of(const Tokens<E>& x, const Piece& piece, int64_t width, std::vector<float>& room) {
+    return matrix_of(x.at(piece.b, piece.h, piece.first), x.token, piece.count, width, room);
+}
+
 // Rows of padded width that `finish` fills, as the piece's tokens of `width`: in place, or by way of `room`.
-template <class Finish>
-void to_tokens(const Tokens& out, const Piece& piece, int64_t width, std::vector<float>& room, Finish&& finish) {
+template <class E, class Finish>
+void to_tokens(const Tokens<E>& out, const Piece& piece, int64_t width, std::vector<float>& room, Finish&& finish) {
     const int64_t row = padded(width);
-    float* first = out.at(piece.b, piece.h, piece.first);
-    const bool direct = width % W == 0;
-    if (!direct) room.resize(T * row, 0.0f);
-    const Rows c = direct ? Rows{first, out.token} : Rows{room.data(), row};
-    finish(c);
-    if (!direct)
-        for (int64_t t = 0; t < piece.count; t++) std::memcpy(first + t * out.token, &room[t * row], width * sizeof(float));
+    E* first = out.at(piece.b, piece.h, piece.first);
+    if constexpr (std::is_same_v<E, float>)
+        if (width % W == 0) return finish(Rows{first, out.token});
+    if (int64_t(room.size()) < T * row) room.resize(T * row);
+    finish(Rows{room.data(), row});
+    for (int64_t t = 0; t < piece.count; t++) copy(&room[t * row], width, first + t * out.token);
 }
 
 inline void add_rows(const float* x, int64_t row, int64_t count, int64_t width, float* sums) {
