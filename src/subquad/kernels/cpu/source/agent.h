@@ -3,14 +3,17 @@
 #include "maps.h"
 #include "places.h"
 
-// What both softmax maps need of one thread: logits of a piece's tokens and the agents, as rows of agents
+// What both softmax maps need of one thread: logits of a piece's tokens and the agents, as rows of agents, from products
+// of operands P
+template <class P>
 struct AgentMaps {
     const Shape& shape;
     const float* agents;  // (b, h, a, d) side by side
     const int64_t count, d = shape.width, columns = padded(count);
     const float scale = 1 / std::sqrt(float(d));
     BiasRows of_keys, of_queries;
-    std::vector<float> map = std::vector<float>(T * columns), turned, room;
+    std::vector<float> map = std::vector<float>(T * columns), scaled;
+    std::vector<P> panel, room;
     int64_t of = -1;
 
     AgentMaps(const Shape& shape, const float* agents, int64_t count, const Bias& key_bias, const Bias& query_bias)
@@ -18,9 +21,14 @@ struct AgentMaps {
 
     template <class E>
     void logits(const Tokens<E>& tokens, BiasRows& bias, const Piece& piece) {
-        if (of != piece.index) as_columns(agents + (of = piece.index) * count * d, d, count, d, scale, turned);
+        if (of != piece.index) {
+            as_columns(agents + (of = piece.index) * count * d, d, count, d, scale, scaled);
+            panel.resize(deep<P>(d) * columns);
+            pack(scaled.data(), columns, d, columns, panel.data());
+        }
         bias.fill(piece, map.data());
-        multiply(piece.count, columns, d, matrix_of(tokens, piece, d, room), turned.data(), columns, {map.data(), columns}, true);
+        const Matrix<P> x = lowered(tokens, piece, d, room);
+        multiply(piece.count, columns, deep<P>(d), x, panel.data(), columns, {map.data(), columns}, true);
     }
 
     // Softmax over the agents of each token
@@ -68,9 +76,9 @@ struct Collected {
     const float* most(int64_t index) const { return values(index) + count * row; }
     const float* total(int64_t index) const { return most(index) + columns; }
 
-    template <class E>
-    void run(const Shape& shape, const Tokens<E>& k, const Tokens<E>& v, AgentMaps& maps, int me, int all) {
-        std::vector<float> spare;
+    template <class E, class P>
+    void run(const Shape& shape, const Tokens<E>& k, const Tokens<E>& v, AgentMaps<P>& maps, int me, int all) {
+        std::vector<P> left, right;
         float* map = maps.map.data();
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             float *most = sum + count * row, *total = most + columns;
@@ -93,8 +101,9 @@ struct Collected {
                         for (int64_t c = 0; c < row; c += W)
                             store(sum + (a + i) * row + c, load(sum + (a + i) * row + c) * shrink[i]);
             }
-            const Rows rows = values_of(v, piece, shape.width, spare);
-            multiply(count, row, piece.count, {map, 1, columns}, rows.data, rows.row, {sum, row}, true);
+            const Panel<P> weights = packed(map, columns, piece.count, columns, left);
+            const Panel<P> values = packed(v, piece, shape.width, right);
+            multiply(count, row, deep<P>(piece.count), weights.turned(), values.data, values.row, {sum, row}, true);
         });
         heads(shape, me, all, [&](int64_t index) {
             float *to = &heads_[index * size], *most = to + count * row, *total = most + columns;
@@ -124,17 +133,21 @@ Answer agent_attention_of(
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     if (!fits(shape.batch * shape.heads * count * shape.width, agents)) return MISFIT;
     if (!fits(shape, shape.keys, count, key_bias) || !fits(shape, shape.queries, count, query_bias)) return MISFIT;
-    const int64_t d = shape.width, row = padded(d);
+    typedef Operand<E> P;
+    const int64_t d = shape.width, row = padded(d), panel = deep<P>(count) * row;
     Collected collected(shape, count);
+    std::vector<P> panels(shape.batch * shape.heads * panel);
     parallel(shape.threads, [&](int me, int all) {
-        AgentMaps maps(shape, agents.data, count, key_bias, query_bias);
+        AgentMaps<P> maps(shape, agents.data, count, key_bias, query_bias);
         std::vector<float> spare;
+        std::vector<P> room;
         collected.run(shape, k, v, maps, me, all);
+        heads(shape, me, all, [&](int64_t i) { pack(collected.values(i), row, count, row, &panels[i * panel]); });
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
             maps.over_agents(q, piece);
+            const Matrix<P> map = lowered(maps.map.data(), maps.columns, piece.count, maps.columns, room);
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                const Strided map{maps.map.data(), maps.columns, 1};
-                multiply(piece.count, row, count, map, collected.values(piece.index), row, c);
+                multiply(piece.count, row, deep<P>(count), map, &panels[piece.index * panel], row, c);
             });
         });
     });
@@ -167,7 +180,7 @@ Answer agent_attention_gradient_of(
     Sums of_maps(shape.threads, columns);
     std::vector<float> dvalues(shape.batch * shape.heads * size), lost(shape.batch * shape.heads * columns);
     parallel(shape.threads, [&](int me, int all) {
-        AgentMaps maps(shape, agents.data, count, key_bias, query_bias);
+        AgentMaps<float> maps(shape, agents.data, count, key_bias, query_bias);
         std::vector<float> spare, other, few, turned, gradient(T * columns);
         float *map = maps.map.data(), *dmap = gradient.data();
         int64_t of = -1;

@@ -37,31 +37,37 @@ Answer linear_attention_of(
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row;  // Σ φ(k)ᵀ v, then Σ φ(k)
     Sums sums(shape.threads, size);
+    typedef Operand<E> P;
+    const int64_t panel = deep<P>(d) * row;
     std::vector<float> states(shape.batch * shape.heads * size);
+    std::vector<P> panels(shape.batch * shape.heads * panel);
     parallel(shape.threads, [&](int me, int all) {
         std::vector<float> room(T * row), spare;
+        std::vector<P> left, right;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             features(k, piece, d, feature, room.data());
-            const Rows values = values_of(v, piece, d, spare);
-            multiply(d, row, piece.count, {room.data(), 1, row}, values.data, values.row, {sum, row}, true);
             add_rows(room.data(), row, piece.count, row, sum + d * row);
+            const Panel<P> keys = packed(room.data(), row, piece.count, row, left), values = packed(v, piece, d, right);
+            multiply(d, row, deep<P>(piece.count), keys.turned(), values.data, values.row, {sum, row}, true);
         });
         heads(shape, me, all, [&](int64_t index) {
             float* state = &states[index * size];
             sums.each_sum(index, [&](const float* part) {
                 for (int64_t i = 0; i < size; i++) state[i] += part[i] / float(shape.keys);
             });
+            pack(state, row, d, row, &panels[index * panel]);
         });
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
-            const float* state = &states[piece.index * size];
+            const float* total = &states[piece.index * size + d * row];
             features(q, piece, d, feature, room.data());
             for (int64_t t = 0; t < piece.count; t++) {
                 float* x = &room[t * row];
-                const float scale = 1 / (product(x, state + d * row, row) + eps);
+                const float scale = 1 / (product(x, total, row) + eps);
                 for (int64_t c = 0; c < row; c += W) store(x + c, load(x + c) * scale);
             }
+            const Matrix<P> queries = lowered(room.data(), row, piece.count, row, left);
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                multiply(piece.count, row, d, {room.data(), row, 1}, state, row, c);
+                multiply(piece.count, row, deep<P>(d), queries, &panels[piece.index * panel], row, c);
             });
         });
     });
@@ -188,9 +194,13 @@ Answer inline_attention_of(Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, T
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row;  // the covariance, then the mean of v
     const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
     Sums means(shape.threads, row), sums(shape.threads, size);
+    typedef Operand<E> P;
+    const int64_t panel = deep<P>(d) * row;
     std::vector<float> states(shape.batch * shape.heads * size);
+    std::vector<P> panels(shape.batch * shape.heads * panel);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * row), spare, other, mean(row);
+        std::vector<float> room(T * row), spare, mean(row);
+        std::vector<P> left, right;
         int64_t of = -1;
         // keys are centred before the product: subtracting afterwards cancels when they share a large mean
         means.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
@@ -205,9 +215,10 @@ Answer inline_attention_of(Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, T
                 });
             }
             centred(k, piece, d, mean.data(), spare, room.data());
-            const Rows values = values_of(v, piece, d, spare);
-            multiply(d, row, piece.count, {room.data(), 1, row}, values.data, values.row, {sum, row}, true);
-            add_rows(values.data, values.row, piece.count, row, sum + d * row);
+            const Panel<P> keys = packed(room.data(), row, piece.count, row, left), values = packed(v, piece, d, right);
+            multiply(d, row, deep<P>(piece.count), keys.turned(), values.data, values.row, {sum, row}, true);
+            const Rows rows = values_of(v, piece, d, spare);
+            add_rows(rows.data, rows.row, piece.count, row, sum + d * row);
         });
         heads(shape, me, all, [&](int64_t index) {
             float* state = &states[index * size];
@@ -215,12 +226,13 @@ Answer inline_attention_of(Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, T
                 for (int64_t i = 0; i < d * row; i++) state[i] += part[i] * scale;
                 for (int64_t i = d * row; i < size; i++) state[i] += part[i] / float(shape.keys);
             });
+            pack(state, row, d, row, &panels[index * panel]);
         });
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
-            const float* state = &states[piece.index * size];
+            const Matrix<P> queries = lowered(q, piece, d, left);
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                repeat(state + d * row, piece.count, row, c);
-                multiply(piece.count, row, d, matrix_of(q, piece, d, other), state, row, c, true);
+                repeat(&states[piece.index * size + d * row], piece.count, row, c);
+                multiply(piece.count, row, deep<P>(d), queries, &panels[piece.index * panel], row, c, true);
             });
         });
     });

@@ -35,6 +35,9 @@ Answer pola_attention_of(
     const int64_t d = shape.width, row = padded(d), same = (d + 1) / 2, size = 2 * row * (row + 1);
     Sums sums(shape.threads, size);  // Σ K̂ᵀ v (2 row × row), then Σ K̂ (2 row)
     std::vector<float> states(shape.batch * shape.heads * (size + 2 * row));  // mixed, Σ K̂ and Σ K̂ exchanged
+    typedef Operand<E> P;
+    const int64_t panel = deep<P>(2 * row) * row;
+    std::vector<P> panels(shape.batch * shape.heads * panel);
     std::vector<float> sharp(shape.heads * row), exponents(shape.heads * row, 1.0f);
     for (int64_t h = 0; h < shape.heads; h++) {
         std::memcpy(&sharp[h * row], sharpness.data + h * d, d * sizeof(float));
@@ -42,11 +45,13 @@ Answer pola_attention_of(
     }
     parallel(shape.threads, [&](int me, int all) {
         std::vector<float> room(T * 2 * row), spare;
+        std::vector<P> left, right;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             pola_features(k, positions, piece, d, &sharp[piece.h * row], &exponents[piece.h * row], room.data());
-            const Rows values = values_of(v, piece, d, spare);
-            multiply(2 * row, row, piece.count, {room.data(), 1, 2 * row}, values.data, values.row, {sum, row}, true);
             add_rows(room.data(), 2 * row, piece.count, 2 * row, sum + 2 * row * row);
+            const Panel<P> keys = packed(room.data(), 2 * row, piece.count, 2 * row, left);
+            const Panel<P> values = packed(v, piece, d, right);
+            multiply(2 * row, row, deep<P>(piece.count), keys.turned(), values.data, values.row, {sum, row}, true);
         });
         heads(shape, me, all, [&](int64_t index) {
             float* state = &states[index * (size + 2 * row)];
@@ -60,13 +65,14 @@ Answer pola_attention_of(
                     total[2 * row + i] += part[2 * row * row + other] / float(shape.keys);
                 }
             });
+            pack(state, row, 2 * row, row, &panels[index * panel]);
         });
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
-            const float* state = &states[piece.index * (size + 2 * row)];
-            const float* total = state + 2 * row * row;
+            const float* total = &states[piece.index * (size + 2 * row) + 2 * row * row];
             pola_features(q, {}, piece, d, &sharp[piece.h * row], &exponents[piece.h * row], room.data());
+            const Matrix<P> queries = lowered(room.data(), 2 * row, piece.count, 2 * row, left);
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                multiply(piece.count, row, 2 * row, {room.data(), 2 * row, 1}, state, row, c);
+                multiply(piece.count, row, deep<P>(2 * row), queries, &panels[piece.index * panel], row, c);
                 for (int64_t t = 0; t < piece.count; t++) {
                     const float* x = &room[t * 2 * row];
                     const float first = 1 / (product(x, total, 2 * row) + eps);

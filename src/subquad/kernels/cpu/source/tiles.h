@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)
 #include <immintrin.h>
@@ -115,28 +116,55 @@ inline float largest(vec x) {
 }
 inline vec max(vec x, vec y) { return x > y ? x : y; }
 
+// What products are computed of: numbers; or, of tokens in bf16 where the processor multiplies them two by two, pairs of
+// neighbours along the depth, so that there is half as much of it.
+struct pair {
+    bf16 first, second;
+};
+inline void accumulate(vec& sums, float x, vec line) { sums += x * line; }
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+typedef ivec pairs;
+template <class E>
+using Operand = std::conditional_t<std::is_same_v<E, bf16>, pair, float>;
+inline void accumulate(vec& sums, pair x, pairs line) {
+    int32_t both;
+    std::memcpy(&both, &x, sizeof both);
+    sums = (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)line, (__m512bh)_mm512_set1_epi32(both));
+}
+inline pairs load(const pair* p) {
+    pairs x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+#else
+template <class E>
+using Operand = float;
+#endif
+
 // A matrix whose rows and columns lie any distance apart, and one whose columns lie side by side.
-struct Strided {
-    const float* data;
+template <class P>
+struct Matrix {
+    const P* data;
     int64_t row, column;
 };
+typedef Matrix<float> Strided;
 struct Rows {
     float* data;
     int64_t row;
 };
 
 // c (r × v·W) = [c +] a (r × depth) b (depth × v·W)
-template <int r, int v>
-inline void tile(int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add) {
+template <int r, int v, class P>
+inline void tile(int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add) {
     vec sums[r][v];
     for (int i = 0; i < r; i++)
         for (int j = 0; j < v; j++) sums[i][j] = vec{};
     for (int64_t k = 0; k < depth; k++) {
-        vec line[v];
+        decltype(load(b)) line[v];
         for (int j = 0; j < v; j++) line[j] = load(b + k * ldb + j * W);
         for (int i = 0; i < r; i++) {
-            const float x = a.data[i * a.row + k * a.column];
-            for (int j = 0; j < v; j++) sums[i][j] += x * line[j];
+            const P x = a.data[i * a.row + k * a.column];
+            for (int j = 0; j < v; j++) accumulate(sums[i][j], x, line[j]);
         }
     }
     for (int i = 0; i < r; i++)
@@ -147,23 +175,23 @@ inline void tile(int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, 
         }
 }
 
-template <int r, int v>
-inline void last_rows(int64_t rows, int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add) {
+template <int r, int v, class P>
+inline void last_rows(int64_t rows, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add) {
     if constexpr (r > 0) {
         if (rows == r) tile<r, v>(depth, a, b, ldb, c, add);
         else last_rows<r - 1, v>(rows, depth, a, b, ldb, c, add);
     }
 }
 
-template <int v>
-inline void columns(int64_t rows, int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add) {
+template <int v, class P>
+inline void columns(int64_t rows, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add) {
     for (; rows >= R; rows -= R, a.data += R * a.row, c.data += R * c.row) tile<R, v>(depth, a, b, ldb, c, add);
     last_rows<R - 1, v>(rows, depth, a, b, ldb, c, add);
 }
 
-// c (rows × width) = [c +] a (rows × depth) b (depth × width); width is a multiple of W
-inline void multiply(
-    int64_t rows, int64_t width, int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add = false) {
+// c (rows × width) = [c +] a (rows × depth) b (depth × width); width is a multiple of W, and depth counts operands
+template <class P>
+void multiply(int64_t rows, int64_t width, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add = false) {
     int64_t j = 0;
     for (; j + V * W <= width; j += V * W) columns<V>(rows, depth, a, b + j, ldb, {c.data + j, c.row}, add);
     if constexpr (V >= 4)

@@ -3,8 +3,7 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#include <type_traits>
-#include "tiles.h"
+#include "panels.h"
 
 // Distances in numbers; channels of a head lie side by side. Elements are float or bf16, all of a call's tokens alike.
 template <class Element>
@@ -167,6 +166,27 @@ inline Strided matrix_of(const bf16* first, int64_t apart, int64_t count, int64_
 template <class E>
 Strided matrix_of(const Tokens<E>& x, const Piece& piece, int64_t width, std::vector<float>& room) {
     return matrix_of(x.at(piece.b, piece.h, piece.first), x.token, piece.count, width, room);
+}
+
+// A piece's tokens as operands of which a column is the depth, and as those of which a row is: where they lie, or in `room`
+template <class E>
+Panel<float> packed(const Tokens<E>& x, const Piece& piece, int64_t width, std::vector<float>& room) {
+    const Rows rows = values_of(x, piece, width, room);
+    return {rows.data, rows.row};
+}
+inline Panel<pair> packed(const Tokens<bf16>& x, const Piece& piece, int64_t width, std::vector<pair>& room) {
+    room.resize(std::max<int64_t>(room.size(), deep<pair>(T) * padded(width)));
+    pack(x.at(piece.b, piece.h, piece.first), x.token, piece.count, width, room.data());
+    return {room.data(), padded(width)};
+}
+template <class E>
+Matrix<float> lowered(const Tokens<E>& x, const Piece& piece, int64_t width, std::vector<float>& room) {
+    return matrix_of(x, piece, width, room);
+}
+inline Matrix<pair> lowered(const Tokens<bf16>& x, const Piece& piece, int64_t width, std::vector<pair>& room) {
+    const bf16* first = x.at(piece.b, piece.h, piece.first);
+    if (width % 2 == 0 && x.token % 2 == 0) return {reinterpret_cast<const pair*>(first), x.token / 2, 1};
+    return lowered(first, x.token, piece.count, width, room);
 }
 
 // Rows of padded width that `finish` fills, as the piece's tokens of `width`: in place, or by way of `room`.
