@@ -41,7 +41,7 @@ class OperatorCall:
     @property
     def of_tokens(self) -> list[bool]:
         """Which of the tensors are tokens, of each image; the others are parameters."""
-        return [text.startswith("b h ") for text in self.operator.shapes.texts.values()]
+        return [text.startswith("b ") for text in self.operator.shapes.texts.values()]
 
 
 def operator_calls(width: int) -> dict[str, OperatorCall]:
@@ -60,6 +60,7 @@ def operator_calls(width: int) -> dict[str, OperatorCall]:
         "depthwise": _depthwise,
         "pool": _pool,
         "convolve_windows": _windows,
+        "mlp": _mlp,
     }
     calls = {}
     for name, make in made.items():
@@ -188,6 +189,19 @@ def _windows(width):
         return torch.nn.functional.conv2d(images, weight, stride=(2, 3)).unflatten(0, (2, HEADS)).flatten(3).mT
 
     return (*_tokens(width), _draw(width, width, 2, 3)), tuple(GRID.shape), definition
+
+
+def _mlp(width):
+    def definition(x, norm_weight, norm_bias, first, first_bias, second, second_bias, scale):
+        rest = x - x.mean(dim=-1, keepdim=True)
+        normed = rest / (rest.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * norm_weight + norm_bias
+        hidden = normed @ first.mT + first_bias
+        hidden = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
+        return x + scale * (hidden @ second.mT + second_bias)
+
+    hidden = 3 * width + 1
+    weights = _draw(hidden, width) / width**0.5, _draw(hidden), _draw(width, hidden) / hidden**0.5, _draw(width)
+    return (_draw(2, 70, width), 1 + 0.1 * _draw(width), _draw(width), *weights, _draw(width)), (1e-6,), definition
 
 
 def _gradient_of(call: OperatorCall) -> OperatorCall:

@@ -468,6 +468,7 @@ def test_operations_are_operators_of_torch():
         kernels.soft_spread: (q, few, few, 1.0),
         OPERATORS["newton_inverse_gradient"]: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
         kernels.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
+        kernels.mlp: (*(torch.randn(shape) for shape in ((2, 9, 4), 4, 4, (6, 4), 6, (4, 6), 4)), None, 1e-6),
     }
     assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "native" in one.implementations}
     for operator, arguments in calls.items():

@@ -12,6 +12,7 @@ from subquad.ops import (
     inline_formula,
     linear_formula,
     map_formulas,
+    mlp_formula,
     pola_formula,
     soft_formula,
     softmax_formula,
@@ -21,6 +22,7 @@ from subquad.ops.focused_formula import focused_attention, focused_weights
 from subquad.ops.inline_formula import inline_attention, inline_weights
 from subquad.ops.linear_formula import FEATURE_MAPS, linear_attention, linear_weights
 from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
+from subquad.ops.mlp_formula import mlp_branch
 from subquad.ops.pola_formula import pola_attention, pola_weights
 from subquad.ops.soft_formula import (
     INVERSES,
@@ -45,6 +47,7 @@ OPERATIONS: dict[str, Shapes] = {
     "inline_weights": inline_formula.WEIGHTS_SHAPES,
     "linear_attention": linear_formula.SHAPES,
     "linear_weights": linear_formula.WEIGHTS_SHAPES,
+    "mlp_branch": mlp_formula.SHAPES,
     "newton_inverse": soft_formula.INVERSE_SHAPES,
     "pola_attention": pola_formula.SHAPES,
     "pola_weights": pola_formula.WEIGHTS_SHAPES,
@@ -70,6 +73,7 @@ __all__ = [
     "inline_weights",
     "linear_attention",
     "linear_weights",
+    "mlp_branch",
     "newton_inverse",
     "pola_attention",
     "pola_weights",

@@ -51,6 +51,7 @@ FUNCTIONS = (
     "linear_attention_gradient",
     "local_branch",
     "local_branch_gradient",
+    "mlp",
     "newton_inverse",
     "newton_inverse_gradient",
     "pola_attention",

@@ -27,6 +27,12 @@ class Numbers(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_int64)]
 
 
+class Norm(ctypes.Structure):
+    """`Norm` of kernels/mlp.h."""
+
+    _fields_ = [("weight", Numbers), ("bias", Numbers), ("eps", ctypes.c_float)]
+
+
 class Map(ctypes.Structure):
     """`Map` of kernels/local.h."""
 
@@ -94,6 +100,14 @@ def bias_of_tables(block: Tensor, rows: Tensor, columns: Tensor, prefix: Tensor 
     bias.map = Map(rows.shape[2], columns.shape[2], 0 if prefix is None else prefix.shape[2])
     bias.owner = tables
     return bias
+
+
+def norm_of(weight: Tensor, bias: Tensor, eps: float) -> Norm:
+    """A LayerNorm's parameters (c,), which live as long as what is handed over."""
+    parameters = parameter_of(weight), parameter_of(bias)
+    norm = Norm(*parameters, eps)
+    norm.owner = parameters
+    return norm
 
 
 def long(*numbers: int) -> list[ctypes.c_int64]:
