@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.conversion import convert, load_converted, register_family, restore
     from subquad.grid import TokenGrid
+    from subquad.inference import optimize
     from subquad.kernels import BACKENDS, use_backend
-    from subquad.models import convert_checkpoint, create_model, load_checkpoint, optimize, restore_model, save_weights
+    from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
     from subquad.runs import open_trained
     from subquad.tasks import register_task
 
@@ -65,7 +66,8 @@ _PLACES = {
     "attention": ("ATTENTION", "Traits", "register_attention"),
     "kernels": ("BACKENDS", "use_backend"),
     "grid": ("TokenGrid",),
-    "models": ("convert_checkpoint", "create_model", "load_checkpoint", "optimize", "restore_model", "save_weights"),
+    "inference": ("optimize",),
+    "models": ("convert_checkpoint", "create_model", "load_checkpoint", "restore_model", "save_weights"),
 }
 """Which module each name comes from."""
 

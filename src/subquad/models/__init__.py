@@ -3,7 +3,6 @@
 from subquad.models.attention_names import names_in
 from subquad.models.checkpoint_conversion import convert_checkpoint
 from subquad.models.create import create_model
-from subquad.models.inference import optimize
 from subquad.models.listing import attention_label
 from subquad.models.networks import NETWORKS
 from subquad.models.restoring import restore, restore_model
@@ -22,7 +21,6 @@ __all__ = [
     "default_cfgs",
     "load_checkpoint",
     "names_in",
-    "optimize",
     "read_note",
     "read_weights",
     "restore",

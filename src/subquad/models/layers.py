@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
-from subquad.ops import mlp_branch
 from subquad.positions import GridTable, PositionTable, start_normal
 from subquad.rope import AxialRope, Rotation
 from subquad.tracing import surely, up_to_multiple
@@ -191,7 +190,8 @@ class Block(nn.Module):
         self.mlp = make_mlp(mlp, dim, int(dim * mlp_ratio), drop=drop, eps=eps, act_layer=act_layer)
         self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        self.fused = False  # see subquad.models.inference
+        # what computes the second half in one step, given by subquad.inference
+        self.fused: Callable[[Block, Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
         turned = {} if rotation is None else {"rotation": rotation}
@@ -200,12 +200,9 @@ class Block(nn.Module):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The second half: x + mlp(norm(x))."""
-        if not self.fused or self.training:
+        if self.fused is None or self.training:
             return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
-        norm, first, second = self.norm2, self.mlp.fc1, self.mlp.fc2
-        scale = self.ls2.gamma if isinstance(self.ls2, LayerScale) else None
-        parameters = norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias, scale
-        return mlp_branch(x, *parameters, eps=norm.eps)
+        return self.fused(self, x)
 
 
 class LayerScale(nn.Module):
