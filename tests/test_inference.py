@@ -66,5 +66,5 @@ def test_what_somebody_listens_to_is_computed():
 
 
 def test_a_dtype_of_whole_numbers_is_refused():
-    with pytest.raises(SubquadError, match="not in torch.int8"):
+    with pytest.raises(SubquadError, match=r"not in torch\.int8"):
         subquad.optimize(small("vit"), torch.int8)

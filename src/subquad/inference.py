@@ -48,4 +48,6 @@ def can_fuse(block: Block) -> bool:
     if any(type(layer) is not nn.Linear or layer.bias is None for layer in layers):
         return False
     plain = type(mlp.act) is nn.GELU and mlp.act.approximate == "none" and type(mlp.norm) is nn.Identity
-    return plain and not any(part._forward_hooks or part._forward_pre_hooks for part in (mlp, norm, scale, *mlp.children()))
+    return plain and not any(
+        part._forward_hooks or part._forward_pre_hooks for part in (mlp, norm, scale, *mlp.children())
+    )

@@ -8,7 +8,7 @@ import ctypes
 from torch import Tensor
 
 from subquad.kernels import layer_operators as operators
-from subquad.kernels.cpu.library import library
+from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import norm_of, parameter_of, shape_of, tokens_of
 from subquad.kernels.declaring import implements
 
@@ -34,7 +34,7 @@ def mlp(
     out = x.new_empty(x.shape)
     tokens = _one_head(x)
     inner, outer = (_one_head(weight.to(x.dtype)) for weight in (first, second))
-    library().mlp(
+    kernel("mlp", x.dtype)(
         shape_of(tokens, tokens),
         tokens_of(tokens),
         norm_of(norm_weight, norm_bias, eps),

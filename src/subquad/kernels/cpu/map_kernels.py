@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import map_operators as operators
-from subquad.kernels.cpu.library import library
+from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import Map, long, numbers_of, of_one_dtype, parameter_of, shape_of, tokens_of
 from subquad.kernels.declaring import empty_tokens, implements
 
@@ -21,7 +21,7 @@ def _run_branch(
 ) -> None:
     taps = weight.flatten(-2).mT
     height, width = shape
-    library().local_branch(
+    kernel("local_branch", out.dtype)(
         shape_of(out, v),
         *map(tokens_of, (v, y, g, out)),
         Map(height, width, out.shape[2] - height * width),
@@ -67,7 +67,7 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
     bias = weight.new_zeros(weight.shape[-3], dtype=fp32)
     taps = weight.new_zeros(*weight.shape[:-3], weight.shape[-1] ** 2, weight.shape[-3], dtype=fp32)
     height, width = shape
-    library().local_branch_gradient(
+    kernel("local_branch_gradient", v.dtype)(
         shape_of(v, v),
         *map(tokens_of, (v, grad)),
         Map(height, width, v.shape[2] - height * width),
@@ -86,7 +86,7 @@ def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     height, width = shape
     out = x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3])
     grid = Map(height, width, x.shape[2] - height * width)
-    library().pool(shape_of(x, x), tokens_of(x), grid, *long(*bins), tokens_of(out))
+    kernel("pool", x.dtype)(shape_of(x, x), tokens_of(x), grid, *long(*bins), tokens_of(out))
     return out
 
 
@@ -97,7 +97,7 @@ def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) ->
     dtype, (x, grad) = x.dtype, of_one_dtype(x, grad)
     dx = empty_tokens(x)
     grid = Map(height, width, x.shape[2] - height * width)
-    library().pool_gradient(shape_of(x, x), tokens_of(grad), grid, *long(*bins), tokens_of(dx))
+    kernel("pool_gradient", x.dtype)(shape_of(x, x), tokens_of(grad), grid, *long(*bins), tokens_of(dx))
     return dx.to(dtype)
 
 
@@ -107,5 +107,5 @@ def convolve_windows(x: Tensor, weight: Tensor, height: int, width: int) -> Tens
     out = operators.empty_windows(x, weight, height, width)
     grid = Map(height, width, x.shape[2] - height * width)
     windows = *long(*weight.shape[2:]), parameter_of(weight.permute(2, 3, 1, 0))
-    library().convolve_windows(shape_of(x, x), tokens_of(x), grid, *windows, tokens_of(out))
+    kernel("convolve_windows", x.dtype)(shape_of(x, x), tokens_of(x), grid, *windows, tokens_of(out))
     return out

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import mixing_operators as operators
-from subquad.kernels.cpu.library import library
+from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
     Bias,
     bias_of,
@@ -33,7 +33,9 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: flo
     dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
     out = empty_tokens(q)
     tokens = map(tokens_of, (q, k, v, out))
-    library().linear_attention(shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps))
+    kernel("linear_attention", q.dtype)(
+        shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
+    )
     return out.to(dtype)
 
 
@@ -42,7 +44,7 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """See subquad.ops.inline_attention."""
     dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
     out = empty_tokens(q)
-    library().inline_attention(shape_of(q, k), *map(tokens_of, (q, k, v, out)))
+    kernel("inline_attention", q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, out)))
     return out.to(dtype)
 
 
@@ -54,7 +56,7 @@ def linear_attention_gradient(
     given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
     grads = tuple(map(empty_tokens, (q, k, v)))
     tokens = map(tokens_of, (q, k, v, grad, *grads))
-    library().linear_attention_gradient(
+    kernel("linear_attention_gradient", q.dtype)(
         shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
     )
     return as_given(grads, given)
@@ -65,7 +67,7 @@ def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> 
     """Of `inline_attention`, to q, k and v."""
     given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
     grads = tuple(map(empty_tokens, (q, k, v)))
-    library().inline_attention_gradient(shape_of(q, k), *map(tokens_of, (q, k, v, grad, *grads)))
+    kernel("inline_attention_gradient", q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, grad, *grads)))
     return as_given(grads, given)
 
 
@@ -83,7 +85,7 @@ def pola_attention(
     out = empty_tokens(q)
     sharpness = torch.ones_like(power) if temperature is None else temperature.float().reciprocal()
     places = None if positions is None else positions.float().expand(len(q), -1, -1, -1)
-    library().pola_attention(
+    kernel("pola_attention", q.dtype)(
         shape_of(q, k),
         *map(tokens_of, (q, k, v, places, out)),
         *map(parameter_of, (sharpness, power)),
@@ -96,7 +98,7 @@ def _agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: 
     dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
     out = empty_tokens(q)
     few = parameter_of(agents), *long(agents.shape[2])
-    library().agent_attention(
+    kernel("agent_attention", q.dtype)(
         shape_of(q, k), tokens_of(q), *few, *map(tokens_of, (k, v)), key_bias, query_bias, tokens_of(out)
     )
     return out.to(dtype)
@@ -139,7 +141,7 @@ def agent_attention_gradient(
     dagents = agents.new_empty(agents.shape, dtype=torch.float32)
     # biases' own of each image, (b, h, n, a), are summed in the end
     dbiases = tuple(x.new_empty(*x.shape[:3], agents.shape[2], dtype=torch.float32) for x in (k, q))
-    library().agent_attention_gradient(
+    kernel("agent_attention_gradient", q.dtype)(
         shape_of(q, k),
         tokens_of(q),
         parameter_of(agents),
@@ -160,7 +162,9 @@ def soft_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor
     x, v = of_one_dtype(x, v)
     out = landmarks.new_empty(landmarks.shape, dtype=torch.float32)
     few = parameter_of(landmarks), *long(landmarks.shape[2])
-    library().soft_gather(shape_of(x, v), tokens_of(x), *few, tokens_of(v), ctypes.c_float(scale), numbers_of(out))
+    kernel("soft_gather", x.dtype)(
+        shape_of(x, v), tokens_of(x), *few, tokens_of(v), ctypes.c_float(scale), numbers_of(out)
+    )
     return out
 
 
@@ -169,7 +173,7 @@ def soft_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor
     """κ(scale·x, landmarks) u: (b, h, n, d)."""
     out = empty_tokens(x)
     few = parameter_of(landmarks), *long(landmarks.shape[2]), parameter_of(u)
-    library().soft_spread(shape_of(x, x), tokens_of(x), *few, ctypes.c_float(scale), tokens_of(out))
+    kernel("soft_spread", x.dtype)(shape_of(x, x), tokens_of(x), *few, ctypes.c_float(scale), tokens_of(out))
     return out
 
 
@@ -177,7 +181,7 @@ def soft_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor
 def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
     """From `alpha` (..., 1, 1) times `gram` (..., m, m), ridge included; in fp32 throughout."""
     out, m = gram.new_empty(gram.shape, dtype=torch.float32), gram.shape[-1]
-    library().newton_inverse(
+    kernel("newton_inverse")(
         *map(parameter_of, (gram, alpha)),
         *long(gram.numel() // m**2, m),
         ctypes.c_int32(steps),
@@ -191,7 +195,7 @@ def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
 def newton_inverse_gradient(grad: Tensor, gram: Tensor, alpha: Tensor, steps: int) -> tuple[Tensor, ...]:
     """Of `newton_inverse`, to gram and alpha; both matrices are symmetric."""
     grads, m = tuple(x.new_empty(x.shape, dtype=torch.float32) for x in (gram, alpha)), gram.shape[-1]
-    library().newton_inverse_gradient(
+    kernel("newton_inverse_gradient")(
         *map(parameter_of, (grad, gram, alpha)),
         *long(gram.numel() // m**2, m),
         ctypes.c_int32(steps),

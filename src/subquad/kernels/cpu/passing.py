@@ -18,7 +18,7 @@ class Shape(ctypes.Structure):
     """`Shape` of kernels/tokens.h."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width")]
-    _fields_ += [(name, ctypes.c_int32) for name in ("threads", "half")]
+    _fields_ += [("threads", ctypes.c_int32)]
 
 
 class Numbers(ctypes.Structure):
@@ -50,7 +50,7 @@ def tokens_of(x: Tensor | None) -> Tokens:
 def shape_of(q: Tensor, k: Tensor) -> Shape:
     """Of queries and keys, and how many threads there are."""
     b, h, n, d = q.shape
-    return Shape(b, h, n, k.shape[2], d, torch.get_num_threads(), q.dtype == torch.bfloat16)
+    return Shape(b, h, n, k.shape[2], d, torch.get_num_threads())
 
 
 def of_one_dtype(*tokens: Tensor | None) -> tuple[Any, ...]:

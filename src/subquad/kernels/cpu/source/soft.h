@@ -145,7 +145,8 @@ inline void copy_out(int64_t m, const float* from, float* to) {
 }
 
 // From start[i]·A; A (matrices, m, m) with its ridge
-extern "C" Answer newton_inverse(
+template <class>
+Answer newton_inverse_of(
     Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers out, int32_t threads) {
     if (!fits(matrices * m * m, gram, out) || !fits(matrices, start) || steps < 0) return MISFIT;
     parallel(threads, [&](int me, int all) {
@@ -160,9 +161,15 @@ extern "C" Answer newton_inverse(
     return DONE;
 }
 
+KERNEL(
+    newton_inverse,
+    (Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers out, int32_t threads),
+    (gram, start, matrices, m, steps, out, threads))
+
 // All of G, the gradient of Y, are symmetric: G ← 2 G - (A Y G + its transpose), dA = -Σ Y G Y over the steps, and at the
 // start Y = αA: dA += αG, dα = Σ G ∘ A.
-extern "C" Answer newton_inverse_gradient(
+template <class>
+Answer newton_inverse_gradient_of(
     Numbers grad, Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers dgram,
     Numbers dstart, int32_t threads) {
     if (!fits(matrices * m * m, grad, gram, dgram) || !fits(matrices, start, dstart) || steps < 0) return MISFIT;
@@ -203,3 +210,9 @@ extern "C" Answer newton_inverse_gradient(
     });
     return DONE;
 }
+
+KERNEL(
+    newton_inverse_gradient,
+    (Numbers grad, Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers dgram,
+     Numbers dstart, int32_t threads),
+    (grad, gram, start, matrices, m, steps, dgram, dstart, threads))

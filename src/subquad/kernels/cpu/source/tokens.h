@@ -14,7 +14,7 @@ struct Tokens {
     Element* at(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
 };
 
-// As they are handed over; `Shape` says what their elements are
+// As they are handed over
 struct AnyTokens : Tokens<void> {
     template <class Element>
     operator Tokens<Element>() const {
@@ -24,7 +24,7 @@ struct AnyTokens : Tokens<void> {
 
 struct Shape {
     int64_t batch, heads, queries, keys, width;
-    int32_t threads, half;  // whether tokens are bf16
+    int32_t threads;
 };
 
 struct Numbers {  // fp32, side by side: parameters and states
@@ -35,9 +35,15 @@ struct Numbers {  // fp32, side by side: parameters and states
 // What every kernel gives back: lengths travel with the pointers, and nothing is touched where they do not fit.
 enum Answer : int32_t { DONE, MISFIT };
 
-// What is called from outside: the kernel `name`_of the elements that the tokens have
-#define KERNEL(name, parameters, arguments) \
-    extern "C" Answer name parameters { return shape.half ? name##_of<bf16> arguments : name##_of<float> arguments; }
+// What is called from outside: `name`_float and `name`_bf16, by the elements of the tokens. The source is compiled for
+// both at the same time, which takes half as long.
+#ifndef ELEMENT
+#define ELEMENT float
+#endif
+#define KERNEL(name, parameters, arguments) KERNEL_OF(name, ELEMENT, parameters, arguments)
+#define KERNEL_OF(name, element, parameters, arguments) KERNEL_NAMED(name, element, parameters, arguments)
+#define KERNEL_NAMED(name, element, parameters, arguments) \
+    extern "C" Answer name##_##element parameters { return name##_of<element> arguments; }
 
 // Whether these are `tokens` tokens of each head, or are not there
 template <class Element>
