@@ -1,4 +1,4 @@
-"""Networks made ready for inference: what can be computed in one step is, and weights have the dtype that is computed in.
+"""Networks made ready for inference: weights in the dtype that is computed in, and steps that can be one made one.
 
 What a kernel computes in one step no hook on the steps sees, so that this has to be asked for.
 """

@@ -68,7 +68,7 @@ def test_tokens_of_several_dtypes_are_taken(name):
 @pytest.mark.parametrize("what", [float("nan"), float("inf"), -float("inf")], ids=str)
 @pytest.mark.parametrize("place", [0, 17, 39])
 def test_what_is_no_number_is_where_it_is_in_fp32(what, place):
-    """Of each operator of tokens the same numbers are lost in bf16 as in fp32, in whole vectors and ends of rows alike."""
+    """Of each operator of tokens the same numbers are lost in bf16 as in fp32, also at the ends of rows."""
     for name, call in operator_calls(40).items():
         if not call.of_tokens[0]:
             continue

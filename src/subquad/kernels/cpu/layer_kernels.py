@@ -3,8 +3,6 @@
 Letters: b batch, n tokens, c channels, m hidden channels. Tokens and weights are fp32 or bf16, as the tokens are.
 """
 
-import ctypes
-
 from torch import Tensor
 
 from subquad.kernels import layer_operators as operators

@@ -1,8 +1,8 @@
 """What is computed on the map, on CPUs: the local branch, means over bins, windows.
 
 Letters: b batch, h heads, n tokens, d channels of a head, a bins, m windows. `shape` is (height, width) of the map;
-tokens in front of it are its prefix. Tokens are fp32 or bf16, and what is given back has the dtype of the first of them;
-weights and whatever is summed are fp32.
+tokens in front of it are its prefix. Tokens are fp32 or bf16, and what is given back has the dtype of the first of
+them; weights and whatever is summed are fp32.
 """
 
 import ctypes
