@@ -12,8 +12,8 @@ from subquad.kernels.declaring import implements
 
 
 def _one_head(x: Tensor) -> Tensor:
-    """All rows (…, c) as the tokens of one head."""
-    return x.contiguous().view(1, 1, -1, x.shape[-1])
+    """Rows (n, c) as the tokens of one head."""
+    return x.contiguous()[None, None]
 
 
 @implements(operators.mlp, "native")
@@ -30,7 +30,7 @@ def mlp(
 ) -> Tensor:
     """See subquad.ops.mlp_branch."""
     out = x.new_empty(x.shape)
-    tokens = _one_head(x)
+    tokens = _one_head(x.flatten(0, 1))
     inner, outer = (_one_head(weight.to(x.dtype)) for weight in (first, second))
     kernel("mlp", x.dtype)(
         shape_of(tokens, tokens),
@@ -40,6 +40,6 @@ def mlp(
         parameter_of(first_bias),
         tokens_of(outer),
         *map(parameter_of, (second_bias, scale)),
-        tokens_of(_one_head(out)),
+        tokens_of(_one_head(out.flatten(0, 1))),
     )
     return out
