@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 MECHANISMS = ("linear", "inline", "agent", "pola")
-FORMS = ("bf16", "optimized", "autocast", "fp32")
+FORMS = ("bf16", "optimized", "autocast", "fp32", "optimized_fp32")
 
 
 def file_of(folder: Path, name: str, size: int) -> Path:
@@ -39,15 +39,17 @@ def by_torch(arguments: argparse.Namespace) -> dict:
     import torch
 
     import subquad
+    from subquad.models import NETWORKS
 
     torch.set_num_threads(arguments.threads)
     passes = {}
     for name in arguments.attention:
         for form in arguments.forms:
-            model = subquad.create_model("deit_tiny", attention=name, img_size=arguments.img_size).eval()
+            chosen = {"name": name} if name in NETWORKS else {"name": "deit_tiny", "attention": name}
+            model = subquad.create_model(**chosen, img_size=arguments.img_size).eval()
             image = torch.randn(1, 3, arguments.img_size, arguments.img_size)
-            if form == "optimized":
-                subquad.optimize(model, torch.bfloat16)
+            if form.startswith("optimized"):
+                subquad.optimize(model, torch.bfloat16 if form == "optimized" else None)
             elif form == "bf16":
                 model.bfloat16()
             image = image.to(next(model.parameters()).dtype)
@@ -79,7 +81,7 @@ def main() -> None:
     """Export, or time one engine, or both in turn."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--img-size", type=int, default=448)
-    parser.add_argument("--attention", nargs="+", default=MECHANISMS)
+    parser.add_argument("--attention", nargs="+", default=MECHANISMS, help="of DeiT-T, or names of whole networks")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=["bf16", "optimized"], help="of PyTorch")
     parser.add_argument("--engine", choices=["torch", "openvino"], help="both in turn, twice, if left out")
     parser.add_argument("--folder", type=Path, default=Path("build"), help="of OpenVINO's files")
