@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src" / "subquad" / "kernels" / "cpu"))
 
-from shipping import LEVELS, PORTABLE_FLAGS, digest_of, library_name  # noqa: E402  without PyTorch
+from shipping import ELEMENTS, LEVELS, PORTABLE_FLAGS, digest_of, flags_of, library_name  # noqa: E402  without PyTorch
 
 KERNELS = Path("src") / "subquad" / "kernels" / "cpu"
 COMPILERS = {"x86_64": "x86_64-linux-gnu-g++", "aarch64": "aarch64-linux-gnu-g++"}
@@ -107,11 +107,13 @@ def compile_kernels(machine: str, tree: Path) -> None:
         old = Path(place) / "old.cpp"
         old.write_text(OLD_LIBRARY)
         for level in LEVELS[machine]:
-            kernels, library = Path(place) / "kernels.o", Path(place) / "kernels.so"
-            flags = [*PORTABLE_FLAGS, f"-march={level}", "-fopenmp"]
-            _run(compiler, *flags, "-c", tree / KERNELS / "source" / "kernels.cpp", "-o", kernels)
+            kernels, library = [Path(place) / f"{element}.o" for element in ELEMENTS], Path(place) / "kernels.so"
+            flags = [*PORTABLE_FLAGS, *flags_of(level), "-fopenmp"]
+            for element, part in zip(ELEMENTS, kernels, strict=True):
+                source = tree / KERNELS / "source" / "kernels.cpp"
+                _run(compiler, *flags, f"-DELEMENT={element}", "-c", source, "-o", part)
             # without -fopenmp: no OpenMP is named
-            _run(compiler, *PORTABLE_FLAGS, "-shared", "-s", kernels, old, "-o", library)
+            _run(compiler, *PORTABLE_FLAGS, "-shared", "-s", *kernels, old, "-o", library)
             content = library.read_bytes()
             (folder / library_name(level)).write_bytes(content + digest_of(content))
 

@@ -28,6 +28,7 @@ ORDER = [
     ["attention"],
     ["weights"],
     ["models"],
+    ["inference"],
     ["data"],
     ["tasks"],
     ["runs"],

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.conversion import convert, load_converted, register_family, restore
     from subquad.grid import TokenGrid
+    from subquad.inference import optimize
     from subquad.kernels import BACKENDS, use_backend
     from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
     from subquad.runs import open_trained
@@ -48,6 +49,7 @@ __all__ = [
     "load_checkpoint",
     "load_converted",
     "open_trained",
+    "optimize",
     "predict",
     "register_attention",
     "register_family",
@@ -64,6 +66,7 @@ _PLACES = {
     "attention": ("ATTENTION", "Traits", "register_attention"),
     "kernels": ("BACKENDS", "use_backend"),
     "grid": ("TokenGrid",),
+    "inference": ("optimize",),
     "models": ("convert_checkpoint", "create_model", "load_checkpoint", "restore_model", "save_weights"),
 }
 """Which module each name comes from."""

@@ -14,7 +14,7 @@ from subquad.kernels import use_backend
 from subquad.ops import OPERATIONS
 
 GRID = TokenGrid(3, 4)
-LETTERS = {"b": 2, "h": 3, "n": 12, "m": 10, "d": 8, "e": 8, "a": 4, "k": 3, "i": 2, "j": 2, "x": 5, "y": 6}
+LETTERS = {"b": 2, "h": 3, "n": 12, "m": 10, "d": 8, "e": 8, "a": 4, "c": 6, "k": 3, "i": 2, "j": 2, "x": 5, "y": 6}
 LEADING = (2, 3)
 
 # what an operation wants besides its tensors, and the letters that this decides on

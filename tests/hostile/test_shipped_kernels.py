@@ -86,3 +86,11 @@ def test_a_processor_gets_the_best_that_it_can_run(monkeypatch, level):
     for feature in sorted(needs):
         monkeypatch.setattr(shipping, "processor", lambda less=needs - {feature}: f"flags : {' '.join(less)}")
         assert shipping.library_name(level) not in {path.name for path in shipping.shipped_libraries()}
+
+
+@pytest.mark.parametrize("machine", sorted(shipping.LEVELS))
+def test_a_level_is_a_march_and_what_a_processor_has_beside_it(machine):
+    for level in shipping.LEVELS[machine]:
+        march, *more = shipping.flags_of(level)
+        assert march.startswith("-march=") and "+" not in march
+        assert [flag.removeprefix("-m") for flag in more] == level.split("+")[1:]

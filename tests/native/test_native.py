@@ -311,7 +311,7 @@ def test_what_is_infinite_has_the_feature_of_the_eager_form():
 def test_asking_for_kernels_and_not_getting_them_is_an_error():
     q, k, v = projected(1, 2, 9, 16, count=3)
     refusals = {
-        "fp32, and a tensor is fp64": (q.double(), k.double(), v.double()),
+        "fp32 bf16, and a tensor is fp64": (q.double(), k.double(), v.double()),
         "no padding": (q, k, v, torch.zeros(1, 9, dtype=torch.bool)),
         "side by side": (q.mT.contiguous().mT, k, v),
         "a tensor is on meta": (q.to("meta"), k, v),
@@ -356,7 +356,7 @@ def test_a_kernel_says_itself_what_it_has_no_gradient_for():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_raised_in_front_of_a_kernel_and_lowered_behind_it(dtype):
+def test_half_precision_is_rounded_once_whether_a_kernel_takes_it_or_it_is_raised_in_front_of_it(dtype):
     q, k, v = (x.to(dtype) for x in projected(1, 2, 30, 8, count=3))
     power, few = torch.full((2, 1, 8), 2.0), torch.randn(1, 2, 4, 8).to(dtype)
     for call in (
@@ -431,7 +431,7 @@ def test_the_context_holds_inside_compiled_code():
     assert ["subquad.inline_attention" in graph for graph in graphs] == [True, True, False]
     assert_close(results[0], results[2], rtol=1e-5, atol=1e-5)
     assert torch.equal(results[0], results[3])
-    with use_backend("native"), pytest.raises(Exception, match="InLine attention: it computes in fp32"):
+    with use_backend("native"), pytest.raises(Exception, match="InLine attention: it computes in fp32 bf16"):
         compiled(q.double(), k.double(), v.double())
 
 
@@ -469,6 +469,7 @@ def test_operations_are_operators_of_torch():
         kernels.soft_spread: (q, few, few, 1.0),
         OPERATORS["newton_inverse_gradient"]: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
         kernels.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
+        kernels.mlp: (*(torch.randn(shape) for shape in ((2, 9, 4), 4, 4, (6, 4), 6, (4, 6), 4)), None, 1e-6),
     }
     assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "native" in one.implementations}
     for operator, arguments in calls.items():

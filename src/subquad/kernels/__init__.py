@@ -16,6 +16,7 @@ from subquad.kernels.backends import (
 from subquad.kernels.choosing import choose, compute, run
 from subquad.kernels.declaring import OPERATORS, Operator, implements, kernels_by_title
 from subquad.kernels.gradients import learns
+from subquad.kernels.layer_operators import mlp
 from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, pool
 from subquad.kernels.mixing_operators import (
     agent_attention,
@@ -51,6 +52,7 @@ __all__ = [
     "learns",
     "linear_attention",
     "local_branch",
+    "mlp",
     "newton_inverse",
     "pola_attention",
     "pool",

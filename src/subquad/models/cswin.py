@@ -117,8 +117,7 @@ class CrossShapedBlock(Block):
     """A block whose attention sees its input as it was before the norm, too."""
 
     def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:  # type: ignore[override]
-        x = x + self.drop_path(self.attn(self.norm1(x), x, grid=grid))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        return self.feed_forward(x + self.drop_path(self.attn(self.norm1(x), x, grid=grid)))
 
 
 class CrossShapedAttention(nn.Module):

@@ -239,12 +239,20 @@ class Block(nn.Module):
         self.mlp = make_mlp(mlp, dim, int(dim * mlp_ratio), drop=drop, eps=eps, act_layer=act_layer)
         self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        # what computes the second half in one step, given by subquad.inference
+        self.fused: Callable[[Block, Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
         x = x if self.cpe is None else self.cpe(x, grid=grid)
         turned = {} if rotation is None else {"rotation": rotation}
         x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, **turned)))
-        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        return self.feed_forward(x)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The second half: x + mlp(norm(x))."""
+        if self.fused is None or self.training:
+            return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        return self.fused(self, x)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
         # here, as a network that blocks are a part of, a detector say, may know no names but today's

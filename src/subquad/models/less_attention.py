@@ -214,8 +214,7 @@ class ScoreBlock(Block):
         self, x: Tensor, scores: Tensor | None, *, grid: TokenGrid
     ) -> tuple[Tensor, Tensor | None]:
         y, scores = self.attn(self.norm1(x), scores, grid=grid)
-        x = x + self.drop_path(y)
-        return x + self.drop_path(self.mlp(self.norm2(x))), scores
+        return self.feed_forward(x + self.drop_path(y)), scores
 
 
 class AttentionResidual(nn.Module):

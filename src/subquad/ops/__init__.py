@@ -16,6 +16,7 @@ from subquad.ops import (
     map_formulas,
     mhla_formula,
     mlla_formula,
+    mlp_formula,
     nala_formula,
     pola_formula,
     polapp_formula,
@@ -33,6 +34,7 @@ from subquad.ops.mala_formula import mala_attention, mala_weights
 from subquad.ops.map_formulas import add_local, convolve_windows, pool_tokens
 from subquad.ops.mhla_formula import NORMALISERS, mhla_attention, mhla_weights
 from subquad.ops.mlla_formula import mlla_attention, mlla_weights
+from subquad.ops.mlp_formula import mlp_branch
 from subquad.ops.nala_formula import nala_attention, nala_weights
 from subquad.ops.pola_formula import pola_attention, pola_weights
 from subquad.ops.polapp_formula import polapp_attention, polapp_weights
@@ -71,6 +73,7 @@ OPERATIONS: dict[str, Shapes] = {
     "nala_weights": nala_formula.WEIGHTS_SHAPES,
     "mhla_attention": mhla_formula.SHAPES,
     "mhla_weights": mhla_formula.WEIGHTS_SHAPES,
+    "mlp_branch": mlp_formula.SHAPES,
     "newton_inverse": soft_formula.INVERSE_SHAPES,
     "pola_attention": pola_formula.SHAPES,
     "pola_weights": pola_formula.WEIGHTS_SHAPES,
@@ -111,6 +114,7 @@ __all__ = [
     "mhla_weights",
     "mlla_attention",
     "mlla_weights",
+    "mlp_branch",
     "nala_attention",
     "nala_weights",
     "newton_inverse",

@@ -1,6 +1,6 @@
 """Fused kernels for the CPU, in C++: what eager PyTorch does in several passes over memory, in one or two.
 
-In fp32; some have gradients.
+Tokens are fp32 or bf16, sums fp32; some have gradients.
 """
 
 import os
@@ -22,12 +22,12 @@ def missing() -> str | None:
 register_backend(
     Backend(
         "native",
-        "C++ kernels for CPUs: fp32",
+        "C++ kernels for CPUs: fp32 and bf16",
         devices=("cpu",),
-        dtypes=(torch.float32,),
+        dtypes=(torch.float32, torch.bfloat16),
         missing=missing,
         raises_half=True,
     )
 )
 
-from subquad.kernels.cpu import map_kernels, mixing_kernels  # noqa: E402, F401  they need the backend
+from subquad.kernels.cpu import layer_kernels, map_kernels, mixing_kernels  # noqa: E402, F401  they need the backend

@@ -21,6 +21,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +32,7 @@ from subquad.errors import SubquadError
 from subquad.home import home
 from subquad.kernels.cpu.shipping import (
     DIGEST_SIZE,
+    ELEMENTS,
     PORTABLE_FLAGS,
     SOURCES,
     digest_of,
@@ -51,13 +54,14 @@ FUNCTIONS = (
     "linear_attention_gradient",
     "local_branch",
     "local_branch_gradient",
+    "mlp",
     "newton_inverse",
     "newton_inverse_gradient",
     "pola_attention",
     "pool",
     "pool_gradient",
 )
-"""What the library exports; each gives back whether lengths fitted."""
+"""What the library exports, of each of ELEMENTS; each gives back whether lengths fitted."""
 
 FLAGS = (*PORTABLE_FLAGS, "-march=native")
 
@@ -75,6 +79,11 @@ def library() -> ctypes.CDLL:
     if isinstance(state, str):
         raise NotBuiltError(state)
     return state
+
+
+def kernel(name: str, dtype: torch.dtype = torch.float32) -> Callable[..., int]:
+    """The kernel `name` of FUNCTIONS for tokens of a dtype; raises NotBuiltError."""
+    return getattr(library(), f"{name}_{'bf16' if dtype == torch.bfloat16 else 'float'}")  # type: ignore[no-any-return]
 
 
 def missing() -> str | None:
@@ -152,8 +161,8 @@ def _unreadable(path: Path) -> NoReturn:
 
 def _refusing(library: ctypes.CDLL) -> ctypes.CDLL:
     """The library, whose functions raise where they were given lengths that do not fit each other."""
-    for name in FUNCTIONS:
-        getattr(library, name).errcheck = _refuse
+    for name, element in itertools.product(FUNCTIONS, ELEMENTS):
+        getattr(library, f"{name}_{element}").errcheck = _refuse
     return library
 
 
@@ -174,13 +183,15 @@ def _fingerprint(compiler: str) -> str:
 def _compile(compiler: str, path: Path) -> Path:
     """Compile to `path`; other processes see all of it or nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        made, built = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+        built = Path(folder) / "kernels.so"
         openmp = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))
         # linked against the OpenMP that torch brings, if it brings one: two of them fight over the cores
         with_threads = ["-fopenmp"] if openmp else []
-        source = str(SOURCES / "kernels.cpp")
-        _run([compiler, *FLAGS, *with_threads, "-c", source, "-o", str(made)])
-        _run([compiler, "-shared", str(made), *map(str, openmp[:1]), "-o", str(built)])
+        parts = {element: str(Path(folder) / f"{element}.o") for element in ELEMENTS}
+        flags = [*FLAGS, *with_threads, "-c", str(SOURCES / "kernels.cpp")]
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(_run, ([compiler, *flags, f"-DELEMENT={e}", "-o", part] for e, part in parts.items())))
+        _run([compiler, "-shared", *parts.values(), *map(str, openmp[:1]), "-o", str(built)])
         content = built.read_bytes()
     with replacing(path) as aside:
         aside.write_bytes(content + digest_of(content))

@@ -1,31 +1,33 @@
 """What is computed on the map, on CPUs: the local branch, means over bins, windows.
 
 Letters: b batch, h heads, n tokens, d channels of a head, a bins, m windows. `shape` is (height, width) of the map;
-tokens in front of it are its prefix.
+tokens in front of it are its prefix. Tokens are fp32 or bf16, and what is given back has the dtype of the first of
+them; weights and whatever is summed are fp32.
 """
 
 import ctypes
 
+import torch
 from torch import Tensor
 
 from subquad.kernels import map_operators as operators
-from subquad.kernels.cpu.library import library
-from subquad.kernels.cpu.passing import Map, long, numbers_of, shape_of, tokens_of
+from subquad.kernels.cpu.library import kernel
+from subquad.kernels.cpu.passing import Map, long, numbers_of, of_one_dtype, parameter_of, shape_of, tokens_of
 from subquad.kernels.declaring import empty_tokens, implements
 
 
 def _run_branch(
     out: Tensor, y: Tensor | None, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]
 ) -> None:
-    taps = weight.flatten(-2).mT.contiguous()
+    taps = weight.flatten(-2).mT
     height, width = shape
-    library().local_branch(
+    kernel("local_branch", out.dtype)(
         shape_of(out, v),
         *map(tokens_of, (v, y, g, out)),
         Map(height, width, out.shape[2] - height * width),
-        numbers_of(taps),
-        *long(taps.stride(0) if taps.dim() == 3 else 0),
-        numbers_of(None if bias is None else bias.contiguous()),
+        parameter_of(taps),
+        *long(taps[0].numel() if taps.dim() == 3 else 0),
+        parameter_of(bias),
         ctypes.c_int32(weight.shape[-1]),
     )
 
@@ -33,7 +35,10 @@ def _run_branch(
 @implements(operators.local_branch, "native")
 def local_branch(y: Tensor, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]) -> None:
     """Y ← (y + depthwise of v on its map) · g, from weight (h·d, k, k), or (b, h·d, k, k) of each image's own."""
-    _run_branch(y, y, v, g, weight, bias, shape)
+    summed, v, g = of_one_dtype(y, v, g)
+    _run_branch(summed, summed, v, g, weight, bias, shape)
+    if summed is not y:
+        y.copy_(summed)
 
 
 @implements(operators.depthwise, "native")
@@ -57,10 +62,12 @@ def _too_large(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int])
 @implements(operators.depthwise_gradient, "native", cannot=_too_large)
 def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]) -> tuple[Tensor, ...]:
     """Give the gradients of `depthwise` to v, the weight and a bias."""
-    dv, bias = depthwise(grad, weight.flip(-1, -2), None, shape), weight.new_zeros(weight.shape[-3])
-    taps = weight.new_zeros(*weight.shape[:-3], weight.shape[-1] ** 2, weight.shape[-3])
+    dtype, (v, grad) = v.dtype, of_one_dtype(v, grad)
+    dv, fp32 = depthwise(grad, weight.flip(-1, -2), None, shape), torch.float32
+    bias = weight.new_zeros(weight.shape[-3], dtype=fp32)
+    taps = weight.new_zeros(*weight.shape[:-3], weight.shape[-1] ** 2, weight.shape[-3], dtype=fp32)
     height, width = shape
-    library().local_branch_gradient(
+    kernel("local_branch_gradient", v.dtype)(
         shape_of(v, v),
         *map(tokens_of, (v, grad)),
         Map(height, width, v.shape[2] - height * width),
@@ -69,7 +76,8 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
         numbers_of(bias),
         ctypes.c_int32(weight.shape[-1]),
     )
-    return dv, taps.mT.unflatten(-1, weight.shape[-2:]).contiguous(), bias
+    dweight = taps.mT.unflatten(-1, weight.shape[-2:]).contiguous()
+    return dv.to(dtype), dweight.to(weight.dtype), bias.to(weight.dtype)
 
 
 @implements(operators.pool, "native")
@@ -78,7 +86,7 @@ def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     height, width = shape
     out = x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3])
     grid = Map(height, width, x.shape[2] - height * width)
-    library().pool(shape_of(x, x), tokens_of(x), grid, *long(*bins), numbers_of(out))
+    kernel("pool", x.dtype)(shape_of(x, x), tokens_of(x), grid, *long(*bins), tokens_of(out))
     return out
 
 
@@ -86,10 +94,11 @@ def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
 def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     """Give the gradient of `pool` to x."""
     height, width = shape
-    dx = empty_tokens(x).zero_()
+    dtype, (x, grad) = x.dtype, of_one_dtype(x, grad)
+    dx = empty_tokens(x)
     grid = Map(height, width, x.shape[2] - height * width)
-    library().pool_gradient(shape_of(x, x), numbers_of(grad.contiguous()), grid, *long(*bins), tokens_of(dx))
-    return dx
+    kernel("pool_gradient", x.dtype)(shape_of(x, x), tokens_of(grad), grid, *long(*bins), tokens_of(dx))
+    return dx.to(dtype)
 
 
 @implements(operators.convolve_windows, "native")
@@ -97,6 +106,6 @@ def convolve_windows(x: Tensor, weight: Tensor, height: int, width: int) -> Tens
     """A convolution (d, d, i, j) of each head's map whose windows lie side by side: (b, h, m, d)."""
     out = operators.empty_windows(x, weight, height, width)
     grid = Map(height, width, x.shape[2] - height * width)
-    windows = *long(*weight.shape[2:]), numbers_of(weight.permute(2, 3, 1, 0).contiguous())
-    library().convolve_windows(shape_of(x, x), tokens_of(x), grid, *windows, numbers_of(out))
+    windows = *long(*weight.shape[2:]), parameter_of(weight.permute(2, 3, 1, 0))
+    kernel("convolve_windows", x.dtype)(shape_of(x, x), tokens_of(x), grid, *windows, tokens_of(out))
     return out

@@ -1,6 +1,7 @@
 """The mechanisms' operators on CPUs.
 
-Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks.
+Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks. Tokens are fp32 or bf16, and what is
+given back has the dtype of the first of them; parameters, states and whatever is summed are fp32.
 """
 
 import ctypes
@@ -9,8 +10,18 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import mixing_operators as operators
-from subquad.kernels.cpu.library import library
-from subquad.kernels.cpu.passing import Bias, bias_of, bias_of_tables, long, numbers_of, shape_of, tokens_of
+from subquad.kernels.cpu.library import kernel
+from subquad.kernels.cpu.passing import (
+    Bias,
+    bias_of,
+    bias_of_tables,
+    long,
+    numbers_of,
+    of_one_dtype,
+    parameter_of,
+    shape_of,
+    tokens_of,
+)
 from subquad.kernels.declaring import empty_tokens, implements
 
 FEATURES = {"relu": 0, "elu": 1}
@@ -19,18 +30,22 @@ FEATURES = {"relu": 0, "elu": 1}
 @implements(operators.linear_attention, "native")
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float) -> Tensor:
     """See subquad.ops.linear_attention."""
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
     out = empty_tokens(q)
     tokens = map(tokens_of, (q, k, v, out))
-    library().linear_attention(shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps))
-    return out
+    kernel("linear_attention", q.dtype)(
+        shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
+    )
+    return out.to(dtype)
 
 
 @implements(operators.inline_attention, "native")
 def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """See subquad.ops.inline_attention."""
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
     out = empty_tokens(q)
-    library().inline_attention(shape_of(q, k), *map(tokens_of, (q, k, v, out)))
-    return out
+    kernel("inline_attention", q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, out)))
+    return out.to(dtype)
 
 
 @implements(operators.linear_attention_gradient, "native")
@@ -38,20 +53,27 @@ def linear_attention_gradient(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
 ) -> tuple[Tensor, ...]:
     """Give the gradients of `linear_attention` to q, k and v."""
+    given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
     grads = tuple(map(empty_tokens, (q, k, v)))
     tokens = map(tokens_of, (q, k, v, grad, *grads))
-    library().linear_attention_gradient(
+    kernel("linear_attention_gradient", q.dtype)(
         shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
     )
-    return grads
+    return as_given(grads, given)
 
 
 @implements(operators.inline_attention_gradient, "native")
 def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Give the gradients of `inline_attention` to q, k and v."""
+    given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
     grads = tuple(map(empty_tokens, (q, k, v)))
-    library().inline_attention_gradient(shape_of(q, k), *map(tokens_of, (q, k, v, grad, *grads)))
-    return grads
+    kernel("inline_attention_gradient", q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, grad, *grads)))
+    return as_given(grads, given)
+
+
+def as_given(grads: tuple[Tensor, ...], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Gradients in the dtypes of what they are the gradients to."""
+    return tuple(grad.to(tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True))
 
 
 @implements(operators.pola_attention, "native")
@@ -59,26 +81,27 @@ def pola_attention(
     q: Tensor, k: Tensor, v: Tensor, power: Tensor, temperature: Tensor | None, positions: Tensor | None, eps: float
 ) -> Tensor:
     """`power` and `temperature` (h, 1, d), `positions` (h, n_k, d)."""
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
     out = empty_tokens(q)
-    sharpness = torch.ones_like(power) if temperature is None else temperature.reciprocal()
-    places = None if positions is None else positions.expand(len(q), -1, -1, -1)
-    library().pola_attention(
+    sharpness = torch.ones_like(power) if temperature is None else temperature.float().reciprocal()
+    places = None if positions is None else positions.float().expand(len(q), -1, -1, -1)
+    kernel("pola_attention", q.dtype)(
         shape_of(q, k),
         *map(tokens_of, (q, k, v, places, out)),
-        numbers_of(sharpness.contiguous()),
-        numbers_of(power.contiguous()),
+        *map(parameter_of, (sharpness, power)),
         ctypes.c_float(eps),
     )
-    return out
+    return out.to(dtype)
 
 
 def _agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Bias, query_bias: Bias) -> Tensor:
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
     out = empty_tokens(q)
-    few = numbers_of(agents.contiguous()), *long(agents.shape[2])
-    library().agent_attention(
+    few = parameter_of(agents), *long(agents.shape[2])
+    kernel("agent_attention", q.dtype)(
         shape_of(q, k), tokens_of(q), *few, *map(tokens_of, (k, v)), key_bias, query_bias, tokens_of(out)
     )
-    return out
+    return out.to(dtype)
 
 
 @implements(operators.agent_attention, "native")
@@ -113,31 +136,35 @@ def agent_attention_gradient(
     grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
 ) -> tuple[Tensor, ...]:
     """Give the gradients of `agent_attention` with biases (h, a, n), whose own are (h, n, a)."""
+    given, (grad, q, k, v) = (q, agents, k, v, key_bias, query_bias), of_one_dtype(grad, q, k, v)
     dq, dk, dv = map(empty_tokens, (q, k, v))
-    dagents = agents.new_empty(agents.shape)
+    dagents = agents.new_empty(agents.shape, dtype=torch.float32)
     # biases' own of each image, (b, h, n, a), are summed in the end
-    dkey_bias, dquery_bias = (x.new_empty(*x.shape[:3], agents.shape[2]) for x in (k, q))
-    library().agent_attention_gradient(
+    dbiases = tuple(x.new_empty(*x.shape[:3], agents.shape[2], dtype=torch.float32) for x in (k, q))
+    kernel("agent_attention_gradient", q.dtype)(
         shape_of(q, k),
         tokens_of(q),
-        numbers_of(agents.contiguous()),
+        parameter_of(agents),
         *long(agents.shape[2]),
         *map(tokens_of, (k, v)),
         *map(bias_of, (key_bias, query_bias)),
         *map(tokens_of, (grad, dq)),
         numbers_of(dagents),
         *map(tokens_of, (dk, dv)),
-        *map(numbers_of, (dkey_bias, dquery_bias)),
+        *map(numbers_of, dbiases),
     )
-    return dq, dagents, dk, dv, *(bias.sum(dim=0) for bias in (dkey_bias, dquery_bias))
+    return as_given((dq, dagents, dk, dv, *(bias.sum(dim=0) for bias in dbiases)), given)
 
 
 @implements(operators.soft_gather, "native")
 def soft_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor:
-    """κ(scale·x, landmarks)ᵀ v: (b, h, m, d)."""
-    out = landmarks.new_empty(landmarks.shape)
-    few = numbers_of(landmarks.contiguous()), *long(landmarks.shape[2])
-    library().soft_gather(shape_of(x, v), tokens_of(x), *few, tokens_of(v), ctypes.c_float(scale), numbers_of(out))
+    """κ(scale·x, landmarks)ᵀ v: (b, h, m, d), in fp32."""
+    x, v = of_one_dtype(x, v)
+    out = landmarks.new_empty(landmarks.shape, dtype=torch.float32)
+    few = parameter_of(landmarks), *long(landmarks.shape[2])
+    kernel("soft_gather", x.dtype)(
+        shape_of(x, v), tokens_of(x), *few, tokens_of(v), ctypes.c_float(scale), numbers_of(out)
+    )
     return out
 
 
@@ -145,35 +172,34 @@ def soft_gather(x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> Tensor
 def soft_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor:
     """κ(scale·x, landmarks) u: (b, h, n, d)."""
     out = empty_tokens(x)
-    few = numbers_of(landmarks.contiguous()), *long(landmarks.shape[2]), numbers_of(u.contiguous())
-    library().soft_spread(shape_of(x, x), tokens_of(x), *few, ctypes.c_float(scale), tokens_of(out))
+    few = parameter_of(landmarks), *long(landmarks.shape[2]), parameter_of(u)
+    kernel("soft_spread", x.dtype)(shape_of(x, x), tokens_of(x), *few, ctypes.c_float(scale), tokens_of(out))
     return out
 
 
 @implements(operators.newton_inverse, "native")
 def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
-    """From `alpha` (..., 1, 1) times `gram` (..., m, m), ridge included."""
-    out, m = gram.new_empty(gram.shape), gram.shape[-1]
-    library().newton_inverse(
-        numbers_of(gram.contiguous()),
-        numbers_of(alpha.contiguous()),
+    """From `alpha` (..., 1, 1) times `gram` (..., m, m), ridge included; in fp32 throughout."""
+    out, m = gram.new_empty(gram.shape, dtype=torch.float32), gram.shape[-1]
+    kernel("newton_inverse")(
+        *map(parameter_of, (gram, alpha)),
         *long(gram.numel() // m**2, m),
         ctypes.c_int32(steps),
         numbers_of(out),
         ctypes.c_int32(torch.get_num_threads()),
     )
-    return out
+    return out.to(gram.dtype)
 
 
 @implements(operators.newton_inverse_gradient, "native")
 def newton_inverse_gradient(grad: Tensor, gram: Tensor, alpha: Tensor, steps: int) -> tuple[Tensor, ...]:
     """Give the gradients of `newton_inverse` to gram and alpha; both matrices are symmetric."""
-    grads, m = (gram.new_empty(gram.shape), alpha.new_empty(alpha.shape)), gram.shape[-1]
-    library().newton_inverse_gradient(
-        *(numbers_of(x.contiguous()) for x in (grad, gram, alpha)),
+    grads, m = tuple(x.new_empty(x.shape, dtype=torch.float32) for x in (gram, alpha)), gram.shape[-1]
+    kernel("newton_inverse_gradient")(
+        *map(parameter_of, (grad, gram, alpha)),
         *long(gram.numel() // m**2, m),
         ctypes.c_int32(steps),
         *map(numbers_of, grads),
         ctypes.c_int32(torch.get_num_threads()),
     )
-    return grads
+    return as_given(grads, (gram, alpha))

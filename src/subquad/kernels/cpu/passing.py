@@ -1,13 +1,14 @@
 """How tensors are handed to a kernel."""
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
 class Tokens(ctypes.Structure):
-    """`Tokens` of kernels/tokens.h."""
+    """`AnyTokens` of kernels/tokens.h."""
 
     _fields_ = [("data", ctypes.c_void_p)]
     _fields_ += [(name, ctypes.c_int64) for name in ("batch", "head", "token", "images", "heads", "count", "width")]
@@ -24,6 +25,12 @@ class Numbers(ctypes.Structure):
     """`Numbers` of kernels/tokens.h."""
 
     _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_int64)]
+
+
+class Norm(ctypes.Structure):
+    """`Norm` of kernels/mlp.h."""
+
+    _fields_ = [("weight", Numbers), ("bias", Numbers), ("eps", ctypes.c_float)]
 
 
 class Map(ctypes.Structure):
@@ -46,6 +53,12 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
     return Shape(b, h, n, k.shape[2], d, torch.get_num_threads())
 
 
+def of_one_dtype(*tokens: Tensor | None) -> tuple[Any, ...]:
+    """Tokens as kernels want them: all fp32 or all bf16. Where they differ, as under autocast, all become fp32."""
+    dtypes = {x.dtype for x in tokens if x is not None}
+    return tokens if len(dtypes) == 1 else tuple(None if x is None else x.float() for x in tokens)
+
+
 class Bias(ctypes.Structure):
     """`Bias` of kernels/places.h."""
 
@@ -56,29 +69,45 @@ class Bias(ctypes.Structure):
 
 
 def numbers_of(x: Tensor | None) -> Numbers:
-    """A contiguous tensor, which lives as long as what is handed over."""
+    """A contiguous tensor in fp32, which lives as long as what is handed over."""
     if x is None:
         return Numbers()
-    assert x.is_contiguous()
+    assert x.is_contiguous() and x.dtype == torch.float32
     numbers = Numbers(x.data_ptr(), x.numel())
     numbers.owner = x
     return numbers
 
 
+def parameter_of(x: Tensor | None) -> Numbers:
+    """A tensor that is only read, of any dtype and layout: parameters may be fp32 beside tokens in bf16 and reverse."""
+    return numbers_of(None if x is None else x.float().contiguous())
+
+
 def bias_of(written: Tensor) -> Bias:
-    """A bias (h, a, n) that is written out."""
+    """A bias (h, a, n) that is written out, which lives as long as what is handed over."""
+    written = written.float()
     (heads, agents, tokens), (head, agent, token) = written.shape, written.stride()
-    return Bias(written.data_ptr(), head, token, agent, heads, tokens, agents)
+    bias = Bias(written.data_ptr(), head, token, agent, heads, tokens, agents)
+    bias.owner = written
+    return bias
 
 
 def bias_of_tables(block: Tensor, rows: Tensor, columns: Tensor, prefix: Tensor | None) -> Bias:
     """A bias of its tables, which live as long as what is handed over."""
-    tables = tuple(None if table is None else table.contiguous() for table in (block, rows, columns, prefix))
-    bias = Bias(None, *(0,) * 6, *map(numbers_of, tables))
+    tables = tuple(map(parameter_of, (block, rows, columns, prefix)))
+    bias = Bias(None, *(0,) * 6, *tables)
     bias.side = block.shape[2]
     bias.map = Map(rows.shape[2], columns.shape[2], 0 if prefix is None else prefix.shape[2])
     bias.owner = tables
     return bias
+
+
+def norm_of(weight: Tensor, bias: Tensor, eps: float) -> Norm:
+    """A LayerNorm's parameters (c,), which live as long as what is handed over."""
+    parameters = parameter_of(weight), parameter_of(bias)
+    norm = Norm(*parameters, eps)
+    norm.owner = parameters
+    return norm
 
 
 def long(*numbers: int) -> list[ctypes.c_int64]:

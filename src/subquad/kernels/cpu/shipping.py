@@ -15,15 +15,20 @@ DIGEST_SIZE = hashlib.sha256().digest_size
 PORTABLE_FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 """Of every compiler, for every processor."""
 
+ELEMENTS = ("float", "bf16")
+"""Of tokens: the source is compiled once for each."""
+
 _V2 = frozenset(["cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"])
 _V3 = _V2 | frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])
 _V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 
 LEVELS: dict[str, dict[str, frozenset[str]]] = {
-    "x86_64": {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2},
+    "x86_64": {"x86-64-v4+avx512bf16": _V4 | {"avx512_bf16"}, "x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2},
     "aarch64": {"armv8-a": frozenset({"asimd"})},
 }
-"""Of each kind of machine the values of -march that are shipped, best first, with what Linux calls what they need."""
+"""Of each kind of machine what is shipped, best first, with what Linux calls what it needs.
+
+A level is a value of -march, and behind "+" what a processor has beside that."""
 
 
 def shipped_libraries() -> list[Path]:
@@ -33,8 +38,14 @@ def shipped_libraries() -> list[Path]:
     return [SHIPPED / library_name(level) for level, features in needs.items() if features <= found]
 
 
+def flags_of(level: str) -> list[str]:
+    """What a compiler is told of a level."""
+    march, *more = level.split("+")
+    return [f"-march={march}", *(f"-m{feature}" for feature in more)]
+
+
 def library_name(level: str) -> str:
-    """The file of the library that was made with -march=`level`."""
+    """The file of the library that was made for a level."""
     return f"{level}-{source_digest()[:16]}.so"
 
 

@@ -3,28 +3,37 @@
 #include "maps.h"
 #include "places.h"
 
-// What both softmax maps need of one thread: logits of a piece's tokens and the agents, as rows of agents
+// What both softmax maps need of one thread: logits of a piece's tokens and the agents, as rows of agents, from products
+// of operands P
+template <class P>
 struct AgentMaps {
     const Shape& shape;
     const float* agents;  // (b, h, a, d) side by side
     const int64_t count, d = shape.width, columns = padded(count);
     const float scale = 1 / std::sqrt(float(d));
     BiasRows of_keys, of_queries;
-    std::vector<float> map = std::vector<float>(T * columns), turned;
+    std::vector<float> map = std::vector<float>(T * columns), scaled;
+    std::vector<P> panel, room;
     int64_t of = -1;
 
     AgentMaps(const Shape& shape, const float* agents, int64_t count, const Bias& key_bias, const Bias& query_bias)
         : shape(shape), agents(agents), count(count), of_keys(key_bias, count), of_queries(query_bias, count) {}
 
-    void logits(const Tokens& tokens, BiasRows& bias, const Piece& piece) {
-        if (of != piece.index) as_columns(agents + (of = piece.index) * count * d, d, count, d, scale, turned);
+    template <class E>
+    void logits(const Tokens<E>& tokens, BiasRows& bias, const Piece& piece) {
+        if (of != piece.index) {
+            as_columns(agents + (of = piece.index) * count * d, d, count, d, scale, scaled);
+            panel.resize(deep<P>(d) * columns);
+            pack(scaled.data(), columns, d, columns, panel.data());
+        }
         bias.fill(piece, map.data());
-        const Strided x{tokens.at(piece.b, piece.h, piece.first), tokens.token, 1};
-        multiply(piece.count, columns, d, x, turned.data(), columns, {map.data(), columns}, true);
+        const Matrix<P> x = lowered(tokens, piece, d, room);
+        multiply(piece.count, columns, deep<P>(d), x, panel.data(), columns, {map.data(), columns}, true);
     }
 
     // Softmax over the agents of each token
-    void over_agents(const Tokens& q, const Piece& piece) {
+    template <class E>
+    void over_agents(const Tokens<E>& q, const Piece& piece) {
         logits(q, of_queries, piece);
         for (int64_t t = 0; t < piece.count; t++) {
             float* x = &map[t * columns];
@@ -42,7 +51,8 @@ struct AgentMaps {
     }
 
     // Weights of the piece's tokens for each agent, from the largest logit of all tokens and the sum of exponentials
-    void over_tokens(const Tokens& k, const Piece& piece, const float* most, const float* total) {
+    template <class E>
+    void over_tokens(const Tokens<E>& k, const Piece& piece, const float* most, const float* total) {
         logits(k, of_keys, piece);
         for (int64_t a = 0; a < columns; a += W) {
             const vec share = 1.0f / load(total + a), high = load(most + a);
@@ -66,8 +76,9 @@ struct Collected {
     const float* most(int64_t index) const { return values(index) + count * row; }
     const float* total(int64_t index) const { return most(index) + columns; }
 
-    void run(const Shape& shape, const Tokens& k, const Tokens& v, AgentMaps& maps, int me, int all) {
-        std::vector<float> spare;
+    template <class E, class P>
+    void run(const Shape& shape, const Tokens<E>& k, const Tokens<E>& v, AgentMaps<P>& maps, int me, int all) {
+        std::vector<P> left, right;
         float* map = maps.map.data();
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             float *most = sum + count * row, *total = most + columns;
@@ -90,8 +101,9 @@ struct Collected {
                         for (int64_t c = 0; c < row; c += W)
                             store(sum + (a + i) * row + c, load(sum + (a + i) * row + c) * shrink[i]);
             }
-            const Rows rows = values_of(v, piece, shape.width, spare);
-            multiply(count, row, piece.count, {map, 1, columns}, rows.data, rows.row, {sum, row}, true);
+            const Panel<P> weights = packed(map, columns, piece.count, columns, left);
+            const Panel<P> values = packed(v, piece, shape.width, right);
+            multiply(count, row, deep<P>(piece.count), weights.turned(), values.data, values.row, {sum, row}, true);
         });
         heads(shape, me, all, [&](int64_t index) {
             float *to = &heads_[index * size], *most = to + count * row, *total = most + columns;
@@ -114,35 +126,48 @@ struct Collected {
 };
 
 // A softmax over tokens, then one over agents.
-extern "C" Answer agent_attention(
-    Shape shape, Tokens q, Numbers agents, int64_t count, Tokens k, Tokens v, Bias key_bias, Bias query_bias,
-    Tokens out) {
+template <class E>
+Answer agent_attention_of(
+    Shape shape, Tokens<E> q, Numbers agents, int64_t count, Tokens<E> k, Tokens<E> v, Bias key_bias, Bias query_bias,
+    Tokens<E> out) {
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     if (!fits(shape.batch * shape.heads * count * shape.width, agents)) return MISFIT;
     if (!fits(shape, shape.keys, count, key_bias) || !fits(shape, shape.queries, count, query_bias)) return MISFIT;
-    const int64_t d = shape.width, row = padded(d);
+    typedef Operand<E> P;
+    const int64_t d = shape.width, row = padded(d), panel = deep<P>(count) * row;
     Collected collected(shape, count);
+    std::vector<P> panels(shape.batch * shape.heads * panel);
     parallel(shape.threads, [&](int me, int all) {
-        AgentMaps maps(shape, agents.data, count, key_bias, query_bias);
+        AgentMaps<P> maps(shape, agents.data, count, key_bias, query_bias);
         std::vector<float> spare;
+        std::vector<P> room;
         collected.run(shape, k, v, maps, me, all);
+        heads(shape, me, all, [&](int64_t i) { pack(collected.values(i), row, count, row, &panels[i * panel]); });
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
             maps.over_agents(q, piece);
+            const Matrix<P> map = lowered(maps.map.data(), maps.columns, piece.count, maps.columns, room);
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                const Strided map{maps.map.data(), maps.columns, 1};
-                multiply(piece.count, row, count, map, collected.values(piece.index), row, c);
+                multiply(piece.count, row, deep<P>(count), map, &panels[piece.index * panel], row, c);
             });
         });
     });
     return DONE;
 }
 
+KERNEL(
+    agent_attention,
+    (Shape shape, AnyTokens q, Numbers agents, int64_t count, AnyTokens k, AnyTokens v, Bias key_bias, Bias query_bias,
+     AnyTokens out),
+    (shape, q, agents, count, k, v, key_bias, query_bias, out))
+
 // With maps P₂ (n × a) and P₁ (a × n), v_A = P₁ v and g the gradient of P₂ v_A: dv_A = P₂ᵀ g, dP₂ = g v_Aᵀ,
 // dL = P ∘ (dP - Σ P ∘ dP), the sum along the softmax, dP₁ = dv_A vᵀ, dv = P₁ᵀ dv_A; dq, dk and dA from the logits'.
 // Gradients of the biases (b, h, n, a) are for each image.
-extern "C" Answer agent_attention_gradient(
-    Shape shape, Tokens q, Numbers agents, int64_t count, Tokens k, Tokens v, Bias key_bias, Bias query_bias,
-    Tokens grad, Tokens dq, Numbers dagents, Tokens dk, Tokens dv, Numbers dkey_bias, Numbers dquery_bias) {
+template <class E>
+Answer agent_attention_gradient_of(
+    Shape shape, Tokens<E> q, Numbers agents, int64_t count, Tokens<E> k, Tokens<E> v, Bias key_bias, Bias query_bias,
+    Tokens<E> grad, Tokens<E> dq, Numbers dagents, Tokens<E> dk, Tokens<E> dv, Numbers dkey_bias,
+    Numbers dquery_bias) {
     const int64_t all_heads = shape.batch * shape.heads;
     if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
     if (!fits(all_heads * count * shape.width, agents, dagents)) return MISFIT;
@@ -155,12 +180,13 @@ extern "C" Answer agent_attention_gradient(
     Sums of_maps(shape.threads, columns);
     std::vector<float> dvalues(shape.batch * shape.heads * size), lost(shape.batch * shape.heads * columns);
     parallel(shape.threads, [&](int me, int all) {
-        AgentMaps maps(shape, agents.data, count, key_bias, query_bias);
+        AgentMaps<float> maps(shape, agents.data, count, key_bias, query_bias);
         std::vector<float> spare, other, few, turned, gradient(T * columns);
         float *map = maps.map.data(), *dmap = gradient.data();
         int64_t of = -1;
         // from the logits' gradient: that of the tokens, of the agents and of the bias
-        const auto finish = [&](const Tokens& x, const Piece& piece, const Tokens& dx, int64_t tokens, float* sum, float* dbias) {
+        const auto finish = [&](const Tokens<E>& x, const Piece& piece, const Tokens<E>& dx, int64_t tokens, float* sum,
+                                float* dbias) {
             for (int64_t t = 0; t < piece.count; t++)
                 std::memcpy(dbias + (piece.index * tokens + piece.first + t) * count, dmap + t * columns, count * sizeof(float));
             for (int64_t i = 0; i < piece.count * columns; i += W) store(dmap + i, load(dmap + i) * maps.scale);
@@ -202,8 +228,7 @@ extern "C" Answer agent_attention_gradient(
         const auto meet = [&](const Piece& piece) {
             begin(piece, &dvalues[piece.index * size]);
             maps.over_tokens(k, piece, collected.most(piece.index), collected.total(piece.index));
-            const Strided values{v.at(piece.b, piece.h, piece.first), v.token, 1};
-            multiply(piece.count, columns, d, values, turned.data(), columns, {dmap, columns});
+            multiply(piece.count, columns, d, matrix_of(v, piece, d, other), turned.data(), columns, {dmap, columns});
         };
         // Σ P₁ ∘ dP₁ of the very dP₁ from which it is taken: dv_A v_A is the same sum and costs nothing, but is rounded
         // otherwise, and where few tokens have all the weight the difference is all that is left
@@ -247,3 +272,9 @@ extern "C" Answer agent_attention_gradient(
     });
     return DONE;
 }
+
+KERNEL(
+    agent_attention_gradient,
+    (Shape shape, AnyTokens q, Numbers agents, int64_t count, AnyTokens k, AnyTokens v, Bias key_bias, Bias query_bias,
+     AnyTokens grad, AnyTokens dq, Numbers dagents, AnyTokens dk, AnyTokens dv, Numbers dkey_bias, Numbers dquery_bias),
+    (shape, q, agents, count, k, v, key_bias, query_bias, grad, dq, dagents, dk, dv, dkey_bias, dquery_bias))

@@ -3,3 +3,4 @@
 #include "soft.h"
 #include "linear.h"
 #include "pola.h"
+#include "mlp.h"

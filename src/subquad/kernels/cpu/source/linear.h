@@ -16,10 +16,11 @@ inline vec feature_of(vec x, int feature) {
 }
 
 // φ of the piece's tokens, as rows of padded width; channels beyond the width get 0
-inline void features(const Tokens& x, const Piece& piece, int64_t width, int feature, float* to) {
+template <class E>
+void features(const Tokens<E>& x, const Piece& piece, int64_t width, int feature, float* to) {
     const int64_t row = padded(width);
     for (int64_t t = 0; t < piece.count; t++) {
-        const float* from = x.at(piece.b, piece.h, piece.first + t);
+        const E* from = x.at(piece.b, piece.h, piece.first + t);
         int64_t c = 0;
         for (; c + W <= width; c += W) store(to + t * row + c, feature_of(load(from + c), feature));
         if (c < width) {
@@ -30,40 +31,52 @@ inline void features(const Tokens& x, const Piece& piece, int64_t width, int fea
     }
 }
 
-extern "C" Answer linear_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out, int32_t feature, float eps) {
+template <class E>
+Answer linear_attention_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out, int32_t feature, float eps) {
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row;  // Σ φ(k)ᵀ v, then Σ φ(k)
     Sums sums(shape.threads, size);
+    typedef Operand<E> P;
+    const int64_t panel = deep<P>(d) * row;
     std::vector<float> states(shape.batch * shape.heads * size);
+    std::vector<P> panels(shape.batch * shape.heads * panel);
     parallel(shape.threads, [&](int me, int all) {
         std::vector<float> room(T * row), spare;
+        std::vector<P> left, right;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             features(k, piece, d, feature, room.data());
-            const Rows values = values_of(v, piece, d, spare);
-            multiply(d, row, piece.count, {room.data(), 1, row}, values.data, values.row, {sum, row}, true);
             add_rows(room.data(), row, piece.count, row, sum + d * row);
+            const Panel<P> keys = packed(room.data(), row, piece.count, row, left), values = packed(v, piece, d, right);
+            multiply(d, row, deep<P>(piece.count), keys.turned(), values.data, values.row, {sum, row}, true);
         });
         heads(shape, me, all, [&](int64_t index) {
             float* state = &states[index * size];
             sums.each_sum(index, [&](const float* part) {
                 for (int64_t i = 0; i < size; i++) state[i] += part[i] / float(shape.keys);
             });
+            pack(state, row, d, row, &panels[index * panel]);
         });
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
-            const float* state = &states[piece.index * size];
+            const float* total = &states[piece.index * size + d * row];
             features(q, piece, d, feature, room.data());
             for (int64_t t = 0; t < piece.count; t++) {
                 float* x = &room[t * row];
-                const float scale = 1 / (product(x, state + d * row, row) + eps);
+                const float scale = 1 / (product(x, total, row) + eps);
                 for (int64_t c = 0; c < row; c += W) store(x + c, load(x + c) * scale);
             }
+            const Matrix<P> queries = lowered(room.data(), row, piece.count, row, left);
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                multiply(piece.count, row, d, {room.data(), row, 1}, state, row, c);
+                multiply(piece.count, row, deep<P>(d), queries, &panels[piece.index * panel], row, c);
             });
         });
     });
     return DONE;
 }
+
+KERNEL(
+    linear_attention, (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens out, int32_t feature, float eps),
+    (shape, q, k, v, out, feature, eps))
 
 // The transpose of a (width × padded width) matrix; what is beyond `width` stays as it was
 inline void transpose(const float* from, int64_t width, float* to) {
@@ -73,9 +86,10 @@ inline void transpose(const float* from, int64_t width, float* to) {
 }
 
 // A piece's rows of gradient times the derivative of φ at x, in place
-inline void through_feature(const Tokens& x, const Piece& piece, int64_t width, int feature, Rows grad) {
+template <class E>
+void through_feature(const Tokens<E>& x, const Piece& piece, int64_t width, int feature, Rows grad) {
     for (int64_t t = 0; t < piece.count; t++) {
-        const float* from = x.at(piece.b, piece.h, piece.first + t);
+        const E* from = x.at(piece.b, piece.h, piece.first + t);
         for (int64_t c = 0; c < width; c += W) {
             const int64_t n = width - c;
             const vec value = n >= W ? load(from + c) : load(from + c, n), g = load(grad.data + t * grad.row + c);
@@ -87,9 +101,10 @@ inline void through_feature(const Tokens& x, const Piece& piece, int64_t width, 
 
 // With y = φq S / (φq·z + ε): e = (g / den) Sᵀ, dφq = e - (φq·e / den) z, dS = φqᵀ (g / den), dz = -Σ (φq·e / den) φq
 // and from them dφk = (v dSᵀ + dz) / n, dv = φk dS / n.
-extern "C" Answer linear_attention_gradient(
-    Shape shape, Tokens q, Tokens k, Tokens v, Tokens grad, Tokens dq, Tokens dk, Tokens dv, int32_t feature,
-    float eps) {
+template <class E>
+Answer linear_attention_gradient_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> grad, Tokens<E> dq, Tokens<E> dk, Tokens<E> dv,
+    int32_t feature, float eps) {
     if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row, square = d * row;
     Sums sums(shape.threads, size), grads(shape.threads, size);
@@ -148,7 +163,7 @@ extern "C" Answer linear_attention_gradient(
             });
             to_tokens(dk, piece, d, spare, [&](Rows c) {
                 repeat(state + square, piece.count, row, c);
-                multiply(piece.count, row, d, {v.at(piece.b, piece.h, piece.first), v.token, 1}, state + size, row, c, true);
+                multiply(piece.count, row, d, matrix_of(v, piece, d, other), state + size, row, c, true);
                 through_feature(k, piece, d, feature, c);
             });
         });
@@ -156,9 +171,16 @@ extern "C" Answer linear_attention_gradient(
     return DONE;
 }
 
+KERNEL(
+    linear_attention_gradient,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens grad, AnyTokens dq, AnyTokens dk, AnyTokens dv,
+     int32_t feature, float eps),
+    (shape, q, k, v, grad, dq, dk, dv, feature, eps))
+
 // A piece's tokens less their mean, as rows of padded width
-inline void centred(
-    const Tokens& x, const Piece& piece, int64_t width, const float* mean, std::vector<float>& room, float* to) {
+template <class E>
+void centred(
+    const Tokens<E>& x, const Piece& piece, int64_t width, const float* mean, std::vector<float>& room, float* to) {
     const Rows rows = values_of(x, piece, width, room);
     const int64_t row = padded(width);
     for (int64_t t = 0; t < piece.count; t++)
@@ -166,14 +188,19 @@ inline void centred(
             store(to + t * row + c, load(rows.data + t * rows.row + c) - load(mean + c));
 }
 
-extern "C" Answer inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, Tokens out) {
+template <class E>
+Answer inline_attention_of(Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out) {
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), size = (d + 1) * row;  // the covariance, then the mean of v
     const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
     Sums means(shape.threads, row), sums(shape.threads, size);
+    typedef Operand<E> P;
+    const int64_t panel = deep<P>(d) * row;
     std::vector<float> states(shape.batch * shape.heads * size);
+    std::vector<P> panels(shape.batch * shape.heads * panel);
     parallel(shape.threads, [&](int me, int all) {
         std::vector<float> room(T * row), spare, mean(row);
+        std::vector<P> left, right;
         int64_t of = -1;
         // keys are centred before the product: subtracting afterwards cancels when they share a large mean
         means.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
@@ -188,9 +215,10 @@ extern "C" Answer inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, To
                 });
             }
             centred(k, piece, d, mean.data(), spare, room.data());
-            const Rows values = values_of(v, piece, d, spare);
-            multiply(d, row, piece.count, {room.data(), 1, row}, values.data, values.row, {sum, row}, true);
-            add_rows(values.data, values.row, piece.count, row, sum + d * row);
+            const Panel<P> keys = packed(room.data(), row, piece.count, row, left), values = packed(v, piece, d, right);
+            multiply(d, row, deep<P>(piece.count), keys.turned(), values.data, values.row, {sum, row}, true);
+            const Rows rows = values_of(v, piece, d, spare);
+            add_rows(rows.data, rows.row, piece.count, row, sum + d * row);
         });
         heads(shape, me, all, [&](int64_t index) {
             float* state = &states[index * size];
@@ -198,21 +226,26 @@ extern "C" Answer inline_attention(Shape shape, Tokens q, Tokens k, Tokens v, To
                 for (int64_t i = 0; i < d * row; i++) state[i] += part[i] * scale;
                 for (int64_t i = d * row; i < size; i++) state[i] += part[i] / float(shape.keys);
             });
+            pack(state, row, d, row, &panels[index * panel]);
         });
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
-            const float* state = &states[piece.index * size];
+            const Matrix<P> queries = lowered(q, piece, d, left);
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                repeat(state + d * row, piece.count, row, c);
-                multiply(piece.count, row, d, {q.at(piece.b, piece.h, piece.first), q.token, 1}, state, row, c, true);
+                repeat(&states[piece.index * size + d * row], piece.count, row, c);
+                multiply(piece.count, row, deep<P>(d), queries, &panels[piece.index * panel], row, c, true);
             });
         });
     });
     return DONE;
 }
 
+KERNEL(
+    inline_attention, (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens out), (shape, q, k, v, out))
+
 // With y = v̄ + q C, C = s (k - k̄)ᵀ v / n: dq = g Cᵀ, dC = qᵀ g, dv = s (k - k̄) dC / n + Σ g / n, dk = s (v - v̄) dCᵀ / n.
-extern "C" Answer inline_attention_gradient(
-    Shape shape, Tokens q, Tokens k, Tokens v, Tokens grad, Tokens dq, Tokens dk, Tokens dv) {
+template <class E>
+Answer inline_attention_gradient_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> grad, Tokens<E> dq, Tokens<E> dk, Tokens<E> dv) {
     if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
     const int64_t d = shape.width, row = padded(d), square = d * row, all_heads = shape.batch * shape.heads;
     const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
@@ -247,7 +280,8 @@ extern "C" Answer inline_attention_gradient(
         grads.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
             const Rows g = values_of(grad, piece, d, other);
             add_rows(g.data, g.row, piece.count, row, sum + square);
-            multiply(d, row, piece.count, {q.at(piece.b, piece.h, piece.first), 1, q.token}, g.data, g.row, {sum, row}, true);
+            const Strided queries = matrix_of(q, piece, d, spare);
+            multiply(d, row, piece.count, {queries.data, 1, queries.row}, g.data, g.row, {sum, row}, true);
             to_tokens(dq, piece, d, spare, [&](Rows c) {
                 multiply(piece.count, row, d, {g.data, g.row, 1}, &covariance[piece.index * square], row, c);
             });
@@ -275,3 +309,8 @@ extern "C" Answer inline_attention_gradient(
     });
     return DONE;
 }
+
+KERNEL(
+    inline_attention_gradient,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens grad, AnyTokens dq, AnyTokens dk, AnyTokens dv),
+    (shape, q, k, v, grad, dq, dk, dv))

@@ -10,8 +10,9 @@ inline bool fits(int64_t tokens, const Map& map) {
     return map.height > 0 && map.width > 0 && map.prefix >= 0 && map.height * map.width + map.prefix == tokens;
 }
 
+template <class E>
 struct Branch {
-    Tokens v, y, g, out;
+    Tokens<E> v, y, g, out;
     Map map;
     const float *weight, *bias;  // (taps, channels), (channels)
     int64_t channels;
@@ -20,11 +21,12 @@ struct Branch {
 
 // `count` channels at c of X places of a row from x on. A value that is loaded serves all of them; with X > 1 all the
 // columns that the taps reach have to be inside the map.
-template <int X, int K>
-inline void places(const Branch& it, int64_t b, int64_t h, int64_t row, int64_t x, int64_t c, int64_t channel, int64_t count) {
+template <int X, int K, class E>
+inline void places(
+    const Branch<E>& it, int64_t b, int64_t h, int64_t row, int64_t x, int64_t c, int64_t channel, int64_t count) {
     const int size = K ? K : it.kernel_size, half = size / 2;
     const bool whole = count >= W;
-    const auto read = [&](const float* p) { return whole ? load(p) : load(p, count); };
+    const auto read = [&](const auto* p) { return whole ? load(p) : load(p, count); };
     const int64_t top = std::max<int64_t>(0, row - half), bottom = std::min(it.map.height, row + half + 1);
     const int64_t token = it.map.prefix + row * it.map.width + x;
     vec sums[X];
@@ -33,7 +35,7 @@ inline void places(const Branch& it, int64_t b, int64_t h, int64_t row, int64_t 
     for (int64_t r = top; r < bottom; r++) {
         const float* taps = it.weight + (r - row + half) * size * it.channels + channel;
         if constexpr (X > 1) {
-            const float* line = it.v.at(b, h, it.map.prefix + r * it.map.width + x - half) + c;
+            const E* line = it.v.at(b, h, it.map.prefix + r * it.map.width + x - half) + c;
             vec tap[K];
             UNROLLED
             for (int s = 0; s < K; s++) tap[s] = load(taps + s * it.channels);
@@ -46,21 +48,21 @@ inline void places(const Branch& it, int64_t b, int64_t h, int64_t row, int64_t 
             }
         } else {
             const int64_t left = std::max<int64_t>(0, x - half), right = std::min(it.map.width, x + half + 1);
-            const float* line = it.v.at(b, h, it.map.prefix + r * it.map.width + left) + c;
+            const E* line = it.v.at(b, h, it.map.prefix + r * it.map.width + left) + c;
             for (int64_t s = left; s < right; s++, line += it.v.token)
                 sums[0] += read(line) * read(taps + (s - x + half) * it.channels);
         }
     }
     for (int i = 0; i < X; i++) {
         if (it.g.data) sums[i] *= read(it.g.at(b, h, token + i) + c);
-        float* to = it.out.at(b, h, token + i) + c;
+        E* to = it.out.at(b, h, token + i) + c;
         whole ? store(to, sums[i]) : store(to, sums[i], count);
     }
 }
 
 // One line of channels after the other: what a row's places share of it stays in the L1 cache
-template <int K>
-inline void branch_row(const Branch& it, const Shape& shape, int64_t b, int64_t row) {
+template <int K, class E>
+inline void branch_row(const Branch<E>& it, const Shape& shape, int64_t b, int64_t row) {
     constexpr int X = W == 16 ? 8 : 4, half = K / 2;  // as many sums at a time as keep the multipliers busy
     for (int64_t h = 0; h < shape.heads; h++)
         for (int64_t c = 0; c < shape.width; c += W) {
@@ -78,28 +80,33 @@ inline void branch_row(const Branch& it, const Shape& shape, int64_t b, int64_t 
 
 // out = ([y +] depthwise of v [+ bias]) [· g]. Weights are (taps, h·d) for each image, `weight_batch` numbers apart (0 for
 // the same); tokens of the prefix have no place on the map and get y [· g] or 0.
-extern "C" Answer local_branch(
-    Shape shape, Tokens v, Tokens y, Tokens g, Tokens out, Map map, Numbers weight, int64_t weight_batch, Numbers bias,
-    int32_t kernel_size) {
+template <class E>
+Answer local_branch_of(
+    Shape shape, Tokens<E> v, Tokens<E> y, Tokens<E> g, Tokens<E> out, Map map, Numbers weight, int64_t weight_batch,
+    Numbers bias, int32_t kernel_size) {
     const int64_t channels = shape.heads * shape.width, taps = int64_t(kernel_size) * kernel_size * channels;
     const int64_t kernels = weight_batch ? shape.batch : 1;
     if (!fits(shape, shape.queries, v, y, g, out) || !fits(shape.queries, map) || !fits(taps * kernels, weight)) return MISFIT;
     if (!fits(channels, bias) || kernel_size % 2 == 0 || (weight_batch && weight_batch != taps)) return MISFIT;
-    Branch it{v, y, g, out, map, weight.data, bias.data, shape.heads * shape.width, kernel_size};
-    const auto side_by_side = [&](const Tokens& x) { return !x.data || x.head == shape.width; };
+    const Branch<E> it{v, y, g, out, map, weight.data, bias.data, shape.heads * shape.width, kernel_size};
+    const auto side_by_side = [&](const Tokens<E>& x) { return !x.data || x.head == shape.width; };
     if (side_by_side(v) && side_by_side(y) && side_by_side(g) && side_by_side(out))
         shape.width *= shape.heads, shape.heads = 1;  // longer lines
     const int64_t rows = map.height + (map.prefix > 0), total = shape.batch * rows;
     parallel(shape.threads, [&](int me, int all) {
-        Branch mine = it;
+        Branch<E> mine = it;
         for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
             const int64_t b = i / rows, row = i % rows - (map.prefix > 0);
             mine.weight = weight.data + b * weight_batch;
             if (row < 0) {
                 for (int64_t t = 0; t < map.prefix; t++)
                     for (int64_t h = 0; h < shape.heads; h++)
-                        for (int64_t c = 0; c < shape.width; c++)
-                            out.at(b, h, t)[c] = (y.data ? y.at(b, h, t)[c] : 0) * (g.data ? g.at(b, h, t)[c] : 1);
+                        for (int64_t c = 0; c < shape.width; c += W) {
+                            const int64_t count = shape.width - c;
+                            vec sums = y.data ? load(y.at(b, h, t) + c, count) : vec{};
+                            if (g.data) sums *= load(g.at(b, h, t) + c, count);
+                            store(out.at(b, h, t) + c, sums, count);
+                        }
             } else if (kernel_size == 3) branch_row<3>(mine, shape, b, row);
             else if (kernel_size == 5) branch_row<5>(mine, shape, b, row);
             else if (kernel_size == 7) branch_row<7>(mine, shape, b, row);
@@ -110,23 +117,29 @@ extern "C" Answer local_branch(
     return DONE;
 }
 
+KERNEL(
+    local_branch,
+    (Shape shape, AnyTokens v, AnyTokens y, AnyTokens g, AnyTokens out, Map map, Numbers weight, int64_t weight_batch,
+     Numbers bias, int32_t kernel_size),
+    (shape, v, y, g, out, map, weight, weight_batch, bias, kernel_size))
+
 // The gradient of the weights, (taps, channels) of an image or, with `weight_batch` 0, of all, and of the bias
-template <int K>
+template <int K, class E>
 inline void branch_gradient(
-    const Branch& it, const Tokens& grad, int64_t b, int64_t h, int64_t c, int64_t channel, int64_t count, float* weight,
-    float* bias) {
+    const Branch<E>& it, const Tokens<E>& grad, int64_t b, int64_t h, int64_t c, int64_t channel, int64_t count,
+    float* weight, float* bias) {
     constexpr int half = K / 2;
     const bool whole = count >= W;
-    const auto read = [&](const float* p) { return whole ? load(p) : load(p, count); };
+    const auto read = [&](const auto* p) { return whole ? load(p) : load(p, count); };
     const auto add = [&](float* p, vec x) { whole ? store(p, load(p) + x) : store(p, load(p, count) + x, count); };
     const int64_t width = it.map.width;
     for (int64_t row = 0; row < it.map.height; row++) {
-        const float* from = grad.at(b, h, it.map.prefix + row * width) + c;
+        const E* from = grad.at(b, h, it.map.prefix + row * width) + c;
         vec total{};
         for (int64_t x = 0; bias && x < width; x++) total += read(from + x * grad.token);
         if (bias) add(bias + channel, total);
         for (int64_t r = std::max<int64_t>(0, row - half); r < std::min(it.map.height, row + half + 1); r++) {
-            const float* line = it.v.at(b, h, it.map.prefix + r * width) + c;
+            const E* line = it.v.at(b, h, it.map.prefix + r * width) + c;
             vec sums[K]{};
             const auto clipped = [&](int64_t x) {
                 const vec g = read(from + x * grad.token);
@@ -147,15 +160,16 @@ inline void branch_gradient(
     }
 }
 
-extern "C" Answer local_branch_gradient(
-    Shape shape, Tokens v, Tokens grad, Map map, Numbers weight, int64_t weight_batch, Numbers bias,
+template <class E>
+Answer local_branch_gradient_of(
+    Shape shape, Tokens<E> v, Tokens<E> grad, Map map, Numbers weight, int64_t weight_batch, Numbers bias,
     int32_t kernel_size) {
     const int64_t channels = shape.heads * shape.width, size = int64_t(kernel_size) * kernel_size * channels;
     const int64_t kernels = weight_batch ? shape.batch : 1;
     if (!fits(shape, shape.queries, v, grad) || !fits(shape.queries, map) || !fits(size * kernels, weight)) return MISFIT;
     if (!fits(channels, bias) || kernel_size % 2 == 0 || kernel_size > 9) return MISFIT;
     if (weight_batch && weight_batch != size) return MISFIT;
-    const Branch it{v, {}, {}, {}, map, nullptr, nullptr, shape.heads * shape.width, kernel_size};
+    const Branch<E> it{v, {}, {}, {}, map, nullptr, nullptr, shape.heads * shape.width, kernel_size};
     if (v.head == shape.width && grad.head == shape.width) shape.width *= shape.heads, shape.heads = 1;
     const int64_t parts = (shape.width + W - 1) / W, total = shape.heads * parts;
     parallel(shape.threads, [&](int me, int all) {
@@ -172,3 +186,9 @@ extern "C" Answer local_branch_gradient(
     });
     return DONE;
 }
+
+KERNEL(
+    local_branch_gradient,
+    (Shape shape, AnyTokens v, AnyTokens grad, Map map, Numbers weight, int64_t weight_batch, Numbers bias,
+     int32_t kernel_size),
+    (shape, v, grad, map, weight, weight_batch, bias, kernel_size))

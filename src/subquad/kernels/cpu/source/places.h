@@ -104,21 +104,22 @@ struct Bin {
 };
 
 // out (b, h, a, d) = means of the tokens over the bins
-extern "C" Answer pool(Shape shape, Tokens x, Map map, int64_t down, int64_t across, Numbers out) {
-    const int64_t d = shape.width, bins = down * across, total = shape.batch * shape.heads * down;
+template <class E>
+Answer pool_of(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Tokens<E> out) {
+    const int64_t d = shape.width, total = shape.batch * shape.heads * down;
     if (!fits(shape, shape.queries, x) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
-    if (!fits(total * across * d, out)) return MISFIT;
+    if (!fits(shape, down * across, out)) return MISFIT;
     parallel(shape.threads, [&](int me, int all) {
         for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
             const int64_t index = i / down, b = index / shape.heads, h = index % shape.heads, row = i % down;
             for (int64_t column = 0; column < across; column++) {
                 const Bin bin(map, row, column, down, across);
-                float* to = out.data + (index * bins + row * across + column) * d;
+                E* to = out.at(b, h, row * across + column);
                 for (int64_t c = 0; c < d; c += W) {
                     vec sums{};
                     for (int64_t r = bin.top; r < bin.bottom; r++)
                         for (int64_t s = bin.left; s < bin.right; s++) {
-                            const float* from = x.at(b, h, map.prefix + r * map.width + s) + c;
+                            const E* from = x.at(b, h, map.prefix + r * map.width + s) + c;
                             sums += d - c >= W ? load(from) : load(from, d - c);
                         }
                     d - c >= W ? store(to + c, sums * bin.share) : store(to + c, sums * bin.share, d - c);
@@ -129,34 +130,59 @@ extern "C" Answer pool(Shape shape, Tokens x, Map map, int64_t down, int64_t acr
     return DONE;
 }
 
-// dx of zeros += the share of each bin's gradient (b, h, a, d) for its tokens
-extern "C" Answer pool_gradient(Shape shape, Numbers grad, Map map, int64_t down, int64_t across, Tokens dx) {
-    const int64_t d = shape.width, bins = down * across;
+KERNEL(
+    pool, (Shape shape, AnyTokens x, Map map, int64_t down, int64_t across, AnyTokens out),
+    (shape, x, map, down, across, out))
+
+// dx = the shares that a token's bins have of their gradients (b, h, a, d), 0 for tokens of the prefix
+template <class E>
+Answer pool_gradient_of(Shape shape, Tokens<E> grad, Map map, int64_t down, int64_t across, Tokens<E> dx) {
+    const int64_t d = shape.width, padding = padded(d);
     if (!fits(shape, shape.queries, dx) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
-    if (!fits(shape.batch * shape.heads * bins * d, grad)) return MISFIT;
+    if (!fits(shape, down * across, grad)) return MISFIT;
     parallel(shape.threads, [&](int me, int all) {
+        std::vector<float> line(std::max(map.width, map.prefix) * padding);
+        const auto finish = [&](int64_t b, int64_t h, int64_t first, int64_t count) {
+            for (int64_t t = 0; t < count; t++) copy(&line[t * padding], d, dx.at(b, h, first + t));
+        };
         heads(shape, me, all, [&](int64_t index) {
-            for (int64_t a = 0; a < bins; a++) {
-                const Bin bin(map, a / across, a % across, down, across);
-                const float* from = grad.data + (index * bins + a) * d;
-                for (int64_t r = bin.top; r < bin.bottom; r++)
-                    for (int64_t s = bin.left; s < bin.right; s++) {
-                        float* to = dx.at(index / shape.heads, index % shape.heads, map.prefix + r * map.width + s);
-                        for (int64_t c = 0; c < d; c++) to[c] += bin.share * from[c];
+            const int64_t b = index / shape.heads, h = index % shape.heads;
+            std::fill(line.begin(), line.end(), 0.0f);
+            finish(b, h, 0, map.prefix);
+            for (int64_t y = 0; y < map.height; y++) {
+                std::fill(line.begin(), line.end(), 0.0f);
+                for (int64_t row = 0; row < down; row++)
+                    for (int64_t column = 0; column < across; column++) {
+                        const Bin bin(map, row, column, down, across);
+                        if (y < bin.top || y >= bin.bottom) break;
+                        const E* from = grad.at(b, h, row * across + column);
+                        for (int64_t c = 0; c < d; c += W) {
+                            const vec share = load(from + c, d - c) * bin.share;
+                            for (int64_t s = bin.left; s < bin.right; s++) {
+                                float* to = &line[s * padding + c];
+                                store(to, load(to) + share);
+                            }
+                        }
                     }
+                finish(b, h, map.prefix + y * map.width, map.width);
             }
         });
     });
     return DONE;
 }
 
+KERNEL(
+    pool_gradient, (Shape shape, AnyTokens grad, Map map, int64_t down, int64_t across, AnyTokens dx),
+    (shape, grad, map, down, across, dx))
+
 // out (b, h, m, d) = a convolution of each head's map whose windows lie side by side: `weight` (down, across, d, d_out)
 // for windows of down × across places; what fills no window is left out.
-extern "C" Answer convolve_windows(
-    Shape shape, Tokens x, Map map, int64_t down, int64_t across, Numbers weights, Numbers out) {
+template <class E>
+Answer convolve_windows_of(
+    Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Numbers weights, Tokens<E> out) {
     if (!fits(shape, shape.queries, x) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
     const int64_t d = shape.width, row = padded(d), high = map.height / down, wide = map.width / across;
-    if (!fits(down * across * d * d, weights) || !fits(shape.batch * shape.heads * high * wide * d, out)) return MISFIT;
+    if (!fits(down * across * d * d, weights) || !fits(shape, high * wide, out)) return MISFIT;
     const float* weight = weights.data;
     std::vector<float> spare;
     if (row != d) {
@@ -166,19 +192,23 @@ extern "C" Answer convolve_windows(
     }
     const int64_t total = shape.batch * shape.heads * high;
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> sums(wide * row);
+        std::vector<float> sums(wide * row), room;
         for (int64_t unit = total * me / all; unit < total * (me + 1) / all; unit++) {
-            const int64_t index = unit / high, y = unit % high;
+            const int64_t b = unit / high / shape.heads, h = unit / high % shape.heads, y = unit % high;
             std::fill(sums.begin(), sums.end(), 0.0f);
             for (int64_t i = 0; i < down; i++)
                 for (int64_t j = 0; j < across; j++) {
                     const int64_t first = map.prefix + (y * down + i) * map.width + j;
-                    const Strided a{x.at(index / shape.heads, index % shape.heads, first), across * x.token, 1};
+                    const Strided a = matrix_of(x.at(b, h, first), across * x.token, wide, d, room);
                     multiply(wide, row, d, a, weight + (i * across + j) * d * row, row, {sums.data(), row}, true);
                 }
-            for (int64_t m = 0; m < wide; m++)
-                std::memcpy(out.data + ((index * high + y) * wide + m) * d, &sums[m * row], d * sizeof(float));
+            for (int64_t m = 0; m < wide; m++) copy(&sums[m * row], d, out.at(b, h, y * wide + m));
         }
     });
     return DONE;
 }
+
+KERNEL(
+    convolve_windows,
+    (Shape shape, AnyTokens x, Map map, int64_t down, int64_t across, Numbers weights, AnyTokens out),
+    (shape, x, map, down, across, weights, out))

@@ -4,10 +4,11 @@
 
 // κ(x, y) = exp(-|x - y|² / 2) of the piece's tokens, scaled, and the few, (count × padded a)
 struct GaussianMap {
-    std::vector<float> columns, norms, map;
+    std::vector<float> columns, norms, map, room;
     int64_t of = -1;
 
-    void fill_in(const Tokens& x, const Piece& piece, const float* few, int64_t count, int64_t width, float scale) {
+    template <class E>
+    void fill_in(const Tokens<E>& x, const Piece& piece, const float* few, int64_t count, int64_t width, float scale) {
         const int64_t row = padded(count);
         if (of != piece.index) {
             of = piece.index;
@@ -19,11 +20,11 @@ struct GaussianMap {
             }
             map.resize(T * row);
         }
-        const float* first = x.at(piece.b, piece.h, piece.first);
-        multiply(piece.count, row, width, {first, x.token, 1}, columns.data(), row, {map.data(), row});
+        const Strided tokens = matrix_of(x, piece, width, room);
+        multiply(piece.count, row, width, tokens, columns.data(), row, {map.data(), row});
         for (int64_t t = 0; t < piece.count; t++) {
             vec squares{};
-            const float* token = first + t * x.token;
+            const float* token = tokens.data + t * tokens.row;
             for (int64_t c = 0; c < width; c += W) {
                 const vec value = width - c >= W ? load(token + c) : load(token + c, width - c);
                 squares += value * value;
@@ -39,8 +40,9 @@ struct GaussianMap {
 };
 
 // out (b, h, m, d) = κ(scale x, landmarks)ᵀ v
-extern "C" Answer soft_gather(
-    Shape shape, Tokens x, Numbers landmarks, int64_t count, Tokens v, float scale, Numbers out) {
+template <class E>
+Answer soft_gather_of(
+    Shape shape, Tokens<E> x, Numbers landmarks, int64_t count, Tokens<E> v, float scale, Numbers out) {
     if (!fits(shape, shape.keys, x, v)) return MISFIT;
     if (!fits(shape.batch * shape.heads * count * shape.width, landmarks, out)) return MISFIT;
     const int64_t d = shape.width, row = padded(d);
@@ -66,9 +68,15 @@ extern "C" Answer soft_gather(
     return DONE;
 }
 
+KERNEL(
+    soft_gather,
+    (Shape shape, AnyTokens x, Numbers landmarks, int64_t count, AnyTokens v, float scale, Numbers out),
+    (shape, x, landmarks, count, v, scale, out))
+
 // out = κ(scale x, landmarks) u, as tokens, from u (b, h, m, d)
-extern "C" Answer soft_spread(
-    Shape shape, Tokens x, Numbers landmarks, int64_t count, Numbers u, float scale, Tokens out) {
+template <class E>
+Answer soft_spread_of(
+    Shape shape, Tokens<E> x, Numbers landmarks, int64_t count, Numbers u, float scale, Tokens<E> out) {
     if (!fits(shape, shape.queries, x, out)) return MISFIT;
     if (!fits(shape.batch * shape.heads * count * shape.width, landmarks, u)) return MISFIT;
     const int64_t d = shape.width, row = padded(d);
@@ -87,6 +95,11 @@ extern "C" Answer soft_spread(
     });
     return DONE;
 }
+
+KERNEL(
+    soft_spread,
+    (Shape shape, AnyTokens x, Numbers landmarks, int64_t count, Numbers u, float scale, AnyTokens out),
+    (shape, x, landmarks, count, u, scale, out))
 
 // c (m × padded m) += a b, a few columns of a at a time: with all at once rounding errors are half as large again
 inline void add_product(int64_t m, const float* a, const float* b, float* c) {
@@ -132,7 +145,8 @@ inline void copy_out(int64_t m, const float* from, float* to) {
 }
 
 // From start[i]·A; A (matrices, m, m) with its ridge
-extern "C" Answer newton_inverse(
+template <class>
+Answer newton_inverse_of(
     Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers out, int32_t threads) {
     if (!fits(matrices * m * m, gram, out) || !fits(matrices, start) || steps < 0) return MISFIT;
     parallel(threads, [&](int me, int all) {
@@ -147,9 +161,15 @@ extern "C" Answer newton_inverse(
     return DONE;
 }
 
+KERNEL(
+    newton_inverse,
+    (Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers out, int32_t threads),
+    (gram, start, matrices, m, steps, out, threads))
+
 // All of G, the gradient of Y, are symmetric: G ← 2 G - (A Y G + its transpose), dA = -Σ Y G Y over the steps, and at the
 // start Y = αA: dA += αG, dα = Σ G ∘ A.
-extern "C" Answer newton_inverse_gradient(
+template <class>
+Answer newton_inverse_gradient_of(
     Numbers grad, Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers dgram,
     Numbers dstart, int32_t threads) {
     if (!fits(matrices * m * m, grad, gram, dgram) || !fits(matrices, start, dstart) || steps < 0) return MISFIT;
@@ -190,3 +210,9 @@ extern "C" Answer newton_inverse_gradient(
     });
     return DONE;
 }
+
+KERNEL(
+    newton_inverse_gradient,
+    (Numbers grad, Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers dgram,
+     Numbers dstart, int32_t threads),
+    (grad, gram, start, matrices, m, steps, dgram, dstart, threads))

@@ -1,11 +1,15 @@
-// Small matrix products, exponentials and powers on vectors of the compiler's own kind: no intrinsics, so that one
-// source serves every processor that GCC or Clang knows.
+// Small matrix products, exponentials and powers on vectors of the compiler's own kind: no intrinsics but where there are
+// instructions for bf16, so that one source serves every processor that GCC or Clang knows.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#endif
 
 // W floats fill a vector register; a tile of R rows and V vectors, its V operands and a scalar fill the register file
 #if defined(__AVX512F__)
@@ -31,6 +35,36 @@ inline vec load(const float* p) { return *reinterpret_cast<const loose*>(p); }
 inline void store(float* p, vec x) { *reinterpret_cast<loose*>(p) = x; }
 inline vec fill(float x) { return vec{} + x; }
 inline int64_t padded(int64_t n) { return (n + W - 1) / W * W; }
+inline vec as_float(ivec x) { vec y; std::memcpy(&y, &x, sizeof y); return y; }
+inline ivec as_int(vec x) { ivec y; std::memcpy(&y, &x, sizeof y); return y; }
+
+// The upper half of a float. Tokens may be of these; whatever is computed of them is computed in fp32.
+struct bf16 {
+    uint16_t bits;
+};
+typedef uint16_t halves __attribute__((vector_size(W * 2)));
+typedef uint16_t loose_halves __attribute__((vector_size(W * 2), aligned(2)));
+typedef uint32_t uvec __attribute__((vector_size(W * 4)));
+
+inline vec widened(halves x) { return as_float(__builtin_convertvector(x, ivec) << 16); }
+
+// To the nearest, of two to the even one; NaN stays
+inline halves narrowed(vec x) {
+    halves y;
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
+    std::memcpy(&y, &rounded, sizeof y);
+#else
+    uvec bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const uvec upper = bits >> 16, rounded = (bits + 0x7fff + (upper & 1)) >> 16;
+    y = __builtin_convertvector(x == x ? rounded : upper | 0x40, halves);
+#endif
+    return y;
+}
+
+inline vec load(const bf16* p) { return widened(*reinterpret_cast<const loose_halves*>(p)); }
+inline void store(bf16* p, vec x) { *reinterpret_cast<loose_halves*>(p) = narrowed(x); }
 
 inline vec load(const float* p, int64_t n) {
     vec x{};
@@ -38,6 +72,23 @@ inline vec load(const float* p, int64_t n) {
     return x;
 }
 inline void store(float* p, vec x, int64_t n) { std::memcpy(p, &x, std::min<int64_t>(n, W) * sizeof(float)); }
+inline vec load(const bf16* p, int64_t n) {
+    halves x{};
+    std::memcpy(&x, p, std::min<int64_t>(n, W) * sizeof(bf16));
+    return widened(x);
+}
+inline void store(bf16* p, vec x, int64_t n) {
+    const halves y = narrowed(x);
+    std::memcpy(p, &y, std::min<int64_t>(n, W) * sizeof(bf16));
+}
+
+// Of `count` numbers, which may be any
+template <class From, class To>
+inline void copy(const From* from, int64_t count, To* to) {
+    int64_t c = 0;
+    for (; c + W <= count; c += W) store(to + c, load(from + c));
+    if (c < count) store(to + c, load(from + c, count - c), count - c);
+}
 
 // The numbers of a vector become one, halves at a time
 template <int n, class Vector, class Join>
@@ -65,28 +116,55 @@ inline float largest(vec x) {
 }
 inline vec max(vec x, vec y) { return x > y ? x : y; }
 
+// What products are computed of: numbers; or, of tokens in bf16 where the processor multiplies them two by two, pairs of
+// neighbours along the depth, so that there is half as much of it.
+struct pair {
+    bf16 first, second;
+};
+inline void accumulate(vec& sums, float x, vec line) { sums += x * line; }
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+typedef ivec pairs;
+template <class E>
+using Operand = std::conditional_t<std::is_same_v<E, bf16>, pair, float>;
+inline void accumulate(vec& sums, pair x, pairs line) {
+    int32_t both;
+    std::memcpy(&both, &x, sizeof both);
+    sums = (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)line, (__m512bh)_mm512_set1_epi32(both));
+}
+inline pairs load(const pair* p) {
+    pairs x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+#else
+template <class E>
+using Operand = float;
+#endif
+
 // A matrix whose rows and columns lie any distance apart, and one whose columns lie side by side.
-struct Strided {
-    const float* data;
+template <class P>
+struct Matrix {
+    const P* data;
     int64_t row, column;
 };
+typedef Matrix<float> Strided;
 struct Rows {
     float* data;
     int64_t row;
 };
 
 // c (r × v·W) = [c +] a (r × depth) b (depth × v·W)
-template <int r, int v>
-inline void tile(int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add) {
+template <int r, int v, class P>
+inline void tile(int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add) {
     vec sums[r][v];
     for (int i = 0; i < r; i++)
         for (int j = 0; j < v; j++) sums[i][j] = vec{};
     for (int64_t k = 0; k < depth; k++) {
-        vec line[v];
+        decltype(load(b)) line[v];
         for (int j = 0; j < v; j++) line[j] = load(b + k * ldb + j * W);
         for (int i = 0; i < r; i++) {
-            const float x = a.data[i * a.row + k * a.column];
-            for (int j = 0; j < v; j++) sums[i][j] += x * line[j];
+            const P x = a.data[i * a.row + k * a.column];
+            for (int j = 0; j < v; j++) accumulate(sums[i][j], x, line[j]);
         }
     }
     for (int i = 0; i < r; i++)
@@ -97,23 +175,23 @@ inline void tile(int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, 
         }
 }
 
-template <int r, int v>
-inline void last_rows(int64_t rows, int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add) {
+template <int r, int v, class P>
+inline void last_rows(int64_t rows, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add) {
     if constexpr (r > 0) {
         if (rows == r) tile<r, v>(depth, a, b, ldb, c, add);
         else last_rows<r - 1, v>(rows, depth, a, b, ldb, c, add);
     }
 }
 
-template <int v>
-inline void columns(int64_t rows, int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add) {
+template <int v, class P>
+inline void columns(int64_t rows, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add) {
     for (; rows >= R; rows -= R, a.data += R * a.row, c.data += R * c.row) tile<R, v>(depth, a, b, ldb, c, add);
     last_rows<R - 1, v>(rows, depth, a, b, ldb, c, add);
 }
 
-// c (rows × width) = [c +] a (rows × depth) b (depth × width); width is a multiple of W
-inline void multiply(
-    int64_t rows, int64_t width, int64_t depth, Strided a, const float* b, int64_t ldb, Rows c, bool add = false) {
+// c (rows × width) = [c +] a (rows × depth) b (depth × width); width is a multiple of W, and depth counts operands
+template <class P>
+void multiply(int64_t rows, int64_t width, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add = false) {
     int64_t j = 0;
     for (; j + V * W <= width; j += V * W) columns<V>(rows, depth, a, b + j, ldb, {c.data + j, c.row}, add);
     if constexpr (V >= 4)
@@ -121,8 +199,6 @@ inline void multiply(
     for (; j < width; j += W) columns<1>(rows, depth, a, b + j, ldb, {c.data + j, c.row}, add);
 }
 
-inline vec as_float(ivec x) { vec y; std::memcpy(&y, &x, sizeof y); return y; }
-inline ivec as_int(vec x) { ivec y; std::memcpy(&y, &x, sizeof y); return y; }
 inline vec nearest(vec x) { const vec magic = fill(12582912.0f); return (x + magic) - magic; }  // |x| < 2^22
 
 // 2^whole e^rest for whole numbers from -126 to 127 and rests within ± ln 2 / 2, to 1 ulp

@@ -3,13 +3,23 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#include "tiles.h"
+#include "panels.h"
 
-struct Tokens {  // distances in numbers; channels of a head lie side by side
-    float* data;
+// Distances in numbers; channels of a head lie side by side. Elements are float or bf16, all of a call's tokens alike.
+template <class Element>
+struct Tokens {
+    Element* data;
     int64_t batch, head, token;
     int64_t images, heads, count, width;  // how many there are
-    float* at(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
+    Element* at(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
+};
+
+// As they are handed over
+struct AnyTokens : Tokens<void> {
+    template <class Element>
+    operator Tokens<Element>() const {
+        return {static_cast<Element*>(data), batch, head, token, images, heads, count, width};
+    }
 };
 
 struct Shape {
@@ -17,7 +27,7 @@ struct Shape {
     int32_t threads;
 };
 
-struct Numbers {  // side by side
+struct Numbers {  // fp32, side by side: parameters and states
     float* data;
     int64_t count;
 };
@@ -25,12 +35,23 @@ struct Numbers {  // side by side
 // What every kernel gives back: lengths travel with the pointers, and nothing is touched where they do not fit.
 enum Answer : int32_t { DONE, MISFIT };
 
+// What is called from outside: `name`_float and `name`_bf16, by the elements of the tokens. The source is compiled for
+// both at the same time, which takes half as long.
+#ifndef ELEMENT
+#define ELEMENT float
+#endif
+#define KERNEL(name, parameters, arguments) KERNEL_OF(name, ELEMENT, parameters, arguments)
+#define KERNEL_OF(name, element, parameters, arguments) KERNEL_NAMED(name, element, parameters, arguments)
+#define KERNEL_NAMED(name, element, parameters, arguments) \
+    extern "C" Answer name##_##element parameters { return name##_of<element> arguments; }
+
 // Whether these are `tokens` tokens of each head, or are not there
-inline bool fits(const Shape& shape, int64_t tokens, const Tokens& x) {
+template <class Element>
+bool fits(const Shape& shape, int64_t tokens, const Tokens<Element>& x) {
     return !x.data || (x.images == shape.batch && x.heads == shape.heads && x.count == tokens && x.width == shape.width);
 }
-template <class... Rest>
-bool fits(const Shape& shape, int64_t tokens, const Tokens& x, const Rest&... rest) {
+template <class Element, class... Rest>
+bool fits(const Shape& shape, int64_t tokens, const Tokens<Element>& x, const Rest&... rest) {
     return fits(shape, tokens, x) && fits(shape, tokens, rest...);
 }
 
@@ -116,27 +137,74 @@ void heads(const Shape& shape, int me, int all, Function&& function) {
     barrier();
 }
 
-// Values of a piece as rows of `padded` width: where they lie, or in `room`.
-inline Rows values_of(const Tokens& v, const Piece& piece, int64_t width, std::vector<float>& room) {
-    float* first = v.at(piece.b, piece.h, piece.first);
-    if (width % W == 0) return {first, v.token};
+// Rows of floats of `count` tokens that lie `apart`, with zeros behind their `width`
+template <class E>
+Rows widened_to(const E* first, int64_t apart, int64_t count, int64_t width, std::vector<float>& room) {
     const int64_t row = padded(width);
-    room.resize(T * row, 0.0f);
-    for (int64_t t = 0; t < piece.count; t++) std::memcpy(&room[t * row], first + t * v.token, width * sizeof(float));
+    if (int64_t(room.size()) < count * row) room.resize(std::max<int64_t>(T, count) * row);
+    for (int64_t t = 0; t < count; t++) {
+        const E* from = first + t * apart;
+        float* to = &room[t * row];
+        int64_t c = 0;
+        for (; c + W <= width; c += W) store(to + c, load(from + c));
+        if (c < width) store(to + c, load(from + c, width - c));
+    }
     return {room.data(), row};
 }
 
+// Values of a piece as rows of `padded` width: where they lie, or in `room`
+template <class E>
+Rows values_of(const Tokens<E>& v, const Piece& piece, int64_t width, std::vector<float>& room) {
+    E* first = v.at(piece.b, piece.h, piece.first);
+    if constexpr (std::is_same_v<E, float>)
+        if (width % W == 0) return {first, v.token};
+    return widened_to(first, v.token, piece.count, width, room);
+}
+
+// `count` tokens that lie `apart` as the left side of a product
+inline Strided matrix_of(const float* first, int64_t apart, int64_t, int64_t, std::vector<float>&) {
+    return {first, apart, 1};
+}
+inline Strided matrix_of(const bf16* first, int64_t apart, int64_t count, int64_t width, std::vector<float>& room) {
+    const Rows rows = widened_to(first, apart, count, width, room);
+    return {rows.data, rows.row, 1};
+}
+template <class E>
+Strided matrix_of(const Tokens<E>& x, const Piece& piece, int64_t width, std::vector<float>& room) {
+    return matrix_of(x.at(piece.b, piece.h, piece.first), x.token, piece.count, width, room);
+}
+
+// A piece's tokens as operands of which a column is the depth, and as those of which a row is: where they lie, or in `room`
+template <class E>
+Panel<float> packed(const Tokens<E>& x, const Piece& piece, int64_t width, std::vector<float>& room) {
+    const Rows rows = values_of(x, piece, width, room);
+    return {rows.data, rows.row};
+}
+inline Panel<pair> packed(const Tokens<bf16>& x, const Piece& piece, int64_t width, std::vector<pair>& room) {
+    room.resize(std::max<int64_t>(room.size(), deep<pair>(T) * padded(width)));
+    pack(x.at(piece.b, piece.h, piece.first), x.token, piece.count, width, room.data());
+    return {room.data(), padded(width)};
+}
+template <class E>
+Matrix<float> lowered(const Tokens<E>& x, const Piece& piece, int64_t width, std::vector<float>& room) {
+    return matrix_of(x, piece, width, room);
+}
+inline Matrix<pair> lowered(const Tokens<bf16>& x, const Piece& piece, int64_t width, std::vector<pair>& room) {
+    const bf16* first = x.at(piece.b, piece.h, piece.first);
+    if (width % 2 == 0 && x.token % 2 == 0) return {reinterpret_cast<const pair*>(first), x.token / 2, 1};
+    return lowered(first, x.token, piece.count, width, room);
+}
+
 // Rows of padded width that `finish` fills, as the piece's tokens of `width`: in place, or by way of `room`.
-template <class Finish>
-void to_tokens(const Tokens& out, const Piece& piece, int64_t width, std::vector<float>& room, Finish&& finish) {
+template <class E, class Finish>
+void to_tokens(const Tokens<E>& out, const Piece& piece, int64_t width, std::vector<float>& room, Finish&& finish) {
     const int64_t row = padded(width);
-    float* first = out.at(piece.b, piece.h, piece.first);
-    const bool direct = width % W == 0;
-    if (!direct) room.resize(T * row, 0.0f);
-    const Rows c = direct ? Rows{first, out.token} : Rows{room.data(), row};
-    finish(c);
-    if (!direct)
-        for (int64_t t = 0; t < piece.count; t++) std::memcpy(first + t * out.token, &room[t * row], width * sizeof(float));
+    E* first = out.at(piece.b, piece.h, piece.first);
+    if constexpr (std::is_same_v<E, float>)
+        if (width % W == 0) return finish(Rows{first, out.token});
+    if (int64_t(room.size()) < T * row) room.resize(T * row);
+    finish(Rows{room.data(), row});
+    for (int64_t t = 0; t < piece.count; t++) copy(&room[t * row], width, first + t * out.token);
 }
 
 inline void add_rows(const float* x, int64_t row, int64_t count, int64_t width, float* sums) {

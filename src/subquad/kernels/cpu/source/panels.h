@@ -1,0 +1,71 @@
+// Rows of numbers as the operands of products; see `Operand`.
+#pragma once
+#include "tiles.h"
+
+// How many operands `count` numbers along the depth are
+template <class P>
+constexpr int64_t deep(int64_t count) {
+    return std::is_same_v<P, pair> ? (count + 1) / 2 : count;
+}
+
+// The right side of a product, or, taken from its columns, the left one
+template <class P>
+struct Panel {
+    const P* data;
+    int64_t row;
+    Matrix<P> turned() const { return {data, 1, row}; }
+};
+
+inline halves halves_at(const float* p) { return narrowed(load(p)); }
+inline halves halves_at(const bf16* p) { return *reinterpret_cast<const loose_halves*>(p); }
+inline halves halves_at(const float* p, int64_t n) { return narrowed(load(p, n)); }
+inline halves halves_at(const bf16* p, int64_t n) {
+    halves x{};
+    std::memcpy(&x, p, std::min<int64_t>(n, W) * sizeof(bf16));
+    return x;
+}
+
+// Rows that lie `apart` as operands of which a column is the depth, (deep(count) × padded width), with zeros beyond
+template <class From>
+void pack(const From* rows, int64_t apart, int64_t count, int64_t width, pair* to) {
+    for (int64_t t = 0; t < count; t += 2)
+        for (int64_t c = 0; c < width; c += W, to += W) {
+            const From* from = rows + t * apart + c;
+            const auto read = [&](const From* p) { return width - c >= W ? halves_at(p) : halves_at(p, width - c); };
+            const halves second = t + 1 < count ? read(from + apart) : halves{};
+            const ivec both = __builtin_convertvector(read(from), ivec) | __builtin_convertvector(second, ivec) << 16;
+            std::memcpy(to, &both, sizeof both);
+        }
+}
+inline void pack(const float* rows, int64_t apart, int64_t count, int64_t width, float* to) {
+    for (int64_t t = 0; t < count; t++, to += padded(width)) std::memcpy(to, rows + t * apart, width * sizeof(float));
+}
+
+// The same of a piece's rows of floats, whose width is padded: where they lie, or in `room`
+inline Panel<float> packed(const float* rows, int64_t apart, int64_t, int64_t, std::vector<float>&) {
+    return {rows, apart};
+}
+inline Panel<pair> packed(const float* rows, int64_t apart, int64_t count, int64_t width, std::vector<pair>& room) {
+    room.resize(std::max<int64_t>(room.size(), deep<pair>(count) * padded(width)));
+    pack(rows, apart, count, width, room.data());
+    return {room.data(), padded(width)};
+}
+
+// Rows of floats of padded width as operands of which a row is the depth: where they lie, or in `room`
+inline Matrix<float> lowered(const float* rows, int64_t apart, int64_t, int64_t, std::vector<float>&) {
+    return {rows, apart, 1};
+}
+template <class From>
+Matrix<pair> lowered(const From* rows, int64_t apart, int64_t count, int64_t width, std::vector<pair>& room) {
+    const int64_t row = padded(width) / 2;
+    room.resize(std::max<int64_t>(room.size(), count * row));
+    for (int64_t t = 0; t < count; t++) {
+        bf16* to = &room[t * row].first;
+        for (int64_t c = 0; c < width; c += W) {
+            const From* from = rows + t * apart + c;
+            const halves line = width - c >= W ? halves_at(from) : halves_at(from, width - c);
+            std::memcpy(to + c, &line, sizeof line);
+        }
+    }
+    return {room.data(), row, 1};
+}

@@ -1,0 +1,220 @@
+"""A call of every operator that the CPU has kernels for, and the definition that it must equal, in float64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad import TokenGrid, ops
+from subquad.kernels import OPERATORS, Operator
+from subquad.positions import BiasTables
+
+Tensors = tuple[Tensor | None, ...]
+GRID = TokenGrid(9, 14, 2)
+HEADS, AGENTS = 3, 5
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """An operator, its tensors in float64, its settings, and its definition of such tensors: explicit weights."""
+
+    operator: Operator
+    tensors: Tensors
+    settings: tuple[Any, ...]
+    definition: Callable[..., Tensor | tuple[Tensor | None, ...]]
+
+    def exact(self, tensors: Tensors) -> list[Tensor]:
+        """The results in float64."""
+        results = self.definition(*tensors)
+        return [results] if isinstance(results, Tensor) else [one for one in results if one is not None]
+
+    def by_kernel(self, tensors: Tensors) -> list[Tensor]:
+        """The results of the CPU kernel."""
+        first = tensors[0].clone()
+        results = self.operator(first, *tensors[1:], *self.settings, "native")
+        if results is None:
+            return [first]
+        return [results] if isinstance(results, Tensor) else list(results)
+
+    @property
+    def of_tokens(self) -> list[bool]:
+        """Which of the tensors are tokens, of each image; the others are parameters."""
+        return [text.startswith("b ") for text in self.operator.shapes.texts.values()]
+
+
+def operator_calls(width: int) -> dict[str, OperatorCall]:
+    """By the operators' names, with heads of `width` channels."""
+    torch.manual_seed(0)
+    made = {
+        "linear_attention": _linear,
+        "inline_attention": _inline,
+        "pola_attention": _pola,
+        "agent_attention": _agent,
+        "agent_attention_of_tables": _agent_of_tables,
+        "soft_gather": _gather,
+        "soft_spread": _spread,
+        "newton_inverse": _newton,
+        "local_branch": _local_branch,
+        "depthwise": _depthwise,
+        "pool": _pool,
+        "convolve_windows": _windows,
+        "mlp": _mlp,
+    }
+    calls = {}
+    for name, make in made.items():
+        tensors, settings, definition = make(width)
+        operator = OPERATORS[name]
+        call = calls[name] = OperatorCall(operator, tensors, settings, definition)
+        if operator.has_gradient("native"):
+            calls[operator.gradient.name] = _gradient_of(call)
+    return calls
+
+
+def _tokens(width: int, count: int = 1, tokens: int = GRID.num_tokens) -> tuple[Tensor, ...]:
+    return torch.randn(2, tokens, count, HEADS, width, dtype=torch.float64).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def _draw(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def _linear(width):
+    def definition(q, k, v):
+        return ops.linear_weights(q, k, feature_map="elu", eps=1e-6) @ v
+
+    return _tokens(width, 3), ("elu", 1e-6), definition
+
+
+def _inline(width):
+    return _tokens(width, 3), (), lambda q, k, v: ops.inline_weights(q, k) @ v
+
+
+def _pola(width):
+    def definition(q, k, v, power, temperature, positions):
+        same, opposite = ops.pola_weights(q, k, power, None, temperature, positions, eps=1e-6).unbind(2)
+        middle = (width + 1) // 2
+        return torch.cat([same @ v[..., :middle], opposite @ v[..., middle:]], dim=-1)
+
+    power, temperature = (1 + torch.rand(HEADS, 1, width, dtype=torch.float64) * most for most in (3, 1))
+    return (*_tokens(width, 3), power, temperature, _draw(HEADS, GRID.num_tokens, width)), (1e-6,), definition
+
+
+def _agent(width):
+    def definition(q, agents, k, v, key_bias, query_bias):
+        return ops.agent_weights(q, agents, k, key_bias, query_bias.mT) @ v
+
+    q, k, v = _tokens(width, 3)
+    biases = (_draw(HEADS, AGENTS, GRID.num_tokens) for _ in range(2))
+    return (q, _draw(2, HEADS, AGENTS, width), k, v, *biases), (), definition
+
+
+def _agent_of_tables(width):
+    def definition(q, agents, k, v, *tables):
+        return ops.agent_weights(q, agents, k, BiasTables(*tables[:4]), BiasTables(*tables[4:])) @ v
+
+    def tables():
+        sizes = (7, 7), (GRID.height,), (GRID.width,), (GRID.prefix,)
+        return (_draw(HEADS, AGENTS, *size) for size in sizes)
+
+    q, k, v = _tokens(width, 3)
+    return (q, _draw(2, HEADS, AGENTS, width), k, v, *tables(), *tables()), (), definition
+
+
+SCALE = 0.4
+
+
+def _gather(width):
+    def definition(q, landmarks, v):
+        return ops.gaussian_kernel(landmarks, SCALE * q) @ v
+
+    q, v = _tokens(width, 2)
+    return (q, SCALE * _draw(2, HEADS, AGENTS, width), v), (SCALE,), definition
+
+
+def _spread(width):
+    def definition(q, landmarks, u):
+        return ops.gaussian_kernel(SCALE * q, landmarks) @ u
+
+    (q,) = _tokens(width)
+    return (q, SCALE * _draw(2, HEADS, AGENTS, width), _draw(2, HEADS, AGENTS, width)), (SCALE,), definition
+
+
+def _newton(width):
+    def definition(gram, alpha):
+        # of three steps, written out: (1 - (1 - αA²)^8) / A of the symmetric A
+        gram, identity = (gram + gram.mT) / 2, torch.eye(width, dtype=gram.dtype)
+        residual = identity - alpha * gram @ gram
+        inverse = torch.linalg.solve(gram, identity - torch.linalg.matrix_power(residual, 8))
+        return (inverse + inverse.mT) / 2
+
+    points = 0.5 * _draw(2, HEADS, width, 4)
+    gram = ops.gaussian_kernel(points, points) + torch.eye(width, dtype=torch.float64)
+    return (gram, 1 / gram.sum(dim=-1).amax(dim=-1)[..., None, None].square()), (3,), definition
+
+
+def _convolved(v, weight, bias):
+    image = torch.nn.functional.conv2d(GRID.to_map(v), weight[:, None], bias, padding=1, groups=len(weight))
+    return GRID.to_heads(image, HEADS)
+
+
+def _filters(width):
+    return _draw(HEADS * width, 3, 3), _draw(HEADS * width)
+
+
+def _local_branch(width):
+    def definition(y, v, g, weight, bias):
+        return (y + _convolved(v, weight, bias)) * g
+
+    return (*_tokens(width, 3), *_filters(width)), (list(GRID.shape),), definition
+
+
+def _depthwise(width):
+    return (*_tokens(width), *_filters(width)), (list(GRID.shape),), _convolved
+
+
+def _pool(width):
+    bins = [4, 4]
+
+    def definition(x):
+        return torch.nn.functional.adaptive_avg_pool2d(GRID.to_map(x), bins).unflatten(1, (HEADS, width)).flatten(3).mT
+
+    return _tokens(width), (list(GRID.shape), bins), definition
+
+
+def _windows(width):
+    def definition(x, weight):
+        images = GRID.to_map(x).unflatten(1, (HEADS, width)).flatten(0, 1)
+        return torch.nn.functional.conv2d(images, weight, stride=(2, 3)).unflatten(0, (2, HEADS)).flatten(3).mT
+
+    return (*_tokens(width), _draw(width, width, 2, 3)), tuple(GRID.shape), definition
+
+
+def _mlp(width):
+    def definition(x, norm_weight, norm_bias, first, first_bias, second, second_bias, scale):
+        rest = x - x.mean(dim=-1, keepdim=True)
+        normed = rest / (rest.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * norm_weight + norm_bias
+        hidden = normed @ first.mT + first_bias
+        hidden = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
+        return x + scale * (hidden @ second.mT + second_bias)
+
+    hidden = 3 * width + 1
+    weights = _draw(hidden, width) / width**0.5, _draw(hidden), _draw(width, hidden) / hidden**0.5, _draw(width)
+    return (_draw(2, 70, width), 1 + 0.1 * _draw(width), _draw(width), *weights, _draw(width)), (1e-6,), definition
+
+
+def _gradient_of(call: OperatorCall) -> OperatorCall:
+    """The gradient's operator, whose definition is the derivative of the definition."""
+    name = call.operator.gradient.name
+
+    def definition(grad, *tensors):
+        # a depthwise convolution's gradient asks for no bias
+        tensors = (*tensors, *call.tensors[len(tensors) :])
+        tensors = [tensor.detach().requires_grad_() for tensor in tensors]
+        grads = torch.autograd.grad(call.definition(*tensors), tensors, grad)
+        return (*grads[:4], *(bias.mT for bias in grads[4:])) if name == "agent_attention_gradient" else grads
+
+    grad = torch.randn_like(call.definition(*call.tensors))
+    tensors = call.tensors[: len(call.operator.gradient.shapes.texts) - 1]
+    return OperatorCall(call.operator.gradient, (grad, *tensors), call.settings, definition)

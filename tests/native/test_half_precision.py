@@ -1,0 +1,139 @@
+"""The CPU kernels in bf16: within twice the error of rounding what they are given and what they give."""
+
+import dataclasses
+
+import pytest
+import torch
+from operator_calls import operator_calls
+
+import subquad
+from subquad import ATTENTION, TokenGrid, kernels, ops, use_backend
+from subquad.kernels import OPERATORS, unavailable
+
+pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
+
+BF16 = torch.bfloat16
+NATIVE = sorted(name for name, one in OPERATORS.items() if "native" in one.implementations)
+# all, as in `network.bfloat16()`; tokens beside parameters in fp32, as under autocast; and the reverse
+ROUNDED = {"all": lambda tokens: True, "tokens": lambda tokens: tokens, "parameters": lambda tokens: not tokens}
+
+
+def test_every_kernel_has_a_call():
+    assert sorted(operator_calls(8)) == NATIVE
+
+
+@pytest.mark.parametrize("rounded", ROUNDED)
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_kernel_errs_at_most_twice_as_much_as_rounding_does(name, width, rounded):
+    call = operator_calls(width)[name]
+    chosen = [ROUNDED[rounded](tokens) for tokens in call.of_tokens]
+    given = [x.to(BF16 if low else torch.float32) for x, low in zip(call.tensors, chosen, strict=True)]
+    meant = [x if low else x.float().double() for x, low in zip(call.tensors, chosen, strict=True)]
+    if not any(chosen):
+        pytest.skip("nothing is rounded")
+    exact, unrounded = call.exact([x.double() for x in given]), call.exact(meant)
+    for got, from_given, from_meant in zip(call.by_kernel(given), exact, unrounded, strict=True):
+        assert got.dtype in (BF16, torch.float32) and got.shape == from_given.shape
+        unavoidable = from_given.to(got.dtype).double() - from_meant
+        error = got.double() - from_given
+        assert error.norm() <= 2 * unavoidable.norm()
+        assert error.abs().max() <= 2 * unavoidable.abs().max()
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_results_have_the_dtypes_that_compiling_is_told(name):
+    call = operator_calls(16)[name]
+    for chosen in ROUNDED.values():
+        given = [x.to(BF16 if chosen(t) else torch.float32) for x, t in zip(call.tensors, call.of_tokens, strict=True)]
+        torch.library.opcheck(
+            call.operator.packet.default, (*given, *call.settings, "native"), test_utils=("test_faketensor",)
+        )
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_tokens_of_several_dtypes_are_taken(name):
+    call = operator_calls(16)[name]
+    if sum(call.of_tokens) < 2:
+        pytest.skip("there are no several tokens")
+    first = call.of_tokens.index(True)
+    low = call.by_kernel([x.to(BF16 if place == first else torch.float32) for place, x in enumerate(call.tensors)])
+    exact = call.exact(
+        [x.to(BF16 if place == first else torch.float32).double() for place, x in enumerate(call.tensors)]
+    )
+    for got, expected in zip(low, exact, strict=True):
+        assert (got.double() - expected).norm() <= torch.finfo(got.dtype).eps * max(1, 20 * expected.norm())
+
+
+@pytest.mark.parametrize("what", [float("nan"), float("inf"), -float("inf")], ids=str)
+@pytest.mark.parametrize("place", [0, 17, 39])
+def test_what_is_no_number_is_where_it_is_in_fp32(what, place):
+    """Of each operator of tokens the same numbers are lost in bf16 as in fp32, also at the ends of rows."""
+    for name, call in operator_calls(40).items():
+        if not call.of_tokens[0]:
+            continue
+        first = call.tensors[0].to(BF16)
+        first[0, 1, ..., place] = what
+        rest = [x.to(BF16) for x in call.tensors[1:]]
+        low = call.by_kernel((first, *rest))
+        full = call.by_kernel((first.float(), *(x.float() for x in rest)))
+        for one, other in zip(low, full, strict=True):
+            assert torch.equal(one.isfinite(), other.to(one.dtype).isfinite()), name
+            assert torch.equal(one.isnan(), other.isnan()), name
+
+
+def test_rounding_is_to_the_nearest_even_and_keeps_what_is_no_number():
+    """A mean over one place is a copy, and with a weight of 1 the local branch, which is rounded, is a sum of two."""
+    numbers = torch.tensor([1.0, -3.5, 0.0, 65504.0, 3.3e38, 1e-30, float("nan"), float("inf")]).repeat(5)
+    y, v = (x.view(1, 1, 1, 40).to(BF16) for x in (numbers, numbers.roll(1) * 2.0**-9))
+    got = y.clone()
+    weight, grid = torch.ones(40, 1, 1), TokenGrid(1, 1)
+    ops.add_local(got, v, weight, grid=grid, kv_grid=grid, backend="native")
+    assert torch.equal(got.nan_to_num(), (y.float() + v.float()).to(BF16).nan_to_num())
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTION.keys() - {"softmax", "focused"}))
+@pytest.mark.parametrize("autocast", [False, True])
+def test_networks_in_bf16_hand_bf16_to_the_kernels(name, autocast, monkeypatch):
+    """No kernel of tokens sees fp32, and what comes out is as good as the eager form's."""
+    seen = {}
+
+    def noting(operator, function):
+        def note(*arguments):
+            seen.setdefault(operator.name, set()).add(arguments[0].dtype)
+            return function(*arguments)
+
+        return note
+
+    for operator_name in NATIVE:
+        operator = OPERATORS[operator_name]
+        one = operator.implementations["native"]
+        replaced = dataclasses.replace(one, function=noting(operator, one.function))
+        monkeypatch.setitem(operator.implementations, "native", replaced)
+    torch.manual_seed(0)
+    model = subquad.create_model("deit_tiny", attention=name, img_size=64, depths=(2,)).eval()
+    image = torch.randn(2, 3, 64, 64)
+    exact = model.double()(image.double())
+    if not autocast:
+        model, image = model.to(BF16), image.to(BF16)
+    else:
+        model = model.float()
+    errors = {}
+    for backend in ("eager", "native"):
+        with torch.no_grad(), use_backend(backend), torch.autocast("cpu", BF16, enabled=autocast):
+            errors[backend] = (model(image).double() - exact).norm()
+    assert errors["native"] <= 1.25 * errors["eager"] and seen
+    # what lies between the maps of SOFT is in fp32
+    assert {name for name, dtypes in seen.items() if dtypes != {BF16}} <= {"newton_inverse"}
+
+
+@pytest.mark.parametrize("name", ["inline"])
+def test_compiled_networks_in_bf16_do_too(name):
+    model = subquad.create_model("deit_tiny", attention=name, img_size=64, depths=(1,)).eval().to(BF16)
+    image = torch.randn(1, 3, 64, 64, dtype=BF16)
+    graphs = []
+    compiled = torch.compile(model, backend=lambda graph, _: graphs.append(str(graph.graph)) or graph)
+    with torch.no_grad():
+        assert torch.equal(compiled(image), model(image))
+    assert any("subquad.inline_attention" in graph for graph in graphs)
+    assert kernels.choose(kernels.inline_attention, (image.new_zeros(1, 1, 4, 16),) * 3) == "native"

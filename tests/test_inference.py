@@ -1,0 +1,70 @@
+"""Networks made ready for inference compute what they did, in fewer steps."""
+
+import copy
+
+import pytest
+import torch
+from hosts import SMALL, small
+from torch.testing import assert_close
+
+import subquad
+from subquad import SubquadError, use_backend
+from subquad.models.layers import Block, LayerScale
+
+
+def blocks_of(model):
+    return [block for block in model.modules() if isinstance(block, Block)]
+
+
+def drawn(model):
+    """No parameter at its initial value, which may be zero."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_an_optimized_network_gives_what_it_gave(kind):
+    model, image = drawn(small(kind, "linear")), torch.randn(2, 3, 64, 64)
+    expected, names = model(image), list(model.state_dict())
+    optimized = subquad.optimize(model)
+    assert optimized is model and list(model.state_dict()) == names
+    assert_close(optimized(image), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    with use_backend("eager"):
+        assert_close(optimized(image), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    # gated MLPs and those with a convolution between their products are no plain ones
+    assert any(block.fused for block in blocks_of(model)) == (kind not in {"pvt_v2", "eva02"})
+
+
+def test_an_optimized_network_in_bf16_is_as_good_as_bf16_is():
+    model, image = drawn(small("dinov2", "inline")), torch.randn(2, 3, 64, 64)
+    assert isinstance(blocks_of(model)[0].ls2, LayerScale)
+    exact = copy.deepcopy(model).double()(image.double())
+    plain = copy.deepcopy(model).bfloat16()(image.bfloat16()).double()
+    got = subquad.optimize(model, torch.bfloat16)(image.bfloat16())
+    assert got.dtype == torch.bfloat16 and not got.requires_grad
+    assert (got.double() - exact).norm() <= 1.25 * (plain - exact).norm()
+
+
+def test_training_and_autocast_take_the_single_steps(monkeypatch):
+    model, image = drawn(small("vit", "linear", drop_rate=0.5)), torch.randn(2, 3, 64, 64)
+    expected = model(image)
+    subquad.optimize(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(model(image).float(), expected, rtol=0.1, atol=0.05)
+    model.train()
+    assert not torch.equal(model(image), model(image))
+
+
+def test_what_somebody_listens_to_is_computed():
+    model, image, seen = drawn(small("vit", "linear")), torch.randn(1, 3, 64, 64), []
+    blocks_of(model)[1].mlp.act.register_forward_hook(lambda *_: seen.append(True))
+    subquad.optimize(model)(image)
+    assert [block.fused is not None for block in blocks_of(model)] == [True, False, True] and seen == [True]
+
+
+def test_a_dtype_of_whole_numbers_is_refused():
+    with pytest.raises(SubquadError, match=r"not in torch\.int8"):
+        subquad.optimize(small("vit"), torch.int8)
