@@ -28,7 +28,7 @@ import torch
 
 import subquad
 from subquad import ATTENTION, TokenGrid
-from subquad.kernels.cpu import library, map_kernels, mixing_kernels
+from subquad.kernels.cpu import layer_kernels, library, map_kernels, mixing_kernels
 from subquad.kernels.cpu.library import FUNCTIONS
 from subquad.kernels.cpu.shipping import PORTABLE_FLAGS, SOURCES
 from subquad.models.layers import SelfAttention
@@ -43,6 +43,9 @@ GRIDS = (
 
 TOLERANCES = {4: 1e-4, 2: 2e-2}
 """Of the norm, by the bytes of a number: sums run in another order where vectors have another length."""
+
+ELEMENTS = ("float", "bf16")
+"""What tokens are of: the source is compiled for each, and so is the program."""
 
 PROGRAM = """
 #include <cmath>
@@ -107,22 +110,24 @@ class Recorder:
 
     Attributes:
         memory: what stood in all tensors of all calls, before and after.
-        calls: a line of C++ for each step.
+        calls: of each element, a block of C++ for each call.
         names: the functions that were called.
     """
 
     memory: bytearray = field(default_factory=bytearray)
-    calls: list[str] = field(default_factory=list)
+    calls: dict[str, list[str]] = field(default_factory=lambda: {element: [] for element in ELEMENTS})
     names: set[str] = field(default_factory=set)
     number: int = 0
 
-    def __getattr__(self, name: str):
-        function = getattr(library.library(), name)
-        return lambda *arguments: self.record(name, function, arguments)
+    def kernel(self, name: str, dtype: torch.dtype = torch.float32):
+        """As `subquad.kernels.cpu.library.kernel`."""
+        function, element = library.kernel(name, dtype), "bf16" if dtype == torch.bfloat16 else "float"
+        self.names.add(name)
+        return lambda *arguments: self.record(f"{name}_{element}", element, function, arguments)
 
-    def record(self, name, function, arguments):
+    def record(self, name, element, function, arguments):
         """Call, and keep what is needed to call again."""
-        half = any(getattr(one, "half", 0) for one in arguments)
+        half = element == "bf16"
         blocks: list[tuple[int, int, int, int]] = []
         words = [self.text(one, half, blocks) for one in arguments]
         if "threads" not in {field[0] for one in arguments for field in getattr(one, "_fields_", ())}:
@@ -139,8 +144,7 @@ class Recorder:
                     f'check({self.number}, "{name}", b{i}, {self.kept(after)}, {length}, {size}, {TOLERANCES[size]});'
                 )
         lines += [f"std::free(b{i}.data);" for i in range(len(blocks))]
-        self.calls.append("    {\n        " + "\n        ".join(lines) + "\n        calls++;\n    }")
-        self.names.add(name)
+        self.calls[element].append("    {\n        " + "\n        ".join(lines) + "\n        calls++;\n    }")
         self.number += 1
 
     def kept(self, content: bytes) -> int:
@@ -193,15 +197,14 @@ def extent(value) -> int:
 def recording():
     """What is computed inside is written down."""
     recorder = Recorder()
-    rooms = (mixing_kernels, map_kernels)
-    before = [room.library for room in rooms]
+    rooms = (mixing_kernels, map_kernels, layer_kernels)
     for room in rooms:
-        room.library = lambda: recorder
+        room.kernel = recorder.kernel
     try:
         yield recorder
     finally:
-        for room, function in zip(rooms, before, strict=True):
-            room.library = function
+        for room in rooms:
+            room.kernel = library.kernel
 
 
 def layers():
@@ -223,6 +226,9 @@ def run_layers() -> None:
         with torch.no_grad():
             layer(x, grid=grid)
         layer(x.requires_grad_(), grid=grid).square().mean().backward()
+    model = subquad.create_model("deit_micro", img_size=16, patch_size=4, embed_dim=40, num_heads=2, depths=(1,))
+    for dtype in (torch.float32, torch.bfloat16):
+        subquad.optimize(model, dtype)(torch.randn(3, 3, 16, 16).to(dtype))
 
 
 @dataclass(frozen=True)
@@ -264,20 +270,22 @@ def tried(name: str, machine: Machine, place: Path, threads: list[int]) -> bool:
     if absent := [feature for feature in machine.features if feature not in flags]:
         print(f"{name:10} not tried: this processor has no {', '.join(absent)}")
         return True
-    program = place / name
     portable = [flag for flag in PORTABLE_FLAGS if flag not in ("-shared", "-fPIC")]
-    words = [machine.compiler, *portable, *machine.flags, f"-I{SOURCES}", str(place / "replay.cpp"), "-o", str(program)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"{name:10} does not compile:\n{done.stderr[-2000:]}")
-        return False
     right = True
-    for count in threads:
-        words = [*machine.runner, str(program), str(place / "memory.bin"), str(count)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        said = (done.stdout + done.stderr[-3000:] * bool(done.returncode)).strip()
-        print(f"{name:10} {count:2} threads: {said}" + (f" (ends with {done.returncode})" if done.returncode else ""))
-        right &= done.returncode == 0
+    for element in ELEMENTS:
+        program, source = str(place / f"{name}-{element}"), str(place / f"replay-{element}.cpp")
+        words = [machine.compiler, *portable, f"-DELEMENT={element}", *machine.flags, f"-I{SOURCES}", source]
+        done = subprocess.run([*words, "-o", program], capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"{name:10} {element:5} does not compile:\n{done.stderr[-2000:]}")
+            return False
+        for count in threads:
+            words = [*machine.runner, program, str(place / "memory.bin"), str(count)]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            said = (done.stdout + (done.stderr[-3000:] if done.returncode else "")).strip()
+            ended = f" (ends with {done.returncode})" if done.returncode else ""
+            print(f"{name:10} {element:5} {count:2} threads: {said}{ended}", flush=True)
+            right &= done.returncode == 0
     return right
 
 
@@ -316,7 +324,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "memory.bin").write_bytes(recorder.memory)
-        (place / "replay.cpp").write_text(PROGRAM.replace("@CALLS@", "\n".join(recorder.calls)))
+        for element, calls in recorder.calls.items():
+            (place / f"replay-{element}.cpp").write_text(PROGRAM.replace("@CALLS@", "\n".join(calls)))
         right = [tried(name, MACHINES[name], place, arguments.threads) for name in arguments.only]
     sys.exit(not all([*right, threads_agree()]))
 
