@@ -13,8 +13,10 @@ Several Python threads that call kernels at once have to get to the bit what eac
 
 import argparse
 import ctypes
+import functools
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -129,7 +131,10 @@ class Recorder:
         """Call, and keep what is needed to call again."""
         half = element == "bf16"
         blocks: list[tuple[int, int, int, int]] = []
-        words = [self.text(one, half, blocks) for one in arguments]
+        kinds = parameters_of(name)
+        words = [
+            self.text(one, half and kind == "AnyTokens", blocks) for one, kind in zip(arguments, kinds, strict=True)
+        ]
         if "threads" not in {field[0] for one in arguments for field in getattr(one, "_fields_", ())}:
             words[-1] = "THREADS"  # the last argument of those without a shape
         function(*arguments)  # raises where lengths do not fit
@@ -157,7 +162,7 @@ class Recorder:
         if not isinstance(value, ctypes.Structure):
             number = value.value if hasattr(value, "value") else value
             return repr(number) if isinstance(number, float) else f"{number}"
-        size = 2 if half and hasattr(value, "token") and hasattr(value, "images") else 4
+        size = 2 if half else 4
         words = []
         for name, _ in value._fields_:
             part = getattr(value, name)
@@ -166,7 +171,7 @@ class Recorder:
             elif name == "threads":
                 words.append("THREADS")
             else:
-                words.append(self.text(part, half, blocks))
+                words.append(self.text(part, False, blocks))
         return "{" + ", ".join(words) + "}"
 
     def block(self, address: int, length: int, size: int, blocks) -> str:
@@ -176,6 +181,16 @@ class Recorder:
                 return f"b{i}"
         blocks.append((address, self.kept(ctypes.string_at(address, length)), length, size))
         return f"b{len(blocks) - 1}"
+
+
+@functools.cache
+def parameters_of(name: str) -> list[str]:
+    """The types of a kernel's arguments, as the source says."""
+    plain = name.rpartition("_")[0]
+    for path in sorted(SOURCES.glob("*.h")):
+        if found := re.search(rf"^KERNEL\(\s*{plain},\s*\((.*?)\)", path.read_text(), re.MULTILINE | re.DOTALL):
+            return [parameter.split()[0] for parameter in found[1].split(",")]
+    raise SystemExit(f"the source has no kernel {plain}")
 
 
 def extent(value) -> int:

@@ -1,8 +1,9 @@
 """Keys that a query does not see any more: its neighbourhood, or as many at random (InLine, arXiv 2412.06590, table 2).
 
 The network is not retrained. How weights are made good is said by the mechanism, `Traits.key_removal`: exactly for all
-of ours but agents, whose two softmaxes can't be told apart from their product, which is what is masked. Local branches
-are no attention: they stay, or are switched off. Rows and columns of prefix tokens are untouched.
+of ours but agents, whose two softmaxes can't be told apart from their product, which is what is masked, and those that
+divide turned products by what does not turn, whose rows keep their sums. MALA's are refused: they do not tell enough.
+Local branches are no attention: they stay, or are switched off. Rows and columns of prefix tokens are untouched.
 """
 
 from collections.abc import Iterator
