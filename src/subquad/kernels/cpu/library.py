@@ -83,7 +83,7 @@ def library() -> ctypes.CDLL:
 
 def kernel(name: str, dtype: torch.dtype = torch.float32) -> Callable[..., int]:
     """The kernel `name` of FUNCTIONS for tokens of a dtype; raises NotBuiltError."""
-    return getattr(library(), f"{name}_{'bf16' if dtype == torch.bfloat16 else 'float'}")  # type: ignore[no-any-return]
+    return getattr(library(), f"{name}_{'bf16' if dtype == torch.bfloat16 else 'float'}")
 
 
 def missing() -> str | None:
