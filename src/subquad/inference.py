@@ -3,6 +3,8 @@
 What a kernel computes in one step no hook on the steps sees, so that this has to be asked for.
 """
 
+from typing import Any
+
 import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
@@ -33,10 +35,11 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
 def second_half(block: Block, x: Tensor) -> Tensor:
     """What `block.feed_forward` computes of x (b, n, c), in one step."""
-    norm, first, second = block.norm2, block.mlp.fc1, block.mlp.fc2
+    mlp: Any = block.mlp
+    norm, first, second = block.norm2, mlp.fc1, mlp.fc2
     scale = block.ls2.gamma if isinstance(block.ls2, LayerScale) else None
-    parameters = norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias, scale
-    return mlp_branch(x, *parameters, eps=norm.eps)
+    weights = first.weight, first.bias, second.weight, second.bias
+    return mlp_branch(x, norm.weight, norm.bias, *weights, scale, eps=norm.eps)
 
 
 def can_fuse(block: Block) -> bool:
