@@ -38,8 +38,8 @@ def second_half(block: Block, x: Tensor) -> Tensor:
     mlp: Any = block.mlp
     norm, first, second = block.norm2, mlp.fc1, mlp.fc2
     scale = block.ls2.gamma if isinstance(block.ls2, LayerScale) else None
-    parameters: Any = norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias, scale
-    return mlp_branch(x, *parameters, eps=norm.eps)
+    weights = first.weight, first.bias, second.weight, second.bias
+    return mlp_branch(x, norm.weight, norm.bias, *weights, scale, eps=norm.eps)
 
 
 def can_fuse(block: Block) -> bool:
