@@ -84,6 +84,23 @@ def test_projections_to_other_parts_start_from_those_that_both_have(attention, p
             assert torch.equal(rows, given.get(part, old))
 
 
+def test_heads_that_a_mechanism_has_beside_the_hosts_start_anew_and_the_others_from_what_is_there():
+    theirs, name, sizes = timms("deit")
+    ours = subquad.create_model(name, attention="ttt", **sizes)
+    layer = ours.stages[0].blocks[0].attn
+    before = {key: tensor.clone() for key, tensor in layer.state_dict().items()}
+    loaded = subquad.load_checkpoint(ours, theirs.state_dict(), strict=False)
+    assert {key.rpartition("attn.")[2] for key in loaded.partly} == {"qkv.weight", "qkv.bias", "proj.weight"}
+    dim = layer.proj.out_features
+    for kind in ("weight", "bias"):
+        given = getattr(theirs.blocks[0].attn.qkv, kind).chunk(3)
+        parts = zip(given, getattr(layer.qkv, kind).chunk(3), before[f"qkv.{kind}"].chunk(3), strict=True)
+        for rows, mine, old in parts:
+            assert torch.equal(mine[:dim], rows) and torch.equal(mine[dim:], old[dim:])
+    assert torch.equal(layer.proj.weight[:, :dim], theirs.blocks[0].attn.proj.weight)
+    assert torch.equal(layer.proj.weight[:, dim:], before["proj.weight"][:, dim:])
+
+
 def _mlp(network, host):
     stage = {"swin": "layers", "pvt_v2": "stages"}
     return (getattr(network, stage[host])[0] if host in stage else network).blocks[1].mlp.fc1.weight

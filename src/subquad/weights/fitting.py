@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +45,7 @@ class Adapted:
     def keep_what_fits(self, own: dict[str, Tensor], model: nn.Module) -> None:
         """Leave out what has no place in `own`, the entries of `model`, and take from there what is missing."""
         for name in self.state.keys() & own.keys():
-            parts = getattr(_layer_above(model, name), "projected", ())
-            if (mixed := _of_other_parts(self.state[name], own[name], parts)) is not None:
+            if (mixed := _of_other_parts(self.state[name], own[name], _layer_above(model, name))) is not None:
                 self.state[name] = mixed
                 self.partly.append(name)
         fitting = {
@@ -69,19 +69,36 @@ def _layer_above(model: nn.Module, name: str) -> nn.Module | None:
     return model.get_submodule(owner.rpartition(".")[0]) if owner else None
 
 
-def _of_other_parts(stored: Tensor, own: Tensor, parts: Sequence[str]) -> Tensor | None:
-    """A stored projection to queries, keys and values as one to other `parts`; `own` has those that it lacks.
+def _of_other_parts(stored: Tensor, own: Tensor, layer: Any) -> Tensor | None:
+    """A stored projection of a layer to queries, keys and values as one to other parts; `own` has what it lacks.
 
-    None where it is no such projection, or the parts are the same.
+    That may be parts, or heads that the layer's mechanism has beside the host's: the output projection's columns then,
+    too. None where it is no such projection, or nothing is lacking.
     """
-    if not parts or not stored.dim() or stored.shape[1:] != own.shape[1:] or stored.shape == own.shape:
+    parts: Sequence[str] = getattr(layer, "projected", ())
+    if not parts or not stored.dim() or stored.shape == own.shape or not _converts(stored, own):
         return None
+    num_heads = getattr(layer, "num_heads", 1)
+    all_heads = getattr(layer, "all_heads", num_heads)
+    if stored.dim() == 2 and stored.shape[0] == own.shape[0]:
+        return _wider(stored, own, num_heads, all_heads)
     width = len(own) // len(parts)
-    if len(stored) != width * len(SOFTMAX_PARTS) or not _converts(stored, own):
+    hosts = width * num_heads // all_heads
+    if stored.shape[1:] != own.shape[1:] or len(stored) != hosts * len(SOFTMAX_PARTS):
         return None
-    known = dict(zip(SOFTMAX_PARTS, stored.split(width), strict=True))
-    mixed = [known.get(part, rows) for part, rows in zip(parts, own.split(width), strict=True)]
-    return torch.cat([rows.to(own) for rows in mixed])
+    known = dict(zip(SOFTMAX_PARTS, stored.split(hosts), strict=True))
+    mixed = [
+        torch.cat([known[part].to(own), rows[hosts:]]) if part in known else rows
+        for part, rows in zip(parts, own.split(width), strict=True)
+    ]
+    return torch.cat(mixed)
+
+
+def _wider(stored: Tensor, own: Tensor, num_heads: int, all_heads: int) -> Tensor | None:
+    """An output projection (c, h·d) as one that reads more heads, whose columns are those of `own`."""
+    if stored.shape[1] * all_heads != own.shape[1] * num_heads:
+        return None
+    return torch.cat([stored.to(own), own[:, stored.shape[1] :]], dim=1)
 
 
 def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:

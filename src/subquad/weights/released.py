@@ -259,7 +259,8 @@ def to_our_layout(state: dict[str, Tensor], family: str, shapes: dict[str, torch
         if any(re.search(pattern, name) for pattern in DROPPED):
             continue
         target, _, part = our_name(name, family, shapes).partition("@")
-        pieces = _pieces(tensor, part, _extra_width(target, shapes)) if part.isalpha() else {part: tensor}
+        extra = _extra_width(target, shapes) if shapes.get(target, tensor.shape) == tensor.shape else 0
+        pieces = _pieces(tensor, part, extra) if part.isalpha() else {part: tensor}
         if target in ours or pieces.keys() & parts.get(target, {}).keys():
             raise SubquadError(f"two entries are {target}, one of them {name}")
         if part:
