@@ -1,5 +1,10 @@
-"""Write the table of docs/models.md: `python scripts/model_table.py`. Parameters and multiply-adds are measured."""
+"""Write the table of docs/models.md. Parameters and multiply-adds are measured.
 
+    python scripts/model_table.py  # rows that are missing
+    python scripts/model_table.py --all  # all of them, which takes some minutes
+"""
+
+import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -53,10 +58,19 @@ def row(name: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def known_rows(page: str) -> dict[str, str]:
+    """The rows that a page has, by the names of their networks."""
+    return {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+
+
 def main() -> None:
     """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="measure rows that are there already as well")
+    measured = {} if parser.parse_args().all else known_rows(PAGE.read_text())
     heads = ["network", "mechanisms", "px", "params M", "MACs G", "published G", "top-1 %", "weights"]
-    lines = [f"| {' | '.join(heads)} |", "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |", *map(row, NETWORKS)]
+    lines = [f"| {' | '.join(heads)} |", "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |"]
+    lines += [measured.get(name) or row(name) for name in NETWORKS]
     page = PAGE.read_text()
     table = "\n".join(lines)
     page = re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}{table}\n{END}", page, flags=re.DOTALL)
