@@ -1,7 +1,7 @@
 """Write the table of docs/models.md. Parameters and multiply-adds are measured.
 
-    python scripts/model_table.py  # rows that are missing
-    python scripts/model_table.py --all  # all of them, which takes some minutes
+python scripts/model_table.py  # rows that are missing
+python scripts/model_table.py --all  # all of them, which takes some minutes
 """
 
 import argparse

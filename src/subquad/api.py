@@ -11,7 +11,6 @@ subquad.report(["runs/mine"], "report.html")
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from subquad.conversion.conversion_record import REPORT as RECORD
 from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
 from subquad.errors import SubquadError, unknown_name
-from subquad.exports import DTYPES, Exported, InEngine, exporter_named, open_exported
+from subquad.exports import DTYPES, Exported, exporter_named, in_engine
 from subquad.exports import export as export_network
 from subquad.holding import holding
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
@@ -139,7 +138,7 @@ def evaluate(
     """
     trained = open_trained(source, task=task)
     if engine is not None:
-        trained = replace(trained, model=InEngine(trained.model, open_exported(engine)).eval())
+        trained = in_engine(trained, engine)
     return task_named(trained.task).evaluate(trained, **settings)
 
 

@@ -79,9 +79,11 @@ def assert_stages_as_recorded(model, images, record):
 
 
 def assert_blocks_as_recorded(model, images, record):
-    """Tokens behind some of a plain network's blocks, numbered from 1; MHLA's are recorded by blocks of the map."""
+    """Tokens behind some of a plain network's blocks, numbered from 0 or 1; MHLA's by blocks of the map."""
     blocks = {int(key[5:]): expected for key, expected in record["outputs"].items() if re.fullmatch(r"block\d+", key)}
-    for number, (tokens, grid) in enumerate(model.walk(images) if blocks and model.is_plain else (), start=1):
+    for number, (tokens, grid) in enumerate(
+        model.walk(images) if blocks and model.is_plain else (), start=int(0 not in blocks)
+    ):
         if number in blocks:
             if len(blocks[number]["shape"]) == 4:
                 tokens = by_block(tokens, grid, model.blocks[0].attn.inner.pieces)

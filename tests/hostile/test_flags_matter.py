@@ -146,6 +146,7 @@ def looked_at(task: str) -> Any:
 
 
 GIVEN = {
+    "in_engine": lambda trained, path: trained,
     "open_trained": lambda *_, task=None, **__: looked_at(task or "classify"),
     "images_of": lambda *_, **__: Pictures(),
     "image_files": lambda paths: [Path(f"{k}.png") for k in range(40)],

@@ -9,7 +9,7 @@ engines.py     what was written, opened again in the network's place
 exporting.py   export: traced, written aside, checked, moved into place
 """
 
-from subquad.exports.engines import InEngine, open_exported
+from subquad.exports.engines import in_engine, open_exported
 from subquad.exports.exporting import DTYPES, Exported, export, exporter_named
 from subquad.exports.formats import EXPORTERS, Exporter, register_exporter
 
@@ -18,9 +18,9 @@ __all__ = [
     "EXPORTERS",
     "Exported",
     "Exporter",
-    "InEngine",
     "export",
     "exporter_named",
+    "in_engine",
     "open_exported",
     "register_exporter",
 ]

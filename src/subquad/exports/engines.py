@@ -1,5 +1,6 @@
 """What was written, opened in its engine again, in the place of the network that it was written from."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ def open_exported(path: Path | str, format: str | None = None) -> Runner:
         except Exception as error:
             reason = reason_of(error)
     raise SubquadError(f"{path} can't be opened as {' or '.join(names)}: {reason}")
+
+
+def in_engine(trained: Any, path: Path | str) -> Any:
+    """A trained network whose answers come from a file that `subquad.export` wrote of it."""
+    return replace(trained, model=InEngine(trained.model, open_exported(path)).eval())
 
 
 class InEngine(nn.Module):

@@ -138,8 +138,10 @@ class GatedAttention(SelfAttention):
     def __init__(self, dim: int, num_heads: int, attention: Mechanism, *, grid: TokenGrid, gate: str = "plain") -> None:
         super().__init__(dim, num_heads, attention, grid=grid)
         leaves_gate = "g" not in self.inner.inputs
-        self.lepe = nn.Conv2d(dim, dim, 5, padding=2, groups=dim) if leaves_gate else None
-        self.gate_norm = nn.LayerNorm(dim, eps=1e-5) if leaves_gate and gate == "norm_silu" else None
+        # a mechanism may have heads beside the host's
+        width = self.proj.in_features
+        self.lepe = nn.Conv2d(width, width, 5, padding=2, groups=width) if leaves_gate else None
+        self.gate_norm = nn.LayerNorm(width, eps=1e-5) if leaves_gate and gate == "norm_silu" else None
 
     def projections(self) -> tuple[str, ...]:
         """What the mechanism asks for, and the gate."""
