@@ -1,5 +1,7 @@
 """A small network of every host, and of every kind of plain ViT, with a mechanism of choice."""
 
+import pytest
+
 import subquad
 from subquad import ATTENTION
 from subquad.attention import traits_of
@@ -42,6 +44,19 @@ FEWEST = {"swin": (2, 1, 1, 1), "lavit": (1, 1, 2, 2), "lavit_vit": (2,)}
 def fewest_blocks(kind):
     """Depths for what takes seconds for each block: compiling and exporting."""
     return FEWEST.get(kind, (1,) * len(SMALL[kind][1]["depths"]))
+
+
+def paired(hosts, mechanisms, *, whole="vit"):
+    """Every host with every mechanism: the host `whole` with all, and each with a quarter of them, in the fast tests.
+
+    Networks whose design is the idea take no mechanism, and stand there once.
+    """
+    return [
+        pytest.param(host, attention, marks=() if host == whole or (i + j) % 4 == 0 else pytest.mark.slow)
+        for i, host in enumerate(hosts)
+        for j, attention in enumerate(mechanisms)
+        if host not in CLASSES or CLASSES[host].takes_mechanisms or (i + j) % 4 == j // 4 == 0
+    ]
 
 
 def without_prefix(attention):

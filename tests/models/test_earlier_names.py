@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from hosts import CLASSES, SMALL, small
+from hosts import SMALL, paired, small
 from torch import nn
 
 import subquad
@@ -18,7 +18,7 @@ from subquad.weights.fitting import adapt, under_current_names
 
 IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.arange(1, 13).view(1, 12)
-KINDS = [(kind, name) for kind in SMALL for name in ATTENTION if CLASSES[kind].takes_mechanisms or name == "softmax"]
+KINDS = paired(SMALL, ATTENTION)
 
 
 def earlier(state):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hosts import CLASSES, SMALL, fewest_blocks, small
+from hosts import CLASSES, SMALL, fewest_blocks, paired, small
 from mechanisms import assert_refused, refuses
 
 import subquad
@@ -17,6 +17,7 @@ from subquad.positions import GridTable
 
 every_host = pytest.mark.parametrize("host", SMALL)
 every_mechanism = pytest.mark.parametrize("attention", ATTENTION)
+every_pair = pytest.mark.parametrize(("host", "attention"), paired(SMALL, ATTENTION))
 PYRAMIDS = [host for host in SMALL if not issubclass(CLASSES[host], Plain)]
 
 
@@ -31,8 +32,7 @@ def with_random_tables(model):
     return model
 
 
-@every_host
-@every_mechanism
+@every_pair
 @pytest.mark.parametrize("size", [(64, 64), (75, 50), (40, 131)])
 def test_images_of_any_size_go_through(host, attention, size):
     model = small(host, attention).eval()
@@ -43,16 +43,14 @@ def test_images_of_any_size_go_through(host, attention, size):
         assert model.forward_intermediates(torch.randn(1, 3, *size))[1][-1].shape[2:] == (rows, columns)
 
 
-@every_host
-@every_mechanism
+@every_pair
 def test_an_image_does_not_see_the_others_of_its_batch(host, attention):
     model = small(host, attention).double().eval()
     images = torch.randn(3, 3, 70, 44, dtype=torch.float64)
     torch.testing.assert_close(model(images)[1:2], model(images[1:2]))
 
 
-@every_host
-@every_mechanism
+@every_pair
 def test_one_training_step_reaches_every_parameter(host, attention):
     model = small(host, attention, drop_path_rate=0.1, drop_rate=0.1).train()
     model(torch.randn(4, 3, 64, 64)).square().mean().backward()
@@ -74,8 +72,7 @@ def test_gradient_checkpointing_changes_memory_not_gradients(host):
     torch.testing.assert_close(gradients(), plain, rtol=1e-4, atol=1e-5)
 
 
-@every_host
-@every_mechanism
+@every_pair
 def test_a_model_moved_to_another_size_computes_what_it_computed_there_before(host, attention):
     model = with_random_tables(small(host, attention)).double().eval()
     for parameter in model.parameters():
@@ -105,8 +102,7 @@ def test_tables_of_reduced_keys_move_with_them(host, attention):
     assert {key: t.shape for key, t in model.state_dict().items()} == {k: t.shape for k, t in made.state_dict().items()}
 
 
-@every_host
-@every_mechanism
+@every_pair
 def test_weights_of_another_image_size_are_resampled_and_of_the_same_size_taken_exactly(host, attention):
     model = with_random_tables(small(host, attention)).eval()
     same, larger = small(host, attention).eval(), small(host, attention, img_size=128).eval()

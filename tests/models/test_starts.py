@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from hosts import without_prefix
+from hosts import paired, without_prefix
 from safetensors.torch import save_file
 from serving import Answer, serving
 
@@ -43,8 +43,7 @@ def test_timms_softmax_networks_are_ours(host, tmp_path):
         torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("attention", sorted(ATTENTION))
-@pytest.mark.parametrize("host", sorted(TIMM))
+@pytest.mark.parametrize(("host", "attention"), paired(sorted(TIMM), sorted(ATTENTION), whole="deit"))
 def test_another_mechanism_keeps_what_fits_and_says_the_rest_in_one_line(host, attention):
     theirs, name, sizes = timms(host)
     needed = without_prefix(attention) if host == "deit" else {}
