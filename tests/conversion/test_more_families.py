@@ -89,4 +89,6 @@ def test_a_student_runs_is_kept_and_exported(name, attention, tmp_path):
     assert torch.equal(answer(again, images()), expected)
     program = torch.export.export(student, (images(),), strict=False)
     answered = program.module()(images())
-    assert difference(answered if isinstance(answered, torch.Tensor) else answered[0], expected) < 1e-5
+    # SOFT's Newton steps make more of the rounding of a product
+    bound = 1e-4 if attention == "soft" else 1e-5
+    assert difference(answered if isinstance(answered, torch.Tensor) else answered[0], expected) < bound
