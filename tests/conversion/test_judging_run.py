@@ -1,6 +1,7 @@
 """What is measured of a conversion: time and memory at sizes, simple classifiers of features, maps of both networks."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,13 @@ from subquad.attention import traits_of
 from subquad.conversion import conversion_of
 from subquad.conversion.conversion_record import REPORT, Record, read_record
 from subquad.conversion.judging import Comparison
-from subquad.conversion.labelled_features import LabelledJudge, labelled_sets, pooled_features
+from subquad.conversion.labelled_features import (
+    LabelledComparison,
+    LabelledJudge,
+    Readable,
+    labelled_sets,
+    pooled_features,
+)
 from subquad.conversion.measured_costs import check_sizes, measure_costs
 from subquad.conversion.paired_maps import MOST_TOKENS, paired_maps
 from subquad.data import InputConfig
@@ -123,6 +130,20 @@ def test_features_without_a_head_are_means_over_tokens_or_places():
     places = torch.randn(2, 3, 4, 4)
     assert torch.equal(pooled_features(lambda images: tokens, PICTURES)[0], tokens.mean(1))
     assert torch.equal(pooled_features(lambda images: places, PICTURES)[0], places.mean((2, 3)))
+
+
+def test_a_record_of_a_version_that_judged_classifiers_alone_is_read(tmp_path):
+    step, told = Comparison(4, 0.9, 0.1, 0.5, 0.25, 0.5), Readable(0.5, 0.75)
+    record = Record({}, {"paths": {"3": "blocks.3"}}, {"swapped": step, "aligned": step}, {})
+    record = replace(record, labelled=LabelledComparison("digits", 8, 4, told, {"aligned": told}))
+    record.save(tmp_path)
+    content = json.loads((tmp_path / REPORT).read_text())
+    for kept in content["steps"].values():
+        kept |= {"student_top1": kept.pop("student_score"), "teacher_top1": kept.pop("teacher_score")}
+        del kept["measure"]
+    content["labelled"]["student"] = content["labelled"].pop("steps")["aligned"]
+    (tmp_path / REPORT).write_text(json.dumps(content))
+    assert read_record(tmp_path) == record
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):

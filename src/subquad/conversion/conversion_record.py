@@ -85,7 +85,7 @@ def read_record(folder: Path) -> Record:
                 "before": _by_number(content.get("before", {})),
                 "after": _by_number(content.get("after", {})),
                 "costs": [CostRow(**row) for row in content.get("costs", [])],
-                "labelled": None if labelled is None else _labelled(labelled),
+                "labelled": None if labelled is None else _labelled(labelled, list(content["steps"])[-1]),
             }
         )
     except FileNotFoundError:
@@ -94,12 +94,19 @@ def read_record(folder: Path) -> Record:
         raise SubquadError(f"{path} is damaged: {type(error).__name__}") from None
 
 
+EARLIER = {"student_top1": "student_score", "teacher_top1": "teacher_score"}
+"""What versions called it that judged classifiers alone."""
+
+
 def _comparison(step: dict[str, Any]) -> Comparison:
     # what is kept follows from the others
-    return Comparison(**{name: value for name, value in step.items() if name != "kept"})
+    return Comparison(**{EARLIER.get(name, name): value for name, value in step.items() if name != "kept"})
 
 
-def _labelled(row: dict[str, Any]) -> LabelledComparison:
+def _labelled(row: dict[str, Any], last_step: str) -> LabelledComparison:
+    if "student" in row:
+        # the student was judged behind the last step alone
+        row = {name: value for name, value in row.items() if name != "student"} | {"steps": {last_step: row["student"]}}
     steps = {name: Readable(**step) for name, step in row["steps"].items()}
     return LabelledComparison(**row | {"teacher": Readable(**row["teacher"]), "steps": steps})
 
