@@ -162,6 +162,7 @@ TINY = {
     "softnet": {"embed_dims": (32, 32, 64, 64)},
     "mllanet": {"embed_dim": 8, "num_heads": (1, 2, 2, 4), "rope": "mlla"},
     "hvit3": {"embed_dims": (8, 8, 16, 16), "num_heads": (1, 2, 2, 2)},
+    "mavit": {"embed_dims": (8, 8, 16, 16), "num_heads": (1, 2, 2, 2), "head_width": 40},
 }
 """What stands for the networks' sizes, so that a file has some hundred kilobytes."""
 
