@@ -1,10 +1,11 @@
-"""Write the table of docs/models.md. Parameters and multiply-adds are measured.
+"""Write the table of docs/models.md, and the sizes that `subquad list models` shows. What stands there is measured.
 
 python scripts/model_table.py  # rows that are missing
 python scripts/model_table.py --all  # all of them, which takes some minutes
 """
 
 import argparse
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from torch import nn
 
 import subquad
-from subquad.models import NETWORKS
-from subquad.models.listing import pattern_of
+from subquad.models import NETWORKS, VARIANTS
+from subquad.models.listing import SIZES, known_sizes, pattern_of, sizes_of
 from subquad.models.networks import SOURCES
 from subquad.tasks.network_costs import count_macs, count_parameters
 
@@ -67,7 +68,12 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="measure rows that are there already as well")
-    measured = {} if parser.parse_args().all else known_rows(PAGE.read_text())
+    everything = parser.parse_args().all
+    known = {} if everything or not SIZES.exists() else known_sizes()
+    sizes = {name: known.get(name) or sizes_of(name) for name in dict.fromkeys((*VARIANTS, *NETWORKS))}
+    rows = (f"{json.dumps(name)}: {json.dumps(counted)}" for name, counted in sizes.items())
+    SIZES.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    measured = {} if everything else known_rows(PAGE.read_text())
     heads = ["network", "mechanisms", "px", "params M", "MACs G", "published G", "top-1 %", "weights"]
     lines = [f"| {' | '.join(heads)} |", "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |"]
     lines += [measured.get(name) or row(name) for name in NETWORKS]

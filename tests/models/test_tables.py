@@ -18,6 +18,7 @@ import subquad
 from subquad import SubquadError
 from subquad.models import HOSTS, NETWORKS, VARIANTS, default_cfgs, read_weights
 from subquad.models.checkpoint_conversion import recognise
+from subquad.models.listing import known_sizes, sizes_of
 from subquad.models.networks import BASELINES, PUBLISHED
 from subquad.tasks import load_recipe
 from subquad.tasks.classification import Recipe
@@ -85,7 +86,14 @@ def test_parameters_are_as_many_as_the_table_says(name):
     model = subquad.create_model(name, device="meta")
     count = sum(parameter.numel() for parameter in model.parameters())
     assert NETWORKS[name].params is None or count == round(NETWORKS[name].params * 1e6)
+    assert known_sizes()[name] == [count, *model.img_size], "run scripts/model_table.py --all"
     assert type(model) is HOSTS[VARIANTS[NETWORKS[name].variant].host]
+
+
+def test_sizes_are_known_of_every_network():
+    assert list(known_sizes()) == list(dict.fromkeys((*VARIANTS, *NETWORKS))), "run scripts/model_table.py"
+    for name in list(VARIANTS)[::8]:
+        assert known_sizes()[name] == sizes_of(name)
 
 
 def test_every_variant_names_a_host_and_a_recipe():

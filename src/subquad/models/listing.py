@@ -2,7 +2,10 @@
 
 import fnmatch
 import inspect
+import json
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from subquad.attention import ATTENTION, traits_of
@@ -17,6 +20,9 @@ from subquad.models.variants import HOSTS, VARIANTS
 from subquad.text import si
 
 Row = dict[str, str]
+
+SIZES = Path(__file__).parent / "generated" / "sizes.json"
+"""Parameters and pixels of every network, which would take half a minute to count each time."""
 
 
 def mechanism_rows() -> list[Row]:
@@ -46,17 +52,27 @@ def host_rows() -> list[Row]:
 
 def model_rows(pattern: str = "*") -> list[Row]:
     """Sizes of the networks of a pattern, parameters counted with 1000 classes, and what was published about them."""
-    rows = []
-    # a network is built to be counted: only those that are asked for
+    rows, known = [], known_sizes()
     for name in fnmatch.filter(dict.fromkeys((*VARIANTS, *NETWORKS)), pattern):
         network = NETWORKS.get(name)
         variant = VARIANTS[network.variant if network else name]
-        model = create_model(name, device="meta")
-        params = sum(parameter.numel() for parameter in model.parameters())
+        params, *px = known.get(name) or sizes_of(name)
         rows.append({"model": name, "attention": attention_label(name, None) if network else "any"})
-        rows[-1] |= {"px": "×".join(map(str, model.img_size)), "params": si(params), "recipe": variant.recipe}
+        rows[-1] |= {"px": "×".join(map(str, px)), "params": si(params), "recipe": variant.recipe}
         rows[-1]["top-1"] = f"{network.top1}" if network and network.top1 else ""
     return rows
+
+
+def sizes_of(name: str) -> list[int]:
+    """Parameters with 1000 classes, height and width of a network: it is built to be counted, which takes a while."""
+    model = create_model(name, device="meta")
+    return [sum(parameter.numel() for parameter in model.parameters()), *model.img_size]
+
+
+@cache
+def known_sizes() -> dict[str, list[int]]:
+    """What `sizes_of` gives, of all networks that are ours; `scripts/model_table.py` writes it."""
+    return json.loads(SIZES.read_text(encoding="utf-8"))
 
 
 def backend_rows() -> list[Row]:
