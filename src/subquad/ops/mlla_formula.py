@@ -14,7 +14,7 @@ from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS
 from subquad.ops.padding import count_tokens, mean_token, zero_padding
 from subquad.ops.precision import in_fp32
-from subquad.rope import Rotation
+from subquad.rope import Rotation, turned
 
 SHAPES = kernels.Shapes("MLLA's linear attention", q="b h n d", k="b h m d", v="b h m d", padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
@@ -37,8 +37,9 @@ def mlla_attention(
 def _mlla(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, rotation: Rotation | None) -> Tensor:
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
         q, k, normalizer = _features(q, k, padding)
-        state = _turned(k, rotation).mT @ zero_padding(v, padding) / count_tokens(v, padding)
-        return _turned(q, rotation) @ state / normalizer
+        q, k = turned(rotation, q, k)
+        state = k.mT @ zero_padding(v, padding) / count_tokens(v, padding)
+        return q @ state / normalizer
 
     return by_image(mix, q, k, v, padding)
 
@@ -48,7 +49,9 @@ def mlla_weights(q: Tensor, k: Tensor, padding: Tensor | None = None, *, rotatio
     """Explicit weights (b, h, n_q, n_k) of `mlla_attention`."""
     WEIGHTS_SHAPES.check(q, k, padding)
     q, k, normalizer = _features(q, k, padding)
-    return _turned(q, rotation) @ _turned(k, rotation).mT / count_tokens(k, padding) / normalizer
+    count = count_tokens(k, padding)
+    q, k = turned(rotation, q, k)
+    return q @ k.mT / count / normalizer
 
 
 def _features(q: Tensor, k: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +59,3 @@ def _features(q: Tensor, k: Tensor, padding: Tensor | None) -> tuple[Tensor, Ten
     feature = FEATURE_MAPS["elu"]
     q, k = feature(q), zero_padding(feature(k), padding)
     return q, k, q @ mean_token(k, padding).mT + EPS
-
-
-def _turned(tokens: Tensor, rotation: Rotation | None) -> Tensor:
-    return tokens if rotation is None else rotation.turn(tokens)
