@@ -12,7 +12,8 @@ $(READY): pyproject.toml
 	touch $@
 
 demo: $(READY)
-	$(BIN)/subquad compare --config digits --output runs --experiment demo --seeds 0
+	$(BIN)/subquad compare --config digits --attention softmax linear focused inline agent pola soft \
+		--output runs --experiment demo --seeds 0
 	$(BIN)/subquad report runs/demo --output report.html
 
 test: $(READY)
