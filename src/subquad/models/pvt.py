@@ -138,4 +138,4 @@ class SpatialReductionAttention(SelfAttention):
 
 def reduced(grid: TokenGrid, sr_ratio: int) -> TokenGrid:
     """The grid of keys."""
-    return TokenGrid(-(-grid.height // sr_ratio), -(-grid.width // sr_ratio))
+    return grid.reduced(sr_ratio)
