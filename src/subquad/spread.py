@@ -10,7 +10,7 @@ computed itself. So every process has to make the same calls, and a backward pas
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,11 +23,13 @@ Part = Tensor | int
 class Exchange(Protocol):
     """Who asks the other processes."""
 
-    index: int
-    """Which band this process holds, from the top."""
+    @property
+    def index(self) -> int:
+        """Which band this process holds, from the top."""
 
-    is_last: bool
-    """Whether it is the last one."""
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last one."""
 
     def sums(self, parts: Sequence[Part]) -> tuple[Tensor, ...]:
         """Each part, summed over processes, with gradients."""
@@ -66,9 +68,14 @@ def is_spread() -> bool:
     return _current is not None
 
 
-def sums(*parts: Part) -> tuple[Part, ...]:
+def sums(*parts: Part) -> tuple[Any, ...]:
     """Sums over this process's tokens, made sums over all tokens; in one message."""
     return parts if _current is None else _current.sums(parts)
+
+
+def total(x: Tensor) -> Tensor:
+    """A sum over this process's tokens, made the sum over all tokens."""
+    return x if _current is None else _current.sums([x])[0]
 
 
 def largest(x: Tensor) -> Tensor:
@@ -81,7 +88,7 @@ def softmax(scores: Tensor, dim: int) -> Tensor:
     if _current is None:
         return scores.softmax(dim=dim)
     raised = (scores - largest(scores.detach().amax(dim=dim, keepdim=True))).exp()
-    return raised / sums(raised.sum(dim=dim, keepdim=True))[0]
+    return raised / total(raised.sum(dim=dim, keepdim=True))
 
 
 def with_borders(image: Tensor, rows: int) -> tuple[Tensor, int]:
@@ -91,7 +98,8 @@ def with_borders(image: Tensor, rows: int) -> tuple[Tensor, int]:
 
 def grid_of(image: Tensor, prefix: int) -> TokenGrid:
     """The grid that a map's tokens (b, c, y, x) stand on, behind `prefix` tokens, which the first band alone has."""
-    return TokenGrid(*image.shape[-2:], prefix) if _current is None else _current.grid_of(image, prefix)
+    height, width = image.shape[-2:]
+    return TokenGrid(height, width, prefix) if _current is None else _current.grid_of(image, prefix)
 
 
 def prefix_here(prefix: int) -> int:
@@ -104,9 +112,7 @@ def first_token(x: Tensor) -> Tensor:
     if _current is None:
         return x[:, 0]
     # of none the sum is zeros, which have a gradient as well: the other processes wait for it
-    (token,) = sums(x[:, : 1 if _current.index == 0 else 0].sum(dim=1))
-    assert isinstance(token, Tensor)
-    return token
+    return total(x[:, : 1 if _current.index == 0 else 0].sum(dim=1))
 
 
 def mean_token(x: Tensor) -> Tensor:
@@ -114,9 +120,8 @@ def mean_token(x: Tensor) -> Tensor:
     if _current is None:
         return x.mean(dim=1)
     wide = torch.promote_types(x.dtype, torch.float32)
-    total, count = sums(x.sum(dim=1, dtype=wide), x.shape[1])
-    assert isinstance(total, Tensor)
-    return (total / count).to(x.dtype)
+    summed, count = sums(x.sum(dim=1, dtype=wide), x.shape[1])
+    return (summed / count).to(x.dtype)
 
 
 def largest_token(x: Tensor) -> Tensor:
@@ -124,6 +129,5 @@ def largest_token(x: Tensor) -> Tensor:
     if _current is None:
         return x.amax(dim=1)
     is_largest = x == largest(x.detach().amax(dim=1, keepdim=True))
-    total, count = sums(x.where(is_largest, 0).sum(dim=1), is_largest.sum(dim=1))
-    assert isinstance(total, Tensor)
-    return total / count
+    summed, count = sums(x.where(is_largest, 0).sum(dim=1), is_largest.sum(dim=1))
+    return (summed / count).to(x.dtype)

@@ -25,7 +25,7 @@ class BandConv2d(nn.Conv2d):
         if exchange.is_last:
             # what the whole map has at its end
             x = F.pad(x, (0, 0, 0, above - below))
-        return F.conv2d(x, self.weight, self.bias, self.stride, (0, self.padding[1]), self.dilation, self.groups)
+        return F.conv2d(x, self.weight, self.bias, self.stride, (0, int(self.padding[1])), self.dilation, self.groups)
 
 
 def rows_beside(conv: nn.Conv2d) -> tuple[int, int]:

@@ -55,8 +55,7 @@ def split_over(model: nn.Module, exchange: BandExchange) -> Any:
             entered: list[AbstractContextManager[None]] = []
             block.register_forward_pre_hook(_Enter(exchange, entered))
             block.register_forward_hook(_Leave(entered), always_call=True)
-    model.exchange = exchange
-    model.__class__ = type(f"Split{type(model).__name__}", (_Split, type(model)), {})
+    model.__class__ = type(f"Split{type(model).__name__}", (_Split, type(model)), {"exchange": exchange})
     return model
 
 
@@ -66,8 +65,8 @@ def check_spreads(model: nn.Module) -> None:
         raise SubquadError("this network's tokens are spread over processes already")
     if not isinstance(model, Backbone) or not model.spreads:
         raise SubquadError(
-            f"{type(model).__name__} can't be spread over processes: it takes a network of subquad whose blocks see all "
-            "tokens or their neighbours, as the plain host's and the pyramids' do (docs/tokens-over-processes.md)"
+            f"{type(model).__name__} can't be spread over processes: it takes networks of subquad whose blocks see "
+            "all tokens, as the plain host's and the pyramids' do (docs/tokens-over-processes.md)"
         )
     inner = {type(module): module for module in model.modules() if hasattr(type(module), "traits")}
     names = [traits_of(module).label or cls.__name__ for cls, module in inner.items() if not traits_of(module).spreads]
@@ -160,8 +159,8 @@ def check_bands(shapes: Sequence[Sequence[int]], unit: int, least: int) -> None:
         )
     if any(height < least for height in heights[1:-1]):
         raise SubquadError(
-            f"bands of {' '.join(map(str, heights))} rows: this network's convolutions look beyond those between others "
-            f"unless they have {least} rows; take fewer processes or larger images"
+            f"bands of {' '.join(map(str, heights))} rows: this network's convolutions look beyond those between "
+            f"others unless they have {least} rows; take fewer processes or larger images"
         )
 
 

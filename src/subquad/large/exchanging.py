@@ -105,7 +105,7 @@ class _Sum(torch.autograd.Function):
         return exchange.add(x.clone())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _Sum.apply(grad, ctx.exchange), None
 
 
@@ -122,7 +122,7 @@ class _Borders(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         height = grad.shape[2] - ctx.above - ctx.below
         above, own, below = grad.split([ctx.above, height, ctx.below], dim=2)
         of_first, of_last = ctx.exchange.swap(above.contiguous(), below.contiguous())

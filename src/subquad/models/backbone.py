@@ -83,8 +83,8 @@ class Backbone(nn.Module):
     """Whether all blocks stand on one grid: levels are blocks then, and the network is no pyramid."""
 
     spreads = False
-    """Whether several processes may hold an image, a band of rows each: all that looks beyond a token is a mechanism, or
-    a plain convolution, and blocks stand in `stages`."""
+    """Whether several processes may hold an image, a band of rows each: all that looks beyond a token is a mechanism
+    or a plain convolution, and blocks stand in `stages`."""
 
     everything: int | None = None
     """The reach of a block that sees the whole grid."""

@@ -102,8 +102,7 @@ def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | N
     POOL_SHAPES.check(x, n=grid.num_tokens)
 
     def means(x: Tensor, shape: tuple[int, int], bins_shape: tuple[int, int]) -> Tensor:
-        (pooled,) = spread.sums(means_of_rows(grid.to_map(x), grid, bins_shape))
-        return bins.to_heads(pooled, x.shape[1])
+        return bins.to_heads(spread.total(means_of_rows(grid.to_map(x), grid, bins_shape)), x.shape[1])
 
     return kernels.compute(kernels.pool, means, (x,), (grid.shape, bins.shape), backend=backend)
 
@@ -125,7 +124,7 @@ def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str
         image = first(image, image.shape[-1] // columns * columns, -1)
         windows = rearrange(image, "b (h d) (y i) (x j) -> b h (y x) (i j d)", h=x.shape[1], i=rows, j=columns)
         products = windows @ rearrange(weight, "o d i j -> (i j d) o")
-        return spread.sums(_among_all_windows(products, grid, (rows, columns)))[0]
+        return spread.total(_among_all_windows(products, grid, (rows, columns)))
 
     operator, tensors = kernels.convolve_windows, (x, weight)
     return kernels.compute(operator, products, tensors, grid.shape, backend=backend, cannot=small)

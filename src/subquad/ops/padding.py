@@ -20,7 +20,6 @@ def totals(x: Tensor, padding: Tensor | None, *sums: Tensor) -> tuple[Any, ...]:
     if padding is None:
         return spread.sums(x.shape[-2], *sums)
     count, *summed = spread.sums((~padding).sum(dim=-1).to(x.dtype)[:, None, None, None], *sums)
-    assert isinstance(count, Tensor)
     return count.clamp(min=1), *summed
 
 
