@@ -47,6 +47,7 @@ class MLLANet(Backbone):
     """
 
     layout = "mllanet"
+    spreads = True
     first_conv = "stages.0.embed.first.conv"
 
     @checks_arguments

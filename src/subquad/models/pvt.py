@@ -41,6 +41,7 @@ class PVT(Backbone):
     """
 
     layout = "pvt"
+    spreads = True
     everything = 1
 
     @checks_arguments
