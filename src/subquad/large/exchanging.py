@@ -102,7 +102,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: BandExchange) -> Tensor:
         ctx.exchange = exchange
-        return exchange.add(x.clone())
+        return exchange.add(x.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

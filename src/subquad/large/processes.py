@@ -53,17 +53,18 @@ class ProcessGroup:
 
     def gather(self, numbers: Sequence[int], like: Tensor) -> list[list[int]]:
         own = torch.tensor(numbers, device=like.device)
-        gathered = own.new_empty(self.count, len(own))
+        gathered = own.new_empty(self.count * len(own))
         with self._in_one_line():
             dist.all_gather_into_tensor(gathered, own, group=self.group)
-            return gathered.tolist()
+            return gathered.view(self.count, -1).tolist()
 
     def swap(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        up, down = up.contiguous(), down.contiguous()
         above, below = torch.zeros_like(down), torch.zeros_like(up)
         calls = []
         for neighbour, sent, received in ((self.index - 1, up, above), (self.index + 1, down, below)):
             if 0 <= neighbour < self.count and sent.numel():
-                calls.append(dist.P2POp(dist.isend, sent.contiguous(), group=self.group, group_peer=neighbour))
+                calls.append(dist.P2POp(dist.isend, sent, group=self.group, group_peer=neighbour))
             if 0 <= neighbour < self.count and received.numel():
                 calls.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=neighbour))
         with self._in_one_line():
@@ -76,7 +77,17 @@ class ProcessGroup:
         try:
             yield
         except RuntimeError as error:
+            if not lost_process(error):
+                raise
             raise SubquadError(
                 f"process {self.index + 1} of {self.count} that hold one image does not reach the others any more: one "
                 f"of them has ended, so all end. Start them again from what was saved last ({reason_of(error)})"
             ) from None
+
+
+def lost_process(error: BaseException) -> bool:
+    """Whether an error says that another process of this run can't be reached any more."""
+    words = ("nccl", "closed by peer", "connection reset", "process group")
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    )
