@@ -19,7 +19,9 @@ UPDATES = 10
 
 def network(case):
     torch.manual_seed(0)
-    return small(case["host"], case["attention"], drop_path_rate=case.get("drop_path_rate", 0.0)).train()
+    model = small(case["host"], case["attention"], drop_path_rate=case.get("drop_path_rate", 0.0))
+    model.set_grad_checkpointing(case.get("checkpointed", False))
+    return model.train()
 
 
 def batches(case):

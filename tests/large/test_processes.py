@@ -49,6 +49,17 @@ def test_two_processes_train_as_one(tmp_path):
 
 
 @pytest.mark.slow
+def test_parameters_may_be_sharded_and_blocks_computed_again_and_dropped(tmp_path):
+    cases = [
+        LINEAR | {"mesh": [1, 2], "sharded": True},
+        LINEAR | {"mesh": [1, 2], "checkpointed": True},
+        AGENT | {"mesh": [1, 2], "checkpointed": True},
+        LINEAR | {"mesh": [1, 2], "drop_path_rate": 0.5},
+    ]
+    check(tmp_path, cases, 2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 4, 8])
 def test_several_processes_train_as_one(tmp_path, count):
     meshes = [[1, count], [2, count // 2]] if count % 2 == 0 else [[1, count]]
