@@ -2,8 +2,10 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,31 @@ def test_several_processes_train_as_one(tmp_path, count):
     cases = [LINEAR | {"mesh": mesh} for mesh in meshes]
     cases += [LINEAR | {"attention": "agent", "mesh": [1, count], "size": [72, 24]}]
     check(tmp_path, [*cases, AGENT | {"mesh": [max(1, count // 4), min(count, 4)]}], count)
+
+
+@pytest.mark.slow
+def test_where_one_of_four_is_killed_all_end_in_a_line_and_go_on(tmp_path):
+    script = runpy.run_path(str(HERE.parents[1] / "scripts" / "tokens_over_processes.py"))
+    settings = ["train", "--size", "64", "128", "--updates", "8"]
+
+    def started(folder):
+        return script["started"]([*settings, "--folder", str(folder)], 4)
+
+    def losses(processes):
+        told = [process.communicate(timeout=200) for process in processes]
+        assert [process.returncode for process in processes] == [0] * 4, told
+        return [line.rpartition(" ")[0] for line in told[0][0].splitlines()]
+
+    whole = losses(started(tmp_path / "whole"))
+    processes = started(tmp_path / "killed")
+    first = [processes[0].stdout.readline().rpartition(" ")[0] for _ in range(3)]
+    processes[2].kill()
+    start = time.monotonic()
+    told = [process.communicate(timeout=60) for process in processes]
+    assert time.monotonic() - start < 10
+    for rank in (0, 1, 3):
+        assert processes[rank].returncode == 1
+        assert len(told[rank][1].splitlines()) == 1
+        assert told[rank][1].startswith(f"process {rank + 1} of 4 does not reach another one any more")
+    rest = losses(started(tmp_path / "killed"))
+    assert first == whole[:3] and rest == whole[-len(rest) :] and len(rest) <= 5

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from subquad import spread
-from subquad.large.exchanging import BandExchange
+from subquad.large.exchanging import BandExchange, Traffic
 
 TIMEOUT = 60
 
@@ -45,10 +45,22 @@ class ThreadChannel:
         return above, below
 
 
+class CountedExchange(BandExchange):
+    """Shared by all threads, it counts what the one in the middle hands over."""
+
+    @property
+    def traffic(self):
+        return self.counted if self.index == self.channel.count // 2 else Traffic()
+
+    @traffic.setter
+    def traffic(self, traffic):
+        self.counted = traffic
+
+
 def together(count, function):
     """`function(index, exchange)` of as many threads, which share an exchange; their results from the first on."""
     channel = ThreadChannel(count)
-    exchange = BandExchange(channel)
+    exchange = CountedExchange(channel)
 
     def run(index):
         channel.place.index = index

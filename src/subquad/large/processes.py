@@ -1,14 +1,15 @@
 """What processes say to each other, as it is sent: by torch.distributed, whose failures become one line."""
 
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from subquad.errors import SubquadError, reason_of
+from subquad.errors import SubquadError
 
 
 class Channel(Protocol):
@@ -72,17 +73,27 @@ class ProcessGroup:
                 work.wait()
         return above, below
 
-    @contextmanager
-    def _in_one_line(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            if not lost_process(error):
-                raise
-            raise SubquadError(
-                f"process {self.index + 1} of {self.count} that hold one image does not reach the others any more: one "
-                f"of them has ended, so all end. Start them again from what was saved last ({reason_of(error)})"
-            ) from None
+    def _in_one_line(self) -> AbstractContextManager[None]:
+        return lost_in_one_line(self.index, self.count)
+
+
+@contextmanager
+def lost_in_one_line(index: int, count: int) -> Iterator[None]:
+    """Raise a SubquadError where the block, of process `index` of `count`, does not reach another one any more."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not lost_process(error):
+            raise
+        raise SubquadError(
+            f"process {index + 1} of {count} does not reach another one any more: one of them has ended, so all end. "
+            f"Start them again, from what was saved last ({shortened(error)})"
+        ) from None
+
+
+def shortened(error: BaseException) -> str:
+    """The first sentence of PyTorch's, without the line of its source that it begins with."""
+    return re.sub(r"^\[[^]]*\] ", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
 
 
 def lost_process(error: BaseException) -> bool:
