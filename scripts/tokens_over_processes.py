@@ -29,6 +29,7 @@ from subquad.writing import replacing
 
 
 def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("train", "time"):
@@ -168,6 +169,7 @@ def model_of_cost() -> None:
 
 
 def main() -> int:
+    """Do what the command line says."""
     args = parse()
     if args.command == "model":
         model_of_cost()

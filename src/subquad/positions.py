@@ -35,12 +35,21 @@ def start_normal(parameter: Tensor, std: float = 0.02) -> None:
         trunc_normal_(parameter, std=std)
 
 
-def resampled(image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bool = False) -> Tensor:
-    """The last axes of (b, c, …) resampled to `shape`, without aligned corners; in fp32, as not all modes know less."""
+def resampled(
+    image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bool = False, band: BandGrid | None = None
+) -> Tensor:
+    """The last axes of (b, c, …) resampled to `shape`, without aligned corners; in fp32, as not all modes know less.
+
+    Of a `band` only its own rows are formed: those of all bands would fill the memory of each.
+    """
     wide = image if image.dtype == torch.float64 else image.float()
     if antialias:
         rows, columns = (smooth_bicubic(old, new, wide) for old, new in zip(image.shape[2:], shape, strict=True))
+        rows = rows if band is None else band.own_rows(rows)
         return (rows @ wide @ columns.T).to(image.dtype)
+    if band is not None:
+        tall = band.own_rows(F.interpolate(wide, (shape[0], wide.shape[3]), mode=mode), dim=2)
+        return F.interpolate(tall, (band.height, shape[1]), mode=mode).to(image.dtype)
     return F.interpolate(wide, shape, mode=mode).to(image.dtype)
 
 
@@ -150,9 +159,10 @@ def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) ->
         return table[:, : new.num_tokens]
     prefix, places = table.split([old.prefix, old.num_places], dim=1)
     image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=old.height)
-    image = resampled(image, new.whole.shape, mode, antialias=mode == "bicubic")
+    band = new if isinstance(new, BandGrid) else None
+    image = resampled(image, new.whole.shape, mode, antialias=mode == "bicubic", band=band)
     places = rearrange(image, "1 (h d) y x -> h (y x) d", h=table.shape[0])
-    return new.own_tokens(torch.cat([prefix, places], dim=1))
+    return torch.cat([prefix if band is None else prefix[:, : band.prefix], places], dim=1)
 
 
 def square_grid(num_tokens: int, prefix: int) -> TokenGrid:
@@ -220,8 +230,7 @@ class GridBias(GridTable):
         block = self._for_agents(self.block, agents)
         if isinstance(grid, BandGrid):
             # along rows it is resampled here, and along columns where it is written out
-            tall = resampled(block, (grid.whole.height, block.shape[-1]), "bilinear")
-            block = grid.own_rows(tall, dim=2)
+            block = resampled(block, (grid.whole.height, block.shape[-1]), "bilinear", band=grid)
         rows = grid.own_rows(resample_line(self._for_agents(self.rows, agents), grid.whole.height), dim=2)
         columns = resample_line(self._for_agents(self.columns, agents), grid.width)
         prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)[:, :, : grid.prefix]

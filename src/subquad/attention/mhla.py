@@ -38,6 +38,7 @@ class MHLAAttention(nn.Module):
         pools=True,
         key_removal=renormalised,
         start_quietly=lambda new: silence(new.local),
+        spreads=True,
         colour="#6a9a1f",
     )
 
@@ -119,7 +120,7 @@ class MHLAAttention(nn.Module):
     def _mixing(self, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """The matrix of the blocks that these grids have."""
         rows, columns = (
-            int(built and not one.prefix) for built, one in zip(self.prefixes, (grid, kv_grid), strict=True)
+            int(built and not one.whole.prefix) for built, one in zip(self.prefixes, (grid, kv_grid), strict=True)
         )
         mixing = self.mixing[rows:, columns:]
         return mixing.clamp(min=LEAST) if self.normaliser == "paper" else mixing
@@ -133,6 +134,11 @@ class MHLAAttention(nn.Module):
                 )
         if self.normaliser == "paper":
             return
+        if grid.whole is not grid:
+            raise SubquadError(
+                "MHLA's released normaliser mixes the queries of all blocks, which other processes hold: take "
+                "normaliser='paper'"
+            )
         what = f"{grid.prefix or kv_grid.prefix} prefix tokens" if grid.prefix or kv_grid.prefix else ""
         what = what or ("" if grid == kv_grid else f"queries on {grid} with keys on {kv_grid}")
         what = what or ("" if padding is None else "padding")

@@ -7,13 +7,16 @@ Cost 2 n d² + m² d² a head with m blocks. Zhang et al. 2026, arXiv 2601.07832
 its code, see `mhla_attention`.
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.grid import TokenGrid
+from subquad import spread
+from subquad.grid import BandGrid, TokenGrid
 from subquad.kernels import Shapes
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import zero_padding
@@ -79,11 +82,11 @@ def _mhla(
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
         q, k = features(q, q_scale), zero_padding(features(k, k_scale), padding)
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-        states = _states(k, v, kv_grid, of_keys)
+        states = spread.total(_states(k, v, kv_grid, of_keys, math.prod(pieces)))
         mixed = (mixing @ states.flatten(3)).unflatten(3, states.shape[3:])
-        first = min(grid.prefix, 1)
+        first = min(grid.whole.prefix, 1) + of_queries.first
         inside = in_blocks(q[:, :, grid.prefix :], of_queries)
-        y = inside @ mixed[:, :, first:]
+        y = inside @ mixed[:, :, first : first + len(of_queries.places)]
         if normaliser == "released":
             products = (inside @ states[..., -1:]).squeeze(-1).masked_fill(of_queries.empty[:, None], 0)
             y = torch.cat([y[..., :-1], (mixing @ products)[..., None]], dim=-1)
@@ -97,7 +100,7 @@ def _mhla(
 
 def _sizes(grid: TokenGrid, kv_grid: TokenGrid, pieces: tuple[int, int]) -> dict[str, int]:
     """The letters of `SHAPES` that grids and blocks decide on."""
-    blocks = [math.prod(pieces) + min(one.prefix, 1) for one in (grid, kv_grid)]
+    blocks = [math.prod(pieces) + min(one.whole.prefix, 1) for one in (grid, kv_grid)]
     return {"n": grid.num_tokens, "m": kv_grid.num_tokens, "i": blocks[0], "j": blocks[1]}
 
 
@@ -111,7 +114,10 @@ def features(x: Tensor, scale: Tensor) -> Tensor:
 class Cut(NamedTuple):
     """A map in blocks of w positions each, that of the largest of them; smaller blocks have absent ones.
 
+    Of a band of rows there are the blocks that it has a part of, and its tokens in them.
+
     Attributes:
+        first: the first of these blocks among those of the whole map.
         places: of the map's tokens, by block and position, (m, w); for absent positions the nearest in the block.
         absent: which positions a block has not, (m, w).
         empty: which blocks have none at all, (m,): there are more than rows or columns.
@@ -119,6 +125,7 @@ class Cut(NamedTuple):
         slots: where each of the map's tokens is among all blocks' positions, (n,).
     """
 
+    first: int
     places: Tensor
     absent: Tensor
     empty: Tensor
@@ -129,6 +136,9 @@ class Cut(NamedTuple):
 def cut(grid: TokenGrid, pieces: tuple[int, int], device: torch.device) -> Cut:
     """Cut the map of a grid into (rows, columns) of blocks whose sides differ by one token at most."""
     rows, columns = (_cut_side(size, count, device) for size, count in zip(grid.shape, pieces, strict=True))
+    first = 0
+    if isinstance(grid, BandGrid):
+        first, rows = _cut_band(grid, pieces[0], device)
     width = rows.counts.new_ones(()) * grid.width
 
     def pairs(of_rows: Tensor, of_columns: Tensor) -> Tensor:
@@ -141,7 +151,7 @@ def cut(grid: TokenGrid, pieces: tuple[int, int], device: torch.device) -> Cut:
     empty = ((rows.counts == 0)[:, None] | (columns.counts == 0)).flatten()
     blocks = (rows.blocks[:, None] * pieces[1] + columns.blocks).flatten()
     within = (rows.positions[:, None] * columns.places.shape[1] + columns.positions).flatten()
-    return Cut(places, absent, empty, blocks, blocks * places.shape[1] + within)
+    return Cut(first * pieces[1], places, absent, empty, blocks, blocks * places.shape[1] + within)
 
 
 class _Side(NamedTuple):
@@ -165,16 +175,35 @@ def _cut_side(size: int, count: int, device: torch.device) -> _Side:
     return _Side(places, steps >= counts[:, None], counts, blocks, tokens - starts[blocks])
 
 
+def _cut_band(grid: BandGrid, count: int, device: torch.device) -> tuple[int, _Side]:
+    """The blocks of rows that a band has rows of, of `count` of the whole grid, cut; and which the first of them is."""
+    bounds = [i * grid.whole.height // count for i in range(count + 1)]
+    inside = [(max(low, grid.top), min(high, grid.top + grid.height)) for low, high in itertools.pairwise(bounds)]
+    here = [i for i, (low, high) in enumerate(inside) if low < high]
+    parts = [(low - grid.top, high - low) for low, high in inside[here[0] : here[-1] + 1]]
+    starts, counts = (torch.tensor([max(part[i], 0) for part in parts], device=device) for i in (0, 1))
+    steps = torch.arange(int(max(size for _, size in parts)), device=device)
+    places = starts[:, None] + torch.minimum(steps, (counts[:, None] - 1).clamp(min=0))
+    blocks = torch.arange(len(parts), device=device).repeat_interleave(counts)
+    positions = torch.arange(grid.height, device=device) - starts[blocks]
+    return here[0], _Side(places.clamp(max=grid.height - 1), steps >= counts[:, None], counts, blocks, positions)
+
+
 def in_blocks(x: Tensor, cut: Cut) -> Tensor:
     """A map's tokens (b, h, n, d) by block and position, (b, h, m, w, d); absent positions have their nearest."""
     return x.index_select(2, cut.places.flatten()).unflatten(2, cut.places.shape)
 
 
-def _states(k: Tensor, v: Tensor, kv_grid: TokenGrid, cut: Cut) -> Tensor:
-    """Of each block the sum of its keys' products with its values, (b, h, m, d, e)."""
+def _states(k: Tensor, v: Tensor, kv_grid: TokenGrid, cut: Cut, count: int) -> Tensor:
+    """Of each of `count` blocks the sum of its keys' products with its values, (b, h, m, d, e), prefix tokens' first.
+
+    Of a band they are what its tokens contribute.
+    """
     keys, values = (in_blocks(x[:, :, kv_grid.prefix :], cut) for x in (k, v))
     states = keys.masked_fill(cut.absent[..., None], 0).mT @ values
-    if not kv_grid.prefix:
+    if kv_grid.whole is not kv_grid:
+        states = F.pad(states, (0, 0, 0, 0, cut.first, count - cut.first - states.shape[2]))
+    if not kv_grid.whole.prefix:
         return states
     of_prefix = k[:, :, : kv_grid.prefix].mT @ v[:, :, : kv_grid.prefix]
     return torch.cat([of_prefix[:, :, None], states], dim=2)
