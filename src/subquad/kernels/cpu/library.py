@@ -50,8 +50,6 @@ FUNCTIONS = (
     "soft_spread",
     "inline_attention",
     "inline_attention_gradient",
-    "linear_attention",
-    "linear_attention_gradient",
     "local_branch",
     "local_branch_gradient",
     "mlp",
@@ -60,6 +58,8 @@ FUNCTIONS = (
     "pola_attention",
     "pool",
     "pool_gradient",
+    "state_attention",
+    "state_attention_gradient",
 )
 """What the library exports, of each of ELEMENTS; each gives back whether lengths fitted."""
 
