@@ -74,6 +74,7 @@ def test_cores_at_any_width_and_length(width, threads, queries, keys):
         (ops.inline_attention, (q, k + 50, v), {}),
         (ops.pola_attention, (q, k, v, power), {}),
         (ops.pola_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
+        (ops.polapp_attention, (q, k, v, *torch.rand(2, 3, 1, 2 * width)), {}),
         (ops.agent_attention, (q, agents, k, v, *biases), {}),
         (ops.soft_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
     ]
@@ -207,6 +208,24 @@ def test_a_rotation_that_the_kernels_do_not_know_is_refused(name):
     assert_close(halves, operation(q, k, v, backend="native"))
     with pytest.raises(SubquadError, match="queries and keys that are turned stand on one grid"):
         operation(q, k[:, :, 1:], v[:, :, 1:], rotation=rotation_of(*tables, True), backend="native")
+
+
+@pytest.mark.parametrize("tables", ["mala", "mlla"])
+@pytest.mark.parametrize("width", [7, 16, 20, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("size", [1e-4, 1, 60])
+def test_exponentials_of_both_signs_turned_and_at_any_size(tables, width, threads, size):
+    cos, sin, interleaved = rotation_tables(width, tables, features=2)
+    q, k, v = projected(2, 3, GRID.num_tokens, width, count=3)
+    tensors = q * size, k * size, v, *torch.rand(2, 3, 1, 2 * width)
+
+    def mix(*given, **more):
+        turn = rotation_of(*(None if x is None else x.to(given[0].dtype) for x in (cos, sin)), interleaved)
+        return ops.polapp_attention(*given, rotation=turn, **more)
+
+    expected = mix(*(x.double() for x in tensors))
+    off, allowed = ((mix(*tensors, backend=name).double() - expected).norm() for name in ("native", "eager"))
+    assert off <= 3 * allowed + 1e-6 * expected.norm()
 
 
 @pytest.mark.parametrize("name", ["rala_attention"])
@@ -519,6 +538,7 @@ def test_operations_are_operators_of_torch():
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
         kernels.inline_attention: (q, k, v),
         kernels.pola_attention: (q, k, v, power, None, None, 1e-6),
+        kernels.polapp_attention: (q, k, v, *torch.rand(2, 2, 1, 32), None, None, True, 1e-6),
         kernels.agent_attention: (q, few, k, v, bias, bias),
         kernels.agent_attention_of_tables: (q, few, k, v, *tables, *tables),
         OPERATORS["linear_attention_gradient"]: (q, q, k, v, "elu", 1e-6),

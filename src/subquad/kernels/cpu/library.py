@@ -56,6 +56,7 @@ FUNCTIONS = (
     "newton_inverse",
     "newton_inverse_gradient",
     "pola_attention",
+    "polapp_attention",
     "pool",
     "pool_gradient",
     "state_attention",

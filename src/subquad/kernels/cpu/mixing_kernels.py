@@ -5,6 +5,7 @@ given back has the dtype of the first of them; parameters, states and whatever i
 """
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,9 +92,8 @@ def linear_attention_gradient(
     return _state_attention_gradient(grad, q, k, v, feature_map, "divided", eps)
 
 
-def _no_pairs(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool, eps: float
-) -> str | None:
+def _no_pairs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
+    *_, cos, _, interleaved, _ = rest
     if cos is not None and not interleaved:
         return "it turns pairs of neighbours, and these are of two halves"
     if cos is not None and q.shape[2] != k.shape[2]:
@@ -167,6 +167,31 @@ def pola_attention(
         shape_of(q, k),
         *map(tokens_of, (q, k, v, places, out)),
         *map(parameter_of, (sharpness, power)),
+        ctypes.c_float(eps),
+    )
+    return out.to(dtype)
+
+
+@implements(operators.polapp_attention, "native", cannot=_no_pairs)
+def polapp_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    same: Tensor,
+    opposite: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+) -> Tensor:
+    """`same` and `opposite` (h, 1, 2d)."""
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
+    out = empty_tokens(q)
+    kernel("polapp_attention", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, out)),
+        *map(parameter_of, (same, opposite)),
+        turning_of(cos, sin),
         ctypes.c_float(eps),
     )
     return out.to(dtype)

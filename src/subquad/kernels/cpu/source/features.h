@@ -164,32 +164,34 @@ void through_key_features(
     feature == NALA ? through_cubes(k, piece, width, grad, to) : through_features(k, piece, width, feature, grad, to);
 }
 
-// Tables of a rotation that turns pairs of neighbours, (n, d), or (h, n, d) with as many `heads`; see rope.py
+// Tables of a rotation that turns pairs of neighbours, (n, c), or (h, n, c) with as many `heads`; see rope.py
 struct Turning {
     Numbers cos, sin;
     int64_t heads;
 };
 
-inline bool fits(const Shape& shape, const Turning& it) {
+// Whether its tables are of `width` channels
+inline bool fits(const Shape& shape, int64_t width, const Turning& it) {
     if (!it.cos.data) return !it.sin.data;
     return shape.queries == shape.keys && shape.width % 2 == 0 && (it.heads == 1 || it.heads == shape.heads) &&
-           it.sin.data && fits(it.heads * shape.queries * shape.width, it.cos, it.sin);
+           it.sin.data && fits(it.heads * shape.queries * width, it.cos, it.sin);
 }
 
-// Rows of a piece's features, several of padded width for each token, turned in place, or turned back
+// Rows of a piece's features, several of padded width for each token, turned in place, or turned back; tables are of one
+// of these rows, which all turn alike, or of all
 template <bool back>
-void turn(const Turning& it, const Shape& shape, const Piece& piece, int64_t several, float* rows) {
+void turn(const Turning& it, const Shape& shape, const Piece& piece, int64_t several, float* rows, bool alike = true) {
     if (!it.cos.data) return;
-    const int64_t width = shape.width, row = padded(width);
-    const int64_t place = ((it.heads > 1 ? piece.h * shape.queries : 0) + piece.first) * width;
-    const float *cos = it.cos.data + place, *sin = it.sin.data + place;
-    for (int64_t t = 0; t < piece.count; t++, cos += width, sin += width, rows += several * row)
-        each_entry(cos, width, [&](int64_t c, vec cosine) {
-            const vec sine = width - c >= W ? load(sin + c) : load(sin + c, width - c);
-            for (int64_t i = 0; i < several; i++) {
+    const int64_t width = shape.width, row = padded(width), channels = alike ? width : several * width;
+    int64_t place = ((it.heads > 1 ? piece.h * shape.queries : 0) + piece.first) * channels;
+    for (int64_t t = 0; t < piece.count; t++, place += channels, rows += several * row)
+        for (int64_t i = 0; i < several; i++) {
+            const float *cos = it.cos.data + place + (alike ? 0 : i * width), *sin = it.sin.data + (cos - it.cos.data);
+            each_entry(cos, width, [&](int64_t c, vec cosine) {
+                const vec sine = width - c >= W ? load(sin + c) : load(sin + c, width - c);
                 float* at = rows + i * row + c;
                 const vec x = load(at);
                 store(at, x * cosine + (back ? neighbours(x * sine) : neighbours(x) * sine));
-            }
-        });
+            });
+        }
 }

@@ -4,4 +4,5 @@
 #include "states.h"
 #include "inline.h"
 #include "pola.h"
+#include "polapp.h"
 #include "mlp.h"

@@ -23,7 +23,7 @@ struct StateAttention {
     std::vector<float> states = std::vector<float>(shape.batch * shape.heads * size);
 
     bool fits_all() const {
-        return fits(shape, shape.queries, q) && fits(shape, shape.keys, k, v) && fits(shape, turning) && feature >= 0 &&
+        return fits(shape, shape.queries, q) && fits(shape, shape.keys, k, v) && fits(shape, d, turning) && feature >= 0 &&
                feature <= NALA && form >= 0 && form <= WEIGHED;
     }
     const float* state(const Piece& piece) const { return &states[piece.index * size]; }
