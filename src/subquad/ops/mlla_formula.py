@@ -14,29 +14,48 @@ from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS
 from subquad.ops.padding import count_tokens, mean_token, zero_padding
 from subquad.ops.precision import in_fp32
-from subquad.rope import Rotation, turned
+from subquad.rope import Rotation, rotation_of, tables_of, turned
 
-SHAPES = kernels.Shapes("MLLA's linear attention", q="b h n d", k="b h m d", v="b h m d", padding="b m")
+SHAPES = kernels.mlla_attention.shapes.without("cos", "sin").extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 EPS = 1e-6
 
 
 def mlla_attention(
-    q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, rotation: Rotation | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Tensor | None = None,
+    *,
+    rotation: Rotation | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k).
 
     `rotation` turns the features of queries and keys alike, which stand on one grid then; None turns nothing.
     """
     SHAPES.check(q, k, v, padding)
-    return _mlla(q, k, v, padding, rotation=rotation)
+    cos, sin, interleaved = tables_of(rotation)
+    tensors, settings = (q, k, v, cos, sin), (interleaved, EPS)
+    return kernels.compute(kernels.mlla_attention, _mlla, tensors, settings, (padding,), backend=backend)
 
 
 @in_fp32
-def _mlla(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, rotation: Rotation | None) -> Tensor:
+def _mlla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+    padding: Tensor | None = None,
+) -> Tensor:
+    rotation = rotation_of(cos, sin, interleaved)
+
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        q, k, normalizer = _features(q, k, padding)
+        q, k, normalizer = _features(q, k, padding, eps)
         q, k = turned(rotation, q, k)
         state = k.mT @ zero_padding(v, padding) / count_tokens(v, padding)
         return q @ state / normalizer
@@ -48,14 +67,14 @@ def _mlla(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, rotation: 
 def mlla_weights(q: Tensor, k: Tensor, padding: Tensor | None = None, *, rotation: Rotation | None = None) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `mlla_attention`."""
     WEIGHTS_SHAPES.check(q, k, padding)
-    q, k, normalizer = _features(q, k, padding)
+    q, k, normalizer = _features(q, k, padding, EPS)
     count = count_tokens(k, padding)
     q, k = turned(rotation, q, k)
     return q @ k.mT / count / normalizer
 
 
-def _features(q: Tensor, k: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _features(q: Tensor, k: Tensor, padding: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Features of queries and of the keys that are there, and the normaliser (b, h, n_q, 1)."""
     feature = FEATURE_MAPS["elu"]
     q, k = feature(q), zero_padding(feature(k), padding)
-    return q, k, q @ mean_token(k, padding).mT + EPS
+    return q, k, q @ mean_token(k, padding).mT + eps
