@@ -41,6 +41,7 @@ class AgentAttention(nn.Module):
             "cswin": {"num_agents": (9, 16, 49, 49), "local": False},
             "mavit": {"num_agents": (9, 16, 49, 49), "local": False},
         },
+        spreads=True,
         colour="#d55e00",
     )
 

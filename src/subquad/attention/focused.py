@@ -23,6 +23,7 @@ class FocusedAttention(nn.Module):
         label="focused linear (FLatten)",
         key_removal=renormalised,
         start_quietly=lambda new: silence(new.positions, new.local),
+        spreads=True,
         colour="#56a7d8",
     )
 

@@ -19,6 +19,7 @@ class LinearAttention(nn.Module):
         label="linear",
         key_removal=renormalised,
         start_quietly=lambda new: silence(new.local),
+        spreads=True,
         colour="#0072b2",
     )
 

@@ -18,7 +18,7 @@ class MalaAttention(nn.Module):
 
     inputs = ("q", "k", "v", "g", "rotation", "padding")
     # its weights without some keys can't be made of those with them: they do not tell the mean that they subtract
-    traits = Traits(label="MALA", start_quietly=lambda new: silence(new.local), colour="#8a6d00")
+    traits = Traits(label="MALA", start_quietly=lambda new: silence(new.local), spreads=True, colour="#8a6d00")
 
     @checks_arguments
     def __init__(

@@ -27,6 +27,7 @@ class MLLAAttention(nn.Module):
         # exact without a rotation; with one, the sums of rows take the place of normalisers that weights do not show
         key_removal=renormalised,
         start_quietly=lambda new: silence(new.local),
+        spreads=True,
         colour="#7a5cc7",
     )
 

@@ -25,6 +25,7 @@ class NalaAttention(nn.Module):
         start_quietly=lambda new: silence(new.local),
         # MAViT's LePE is the depthwise branch of the mechanism
         in_hosts={"mavit": {"local": False}},
+        spreads=True,
         colour="#b03a2e",
     )
 

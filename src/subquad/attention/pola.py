@@ -26,6 +26,7 @@ class PolaAttention(nn.Module):
         start_quietly=lambda new: silence(new.positions, new.local),
         # through 1 + alpha·sigmoid: 1.07 to 4.5 with alpha = 4
         start_values={"power": (-4.0, -2.0, -1.0, 0.0, 2.0)},
+        spreads=True,
         colour="#b8568e",
     )
 

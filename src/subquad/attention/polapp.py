@@ -27,6 +27,7 @@ class PolappAttention(nn.Module):
         # through a sigmoid: 0.02 to 0.98
         start_values={"same_spikiness": (-4.0, -1.0, 0.0, 1.0, 4.0), "opposite_spikiness": (-4.0, -1.0, 0.0, 1.0, 4.0)},
         feature_width=2,
+        spreads=True,
         colour="#e08fc0",
     )
 

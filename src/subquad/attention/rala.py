@@ -20,7 +20,11 @@ class RalaAttention(nn.Module):
     inputs = ("q", "k", "v", "g", "rotation", "padding")
     # exact without a rotation; with one, rows keep the sums that they had
     traits = Traits(
-        label="RALA", key_removal=renormalised, start_quietly=lambda new: silence(new.local), colour="#7a4fb5"
+        label="RALA",
+        key_removal=renormalised,
+        start_quietly=lambda new: silence(new.local),
+        spreads=True,
+        colour="#7a4fb5",
     )
 
     @checks_arguments

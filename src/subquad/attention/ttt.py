@@ -28,6 +28,7 @@ class TTTAttention(nn.Module):
         label="test-time training (ViT³)",
         extra_heads=EXTRA_HEADS,
         no_weights="its answer is not linear in the values, which train an inner model",
+        spreads=True,
         colour="#8c6d46",
     )
 

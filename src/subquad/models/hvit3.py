@@ -32,6 +32,7 @@ class HViT3(Backbone):
     """
 
     layout = "hvit3"
+    spreads = True
     first_conv = "stages.0.embed.0.conv"
 
     @checks_arguments

@@ -51,6 +51,7 @@ class MAViT(Backbone):
     """
 
     layout = "mavit"
+    spreads = True
     first_conv = "stages.0.embed.0"
 
     @checks_arguments

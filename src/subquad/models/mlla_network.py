@@ -39,6 +39,7 @@ class MLLANet(Backbone):
     """
 
     layout = "mllanet"
+    spreads = True
     first_conv = "stages.0.embed.first.conv"
 
     @checks_arguments

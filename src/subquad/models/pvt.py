@@ -33,6 +33,7 @@ class PVT(Backbone):
     """
 
     layout = "pvt"
+    spreads = True
     everything = 1
 
     @checks_arguments
@@ -130,4 +131,4 @@ class SpatialReductionAttention(SelfAttention):
 
 def reduced(grid: TokenGrid, sr_ratio: int) -> TokenGrid:
     """The grid of keys."""
-    return TokenGrid(-(-grid.height // sr_ratio), -(-grid.width // sr_ratio))
+    return grid.reduced(sr_ratio)

@@ -33,6 +33,7 @@ class PVTv2(Backbone):
     """
 
     layout = "pvt_v2"
+    spreads = True
     everything = 1
 
     @checks_arguments

@@ -34,6 +34,7 @@ class SoftNet(Backbone):
     """
 
     layout = "softnet"
+    spreads = True
     first_conv = "stages.0.embed.0"
 
     @checks_arguments

@@ -12,6 +12,7 @@ from einops import rearrange
 from timm.models import checkpoint, register_notrace_module
 from torch import Tensor, nn
 
+from subquad import spread
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -131,13 +132,14 @@ class Stage(nn.Module):
     def tokens_of(self, x: Tensor) -> tuple[Tensor, TokenGrid]:
         """What goes into the blocks."""
         image = self.embed(x)
-        grid = TokenGrid(image.shape[2], image.shape[3], self.grid.prefix)
+        grid = spread.grid_of(image, self.grid.prefix)
         tokens = rearrange(image, "b c y x -> b (y x) c")
         of_prefix = self.pos_embed is not None and self.pos_embed.grid.prefix > 0
         if self.pos_embed is not None and not of_prefix:
-            tokens = tokens + self.pos_embed(TokenGrid(*grid.shape))
+            tokens = tokens + self.pos_embed(grid.without_prefix)
         if self.prefix_tokens is not None:
-            tokens = torch.cat([self.prefix_tokens.expand(tokens.shape[0], -1, -1), tokens], dim=1)
+            prefix_tokens = self.prefix_tokens[:, : grid.prefix].expand(tokens.shape[0], -1, -1)
+            tokens = torch.cat([prefix_tokens, tokens], dim=1)
         if self.pos_embed is not None and of_prefix:
             tokens = tokens + self.pos_embed(grid)
         return self.drop(tokens), grid

@@ -86,6 +86,7 @@ class ViT(Plain):
     """
 
     layout = "vit"
+    spreads = True
 
     @checks_arguments
     def __init__(
