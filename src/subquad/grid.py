@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from subquad.errors import SubquadError
-from subquad.tracing import surely
+from subquad.tracing import is_exporting, surely
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,10 @@ class TokenGrid:
         """(b, h, n, d) tokens to the map (b, h·d, y, x); prefix tokens are left out."""
         self.check(tokens)
         places = tokens[:, :, self.prefix :]
+        if is_exporting():
+            # engines convolve with channels last, and see there that this is what they get
+            places = rearrange(places, "b h n d -> b n (h d)")
+            return rearrange(places, "b (y x) c -> b c y x", y=self.height, x=self.width)
         return rearrange(places, "b h (y x) d -> b (h d) y x", y=self.height, x=self.width)
 
     def to_image(self, tokens: Tensor) -> Tensor:
@@ -102,7 +106,10 @@ class TokenGrid:
 
     def to_heads(self, image: Tensor, num_heads: int) -> Tensor:
         """A map (b, h·d, y, x) to tokens (b, h, n, d); prefix tokens, which have no place on it, get zeros."""
-        tokens = rearrange(image, "b (h d) y x -> b h (y x) d", h=num_heads)
+        if is_exporting():
+            tokens = rearrange(rearrange(image, "b c y x -> b (y x) c"), "b n (h d) -> b h n d", h=num_heads)
+        else:
+            tokens = rearrange(image, "b (h d) y x -> b h (y x) d", h=num_heads)
         return F.pad(tokens, (0, 0, self.prefix, 0)) if self.prefix else tokens
 
 

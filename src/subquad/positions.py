@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import BandGrid, TokenGrid
-from subquad.tracing import is_symbol, larger, surely
+from subquad.tracing import is_exporting, larger, surely
 
 
 def same_prefix(built: TokenGrid, called: TokenGrid) -> None:
@@ -70,10 +70,10 @@ def smooth_bicubic(old: int, new: int, like: Tensor) -> Tensor:
 
 def adaptive_means(image: Tensor, shape: tuple[int, int]) -> Tensor:
     """Means of a map (b, c, y, x) over `shape` adaptive bins."""
-    if not (is_symbol(image.shape[-2]) or is_symbol(image.shape[-1])):
+    if not is_exporting():
         return F.adaptive_avg_pool2d(image, shape)
-    # no format of networks has bins of a size that is not known
-    rows, columns = (_bins(size, count, image) for size, count in zip(image.shape[-2:], shape, strict=True))
+    # no format of networks has such bins: what PyTorch makes of them is gathered place by place, where it can be at all
+    rows, columns = (bin_means(size, count, image) for size, count in zip(image.shape[-2:], shape, strict=True))
     return rows @ image @ columns.mT
 
 
@@ -81,11 +81,11 @@ def means_of_rows(image: Tensor, grid: TokenGrid, shape: tuple[int, int]) -> Ten
     """What a map's rows, all those of its grid or a band, contribute to the means over `shape` adaptive bins."""
     if not isinstance(grid, BandGrid):
         return adaptive_means(image, shape)
-    rows, columns = (_bins(size, count, image) for size, count in zip(grid.whole.shape, shape, strict=True))
+    rows, columns = (bin_means(size, count, image) for size, count in zip(grid.whole.shape, shape, strict=True))
     return grid.own_rows(rows, dim=1) @ image @ columns.mT
 
 
-def _bins(size: int, count: int, like: Tensor) -> Tensor:
+def bin_means(size: int, count: int, like: Tensor) -> Tensor:
     """The matrix (count, size) of means over adaptive bins along a line, which may overlap."""
     bins, places = torch.arange(count, device=like.device)[:, None], torch.arange(size, device=like.device)
     first, behind = bins * size // count, ((bins + 1) * size + count - 1) // count

@@ -57,6 +57,16 @@ class Rotation(NamedTuple):
         return (tokens * self.cos + partners * self.sin).to(tokens.dtype)
 
 
+def tables_of(rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, bool]:
+    """A rotation as operators take it: cos and sin, which may be absent, and whether pairs are neighbours."""
+    return (None, None, True) if rotation is None else (rotation.cos, rotation.sin, rotation.interleaved)
+
+
+def rotation_of(cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Rotation | None:
+    """The rotation of such tables."""
+    return None if cos is None or sin is None else Rotation(cos, sin, interleaved)
+
+
 def turned(rotation: Rotation | None, *tokens: Tensor) -> tuple[Tensor, ...]:
     """Several tensors of tokens (b, h, n, d), each turned; as they are where there is no rotation."""
     return tokens if rotation is None else tuple(map(rotation.turn, tokens))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad import spread
-from subquad.attention.bricks import head_dim, silence
+from subquad.attention.bricks import check_tokens, head_dim, silence
 from subquad.attention.key_removal import recentred
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
@@ -67,8 +67,7 @@ class InLineAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         return inline_weights(q, k, padding)[:, :, None]
 
 

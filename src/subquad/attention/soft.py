@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, finish, head_dim, silence
 from subquad.attention.key_removal import cut
 from subquad.attention.refusing import refuse
 from subquad.attention.traits import Traits
@@ -90,7 +90,7 @@ class SoftAttention(nn.Module):
             gradient=self.gradient,
             scale=soft_scale(q),
         )
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(self, q: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         grid.check(q)

@@ -13,16 +13,8 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import (
-    Block,
-    ConvEmbed,
-    Mechanism,
-    SelfAttention,
-    Stage,
-    by_stage,
-    drop_path_rates,
-    move_tables,
-)
+from subquad.models.layers import Block, Mechanism, SelfAttention, move_tables
+from subquad.models.stages import ConvEmbed, Stage, by_stage, drop_path_rates
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 
 

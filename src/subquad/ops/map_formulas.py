@@ -13,7 +13,7 @@ from subquad import kernels, spread
 from subquad.errors import SubquadError
 from subquad.grid import BandGrid, TokenGrid
 from subquad.kernels.map_operators import FILTERS
-from subquad.positions import means_of_rows
+from subquad.positions import bin_means, means_of_rows
 from subquad.tracing import first, is_exporting, larger, surely
 
 SHAPES = kernels.Shapes("the local branch", y="b h n d", v="b h m d", weight=FILTERS, bias="h*d", gate="b h n d")
@@ -102,9 +102,20 @@ def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | N
     POOL_SHAPES.check(x, n=grid.num_tokens)
 
     def means(x: Tensor, shape: tuple[int, int], bins_shape: tuple[int, int]) -> Tensor:
+        if is_exporting():
+            return _means_of_tokens(x, grid, bins)
         return bins.to_heads(spread.total(means_of_rows(grid.to_map(x), grid, bins_shape)), x.shape[1])
 
     return kernels.compute(kernels.pool, means, (x,), (grid.shape, bins.shape), backend=backend)
+
+
+def _means_of_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid) -> Tensor:
+    """The same as products with matrices of the bins, of tokens as they lie: OpenVINO spends its time on exchanges."""
+    rows, columns = (bin_means(size, count, x) for size, count in zip(grid.shape, bins.shape, strict=True))
+    image = x[:, :, grid.prefix :].unflatten(2, grid.shape)
+    means = rows @ image.flatten(3)
+    means = (columns @ means.unflatten(3, (grid.width, -1))).flatten(2, 3)
+    return F.pad(means, (0, 0, bins.prefix, 0)) if bins.prefix else means
 
 
 def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str | None = None) -> Tensor:

@@ -13,9 +13,9 @@ from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS, feature_weights, mix_features
 from subquad.ops.precision import in_fp32
-from subquad.rope import Rotation
+from subquad.rope import Rotation, rotation_of, tables_of
 
-SHAPES = kernels.Shapes("MLLA's linear attention", q="b h n d", k="b h m d", v="b h m d", padding="b m")
+SHAPES = kernels.mlla_attention.shapes.without("cos", "sin").extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 EPS = 1e-6
@@ -24,20 +24,39 @@ elu = FEATURE_MAPS["elu"]
 
 
 def mlla_attention(
-    q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, rotation: Rotation | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Tensor | None = None,
+    *,
+    rotation: Rotation | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k).
 
     `rotation` turns the features of queries and keys alike, which stand on one grid then; None turns nothing.
     """
     SHAPES.check(q, k, v, padding)
-    return _mlla(q, k, v, padding, rotation=rotation)
+    cos, sin, interleaved = tables_of(rotation)
+    tensors, settings = (q, k, v, cos, sin), (interleaved, EPS)
+    return kernels.compute(kernels.mlla_attention, _mlla, tensors, settings, (padding,), backend=backend)
 
 
 @in_fp32
-def _mlla(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, rotation: Rotation | None) -> Tensor:
+def _mlla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+    padding: Tensor | None = None,
+) -> Tensor:
+    rotation = rotation_of(cos, sin, interleaved)
+
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        return mix_features(elu(q), elu(k), v, padding, rotation=rotation, eps=EPS)
+        return mix_features(elu(q), elu(k), v, padding, rotation=rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding)
 

@@ -15,16 +15,13 @@ F e^(m-m') and ε e^-m' have the same quotient. (e^x − 1) e^-m is (1 − e^-x)
 import torch
 from torch import Tensor
 
-from subquad import spread
-from subquad.kernels import Shapes
+from subquad import kernels, spread
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import count_tokens, totals, zero_padding
 from subquad.ops.precision import in_fp32
-from subquad.rope import Rotation, turned
+from subquad.rope import Rotation, rotation_of, tables_of, turned
 
-SHAPES = Shapes(
-    "PolaFormer++", q="b h n d", k="b h m d", v="b h m d", same="h 1 2*d", opposite="h 1 2*d", padding="b m"
-)
+SHAPES = kernels.polapp_attention.shapes.without("cos", "sin").extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 
@@ -38,13 +35,16 @@ def polapp_attention(
     rotation: Rotation | None = None,
     *,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k).
 
     `same` and `opposite` (h, 1, 2d) are s of the two streams.
     """
     SHAPES.check(q, k, v, same, opposite, padding)
-    return _polapp(q, k, v, same, opposite, padding, rotation, eps)
+    cos, sin, interleaved = tables_of(rotation)
+    tensors, settings = (q, k, v, same, opposite, cos, sin), (interleaved, eps)
+    return kernels.compute(kernels.polapp_attention, _polapp, tensors, settings, (padding,), backend=backend)
 
 
 @in_fp32
@@ -54,10 +54,14 @@ def _polapp(
     v: Tensor,
     same: Tensor,
     opposite: Tensor,
-    padding: Tensor | None,
-    rotation: Rotation | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
     eps: float,
+    padding: Tensor | None = None,
 ) -> Tensor:
+    rotation = rotation_of(cos, sin, interleaved)
+
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
         k, most = key_features(k, padding, rotation)
         (keys,) = turned(rotation, k)
