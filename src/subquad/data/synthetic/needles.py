@@ -137,8 +137,8 @@ def load_needles(
         split: "train", "validation" or "test": 80, 10 and 10 % of them.
         count: of all three together.
         seed: of the drawing.
-        photographs: a folder or archive of images, of which 256 at most lie behind the marks; noise if left out. Of scenes with
-            maps of their classes those in folders `images` are taken.
+        photographs: a folder or archive of images, of which 256 at most lie behind the marks; noise if left out. Of
+            scenes with maps of their classes those in folders `images` are taken.
         settings: those of `Setting`.
     """
     setting, part = checks_arguments(Setting)(**settings), part_of(split, SPLITS, count)
