@@ -3,6 +3,7 @@
 Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y x rows and columns.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -82,3 +83,39 @@ class TokenGrid:
         """A map (b, h·d, y, x) to tokens (b, h, n, d); prefix tokens, which have no place on it, get zeros."""
         tokens = rearrange(image, "b (h d) y x -> b h (y x) d", h=num_heads)
         return F.pad(tokens, (0, 0, self.prefix, 0)) if self.prefix else tokens
+
+
+@dataclass(frozen=True)
+class GridRows:
+    """Rows `first` to `behind` (not included) of a grid; the first of them brings the prefix tokens."""
+
+    whole: TokenGrid
+    first: int
+    behind: int
+
+    @property
+    def grid(self) -> TokenGrid:
+        """These rows as a grid of their own."""
+        return TokenGrid(self.behind - self.first, self.whole.width, 0 if self.first else self.whole.prefix)
+
+    @property
+    def tokens(self) -> slice:
+        """Which of the whole grid's tokens stand here."""
+        first = self.whole.prefix + self.first * self.whole.width if self.first else 0
+        return slice(first, self.whole.prefix + self.behind * self.whole.width)
+
+    def widened(self, reach: int) -> "GridRows":
+        """With as many as `reach` rows more above and below, as far as there are some."""
+        return GridRows(self.whole, max(0, self.first - reach), min(self.whole.height, self.behind + reach))
+
+    def of(self, wider: "GridRows", tokens: Tensor) -> Tensor:
+        """Give those of a wider part's tokens (…, n, d) that stand here."""
+        start = self.tokens.start - wider.tokens.start
+        return tokens[..., start : start + self.grid.num_tokens, :]
+
+
+def cut_into_rows(grid: TokenGrid, most_tokens: int) -> list[GridRows]:
+    """Rows of a grid in turn, in parts of about `most_tokens` tokens, one row at least, that differ by one row."""
+    count = -(-grid.height // max(1, most_tokens // grid.width))
+    bounds = [i * grid.height // count for i in range(count + 1)]
+    return [GridRows(grid, first, behind) for first, behind in itertools.pairwise(bounds)]

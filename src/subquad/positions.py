@@ -7,6 +7,7 @@ Letters: h heads, n tokens, d channels of a head, a agents, y x rows and columns
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.tracing import is_symbol, larger, surely
 
 
@@ -42,6 +43,20 @@ def resampled(image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bo
         rows, columns = (smooth_bicubic(old, new, wide) for old, new in zip(image.shape[2:], shape, strict=True))
         return (rows @ wide @ columns.T).to(image.dtype)
     return F.interpolate(wide, shape, mode=mode).to(image.dtype)
+
+
+def resampled_by_rows(
+    image: Tensor, grid: TokenGrid, mode: str, *, antialias: bool = False
+) -> Callable[[GridRows], Tensor]:
+    """`resampled` of a map (b, c, y, x) to a grid that is too large to be written out: some of its rows at a time."""
+    wide = image if image.dtype == torch.float64 else image.float()
+    # to all rows at once, of as few columns as there were
+    if antialias:
+        tall = smooth_bicubic(image.shape[2], grid.height, wide) @ wide
+        columns = smooth_bicubic(image.shape[3], grid.width, wide).T
+        return lambda rows: (tall[:, :, rows.first : rows.behind] @ columns).to(image.dtype)
+    tall = F.interpolate(wide, (grid.height, image.shape[3]), mode=mode)
+    return lambda rows: F.interpolate(tall[:, :, rows.first : rows.behind], rows.grid.shape, mode=mode).to(image.dtype)
 
 
 def smooth_bicubic(old: int, new: int, like: Tensor) -> Tensor:
@@ -120,6 +135,22 @@ class PositionTable(GridTable):
     def forward(self, grid: TokenGrid) -> Tensor:
         same_prefix(self.grid, grid)
         return resample_places(self.table, self.grid, grid, self.mode)
+
+    def by_rows(self, grid: TokenGrid) -> Callable[[GridRows], Tensor]:
+        """What `forward` gives for a grid, (h, n, d) of some of its rows at a time."""
+        same_prefix(self.grid, grid)
+        if self.grid.stands_on(grid) or grid.height == 1:
+            table = self(grid)
+            return lambda rows: table[:, rows.tokens]
+        prefix, places = self.table.split([self.grid.prefix, self.grid.num_places], dim=1)
+        image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=self.grid.height)
+        resampled_rows = resampled_by_rows(image, grid, self.mode, antialias=self.mode == "bicubic")
+
+        def of_rows(rows: GridRows) -> Tensor:
+            places = rearrange(resampled_rows(rows), "1 (h d) y x -> h (y x) d", h=len(prefix))
+            return torch.cat([prefix, places], dim=1) if rows.grid.prefix else places
+
+        return of_rows
 
     def fitted(self, name: str, tensor: Tensor) -> Tensor:
         return resample_places(tensor, square_grid(tensor.shape[1], self.grid.prefix), self.grid, self.mode)

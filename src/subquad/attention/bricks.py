@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import add_local
+from subquad.ops.map_formulas import add_local_to_rows
 from subquad.ops.padding import zero_padding
 
 
@@ -68,6 +69,23 @@ class LocalConv(nn.Module):
         weight = self.for_channels(self.weight[:, 0])
         bias = None if self.bias is None else self.for_channels(self.bias)
         return add_local(y, zero_padding(v, padding), weight, bias, gate, grid=grid, kv_grid=kv_grid)
+
+    @property
+    def reach(self) -> int:
+        """Rows above and below that a token's branch sees."""
+        return self.weight.shape[-1] // 2
+
+    def of_rows(self, y: Tensor, v: Tensor | None, gate: Tensor | None = None, *, rows: GridRows) -> Tensor:
+        """`forward` of some rows of a grid, y and gate (b, h, n, d), from values of `reach` more above and below."""
+        assert v is not None
+        weight = self.for_channels(self.weight[:, 0])
+        bias = None if self.bias is None else self.for_channels(self.bias)
+        return add_local_to_rows(y, v, weight, bias, gate, rows=rows)
+
+
+def values_beside(local: LocalConv | None) -> dict[str, int]:
+    """What a mechanism's answers need of the rows beside: values, where it has a local branch."""
+    return {} if local is None else {"v": local.reach}
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subquad import kernels
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.kernels.map_operators import FILTERS
 from subquad.positions import adaptive_means
 from subquad.tracing import first, is_exporting, larger, surely
@@ -57,6 +57,29 @@ def add_local(
     num_heads, tensors = y.shape[1], (y, v, gate, weight, bias)
     operator = kernels.local_branch
     return kernels.compute(operator, branch, tensors, (grid.shape,), backend=backend, cannot=cannot, optional=True)
+
+
+def add_local_to_rows(
+    y: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: Tensor | None = None,
+    *,
+    rows: GridRows,
+    backend: str | None = None,
+) -> Tensor:
+    """`add_local` for some rows of a grid: y and gate (b, h, n, d) of these, v of half a kernel more at both sides."""
+    seen = rows.widened(weight.shape[-1] // 2)
+    seen.grid.check(v)
+
+    def filtered(v: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, int]) -> Tensor:
+        return seen.grid.to_heads(filter_map(seen.grid.to_map(v), weight, bias), v.shape[1])
+
+    # zeros lie above and below what is seen; where the map goes on there, what they are in is left out
+    added = kernels.compute(kernels.depthwise, filtered, (v, weight, bias), (seen.grid.shape,), backend=backend)
+    y = y + rows.of(seen, added)
+    return y if gate is None else y * gate
 
 
 def values_on(grid: TokenGrid, kv_grid: TokenGrid, v: Tensor) -> Tensor:
