@@ -79,11 +79,11 @@ def adaptive_means(image: Tensor, shape: tuple[int, int]) -> Tensor:
     if not (is_symbol(image.shape[-2]) or is_symbol(image.shape[-1])):
         return F.adaptive_avg_pool2d(image, shape)
     # no format of networks has bins of a size that is not known
-    rows, columns = (_bins(size, count, image) for size, count in zip(image.shape[-2:], shape, strict=True))
+    rows, columns = (adaptive_bins(size, count, image) for size, count in zip(image.shape[-2:], shape, strict=True))
     return rows @ image @ columns.mT
 
 
-def _bins(size: int, count: int, like: Tensor) -> Tensor:
+def adaptive_bins(size: int, count: int, like: Tensor) -> Tensor:
     """The matrix (count, size) of means over adaptive bins along a line, which may overlap."""
     bins, places = torch.arange(count, device=like.device)[:, None], torch.arange(size, device=like.device)
     first, behind = bins * size // count, ((bins + 1) * size + count - 1) // count
@@ -244,6 +244,18 @@ class GridBias(GridTable):
         columns = resample_line(self._for_agents(self.columns, agents), grid.width)
         prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)
         return BiasTables(self._for_agents(self.block, agents), rows, columns, prefix)
+
+    def by_rows(self, grid: TokenGrid, agents: TokenGrid) -> Callable[[GridRows], Tensor]:
+        """What `forward` gives for a grid, (h, a, n) of some of its rows at a time."""
+        tables = self.tables(grid, agents)
+        block = resampled_by_rows(tables.block, grid, "bilinear")
+
+        def of_rows(rows: GridRows) -> Tensor:
+            down = tables.rows[..., rows.first : rows.behind, None]
+            bias = (block(rows) + down + tables.columns[..., None, :]).flatten(2)
+            return bias if tables.prefix is None or rows.first else torch.cat([tables.prefix, bias], dim=2)
+
+        return of_rows
 
     def fitted(self, name: str, tensor: Tensor) -> Tensor:
         length = {"rows": self.grid.height, "columns": self.grid.width}.get(name)

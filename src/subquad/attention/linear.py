@@ -71,7 +71,7 @@ class LinearAttention(nn.Module):
             return linear_sums(k, v, feature_map=self.feature_map)
 
         def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
-            y = linear_answers(q, *state, grid.num_tokens, feature_map=self.feature_map)
+            y = linear_answers(q, state, grid.num_tokens, feature_map=self.feature_map)
             return y if self.local is None else self.local.of_rows(y, v, rows=rows)
 
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))

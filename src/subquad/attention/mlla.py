@@ -5,12 +5,14 @@ Cost 2 n d² a head, as plain linear attention.
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.streaming import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import mlla_attention, mlla_weights
+from subquad.ops.mlla_formula import mlla_answers, mlla_sums
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
 
@@ -66,6 +68,21 @@ class MLLAAttention(nn.Module):
     ) -> Tensor:
         _check(q, k, rotation, grid, kv_grid)
         return mlla_weights(q, k, padding, rotation=rotation)[:, :, None]
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.streaming`."""
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
+            return mlla_sums(k, v, rotation)
+
+        def answers(
+            rows: GridRows, state: State, q: Tensor, rotation: Rotation | None, v: Tensor | None = None
+        ) -> Tensor:
+            y = mlla_answers(q, state, grid.num_tokens, rotation)
+            return y if self.local is None else self.local.of_rows(y, v, rows=rows)
+
+        inputs = ("q", "rotation")
+        return Streaming((Sweep(("k", "v", "rotation"), sums),), Sweep(inputs, answers, values_beside(self.local)))
 
 
 def _check(q: Tensor, k: Tensor, rotation: Rotation | None, grid: TokenGrid, kv_grid: TokenGrid) -> None:

@@ -38,6 +38,7 @@ class SoftAttention(nn.Module):
         start_quietly=lambda new: start_soft(new),
         refuses={"kv_grid": "its keys are its queries; keep them on one grid"},
         in_hosts={"softnet": {"ratio": (8, 4, 2, 1), "kernel_size": (9, 5, 3, 3)}},
+        no_streaming="its landmarks grow in number with the image, and are no state of a fixed size",
         colour="#c28a00",
     )
 

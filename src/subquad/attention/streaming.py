@@ -5,8 +5,8 @@ A mechanism that can do so has a method
     def streaming(self, grid) -> Streaming
 
 that says how, for a grid of any size whose tokens are never all there. One that can't says why in its
-`Traits.no_streaming`. Whoever walks over the tokens (`subquad.large`) makes one sweep for each of `Streaming.sums`, adds
-up what the parts give, and then asks for the answers of each part.
+`Traits.no_streaming`. Whoever walks over the tokens (`subquad.large`) makes one sweep for each of `Streaming.sums`,
+merges what the parts give, and then asks for the answers of each part.
 """
 
 from collections.abc import Callable

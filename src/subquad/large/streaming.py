@@ -8,6 +8,7 @@ Letters: b batch, n tokens, c channels, y x rows and columns.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,11 +63,27 @@ class StreamedStage:
         self.stage, self.grid, self.store, self.dtype, self.watch = stage, grid, store, dtype, watch
         self.parts = cut_into_rows(grid, most_tokens)
 
-    def block(self, index: int) -> None:
-        """Take the tokens through one block."""
-        block: Any = self.stage.blocks[index]
-        if block.cpe is not None:
-            self._replace(1, lambda rows, seen, x: rows.of(seen, block.cpe(x, grid=seen.grid)))
+    def steps(self) -> list[Callable[[], None]]:
+        """What takes the tokens through all blocks: each step replaces all tokens once."""
+        steps: list[Callable[[], None]] = []
+        for block in self.stage.blocks:
+            steps += [partial(self._position, block)] if block.cpe is not None else []
+            steps.append(partial(self._mix, block))
+        return steps
+
+    @property
+    def total(self) -> int:
+        """Tokens that the steps go through, each as often as it is looked at."""
+        blocks: Any = self.stage.blocks
+        sweeps = sum(1 + len(streaming_of(block.attn.inner, self.grid).sums) for block in blocks)
+        return self.grid.num_tokens * (sweeps + sum(block.cpe is not None for block in blocks))
+
+    def _position(self, block: Any) -> None:
+        """Add the position that a block's convolution makes of the tokens."""
+        self._replace(1, lambda rows, seen, x: rows.of(seen, block.cpe(x, grid=seen.grid)))
+
+    def _mix(self, block: Any) -> None:
+        """Take the tokens through the rest of a block."""
         streaming = streaming_of(block.attn.inner, self.grid)
         states = self.states(block, streaming)
         sweep = streaming.answers

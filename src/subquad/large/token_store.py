@@ -70,7 +70,9 @@ class TokensInFiles:
         try:
             return torch.from_file(str(self.paths[file]), shared=True, size=size, dtype=self.dtype).view(self.shape)
         except RuntimeError as error:
-            raise SubquadError(f"{self.paths[file]} can't hold {size * self.dtype.itemsize:,} bytes: {error}") from error
+            raise SubquadError(
+                f"{self.paths[file]} can't hold {size * self.dtype.itemsize:,} bytes: {error}"
+            ) from error
 
     def read(self, tokens: slice) -> Tensor:
         """Give a copy."""

@@ -26,7 +26,6 @@ Mechanism = Callable[..., Any]
 """A class of `subquad.attention`, or a `functools.partial` of one that fixes its settings."""
 
 
-
 class ImageRows(Protocol):
     """An image of (height, width) that is read some rows at a time, as a network takes it."""
 

@@ -5,12 +5,15 @@
 Han et al. 2023, arXiv 2312.08874, eq. 4, with the scale and the biases of the released code.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.ops.weighted_sums import weighted_sums
 from subquad.positions import BiasTables
 
 SHAPES = kernels.Shapes(
@@ -97,6 +100,20 @@ def _agent(
         return (scaled @ q.mT + query_bias.mT).softmax(dim=-2).mT @ values
     values = F.scaled_dot_product_attention(agents, k, v, attn_mask=key_bias)
     return F.scaled_dot_product_attention(q, agents, values, attn_mask=query_bias)
+
+
+@kept_in_fp32
+def agent_sums(agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor) -> tuple[Tensor, ...]:
+    """What agents (b, h, a, d) collect from keys and values (b, h, n, d) with biases (h, a, n): `weighted_sums`."""
+    return weighted_sums(agents @ k.mT * k.shape[-1] ** -0.5 + key_bias, v)
+
+
+@in_fp32
+def agent_answers(q: Tensor, agents: Tensor, sums: Sequence[Tensor], query_bias: Tensor) -> Tensor:
+    """What some queries (b, h, n, d), with biases (h, a, n), get of what agents collected from all keys."""
+    _, total, values = sums
+    scores = agents @ q.mT * q.shape[-1] ** -0.5 + query_bias
+    return scores.softmax(dim=-2).mT @ (values / total)
 
 
 def _written_out(bias: Tensor | BiasTables) -> Tensor:

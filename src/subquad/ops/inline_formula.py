@@ -6,11 +6,14 @@ Han et al. 2024, arXiv 2412.06590, eq. 5 (φ = identity, in the released scaling
 Rows sum to 1, entries may be negative.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from subquad import kernels
 from subquad.ops.padding import count_tokens, mean_token, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
 
 SHAPES = kernels.inline_attention.shapes.extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
@@ -26,10 +29,35 @@ def inline_attention(
 
 @in_fp32
 def _inline(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
+    return inline_answers(q, inline_sums(k, v, padding))
+
+
+@kept_in_fp32
+def inline_sums(k: Tensor, v: Tensor, padding: Tensor | None = None) -> tuple[Any, ...]:
+    """Of some keys and values (b, h, n, d): how many they are, k̄ and v̄ (b, h, 1, d), and Σ (k − k̄)ᵀ v (b, h, d, d).
+
+    `merge_inline` makes one state of those of two parts.
+    """
     # keys are centred before the product: subtracting afterwards cancels when they share a large mean
-    k = zero_padding(k - mean_token(k, padding), padding)
-    covariance = k.mT @ zero_padding(v, padding) / count_tokens(v, padding)
-    return mean_token(v, padding) + q @ (covariance * q.shape[-1] ** -0.5)
+    mean = mean_token(k, padding)
+    products = zero_padding(k - mean, padding).mT @ zero_padding(v, padding)
+    return count_tokens(v, padding), mean, mean_token(v, padding), products
+
+
+def merge_inline(state: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
+    """Make one state of those of two parts: Chan et al. 1979, for two variables."""
+    (count, k, v, products), (more, other_k, other_v, other_products) = state, other
+    share = more / (count + more)
+    between_k, between_v = other_k - k, other_v - v
+    products = products + other_products + between_k.mT @ between_v * (count * share)
+    return count + more, k + between_k * share, v + between_v * share, products
+
+
+@in_fp32
+def inline_answers(q: Tensor, sums: Sequence[Any]) -> Tensor:
+    """`inline_attention` of some queries (b, h, n, d), from the state of all keys."""
+    count, _, mean, products = sums
+    return mean + q @ (products / count * q.shape[-1] ** -0.5)
 
 
 @in_fp32

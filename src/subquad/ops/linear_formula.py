@@ -4,7 +4,7 @@ Katharopoulos et al. 2020, arXiv 2006.16236, eq. 5, with sums written as means s
 Linear in n: 2 n d² products a head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -59,10 +59,10 @@ def linear_sums(k: Tensor, v: Tensor, *, feature_map: str = "relu") -> tuple[Ten
 
 @in_fp32
 def linear_answers(
-    q: Tensor, total: Tensor, products: Tensor, count: int, *, feature_map: str = "relu", eps: float = 1e-6
+    q: Tensor, sums: Sequence[Tensor], count: int, *, feature_map: str = "relu", eps: float = 1e-6
 ) -> Tensor:
     """`linear_attention` of some queries (b, h, n, d), from the sums over `count` keys."""
-    return feature_answers(FEATURE_MAPS[feature_map](q), total, products, count, eps=eps)
+    return feature_answers(FEATURE_MAPS[feature_map](q), sums, count, eps=eps)
 
 
 @in_fp32
@@ -80,7 +80,7 @@ def mix_features(
 ) -> Tensor:
     """Linear attention of features that are already non-negative; the divisor's are not turned by `rotation`."""
     sums = feature_sums(k, v, padding, rotation=rotation)
-    return feature_answers(q, *sums, count_tokens(k, padding), eps=eps, rotation=rotation)
+    return feature_answers(q, sums, count_tokens(k, padding), eps=eps, rotation=rotation)
 
 
 def feature_sums(
@@ -94,9 +94,10 @@ def feature_sums(
 
 
 def feature_answers(
-    q: Tensor, total: Tensor, products: Tensor, count: Tensor | int, *, eps: float, rotation: Rotation | None = None
+    q: Tensor, sums: Sequence[Tensor], count: Tensor | int, *, eps: float, rotation: Rotation | None = None
 ) -> Tensor:
-    """What features of queries (b, h, n, d) get of the sums over `count` keys."""
+    """What features of queries (b, h, n, d) get of the sums over `count` keys, those of `feature_sums`."""
+    total, products = sums
     normalizer = q @ (total / count).mT
     (q,) = turned(rotation, q)
     return q @ (products / count) / (normalizer + eps)

@@ -13,7 +13,8 @@ from subquad import kernels
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
 from subquad.kernels.map_operators import FILTERS
-from subquad.positions import adaptive_means
+from subquad.ops.precision import kept_in_fp32
+from subquad.positions import adaptive_bins, adaptive_means
 from subquad.tracing import first, is_exporting, larger, surely
 
 SHAPES = kernels.Shapes("the local branch", y="b h n d", v="b h m d", weight=FILTERS, bias="h*d", gate="b h n d")
@@ -123,6 +124,15 @@ def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | N
         return bins.to_heads(adaptive_means(grid.to_map(x), bins_shape), x.shape[1])
 
     return kernels.compute(kernels.pool, means, (x,), (grid.shape, bins.shape), backend=backend)
+
+
+@kept_in_fp32
+def pool_rows(x: Tensor, rows: GridRows, bins: TokenGrid) -> Tensor:
+    """What tokens (b, h, n, d) of some rows add to `pool_tokens` of their whole grid."""
+    image = rows.grid.to_map(x)
+    down = adaptive_bins(rows.whole.height, bins.height, image)[:, rows.first : rows.behind]
+    across = adaptive_bins(rows.whole.width, bins.width, image)
+    return bins.to_heads(down @ (image @ across.mT), x.shape[1])
 
 
 def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str | None = None) -> Tensor:

@@ -7,19 +7,22 @@ Han et al. 2024, arXiv 2405.16605, section 4 and the released code. Linear in n:
 does not turn, so it stays positive; rows sum to 1 only where nothing is turned.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
-from subquad.ops.linear_formula import FEATURE_MAPS
+from subquad.ops.linear_formula import FEATURE_MAPS, feature_answers, feature_sums, mix_features
 from subquad.ops.padding import count_tokens, mean_token, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.rope import Rotation, turned
 
 SHAPES = kernels.Shapes("MLLA's linear attention", q="b h n d", k="b h m d", v="b h m d", padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 EPS = 1e-6
+feature = FEATURE_MAPS["elu"]
 
 
 def mlla_attention(
@@ -36,12 +39,21 @@ def mlla_attention(
 @in_fp32
 def _mlla(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, rotation: Rotation | None) -> Tensor:
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        q, k, normalizer = _features(q, k, padding)
-        q, k = turned(rotation, q, k)
-        state = k.mT @ zero_padding(v, padding) / count_tokens(v, padding)
-        return q @ state / normalizer
+        return mix_features(feature(q), feature(k), v, padding, eps=EPS, rotation=rotation)
 
     return by_image(mix, q, k, v, padding)
+
+
+@kept_in_fp32
+def mlla_sums(k: Tensor, v: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+    """Of some keys and values (b, h, n, d) what `mlla_answers` needs, to be added up over all of them."""
+    return feature_sums(feature(k), v, rotation=rotation)
+
+
+@in_fp32
+def mlla_answers(q: Tensor, sums: Sequence[Tensor], count: int, rotation: Rotation | None = None) -> Tensor:
+    """`mlla_attention` of some queries (b, h, n, d), from the sums over `count` keys."""
+    return feature_answers(feature(q), sums, count, eps=EPS, rotation=rotation)
 
 
 @in_fp32
@@ -56,6 +68,5 @@ def mlla_weights(q: Tensor, k: Tensor, padding: Tensor | None = None, *, rotatio
 
 def _features(q: Tensor, k: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Features of queries and of the keys that are there, and the normaliser (b, h, n_q, 1)."""
-    feature = FEATURE_MAPS["elu"]
     q, k = feature(q), zero_padding(feature(k), padding)
     return q, k, q @ mean_token(k, padding).mT + EPS

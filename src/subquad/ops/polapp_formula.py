@@ -12,13 +12,15 @@ together, K e^-m and F e^m have the same products, and with m' the largest expon
 F e^(m-m') and ε e^-m' have the same quotient. (e^x − 1) e^-m is (1 − e^-x) e^(x-m): no step leaves the range of fp32.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from subquad.kernels import Shapes
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import count_tokens, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.rope import Rotation, turned
 
 SHAPES = Shapes(
@@ -58,19 +60,54 @@ def _polapp(
     eps: float,
 ) -> Tensor:
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        k, most = key_features(k, padding, rotation)
-        count = count_tokens(k, padding)
-        mean = k.sum(dim=-2, keepdim=True) / count
-        (keys,) = turned(rotation, k)
-        values = (keys.mT @ zero_padding(v, padding) / count).tensor_split([(v.shape[-1] + 1) // 2], dim=-1)
-        streams = []
-        for x, s, part in zip((q, -q), (same, opposite), values, strict=True):
-            features, scaled_eps = query_features(x, s, most, eps)
-            (queries,) = turned(rotation, features)
-            streams.append(queries @ part / (features @ mean.mT + scaled_eps))
-        return torch.cat(streams, dim=-1)
+        sums = polapp_sums(k, v, padding, rotation)
+        return polapp_answers(q, same, opposite, sums, count_tokens(k, padding), rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding)
+
+
+@kept_in_fp32
+def polapp_sums(
+    k: Tensor, v: Tensor, padding: Tensor | None = None, rotation: Rotation | None = None
+) -> tuple[Tensor, ...]:
+    """Of some keys and values (b, h, n, d): m (b, h, 1, 2d), Σ K e^-m, and Σ K̃ᵀ v (b, h, 2d, d) with K̃ of K e^-m.
+
+    `merge_polapp` makes one state of those of two parts.
+    """
+    k, most = key_features(k, padding, rotation)
+    total = k.sum(dim=-2, keepdim=True)
+    (keys,) = turned(rotation, k)
+    return most, total, keys.mT @ zero_padding(v, padding)
+
+
+def merge_polapp(state: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Make one state of those of two parts: each feature has its own largest exponent."""
+    most = torch.maximum(state[0], other[0])
+    own, others = torch.exp(state[0] - most), torch.exp(other[0] - most)
+    return most, state[1] * own + other[1] * others, state[2] * own.mT + other[2] * others.mT
+
+
+@in_fp32
+def polapp_answers(
+    q: Tensor,
+    same: Tensor,
+    opposite: Tensor,
+    sums: Sequence[Tensor],
+    count: Tensor | int,
+    rotation: Rotation | None = None,
+    *,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`polapp_attention` of some queries (b, h, n, d), from the state of `count` keys."""
+    most, total, products = sums
+    mean, width = total / count, products.shape[-1]
+    values = (products / count).tensor_split([(width + 1) // 2], dim=-1)
+    streams = []
+    for x, s, part in zip((q, -q), (same, opposite), values, strict=True):
+        features, scaled_eps = query_features(x, s, most, eps)
+        (queries,) = turned(rotation, features)
+        streams.append(queries @ part / (features @ mean.mT + scaled_eps))
+    return torch.cat(streams, dim=-1)
 
 
 @in_fp32

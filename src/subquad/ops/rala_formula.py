@@ -8,13 +8,17 @@ product n·ω·φ(k) leaves the range of fp16. φ̃ are turned features where th
 are not turned. The mean is over all queries: what one gets depends on the others.
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from subquad.kernels import Shapes
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS
 from subquad.ops.padding import mean_token, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.ops.weighted_sums import weighted_sums
 from subquad.rope import Rotation, turned
 
 SHAPES = Shapes("RALA", q="b h n d", k="b h m d", v="b h m d", padding="b m", query_padding="b n")
@@ -48,6 +52,33 @@ def rala_attention(
         return q @ ((k * shares).mT @ zero_padding(v, padding)) / (normalizer + eps)
 
     return by_image(mix, q, k, v, padding, query_padding)
+
+
+@kept_in_fp32
+def rala_query_sum(q: Tensor) -> Tensor:
+    """Σ φ(q) (b, h, 1, d) of some queries (b, h, n, d), to be added up over all of them."""
+    return elu(q).sum(dim=-2, keepdim=True)
+
+
+@kept_in_fp32
+def rala_sums(k: Tensor, v: Tensor, mean_query: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, ...]:
+    """Of some keys and values (b, h, n, d), and ḡ (b, h, 1, d), what `rala_answers` needs, by `merge_weighted`."""
+    k = elu(k)
+    scores = mean_query @ k.mT * k.shape[-1] ** -0.5
+    most, total, keys = weighted_sums(scores, k)
+    weighted = k * torch.exp(scores - most).mT
+    (weighted,) = turned(rotation, weighted)
+    return most, total, keys, weighted.mT @ v
+
+
+@in_fp32
+def rala_answers(q: Tensor, sums: Sequence[Tensor], rotation: Rotation | None = None, *, eps: float = 1e-6) -> Tensor:
+    """`rala_attention` of some queries (b, h, n, d), from the state of all keys."""
+    _, total, keys, products = sums
+    q = elu(q)
+    normalizer = q @ (keys / total).mT
+    (q,) = turned(rotation, q)
+    return q @ (products / total) / (normalizer + eps)
 
 
 @in_fp32

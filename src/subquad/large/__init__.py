@@ -1,0 +1,7 @@
+"""Images of more tokens than fit: streamed through a network, or spread over processes."""
+
+from subquad.large.image_rows import rows_of
+from subquad.large.streamed_network import Outputs, Streamed, check_network, stream_network
+from subquad.large.walking_along import evaluating, identity_of, watching
+
+__all__ = ["Outputs", "Streamed", "check_network", "evaluating", "identity_of", "rows_of", "stream_network", "watching"]
