@@ -30,7 +30,6 @@ from subquad.exports import export as export_network
 from subquad.holding import holding
 from subquad.inference import optimize
 from subquad.large import Outputs, Streamed, check_network, evaluating, identity_of, rows_of, stream_network, watching
-from subquad.large.streaming import MOST_TOKENS
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
 from subquad.pages import check_page, write_analysis, write_conversion, write_report
 from subquad.runs import open_trained
@@ -183,7 +182,7 @@ def stream(
     dtype: str | None = None,
     keep: str | None = None,
     tokens_in: Path | str | None = None,
-    most_tokens: int = MOST_TOKENS,
+    most_tokens: int | None = None,
     progress: bool = False,
 ) -> Streamed:
     """What a network makes of one image of any size, exactly, with no more in memory than its tokens.
@@ -199,7 +198,7 @@ def stream(
         dtype: fp32 or bf16, of parameters and products, for a network that is opened here; as it is if left out.
         keep: what tokens are kept in between layers: fp32, bf16 or fp64; what the network computes in if left out.
         tokens_in: a folder that tokens are kept in instead of memory; a walk that was broken off goes on from there.
-        most_tokens: at work at a time.
+        most_tokens: at work at a time; some thousands if left out.
         progress: whether a bar shows on a terminal how far it is.
 
     Raises:
@@ -207,7 +206,7 @@ def stream(
     """
     model, about, classes = _to_stream(source, dtype)
     check_network(model)
-    if most_tokens < 1:
+    if most_tokens is not None and most_tokens < 1:
         raise SubquadError(f"most_tokens is 1 at least, got {most_tokens}")
     rows = rows_of(image, about.mean, about.std, next(model.parameters()).dtype, model)
     shown = _class_number(heat_class, classes)

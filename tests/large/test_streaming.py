@@ -43,7 +43,7 @@ def last_tokens(model, image, most_tokens, store=TokensInMemory):
     tokens = store(grid.num_tokens, model.num_features, image.dtype)
     with torch.inference_mode():
         steps = StreamedStage(stage, grid, tokens, image.dtype, most_tokens=most_tokens)
-        for rows, part in embedded(stage, TensorRows(image, image.dtype), grid, steps.parts):
+        for rows, part in embedded(stage, TensorRows(image, image.dtype), grid, steps.parts()):
             tokens.write(rows.tokens, part)
         tokens.turn()
         for step in steps.steps():

@@ -26,7 +26,7 @@ def add_commands(commands: Commands) -> None:
         metavar="FOLDER",
         help="keep tokens in files there, not in memory; what was broken off goes on from there",
     )
-    sub.add_argument("--most-tokens", type=positive, default=16_384, metavar="N", help="tokens at work at a time")
+    sub.add_argument("--most-tokens", type=positive, metavar="N", help="tokens at work at a time, not some thousands")
 
 
 def run_stream(arguments: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
 from subquad.large.map_files import map_file
 from subquad.large.resuming import Progress, tokens_in_folder
-from subquad.large.streaming import MOST_TOKENS, StreamedStage, Watch, embedded
+from subquad.large.streaming import StreamedStage, Watch, embedded
 from subquad.large.token_store import DTYPES, TokensInMemory, TokenStore
 from subquad.models.backbone import Backbone
 from subquad.models.layers import ImageRows
@@ -83,7 +83,7 @@ def stream_network(
     image: ImageRows,
     outputs: Outputs = Outputs(),
     *,
-    most_tokens: int = MOST_TOKENS,
+    most_tokens: int | None = None,
     keep: str | None = None,
     tokens_in: Path | None = None,
     identity: str = "",
@@ -95,7 +95,7 @@ def stream_network(
         model: a plain host, in evaluation mode, of mechanisms that can be streamed.
         image: as the network takes it.
         outputs: the maps to write.
-        most_tokens: tokens at work at a time.
+        most_tokens: tokens at work at a time; some thousands if left out.
         keep: what tokens are kept in between two layers, a name of `DTYPES`; what the network computes in if left out.
         tokens_in: a folder that tokens are kept in instead of memory; a walk that was broken off goes on from there.
         identity: what says whose tokens these are, in such a folder.
@@ -160,7 +160,7 @@ def _check_outputs(model: Any, outputs: Outputs) -> None:
 
 
 def _embed(steps: StreamedStage, image: ImageRows) -> None:
-    for rows, tokens in embedded(steps.stage, image, steps.grid, steps.parts):
+    for rows, tokens in embedded(steps.stage, image, steps.grid, steps.parts()):
         steps.store.write(rows.tokens, tokens)
         steps.watch(rows.grid.num_tokens)
     steps.store.turn()
@@ -204,7 +204,7 @@ def _write_heat(model: Any, steps: StreamedStage, path: Path, shown: int) -> Non
 
 def _normed(model: Any, steps: StreamedStage) -> Iterator[tuple[GridRows, Tensor]]:
     """Rows, and their tokens (1, n, c) behind the network's last norm."""
-    for rows in steps.parts:
+    for rows in steps.parts():
         tokens = steps.store.read(rows.tokens).to(steps.dtype)
         yield rows, model.norm(steps.stage.norm(tokens))
         steps.watch(rows.grid.num_tokens)

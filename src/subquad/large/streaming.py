@@ -20,8 +20,10 @@ from subquad.grid import GridRows, TokenGrid, cut_into_rows
 from subquad.large.token_store import TokenStore
 from subquad.models.layers import Block, SelfAttention, Stage, feature_width_of
 
-MOST_TOKENS = 16_384
-"""Tokens at work at a time unless told otherwise."""
+MOST_TOKENS = 8_192
+"""Tokens at work at a time unless told otherwise: what a layer makes of them fits into a processor's cache."""
+ROWS_FOR_EACH_BESIDE = 8
+"""How many rows are at work, unless told otherwise, for each that is looked at above: those are computed twice."""
 
 Watch = Callable[[int], None]
 """Hears of so many tokens that were gone through once more."""
@@ -45,7 +47,7 @@ class StreamedStage:
         grid: the tokens' grid.
         store: has the tokens, and gets those behind each block.
         dtype: what is computed in, that of the parameters.
-        most_tokens: at work at a time.
+        most_tokens: at work at a time; `MOST_TOKENS`, or more where rows beside are looked at, if left out.
         watch: hears of progress, once for each sweep over a part.
     """
 
@@ -56,12 +58,18 @@ class StreamedStage:
         store: TokenStore,
         dtype: torch.dtype,
         *,
-        most_tokens: int = MOST_TOKENS,
+        most_tokens: int | None = None,
         watch: Watch = lambda tokens: None,
     ) -> None:
         check_streamable(list(stage.blocks), grid)
         self.stage, self.grid, self.store, self.dtype, self.watch = stage, grid, store, dtype, watch
-        self.parts = cut_into_rows(grid, most_tokens)
+        self.most_tokens = most_tokens
+
+    def parts(self, reach: int = 0) -> list[GridRows]:
+        """The grid in parts, of which each looks at `reach` rows above and below."""
+        if self.most_tokens is not None:
+            return cut_into_rows(self.grid, self.most_tokens)
+        return cut_into_rows(self.grid, max(MOST_TOKENS, ROWS_FOR_EACH_BESIDE * reach * self.grid.width))
 
     def steps(self) -> list[Callable[[], None]]:
         """What takes the tokens through all blocks: each step replaces all tokens once."""
@@ -101,7 +109,7 @@ class StreamedStage:
         states: list[Any] = []
         for sweep in streaming.sums:
             state = None
-            for rows in self.parts:
+            for rows in self.parts(sweep.reach):
                 seen = rows.widened(sweep.reach)
                 x = self.store.read(seen.tokens).to(self.dtype)
                 part = sweep.compute(rows, *states, **self._supply(block, sweep, rows, seen, x))
@@ -113,7 +121,8 @@ class StreamedStage:
     def _replace(self, reach: int, function: Callable[[GridRows, GridRows, Tensor], Tensor]) -> None:
         """Let `function` of the rows, the rows that it sees, and the tokens of these, take the tokens' place."""
         before: Tensor | None = None
-        for rows, following in zip(self.parts, [*self.parts[1:], None], strict=True):
+        parts = self.parts(reach)
+        for rows, following in zip(parts, [*parts[1:], None], strict=True):
             seen = rows.widened(reach)
             x = self.store.read(slice(rows.tokens.start, seen.tokens.stop)).to(self.dtype)
             # rows above as they were: the store may have what became of them
