@@ -133,6 +133,10 @@ class Stage(nn.Module):
         """What goes into the blocks."""
         image = self.embed(x)
         grid = spread.grid_of(image, self.grid.prefix)
+        return self.drop(self.placed(image, grid)), grid
+
+    def placed(self, image: Tensor, grid: TokenGrid) -> Tensor:
+        """The tokens (b, n, c) of an embedded image (b, c, y, x), or of some rows of one: prefix tokens, positions."""
         tokens = rearrange(image, "b c y x -> b (y x) c")
         of_prefix = self.pos_embed is not None and self.pos_embed.grid.prefix > 0
         if self.pos_embed is not None and not of_prefix:
@@ -142,7 +146,7 @@ class Stage(nn.Module):
             tokens = torch.cat([prefix_tokens, tokens], dim=1)
         if self.pos_embed is not None and of_prefix:
             tokens = tokens + self.pos_embed(grid)
-        return self.drop(tokens), grid
+        return tokens
 
     def regrid(self, grid: TokenGrid) -> None:
         """Make position parameters for another grid."""

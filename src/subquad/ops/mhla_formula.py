@@ -7,17 +7,19 @@ Cost 2 n d² + m² d² a head with m blocks. Zhang et al. 2026, arXiv 2601.07832
 its code, see `mhla_attention`.
 """
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.kernels import Shapes
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
 
 SHAPES = Shapes(
     "MHLA", q="b h n d", k="b h m d", v="b h m d", mixing="i j", q_scale="h 1 d", k_scale="h 1 d", padding="b m"
@@ -93,6 +95,50 @@ def _mhla(
         return y[..., :-1] / (y[..., -1:] + FLOOR)
 
     return by_image(mix, q, k, v, padding)
+
+
+@kept_in_fp32
+def mhla_sums(k: Tensor, v: Tensor, k_scale: Tensor, *, rows: GridRows, pieces: tuple[int, int]) -> Tensor:
+    """What some rows' keys and values (b, h, n, d) add to the states of all blocks, (b, h, m, d, d + 1)."""
+    k, v = features(k, k_scale), torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    first = min(rows.whole.prefix, 1)
+    states = k.new_zeros(*k.shape[:2], math.prod(pieces) + first, k.shape[-1], v.shape[-1])
+    prefix = rows.prefix
+    if prefix:
+        states[:, :, 0] = k[:, :, :prefix].mT @ v[:, :, :prefix]
+    for block, here in blocks_in_rows(rows, pieces):
+        states[:, :, first + block] += k[:, :, here].mT @ v[:, :, here]
+    return states
+
+
+@in_fp32
+def mhla_answers(
+    q: Tensor, states: Tensor, mixing: Tensor, q_scale: Tensor, *, rows: GridRows, pieces: tuple[int, int]
+) -> Tensor:
+    """`mhla_attention` of some rows' queries (b, h, n, d), as the paper normalises, from the states of all blocks."""
+    q = features(q, q_scale)
+    mixed = (mixing @ states.flatten(3)).unflatten(3, states.shape[3:])
+    y = q.new_empty(*q.shape[:3], mixed.shape[-1])
+    first, prefix = min(rows.whole.prefix, 1), rows.prefix
+    if prefix:
+        y[:, :, :prefix] = q[:, :, :prefix] @ mixed[:, :, 0]
+    for block, here in blocks_in_rows(rows, pieces):
+        y[:, :, here] = q[:, :, here] @ mixed[:, :, first + block]
+    return y[..., :-1] / (y[..., -1:] + FLOOR)
+
+
+def blocks_in_rows(rows: GridRows, pieces: tuple[int, int]) -> Iterator[tuple[int, Tensor]]:
+    """The blocks of the whole map that some of its rows have tokens of, and which of the rows' tokens these are."""
+    bounds = [
+        [i * size // count for i in range(count + 1)] for size, count in zip(rows.whole.shape, pieces, strict=True)
+    ]
+    places = torch.arange(rows.num_places).view(rows.shape) + rows.prefix
+    for i, (top, bottom) in enumerate(itertools.pairwise(bounds[0])):
+        top, bottom = max(top, rows.first) - rows.first, min(bottom, rows.behind) - rows.first
+        if top < bottom:
+            for j, (left, right) in enumerate(itertools.pairwise(bounds[1])):
+                if left < right:
+                    yield i * pieces[1] + j, places[top:bottom, left:right].flatten()
 
 
 def _sizes(grid: TokenGrid, kv_grid: TokenGrid, pieces: tuple[int, int]) -> dict[str, int]:
