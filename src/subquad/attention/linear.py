@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import unknown_name
 from subquad.grid import GridRows, TokenGrid
@@ -65,7 +65,7 @@ class LinearAttention(nn.Module):
         return linear_weights(q, k, padding, feature_map=self.feature_map)[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
 
         def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
             return linear_sums(k, v, feature_map=self.feature_map)

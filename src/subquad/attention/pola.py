@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import Shapes, pola_attention, pola_weights
@@ -87,7 +87,7 @@ class PolaAttention(nn.Module):
         return pola_weights(q, k, self.powers(), padding, self._temperature(), self.positions(kv_grid))
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
         positions, powers, temperature = self.positions.by_rows(grid), self.powers(), self._temperature()
 
         def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import Shapes, rala_attention, rala_weights
@@ -79,7 +79,7 @@ class RalaAttention(nn.Module):
         return rala_weights(q, k, padding, absent_queries(padding, grid, kv_grid), rotation)[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
 
         def queries(rows: GridRows, q: Tensor) -> State:
             return (rala_query_sum(q),)

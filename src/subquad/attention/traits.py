@@ -47,7 +47,7 @@ class Traits:
         no_weights: why it has no explicit attention, as the end of "… has no explicit weights: "; empty where it has.
             Its `weights` raises a SubquadError that says so.
         no_streaming: why it can't answer a grid piece by piece, as the end of "… can't be streamed: "; empty where it
-            can, see `subquad.attention.streaming`.
+            can, see `subquad.attention.sweeps`.
         refuses: what it can't honour and why, by name: "padding", "prefix" (tokens that stand nowhere on the map),
             "kv_grid" (keys on another grid than the queries). It raises a SubquadError where it meets one, a prefix
             and grids already when it is made; who wants to know before reads it here.

@@ -2,6 +2,6 @@
 
 from subquad.large.image_rows import rows_of
 from subquad.large.streamed_network import Outputs, Streamed, check_network, stream_network
-from subquad.large.walking_along import evaluating, identity_of, watching
+from subquad.large.walking_along import identity_of
 
-__all__ = ["Outputs", "Streamed", "check_network", "evaluating", "identity_of", "rows_of", "stream_network", "watching"]
+__all__ = ["Outputs", "Streamed", "check_network", "identity_of", "rows_of", "stream_network"]

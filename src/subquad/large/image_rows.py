@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from subquad.data.decoding import read_named_image
 from subquad.errors import SubquadError
@@ -103,21 +103,22 @@ class NormalisedRows:
         return ((image / most - self.mean) / self.std)[None].to(self.dtype)
 
 
-def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, model: Any) -> ImageRows:
+def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], model: nn.Module) -> ImageRows:
     """An image to stream, as `model` takes it: a file, an array of pixels, or a tensor that is so already.
 
     Raises:
         SubquadError: it can't be read, or has not the channels of the network, in one line.
     """
     rows: TensorRows | NormalisedRows
+    dtype, wanted = next(model.parameters()).dtype, model.in_chans
     if isinstance(image, Tensor):
         rows = TensorRows(image, dtype)
     elif isinstance(image, str | Path):
         rows = NormalisedRows(open_image(Path(image)), mean, std, dtype)
     else:
         rows = NormalisedRows(ArrayRows(image), mean, std, dtype)
-    if rows.channels != getattr(model, "in_chans", rows.channels):
-        raise SubquadError(f"this network takes images of {model.in_chans} channels, and this one has {rows.channels}")
+    if rows.channels != wanted:
+        raise SubquadError(f"this network takes images of {wanted} channels, and this one has {rows.channels}")
     return rows
 
 
