@@ -57,6 +57,16 @@ class Rotation(NamedTuple):
         return (tokens * self.cos + partners * self.sin).to(tokens.dtype)
 
 
+def tables_of(rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, bool]:
+    """A rotation as operators take it: cos and sin, which may be absent, and whether pairs are neighbours."""
+    return (None, None, True) if rotation is None else (rotation.cos, rotation.sin, rotation.interleaved)
+
+
+def rotation_of(cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Rotation | None:
+    """The rotation of such tables."""
+    return None if cos is None or sin is None else Rotation(cos, sin, interleaved)
+
+
 def turned(rotation: Rotation | None, *tokens: Tensor) -> tuple[Tensor, ...]:
     """Several tensors of tokens (b, h, n, d), each turned; as they are where there is no rotation."""
     return tokens if rotation is None else tuple(map(rotation.turn, tokens))
@@ -126,7 +136,8 @@ class AxialRope(nn.Module):
         width = self.head_dim * feature_width * (self.num_heads if self.across_heads else 1)
         exact = self.exact and dtype == torch.float64
         like = torch.empty(0, dtype=torch.float64 if exact else torch.float32, device=device)
-        down, across = (self._angles(grid, axis, width // 4, like) for axis in (0, 1))
+        down, across = (self._angles(grid.whole, axis, width // 4, like) for axis in (0, 1))
+        down = grid.own_rows(down)
         if rows is not None:
             down, grid = down[rows.first : rows.behind], rows.grid
         cos, sin = (self._written_out(table(down), table(across), grid) for table in (torch.cos, torch.sin))

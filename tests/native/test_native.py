@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from mechanisms import inputs_of, without_refused_prefix
+from operator_calls import GRID, TURNED, rotation_tables
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,6 +19,7 @@ from subquad.kernels import OPERATORS, Backend, backends, choose, choosing, decl
 from subquad.kernels.cpu import library
 from subquad.models.assembling import settings_of
 from subquad.positions import BiasTables
+from subquad.rope import rotation_of
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
 
@@ -72,6 +74,7 @@ def test_cores_at_any_width_and_length(width, threads, queries, keys):
         (ops.inline_attention, (q, k + 50, v), {}),
         (ops.pola_attention, (q, k, v, power), {}),
         (ops.pola_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
+        (ops.polapp_attention, (q, k, v, *torch.rand(2, 3, 1, 2 * width)), {}),
         (ops.agent_attention, (q, agents, k, v, *biases), {}),
         (ops.soft_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
     ]
@@ -162,6 +165,83 @@ def test_gradients_of_the_cores(operation, width, threads):
         assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
 
 
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("tables", ["mala", "mlla"])
+@pytest.mark.parametrize("width", [7, 16, 20, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_turned_features_and_their_gradients(name, tables, width, threads):
+    cos, sin, interleaved = rotation_tables(width, tables)
+    operation, (q, k, v, weight) = getattr(ops, name), projected(2, 3, GRID.num_tokens, width, count=4)
+
+    def mix(*qkv, **more):
+        turn = rotation_of(*(None if x is None else x.to(qkv[0].dtype) for x in (cos, sin)), interleaved)
+        return operation(*qkv, rotation=turn, **more)
+
+    expected = [x.double() for x in (q, k, v)]
+    expected = [mix(*expected), *gradients_of(mix, expected, weight.double())]
+    got = [mix(q, k, v, backend="native"), *gradients_of(lambda *x: mix(*x, backend="native"), [q, k, v], weight)]
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("width", [7, 64, 130])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (65, 200), (300, 63)])
+def test_features_that_are_not_turned_at_any_width_and_length(name, width, threads, queries, keys):
+    """As exact as the eager form: MALA is a difference of numbers that grow with the width."""
+    (q,), (k, v) = projected(2, 3, queries, width), projected(2, 3, keys, width, count=2)
+    expected = getattr(ops, name)(q.double(), k.double(), v.double())
+    got, eager = (getattr(ops, name)(q, k, v, backend=backend) for backend in ("native", "eager"))
+    assert got.shape == expected.shape and got.transpose(1, 2).is_contiguous()
+    off, allowed = ((y.double() - expected).abs().max().item() for y in (got, eager))
+    assert off <= 3 * allowed + 1e-6 * expected.abs().max().item()
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_rotation_that_the_kernels_do_not_know_is_refused(name):
+    operation, (q, k, v) = getattr(ops, name), projected(1, 2, 6, 8, count=3)
+    tables = torch.ones(6, 8), torch.zeros(6, 8)
+    with pytest.raises(SubquadError, match="it turns pairs of neighbours, and these are of two halves"):
+        operation(q, k, v, rotation=rotation_of(*tables, False), backend="native")
+    halves = operation(q, k, v, rotation=rotation_of(*tables, False))
+    assert_close(halves, operation(q, k, v, backend="native"))
+    with pytest.raises(SubquadError, match="queries and keys that are turned stand on one grid"):
+        operation(q, k[:, :, 1:], v[:, :, 1:], rotation=rotation_of(*tables, True), backend="native")
+
+
+@pytest.mark.parametrize("tables", ["mala", "mlla"])
+@pytest.mark.parametrize("width", [7, 16, 20, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("size", [1e-4, 1, 60])
+def test_exponentials_of_both_signs_turned_and_at_any_size(tables, width, threads, size):
+    cos, sin, interleaved = rotation_tables(width, tables, features=2)
+    q, k, v = projected(2, 3, GRID.num_tokens, width, count=3)
+    tensors = q * size, k * size, v, *torch.rand(2, 3, 1, 2 * width)
+
+    def mix(*given, **more):
+        turn = rotation_of(*(None if x is None else x.to(given[0].dtype) for x in (cos, sin)), interleaved)
+        return ops.polapp_attention(*given, rotation=turn, **more)
+
+    expected = mix(*(x.double() for x in tensors))
+    off, allowed = ((mix(*tensors, backend=name).double() - expected).norm() for name in ("native", "eager"))
+    assert off <= 3 * allowed + 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["rala_attention"])
+@pytest.mark.parametrize("size", [1, 40, 400])
+def test_sharp_weights_of_keys_stay_in_range(name, size):
+    """Scores of hundreds: their exponentials are taken of differences from the largest, whichever thread has that."""
+    q, k, v, weight = projected(1, 2, 200, 16, count=4)
+    operation, tensors = getattr(ops, name), (q * size, k * size, v)
+    expected = gradients_of(operation, [x.double() for x in tensors], weight.double())[:3]
+    got = gradients_of(lambda *x: operation(*x, backend="native"), tensors, weight)[:3]
+    eager = gradients_of(lambda *x: operation(*x, backend="eager"), tensors, weight)[:3]
+    for one, other, wide in zip(got, eager, expected, strict=True):
+        allowed = (other.double() - wide).norm()
+        assert (one.double() - wide).norm() <= 3 * allowed + 1e-5 * wide.norm()
+
+
 @pytest.mark.parametrize("width", [7, 16, 40])
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize("count", [4, 17])
@@ -225,6 +305,10 @@ def gradient_kernels(monkeypatch):
 
 GRADIENT_CALLS = {
     "linear_attention_gradient": lambda x, few, grid: ops.linear_attention(x, x, x, backend="native"),
+    **{
+        f"{name}_gradient": lambda x, few, grid, name=name: getattr(ops, name)(x, x, x, backend="native")
+        for name in TURNED
+    },
     "inline_attention_gradient": lambda x, few, grid: ops.inline_attention(x, x, x, backend="native"),
     "agent_attention_gradient": lambda x, few, grid: ops.agent_attention(
         x, few, x, x, torch.randn(3, 4, grid.num_tokens), torch.randn(3, grid.num_tokens, 4), backend="native"
@@ -449,15 +533,18 @@ def test_operations_are_operators_of_torch():
     few, power = torch.randn(1, 2, 4, 16), torch.full((2, 1, 16), 2.0)
     bias, tables = torch.randn(2, 4, 12), (*(torch.randn(2, 4, n) for n in (3, 4)), None)
     tables = torch.randn(2, 4, 2, 2), *tables
-    gram = torch.eye(4).expand(2, 4, 4)
+    gram, turns = torch.eye(4).expand(2, 4, 4), (torch.ones(12, 16), torch.zeros(12, 16))
     calls = {
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
         kernels.inline_attention: (q, k, v),
         kernels.pola_attention: (q, k, v, power, None, None, 1e-6),
+        kernels.polapp_attention: (q, k, v, *torch.rand(2, 2, 1, 32), None, None, True, 1e-6),
         kernels.agent_attention: (q, few, k, v, bias, bias),
         kernels.agent_attention_of_tables: (q, few, k, v, *tables, *tables),
         OPERATORS["linear_attention_gradient"]: (q, q, k, v, "elu", 1e-6),
         OPERATORS["inline_attention_gradient"]: (q, q, k, v),
+        **{OPERATORS[name]: (q, k, v, *turns, True, 1e-6) for name in TURNED},
+        **{OPERATORS[f"{name}_gradient"]: (q, q, k, v, *turns, True, 1e-6) for name in TURNED},
         OPERATORS["agent_attention_gradient"]: (q, q, few, k, v, bias, bias),
         kernels.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
         kernels.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),

@@ -1,4 +1,4 @@
-"""Bricks that several mechanisms are built from: head sizes and the local branch.
+"""Bricks that several mechanisms are built from: head sizes, tokens on their grids, the local branch and the gate.
 
 Letters: b batch, h heads, n tokens, d channels of a head, y x rows and columns.
 """
@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
-from subquad.ops import add_local
+from subquad.ops import Shapes, add_local
 from subquad.ops.map_formulas import add_local_to_rows
 from subquad.ops.padding import zero_padding
+from subquad.rope import Rotation
+
+GATED = Shapes("a gate", y="b h n d", g="b h n d")
 
 
 def head_dim(dim: int, num_heads: int) -> int:
@@ -20,6 +23,16 @@ def head_dim(dim: int, num_heads: int) -> int:
     if num_heads < 1 or dim < 1 or dim % num_heads:
         raise SubquadError(f"{num_heads} heads do not divide a width of {dim}: choose num_heads among its divisors")
     return dim // num_heads
+
+
+def check_tokens(
+    q: Tensor, k: Tensor, rotation: Rotation | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+) -> None:
+    """Raise a SubquadError where queries or keys are not those of their grids, or a rotation would be of two."""
+    grid.check(q)
+    kv_grid.check(k)
+    if rotation is not None and grid != kv_grid:
+        raise SubquadError(f"a rotation is of one grid, not of {grid} for queries and {kv_grid} for keys")
 
 
 class LocalConv(nn.Module):
@@ -83,9 +96,37 @@ class LocalConv(nn.Module):
         return add_local_to_rows(y, v, weight, bias, gate, rows=rows)
 
 
+def finish(
+    local: LocalConv | None,
+    y: Tensor,
+    v: Tensor,
+    gate: Tensor | None = None,
+    *,
+    grid: TokenGrid,
+    kv_grid: TokenGrid,
+    padding: Tensor | None = None,
+) -> Tensor:
+    """(y + the local branch of v) · gate, all (b, h, n, d), of a mechanism that may have neither."""
+    if local is not None:
+        return local(y, v, gate, grid=grid, kv_grid=kv_grid, padding=padding)
+    if gate is None:
+        return y
+    GATED.check(y, gate)
+    return y * gate
+
+
 def values_beside(local: LocalConv | None) -> dict[str, int]:
-    """What a mechanism's answers need of the rows beside: values, where it has a local branch."""
+    """What answers of some rows need of the rows beside: values, where a mechanism has a local branch."""
     return {} if local is None else {"v": local.reach}
+
+
+def finish_rows(
+    local: LocalConv | None, y: Tensor, v: Tensor | None, gate: Tensor | None = None, *, rows: GridRows
+) -> Tensor:
+    """`finish` for some rows of a grid, from values of those and of the rows beside, see `values_beside`."""
+    if local is not None:
+        return local.of_rows(y, v, gate, rows=rows)
+    return y if gate is None else y * gate
 
 
 @torch.no_grad()

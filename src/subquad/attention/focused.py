@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence, values_beside
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
 from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
@@ -25,6 +25,7 @@ class FocusedAttention(nn.Module):
         label="focused linear (FLatten)",
         key_removal=renormalised,
         start_quietly=lambda new: silence(new.positions, new.local),
+        spreads=True,
         colour="#56a7d8",
     )
 
@@ -57,19 +58,10 @@ class FocusedAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         k = self._placed(k, kv_grid)
         y = focused_attention(q, k, v, F.softplus(self.temperature), padding, power=self.power).to(v.dtype)
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
-
-    def weights(
-        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
-    ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
-        k = self._placed(k, kv_grid)
-        return focused_weights(q, k, F.softplus(self.temperature), padding, power=self.power)[:, :, None]
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def streaming(self, grid: TokenGrid) -> Streaming:
         """See `subquad.attention.sweeps`."""
@@ -80,9 +72,16 @@ class FocusedAttention(nn.Module):
 
         def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
             y = focused_answers(q, temperature, state, grid.num_tokens, power=self.power)
-            return y if self.local is None else self.local.of_rows(y, v, rows=rows)
+            return finish_rows(self.local, y, v, rows=rows)
 
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
+
+    def weights(
+        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> Tensor:
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
+        k = self._placed(k, kv_grid)
+        return focused_weights(q, k, F.softplus(self.temperature), padding, power=self.power)[:, :, None]
 
     def _placed(self, k: Tensor, kv_grid: TokenGrid) -> Tensor:
         """The keys with their positions."""

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence, values_beside
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
 from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
@@ -21,6 +21,7 @@ class LinearAttention(nn.Module):
         label="linear",
         key_removal=renormalised,
         start_quietly=lambda new: silence(new.local),
+        spreads=True,
         colour="#0072b2",
     )
 
@@ -52,17 +53,9 @@ class LinearAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         y = linear_attention(q, k, v, padding, feature_map=self.feature_map)
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
-
-    def weights(
-        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
-    ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
-        return linear_weights(q, k, padding, feature_map=self.feature_map)[:, :, None]
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def streaming(self, grid: TokenGrid) -> Streaming:
         """See `subquad.attention.sweeps`."""
@@ -72,6 +65,12 @@ class LinearAttention(nn.Module):
 
         def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
             y = linear_answers(q, state, grid.num_tokens, feature_map=self.feature_map)
-            return y if self.local is None else self.local.of_rows(y, v, rows=rows)
+            return finish_rows(self.local, y, v, rows=rows)
 
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
+
+    def weights(
+        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> Tensor:
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
+        return linear_weights(q, k, padding, feature_map=self.feature_map)[:, :, None]

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence, values_beside
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
 from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
@@ -80,8 +80,7 @@ class MHLAAttention(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         self._check(grid, kv_grid, padding)
         y = mhla_attention(
             q,
@@ -96,27 +95,7 @@ class MHLAAttention(nn.Module):
             pieces=self.pieces,
             normaliser=self.normaliser,
         )
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
-
-    def weights(
-        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
-    ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
-        self._check(grid, kv_grid, padding)
-        weights = mhla_weights(
-            q,
-            k,
-            self._mixing(grid, kv_grid),
-            self.q_scale,
-            self.k_scale,
-            padding,
-            grid=grid,
-            kv_grid=kv_grid,
-            pieces=self.pieces,
-            normaliser=self.normaliser,
-        )
-        return weights[:, :, None]
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def streaming(self, grid: TokenGrid) -> Streaming:
         """See `subquad.attention.sweeps`; SubquadError with the released normaliser."""
@@ -133,9 +112,28 @@ class MHLAAttention(nn.Module):
 
         def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
             y = mhla_answers(q, state[0], mixing, self.q_scale, rows=rows, pieces=self.pieces)
-            return y if self.local is None else self.local.of_rows(y, v, rows=rows)
+            return finish_rows(self.local, y, v, rows=rows)
 
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
+
+    def weights(
+        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> Tensor:
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
+        self._check(grid, kv_grid, padding)
+        weights = mhla_weights(
+            q,
+            k,
+            self._mixing(grid, kv_grid),
+            self.q_scale,
+            self.k_scale,
+            padding,
+            grid=grid,
+            kv_grid=kv_grid,
+            pieces=self.pieces,
+            normaliser=self.normaliser,
+        )
+        return weights[:, :, None]
 
     def _mixing(self, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """The matrix of the blocks that these grids have."""

@@ -1,7 +1,17 @@
-"""Images of more tokens than fit: streamed through a network, or spread over processes."""
+"""Images that are too large for one process, or for its memory: their tokens over several, or streamed."""
 
+from subquad.large.bands import band_rows, split_tokens
 from subquad.large.image_rows import rows_of
 from subquad.large.streamed_network import Outputs, Streamed, check_network, stream_network
 from subquad.large.walking_along import identity_of
 
-__all__ = ["Outputs", "Streamed", "check_network", "identity_of", "rows_of", "stream_network"]
+__all__ = [
+    "Outputs",
+    "Streamed",
+    "band_rows",
+    "check_network",
+    "identity_of",
+    "rows_of",
+    "split_tokens",
+    "stream_network",
+]

@@ -18,7 +18,7 @@ from subquad.errors import SubquadError
 from subquad.large.png_rows import PngRows, can_read_by_rows
 from subquad.large.slide_rows import SlideRows
 from subquad.large.tiff_rows import TiffRows
-from subquad.models.layers import ImageRows
+from subquad.models.stages import ImageRows
 
 MOST_WHOLE = 2**28
 """Pixels of an image that is decoded at once, 0.8 GB of bytes, where its format can't be read by rows."""

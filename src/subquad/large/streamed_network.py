@@ -23,7 +23,7 @@ from subquad.large.streaming import StreamedStage, embedded
 from subquad.large.token_store import DTYPES, TokensInMemory, TokenStore
 from subquad.large.walking_along import evaluating, watching
 from subquad.models.backbone import Backbone
-from subquad.models.layers import ImageRows
+from subquad.models.stages import ImageRows
 
 MOST_CLASSES = 2**16
 """Classes that labels are told apart up to."""

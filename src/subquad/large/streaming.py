@@ -18,7 +18,8 @@ from subquad.attention.sweeps import Streaming, Sweep, streaming_of
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, cut_into_rows
 from subquad.large.token_store import TokenStore
-from subquad.models.layers import Block, SelfAttention, Stage, feature_width_of
+from subquad.models.layers import Block, SelfAttention
+from subquad.models.stages import Stage, feature_width_of
 
 MOST_TOKENS = 8_192
 """Tokens at work at a time unless told otherwise: what a layer makes of them fits into a processor's cache."""

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from subquad import kernels
-from subquad.ops.padding import count_tokens, mean_token, zero_padding
+from subquad.ops.padding import count_tokens, mean_token, totals, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
 
 SHAPES = kernels.inline_attention.shapes.extended(padding="b m")
@@ -29,19 +29,21 @@ def inline_attention(
 
 @in_fp32
 def _inline(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
-    return inline_answers(q, inline_sums(k, v, padding))
+    # keys are centred before the product: subtracting afterwards cancels when they share a large mean
+    k = zero_padding(k - mean_token(k, padding), padding)
+    v = zero_padding(v, padding)
+    count, value_sum, products = totals(v, padding, v.sum(dim=-2, keepdim=True), k.mT @ v)
+    return value_sum / count + q @ (products / count * q.shape[-1] ** -0.5)
 
 
 @kept_in_fp32
-def inline_sums(k: Tensor, v: Tensor, padding: Tensor | None = None) -> tuple[Any, ...]:
+def inline_sums(k: Tensor, v: Tensor) -> tuple[Any, ...]:
     """Of some keys and values (b, h, n, d): how many they are, k̄ and v̄ (b, h, 1, d), and Σ (k − k̄)ᵀ v (b, h, d, d).
 
     `merge_inline` makes one state of those of two parts.
     """
-    # keys are centred before the product: subtracting afterwards cancels when they share a large mean
-    mean = mean_token(k, padding)
-    products = zero_padding(k - mean, padding).mT @ zero_padding(v, padding)
-    return count_tokens(v, padding), mean, mean_token(v, padding), products
+    mean = k.mean(dim=-2, keepdim=True)
+    return k.shape[-2], mean, v.mean(dim=-2, keepdim=True), (k - mean).mT @ v
 
 
 def merge_inline(state: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
-from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.padding import count_tokens, totals, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.rope import Rotation, turned
 
@@ -79,8 +79,8 @@ def mix_features(
     q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, eps: float, rotation: Rotation | None = None
 ) -> Tensor:
     """Linear attention of features that are already non-negative; the divisor's are not turned by `rotation`."""
-    sums = feature_sums(k, v, padding, rotation=rotation)
-    return feature_answers(q, sums, count_tokens(k, padding), eps=eps, rotation=rotation)
+    count, *sums = totals(v, padding, *feature_sums(k, v, padding, rotation=rotation))
+    return feature_answers(q, sums, count, eps=eps, rotation=rotation)
 
 
 def feature_sums(

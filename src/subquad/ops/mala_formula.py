@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from subquad.kernels import Shapes
+from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS
-from subquad.ops.padding import count_tokens, mean_token, zero_padding
+from subquad.ops.padding import count_tokens, mean_token, totals, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
-from subquad.rope import Rotation, turned
+from subquad.rope import Rotation, rotation_of, tables_of, turned
 
-SHAPES = Shapes("MALA", q="b h n d", k="b h m d", v="b h m d", padding="b m")
+SHAPES = kernels.mala_attention.shapes.without("cos", "sin").extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 elu = FEATURE_MAPS["elu"]
@@ -33,16 +33,31 @@ def mala_attention(
     rotation: Rotation | None = None,
     *,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
     SHAPES.check(q, k, v, padding)
-    return _mala(q, k, v, padding, rotation, eps)
+    cos, sin, interleaved = tables_of(rotation)
+    tensors, settings = (q, k, v, cos, sin), (interleaved, eps)
+    return kernels.compute(kernels.mala_attention, _mala, tensors, settings, (padding,), backend=backend)
 
 
 @in_fp32
-def _mala(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, rotation: Rotation | None, eps: float) -> Tensor:
+def _mala(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+    padding: Tensor | None = None,
+) -> Tensor:
+    rotation = rotation_of(cos, sin, interleaved)
+
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        return mala_answers(q, mala_sums(k, v, padding, rotation), count_tokens(k, padding), rotation, eps=eps)
+        count, *sums = totals(v, padding, *mala_sums(k, v, padding, rotation))
+        return mala_answers(q, sums, count, rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding)
 

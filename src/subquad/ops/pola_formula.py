@@ -14,7 +14,7 @@ from torch import Tensor
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import feature_weights
-from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.padding import totals, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.tracing import is_exporting
 
@@ -64,8 +64,8 @@ def _tempered(q: Tensor, k: Tensor, temperature: Tensor | None, positions: Tenso
 
 
 def _two_streams(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, power: Tensor, eps: float) -> Tensor:
-    sums = _sums(k, v, padding, power=power)
-    return _answers(q, sums, count_tokens(k, padding), power=power, eps=eps)
+    count, *sums = totals(k, padding, *_sums(k, v, padding, power=power))
+    return _answers(q, sums, count, power=power, eps=eps)
 
 
 def _sums(k: Tensor, v: Tensor, padding: Tensor | None, *, power: Tensor) -> tuple[Tensor, ...]:

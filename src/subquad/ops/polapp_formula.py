@@ -17,15 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subquad.kernels import Shapes
+from subquad import kernels, spread
 from subquad.ops.image_by_image import by_image
-from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.padding import count_tokens, totals, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
-from subquad.rope import Rotation, turned
+from subquad.rope import Rotation, rotation_of, tables_of, turned
 
-SHAPES = Shapes(
-    "PolaFormer++", q="b h n d", k="b h m d", v="b h m d", same="h 1 2*d", opposite="h 1 2*d", padding="b m"
-)
+SHAPES = kernels.polapp_attention.shapes.without("cos", "sin").extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 
@@ -39,13 +37,16 @@ def polapp_attention(
     rotation: Rotation | None = None,
     *,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k).
 
     `same` and `opposite` (h, 1, 2d) are s of the two streams.
     """
     SHAPES.check(q, k, v, same, opposite, padding)
-    return _polapp(q, k, v, same, opposite, padding, rotation, eps)
+    cos, sin, interleaved = tables_of(rotation)
+    tensors, settings = (q, k, v, same, opposite, cos, sin), (interleaved, eps)
+    return kernels.compute(kernels.polapp_attention, _polapp, tensors, settings, (padding,), backend=backend)
 
 
 @in_fp32
@@ -55,13 +56,18 @@ def _polapp(
     v: Tensor,
     same: Tensor,
     opposite: Tensor,
-    padding: Tensor | None,
-    rotation: Rotation | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
     eps: float,
+    padding: Tensor | None = None,
 ) -> Tensor:
+    rotation = rotation_of(cos, sin, interleaved)
+
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        sums = polapp_sums(k, v, padding, rotation)
-        return polapp_answers(q, same, opposite, sums, count_tokens(k, padding), rotation, eps=eps)
+        most, *sums = polapp_sums(k, v, padding, rotation)
+        count, *sums = totals(v, padding, *sums)
+        return polapp_answers(q, same, opposite, (most, *sums), count, rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding)
 
@@ -138,7 +144,7 @@ def polapp_weights(
 def key_features(k: Tensor, padding: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
     """K e^-m (b, h, n_k, 2d) of the keys that are there, zeros of others, and m (b, h, 1, 2d)."""
     exponents = halves(zero_padding(k, padding))
-    most = alike_in_pairs(exponents.detach().amax(dim=-2, keepdim=True), rotation)
+    most = alike_in_pairs(spread.largest(exponents.detach().amax(dim=-2, keepdim=True)), rotation)
     return scaled_exponentials(exponents, most), most
 
 

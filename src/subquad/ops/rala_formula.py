@@ -13,21 +13,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subquad.kernels import Shapes
+from subquad import kernels, spread
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS
 from subquad.ops.padding import mean_token, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.ops.weighted_sums import weighted_sums
-from subquad.rope import Rotation, turned
+from subquad.rope import Rotation, rotation_of, tables_of, turned
 
-SHAPES = Shapes("RALA", q="b h n d", k="b h m d", v="b h m d", padding="b m", query_padding="b n")
+SHAPES = kernels.rala_attention.shapes.without("cos", "sin").extended(padding="b m", query_padding="b n")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 elu = FEATURE_MAPS["elu"]
 
 
-@in_fp32
 def rala_attention(
     q: Tensor,
     k: Tensor,
@@ -37,19 +36,38 @@ def rala_attention(
     rotation: Rotation | None = None,
     *,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d).
 
     `padding` (b, n_k) are keys that are absent, `query_padding` (b, n_q) queries.
     """
     SHAPES.check(q, k, v, padding, query_padding)
+    cos, sin, interleaved = tables_of(rotation)
+    tensors, settings, beyond = (q, k, v, cos, sin), (interleaved, eps), (padding, query_padding)
+    return kernels.compute(kernels.rala_attention, _rala, tensors, settings, beyond, backend=backend)
+
+
+@in_fp32
+def _rala(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+    padding: Tensor | None = None,
+    query_padding: Tensor | None = None,
+) -> Tensor:
+    rotation = rotation_of(cos, sin, interleaved)
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, query_padding: Tensor | None) -> Tensor:
         q, k = elu(q), zero_padding(elu(k), padding)
         shares = key_shares(q, k, padding, query_padding)
-        normalizer = q @ (k.mT @ shares)
-        q, k = turned(rotation, q, k)
-        return q @ ((k * shares).mT @ zero_padding(v, padding)) / (normalizer + eps)
+        queries, keys = turned(rotation, q, k)
+        key_sum, state = spread.sums(k.mT @ shares, (keys * shares).mT @ zero_padding(v, padding))
+        return queries @ state / (q @ key_sum + eps)
 
     return by_image(mix, q, k, v, padding, query_padding)
 
@@ -104,6 +122,6 @@ def key_shares(q: Tensor, k: Tensor, padding: Tensor | None, query_padding: Tens
     """ω (b, h, n_k, 1) of features of queries and keys; zero for keys that are not there."""
     scores = k @ mean_token(q, query_padding).mT * q.shape[-1] ** -0.5
     if padding is None:
-        return scores.softmax(dim=-2)
+        return spread.softmax(scores, dim=-2)
     absent = padding[:, None, :, None]
-    return scores.masked_fill(absent, float("-inf")).softmax(dim=-2).masked_fill(absent, 0)
+    return spread.softmax(scores.masked_fill(absent, float("-inf")), dim=-2).masked_fill(absent, 0)

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from subquad import kernels
+from subquad import kernels, spread
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops.image_by_image import by_image
 from subquad.ops.map_formulas import filter_map
-from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.padding import totals, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.rope import Rotation, turned
 
@@ -62,8 +62,8 @@ def _unit(
     q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, padding: Tensor | None, *, rotation: Rotation | None
 ) -> Tensor:
     def learn_and_answer(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        sums = unit_sums(k, v, w1, w2, padding, rotation)
-        return unit_answers(q, w1, w2, sums, count_tokens(v, padding), rotation)
+        count, *sums = totals(v, padding, *unit_sums(k, v, w1, w2, padding, rotation))
+        return unit_answers(q, w1, w2, sums, count, rotation)
 
     return by_image(learn_and_answer, q, k, v, padding)
 
@@ -124,10 +124,12 @@ def _filter(
     q: Tensor, k: Tensor, v: Tensor, w3: Tensor, padding: Tensor | None, *, grid: TokenGrid, kv_grid: TokenGrid
 ) -> Tensor:
     on_map = None if padding is None else padding[:, kv_grid.prefix :]
-    count = count_tokens(v[:, :, kv_grid.prefix :], on_map)
     keys, values = (kv_grid.to_map(zero_padding(tokens, padding)) for tokens in (k, v))
     queries = grid.to_map(zero_padding(q, padding if grid == kv_grid else None))
-    products = _tap_products(F.pad(keys, (TAPS // 2,) * 4), values, q.shape[1])
+    filled, beyond = spread.with_borders(keys, TAPS // 2)
+    filled = F.pad(filled, (TAPS // 2, TAPS // 2, beyond, beyond))
+    products = _tap_products(filled, values, q.shape[1])
+    count, products = totals(v[:, :, kv_grid.prefix :], on_map, products)
     return grid.to_heads(filter_map(queries, _trained(w3, products, count)), q.shape[1])
 
 

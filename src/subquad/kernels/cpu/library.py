@@ -50,16 +50,17 @@ FUNCTIONS = (
     "soft_spread",
     "inline_attention",
     "inline_attention_gradient",
-    "linear_attention",
-    "linear_attention_gradient",
     "local_branch",
     "local_branch_gradient",
     "mlp",
     "newton_inverse",
     "newton_inverse_gradient",
     "pola_attention",
+    "polapp_attention",
     "pool",
     "pool_gradient",
+    "state_attention",
+    "state_attention_gradient",
 )
 """What the library exports, of each of ELEMENTS; each gives back whether lengths fitted."""
 

@@ -5,6 +5,7 @@ given back has the dtype of the first of them; parameters, states and whatever i
 """
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,22 +22,113 @@ from subquad.kernels.cpu.passing import (
     parameter_of,
     shape_of,
     tokens_of,
+    turning_of,
 )
-from subquad.kernels.declaring import empty_tokens, implements
+from subquad.kernels.declaring import Operator, empty_tokens, implements
 
-FEATURES = {"relu": 0, "elu": 1}
+FEATURES = {"relu": 0, "elu": 1, "none": 2, "nala": 3}
+FORMS = {"divided": 0, "subtracted": 1, "weighed": 2}
+"""What the states.h of kernels knows of: features of tokens, and what is made of their products."""
+
+
+def _state_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature: str,
+    form: str,
+    eps: float,
+    tables: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
+    out = empty_tokens(q)
+    kernel("state_attention", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, out)),
+        turning_of(*tables),
+        *_named(feature, form),
+        ctypes.c_float(eps),
+    )
+    return out.to(dtype)
+
+
+def _state_attention_gradient(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature: str,
+    form: str,
+    eps: float,
+    tables: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> tuple[Tensor, ...]:
+    given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
+    grads = tuple(map(empty_tokens, (q, k, v)))
+    kernel("state_attention_gradient", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, grad, *grads)),
+        turning_of(*tables),
+        *_named(feature, form),
+        ctypes.c_float(eps),
+    )
+    return as_given(grads, given)
+
+
+def _named(feature: str, form: str) -> tuple[ctypes.c_int32, ctypes.c_int32]:
+    return ctypes.c_int32(FEATURES[feature]), ctypes.c_int32(FORMS[form])
 
 
 @implements(operators.linear_attention, "native")
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float) -> Tensor:
     """See subquad.ops.linear_attention."""
-    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
-    out = empty_tokens(q)
-    tokens = map(tokens_of, (q, k, v, out))
-    kernel("linear_attention", q.dtype)(
-        shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
-    )
-    return out.to(dtype)
+    return _state_attention(q, k, v, feature_map, "divided", eps)
+
+
+@implements(operators.linear_attention_gradient, "native")
+def linear_attention_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
+) -> tuple[Tensor, ...]:
+    """Give the gradients of `linear_attention` to q, k and v."""
+    return _state_attention_gradient(grad, q, k, v, feature_map, "divided", eps)
+
+
+def _no_pairs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
+    *_, cos, _, interleaved, _ = rest
+    if cos is not None and not interleaved:
+        return "it turns pairs of neighbours, and these are of two halves"
+    if cos is not None and q.shape[2] != k.shape[2]:
+        return "queries and keys that are turned stand on one grid"
+    return None
+
+
+def _implement_turned(operator: Operator, feature: str, form: str) -> None:
+    """Let the kernels of states compute an operator whose features may be turned, and its gradient."""
+    assert operator.gradient is not None
+
+    @implements(operator, "native", cannot=_no_pairs)
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool, eps: float
+    ) -> Tensor:
+        return _state_attention(q, k, v, feature, form, eps, (cos, sin))
+
+    @implements(operator.gradient, "native")
+    def gradient(
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        interleaved: bool,
+        eps: float,
+    ) -> tuple[Tensor, ...]:
+        return _state_attention_gradient(grad, q, k, v, feature, form, eps, (cos, sin))
+
+
+_implement_turned(operators.mlla_attention, "elu", "divided")
+_implement_turned(operators.mala_attention, "elu", "subtracted")
+_implement_turned(operators.rala_attention, "elu", "weighed")
+_implement_turned(operators.nala_attention, "nala", "divided")
 
 
 @implements(operators.inline_attention, "native")
@@ -46,20 +138,6 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = empty_tokens(q)
     kernel("inline_attention", q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, out)))
     return out.to(dtype)
-
-
-@implements(operators.linear_attention_gradient, "native")
-def linear_attention_gradient(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
-) -> tuple[Tensor, ...]:
-    """Give the gradients of `linear_attention` to q, k and v."""
-    given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
-    grads = tuple(map(empty_tokens, (q, k, v)))
-    tokens = map(tokens_of, (q, k, v, grad, *grads))
-    kernel("linear_attention_gradient", q.dtype)(
-        shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
-    )
-    return as_given(grads, given)
 
 
 @implements(operators.inline_attention_gradient, "native")
@@ -89,6 +167,31 @@ def pola_attention(
         shape_of(q, k),
         *map(tokens_of, (q, k, v, places, out)),
         *map(parameter_of, (sharpness, power)),
+        ctypes.c_float(eps),
+    )
+    return out.to(dtype)
+
+
+@implements(operators.polapp_attention, "native", cannot=_no_pairs)
+def polapp_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    same: Tensor,
+    opposite: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+) -> Tensor:
+    """`same` and `opposite` (h, 1, 2d)."""
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
+    out = empty_tokens(q)
+    kernel("polapp_attention", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, out)),
+        *map(parameter_of, (same, opposite)),
+        turning_of(cos, sin),
         ctypes.c_float(eps),
     )
     return out.to(dtype)

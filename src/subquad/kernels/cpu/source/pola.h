@@ -1,6 +1,6 @@
 // PolaFormer's attention: see ops/pola_formula.py.
 #pragma once
-#include "linear.h"
+#include "tokens.h"
 
 // Rows [(x⁺)^p, (x⁻)^p] of x = (token + position) · sharpness, each half of padded width
 template <class E>

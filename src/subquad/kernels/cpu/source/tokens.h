@@ -221,3 +221,15 @@ inline float product(const float* x, const float* y, int64_t width) {
     for (int64_t c = 0; c < width; c += W) total += load(x + c) * load(y + c);
     return sum(total);
 }
+
+// One line as each of `count` rows
+inline void repeat(const float* line, int64_t count, int64_t width, Rows to) {
+    for (int64_t t = 0; t < count; t++)
+        for (int64_t c = 0; c < width; c += W) store(to.data + t * to.row + c, load(line + c));
+}
+
+// The transpose of a matrix of padded width; what is beyond `width` stays as it was
+inline void transpose(const float* from, int64_t height, int64_t width, float* to) {
+    for (int64_t i = 0; i < height; i++)
+        for (int64_t j = 0; j < width; j++) to[j * padded(height) + i] = from[i * padded(width) + j];
+}
