@@ -11,7 +11,6 @@ subquad.report(["runs/mine"], "report.html")
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from subquad.exports import DTYPES, Exported, exporter_named, in_engine
 from subquad.exports import export as export_network
 from subquad.holding import holding
 from subquad.inference import optimize
-from subquad.large import Outputs, Streamed, check_network, evaluating, identity_of, rows_of, stream_network, watching
+from subquad.large import Outputs, Streamed, check_network, identity_of, rows_of, stream_network
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
 from subquad.pages import check_page, write_analysis, write_conversion, write_report
 from subquad.runs import open_trained
@@ -208,23 +207,22 @@ def stream(
     check_network(model)
     if most_tokens is not None and most_tokens < 1:
         raise SubquadError(f"most_tokens is 1 at least, got {most_tokens}")
-    rows = rows_of(image, about.mean, about.std, next(model.parameters()).dtype, model)
+    rows = rows_of(image, about.mean, about.std, model)
     shown = _class_number(heat_class, classes)
     outputs = Outputs(_path(features), _path(labels), _path(heat), shown)
     folder = _path(tokens_in)
     identity = "" if folder is None else identity_of(model, image)
-    with watching(progress) as watch, evaluating(model):
-        streamed = stream_network(
-            model,
-            rows,
-            outputs,
-            most_tokens=most_tokens,
-            keep=keep,
-            tokens_in=folder,
-            identity=identity,
-            watch=watch,
-        )
-    return replace(streamed, classes=classes)
+    return stream_network(
+        model,
+        rows,
+        outputs,
+        classes,
+        most_tokens=most_tokens,
+        keep=keep,
+        tokens_in=folder,
+        identity=identity,
+        progress=progress,
+    )
 
 
 def _path(path: Path | str | None) -> Path | None:

@@ -9,15 +9,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("task_commands", "Train one host with several mechanisms and seeds, and print one table."),
     "eval": ("task_commands", "Accuracy, confusion matrix and throughput of trained weights."),
     "predict": ("task_commands", "Class names and probabilities for images; a picture grid for a folder."),
-    "stream": (
-        "streaming_command",
-        "Take one large image, gigapixels, through a network exactly: logits, labels, heat.",
-    ),
     "segment": ("task_commands", "Semantic segmentation: train, compare, evaluate, predict."),
     "detect": ("task_commands", "Detection and instance segmentation: train, compare, evaluate, predict."),
     "lra": (
         "task_commands",
         "A task of the Long Range Arena with several mechanisms and seeds, beside what is published.",
+    ),
+    "stream": (
+        "streaming_command",
+        "Take one large image, gigapixels, through a network exactly: logits, labels, heat.",
     ),
     "diffuse": (
         "diffuse",

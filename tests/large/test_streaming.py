@@ -7,7 +7,7 @@ from torch import nn
 import subquad
 from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.attention import traits_of
-from subquad.attention.streaming import streaming_of
+from subquad.attention.sweeps import streaming_of
 from subquad.large.image_rows import TensorRows
 from subquad.large.streaming import StreamedStage, embedded
 from subquad.large.token_store import TokensInFiles, TokensInMemory

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
@@ -93,7 +93,7 @@ class AgentAttention(nn.Module):
         return agent_weights(q, agents, k, *self.biases(grid, kv_grid), padding, idle)[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
 
         def pooled(rows: GridRows, q: Tensor) -> State:
             return (pool_rows(q, rows, self.agent_grid),)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import Shapes, focused_attention, focused_weights
@@ -71,7 +71,7 @@ class FocusedAttention(nn.Module):
         return focused_weights(q, k, F.softplus(self.temperature), padding, power=self.power)[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
         temperature = F.softplus(self.temperature)
 
         def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:

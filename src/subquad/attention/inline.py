@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from subquad import spread
 from subquad.attention.bricks import check_tokens, head_dim, silence
 from subquad.attention.key_removal import recentred
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import add_local, inline_attention, inline_weights
@@ -73,7 +73,7 @@ class InLineAttention(nn.Module):
         return inline_weights(q, k, padding)[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
 
         def sums(rows: GridRows, k: Tensor, v: Tensor, x: Tensor) -> State:
             return *inline_sums(k, v), x.sum(dim=1, dtype=torch.promote_types(x.dtype, torch.float32))

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import unknown_name
 from subquad.grid import GridRows, TokenGrid
@@ -57,14 +57,8 @@ class LinearAttention(nn.Module):
         y = linear_attention(q, k, v, padding, feature_map=self.feature_map)
         return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
-    def weights(
-        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
-    ) -> Tensor:
-        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
-        return linear_weights(q, k, padding, feature_map=self.feature_map)[:, :, None]
-
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
 
         def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
             return linear_sums(k, v, feature_map=self.feature_map)
@@ -74,3 +68,9 @@ class LinearAttention(nn.Module):
             return finish_rows(self.local, y, v, rows=rows)
 
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
+
+    def weights(
+        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+    ) -> Tensor:
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
+        return linear_weights(q, k, padding, feature_map=self.feature_map)[:, :, None]

@@ -6,7 +6,7 @@ Cost 2 n d² a head. Fan et al. 2025, arXiv 2507.00698.
 from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import mala_attention, mala_weights
@@ -68,7 +68,7 @@ class MalaAttention(nn.Module):
         return mala_weights(q, k, padding, rotation)[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
 
         def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
             return mala_sums(k, v, rotation=rotation)

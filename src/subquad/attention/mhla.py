@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
@@ -117,7 +117,7 @@ class MHLAAttention(nn.Module):
         return weights[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`; SubquadError with the released normaliser."""
+        """See `subquad.attention.sweeps`; SubquadError with the released normaliser."""
         if self.normaliser != "paper":
             raise SubquadError(
                 "MHLA attention can't be streamed with the released normaliser: it mixes the queries of all blocks; "

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import mlla_attention, mlla_weights
@@ -70,7 +70,7 @@ class MLLAAttention(nn.Module):
         return mlla_weights(q, k, padding, rotation=rotation)[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
 
         def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
             return mlla_sums(k, v, rotation)

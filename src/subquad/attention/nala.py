@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import nala_attention, nala_weights
@@ -75,7 +75,7 @@ class NalaAttention(nn.Module):
         return nala_weights(q, k, padding, rotation)[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
 
         def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
             return nala_sums(k, v, rotation)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import pola_attention, pola_weights
@@ -81,7 +81,7 @@ class PolaAttention(nn.Module):
         return pola_weights(q, k, self.powers(), padding, self._temperature(), self.positions(kv_grid))
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
         powers, temperature = self.powers(), self._temperature()
 
         def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import polapp_attention, polapp_weights
@@ -87,7 +87,7 @@ class PolappAttention(nn.Module):
         return torch.sigmoid(self.same_spikiness), torch.sigmoid(self.opposite_spikiness)
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
         spikiness = self.spikiness()
 
         def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import rala_attention, rala_weights
@@ -61,22 +61,8 @@ class RalaAttention(nn.Module):
         y = rala_attention(q, k, v, padding, absent_queries(padding, grid, kv_grid), rotation)
         return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        g: Tensor | None = None,
-        rotation: Rotation | None = None,
-        padding: Tensor | None = None,
-        *,
-        grid: TokenGrid,
-        kv_grid: TokenGrid,
-    ) -> Tensor:
-        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
-        return rala_weights(q, k, padding, absent_queries(padding, grid, kv_grid), rotation)[:, :, None]
-
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
 
         def queries(rows: GridRows, q: Tensor) -> State:
             return (rala_query_sum(q),)
@@ -98,6 +84,20 @@ class RalaAttention(nn.Module):
 
         sweeps = Sweep(("q",), queries), Sweep(("k", "v", "rotation"), sums, merge=merge_weighted)
         return Streaming(sweeps, Sweep(("q", "g", "rotation"), answers, values_beside(self.local)))
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        g: Tensor | None = None,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
+        return rala_weights(q, k, padding, absent_queries(padding, grid, kv_grid), rotation)[:, :, None]
 
 
 def absent_queries(padding: Tensor | None, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor | None:

@@ -49,7 +49,7 @@ class Traits:
         spreads: whether it computes over all tokens what several processes hold together: its sums over tokens go
             through `subquad.spread`, its tables through grids. Others are refused by `subquad.split_tokens`.
         no_streaming: why it can't answer a grid piece by piece, as the end of "… can't be streamed: "; empty where it
-            can, see `subquad.attention.streaming`.
+            can, see `subquad.attention.sweeps`.
         refuses: what it can't honour and why, by name: "padding", "prefix" (tokens that stand nowhere on the map),
             "kv_grid" (keys on another grid than the queries). It raises a SubquadError where it meets one, a prefix
             and grids already when it is made; who wants to know before reads it here.

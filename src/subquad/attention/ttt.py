@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.attention.bricks import check_tokens, head_dim
-from subquad.attention.streaming import State, Streaming, Sweep
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
@@ -63,7 +63,7 @@ class TTTAttention(nn.Module):
         return torch.cat([y, filtered], dim=1)
 
     def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.streaming`."""
+        """See `subquad.attention.sweeps`."""
         sizes = [len(self.w1), EXTRA_HEADS]
 
         def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:

@@ -3,17 +3,15 @@
 from subquad.large.bands import band_rows, split_tokens
 from subquad.large.image_rows import rows_of
 from subquad.large.streamed_network import Outputs, Streamed, check_network, stream_network
-from subquad.large.walking_along import evaluating, identity_of, watching
+from subquad.large.walking_along import identity_of
 
 __all__ = [
     "Outputs",
     "Streamed",
     "band_rows",
     "check_network",
-    "evaluating",
     "identity_of",
     "rows_of",
     "split_tokens",
     "stream_network",
-    "watching",
 ]

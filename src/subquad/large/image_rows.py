@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from subquad.data.decoding import read_named_image
 from subquad.errors import SubquadError
 from subquad.large.png_rows import PngRows, can_read_by_rows
 from subquad.large.slide_rows import SlideRows
 from subquad.large.tiff_rows import TiffRows
-from subquad.models.layers import ImageRows
+from subquad.models.stages import ImageRows
 
 MOST_WHOLE = 2**28
 """Pixels of an image that is decoded at once, 0.8 GB of bytes, where its format can't be read by rows."""
@@ -103,21 +103,22 @@ class NormalisedRows:
         return ((image / most - self.mean) / self.std)[None].to(self.dtype)
 
 
-def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, model: Any) -> ImageRows:
+def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], model: nn.Module) -> ImageRows:
     """An image to stream, as `model` takes it: a file, an array of pixels, or a tensor that is so already.
 
     Raises:
         SubquadError: it can't be read, or has not the channels of the network, in one line.
     """
     rows: TensorRows | NormalisedRows
+    dtype, wanted = next(model.parameters()).dtype, model.in_chans
     if isinstance(image, Tensor):
         rows = TensorRows(image, dtype)
     elif isinstance(image, str | Path):
         rows = NormalisedRows(open_image(Path(image)), mean, std, dtype)
     else:
         rows = NormalisedRows(ArrayRows(image), mean, std, dtype)
-    if rows.channels != getattr(model, "in_chans", rows.channels):
-        raise SubquadError(f"this network takes images of {model.in_chans} channels, and this one has {rows.channels}")
+    if rows.channels != wanted:
+        raise SubquadError(f"this network takes images of {wanted} channels, and this one has {rows.channels}")
     return rows
 
 

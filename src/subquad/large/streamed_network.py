@@ -5,9 +5,9 @@ by itself, the class with the largest logit (labels) and the logit of one class 
 the tokens and norms in front of it, an image's logits are the mean of its heat.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
 from subquad.large.map_files import map_file
 from subquad.large.resuming import Progress, tokens_in_folder
-from subquad.large.streaming import StreamedStage, Watch, embedded
+from subquad.large.streaming import StreamedStage, embedded
 from subquad.large.token_store import DTYPES, TokensInMemory, TokenStore
+from subquad.large.walking_along import evaluating, watching
 from subquad.models.backbone import Backbone
-from subquad.models.layers import ImageRows
+from subquad.models.stages import ImageRows
 
 MOST_CLASSES = 2**16
 """Classes that labels are told apart up to."""
@@ -82,24 +83,26 @@ def stream_network(
     model: nn.Module,
     image: ImageRows,
     outputs: Outputs = Outputs(),
+    classes: Sequence[str] = (),
     *,
     most_tokens: int | None = None,
     keep: str | None = None,
     tokens_in: Path | None = None,
     identity: str = "",
-    watch: Callable[[int], Watch] = lambda total: lambda tokens: None,
+    progress: bool = False,
 ) -> Streamed:
     """Take an image through a network, some rows of its tokens at a time.
 
     Args:
-        model: a plain host, in evaluation mode, of mechanisms that can be streamed.
+        model: a plain host of mechanisms that can be streamed; it is evaluated, whatever mode it is in.
         image: as the network takes it.
         outputs: the maps to write.
+        classes: their names, where they are known.
         most_tokens: tokens at work at a time; some thousands if left out.
         keep: what tokens are kept in between two layers, a name of `DTYPES`; what the network computes in if left out.
         tokens_in: a folder that tokens are kept in instead of memory; a walk that was broken off goes on from there.
         identity: what says whose tokens these are, in such a folder.
-        watch: called with how many tokens will be gone through, it gives what hears of them.
+        progress: whether a bar shows on a terminal how far it is.
 
     Raises:
         SubquadError: the network can't be streamed, or files can't be written, in one line.
@@ -113,28 +116,27 @@ def stream_network(
     kept = dtype if keep is None else DTYPES[keep]
     height, width = backbone.grids(image.shape)[0].shape
     grid = TokenGrid(height, width, stage.grid.prefix)
-    with torch.inference_mode(), ExitStack() as stack:
-        progress: Progress | None = None
+    with torch.inference_mode(), evaluating(model), watching(progress) as watch, ExitStack() as stack:
+        record: Progress | None = None
         store: TokenStore
         if tokens_in is None:
             store = TokensInMemory(grid.num_tokens, backbone.num_features, kept)
         else:
-            store, progress = stack.enter_context(
+            store, record = stack.enter_context(
                 tokens_in_folder(tokens_in, identity, grid.num_tokens, backbone.num_features, kept)
             )
         steps = StreamedStage(stage, grid, store, dtype, most_tokens=most_tokens)
-        hear = watch(steps.total + grid.num_tokens * (2 + (outputs.heat is not None)))
-        steps.watch = hear
+        steps.watch = watch(steps.total + grid.num_tokens * (2 + (outputs.heat is not None)))
         for number, step in enumerate([lambda: _embed(steps, image), *steps.steps()]):
-            if progress is None:
+            if record is None:
                 step()
-            elif number >= progress.done:
+            elif number >= record.done:
                 step()
-                progress.reached(number + 1)
+                record.reached(number + 1)
         streamed = _answer(backbone, steps, outputs)
-        if progress is not None:
-            progress.finished()
-        return streamed
+        if record is not None:
+            record.finished()
+        return replace(streamed, classes=classes)
 
 
 def check_network(model: nn.Module) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.streaming import Streaming, Sweep, streaming_of
+from subquad.attention.sweeps import Streaming, Sweep, streaming_of
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, cut_into_rows
 from subquad.large.token_store import TokenStore

@@ -5,7 +5,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, p 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,16 +22,6 @@ from subquad.weights.fitting import rename_earlier
 
 Mechanism = Callable[..., Any]
 """A class of `subquad.attention`, or a `functools.partial` of one that fixes its settings."""
-
-
-class ImageRows(Protocol):
-    """An image of (height, width) that is read some rows at a time, as a network takes it."""
-
-    shape: tuple[int, int]
-
-    def rows(self, first: int, behind: int) -> Tensor:
-        """Give rows `first` to `behind`, (1, c, y, x)."""
-
 
 PROJECTED = frozenset({"q", "k", "v", "g"})
 OF_KEYS = frozenset({"k", "v"})

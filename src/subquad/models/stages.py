@@ -4,7 +4,7 @@ Letters: b batch, n tokens, c channels, y x rows and columns.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,15 @@ from subquad.models.layers import Mechanism
 from subquad.positions import PositionTable, start_normal
 from subquad.rope import AxialRope, Rotation, rope_of
 from subquad.tracing import surely, up_to_multiple
+
+
+class ImageRows(Protocol):
+    """An image of (height, width) that is read some rows at a time, as a network takes it."""
+
+    shape: tuple[int, int]
+
+    def rows(self, first: int, behind: int) -> Tensor:
+        """Give rows `first` to `behind`, (1, c, y, x)."""
 
 
 class ConvEmbed(nn.Module):
