@@ -34,7 +34,7 @@ ORDER = [
     ["tasks"],
     ["runs"],
     ["training", "diffusion"],
-    ["analysis", "benchmarks"],
+    ["analysis", "benchmarks", "large"],
     ["conversion", "exports"],
     ["pages"],
     ["api"],
