@@ -75,17 +75,20 @@ def measure(host: str, mechanism: str, formats: list[str], dynamic: tuple[str, .
         path.write_bytes(written["onnx"])
 
     cells = {}
-    with tempfile.TemporaryDirectory() as folder, substituted(exporting, "program_of", lambda *_: traced()):
-        with substituted(openvino_format.onnx_format, "write", write_once):
-            for format in formats:
-                start = time.perf_counter()
-                path = Path(folder) / f"network{EXPORTERS[format].suffix}"
-                try:
-                    done = export(model, path, format=format, dynamic=dynamic)
-                    cells[format] = {"off": done.difference}
-                except Exception as error:
-                    cells[format] = {"error": reason_of(error)[:400]}
-                cells[format]["seconds"] = round(time.perf_counter() - start, 1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        substituted(exporting, "program_of", lambda *_: traced()),
+        substituted(openvino_format.onnx_format, "write", write_once),
+    ):
+        for format in formats:
+            start = time.perf_counter()
+            path = Path(folder) / f"network{EXPORTERS[format].suffix}"
+            try:
+                done = export(model, path, format=format, dynamic=dynamic)
+                cells[format] = {"off": done.difference}
+            except Exception as error:
+                cells[format] = {"error": reason_of(error)[:400]}
+            cells[format]["seconds"] = round(time.perf_counter() - start, 1)
     return cells
 
 
