@@ -8,7 +8,7 @@ from hosts import SMALL, fewest_blocks, small
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.exports import EXPORTERS, Exporter, export, open_exported, register_exporter
+from subquad.exports import EXPORTERS, Exporter, export, open_exported, programs, register_exporter
 from subquad.exports.programs import DYNAMIC, program_of
 from subquad.models.assembling import settings_of
 from subquad.ops import pool_tokens
@@ -80,6 +80,19 @@ def test_engines_compute_what_the_network_computes(format, tmp_path):
     model = random_network("vit", "agent", depths=(1,), patch_size=16, img_size=32)
     written = export(model, tmp_path / f"n{EXPORTERS[format].suffix}", format=format, dynamic=DYNAMIC)
     assert written.difference < 1e-4 and len(written.shapes) == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("OPTIONS", "torch.no_such_module"), ("OBLIVIOUS", "no_such_option")])
+def test_a_pytorch_without_its_option_exports_what_it_can(name, value, monkeypatch, tmp_path):
+    monkeypatch.setattr(programs, name, value)
+    assert export(Mean(), tmp_path / "mean.pt2", format="pt2", img_size=8, dynamic=["batch"]).difference == 0
+
+
+def test_the_option_of_this_pytorch_is_set_while_a_network_is_traced():
+    options = pytest.importorskip(programs.OPTIONS)
+    with programs.sizes_without_guards():
+        assert getattr(options, programs.OBLIVIOUS) is True
+    assert getattr(options, programs.OBLIVIOUS) is False
 
 
 class Mean(torch.nn.Module):
