@@ -8,7 +8,7 @@ from hosts import SMALL, fewest_blocks, small
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.exports import EXPORTERS, Exporter, export, open_exported, programs, register_exporter
+from subquad.exports import DTYPES, EXPORTERS, Exporter, export, open_exported, programs, register_exporter
 from subquad.exports.programs import DYNAMIC, program_of
 from subquad.models.assembling import settings_of
 from subquad.ops import pool_tokens
@@ -95,6 +95,19 @@ def test_the_option_of_this_pytorch_is_set_while_a_network_is_traced():
     assert getattr(options, programs.OBLIVIOUS) is False
 
 
+@pytest.mark.parametrize(
+    ("format", "dtype"), [(name, dtype) for name in ("onnx", "openvino") for dtype in EXPORTERS[name].dtypes[1:]]
+)
+@pytest.mark.slow
+def test_engines_take_half_precision(format, dtype, tmp_path):
+    for package in EXPORTERS[format].needs:
+        pytest.importorskip(package)
+    model = random_network("vit", "agent", depths=(1,), patch_size=16, img_size=32).to(DTYPES[dtype])
+    written = export(model, tmp_path / f"n{EXPORTERS[format].suffix}", format=format, dtype=dtype, dynamic=DYNAMIC)
+    assert written.difference < {"fp16": 5e-3, "bf16": 5e-2}[dtype]
+    assert open_exported(written.path)(torch.zeros(2, 3, 40, 48, dtype=DTYPES[dtype])).dtype == DTYPES[dtype]
+
+
 class Mean(torch.nn.Module):
     def forward(self, x):
         return x.mean((2, 3))
@@ -121,6 +134,7 @@ def test_what_is_written_is_checked_and_not_kept_where_it_is_wrong(tmp_path, mon
         ({"format": "pt2", "dtype": "int8"}, "unknown dtype"),
         ({"format": "pt2", "img_size": (16, 24), "dynamic": ["size"]}, "takes at least 17 px, got 16×24"),
         ({"format": "onnx", "int8": "weights"}, "onnx is not written with int8 weights: pt2, aoti can be"),
+        ({"format": "onnx", "dtype": "bf16"}, "onnx is not written in bf16, but in fp32, fp16: pt2, openvino, aoti can"),
         ({"format": "pt2", "int8": "all"}, "unknown int8 'all'"),
         ({"format": "openvino"}, "openvino is written as .xml, got n.pt2"),
     ],
