@@ -134,7 +134,7 @@ def test_what_is_written_is_checked_and_not_kept_where_it_is_wrong(tmp_path, mon
         ({"format": "pt2", "dtype": "int8"}, "unknown dtype"),
         ({"format": "pt2", "img_size": (16, 24), "dynamic": ["size"]}, "takes at least 17 px, got 16×24"),
         ({"format": "onnx", "int8": "weights"}, "onnx is not written with int8 weights: pt2, aoti can be"),
-        ({"format": "onnx", "dtype": "bf16"}, "onnx is not written in bf16, but in fp32, fp16: pt2, openvino, aoti can"),
+        ({"format": "onnx", "dtype": "bf16"}, "onnx is not written in bf16, but in fp32, fp16: pt2, openvino, aoti"),
         ({"format": "pt2", "int8": "all"}, "unknown int8 'all'"),
         ({"format": "openvino"}, "openvino is written as .xml, got n.pt2"),
     ],
