@@ -9,11 +9,66 @@ from hosts import small
 import subquad
 from subquad import SubquadError
 from subquad.exports import EXPORTERS, Exporter, export, open_exported, programs, register_exporter
+from subquad.exports.checking import checked_shapes, largest_difference
+from subquad.exports.exporting import least_pixels
 
 
 class Mean(torch.nn.Module):
     def forward(self, x):
         return x.mean((2, 3))
+
+
+def test_the_largest_difference_of_all_sizes_is_told():
+    def run(images):
+        return Mean()(images) + (0.5 if len(images) == 1 else 0)
+
+    shapes = [(1, 8, 8), (3, 8, 8)]
+    assert largest_difference(Mean(), run, shapes, 3, torch.float32, 100) > 0.1
+    with pytest.raises(SubquadError, match=r"is off by .* at 1 × 8 × 8 px, more than 1e-04"):
+        largest_difference(Mean(), run, shapes, 3, torch.float32, 1e-4)
+    with pytest.raises(SubquadError, match=r"gives \(1, 2\) at 1 × 8 × 8 px, not \(1, 3\)"):
+        largest_difference(Mean(), lambda x: Mean()(x)[:, :2], shapes, 3, torch.float32, 1e-4)
+    with pytest.raises(SubquadError, match="does not run at 1 × 8 × 8 px: no"):
+        largest_difference(Mean(), lambda x: throw(ValueError("no")), shapes, 3, torch.float32, 1e-4)
+
+
+def throw(error):
+    raise error
+
+
+def test_what_may_change_is_tried_at_what_was_not_traced():
+    own = (1, 32, 32)
+    assert checked_shapes((32, 32), 1, (), 17) == [own]
+    assert checked_shapes((32, 32), 1, ("batch",), 17) == [own, (3, 32, 32)]
+    assert checked_shapes((32, 32), 1, ("size",), 17) == [own, (1, 54, 103)]
+
+
+def test_a_program_of_any_size_takes_two_patches_and_whole_windows():
+    model = Mean()
+    assert least_pixels(model) == 2
+    model.feature_info = [{"reduction": 4}, {"reduction": 16}]
+    assert least_pixels(model) == 17
+    model.least_size = 97
+    assert least_pixels(model) == 97
+
+
+class Dropped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_networks_are_written_as_they_are_asked_and_stay_as_they_were(training, tmp_path):
+    model = Dropped().train(training)
+    assert export(model, tmp_path / "n.pt2", format="pt2", img_size=8).difference == 0
+    assert model.training is training
+    with pytest.raises(SubquadError, match=r"the network is torch.float32: bring it to torch.float16 first"):
+        export(model, tmp_path / "n.pt2", format="pt2", img_size=8, dtype="fp16")
+    assert model.training is training
 
 
 @pytest.mark.parametrize(("name", "value"), [("OPTIONS", "torch.no_such_module"), ("OBLIVIOUS", "no_such_option")])
