@@ -9,12 +9,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError, unknown_name
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import NORMALISERS, mhla_attention, mhla_weights
+from subquad.ops.mhla_formula import cut, mhla_answers, mhla_sums
 from subquad.ranges import AboveZero, Positive, checks_arguments
 
 LEAST = 1e-6
@@ -114,6 +116,26 @@ class MHLAAttention(nn.Module):
             normaliser=self.normaliser,
         )
         return weights[:, :, None]
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`; SubquadError with the released normaliser."""
+        if self.normaliser != "paper":
+            raise SubquadError(
+                "MHLA attention can't be streamed with the released normaliser: it mixes the queries of all blocks; "
+                "take normaliser='paper'"
+            )
+        self._check(grid, grid, None)
+        mixing = self._mixing(grid, grid)
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
+            return (mhla_sums(k, v, self.k_scale, cut(rows, self.pieces, k.device), grid=rows),)
+
+        def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
+            blocks = cut(rows, self.pieces, q.device)
+            y = mhla_answers(q, state[0], mixing, self.q_scale, blocks, grid=rows)
+            return finish_rows(self.local, y, v, rows=rows)
+
+        return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
 
     def _mixing(self, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """The matrix of the blocks that these grids have."""

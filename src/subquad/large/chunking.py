@@ -48,7 +48,7 @@ class _Chunked(nn.Module):
         """(b, n, c) to (b, n, c)."""
         whole = super().forward
         if x.shape[1] <= self.most_tokens:
-            return whole(x)  # type: ignore[no-any-return]
+            return whole(x)
         chunks = x.split(self.most_tokens, dim=1)
         if not torch.is_grad_enabled():
             return torch.cat([whole(chunk) for chunk in chunks], dim=1)
