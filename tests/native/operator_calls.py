@@ -264,7 +264,10 @@ def _gradient_of(call: OperatorCall) -> OperatorCall:
             if tensor is not None and name not in ("cos", "sin")
         ]
         grads = torch.autograd.grad(call.definition(*tensors), learned, grad)
-        return (*grads[:4], *(bias.mT for bias in grads[4:])) if name == "agent_attention_gradient" else grads
+        if name == "agent_attention_gradient":
+            return *grads[:4], *(bias.mT for bias in grads[4:])
+        # that to positions is the sum of the keys'
+        return grads[:5] if name == "pola_attention_gradient" else grads
 
     grad = torch.randn_like(call.definition(*call.tensors))
     tensors = call.tensors[: len(call.operator.gradient.shapes.texts) - 1]
