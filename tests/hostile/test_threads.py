@@ -32,6 +32,7 @@ def calls(keys, width):
         "rala": (ops.rala_attention, (3 * q, 3 * k, v)),
         "nala": (ops.nala_attention, (q, k, v)),
         "polapp": (ops.polapp_attention, (q, 3 * k, v, *torch.rand(2, 1, 1, 2 * width))),
+        "focused": (lambda *x, **s: ops.focused_attention(*x, power=3, **s), (q, k, v, power)),
         "pola": (ops.pola_attention, (q, k, v, power)),
         "agent": (ops.agent_attention, (q, agents, 3 * k, v, *biases)),
         "soft": (

@@ -57,6 +57,7 @@ def operator_calls(width: int) -> dict[str, OperatorCall]:
         "rala_attention": lambda width: _turned(width, lambda q, k, _, turn: ops.rala_weights(q, k, rotation=turn)),
         "nala_attention": lambda width: _turned(width, ops.nala_weights),
         "polapp_attention": _polapp,
+        "focus": _focus,
         "inline_attention": _inline,
         "pola_attention": _pola,
         "agent_attention": _agent,
@@ -132,6 +133,15 @@ def _polapp(width):
 
     spikiness = torch.rand(2, HEADS, 1, 2 * width, dtype=torch.float64).unbind(0)
     return (*_tokens(width, 3), *spikiness, *tables), (interleaved, 1e-6), definition
+
+
+def _focus(width):
+    def definition(x, temperature):
+        y = (x.clamp(min=0) + 1e-6) / temperature
+        norms = (part.square().sum(dim=(1, 3), keepdim=True).sqrt() for part in (y, y**2.5))
+        return y**2.5 * next(norms) / next(norms)
+
+    return (*_tokens(width), 1 + torch.rand(HEADS, 1, width, dtype=torch.float64)), (2.5,), definition
 
 
 def _inline(width):

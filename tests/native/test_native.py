@@ -18,7 +18,7 @@ from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, Backend, backends, choose, choosing, declaring, unavailable, use_backend
 from subquad.kernels.cpu import library
 from subquad.models.assembling import settings_of
-from subquad.ops import soft_formula
+from subquad.ops import focused_formula, soft_formula
 from subquad.positions import BiasTables
 from subquad.rope import rotation_of
 
@@ -75,6 +75,8 @@ def test_cores_at_any_width_and_length(width, threads, queries, keys):
         (ops.inline_attention, (q, k + 50, v), {}),
         (ops.pola_attention, (q, k, v, power), {}),
         (ops.pola_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
+        (ops.focused_attention, (q, k, v, power), {"power": 3}),
+        (ops.focused_attention, (q, k, v, power), {"power": 1.5}),
         (ops.polapp_attention, (q, k, v, *torch.rand(2, 3, 1, 2 * width)), {}),
         (ops.agent_attention, (q, agents, k, v, *biases), {}),
         (ops.soft_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
@@ -258,6 +260,22 @@ def test_gradients_of_agent_attention(width, threads, count):
 
 @pytest.mark.parametrize("width", [7, 16, 40])
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("power", [1.5, 3])
+def test_gradients_of_focused_attention(width, threads, power):
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+
+    def mix(*tensors, backend=None):
+        return ops.focused_attention(*tensors, power=power, backend=backend)
+
+    tensors = q, k, v, 0.5 + torch.rand(3, 1, width)
+    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize("least", [1, 3])
 def test_gradients_of_polaformers_attention(width, threads, least):
     (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
@@ -373,6 +391,9 @@ GRADIENT_CALLS = {
         for name in TURNED
     },
     "inline_attention_gradient": lambda x, few, grid: ops.inline_attention(x, x, x, backend="native"),
+    "focus_gradient": lambda x, few, grid: kernels.run(
+        kernels.focus, "native", focused_formula._focus, (x, torch.ones(3, 1, 16)), (3.0,)
+    ),
     "pola_attention_gradient": lambda x, few, grid: ops.pola_attention(x, x, x, torch.ones(3, 1, 16), backend="native"),
     "agent_attention_gradient": lambda x, few, grid: ops.agent_attention(
         x, few, x, x, torch.randn(3, 4, grid.num_tokens), torch.randn(3, grid.num_tokens, 4), backend="native"
@@ -616,6 +637,8 @@ def test_operations_are_operators_of_torch():
         OPERATORS["inline_attention_gradient"]: (q, q, k, v),
         **{OPERATORS[name]: (q, k, v, *turns, True, 1e-6) for name in TURNED},
         **{OPERATORS[f"{name}_gradient"]: (q, q, k, v, *turns, True, 1e-6) for name in TURNED},
+        kernels.focus: (q, power, 3.0),
+        OPERATORS["focus_gradient"]: (q, q, power, 3.0),
         OPERATORS["pola_attention_gradient"]: (q, q, k, v, power, None, None, 1e-6),
         OPERATORS["agent_attention_gradient"]: (q, q, few, k, v, bias, bias),
         kernels.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),

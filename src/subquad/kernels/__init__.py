@@ -21,6 +21,7 @@ from subquad.kernels.map_operators import convolve_windows, depthwise, local_bra
 from subquad.kernels.mixing_operators import (
     agent_attention,
     agent_attention_of_tables,
+    focus,
     inline_attention,
     linear_attention,
     mala_attention,
@@ -51,6 +52,7 @@ __all__ = [
     "compute",
     "convolve_windows",
     "depthwise",
+    "focus",
     "implements",
     "inline_attention",
     "kernels_by_title",

@@ -29,8 +29,8 @@ class _WithGradient(torch.autograd.Function):
             return None, None, None, *ctx.gradient(grad, *tensors)
         wanted = [k for k, tensor in enumerate(tensors) if tensor is not None and tensor.requires_grad]
         with torch.enable_grad():
-            # of one tensor another may have been made, as agents are of queries: what flows there is not this gradient's
-            own = [tensor if tensor is None else tensor.view_as(tensor) for tensor in tensors]
+            # of one tensor another may have been made, as agents are of queries: that is no part of this gradient
+            own: list[Any] = [tensor if tensor is None else tensor.view_as(tensor) for tensor in tensors]
             result = ctx.eager(*own)
         gradients = torch.autograd.grad(result, [own[k] for k in wanted], grad, create_graph=True, allow_unused=True)
         places = dict(zip(wanted, gradients, strict=True))

@@ -43,6 +43,30 @@ linear_attention = operator(
     sums_in_fp32=True,
 )
 
+FOCUSED = {"x": "b h n d", "temperature": "h 1 d"}
+
+focus_gradient = operator(
+    "the gradient of focused features",
+    "focus_gradient(Tensor grad, Tensor x, Tensor temperature, float power)",
+    GRAD | FOCUSED,
+    shape=lambda grad, x, temperature, power: (
+        empty_tokens(x),
+        temperature.new_empty(temperature.shape, dtype=torch.float32),
+    ),
+    result="(Tensor, Tensor)",
+)
+
+# features whose norm, over all heads, stays; for linear attention with the feature map "none"
+focus = operator(
+    "focused features",
+    "focus(Tensor x, Tensor temperature, float power)",
+    FOCUSED,
+    shape=lambda x, temperature, power: empty_tokens(x).float(),
+    gradient=focus_gradient,
+    sums_in_fp32=True,
+    gives_fp32=True,
+)
+
 inline_attention_gradient = operator(
     "the gradient of InLine attention",
     "inline_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v)",

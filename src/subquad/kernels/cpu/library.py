@@ -46,6 +46,8 @@ FUNCTIONS = (
     "agent_attention",
     "agent_attention_gradient",
     "convolve_windows",
+    "focus",
+    "focus_gradient",
     "soft_gather",
     "soft_gradient",
     "soft_spread",

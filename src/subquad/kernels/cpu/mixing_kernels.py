@@ -131,6 +131,32 @@ _implement_turned(operators.rala_attention, "elu", "weighed")
 _implement_turned(operators.nala_attention, "nala", "divided")
 
 
+@implements(operators.focus, "native")
+def focus(x: Tensor, temperature: Tensor, power: float) -> Tensor:
+    """In fp32; see subquad.ops.focused_attention."""
+    out = empty_tokens(x).float()
+    kernel("focus", x.dtype)(
+        shape_of(x, x), tokens_of(x), parameter_of(temperature), ctypes.c_float(power), tokens_of(out)
+    )
+    return out
+
+
+@implements(operators.focus_gradient, "native")
+def focus_gradient(grad: Tensor, x: Tensor, temperature: Tensor, power: float) -> tuple[Tensor, ...]:
+    """Give the gradients of `focus` to x and temperature."""
+    grad, dx = grad.float(), empty_tokens(x)
+    dtemperature = temperature.new_empty(temperature.shape, dtype=torch.float32)
+    kernel("focus_gradient", x.dtype)(
+        shape_of(x, x),
+        tokens_of(x),
+        parameter_of(temperature),
+        ctypes.c_float(power),
+        *map(tokens_of, (grad, dx)),
+        numbers_of(dtemperature),
+    )
+    return dx, dtemperature
+
+
 @implements(operators.inline_attention, "native")
 def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """See subquad.ops.inline_attention."""

@@ -5,4 +5,5 @@
 #include "inline.h"
 #include "pola.h"
 #include "polapp.h"
+#include "focused.h"
 #include "mlp.h"
