@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from subquad.grid import TokenGrid
     from subquad.inference import optimize
     from subquad.kernels import BACKENDS, use_backend
+    from subquad.large import band_rows, split_tokens
     from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
     from subquad.runs import open_trained
     from subquad.tasks import register_task
@@ -39,6 +40,7 @@ __all__ = [
     "TokenGrid",
     "Traits",
     "analyze",
+    "band_rows",
     "bench",
     "compare",
     "convert",
@@ -58,6 +60,7 @@ __all__ = [
     "restore",
     "restore_model",
     "save_weights",
+    "split_tokens",
     "train",
     "use_backend",
 ]
@@ -74,6 +77,7 @@ _PLACES = {
 _WHEN_ASKED_FOR = {
     "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "train"),
     "conversion": ("convert", "load_converted", "register_family", "restore"),
+    "large": ("band_rows", "split_tokens"),
     "runs": ("open_trained",),
     "tasks": ("register_task",),
 }

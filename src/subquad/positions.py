@@ -16,8 +16,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
-from subquad.tracing import is_symbol, larger, surely
+from subquad.grid import BandGrid, TokenGrid
+from subquad.tracing import is_exporting, larger, surely
 
 
 def same_prefix(built: TokenGrid, called: TokenGrid) -> None:
@@ -61,14 +61,22 @@ def smooth_bicubic(old: int, new: int, like: Tensor) -> Tensor:
 
 def adaptive_means(image: Tensor, shape: tuple[int, int]) -> Tensor:
     """Means of a map (b, c, y, x) over `shape` adaptive bins."""
-    if not (is_symbol(image.shape[-2]) or is_symbol(image.shape[-1])):
+    if not is_exporting():
         return F.adaptive_avg_pool2d(image, shape)
-    # no format of networks has bins of a size that is not known
-    rows, columns = (_bins(size, count, image) for size, count in zip(image.shape[-2:], shape, strict=True))
+    # no format of networks has such bins: what PyTorch makes of them is gathered place by place, where it can be at all
+    rows, columns = (bin_means(size, count, image) for size, count in zip(image.shape[-2:], shape, strict=True))
     return rows @ image @ columns.mT
 
 
-def _bins(size: int, count: int, like: Tensor) -> Tensor:
+def means_of_rows(image: Tensor, grid: TokenGrid, shape: tuple[int, int]) -> Tensor:
+    """What a map's rows, all those of its grid or a band, contribute to the means over `shape` adaptive bins."""
+    if not isinstance(grid, BandGrid):
+        return adaptive_means(image, shape)
+    rows, columns = (bin_means(size, count, image) for size, count in zip(grid.whole.shape, shape, strict=True))
+    return grid.own_rows(rows, dim=1) @ image @ columns.mT
+
+
+def bin_means(size: int, count: int, like: Tensor) -> Tensor:
     """The matrix (count, size) of means over adaptive bins along a line, which may overlap."""
     bins, places = torch.arange(count, device=like.device)[:, None], torch.arange(size, device=like.device)
     first, behind = bins * size // count, ((bins + 1) * size + count - 1) // count
@@ -118,7 +126,7 @@ class PositionTable(GridTable):
             start_normal(self.table, std)
 
     def forward(self, grid: TokenGrid) -> Tensor:
-        same_prefix(self.grid, grid)
+        same_prefix(self.grid, grid.whole)
         return resample_places(self.table, self.grid, grid, self.mode)
 
     def fitted(self, name: str, tensor: Tensor) -> Tensor:
@@ -136,15 +144,15 @@ def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) ->
 
     A sequence is a grid of one row: its places are numbers that count, it is not a picture at another resolution.
     """
-    if old.stands_on(new):
-        return table
-    if old.height == 1 and surely(new.height == 1) and surely(new.width < old.width):
+    if old.stands_on(new.whole):
+        return new.own_tokens(table)
+    if old.height == 1 and surely(new.whole.height == 1) and surely(new.width < old.width):
         return table[:, : new.num_tokens]
     prefix, places = table.split([old.prefix, old.num_places], dim=1)
     image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=old.height)
-    image = resampled(image, new.shape, mode, antialias=mode == "bicubic")
+    image = resampled(image, new.whole.shape, mode, antialias=mode == "bicubic")
     places = rearrange(image, "1 (h d) y x -> h (y x) d", h=table.shape[0])
-    return torch.cat([prefix, places], dim=1)
+    return new.own_tokens(torch.cat([prefix, places], dim=1))
 
 
 def square_grid(num_tokens: int, prefix: int) -> TokenGrid:
@@ -207,12 +215,17 @@ class GridBias(GridTable):
 
     def tables(self, grid: TokenGrid, agents: TokenGrid | None = None) -> BiasTables:
         """What the bias is the sum of, on `grid` and for `agents`."""
-        same_prefix(self.grid, grid)
+        same_prefix(self.grid, grid.whole)
         agents = agents or self.agents
-        rows = resample_line(self._for_agents(self.rows, agents), grid.height)
+        block = self._for_agents(self.block, agents)
+        if isinstance(grid, BandGrid):
+            # along rows it is resampled here, and along columns where it is written out
+            tall = resampled(block, (grid.whole.height, block.shape[-1]), "bilinear")
+            block = grid.own_rows(tall, dim=2)
+        rows = grid.own_rows(resample_line(self._for_agents(self.rows, agents), grid.whole.height), dim=2)
         columns = resample_line(self._for_agents(self.columns, agents), grid.width)
-        prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)
-        return BiasTables(self._for_agents(self.block, agents), rows, columns, prefix)
+        prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)[:, :, : grid.prefix]
+        return BiasTables(block, rows, columns, prefix)
 
     def fitted(self, name: str, tensor: Tensor) -> Tensor:
         length = {"rows": self.grid.height, "columns": self.grid.width}.get(name)

@@ -130,7 +130,8 @@ class AxialRope(nn.Module):
         width = self.head_dim * feature_width * (self.num_heads if self.across_heads else 1)
         exact = self.exact and dtype == torch.float64
         like = torch.empty(0, dtype=torch.float64 if exact else torch.float32, device=device)
-        rows, columns = (self._angles(grid, axis, width // 4, like) for axis in (0, 1))
+        rows, columns = (self._angles(grid.whole, axis, width // 4, like) for axis in (0, 1))
+        rows = grid.own_rows(rows)
         cos, sin = (self._written_out(table(rows), table(columns), grid) for table in (torch.cos, torch.sin))
         signs = torch.tensor([-1.0, 1.0], device=device)
         signs = signs.repeat(width // 2) if self.interleaved else signs.repeat_interleave(width // 2)

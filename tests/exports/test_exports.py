@@ -11,6 +11,7 @@ from subquad import ATTENTION, SubquadError
 from subquad.exports import EXPORTERS, Exporter, export, open_exported, register_exporter
 from subquad.exports.programs import DYNAMIC, program_of
 from subquad.models.assembling import settings_of
+from subquad.ops import pool_tokens
 from subquad.positions import adaptive_means, resample_places
 from subquad.tracing import first, larger, smaller, surely, up_to_multiple
 
@@ -147,10 +148,22 @@ def test_forms_for_export_are_the_same_functions(monkeypatch):
         monkeypatch.setattr(module, "is_exporting", lambda: True)
     torch.testing.assert_close(map_formulas.filter_map(x, taps, bias), plain[0])
     torch.testing.assert_close(pola_formula.signed_power(x, power), plain[1], rtol=0, atol=0)
-    pooled = torch.nn.functional.adaptive_avg_pool2d(x, (3, 4))
-    torch.testing.assert_close(adaptive_means(x, (3, 4)), pooled, rtol=0, atol=0)
-    monkeypatch.setattr("subquad.positions.is_symbol", lambda size: True)
-    torch.testing.assert_close(adaptive_means(x, (3, 4)), pooled)
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_maps_and_means_for_export_are_the_same_functions(prefix, monkeypatch):
+    grid, bins = subquad.TokenGrid(5, 7, prefix), subquad.TokenGrid(3, 4)
+    tokens, image = torch.randn(2, 3, grid.num_tokens, 4).double(), torch.randn(2, 12, 5, 7).double()
+
+    def forms():
+        exact = grid.to_map(tokens), grid.to_heads(image, 3)
+        return exact, (pool_tokens(tokens, grid, bins), adaptive_means(image, bins.shape))
+
+    exact, near = forms()
+    for module in ("grid", "positions", "ops.map_formulas"):
+        monkeypatch.setattr(f"subquad.{module}.is_exporting", lambda: True)
+    torch.testing.assert_close(forms()[0], exact, rtol=0, atol=0)
+    torch.testing.assert_close(forms()[1], near)
 
 
 @pytest.mark.parametrize("mode", ["bicubic", "bilinear"])

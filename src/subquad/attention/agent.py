@@ -8,7 +8,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
@@ -41,6 +41,7 @@ class AgentAttention(nn.Module):
             "cswin": {"num_agents": (9, 16, 49, 49), "local": False},
             "mavit": {"num_agents": (9, 16, 49, 49), "local": False},
         },
+        spreads=True,
         colour="#d55e00",
     )
 
@@ -75,17 +76,15 @@ class AgentAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
         y = agent_attention(q, agents, k, v, *self.biases(grid, kv_grid), padding, idle)
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
         return agent_weights(q, agents, k, *self.biases(grid, kv_grid), padding, idle)[:, :, None]
 

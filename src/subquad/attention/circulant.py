@@ -7,15 +7,13 @@ Han et al. 2025, arXiv 2512.21542.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import head_dim
+from subquad.attention.bricks import check_tokens, finish, head_dim
 from subquad.attention.key_removal import renormalised
 from subquad.attention.refusing import refuse
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
-from subquad.ops import Shapes, circulant_attention, circulant_weights
+from subquad.ops import circulant_attention, circulant_weights
 from subquad.ranges import Positive, checks_arguments
-
-GATED = Shapes("circulant attention's gate", y="b h n d", g="b h n d")
 
 
 class CirculantAttention(nn.Module):
@@ -54,12 +52,10 @@ class CirculantAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         refuse(self, grid=grid, kv_grid=kv_grid, padding=padding)
         y = circulant_attention(q, k, v, grid=grid)
-        GATED.check(y, g)
-        return y * F.silu(g)
+        return finish(None, y, v, F.silu(g), grid=grid, kv_grid=kv_grid)
 
     def weights(
         self,
@@ -71,7 +67,6 @@ class CirculantAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         refuse(self, grid=grid, kv_grid=kv_grid, padding=padding)
         return circulant_weights(q, k, grid=grid)

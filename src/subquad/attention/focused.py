@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
@@ -23,6 +23,7 @@ class FocusedAttention(nn.Module):
         label="focused linear (FLatten)",
         key_removal=renormalised,
         start_quietly=lambda new: silence(new.positions, new.local),
+        spreads=True,
         colour="#56a7d8",
     )
 
@@ -55,17 +56,15 @@ class FocusedAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         k = self._placed(k, kv_grid)
         y = focused_attention(q, k, v, F.softplus(self.temperature), padding, power=self.power).to(v.dtype)
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         k = self._placed(k, kv_grid)
         return focused_weights(q, k, F.softplus(self.temperature), padding, power=self.power)[:, :, None]
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import head_dim, silence
+from subquad import spread
+from subquad.attention.bricks import check_tokens, head_dim, silence
 from subquad.attention.key_removal import recentred
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
@@ -24,6 +25,7 @@ class InLineAttention(nn.Module):
         label="InLine",
         key_removal=recentred,
         start_quietly=lambda new: silence(new.local and new.local.fc2),
+        spreads=True,
         colour="#009e73",
     )
 
@@ -65,8 +67,7 @@ class InLineAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         return inline_weights(q, k, padding)[:, :, None]
 
 
@@ -80,7 +81,7 @@ class LocalKernel(nn.Module):
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         if padding is None:
-            mean = x.mean(dim=1)
+            mean = spread.mean_token(x)
         else:
             present = ~padding[..., None]
             mean = (x * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.errors import unknown_name
@@ -19,6 +19,7 @@ class LinearAttention(nn.Module):
         label="linear",
         key_removal=renormalised,
         start_quietly=lambda new: silence(new.local),
+        spreads=True,
         colour="#0072b2",
     )
 
@@ -50,14 +51,12 @@ class LinearAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         y = linear_attention(q, k, v, padding, feature_map=self.feature_map)
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         return linear_weights(q, k, padding, feature_map=self.feature_map)[:, :, None]

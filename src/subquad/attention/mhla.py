@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError, unknown_name
@@ -78,8 +78,7 @@ class MHLAAttention(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         self._check(grid, kv_grid, padding)
         y = mhla_attention(
             q,
@@ -94,13 +93,12 @@ class MHLAAttention(nn.Module):
             pieces=self.pieces,
             normaliser=self.normaliser,
         )
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         self._check(grid, kv_grid, padding)
         weights = mhla_weights(
             q,

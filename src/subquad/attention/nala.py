@@ -5,7 +5,7 @@ Cost 4 n d² a head. Meng et al., arXiv 2506.21137. Its gate, LayerNorm(y) · Si
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
@@ -25,6 +25,7 @@ class NalaAttention(nn.Module):
         start_quietly=lambda new: silence(new.local),
         # MAViT's LePE is the depthwise branch of the mechanism
         in_hosts={"mavit": {"local": False}},
+        spreads=True,
         colour="#b03a2e",
     )
 
@@ -54,10 +55,9 @@ class NalaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         y = nala_attention(q, k, v, padding, rotation)
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,
@@ -69,6 +69,5 @@ class NalaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         return nala_weights(q, k, padding, rotation)[:, :, None]

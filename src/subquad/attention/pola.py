@@ -7,15 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
-from subquad.ops import Shapes, pola_attention, pola_weights
+from subquad.ops import pola_attention, pola_weights
 from subquad.positions import PositionTable
 from subquad.ranges import NotNegative, Positive, checks_arguments
-
-GATED = Shapes("PolaFormer's gate", y="b h n d", g="b h n d")
 
 
 class PolaAttention(nn.Module):
@@ -28,6 +26,7 @@ class PolaAttention(nn.Module):
         start_quietly=lambda new: silence(new.positions, new.local),
         # through 1 + alpha·sigmoid: 1.07 to 4.5 with alpha = 4
         start_values={"power": (-4.0, -2.0, -1.0, 0.0, 2.0)},
+        spreads=True,
         colour="#b8568e",
     )
 
@@ -62,13 +61,9 @@ class PolaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         y = pola_attention(q, k, v, self.powers(), padding, self._temperature(), self.positions(kv_grid))
-        if self.local is None:
-            GATED.check(y, g)
-            return y * g
-        return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,
@@ -80,8 +75,7 @@ class PolaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         return pola_weights(q, k, self.powers(), padding, self._temperature(), self.positions(kv_grid))
 
     def _temperature(self) -> Tensor:

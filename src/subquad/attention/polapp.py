@@ -6,15 +6,13 @@ Cost 4 n d² a head. Meng et al., the successor of arXiv 2501.15061.
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
-from subquad.ops import Shapes, polapp_attention, polapp_weights
+from subquad.ops import polapp_attention, polapp_weights
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
-
-GATED = Shapes("PolaFormer++'s gate", y="b h n d", g="b h n d")
 
 
 class PolappAttention(nn.Module):
@@ -29,6 +27,7 @@ class PolappAttention(nn.Module):
         # through a sigmoid: 0.02 to 0.98
         start_values={"same_spikiness": (-4.0, -1.0, 0.0, 1.0, 4.0), "opposite_spikiness": (-4.0, -1.0, 0.0, 1.0, 4.0)},
         feature_width=2,
+        spreads=True,
         colour="#e08fc0",
     )
 
@@ -62,13 +61,9 @@ class PolappAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         y = polapp_attention(q, k, v, *self.spikiness(), padding, rotation)
-        if self.local is None:
-            GATED.check(y, g)
-            return y * g
-        return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,
@@ -81,8 +76,7 @@ class PolappAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         return polapp_weights(q, k, *self.spikiness(), padding, rotation)
 
     def spikiness(self) -> tuple[Tensor, Tensor]:

@@ -5,15 +5,13 @@ Cost 2 n d² + 2 n d a head. Fan et al. 2025, arXiv 2411.07635.
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
-from subquad.ops import Shapes, rala_attention, rala_weights
+from subquad.ops import rala_attention, rala_weights
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
-
-GATED = Shapes("RALA's gate", y="b h n d", g="b h n d")
 
 
 class RalaAttention(nn.Module):
@@ -22,7 +20,11 @@ class RalaAttention(nn.Module):
     inputs = ("q", "k", "v", "g", "rotation", "padding")
     # exact without a rotation; with one, rows keep the sums that they had
     traits = Traits(
-        label="RALA", key_removal=renormalised, start_quietly=lambda new: silence(new.local), colour="#7a4fb5"
+        label="RALA",
+        key_removal=renormalised,
+        start_quietly=lambda new: silence(new.local),
+        spreads=True,
+        colour="#7a4fb5",
     )
 
     @checks_arguments
@@ -52,13 +54,9 @@ class RalaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         y = rala_attention(q, k, v, padding, absent_queries(padding, grid, kv_grid), rotation)
-        if self.local is None:
-            GATED.check(y, g)
-            return y * g
-        return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,
@@ -71,8 +69,7 @@ class RalaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         return rala_weights(q, k, padding, absent_queries(padding, grid, kv_grid), rotation)[:, :, None]
 
 

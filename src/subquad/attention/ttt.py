@@ -7,7 +7,7 @@ more, a depthwise convolution of the map.
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.bricks import head_dim
+from subquad.attention.bricks import check_tokens, head_dim
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -28,6 +28,7 @@ class TTTAttention(nn.Module):
         label="test-time training (ViT³)",
         extra_heads=EXTRA_HEADS,
         no_weights="its answer is not linear in the values, which train an inner model",
+        spreads=True,
         colour="#8c6d46",
     )
 
@@ -52,10 +53,7 @@ class TTTAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
-        if rotation is not None and grid != kv_grid:
-            raise SubquadError(f"a rotation is of one grid, not of {grid} for queries and {kv_grid} for keys")
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         sizes = [len(self.w1), EXTRA_HEADS]
         (q, filter_q), (k, filter_k), (v, filter_v) = (tokens.split(sizes, dim=1) for tokens in (q, k, v))
         y = ttt_unit(q, k, v, self.w1, self.w2, padding, rotation=rotation)

@@ -299,4 +299,5 @@ newton_inverse = operator(
     lambda gram, alpha, steps: 4 * steps * torch.Size(gram).numel() * gram[-1],
     shape=lambda gram, alpha, steps: gram.new_empty(gram.shape),
     gradient=newton_inverse_gradient,
+    needs_all_tokens=False,
 )

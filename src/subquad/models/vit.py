@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, drop_path_rates, fill_up
+from subquad.models.layers import Block, Mechanism, SelfAttention
+from subquad.models.stages import Stage, drop_path_rates, fill_up
 from subquad.ranges import AboveZero, Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.rope import rope_of
 
@@ -85,6 +86,7 @@ class ViT(Plain):
     """
 
     layout = "vit"
+    spreads = True
 
     @checks_arguments
     def __init__(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad import kernels
+from subquad import kernels, spread
 from subquad.ops.precision import in_fp32
 from subquad.positions import BiasTables
 
@@ -25,7 +25,7 @@ SHAPES = kernels.Shapes(
     idle="b a",
 )
 WEIGHTS_SHAPES = SHAPES.without("v")
-TABLES_SHAPES = kernels.Shapes("a bias of tables", block="h a s s", rows="h a y", columns="h a x", prefix="h a p")
+TABLES_SHAPES = kernels.Shapes("a bias of tables", block="h a s t", rows="h a y", columns="h a x", prefix="h a p")
 
 
 def agent_attention(
@@ -90,6 +90,8 @@ def _agent(
     """Compute it with biases (h, a, n), both with agents in front."""
     key_bias = _forbid(key_bias.to(q.dtype), padding)
     query_bias = _forbid(query_bias.mT.to(q.dtype), idle)
+    if spread.is_spread():
+        return F.scaled_dot_product_attention(q, agents, collected(agents, k, v, key_bias), attn_mask=query_bias)
     if _maps_are_small(q, agents):
         scaled = agents * q.shape[-1] ** -0.5
         values = (scaled @ k.mT + key_bias).softmax(dim=-1) @ v
@@ -97,6 +99,15 @@ def _agent(
         return (scaled @ q.mT + query_bias.mT).softmax(dim=-2).mT @ values
     values = F.scaled_dot_product_attention(agents, k, v, attn_mask=key_bias)
     return F.scaled_dot_product_attention(q, agents, values, attn_mask=query_bias)
+
+
+@in_fp32
+def collected(agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor) -> Tensor:
+    """What agents get from all keys (b, h, a, d), of which this process holds some."""
+    scores = agents @ k.mT * agents.shape[-1] ** -0.5 + key_bias
+    shares = (scores - spread.largest(scores.detach().amax(dim=-1, keepdim=True))).exp()
+    values, total = spread.sums(shares @ v, shares.sum(dim=-1, keepdim=True))
+    return values / total
 
 
 def _written_out(bias: Tensor | BiasTables) -> Tensor:

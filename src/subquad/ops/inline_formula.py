@@ -9,7 +9,7 @@ Rows sum to 1, entries may be negative.
 from torch import Tensor
 
 from subquad import kernels
-from subquad.ops.padding import count_tokens, mean_token, zero_padding
+from subquad.ops.padding import count_tokens, mean_token, totals, zero_padding
 from subquad.ops.precision import in_fp32
 
 SHAPES = kernels.inline_attention.shapes.extended(padding="b m")
@@ -28,8 +28,9 @@ def inline_attention(
 def _inline(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
     # keys are centred before the product: subtracting afterwards cancels when they share a large mean
     k = zero_padding(k - mean_token(k, padding), padding)
-    covariance = k.mT @ zero_padding(v, padding) / count_tokens(v, padding)
-    return mean_token(v, padding) + q @ (covariance * q.shape[-1] ** -0.5)
+    v = zero_padding(v, padding)
+    count, value_sum, products = totals(v, padding, v.sum(dim=-2, keepdim=True), k.mT @ v)
+    return value_sum / count + q @ (products / count * q.shape[-1] ** -0.5)
 
 
 @in_fp32

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
-from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.padding import count_tokens, totals, zero_padding
 from subquad.ops.precision import in_fp32
 from subquad.rope import Rotation, turned
 
@@ -65,11 +65,10 @@ def mix_features(
     q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, eps: float, rotation: Rotation | None = None
 ) -> Tensor:
     """Linear attention of features that are already non-negative; the divisor's are not turned by `rotation`."""
-    k, count = zero_padding(k, padding), count_tokens(k, padding)
-    normalizer = q @ (k.sum(dim=-2, keepdim=True) / count).mT
-    q, k = turned(rotation, q, k)
-    state = k.mT @ zero_padding(v, padding) / count
-    return q @ state / (normalizer + eps)
+    k = zero_padding(k, padding)
+    queries, keys = turned(rotation, q, k)
+    count, key_sum, state = totals(v, padding, k.sum(dim=-2, keepdim=True), keys.mT @ zero_padding(v, padding))
+    return queries @ (state / count) / (q @ (key_sum / count).mT + eps)
 
 
 def feature_weights(

@@ -13,7 +13,7 @@ from torch import Tensor
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS
-from subquad.ops.padding import count_tokens, mean_token, zero_padding
+from subquad.ops.padding import count_tokens, mean_token, totals, zero_padding
 from subquad.ops.precision import in_fp32
 from subquad.rope import Rotation, rotation_of, tables_of, turned
 
@@ -56,10 +56,11 @@ def _mala(
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
         scale, v = q.shape[-1] ** -0.5, zero_padding(v, padding)
         q, k = elu(q), zero_padding(elu(k), padding)
-        z = scale * q @ mean_token(k, padding).mT
-        q, k = turned(rotation, q, k)
-        state = k.mT @ v * (scale / count_tokens(k, padding))
-        return q @ state * (1 + 1 / (z + eps)) - z * mean_token(v, padding)
+        queries, keys = turned(rotation, q, k)
+        sums = (x.sum(dim=-2, keepdim=True) for x in (k, v))
+        count, key_sum, value_sum, state = totals(v, padding, *sums, keys.mT @ v)
+        z = scale * q @ (key_sum / count).mT
+        return queries @ (state * (scale / count)) * (1 + 1 / (z + eps)) - z * (value_sum / count)
 
     return by_image(mix, q, k, v, padding)
 

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
-from subquad.ops.linear_formula import FEATURE_MAPS
-from subquad.ops.padding import count_tokens, mean_token, zero_padding
+from subquad.ops.linear_formula import FEATURE_MAPS, feature_weights, mix_features
 from subquad.ops.precision import in_fp32
-from subquad.rope import Rotation, rotation_of, tables_of, turned
+from subquad.rope import Rotation, rotation_of, tables_of
 
 SHAPES = kernels.mlla_attention.shapes.without("cos", "sin").extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 EPS = 1e-6
+
+elu = FEATURE_MAPS["elu"]
 
 
 def mlla_attention(
@@ -55,10 +56,7 @@ def _mlla(
     rotation = rotation_of(cos, sin, interleaved)
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        q, k, normalizer = _features(q, k, padding, eps)
-        q, k = turned(rotation, q, k)
-        state = k.mT @ zero_padding(v, padding) / count_tokens(v, padding)
-        return q @ state / normalizer
+        return mix_features(elu(q), elu(k), v, padding, rotation=rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding)
 
@@ -67,14 +65,4 @@ def _mlla(
 def mlla_weights(q: Tensor, k: Tensor, padding: Tensor | None = None, *, rotation: Rotation | None = None) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `mlla_attention`."""
     WEIGHTS_SHAPES.check(q, k, padding)
-    q, k, normalizer = _features(q, k, padding, EPS)
-    count = count_tokens(k, padding)
-    q, k = turned(rotation, q, k)
-    return q @ k.mT / count / normalizer
-
-
-def _features(q: Tensor, k: Tensor, padding: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of queries and of the keys that are there, and the normaliser (b, h, n_q, 1)."""
-    feature = FEATURE_MAPS["elu"]
-    q, k = feature(q), zero_padding(feature(k), padding)
-    return q, k, q @ mean_token(k, padding).mT + eps
+    return feature_weights(elu(q), elu(k), padding, rotation=rotation, eps=EPS)

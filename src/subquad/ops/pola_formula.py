@@ -12,7 +12,7 @@ from torch import Tensor
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import feature_weights
-from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.padding import totals, zero_padding
 from subquad.ops.precision import in_fp32
 from subquad.tracing import is_exporting
 
@@ -63,8 +63,8 @@ def _tempered(q: Tensor, k: Tensor, temperature: Tensor | None, positions: Tenso
 
 def _two_streams(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, power: Tensor, eps: float) -> Tensor:
     q, k, v = signed_power(q, power), zero_padding(signed_power(k, power), padding), zero_padding(v, padding)
-    count, same = count_tokens(k, padding), (v.shape[-1] + 1) // 2
-    above, below = (_state(half.relu(), v) / count for half in (k, -k))
+    count, above, below = totals(k, padding, *(_state(half.relu(), v) for half in (k, -k)))
+    above, below, same = above / count, below / count, (v.shape[-1] + 1) // 2
     # both streams share one product with q⁺ and one with q⁻; their normalisers are its last two columns
     y = q.relu() @ _cross(above, below, same) + (-q).relu() @ _cross(below, above, same)
     scales = 1 / (y[..., -2:] + eps)

@@ -15,9 +15,9 @@ F e^(m-m') and ε e^-m' have the same quotient. (e^x − 1) e^-m is (1 − e^-x)
 import torch
 from torch import Tensor
 
-from subquad import kernels
+from subquad import kernels, spread
 from subquad.ops.image_by_image import by_image
-from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.padding import count_tokens, totals, zero_padding
 from subquad.ops.precision import in_fp32
 from subquad.rope import Rotation, rotation_of, tables_of, turned
 
@@ -64,10 +64,10 @@ def _polapp(
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
         k, most = key_features(k, padding, rotation)
-        count = count_tokens(k, padding)
-        mean = k.sum(dim=-2, keepdim=True) / count
         (keys,) = turned(rotation, k)
-        values = (keys.mT @ zero_padding(v, padding) / count).tensor_split([(v.shape[-1] + 1) // 2], dim=-1)
+        state = keys.mT @ zero_padding(v, padding)
+        count, key_sum, state = totals(v, padding, k.sum(dim=-2, keepdim=True), state)
+        mean, values = key_sum / count, (state / count).tensor_split([(v.shape[-1] + 1) // 2], dim=-1)
         streams = []
         for x, s, part in zip((q, -q), (same, opposite), values, strict=True):
             features, scaled_eps = query_features(x, s, most, eps)
@@ -106,7 +106,7 @@ def polapp_weights(
 def key_features(k: Tensor, padding: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
     """K e^-m (b, h, n_k, 2d) of the keys that are there, zeros of others, and m (b, h, 1, 2d)."""
     exponents = halves(zero_padding(k, padding))
-    most = alike_in_pairs(exponents.detach().amax(dim=-2, keepdim=True), rotation)
+    most = alike_in_pairs(spread.largest(exponents.detach().amax(dim=-2, keepdim=True)), rotation)
     return scaled_exponentials(exponents, most), most
 
 

@@ -10,7 +10,7 @@ are not turned. The mean is over all queries: what one gets depends on the other
 
 from torch import Tensor
 
-from subquad import kernels
+from subquad import kernels, spread
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS
 from subquad.ops.padding import mean_token, zero_padding
@@ -61,9 +61,9 @@ def _rala(
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, query_padding: Tensor | None) -> Tensor:
         q, k = elu(q), zero_padding(elu(k), padding)
         shares = key_shares(q, k, padding, query_padding)
-        normalizer = q @ (k.mT @ shares)
-        q, k = turned(rotation, q, k)
-        return q @ ((k * shares).mT @ zero_padding(v, padding)) / (normalizer + eps)
+        queries, keys = turned(rotation, q, k)
+        key_sum, state = spread.sums(k.mT @ shares, (keys * shares).mT @ zero_padding(v, padding))
+        return queries @ state / (q @ key_sum + eps)
 
     return by_image(mix, q, k, v, padding, query_padding)
 
@@ -91,6 +91,6 @@ def key_shares(q: Tensor, k: Tensor, padding: Tensor | None, query_padding: Tens
     """ω (b, h, n_k, 1) of features of queries and keys; zero for keys that are not there."""
     scores = k @ mean_token(q, query_padding).mT * q.shape[-1] ** -0.5
     if padding is None:
-        return scores.softmax(dim=-2)
+        return spread.softmax(scores, dim=-2)
     absent = padding[:, None, :, None]
-    return scores.masked_fill(absent, float("-inf")).softmax(dim=-2).masked_fill(absent, 0)
+    return spread.softmax(scores.masked_fill(absent, float("-inf")), dim=-2).masked_fill(absent, 0)

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from subquad import kernels
+from subquad import kernels, spread
 from subquad.grid import TokenGrid
 from subquad.ops.image_by_image import by_image
 from subquad.ops.map_formulas import filter_map
-from subquad.ops.padding import count_tokens, zero_padding
+from subquad.ops.padding import totals, zero_padding
 from subquad.ops.precision import in_fp32
 from subquad.rope import Rotation
 
@@ -63,7 +63,7 @@ def _unit(
     def learn_and_answer(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
         if rotation is not None:
             q, k = rotation.turn(q), rotation.turn(k)
-        v, scale = zero_padding(v, padding), 1 / (TAPS * count_tokens(v, padding))
+        v = zero_padding(v, padding)
         # keys that are not there have no values, whatever stands there
         k = zero_padding(k, padding)
         straight, gate = k @ w1, k @ w2
@@ -71,9 +71,9 @@ def _unit(
         # what SiLU gives, and its slope
         activated, slope = gate * open_share, open_share * (1 + gate * (1 - open_share))
         # the sums first: 1 / n of a value has few digits in half precision
-        first = w1 + damped(k.mT @ (v * activated) * scale)
-        second = w2 + damped(k.mT @ (v * straight * slope) * scale)
-        return (q @ first) * F.silu(q @ second)
+        count, first, second = totals(v, padding, k.mT @ (v * activated), k.mT @ (v * straight * slope))
+        scale = 1 / (TAPS * count)
+        return (q @ (w1 + damped(first * scale))) * F.silu(q @ (w2 + damped(second * scale)))
 
     return by_image(learn_and_answer, q, k, v, padding)
 
@@ -102,17 +102,19 @@ def _filter(
     q: Tensor, k: Tensor, v: Tensor, w3: Tensor, padding: Tensor | None, *, grid: TokenGrid, kv_grid: TokenGrid
 ) -> Tensor:
     on_map = None if padding is None else padding[:, kv_grid.prefix :]
-    count = count_tokens(v[:, :, kv_grid.prefix :], on_map)
     keys, values = (kv_grid.to_map(zero_padding(tokens, padding)) for tokens in (k, v))
     queries = grid.to_map(zero_padding(q, padding if grid == kv_grid else None))
     # the gradient of a convolution's kernel is what its input and its output's gradient have in common, shifted
-    filled = F.pad(keys, (TAPS // 2,) * 4)
+    filled, beyond = spread.with_borders(keys, TAPS // 2)
+    filled = F.pad(filled, (TAPS // 2, TAPS // 2, beyond, beyond))
     rows, columns = kv_grid.shape
     products = [
         (filled[:, :, i : i + rows, j : j + columns] * values).sum((-2, -1))
         for i, j in itertools.product(range(TAPS), repeat=2)
     ]
-    step = rearrange(torch.stack(products, dim=-2), "b t (h d) -> b h t d", h=q.shape[1]) / (TAPS * count)
+    step = rearrange(torch.stack(products, dim=-2), "b t (h d) -> b h t d", h=q.shape[1])
+    count, step = totals(v[:, :, kv_grid.prefix :], on_map, step)
+    step = step / (TAPS * count)
     kernels = w3[:, 0] + rearrange(damped(step), "b h (i j) d -> b (h d) i j", i=TAPS)
     return grid.to_heads(filter_map(queries, kernels), q.shape[1])
 
