@@ -392,7 +392,7 @@ GRADIENT_CALLS = {
     },
     "inline_attention_gradient": lambda x, few, grid: ops.inline_attention(x, x, x, backend="native"),
     "focus_gradient": lambda x, few, grid: kernels.run(
-        kernels.focus, "native", focused_formula._focus, (x, torch.ones(3, 1, 16)), (3.0,)
+        kernels.focus, "native", focused_formula._focused, (x, torch.ones(3, 1, 16)), (3.0,)
     ),
     "pola_attention_gradient": lambda x, few, grid: ops.pola_attention(x, x, x, torch.ones(3, 1, 16), backend="native"),
     "agent_attention_gradient": lambda x, few, grid: ops.agent_attention(

@@ -65,6 +65,7 @@ focus = operator(
     gradient=focus_gradient,
     sums_in_fp32=True,
     gives_fp32=True,
+    needs_all_tokens=False,
 )
 
 inline_attention_gradient = operator(

@@ -31,33 +31,23 @@ def focused_attention(
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d), t = `temperature` (h, 1, d); `padding` (b, n_k)."""
     SHAPES.check(q, k, v, temperature, padding)
-    settings, cannot = (power,), None if padding is None else "it knows no padding"
-    by_q, by_k = (
-        kernels.choose(kernels.focus, (x, temperature), settings, backend=backend, cannot=cannot) for x in (q, k)
-    )
-    if by_q is None or by_k is None:
-        return _focused(q, k, v, temperature, padding, power=power, eps=eps)
-    features = (kernels.run(kernels.focus, by_q, _focus, (x, temperature), settings) for x in (q, k))
-    return kernels.run(kernels.linear_attention, by_q, _mix, (*features, v), ("none", eps)).to(q.dtype)
+    # features are fp32 at least, whatever tokens are
+    features = (kernels.compute(kernels.focus, _focused, (x, temperature), (power,), backend=backend) for x in (q, k))
+    operator, tensors, settings = kernels.linear_attention, (*features, v), ("none", eps)
+    # what has no kernel of the features has none of what is made of them
+    optional = padding is None
+    y = kernels.compute(operator, _mix, tensors, settings, (padding,), backend=backend, optional=optional)
+    return y.to(q.dtype)
 
 
-def _focus(x: Tensor, temperature: Tensor, power: float) -> Tensor:
-    return focus(x.to(torch.promote_types(x.dtype, torch.float32)), temperature, power)
-
-
-@in_fp32
-def _mix(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float) -> Tensor:
-    return mix_features(q, k, v, None, eps=eps)
+def _focused(x: Tensor, temperature: Tensor, power: float) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return by_image(lambda x: focus(x, temperature, power), wide)
 
 
 @in_fp32
-def _focused(
-    q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, padding: Tensor | None, *, power: float, eps: float
-) -> Tensor:
-    def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        return mix_features(focus(q, temperature, power), focus(k, temperature, power), v, padding, eps=eps)
-
-    return by_image(mix, q, k, v, padding)
+def _mix(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float, padding: Tensor | None = None) -> Tensor:
+    return by_image(lambda *image: mix_features(*image, eps=eps), q, k, v, padding)
 
 
 @in_fp32
