@@ -58,6 +58,7 @@ def operator_calls(width: int) -> dict[str, OperatorCall]:
         "nala_attention": lambda width: _turned(width, ops.nala_weights),
         "polapp_attention": _polapp,
         "focus": _focus,
+        "ttt_unit": _unit,
         "inline_attention": _inline,
         "pola_attention": _pola,
         "agent_attention": _agent,
@@ -133,6 +134,25 @@ def _polapp(width):
 
     spikiness = torch.rand(2, HEADS, 1, 2 * width, dtype=torch.float64).unbind(0)
     return (*_tokens(width, 3), *spikiness, *tables), (interleaved, 1e-6), definition
+
+
+def _unit(width):
+    *tables, interleaved = rotation_tables(width, "mlla")
+
+    def definition(q, k, v, w1, w2, cos, sin):
+        turn = rotation_of(cos, sin, interleaved)
+        q, k = (q, k) if turn is None else map(turn.turn, (q, k))
+        w1, w2 = (w.detach().expand(len(q), *w.shape).requires_grad_() for w in (w1, w2))
+        loss = -(k @ w1 * torch.nn.functional.silu(k @ w2) * v).sum() * 0.3 / k.shape[2]
+        steps = torch.autograd.grad(loss, (w1, w2))
+        w1, w2 = (
+            w - step / (step.square().sum(dim=-2, keepdim=True).sqrt() + 1)
+            for w, step in zip((w1, w2), steps, strict=True)
+        )
+        return q @ w1 * torch.nn.functional.silu(q @ w2)
+
+    weights = (_draw(HEADS, width, width) / width**0.5 for _ in range(2))
+    return (*_tokens(width, 3), *weights, *tables), (interleaved, 0.3), definition
 
 
 def _focus(width):

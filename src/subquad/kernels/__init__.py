@@ -33,6 +33,7 @@ from subquad.kernels.mixing_operators import (
     rala_attention,
     soft_gather,
     soft_spread,
+    ttt_unit,
 )
 from subquad.kernels.shapes import Shapes
 
@@ -72,6 +73,7 @@ __all__ = [
     "run",
     "soft_gather",
     "soft_spread",
+    "ttt_unit",
     "unavailable",
     "use_backend",
 ]

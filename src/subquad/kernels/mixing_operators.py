@@ -135,6 +135,17 @@ polapp_attention = operator(
     sums_in_fp32=True,
 )
 
+UNIT = {"w1": "h d d", "w2": "h d d"}
+
+ttt_unit = operator(
+    "a gated unit trained on keys",
+    "ttt_unit(Tensor q, Tensor k, Tensor v, Tensor w1, Tensor w2, Tensor? cos, Tensor? sin, bool interleaved, "
+    "float loss_scale)",
+    QKV | UNIT | {"cos": "n d|h n d", "sin": "n d|h n d"},
+    lambda q, k, *rest: _product(q, k) + _product(k, q) + 4 * q[0] * q[1] * k[2] * q[3] ** 2,
+    sums_in_fp32=True,
+)
+
 POLAR = QKV | {"power": "h 1 d", "temperature": "h 1 d", "positions": "h m d"}
 
 

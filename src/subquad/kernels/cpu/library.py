@@ -65,6 +65,7 @@ FUNCTIONS = (
     "pool_gradient",
     "state_attention",
     "state_attention_gradient",
+    "ttt_unit",
 )
 """What the library exports, of each of ELEMENTS; each gives back whether lengths fitted."""
 

@@ -232,6 +232,31 @@ def _of_all_images(positions: Tensor | None, q: Tensor) -> Tensor | None:
     return None if positions is None else positions.float().expand(len(q), -1, -1, -1)
 
 
+@implements(operators.ttt_unit, "native", cannot=_no_pairs)
+def ttt_unit(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    loss_scale: float,
+) -> Tensor:
+    """`w1` and `w2` (h, d, d); the inner loss is a mean over keys, times `loss_scale`."""
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
+    out = empty_tokens(q)
+    kernel("ttt_unit", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, out)),
+        *map(parameter_of, (w1, w2)),
+        turning_of(cos, sin),
+        ctypes.c_float(loss_scale / k.shape[2]),
+    )
+    return out.to(dtype)
+
+
 @implements(operators.polapp_attention, "native", cannot=_no_pairs)
 def polapp_attention(
     q: Tensor,

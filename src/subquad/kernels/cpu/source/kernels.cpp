@@ -6,4 +6,5 @@
 #include "pola.h"
 #include "polapp.h"
 #include "focused.h"
+#include "ttt.h"
 #include "mlp.h"
