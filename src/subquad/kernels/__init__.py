@@ -21,6 +21,7 @@ from subquad.kernels.map_operators import convolve_windows, depthwise, local_bra
 from subquad.kernels.mixing_operators import (
     agent_attention,
     agent_attention_of_tables,
+    focus,
     inline_attention,
     linear_attention,
     mala_attention,
@@ -32,6 +33,7 @@ from subquad.kernels.mixing_operators import (
     rala_attention,
     soft_gather,
     soft_spread,
+    ttt_unit,
 )
 from subquad.kernels.shapes import Shapes
 
@@ -51,6 +53,7 @@ __all__ = [
     "compute",
     "convolve_windows",
     "depthwise",
+    "focus",
     "implements",
     "inline_attention",
     "kernels_by_title",
@@ -70,6 +73,7 @@ __all__ = [
     "run",
     "soft_gather",
     "soft_spread",
+    "ttt_unit",
     "unavailable",
     "use_backend",
 ]
