@@ -164,7 +164,7 @@ class Stage(nn.Module):
             if positions is not None and not of_prefix:
                 tokens = tokens + positions(GridRows(table_grid, rows.first, rows.behind))
             if self.prefix_tokens is not None and rows.grid.prefix:
-                tokens = torch.cat([self.prefix_tokens.expand(tokens.shape[0], -1, -1), tokens], dim=1)
+                tokens = torch.cat((self.prefix_tokens.expand(len(tokens), -1, -1), tokens), dim=1)
             return tokens + positions(rows) if positions is not None and of_prefix else tokens
 
         return place

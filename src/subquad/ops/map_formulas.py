@@ -80,7 +80,7 @@ def add_local_to_rows(
     # zeros lie above and below what is seen; where the map goes on there, what they are in is left out
     added = kernels.compute(kernels.depthwise, filtered, (v, weight, bias), (seen.grid.shape,), backend=backend)
     y = y + rows.of(seen, added)
-    return y if gate is None else y * gate
+    return y * gate if gate is not None else y
 
 
 def values_on(grid: TokenGrid, kv_grid: TokenGrid, v: Tensor) -> Tensor:
