@@ -536,6 +536,8 @@ def test_operations_are_operators_of_torch():
     gram, turns = torch.eye(4).expand(2, 4, 4), (torch.ones(12, 16), torch.zeros(12, 16))
     calls = {
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
+        kernels.linear_sums: (k, v, "relu"),
+        kernels.linear_answers: (q, torch.rand(1, 2, 16, 17), 12, "relu", 1e-6),
         kernels.inline_attention: (q, k, v),
         kernels.pola_attention: (q, k, v, power, None, None, 1e-6),
         kernels.polapp_attention: (q, k, v, *torch.rand(2, 2, 1, 32), None, None, True, 1e-6),

@@ -43,6 +43,26 @@ linear_attention = operator(
     sums_in_fp32=True,
 )
 
+# of some keys and values [φ(k)ᵀ v, Σ φ(k)], (b, h, d, d + 1)
+linear_sums = operator(
+    "linear attention",
+    "linear_sums(Tensor k, Tensor v, str feature_map)",
+    {"k": "b h m d", "v": "b h m d"},
+    lambda k, v, *rest: 2 * k[0] * k[1] * k[2] * k[3] ** 2,
+    shape=lambda k, v, feature_map: k.new_empty(*k.shape[:2], k.shape[3], k.shape[3] + 1, dtype=torch.float32),
+    sums_in_fp32=True,
+    gives_fp32=True,
+)
+
+# of some queries, from such sums over `count` keys
+linear_answers = operator(
+    "linear attention",
+    "linear_answers(Tensor q, Tensor sums, int count, str feature_map, float eps)",
+    {"q": "b h n d", "sums": "b h d e"},
+    lambda q, *rest: 2 * q[0] * q[1] * q[2] * q[3] ** 2,
+    sums_in_fp32=True,
+)
+
 inline_attention_gradient = operator(
     "the gradient of InLine attention",
     "inline_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v)",
