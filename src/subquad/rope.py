@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
-from subquad.grid import GridRows, TokenGrid
+from subquad.grid import TokenGrid
 from subquad.tracing import larger, smaller, surely
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -126,9 +126,8 @@ class AxialRope(nn.Module):
         dtype: torch.dtype = torch.float32,
         *,
         feature_width: int = 1,
-        rows: GridRows | None = None,
     ) -> Rotation:
-        """The rotation of all tokens of a grid, or of those of some of its rows.
+        """The rotation of all tokens of a grid, or of some rows of one.
 
         `feature_width` is how many features become of each channel of a head before they are turned, see `Traits`;
         `dtype` is that of the tokens.
@@ -136,11 +135,9 @@ class AxialRope(nn.Module):
         width = self.head_dim * feature_width * (self.num_heads if self.across_heads else 1)
         exact = self.exact and dtype == torch.float64
         like = torch.empty(0, dtype=torch.float64 if exact else torch.float32, device=device)
-        down, across = (self._angles(grid.whole, axis, width // 4, like) for axis in (0, 1))
-        down = grid.own_rows(down)
-        if rows is not None:
-            down, grid = down[rows.first : rows.behind], rows.grid
-        cos, sin = (self._written_out(table(down), table(across), grid) for table in (torch.cos, torch.sin))
+        rows, columns = (self._angles(grid.whole, axis, width // 4, like) for axis in (0, 1))
+        rows = grid.own_rows(rows)
+        cos, sin = (self._written_out(table(rows), table(columns), grid) for table in (torch.cos, torch.sin))
         signs = torch.tensor([-1.0, 1.0], device=device)
         signs = signs.repeat(width // 2) if self.interleaved else signs.repeat_interleave(width // 2)
         prefix = (0, 0, grid.prefix, 0)

@@ -85,30 +85,28 @@ class AgentAttention(nn.Module):
         y = agent_attention(q, agents, k, v, *self.biases(grid, kv_grid), padding, idle)
         return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
-    def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.sweeps`."""
-        key_bias = self.agent_bias.by_rows(grid, self.agent_grid)
-        query_bias = self.query_bias.by_rows(grid, self.agent_grid)
-
-        def pooled(rows: GridRows, q: Tensor) -> State:
-            return (pool_rows(q, rows, self.agent_grid),)
-
-        def collected(rows: GridRows, agents: State, k: Tensor, v: Tensor) -> State:
-            return agent_sums(agents[0], k, v, key_bias(rows))
-
-        def answers(rows: GridRows, agents: State, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
-            y = agent_answers(q, agents[0], state, query_bias(rows))
-            return finish_rows(self.local, y, v, rows=rows)
-
-        sums = Sweep(("q",), pooled), Sweep(("k", "v"), collected, merge=merge_weighted)
-        return Streaming(sums, Sweep(("q",), answers, values_beside(self.local)))
-
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
         return agent_weights(q, agents, k, *self.biases(grid, kv_grid), padding, idle)[:, :, None]
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+
+        def pooled(rows: GridRows, q: Tensor) -> State:
+            return (pool_rows(q, rows, self.agent_grid),)
+
+        def collected(rows: GridRows, agents: State, k: Tensor, v: Tensor) -> State:
+            return agent_sums(agents[0], k, v, self.agent_bias(rows, self.agent_grid))
+
+        def answers(rows: GridRows, agents: State, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
+            y = agent_answers(q, agents[0], state, self.query_bias(rows, self.agent_grid))
+            return finish_rows(self.local, y, v, rows=rows)
+
+        sums = Sweep(("q",), pooled), Sweep(("k", "v"), collected, merge=merge_weighted)
+        return Streaming(sums, Sweep(("q",), answers, values_beside(self.local)))
 
     def biases(self, grid: TokenGrid, kv_grid: TokenGrid) -> tuple[BiasTables, BiasTables]:
         """Give the biases of agents and keys, and those of agents and queries."""

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
-from subquad.grid import GridRows, TokenGrid
+from subquad.grid import GridRows, TokenGrid, rows_beside
 from subquad.ops import Shapes, add_local
-from subquad.ops.map_formulas import add_local_to_rows
 from subquad.ops.padding import zero_padding
 from subquad.rope import Rotation
 
@@ -86,14 +85,12 @@ class LocalConv(nn.Module):
     @property
     def reach(self) -> int:
         """Rows above and below that a token's branch sees."""
-        return self.weight.shape[-1] // 2
+        return max(rows_beside(self.weight.shape[-1]))
 
-    def of_rows(self, y: Tensor, v: Tensor | None, gate: Tensor | None = None, *, rows: GridRows) -> Tensor:
-        """`forward` of some rows of a grid, y and gate (b, h, n, d), from values of `reach` more above and below."""
-        assert v is not None
-        weight = self.for_channels(self.weight[:, 0])
-        bias = None if self.bias is None else self.for_channels(self.bias)
-        return add_local_to_rows(y, v, weight, bias, gate, rows=rows)
+
+def values_beside(local: LocalConv | None) -> dict[str, int]:
+    """What a mechanism's answers need of the rows beside: values, where it has a local branch."""
+    return {} if local is None else {"v": local.reach}
 
 
 def finish(
@@ -115,18 +112,12 @@ def finish(
     return y * gate
 
 
-def values_beside(local: LocalConv | None) -> dict[str, int]:
-    """What answers of some rows need of the rows beside: values, where a mechanism has a local branch."""
-    return {} if local is None else {"v": local.reach}
-
-
 def finish_rows(
     local: LocalConv | None, y: Tensor, v: Tensor | None, gate: Tensor | None = None, *, rows: GridRows
 ) -> Tensor:
-    """`finish` for some rows of a grid, from values of those and of the rows beside, see `values_beside`."""
-    if local is not None:
-        return local.of_rows(y, v, gate, rows=rows)
-    return y if gate is None else y * gate
+    """`finish` of some rows of a grid, from the values that `values_beside` asks for."""
+    kv_grid = rows if local is None else rows.widened(local.reach)
+    return finish(local, y, y if v is None else v, gate, grid=rows, kv_grid=kv_grid)
 
 
 @torch.no_grad()

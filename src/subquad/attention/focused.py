@@ -63,25 +63,25 @@ class FocusedAttention(nn.Module):
         y = focused_attention(q, k, v, F.softplus(self.temperature), padding, power=self.power).to(v.dtype)
         return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
-    def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.sweeps`."""
-        positions, temperature = self.positions.by_rows(grid), F.softplus(self.temperature)
-
-        def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
-            return focused_sums(k + positions(rows), v, temperature, power=self.power)
-
-        def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
-            y = focused_answers(q, temperature, state, grid.num_tokens, power=self.power)
-            return finish_rows(self.local, y, v, rows=rows)
-
-        return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
-
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         k = self._placed(k, kv_grid)
         return focused_weights(q, k, F.softplus(self.temperature), padding, power=self.power)[:, :, None]
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+        temperature = F.softplus(self.temperature)
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
+            return focused_sums(k + self.positions(rows), v, temperature, power=self.power)
+
+        def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
+            y = focused_answers(q, temperature, state, grid.num_tokens, power=self.power)
+            return finish_rows(self.local, y, v, rows=rows)
+
+        return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
 
     def _placed(self, k: Tensor, kv_grid: TokenGrid) -> Tensor:
         """The keys with their positions."""

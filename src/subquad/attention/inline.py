@@ -15,7 +15,6 @@ from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import add_local, inline_attention, inline_weights
 from subquad.ops.inline_formula import inline_answers, inline_sums, merge_inline
-from subquad.ops.map_formulas import add_local_to_rows
 from subquad.ops.padding import zero_padding
 from subquad.ranges import Positive, checks_arguments
 
@@ -87,7 +86,7 @@ class InLineAttention(nn.Module):
             if self.local is None or v is None:
                 return y
             taps = self.local.taps((state[-1] / grid.num_tokens).to(q.dtype))
-            return add_local_to_rows(y, v, taps, rows=rows)
+            return add_local(y, v, taps, grid=rows, kv_grid=rows.widened(1))
 
         beside = {} if self.local is None else {"v": 1}
         return Streaming((Sweep(("k", "v", "x"), sums, merge=merge),), Sweep(("q",), answers, beside))

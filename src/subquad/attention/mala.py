@@ -53,6 +53,20 @@ class MalaAttention(nn.Module):
         y = mala_attention(q, k, v, padding, rotation)
         return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        g: Tensor | None = None,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
+        return mala_weights(q, k, padding, rotation)[:, :, None]
+
     def streaming(self, grid: TokenGrid) -> Streaming:
         """See `subquad.attention.sweeps`."""
 
@@ -67,17 +81,3 @@ class MalaAttention(nn.Module):
 
         inputs = ("q", "g", "rotation")
         return Streaming((Sweep(("k", "v", "rotation"), sums),), Sweep(inputs, answers, values_beside(self.local)))
-
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        g: Tensor | None = None,
-        rotation: Rotation | None = None,
-        padding: Tensor | None = None,
-        *,
-        grid: TokenGrid,
-        kv_grid: TokenGrid,
-    ) -> Tensor:
-        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
-        return mala_weights(q, k, padding, rotation)[:, :, None]

@@ -56,6 +56,19 @@ class MLLAAttention(nn.Module):
         y = mlla_attention(q, k, v, padding, rotation=rotation)
         return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
+        return mlla_weights(q, k, padding, rotation=rotation)[:, :, None]
+
     def streaming(self, grid: TokenGrid) -> Streaming:
         """See `subquad.attention.sweeps`."""
 
@@ -70,16 +83,3 @@ class MLLAAttention(nn.Module):
 
         inputs = ("q", "rotation")
         return Streaming((Sweep(("k", "v", "rotation"), sums),), Sweep(inputs, answers, values_beside(self.local)))
-
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        rotation: Rotation | None = None,
-        padding: Tensor | None = None,
-        *,
-        grid: TokenGrid,
-        kv_grid: TokenGrid,
-    ) -> Tensor:
-        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
-        return mlla_weights(q, k, padding, rotation=rotation)[:, :, None]

@@ -61,6 +61,19 @@ class NalaAttention(nn.Module):
         y = nala_attention(q, k, v, padding, rotation)
         return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        rotation: Rotation | None = None,
+        padding: Tensor | None = None,
+        *,
+        grid: TokenGrid,
+        kv_grid: TokenGrid,
+    ) -> Tensor:
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
+        return nala_weights(q, k, padding, rotation)[:, :, None]
+
     def streaming(self, grid: TokenGrid) -> Streaming:
         """See `subquad.attention.sweeps`."""
 
@@ -75,16 +88,3 @@ class NalaAttention(nn.Module):
 
         inputs = ("q", "rotation")
         return Streaming((Sweep(("k", "v", "rotation"), sums),), Sweep(inputs, answers, values_beside(self.local)))
-
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        rotation: Rotation | None = None,
-        padding: Tensor | None = None,
-        *,
-        grid: TokenGrid,
-        kv_grid: TokenGrid,
-    ) -> Tensor:
-        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
-        return nala_weights(q, k, padding, rotation)[:, :, None]

@@ -67,19 +67,6 @@ class PolaAttention(nn.Module):
         y = pola_attention(q, k, v, self.powers(), padding, self._temperature(), self.positions(kv_grid))
         return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
-    def streaming(self, grid: TokenGrid) -> Streaming:
-        """See `subquad.attention.sweeps`."""
-        positions, powers, temperature = self.positions.by_rows(grid), self.powers(), self._temperature()
-
-        def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
-            return pola_sums(k + positions(rows), v, powers, temperature)
-
-        def answers(rows: GridRows, state: State, q: Tensor, g: Tensor, v: Tensor | None = None) -> Tensor:
-            y = pola_answers(q, powers, temperature, state, grid.num_tokens)
-            return finish_rows(self.local, y, v, g, rows=rows)
-
-        return Streaming((Sweep(("k", "v"), sums),), Sweep(("q", "g"), answers, values_beside(self.local)))
-
     def weights(
         self,
         q: Tensor,
@@ -92,6 +79,19 @@ class PolaAttention(nn.Module):
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         return pola_weights(q, k, self.powers(), padding, self._temperature(), self.positions(kv_grid))
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+        powers, temperature = self.powers(), self._temperature()
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
+            return pola_sums(k + self.positions(rows), v, powers, temperature)
+
+        def answers(rows: GridRows, state: State, q: Tensor, g: Tensor, v: Tensor | None = None) -> Tensor:
+            y = pola_answers(q, powers, temperature, state, grid.num_tokens)
+            return finish_rows(self.local, y, v, g, rows=rows)
+
+        return Streaming((Sweep(("k", "v"), sums),), Sweep(("q", "g"), answers, values_beside(self.local)))
 
     def _temperature(self) -> Tensor:
         return F.softplus(self.temperature)

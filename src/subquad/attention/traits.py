@@ -72,8 +72,8 @@ class Traits:
     gate: Callable[[Tensor], Tensor] | None = None
     open_gate: float = 1.0
     no_weights: str = ""
-    no_streaming: str = ""
     spreads: bool = False
+    no_streaming: str = ""
     refuses: Mapping[str, str] = field(default_factory=dict)
     colour: str = ""
 
@@ -92,8 +92,8 @@ class Traits:
             ("gate", self.gate is None or callable(self.gate), "a function or None"),
             ("open_gate", _is_number(self.open_gate), "a number"),
             ("no_weights", isinstance(self.no_weights, str), "text"),
-            ("no_streaming", isinstance(self.no_streaming, str), "text"),
             ("spreads", isinstance(self.spreads, bool), "True or False"),
+            ("no_streaming", isinstance(self.no_streaming, str), "text"),
             ("refuses", _are_reasons(self.refuses), f"reasons by name: {', '.join(REFUSABLE)}"),
             ("colour", isinstance(self.colour, str) and _is_colour(self.colour), 'written as "#d55e00"'),
         ):

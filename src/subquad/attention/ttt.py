@@ -68,15 +68,16 @@ class TTTAttention(nn.Module):
 
         def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
             (k, filter_k), (v, filter_v) = (tokens.split(sizes, dim=1) for tokens in (k, v))
-            k = rows.of(rows.widened(1), k)
+            k, seen = rows.of(rows.widened(1), k), rows.widened(1)
             of_unit = unit_sums(k, v, self.w1, self.w2, rotation=rotation)
-            return *of_unit, filter_sums(filter_k, filter_v, rows=rows)
+            return *of_unit, filter_sums(filter_k, filter_v, grid=rows, seen=seen)
 
         def answers(rows: GridRows, state: State, q: Tensor, rotation: Rotation | None) -> Tensor:
             q, filter_q = q.split(sizes, dim=1)
-            q = rows.of(rows.widened(1), q)
+            q, seen = rows.of(rows.widened(1), q), rows.widened(1)
             y = unit_answers(q, self.w1, self.w2, state[:2], grid.num_tokens, rotation)
-            return torch.cat([y, filter_answers(filter_q, self.w3, state[2], rows=rows)], dim=1)
+            filtered = filter_answers(filter_q, self.w3, state[2], grid.num_places, grid=rows, seen=seen)
+            return torch.cat([y, filtered], dim=1)
 
         state = Sweep(("v", "rotation"), sums, beside={"k": 1})
         return Streaming((state,), Sweep(("rotation",), answers, beside={"q": 1}))

@@ -164,7 +164,7 @@ def _check_outputs(model: Any, outputs: Outputs) -> None:
 def _embed(steps: StreamedStage, image: ImageRows) -> None:
     for rows, tokens in embedded(steps.stage, image, steps.grid, steps.parts()):
         steps.store.write(rows.tokens, tokens)
-        steps.watch(rows.grid.num_tokens)
+        steps.watch(rows.num_tokens)
     steps.store.turn()
 
 
@@ -180,7 +180,7 @@ def _answer(model: Any, steps: StreamedStage, outputs: Outputs) -> Streamed:
         }
         for rows, tokens in _normed(model, steps):
             pool.add(rows, tokens)
-            places = tokens[0, rows.grid.prefix :]
+            places = tokens[0, rows.prefix :]
             if "features" in writers:
                 writers["features"](rows.first, _as_rows(places.float(), rows))
             if "labels" in writers:
@@ -200,7 +200,7 @@ def _write_heat(model: Any, steps: StreamedStage, path: Path, shown: int) -> Non
     weight, bias = model.head.weight[shown : shown + 1], model.head.bias[shown : shown + 1]
     with map_file(path, steps.grid.shape, np.float32) as write:
         for rows, tokens in _normed(model, steps):
-            heat = nn.functional.linear(model.fc_norm(tokens[0, rows.grid.prefix :]), weight, bias)
+            heat = nn.functional.linear(model.fc_norm(tokens[0, rows.prefix :]), weight, bias)
             write(rows.first, _as_rows(heat[:, 0].float(), rows))
 
 
@@ -209,12 +209,12 @@ def _normed(model: Any, steps: StreamedStage) -> Iterator[tuple[GridRows, Tensor
     for rows in steps.parts():
         tokens = steps.store.read(rows.tokens).to(steps.dtype)
         yield rows, model.norm(steps.stage.norm(tokens))
-        steps.watch(rows.grid.num_tokens)
+        steps.watch(rows.num_tokens)
 
 
 def _as_rows(places: Tensor, rows: GridRows) -> Any:
     """Tokens (n, …) as rows (y, x, …) of numpy."""
-    return places.view(*rows.grid.shape, *places.shape[1:]).numpy()
+    return places.view(*rows.shape, *places.shape[1:]).numpy()
 
 
 class Pool:
@@ -232,7 +232,7 @@ class Pool:
         if self.kind == "token":
             self.value = wide[:, 0] if rows.first == 0 else self.value
             return
-        places = wide[:, rows.grid.prefix :]
+        places = wide[:, rows.prefix :]
         part = places.sum(dim=1) if self.kind == "avg" else places.amax(dim=1)
         if self.value is None:
             self.value = part

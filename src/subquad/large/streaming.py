@@ -89,7 +89,7 @@ class StreamedStage:
 
     def _position(self, block: Any) -> None:
         """Add the position that a block's convolution makes of the tokens."""
-        self._replace(1, lambda rows, seen, x: rows.of(seen, block.cpe(x, grid=seen.grid)))
+        self._replace(1, lambda rows, seen, x: rows.of(seen, block.cpe(x, grid=seen)))
 
     def _mix(self, block: Any) -> None:
         """Take the tokens through the rest of a block."""
@@ -115,7 +115,7 @@ class StreamedStage:
                 x = self.store.read(seen.tokens).to(self.dtype)
                 part = sweep.compute(rows, *states, **self._supply(block, sweep, rows, seen, x))
                 state = part if state is None else sweep.merge(state, part)
-                self.watch(rows.grid.num_tokens)
+                self.watch(rows.num_tokens)
             states.append(state)
         return states
 
@@ -132,7 +132,7 @@ class StreamedStage:
                 start = following.widened(reach).tokens.start - seen.tokens.start
                 before = x[:, start : rows.tokens.stop - seen.tokens.start].clone()
             self.store.write(rows.tokens, function(rows, seen, x))
-            self.watch(rows.grid.num_tokens)
+            self.watch(rows.num_tokens)
         self.store.turn()
 
     def _supply(self, block: Any, sweep: Sweep, rows: GridRows, seen: GridRows, x: Tensor) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class StreamedStage:
         if rope is None:
             return None
         device = next(block.parameters()).device
-        return rope(self.grid, device, self.dtype, feature_width=feature_width_of(block), rows=rows)
+        return rope(rows, device, self.dtype, feature_width=feature_width_of(block))
 
 
 def embedded(stage: Stage, image: Any, grid: TokenGrid, parts: Sequence[GridRows]) -> Iterator[tuple[GridRows, Tensor]]:
@@ -165,7 +165,6 @@ def embedded(stage: Stage, image: Any, grid: TokenGrid, parts: Sequence[GridRows
 
     `image` is read by rows: `image.rows(first, behind)` gives (1, channels, y, x), as a network takes it.
     """
-    place = stage.placing(grid)
     embed: Any = stage.embed
     for rows in parts:
-        yield rows, place(rows, embed.of_rows(image, rows.first, rows.behind))
+        yield rows, stage.placed(embed.of_rows(image, rows.first, rows.behind), rows)

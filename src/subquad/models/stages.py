@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from subquad import spread
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError
-from subquad.grid import GridRows, TokenGrid
+from subquad.grid import TokenGrid
 from subquad.models.layers import Mechanism
 from subquad.positions import PositionTable, start_normal
 from subquad.rope import AxialRope, Rotation, rope_of
@@ -142,6 +142,10 @@ class Stage(nn.Module):
         """What goes into the blocks."""
         image = self.embed(x)
         grid = spread.grid_of(image, self.grid.prefix)
+        return self.drop(self.placed(image, grid)), grid
+
+    def placed(self, image: Tensor, grid: TokenGrid) -> Tensor:
+        """The tokens (b, n, c) of an embedded image (b, c, y, x), or of some rows of one: prefix tokens, positions."""
         tokens = rearrange(image, "b c y x -> b (y x) c")
         of_prefix = self.pos_embed is not None and self.pos_embed.grid.prefix > 0
         if self.pos_embed is not None and not of_prefix:
@@ -151,23 +155,7 @@ class Stage(nn.Module):
             tokens = torch.cat([prefix_tokens, tokens], dim=1)
         if self.pos_embed is not None and of_prefix:
             tokens = tokens + self.pos_embed(grid)
-        return self.drop(tokens), grid
-
-    def placing(self, grid: TokenGrid) -> Callable[[GridRows, Tensor], Tensor]:
-        """How rows of an embedded image, (b, c, y, x), become tokens (b, n, c) of `grid`, as in `tokens_of`."""
-        of_prefix = self.pos_embed is not None and self.pos_embed.grid.prefix > 0
-        table_grid = grid if of_prefix else TokenGrid(*grid.shape)
-        positions = None if self.pos_embed is None else self.pos_embed.by_rows(table_grid)
-
-        def place(rows: GridRows, image: Tensor) -> Tensor:
-            tokens = rearrange(image, "b c y x -> b (y x) c")
-            if positions is not None and not of_prefix:
-                tokens = tokens + positions(GridRows(table_grid, rows.first, rows.behind))
-            if self.prefix_tokens is not None and rows.grid.prefix:
-                tokens = torch.cat((self.prefix_tokens.expand(len(tokens), -1, -1), tokens), dim=1)
-            return tokens + positions(rows) if positions is not None and of_prefix else tokens
-
-        return place
+        return tokens
 
     def regrid(self, grid: TokenGrid) -> None:
         """Make position parameters for another grid."""

@@ -68,9 +68,8 @@ def mala_sums(
 ) -> tuple[Tensor, ...]:
     """Of some keys and values (b, h, n, d) what `mala_answers` needs, to be added up: Σ φ(k), Σ v and Σ φ̃(k)ᵀ v."""
     k, v = zero_padding(elu(k), padding), zero_padding(v, padding)
-    totals = k.sum(dim=-2, keepdim=True), v.sum(dim=-2, keepdim=True)
-    (k,) = turned(rotation, k)
-    return *totals, k.mT @ v
+    (keys,) = turned(rotation, k)
+    return k.sum(dim=-2, keepdim=True), v.sum(dim=-2, keepdim=True), keys.mT @ v
 
 
 @in_fp32

@@ -21,7 +21,6 @@ SHAPES = kernels.mlla_attention.shapes.without("cos", "sin").extended(padding="b
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 EPS = 1e-6
-
 elu = FEATURE_MAPS["elu"]
 
 
@@ -58,7 +57,7 @@ def _mlla(
     rotation = rotation_of(cos, sin, interleaved)
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        return mix_features(elu(q), elu(k), v, padding, rotation=rotation, eps=eps)
+        return mix_features(elu(q), elu(k), v, padding, eps=eps, rotation=rotation)
 
     return by_image(mix, q, k, v, padding)
 

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subquad import kernels, spread
+from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import count_tokens, totals, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.ops.weighted_sums import relative_to_all
 from subquad.rope import Rotation, rotation_of, tables_of, turned
 
 SHAPES = kernels.polapp_attention.shapes.without("cos", "sin").extended(padding="b m")
@@ -65,7 +66,7 @@ def _polapp(
     rotation = rotation_of(cos, sin, interleaved)
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        most, *sums = polapp_sums(k, v, padding, rotation)
+        most, *sums = relative_to_all(polapp_sums(k, v, padding, rotation))
         count, *sums = totals(v, padding, *sums)
         return polapp_answers(q, same, opposite, (most, *sums), count, rotation, eps=eps)
 
@@ -76,21 +77,14 @@ def _polapp(
 def polapp_sums(
     k: Tensor, v: Tensor, padding: Tensor | None = None, rotation: Rotation | None = None
 ) -> tuple[Tensor, ...]:
-    """Of some keys and values (b, h, n, d): m (b, h, 1, 2d), Σ K e^-m, and Σ K̃ᵀ v (b, h, 2d, d) with K̃ of K e^-m.
+    """Of some keys and values (b, h, n, d): m (b, h, 1, 2d), Σ K e^-m, and Σ vᵀ K̃ (b, h, d, 2d) with K̃ of K e^-m.
 
-    `merge_polapp` makes one state of those of two parts.
+    `merge_weighted` makes one state of those of two parts: each feature has its own largest exponent.
     """
     k, most = key_features(k, padding, rotation)
     total = k.sum(dim=-2, keepdim=True)
     (keys,) = turned(rotation, k)
-    return most, total, keys.mT @ zero_padding(v, padding)
-
-
-def merge_polapp(state: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Make one state of those of two parts: each feature has its own largest exponent."""
-    most = torch.maximum(state[0], other[0])
-    own, others = torch.exp(state[0] - most), torch.exp(other[0] - most)
-    return most, state[1] * own + other[1] * others, state[2] * own.mT + other[2] * others.mT
+    return most, total, zero_padding(v, padding).mT @ keys
 
 
 @in_fp32
@@ -106,8 +100,8 @@ def polapp_answers(
 ) -> Tensor:
     """`polapp_attention` of some queries (b, h, n, d), from the state of `count` keys."""
     most, total, products = sums
-    mean, width = total / count, products.shape[-1]
-    values = (products / count).tensor_split([(width + 1) // 2], dim=-1)
+    mean, width = total / count, products.shape[-2]
+    values = (products / count).mT.tensor_split([(width + 1) // 2], dim=-1)
     streams = []
     for x, s, part in zip((q, -q), (same, opposite), values, strict=True):
         features, scaled_eps = query_features(x, s, most, eps)
@@ -144,7 +138,7 @@ def polapp_weights(
 def key_features(k: Tensor, padding: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
     """K e^-m (b, h, n_k, 2d) of the keys that are there, zeros of others, and m (b, h, 1, 2d)."""
     exponents = halves(zero_padding(k, padding))
-    most = alike_in_pairs(spread.largest(exponents.detach().amax(dim=-2, keepdim=True)), rotation)
+    most = alike_in_pairs(exponents.detach().amax(dim=-2, keepdim=True), rotation)
     return scaled_exponentials(exponents, most), most
 
 

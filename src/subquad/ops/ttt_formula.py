@@ -21,7 +21,7 @@ from einops import rearrange
 from torch import Tensor
 
 from subquad import kernels, spread
-from subquad.grid import GridRows, TokenGrid
+from subquad.grid import TokenGrid, rows_beside
 from subquad.ops.image_by_image import by_image
 from subquad.ops.map_formulas import filter_map
 from subquad.ops.padding import totals, zero_padding
@@ -124,48 +124,39 @@ def _filter(
     q: Tensor, k: Tensor, v: Tensor, w3: Tensor, padding: Tensor | None, *, grid: TokenGrid, kv_grid: TokenGrid
 ) -> Tensor:
     on_map = None if padding is None else padding[:, kv_grid.prefix :]
-    keys, values = (kv_grid.to_map(zero_padding(tokens, padding)) for tokens in (k, v))
-    queries = grid.to_map(zero_padding(q, padding if grid == kv_grid else None))
-    filled, beyond = spread.with_borders(keys, TAPS // 2)
-    filled = F.pad(filled, (TAPS // 2, TAPS // 2, beyond, beyond))
-    products = _tap_products(filled, values, q.shape[1])
-    count, products = totals(v[:, :, kv_grid.prefix :], on_map, products)
-    return grid.to_heads(filter_map(queries, _trained(w3, products, count)), q.shape[1])
+    sums = filter_sums(k, v, padding, grid=kv_grid, seen=kv_grid)
+    count, products = totals(v[:, :, kv_grid.prefix :], on_map, sums)
+    q = zero_padding(q, padding if grid == kv_grid else None)
+    return filter_answers(q, w3, products, count, grid=grid, seen=grid)
 
 
-def _tap_products(filled: Tensor, values: Tensor, num_heads: int) -> Tensor:
-    """What keys, a map with a border (b, h·d, y, x), have in common with values, for each tap: (b, h, t, d)."""
+@kept_in_fp32
+def filter_sums(k: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, seen: TokenGrid) -> Tensor:
+    """What the values (b, h, n, d) of a grid, or of some rows of one, add to `ttt_filter`'s step: (b, h, t, d).
+
+    Keys (b, h, m, d) stand on `seen`: the grid, or its rows and those beside them that a kernel looks at.
+    """
+    keys, values = seen.to_map(zero_padding(k, padding)), grid.to_map(zero_padding(v, padding))
+    (border, _), (above, below) = rows_beside(TAPS), grid.beside(seen)
+    keys, beyond = spread.with_borders(keys, border)
+    filled = F.pad(keys, (border, border, beyond - above, beyond - below))
     # the gradient of a convolution's kernel is what its input and its output's gradient have in common, shifted
     rows, columns = values.shape[-2:]
     products = [
         (filled[:, :, i : i + rows, j : j + columns] * values).sum((-2, -1))
         for i, j in itertools.product(range(TAPS), repeat=2)
     ]
-    return rearrange(torch.stack(products, dim=-2), "b t (h d) -> b h t d", h=num_heads)
-
-
-def _trained(w3: Tensor, products: Tensor, count: Tensor | int) -> Tensor:
-    """The kernels (b, h·d, 3, 3) that `count` places have trained."""
-    step = damped(products / (TAPS * count))
-    return w3[:, 0] + rearrange(step, "b h (i j) d -> b (h d) i j", i=TAPS)
-
-
-@kept_in_fp32
-def filter_sums(k: Tensor, v: Tensor, *, rows: GridRows) -> Tensor:
-    """What some rows' values (b, h, n, d), with keys of a row more above and below, add to `ttt_filter`'s step."""
-    seen = rows.widened(TAPS // 2)
-    above, below = rows.first - seen.first, seen.behind - rows.behind
-    border = TAPS // 2
-    filled = F.pad(seen.grid.to_map(k), (border, border, border - above, border - below))
-    return _tap_products(filled, rows.grid.to_map(v), v.shape[1])
+    return rearrange(torch.stack(products, dim=-2), "b t (h d) -> b h t d", h=v.shape[1])
 
 
 @in_fp32
-def filter_answers(q: Tensor, w3: Tensor, products: Tensor, *, rows: GridRows) -> Tensor:
-    """`ttt_filter` of some rows, from queries (b, h, n, d) of a row more above and below, and the sums over all."""
-    seen, num_heads = rows.widened(TAPS // 2), q.shape[1]
-    image = filter_map(seen.grid.to_map(q), _trained(w3, products, rows.whole.num_places))
-    return rows.of(seen, seen.grid.to_heads(image, num_heads))
+def filter_answers(
+    q: Tensor, w3: Tensor, products: Tensor, count: Tensor | int, *, grid: TokenGrid, seen: TokenGrid
+) -> Tensor:
+    """`ttt_filter` (b, h, n, d) on a grid, or some rows of one, from queries on `seen` and sums of `count` places."""
+    step = damped(products / (TAPS * count))
+    kernels = w3[:, 0] + rearrange(step, "b h (i j) d -> b (h d) i j", i=TAPS)
+    return grid.of(seen, seen.to_heads(filter_map(seen.to_map(q), kernels), q.shape[1]))
 
 
 def damped(step: Tensor) -> Tensor:
