@@ -59,6 +59,8 @@ def operator_calls(width: int) -> dict[str, OperatorCall]:
         "rala_attention": lambda width: _turned(width, lambda q, k, _, turn: ops.rala_weights(q, k, rotation=turn)),
         "nala_attention": lambda width: _turned(width, ops.nala_weights),
         "polapp_attention": _polapp,
+        "focus": _focus,
+        "ttt_unit": _unit,
         "inline_attention": _inline,
         "pola_attention": _pola,
         "agent_attention": _agent,
@@ -134,6 +136,34 @@ def _polapp(width):
 
     spikiness = torch.rand(2, HEADS, 1, 2 * width, dtype=torch.float64).unbind(0)
     return (*_tokens(width, 3), *spikiness, *tables), (interleaved, 1e-6), definition
+
+
+def _unit(width):
+    *tables, interleaved = rotation_tables(width, "mlla")
+
+    def definition(q, k, v, w1, w2, cos, sin):
+        turn = rotation_of(cos, sin, interleaved)
+        q, k = (q, k) if turn is None else map(turn.turn, (q, k))
+        w1, w2 = (w.detach().expand(len(q), *w.shape).requires_grad_() for w in (w1, w2))
+        loss = -(k @ w1 * torch.nn.functional.silu(k @ w2) * v).sum() * 0.3 / k.shape[2]
+        steps = torch.autograd.grad(loss, (w1, w2))
+        w1, w2 = (
+            w - step / (step.square().sum(dim=-2, keepdim=True).sqrt() + 1)
+            for w, step in zip((w1, w2), steps, strict=True)
+        )
+        return q @ w1 * torch.nn.functional.silu(q @ w2)
+
+    weights = (_draw(HEADS, width, width) / width**0.5 for _ in range(2))
+    return (*_tokens(width, 3), *weights, *tables), (interleaved, 0.3), definition
+
+
+def _focus(width):
+    def definition(x, temperature):
+        y = (x.clamp(min=0) + 1e-6) / temperature
+        norms = (part.square().sum(dim=(1, 3), keepdim=True).sqrt() for part in (y, y**2.5))
+        return y**2.5 * next(norms) / next(norms)
+
+    return (*_tokens(width), 1 + torch.rand(HEADS, 1, width, dtype=torch.float64)), (2.5,), definition
 
 
 def _inline(width):
@@ -283,7 +313,10 @@ def _gradient_of(call: OperatorCall) -> OperatorCall:
             if tensor is not None and name not in ("cos", "sin")
         ]
         grads = torch.autograd.grad(call.definition(*tensors), learned, grad)
-        return (*grads[:4], *(bias.mT for bias in grads[4:])) if name == "agent_attention_gradient" else grads
+        if name == "agent_attention_gradient":
+            return *grads[:4], *(bias.mT for bias in grads[4:])
+        # that to positions is the sum of the keys'
+        return grads[:5] if name == "pola_attention_gradient" else grads
 
     grad = torch.randn_like(call.definition(*call.tensors))
     tensors = call.tensors[: len(call.operator.gradient.shapes.texts) - 1]

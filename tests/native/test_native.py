@@ -18,6 +18,7 @@ from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, Backend, backends, choose, choosing, declaring, unavailable, use_backend
 from subquad.kernels.cpu import library
 from subquad.models.assembling import settings_of
+from subquad.ops import focused_formula, soft_formula
 from subquad.positions import BiasTables
 from subquad.rope import rotation_of
 
@@ -74,6 +75,9 @@ def test_cores_at_any_width_and_length(width, threads, queries, keys):
         (ops.inline_attention, (q, k + 50, v), {}),
         (ops.pola_attention, (q, k, v, power), {}),
         (ops.pola_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
+        (ops.ttt_unit, (q, k, v, *torch.randn(2, 3, width, width) / width**0.5), {}),
+        (ops.focused_attention, (q, k, v, power), {"power": 3}),
+        (ops.focused_attention, (q, k, v, power), {"power": 1.5}),
         (ops.polapp_attention, (q, k, v, *torch.rand(2, 3, 1, 2 * width)), {}),
         (ops.agent_attention, (q, agents, k, v, *biases), {}),
         (ops.soft_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
@@ -255,6 +259,84 @@ def test_gradients_of_agent_attention(width, threads, count):
         assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
 
 
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("power", [1.5, 3])
+def test_gradients_of_focused_attention(width, threads, power):
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+
+    def mix(*tensors, backend=None):
+        return ops.focused_attention(*tensors, power=power, backend=backend)
+
+    tensors = q, k, v, 0.5 + torch.rand(3, 1, width)
+    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("least", [1, 3])
+def test_gradients_of_polaformers_attention(width, threads, least):
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+    power, temperature = least + torch.rand(3, 1, width), 1 + torch.rand(3, 1, width)
+    for more in ((), (temperature, torch.randn(3, 130, width))):
+
+        def mix(q, k, v, power, *more, backend=None):
+            return ops.pola_attention(q, k, v, power, None, *more, backend=backend)
+
+        tensors = q, k, v, power, *more
+        expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+        got = gradients_of(lambda *x, mix=mix: mix(*x, backend="native"), tensors, weight)
+        for one, other in zip(got, expected, strict=True):
+            assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+def test_a_token_of_zeros_has_no_gradient_of_powers():
+    (q, k, v), power = projected(1, 2, 40, 16, count=3), 2 + torch.rand(2, 1, 16)
+    q, k = q.clone().index_fill_(2, torch.tensor([5]), 0), k.clone().index_fill_(2, torch.tensor([7]), 0)
+
+    def plain(backend):
+        given = [x.detach().requires_grad_() for x in (q, k, v, power)]
+        return torch.autograd.grad(ops.pola_attention(*given, backend=backend).square().sum(), given)
+
+    for one, other in zip(plain("native"), plain("eager"), strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-5 * other.abs().max().item())
+
+
+def test_gradients_with_a_graph_count_what_one_tensor_owes_another_once():
+    """Agents are means of queries: the gradient to these through those is not the operator's."""
+    grid, bins = TokenGrid(5, 6), TokenGrid(2, 2)
+    (q, weight), (k, v) = projected(1, 2, 30, 16, count=2), projected(1, 2, 30, 16, count=2)
+    biases = torch.randn(2, 4, 30), torch.randn(2, 30, 4)
+
+    def mix(q, k, v, *biases, **more):
+        return ops.agent_attention(q, ops.pool_tokens(q, grid, bins, **more), k, v, *biases, **more)
+
+    tensors = q, k, v, *biases
+    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("count", [4, 17])
+def test_gradients_of_gaussian_maps(width, threads, count):
+    x, v, weight = projected(2, 3, 130, width, count=3)
+
+    def mix(x, landmarks, v, **more):
+        return ops.soft_attention(x, landmarks, v, inverse="cholesky", scale=0.3, **more)
+
+    tensors = x, 0.3 * torch.randn(2, 3, count, width), v
+    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
 @pytest.mark.parametrize("size", [1, 9, 49])
 @pytest.mark.parametrize("gradient", ["steps", "inverse"])
 def test_gradients_of_newtons_steps(size, gradient):
@@ -310,6 +392,10 @@ GRADIENT_CALLS = {
         for name in TURNED
     },
     "inline_attention_gradient": lambda x, few, grid: ops.inline_attention(x, x, x, backend="native"),
+    "focus_gradient": lambda x, few, grid: kernels.run(
+        kernels.focus, "native", focused_formula._focused, (x, torch.ones(3, 1, 16)), (3.0,)
+    ),
+    "pola_attention_gradient": lambda x, few, grid: ops.pola_attention(x, x, x, torch.ones(3, 1, 16), backend="native"),
     "agent_attention_gradient": lambda x, few, grid: ops.agent_attention(
         x, few, x, x, torch.randn(3, 4, grid.num_tokens), torch.randn(3, grid.num_tokens, 4), backend="native"
     ),
@@ -317,6 +403,12 @@ GRADIENT_CALLS = {
         x, x, torch.randn(48, 3, 3), grid=grid, kv_grid=grid, backend="native"
     ),
     "pool_gradient": lambda x, few, grid: ops.pool_tokens(x, grid, TokenGrid(2, 2), backend="native"),
+    "soft_gather_gradient": lambda x, few, grid: kernels.run(
+        kernels.soft_gather, "native", soft_formula._gather, (x, few, x), (1.0,)
+    ),
+    "soft_spread_gradient": lambda x, few, grid: kernels.run(
+        kernels.soft_spread, "native", soft_formula._spread, (x, few, few), (1.0,)
+    ),
     "newton_inverse_gradient": lambda x, few, grid: ops.newton_inverse(ops.gaussian_kernel(few, few)),
 }
 
@@ -405,7 +497,7 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
             ops.linear_attention(*tensors, backend="native")
         assert "\n" not in str(caught.value)
     with pytest.raises(SubquadError, match="no gradients"):
-        ops.pola_attention(q.clone().requires_grad_(), k, v, torch.ones(2, 1, 16), backend="native")
+        ops.polapp_attention(q.clone().requires_grad_(), k, v, *torch.ones(2, 2, 1, 32), backend="native")
     with use_backend("native"), pytest.raises(SubquadError, match="linear attention"):
         ops.linear_attention(q.double(), k.double(), v.double())
     with pytest.raises(SubquadError, match="unknown backend 'nativ': did you mean native"), use_backend("nativ"):
@@ -414,13 +506,14 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
 
 def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypatch):
     (q,) = projected(1, 2, 9, 16)
-    linear, pola = kernels.linear_attention, kernels.pola_attention
+    linear, polapp = kernels.linear_attention, kernels.polapp_attention
     assert choose(linear, (q,)) == "native"
     assert choose(linear, (q.double(),)) is None and choose(linear, (q,), cannot="reason") is None
     learned = q.clone().requires_grad_()
-    assert choose(pola, (learned,)) is None and choose(linear, (learned,)) == "native"
+    more = None, None, None, None, None, None, True, 1e-6
+    assert choose(polapp, (learned,), more) is None and choose(linear, (learned,)) == "native"
     with torch.no_grad():
-        assert choose(pola, (learned,)) == "native"
+        assert choose(polapp, (learned,), more) == "native"
     with use_backend("eager"):
         assert choose(linear, (q,)) is None and choose(linear, (q,), backend="native") == "native"
     monkeypatch.setattr(backends, "_asked", "eager")
@@ -547,6 +640,10 @@ def test_operations_are_operators_of_torch():
         OPERATORS["inline_attention_gradient"]: (q, q, k, v),
         **{OPERATORS[name]: (q, k, v, *turns, True, 1e-6) for name in TURNED},
         **{OPERATORS[f"{name}_gradient"]: (q, q, k, v, *turns, True, 1e-6) for name in TURNED},
+        kernels.ttt_unit: (q, k, v, *torch.randn(2, 2, 16, 16), *turns, True, 0.3),
+        kernels.focus: (q, power, 3.0),
+        OPERATORS["focus_gradient"]: (q, q, power, 3.0),
+        OPERATORS["pola_attention_gradient"]: (q, q, k, v, power, None, None, 1e-6),
         OPERATORS["agent_attention_gradient"]: (q, q, few, k, v, bias, bias),
         kernels.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
         kernels.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
@@ -556,6 +653,8 @@ def test_operations_are_operators_of_torch():
         kernels.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
         kernels.soft_gather: (q, few, v, 1.0),
         kernels.soft_spread: (q, few, few, 1.0),
+        OPERATORS["soft_gather_gradient"]: (few, q, few, v, 1.0),
+        OPERATORS["soft_spread_gradient"]: (q, q, few, few, 1.0),
         OPERATORS["newton_inverse_gradient"]: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
         kernels.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
         kernels.mlp: (*(torch.randn(shape) for shape in ((2, 9, 4), 4, 4, (6, 4), 6, (4, 6), 4)), None, 1e-6),

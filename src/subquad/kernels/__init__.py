@@ -21,6 +21,7 @@ from subquad.kernels.map_operators import convolve_windows, depthwise, local_bra
 from subquad.kernels.mixing_operators import (
     agent_attention,
     agent_attention_of_tables,
+    focus,
     inline_attention,
     linear_answers,
     linear_attention,
@@ -34,6 +35,7 @@ from subquad.kernels.mixing_operators import (
     rala_attention,
     soft_gather,
     soft_spread,
+    ttt_unit,
 )
 from subquad.kernels.shapes import Shapes
 
@@ -53,6 +55,7 @@ __all__ = [
     "compute",
     "convolve_windows",
     "depthwise",
+    "focus",
     "implements",
     "inline_attention",
     "kernels_by_title",
@@ -74,6 +77,7 @@ __all__ = [
     "run",
     "soft_gather",
     "soft_spread",
+    "ttt_unit",
     "unavailable",
     "use_backend",
 ]

@@ -52,6 +52,7 @@ linear_sums = operator(
     shape=lambda k, v, feature_map: k.new_empty(*k.shape[:2], k.shape[3], k.shape[3] + 1, dtype=torch.float32),
     sums_in_fp32=True,
     gives_fp32=True,
+    needs_all_tokens=False,
 )
 
 # of some queries, from such sums over `count` keys
@@ -61,6 +62,32 @@ linear_answers = operator(
     {"q": "b h n d", "sums": "b h d e"},
     lambda q, *rest: 2 * q[0] * q[1] * q[2] * q[3] ** 2,
     sums_in_fp32=True,
+    needs_all_tokens=False,
+)
+
+FOCUSED = {"x": "b h n d", "temperature": "h 1 d"}
+
+focus_gradient = operator(
+    "the gradient of focused features",
+    "focus_gradient(Tensor grad, Tensor x, Tensor temperature, float power)",
+    GRAD | FOCUSED,
+    shape=lambda grad, x, temperature, power: (
+        empty_tokens(x),
+        temperature.new_empty(temperature.shape, dtype=torch.float32),
+    ),
+    result="(Tensor, Tensor)",
+)
+
+# features whose norm, over all heads, stays; for linear attention with the feature map "none"
+focus = operator(
+    "focused features",
+    "focus(Tensor x, Tensor temperature, float power)",
+    FOCUSED,
+    shape=lambda x, temperature, power: empty_tokens(x).float(),
+    gradient=focus_gradient,
+    sums_in_fp32=True,
+    gives_fp32=True,
+    needs_all_tokens=False,
 )
 
 inline_attention_gradient = operator(
@@ -127,6 +154,17 @@ polapp_attention = operator(
     "bool interleaved, float eps)",
     QKV | {"same": "h 1 2*d", "opposite": "h 1 2*d", "cos": "n 2*d|h n 2*d", "sin": "n 2*d|h n 2*d"},
     lambda q, k, *rest: 2 * _product(q, k) + 8 * q[0] * q[1] * q[2] * q[3],
+    sums_in_fp32=True,
+)
+
+UNIT = {"w1": "h d d", "w2": "h d d"}
+
+ttt_unit = operator(
+    "a gated unit trained on keys",
+    "ttt_unit(Tensor q, Tensor k, Tensor v, Tensor w1, Tensor w2, Tensor? cos, Tensor? sin, bool interleaved, "
+    "float loss_scale)",
+    QKV | UNIT | {"cos": "n d|h n d", "sin": "n d|h n d"},
+    lambda q, k, *rest: _product(q, k) + _product(k, q) + 4 * q[0] * q[1] * k[2] * q[3] ** 2,
     sums_in_fp32=True,
 )
 

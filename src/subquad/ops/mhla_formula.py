@@ -211,7 +211,7 @@ def _cut_side(size: int, count: int, device: torch.device) -> _Side:
 
 
 def _cut_rows(grid: GridRows, count: int, device: torch.device) -> tuple[int, _Side]:
-    """The blocks of rows, `count` in the whole grid, that some rows have a part of, cut; and which is the first of them."""
+    """The blocks of rows, `count` in the whole grid, that some rows have a part of, cut; and which is the first."""
     bounds = [i * grid.whole.height // count for i in range(count + 1)]
     inside = [(max(low, grid.first), min(high, grid.behind)) for low, high in itertools.pairwise(bounds)]
     here = [i for i, (low, high) in enumerate(inside) if low < high]

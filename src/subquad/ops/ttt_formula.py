@@ -26,11 +26,9 @@ from subquad.ops.image_by_image import by_image
 from subquad.ops.map_formulas import filter_map
 from subquad.ops.padding import totals, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
-from subquad.rope import Rotation, turned
+from subquad.rope import Rotation, rotation_of, tables_of, turned
 
-UNIT_SHAPES = kernels.Shapes(
-    "a gated unit trained on keys", q="b h n d", k="b h m d", v="b h m d", w1="h d d", w2="h d d", padding="b m"
-)
+UNIT_SHAPES = kernels.ttt_unit.shapes.without("cos", "sin").extended(padding="b m")
 FILTER_SHAPES = kernels.Shapes(
     "a filter trained on keys", q="b h n d", k="b h m d", v="b h m d", w3="h*d 1 3 3", padding="b m"
 )
@@ -48,22 +46,36 @@ def ttt_unit(
     padding: Tensor | None = None,
     *,
     rotation: Rotation | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d): a gated unit of `w1` and `w2` (h, d, d), trained on keys and values, at the queries.
 
     `rotation` turns queries and keys, which stand on one grid then; `padding` (b, n_k).
     """
     UNIT_SHAPES.check(q, k, v, w1, w2, padding)
-    return _unit(q, k, v, w1, w2, padding, rotation=rotation)
+    cos, sin, interleaved = tables_of(rotation)
+    tensors, settings = (q, k, v, w1, w2, cos, sin), (interleaved, 1 / TAPS)
+    return kernels.compute(kernels.ttt_unit, _unit, tensors, settings, (padding,), backend=backend)
 
 
 @in_fp32
 def _unit(
-    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, padding: Tensor | None, *, rotation: Rotation | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    loss_scale: float,
+    padding: Tensor | None = None,
 ) -> Tensor:
+    rotation = rotation_of(cos, sin, interleaved)
+
     def learn_and_answer(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
         count, *sums = totals(v, padding, *unit_sums(k, v, w1, w2, padding, rotation))
-        return unit_answers(q, w1, w2, sums, count, rotation)
+        return unit_answers(q, w1, w2, sums, count, rotation, loss_scale=loss_scale)
 
     return by_image(learn_and_answer, q, k, v, padding)
 
@@ -91,11 +103,13 @@ def unit_answers(
     sums: Sequence[Tensor],
     count: Tensor | int,
     rotation: Rotation | None = None,
+    *,
+    loss_scale: float = 1 / TAPS,
 ) -> Tensor:
     """`ttt_unit` of some queries (b, h, n, d), from the sums over `count` keys."""
     (q,) = turned(rotation, q)
     # the sums first: 1 / n of a value has few digits in half precision
-    scale = 1 / (TAPS * count)
+    scale = loss_scale / count
     first, second = (w + damped(step * scale) for w, step in zip((w1, w2), sums, strict=True))
     return (q @ first) * F.silu(q @ second)
 

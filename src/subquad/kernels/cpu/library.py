@@ -46,7 +46,10 @@ FUNCTIONS = (
     "agent_attention",
     "agent_attention_gradient",
     "convolve_windows",
+    "focus",
+    "focus_gradient",
     "soft_gather",
+    "soft_gradient",
     "soft_spread",
     "inline_attention",
     "inline_attention_gradient",
@@ -56,11 +59,13 @@ FUNCTIONS = (
     "newton_inverse",
     "newton_inverse_gradient",
     "pola_attention",
+    "pola_attention_gradient",
     "polapp_attention",
     "pool",
     "pool_gradient",
     "state_attention",
     "state_attention_gradient",
+    "ttt_unit",
 )
 """What the library exports, of each of ELEMENTS; each gives back whether lengths fitted."""
 

@@ -150,6 +150,32 @@ _implement_turned(operators.rala_attention, "elu", "weighed")
 _implement_turned(operators.nala_attention, "nala", "divided")
 
 
+@implements(operators.focus, "native")
+def focus(x: Tensor, temperature: Tensor, power: float) -> Tensor:
+    """In fp32; see subquad.ops.focused_attention."""
+    out = empty_tokens(x).float()
+    kernel("focus", x.dtype)(
+        shape_of(x, x), tokens_of(x), parameter_of(temperature), ctypes.c_float(power), tokens_of(out)
+    )
+    return out
+
+
+@implements(operators.focus_gradient, "native")
+def focus_gradient(grad: Tensor, x: Tensor, temperature: Tensor, power: float) -> tuple[Tensor, ...]:
+    """Give the gradients of `focus` to x and temperature."""
+    grad, dx = grad.float(), empty_tokens(x)
+    dtemperature = temperature.new_empty(temperature.shape, dtype=torch.float32)
+    kernel("focus_gradient", x.dtype)(
+        shape_of(x, x),
+        tokens_of(x),
+        parameter_of(temperature),
+        ctypes.c_float(power),
+        *map(tokens_of, (grad, dx)),
+        numbers_of(dtemperature),
+    )
+    return dx, dtemperature
+
+
 @implements(operators.inline_attention, "native")
 def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """See subquad.ops.inline_attention."""
@@ -179,14 +205,73 @@ def pola_attention(
 ) -> Tensor:
     """`power` and `temperature` (h, 1, d), `positions` (h, n_k, d)."""
     dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
-    out = empty_tokens(q)
-    sharpness = torch.ones_like(power) if temperature is None else temperature.float().reciprocal()
-    places = None if positions is None else positions.float().expand(len(q), -1, -1, -1)
+    out, places = empty_tokens(q), _of_all_images(positions, q)
     kernel("pola_attention", q.dtype)(
         shape_of(q, k),
         *map(tokens_of, (q, k, v, places, out)),
-        *map(parameter_of, (sharpness, power)),
+        *map(parameter_of, (_sharpness(power, temperature), power)),
         ctypes.c_float(eps),
+    )
+    return out.to(dtype)
+
+
+@implements(operators.pola_attention_gradient, "native")
+def pola_attention_gradient(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    power: Tensor,
+    temperature: Tensor | None,
+    positions: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Give the gradients of `pola_attention` to q, k, v, power and temperature."""
+    given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
+    grads, sharpness = tuple(map(empty_tokens, (q, k, v))), _sharpness(power, temperature)
+    places = _of_all_images(positions, q)
+    of_parameters = tuple(power.new_empty(power.shape, dtype=torch.float32) for _ in range(2))
+    kernel("pola_attention_gradient", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, places, grad, *grads)),
+        *map(parameter_of, (sharpness, power)),
+        *map(numbers_of, of_parameters),
+        ctypes.c_float(eps),
+    )
+    dpower, dsharpness = of_parameters
+    return *as_given(grads, given), dpower, -dsharpness * sharpness.square()
+
+
+def _sharpness(power: Tensor, temperature: Tensor | None) -> Tensor:
+    """What tokens are multiplied by, (h, 1, d)."""
+    return torch.ones_like(power, dtype=torch.float32) if temperature is None else temperature.float().reciprocal()
+
+
+def _of_all_images(positions: Tensor | None, q: Tensor) -> Tensor | None:
+    return None if positions is None else positions.float().expand(len(q), -1, -1, -1)
+
+
+@implements(operators.ttt_unit, "native", cannot=_no_pairs)
+def ttt_unit(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    loss_scale: float,
+) -> Tensor:
+    """`w1` and `w2` (h, d, d); the inner loss is a mean over keys, times `loss_scale`."""
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
+    out = empty_tokens(q)
+    kernel("ttt_unit", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, out)),
+        *map(parameter_of, (w1, w2)),
+        turning_of(cos, sin),
+        ctypes.c_float(loss_scale / k.shape[2]),
     )
     return out.to(dtype)
 
@@ -297,6 +382,44 @@ def soft_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor
     few = parameter_of(landmarks), *long(landmarks.shape[2]), parameter_of(u)
     kernel("soft_spread", x.dtype)(shape_of(x, x), tokens_of(x), *few, ctypes.c_float(scale), tokens_of(out))
     return out
+
+
+def _soft_gradient(
+    x: Tensor, landmarks: Tensor, y: Tensor, few: Tensor, scale: float, *, gathered: bool
+) -> tuple[Tensor, ...]:
+    """To x and the landmarks, and to `y` (b, h, n, d) where these were gathered, else to `few` (b, h, m, d)."""
+    given, (x, y) = (x, y), of_one_dtype(x, y)
+    dx, dy = empty_tokens(x), empty_tokens(y) if gathered else None
+    dlandmarks = landmarks.new_empty(landmarks.shape, dtype=torch.float32)
+    dfew = None if gathered else torch.empty_like(dlandmarks)
+    kernel("soft_gradient", x.dtype)(
+        shape_of(x, y),
+        tokens_of(x),
+        parameter_of(landmarks),
+        *long(landmarks.shape[2]),
+        tokens_of(y),
+        parameter_of(few),
+        ctypes.c_float(scale),
+        tokens_of(dx),
+        numbers_of(dlandmarks),
+        tokens_of(dy),
+        numbers_of(dfew),
+    )
+    last, like = (dy, given[1]) if dy is not None else (dfew, few)
+    assert last is not None
+    return as_given((dx, dlandmarks, last), (given[0], landmarks, like))
+
+
+@implements(operators.soft_gather_gradient, "native")
+def soft_gather_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """Give the gradients of `soft_gather` to x, landmarks and v."""
+    return _soft_gradient(x, landmarks, v, grad, scale, gathered=True)
+
+
+@implements(operators.soft_spread_gradient, "native")
+def soft_spread_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """Give the gradients of `soft_spread` to x, landmarks and u."""
+    return _soft_gradient(x, landmarks, grad, u, scale, gathered=False)
 
 
 @implements(operators.newton_inverse, "native")

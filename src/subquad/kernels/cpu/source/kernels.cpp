@@ -6,4 +6,6 @@
 #include "inline.h"
 #include "pola.h"
 #include "polapp.h"
+#include "focused.h"
+#include "ttt.h"
 #include "mlp.h"

@@ -111,15 +111,20 @@ struct Sums {
         return index < room.first || index > room.last ? nullptr : room.data.data() + (index - room.first) * size;
     }
 
-    template <class Gather>
-    void gather(const Shape& shape, int64_t tokens, int me, int all, Gather&& gather) {
+    // Zeroes for the heads that thread `me` of `all` works on; `gather` does that itself
+    bool begin(const Shape& shape, int64_t tokens, int me, int all) {
         const int64_t parts = (tokens + T - 1) / T, total = shape.batch * shape.heads * parts;
         const int64_t low = total * me / all, high = total * (me + 1) / all;
-        if (low < high) {
-            rooms[me].first = low / parts, rooms[me].last = (high - 1) / parts;
-            rooms[me].data.assign((rooms[me].last - rooms[me].first + 1) * size, 0.0f);
+        if (low == high) return false;
+        rooms[me].first = low / parts, rooms[me].last = (high - 1) / parts;
+        rooms[me].data.assign((rooms[me].last - rooms[me].first + 1) * size, 0.0f);
+        return true;
+    }
+
+    template <class Gather>
+    void gather(const Shape& shape, int64_t tokens, int me, int all, Gather&& gather) {
+        if (begin(shape, tokens, me, all))
             pieces(shape, tokens, me, all, [&](const Piece& piece) { gather(piece, of(me, piece.index)); });
-        }
         barrier();
     }
 
