@@ -52,8 +52,6 @@ def operator_calls(width: int) -> dict[str, OperatorCall]:
     torch.manual_seed(0)
     made = {
         "linear_attention": _linear,
-        "linear_sums": _linear_sums,
-        "linear_answers": _linear_answers,
         "mlla_attention": _mlla,
         "mala_attention": lambda width: _turned(width, ops.mala_weights),
         "rala_attention": lambda width: _turned(width, lambda q, k, _, turn: ops.rala_weights(q, k, rotation=turn)),
@@ -73,6 +71,8 @@ def operator_calls(width: int) -> dict[str, OperatorCall]:
         "pool": _pool,
         "convolve_windows": _windows,
         "mlp": _mlp,
+        "linear_sums": _linear_sums,
+        "linear_answers": _linear_answers,
     }
     calls = {}
     for name, make in made.items():
