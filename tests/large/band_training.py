@@ -1,4 +1,4 @@
-"""A process of several that train one network, each on a band of rows: started by test_processes.py."""
+"""A process of several that train one network, each on a band of rows: started by test_band_processes.py."""
 
 import json
 import os

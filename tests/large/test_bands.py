@@ -10,6 +10,7 @@ from threads import together
 from subquad import ATTENTION
 from subquad.attention import traits_of
 from subquad.errors import SubquadError
+from subquad.grid import BandGrid
 from subquad.large.bands import band_rows, split_over
 
 SPREADING = sorted(name for name in ATTENTION if traits_of(ATTENTION[name]).spreads)
@@ -41,6 +42,7 @@ def in_bands(model, images, labels, heights):
         mine = split_over(copies[index], exchange)
         if isinstance(heights, int):
             rows = band_rows(mine, images.shape[2])
+            assert 0 <= rows.start < rows.stop <= images.shape[2]
         else:
             rows = slice(sum(heights[:index]), sum(heights[: index + 1]))
         logits = mine(images[:, :, rows])
@@ -132,6 +134,13 @@ def test_mechanisms_turn_their_features_by_the_place_of_the_band(attention):
 def test_eight_processes_hold_a_row_each():
     model = randomised(small("vit", "agent", drop_path_rate=0))
     check_equal(model, torch.randn(1, 3, 61, 40, dtype=torch.float64), 8)
+
+
+def test_keys_may_be_reduced():
+    model = randomised(small("pvt", "linear", sr_ratio=(8, 4, 2, 1), drop_path_rate=0))
+    check_equal(model, torch.randn(1, 3, 109, 40, dtype=torch.float64), [32, 64, 13])
+    with pytest.raises(SubquadError, match="bands of 8 12 4 rows can't be made 8 times smaller"):
+        BandGrid.cut((8, 12, 4), 1, 10).reduced(8)
 
 
 def test_maps_of_all_levels_are_those_of_the_bands():

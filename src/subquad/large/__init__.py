@@ -1,6 +1,7 @@
 """Images of more tokens than fit: streamed through a network, or spread over processes."""
 
 from subquad.large.bands import band_rows, split_tokens
+from subquad.large.chunking import chunk_mlps
 from subquad.large.image_rows import rows_of
 from subquad.large.processes import lost_in_one_line
 from subquad.large.streamed_network import Outputs, Streamed, check_network, stream_network
@@ -11,6 +12,7 @@ __all__ = [
     "Streamed",
     "band_rows",
     "check_network",
+    "chunk_mlps",
     "identity_of",
     "lost_in_one_line",
     "rows_of",

@@ -70,6 +70,12 @@ def test_several_processes_train_as_one(tmp_path, count):
     check(tmp_path, [*cases, AGENT | {"mesh": [max(1, count // 4), min(count, 4)]}], count)
 
 
+def said(line):
+    """The number of an update and its loss, of update, loss and seconds."""
+    update, loss, _ = line.split()
+    return [float(update), float(loss)]
+
+
 @pytest.mark.slow
 def test_where_one_of_four_is_killed_all_end_in_a_line_and_go_on(tmp_path):
     script = runpy.run_path(str(HERE.parents[1] / "scripts" / "tokens_over_processes.py"))
@@ -81,11 +87,11 @@ def test_where_one_of_four_is_killed_all_end_in_a_line_and_go_on(tmp_path):
     def losses(processes):
         told = [process.communicate(timeout=200) for process in processes]
         assert [process.returncode for process in processes] == [0] * 4, told
-        return [line.rpartition(" ")[0] for line in told[0][0].splitlines()]
+        return [said(line) for line in told[0][0].splitlines()]
 
     whole = losses(started(tmp_path / "whole"))
     processes = started(tmp_path / "killed")
-    first = [processes[0].stdout.readline().rpartition(" ")[0] for _ in range(3)]
+    first = [said(processes[0].stdout.readline()) for _ in range(3)]
     processes[2].kill()
     start = time.monotonic()
     told = [process.communicate(timeout=60) for process in processes]
@@ -95,4 +101,6 @@ def test_where_one_of_four_is_killed_all_end_in_a_line_and_go_on(tmp_path):
         assert len(told[rank][1].splitlines()) == 1
         assert told[rank][1].startswith(f"process {rank + 1} of 4 does not reach another one any more")
     rest = losses(started(tmp_path / "killed"))
-    assert first == whole[:3] and rest == whole[-len(rest) :] and len(rest) <= 5
+    assert 1 <= len(rest) <= 5
+    # DDP lays gradients out anew after its first update: of one that goes on other sums are rounded
+    assert torch.tensor(first + rest).sub(torch.tensor(whole[:3] + whole[-len(rest) :])).abs().max() < 1e-5

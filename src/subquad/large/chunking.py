@@ -1,0 +1,55 @@
+"""MLPs of many tokens in chunks: what is hidden in them is computed again in the backward pass, and never all there."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from subquad.errors import SubquadError
+from subquad.models.layers import Block
+
+
+def chunk_mlps(model: nn.Module, most_tokens: int = 8192) -> Any:
+    """Let the MLPs of a network's blocks take at most so many tokens of an image at a time, in place.
+
+    Results and gradients stay what they are. MLPs that look at the map (PVTv2's, MAViT's, H-ViT³'s) stay whole.
+
+    Args:
+        model: a network of `create_model`.
+        most_tokens: of a chunk.
+
+    Returns:
+        The network.
+
+    Raises:
+        SubquadError: for chunks of no tokens, and where no MLP can be chunked.
+    """
+    if most_tokens < 1:
+        raise SubquadError(f"a chunk has at least one token, got most_tokens={most_tokens}")
+    mlps = [module.mlp for module in model.modules() if isinstance(module, Block)]
+    mlps = [mlp for mlp in mlps if list(inspect.signature(type(mlp).forward).parameters) == ["self", "x"]]
+    if not mlps:
+        raise SubquadError(f"{type(model).__name__} has no MLP that looks at one token at a time: leave it whole")
+    for mlp in mlps:
+        cls = type(mlp)
+        bases = cls.__bases__ if issubclass(cls, _Chunked) else (_Chunked, cls)
+        mlp.__class__ = type(cls.__name__, bases, {"most_tokens": most_tokens})
+    return model
+
+
+class _Chunked(nn.Module):
+    """What an MLP is besides its own class while it takes chunks."""
+
+    most_tokens: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, n, c) to (b, n, c)."""
+        whole = super().forward
+        if x.shape[1] <= self.most_tokens:
+            return whole(x)
+        chunks = x.split(self.most_tokens, dim=1)
+        if not torch.is_grad_enabled():
+            return torch.cat([whole(chunk) for chunk in chunks], dim=1)
+        return torch.cat([checkpoint(whole, chunk, use_reentrant=False) for chunk in chunks], dim=1)
