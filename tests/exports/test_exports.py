@@ -1,6 +1,7 @@
 """What is written is checked before it is kept, errors are one line, and engines stand in for the network."""
 
 import importlib.util
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hosts import small
 
 import subquad
 from subquad import SubquadError
-from subquad.exports import EXPORTERS, Exporter, export, open_exported, programs, register_exporter
+from subquad.exports import EXPORTERS, Exporter, export, exporting, open_exported, programs, register_exporter
 from subquad.exports.checking import checked_shapes, largest_difference
 from subquad.exports.exporting import least_pixels
 
@@ -94,6 +95,44 @@ def test_what_is_written_is_checked_and_not_kept_where_it_is_wrong(tmp_path, mon
     written = export(Mean(), tmp_path / "mean.pt2", format="pt2", img_size=8, dynamic=["batch"])
     assert written.shapes == ((1, 8, 8), (3, 8, 8)) and written.difference == 0
     assert [path.name for path in tmp_path.iterdir()] == ["mean.pt2"]
+
+
+def test_int8_may_be_further_off_and_is_made_of_the_file(tmp_path, monkeypatch):
+    made = []
+    rough = Exporter(
+        "rough",
+        ".pt2",
+        (),
+        EXPORTERS["pt2"].write,
+        lambda path: lambda x: 1.1 * Mean()(x),
+        (),
+        {"dynamic": made.append},
+    )
+    monkeypatch.setitem(EXPORTERS, "rough", rough)
+    path = tmp_path / "mean.pt2"
+    with pytest.raises(SubquadError, match=r"is off by 1\.0e-01"):
+        export(Mean(), path, format="rough", img_size=8)
+    assert not made
+    assert export(Mean(), path, format="rough", img_size=8, int8="dynamic").difference == pytest.approx(0.1, rel=1e-3)
+    assert [file.name for file in made] == [path.name]
+
+
+def test_what_belongs_to_a_file_is_in_place_before_it(tmp_path, monkeypatch):
+    moved = []
+
+    @contextmanager
+    def place(path):
+        moved.append(path.name)
+        yield path
+
+    def write(program, path):
+        for file in (path, path.with_suffix(".abc"), path.with_suffix(".zyx")):
+            file.write_bytes(b"1")
+
+    monkeypatch.setattr(exporting, "replacing", place)
+    monkeypatch.setitem(EXPORTERS, "three", Exporter("three", ".pt2", (), write, lambda path: Mean()))
+    export(Mean(), tmp_path / "mean.pt2", format="three", img_size=8)
+    assert sorted(moved[:2]) == ["mean.abc", "mean.zyx"] and moved[2] == "mean.pt2"
 
 
 @pytest.mark.parametrize(
