@@ -30,10 +30,12 @@ import torch
 
 import subquad
 from subquad import ATTENTION, TokenGrid
+from subquad.attention import traits_of
 from subquad.kernels.cpu import layer_kernels, library, map_kernels, mixing_kernels
 from subquad.kernels.cpu.library import FUNCTIONS
 from subquad.kernels.cpu.shipping import PORTABLE_FLAGS, SOURCES
 from subquad.models.layers import SelfAttention
+from subquad.rope import rope_of
 
 GRIDS = (
     (TokenGrid(5, 7, 1), 24, 2),
@@ -235,12 +237,22 @@ def layers():
                 yield name, layer, torch.randn(2, grid.num_tokens, dim).to(dtype), grid
 
 
+def rotation_for(layer, grid):
+    """A rotation for a mechanism that takes one, otherwise none."""
+    width = layer.qkv.in_features // layer.num_heads
+    if "rotation" not in layer.inner.inputs or width % 4:
+        return None
+    rope = rope_of("mlla" if layer.num_heads > 2 else "mala", width, layer.num_heads)
+    return rope(grid, torch.device("cpu"), feature_width=traits_of(layer.inner).feature_width)
+
+
 def run_layers() -> None:
-    """Forward as inference does it, forward and backward as training does it."""
+    """Forward as inference does it, forward and backward as training does it, and both with what turns features."""
     for _, layer, x, grid in layers():
-        with torch.no_grad():
-            layer(x, grid=grid)
-        layer(x.requires_grad_(), grid=grid).square().mean().backward()
+        for rotation in (None, rotation_for(layer, grid)):
+            with torch.no_grad():
+                layer(x, grid=grid, rotation=rotation)
+            layer(x.requires_grad_(), grid=grid, rotation=rotation).square().mean().backward()
     model = subquad.create_model("deit_micro", img_size=16, patch_size=4, embed_dim=40, num_heads=2, depths=(1,))
     for dtype in (torch.float32, torch.bfloat16):
         subquad.optimize(model, dtype)(torch.randn(3, 3, 16, 16).to(dtype))

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from subquad.errors import SubquadError  # noqa: E402
 
 if TYPE_CHECKING:
-    from subquad.api import analyze, bench, compare, evaluate, export, predict, report, train
+    from subquad.api import analyze, bench, compare, evaluate, export, predict, report, stream, train
     from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.conversion import convert, load_converted, register_family, restore
     from subquad.grid import TokenGrid
     from subquad.inference import optimize
     from subquad.kernels import BACKENDS, use_backend
+    from subquad.large import band_rows, split_tokens
     from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
     from subquad.runs import open_trained
     from subquad.tasks import register_task
@@ -39,6 +40,7 @@ __all__ = [
     "TokenGrid",
     "Traits",
     "analyze",
+    "band_rows",
     "bench",
     "compare",
     "convert",
@@ -58,6 +60,8 @@ __all__ = [
     "restore",
     "restore_model",
     "save_weights",
+    "split_tokens",
+    "stream",
     "train",
     "use_backend",
 ]
@@ -72,8 +76,9 @@ _PLACES = {
 """Which module each name comes from."""
 
 _WHEN_ASKED_FOR = {
-    "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "train"),
+    "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "stream", "train"),
     "conversion": ("convert", "load_converted", "register_family", "restore"),
+    "large": ("band_rows", "split_tokens"),
     "runs": ("open_trained",),
     "tasks": ("register_task",),
 }

@@ -16,7 +16,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.tracing import is_exporting, larger, surely
 
 
@@ -44,6 +44,23 @@ def resampled(image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bo
     return F.interpolate(wide, shape, mode=mode).to(image.dtype)
 
 
+def resampled_to(image: Tensor, grid: TokenGrid, mode: str) -> Tensor:
+    """A table (b, c, y, x) resampled to the map of a grid, "bilinear" or "bicubic"; to some rows of one without all."""
+    if not isinstance(grid, GridRows):
+        return resampled(image, grid.shape, mode, antialias=mode == "bicubic")
+    matrix = linear if mode == "bilinear" else smooth_bicubic
+    wide = image if image.dtype == torch.float64 else image.float()
+    rows, columns = (matrix(old, new, wide) for old, new in zip(image.shape[2:], grid.whole.shape, strict=True))
+    return (grid.own_rows(rows) @ wide @ columns.T).to(image.dtype)
+
+
+def linear(old: int, new: int, like: Tensor) -> Tensor:
+    """The matrix (new, old) of linear resampling along a line, without aligned corners."""
+    places = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * (old / new) - 0.5
+    sources = torch.arange(old, dtype=like.dtype, device=like.device)
+    return (1 - (places.clamp(0, old - 1)[:, None] - sources).abs()).clamp(min=0)
+
+
 def smooth_bicubic(old: int, new: int, like: Tensor) -> Tensor:
     """The matrix (new, old) of bicubic resampling along a line, widened where it shrinks so that nothing aliases.
 
@@ -66,6 +83,14 @@ def adaptive_means(image: Tensor, shape: tuple[int, int]) -> Tensor:
     # no format of networks has such bins: what PyTorch makes of them is gathered place by place, where it can be at all
     rows, columns = (bin_means(size, count, image) for size, count in zip(image.shape[-2:], shape, strict=True))
     return rows @ image @ columns.mT
+
+
+def means_of_rows(image: Tensor, grid: TokenGrid, shape: tuple[int, int]) -> Tensor:
+    """What a map's rows, all those of its grid or some, contribute to the means over `shape` adaptive bins."""
+    if not isinstance(grid, GridRows):
+        return adaptive_means(image, shape)
+    rows, columns = (bin_means(size, count, image) for size, count in zip(grid.whole.shape, shape, strict=True))
+    return grid.own_rows(rows, dim=1) @ image @ columns.mT
 
 
 def bin_means(size: int, count: int, like: Tensor) -> Tensor:
@@ -118,7 +143,7 @@ class PositionTable(GridTable):
             start_normal(self.table, std)
 
     def forward(self, grid: TokenGrid) -> Tensor:
-        same_prefix(self.grid, grid)
+        same_prefix(self.grid, grid.whole)
         return resample_places(self.table, self.grid, grid, self.mode)
 
     def fitted(self, name: str, tensor: Tensor) -> Tensor:
@@ -136,15 +161,14 @@ def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) ->
 
     A sequence is a grid of one row: its places are numbers that count, it is not a picture at another resolution.
     """
-    if old.stands_on(new):
-        return table
-    if old.height == 1 and surely(new.height == 1) and surely(new.width < old.width):
+    if old.stands_on(new.whole):
+        return new.own_tokens(table)
+    if old.height == 1 and surely(new.whole.height == 1) and surely(new.width < old.width):
         return table[:, : new.num_tokens]
     prefix, places = table.split([old.prefix, old.num_places], dim=1)
     image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=old.height)
-    image = resampled(image, new.shape, mode, antialias=mode == "bicubic")
-    places = rearrange(image, "1 (h d) y x -> h (y x) d", h=table.shape[0])
-    return torch.cat([prefix, places], dim=1)
+    places = rearrange(resampled_to(image, new, mode), "1 (h d) y x -> h (y x) d", h=table.shape[0])
+    return torch.cat([prefix[:, : new.prefix], places], dim=1)
 
 
 def square_grid(num_tokens: int, prefix: int) -> TokenGrid:
@@ -207,12 +231,19 @@ class GridBias(GridTable):
 
     def tables(self, grid: TokenGrid, agents: TokenGrid | None = None) -> BiasTables:
         """What the bias is the sum of, on `grid` and for `agents`."""
-        same_prefix(self.grid, grid)
+        same_prefix(self.grid, grid.whole)
         agents = agents or self.agents
-        rows = resample_line(self._for_agents(self.rows, agents), grid.height)
+        block = self._for_agents(self.block, agents)
+        rows = resample_line(self._for_agents(self.rows, agents), grid.whole.height)
+        if isinstance(grid, GridRows):
+            # along rows it is resampled here, and along columns where it is written out
+            wide = block if block.dtype == torch.float64 else block.float()
+            tall = grid.own_rows(linear(block.shape[2], grid.whole.height, wide)) @ wide
+            block = tall.to(block.dtype)
+            rows = grid.own_rows(rows, dim=2)
         columns = resample_line(self._for_agents(self.columns, agents), grid.width)
-        prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)
-        return BiasTables(self._for_agents(self.block, agents), rows, columns, prefix)
+        prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)[:, :, : grid.prefix]
+        return BiasTables(block, rows, columns, prefix)
 
     def fitted(self, name: str, tensor: Tensor) -> Tensor:
         length = {"rows": self.grid.height, "columns": self.grid.width}.get(name)

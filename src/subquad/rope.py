@@ -57,6 +57,16 @@ class Rotation(NamedTuple):
         return (tokens * self.cos + partners * self.sin).to(tokens.dtype)
 
 
+def tables_of(rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, bool]:
+    """A rotation as operators take it: cos and sin, which may be absent, and whether pairs are neighbours."""
+    return (None, None, True) if rotation is None else (rotation.cos, rotation.sin, rotation.interleaved)
+
+
+def rotation_of(cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Rotation | None:
+    """The rotation of such tables."""
+    return None if cos is None or sin is None else Rotation(cos, sin, interleaved)
+
+
 def turned(rotation: Rotation | None, *tokens: Tensor) -> tuple[Tensor, ...]:
     """Several tensors of tokens (b, h, n, d), each turned; as they are where there is no rotation."""
     return tokens if rotation is None else tuple(map(rotation.turn, tokens))
@@ -110,9 +120,14 @@ class AxialRope(nn.Module):
         self.num_heads, self.both_ends, self.across_heads = num_heads, both_ends, across_heads
 
     def forward(
-        self, grid: TokenGrid, device: torch.device, dtype: torch.dtype = torch.float32, *, feature_width: int = 1
+        self,
+        grid: TokenGrid,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        *,
+        feature_width: int = 1,
     ) -> Rotation:
-        """The rotation of all tokens of a grid.
+        """The rotation of all tokens of a grid, or of some rows of one.
 
         `feature_width` is how many features become of each channel of a head before they are turned, see `Traits`;
         `dtype` is that of the tokens.
@@ -120,7 +135,8 @@ class AxialRope(nn.Module):
         width = self.head_dim * feature_width * (self.num_heads if self.across_heads else 1)
         exact = self.exact and dtype == torch.float64
         like = torch.empty(0, dtype=torch.float64 if exact else torch.float32, device=device)
-        rows, columns = (self._angles(grid, axis, width // 4, like) for axis in (0, 1))
+        rows, columns = (self._angles(grid.whole, axis, width // 4, like) for axis in (0, 1))
+        rows = grid.own_rows(rows)
         cos, sin = (self._written_out(table(rows), table(columns), grid) for table in (torch.cos, torch.sin))
         signs = torch.tensor([-1.0, 1.0], device=device)
         signs = signs.repeat(width // 2) if self.interleaved else signs.repeat_interleave(width // 2)

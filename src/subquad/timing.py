@@ -47,17 +47,11 @@ def warmed_up(
     device: torch.device,
     *,
     is_too_slow: Callable[[float], bool] = lambda seconds: False,
-    log: Callable[[Key, float], None] = lambda key, seconds: None,
-) -> dict[Key, Run]:
-    """The passes when each has run once, without those whose seconds `is_too_slow`, of which `log` hears."""
+) -> tuple[dict[Key, Run], dict[Key, float]]:
+    """Run each pass once: those that are left, and the seconds of those that were too slow."""
     first = {key: seconds_of(run, device) for key, run in passes.items()}
-    kept = {}
-    for key, seconds in first.items():
-        if is_too_slow(seconds):
-            log(key, seconds)
-        else:
-            kept[key] = passes[key]
-    return kept
+    slow = {key: seconds for key, seconds in first.items() if is_too_slow(seconds)}
+    return {key: run for key, run in passes.items() if key not in slow}, slow
 
 
 def interleaved_ms(passes: Mapping[Key, Run], repeats: int, device: torch.device) -> dict[Key, list[float]]:

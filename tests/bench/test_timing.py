@@ -64,12 +64,12 @@ def test_every_pass_has_run_before_it_is_timed(warm):
 
 
 def test_what_is_too_slow_the_first_time_is_left_out_and_said(monkeypatch):
-    said, ran = [], []
+    ran = []
     monkeypatch.setattr(timing, "seconds_of", lambda run, device: run() or {"a": 1.0, "b": 5.0}[ran[-1]])
     passes = {name: lambda name=name: ran.append(name) for name in "ab"}
-    kept = warmed_up(passes, CPU, is_too_slow=lambda s: s > 2, log=lambda *words: said.append(words))
-    assert kept == {"a": passes["a"]} and said == [("b", 5.0)] and ran == ["a", "b"]
-    assert warmed_up(passes, CPU) == passes
+    kept, slow = warmed_up(passes, CPU, is_too_slow=lambda s: s > 2)
+    assert kept == {"a": passes["a"]} and slow == {"b": 5.0} and ran == ["a", "b"]
+    assert warmed_up(passes, CPU) == (passes, {})
 
 
 def test_a_copy_is_warm_and_counts_what_is_read_and_what_is_written(monkeypatch):

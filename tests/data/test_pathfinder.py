@@ -5,11 +5,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import ndimage
 
 from subquad import SubquadError
 from subquad.data import load_dataset
-from subquad.data.synthetic import dashed_paths, generation, pathfinder, same_different
+from subquad.data.synthetic import dashed_paths, generation, needles, pathfinder, same_different
+from subquad.data.synthetic.long_distances import DRAWN
 
 # of 60 released images each: dashes, share of zero pixels, share above 64, mean
 RELEASED = [(6, 0.77, 0.08, 13), (9, 0.73, 0.09, 16), (14, 0.66, 0.12, 20)]
@@ -58,7 +60,7 @@ def test_larger_images_have_longer_paths():
     assert pathfinder.Setting(size=64, contour_length=14).count == 20  # five on a quarter of the area
 
 
-@pytest.mark.parametrize("load", [pathfinder.load_pathfinder, same_different.load_same_different])
+@pytest.mark.parametrize("load", [drawing.load for drawing in DRAWN.values()])
 def test_parts_are_kept_and_follow_from_the_seed(load, monkeypatch, tmp_path):
     monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path))
     train, validation = load("train", count=40), load("validation", count=40)
@@ -151,3 +153,38 @@ def test_drawn_images_are_data_by_name(monkeypatch, tmp_path):
             load_dataset(name, split="train")
     with pytest.raises(SubquadError, match="drawn and not read"):
         load_dataset("pathfinder", split="train", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize("directions", [2, 4])
+def test_marks_point_the_same_way_where_they_are_called_so(directions):
+    setting = needles.Setting(size=48, distance=20, directions=directions)
+    for behind in ((), (np.full((10, 12), 7, np.uint8),)):
+        images, labels = needles.draw_images(setting, behind, 0, 0, 64)
+        stripes = needles.marks(directions)
+        assert 16 < labels.sum() < 48
+        for image, label in zip(images, labels, strict=True):
+            windows = np.lib.stride_tricks.sliding_window_view(image, (8, 8))
+            found = [np.argwhere((windows == stripe).all((2, 3))) for stripe in stripes]
+            corners = np.concatenate(found)
+            assert len(corners) == 2 and np.abs(corners[0] - corners[1]).max() >= 20
+            assert sorted(map(len, found))[-1] == 1 + label
+
+
+def test_photographs_lie_behind_marks_whatever_their_size(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "home"))
+    for number, size in enumerate([(20, 10), (16, 12)]):
+        Image.new("RGB", size, (90 + 60 * number,) * 3).save(tmp_path / f"{number}.png")
+    drawn = load_dataset("needles:size=40,count=20", split="train", data_dir=tmp_path)
+    pixels = {value for image, _ in drawn for value in np.unique(np.asarray(image))}
+    assert len(drawn) == 16 and pixels == {0, 90, 150, 255}
+    # a map of classes is no photograph
+    for part, value in (("images", 33), ("annotations", 5)):
+        (tmp_path / "scenes" / part).mkdir(parents=True)
+        Image.new("L", (9, 9), value).save(tmp_path / "scenes" / part / "a.png")
+    scene = load_dataset("needles:size=40,count=20", split="train", data_dir=tmp_path / "scenes")
+    assert set(np.unique(np.asarray(scene[0][0]))) == {0, 33, 255}
+    with pytest.raises(SubquadError, match="same_different is drawn and not read from"):
+        load_dataset("same_different", split="train", data_dir=tmp_path)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(SubquadError, match="there is no image in"):
+        load_dataset("needles:count=20", split="train", data_dir=tmp_path / "none")

@@ -175,6 +175,24 @@ def test_the_function_takes_names_and_networks(tmp_path):
         subquad.export(tmp_path / "no-such-run", format="pt2")
 
 
+def test_files_are_opened_by_their_suffix_or_by_the_format_that_is_named(tmp_path):
+    export(Mean(), tmp_path / "mean.pt2", format="pt2", img_size=8)
+    (tmp_path / "mean.txt").write_bytes((tmp_path / "mean.pt2").read_bytes())
+    images = torch.randn(1, 3, 8, 8)
+    for named in (open_exported(tmp_path / "mean.pt2"), open_exported(tmp_path / "mean.txt", "pt2")):
+        torch.testing.assert_close(named(images), Mean()(images), rtol=0, atol=0)
+    (tmp_path / "bad.pt2").write_bytes(b"nothing")
+    for name, message in [
+        ("none.pt2", "there is no file"),
+        ("mean.txt", r"what was exported ends in .onnx, .pt2, .xml"),
+        ("bad.pt2", r"can't be opened as pt2 or aoti"),
+    ]:
+        with pytest.raises(SubquadError, match=message):
+            open_exported(tmp_path / name)
+    with pytest.raises(SubquadError, match="unknown format 'pt'"):
+        open_exported(tmp_path / "mean.pt2", "pt")
+
+
 @pytest.mark.slow
 def test_what_was_exported_is_judged_in_its_engine(tmp_path):
     run = tmp_path / "run"

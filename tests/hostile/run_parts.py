@@ -1,11 +1,17 @@
 """What tests of run folders share: data without a library to load, and a recipe of two short epochs."""
 
 import gc
+import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
+from subquad.cli import main
+from subquad.errors import SubquadError
+from subquad.tasks import load_recipe
 from subquad.tasks.classification import Recipe
 
 
@@ -38,3 +44,29 @@ def short(pictures, **changes):
 def listing(folder):
     """Everything below a folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def same(first, second):
+    """Whether two runs have learned the same, bit for bit."""
+    for name in ("last.safetensors", "best.safetensors"):
+        one, other = load_file(first / name), load_file(second / name)
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one), name
+    learned = ("epoch", "train_loss", "eval_loss", "eval_top1", "lr")
+    rows = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (first, second)]
+    assert [[row[key] for key in learned] for row in rows[0]] == [[row[key] for key in learned] for row in rows[1]]
+    return True
+
+
+def complaint(capsys, *argv):
+    assert main([str(word) for word in argv]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("subquad: ") and said.count("\n") == 1, said
+    return said
+
+
+def failing_now():
+    raise SubquadError("made to fail")
+
+
+def short_of(run):
+    return load_recipe(run / "recipe.yaml", Recipe)

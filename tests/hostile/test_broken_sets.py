@@ -17,7 +17,8 @@ from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
 WRONG = [-1, 2.5, "many", True, float("nan"), [1]]
 # what is drawn alone, by what loads it, and its settings
 SETS = {
-    name: (load, {"count", "seed", *(field.name for field in fields(kind))}) for name, (load, _, kind) in DRAWN.items()
+    name: (load, {"count", "seed", *(field.name for field in fields(kind))})
+    for name, (load, _, kind, _) in DRAWN.items()
 }
 SETS["listops"] = (listops.load_listops, set(SEQUENCES["listops"].settings))
 

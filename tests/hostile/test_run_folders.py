@@ -1,11 +1,7 @@
-"""Run folders: one writer, nothing left behind, nothing stuck, and damage that is noticed."""
+"""Run folders: one writer, nothing left behind, nothing stuck."""
 
 import argparse
-import ast
-import json
-import math
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -13,62 +9,19 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
-from run_parts import draw, listing, little_garbage, short  # noqa: F401
-from safetensors.torch import load_file, save_file
+from run_parts import complaint, failing_now, listing, little_garbage, same, short, short_of  # noqa: F401
 
 from subquad.cli import main, make_parser
 from subquad.data.archives import unpack
 from subquad.diffusion.folder import ImageFolder
 from subquad.errors import SubquadError
 from subquad.holding import LOCK, holding
-from subquad.models import create_model, read_weights, save_weights
 from subquad.runs.run_folder import RunFolder
-from subquad.runs.run_state import State, load_state, save_state
-from subquad.tasks.task import Task
 from subquad.training import running, train
 from subquad.training.loop import Trainer
-from subquad.weights.digest import DIGEST
-from subquad.writing import WriteError, json_text, replacing, write_json, write_text
+from subquad.writing import replacing, write_json, write_text
 
-SOURCE = Path(__file__).parents[2] / "src" / "subquad"
 DEAD = 2**22 - 3  # above what systems give out by default
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    return draw(tmp_path_factory.mktemp("data") / "pictures")
-
-
-@pytest.fixture(scope="module")
-def run(pictures, tmp_path_factory):
-    """A finished run, to be copied."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    train(short(pictures), folder)
-    return folder
-
-
-@pytest.fixture
-def copy(run, tmp_path):
-    return shutil.copytree(run, tmp_path / "run")
-
-
-def same(first, second):
-    """Whether two runs have learned the same, bit for bit."""
-    for name in ("last.safetensors", "best.safetensors"):
-        one, other = load_file(first / name), load_file(second / name)
-        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one), name
-    learned = ("epoch", "train_loss", "eval_loss", "eval_top1", "lr")
-    rows = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (first, second)]
-    assert [[row[key] for key in learned] for row in rows[0]] == [[row[key] for key in learned] for row in rows[1]]
-    return True
-
-
-def complaint(capsys, *argv):
-    assert main([str(word) for word in argv]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("subquad: ") and said.count("\n") == 1, said
-    return said
 
 
 # one writer
@@ -171,6 +124,12 @@ def test_a_folder_that_can_not_be_is_one_line(place, pictures, tmp_path):
     assert "\n" not in str(error.value) and listing(tmp_path) == ["file"]
 
 
+def test_a_new_run_is_not_begun_where_another_one_is(copy, capsys):
+    folder = RunFolder(copy)
+    with pytest.raises(SubquadError, match="exists already: go on with --resume"):
+        folder.check_new()
+
+
 # nothing left behind, nothing stuck
 
 
@@ -218,10 +177,6 @@ def test_what_fails_later_is_kept_and_gone_on_with(pictures, run, tmp_path, monk
             train(short(pictures), tmp_path / "x")
     train(short(pictures), tmp_path / "x", resume=True)
     assert same(tmp_path / "x", run)
-
-
-def failing_now():
-    raise SubquadError("made to fail")
 
 
 def test_a_run_with_something_else_in_its_folder_leaves_that(pictures, tmp_path, monkeypatch):
@@ -316,13 +271,6 @@ def test_what_earlier_versions_left_aside_goes_when_the_run_goes_on(copy):
     assert [name for name in listing(copy) if name.startswith(".")] == [".keep.pt.77"]
 
 
-def short_of(run):
-    from subquad.tasks import load_recipe
-    from subquad.tasks.classification import Recipe
-
-    return load_recipe(run / "recipe.yaml", Recipe)
-
-
 def test_images_that_were_never_made_do_not_bind_the_next_settings(tmp_path):
     write_json(tmp_path / "settings.json", {"model": "a", "peaks_mb": {"softmax": 3.0}})
     assert ImageFolder(tmp_path, {"model": "b"}).peaks == {}
@@ -331,306 +279,3 @@ def test_images_that_were_never_made_do_not_bind_the_next_settings(tmp_path):
         (tmp_path / name).write_text(content)
         with pytest.raises(SubquadError, match="is damaged"):
             ImageFolder(tmp_path, {"model": "b"})
-
-
-# damage is noticed
-
-
-def flipped(content, place, bit):
-    return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
-
-
-def state_of(content, path):
-    path.write_bytes(content)
-    return load_state(path)
-
-
-def equal(first, second):
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(equal, first, second))
-    return first == second
-
-
-def some_bits(size, count):
-    return [(int(place), int(place) % 8) for place in torch.linspace(0, size - 1, count).long()]
-
-
-def test_no_flipped_bit_of_a_state_gives_another_state(tmp_path):
-    model = torch.nn.Linear(5, 7)
-    state = State(1, 2, 3, 4.0, 0, model.state_dict(), {"state": {0: torch.rand(5)}}, {}, {}, [{"epoch": 0}])
-    save_state(state, tmp_path / "last.pt")
-    content, whole = (tmp_path / "last.pt").read_bytes(), load_state(tmp_path / "last.pt")
-    noticed = 0
-    for place, bit in some_bits(len(content), 300):
-        try:
-            assert equal(vars(state_of(flipped(content, place, bit), tmp_path / "x.pt")), vars(whole)), place
-        except SubquadError as error:
-            assert "\n" not in str(error)
-            noticed += 1
-    # what fills the file up to the next 64 bytes is nobody's
-    assert noticed > 50
-    place = content.index(model.weight.detach().numpy().tobytes())
-    with pytest.raises(SubquadError, match=r"checksum of .* is wrong"):
-        state_of(flipped(content, place, 3), tmp_path / "x.pt")
-
-
-def test_no_flipped_bit_of_a_weight_file_gives_other_weights(tmp_path):
-    model = create_model("linear_deit_tiny", num_classes=2, depths=(1,), embed_dim=16, num_heads=1)
-    save_weights(model, tmp_path / "a.safetensors", {"classes": ["dark", "light"]})
-    content, (weights, note) = (tmp_path / "a.safetensors").read_bytes(), read_weights(tmp_path / "a.safetensors")
-    header = int.from_bytes(content[:8], "little") + 8
-    places = [*some_bits(header, 200), *((header + place, bit) for place, bit in some_bits(len(content) - header, 40))]
-    noticed = 0
-    for place, bit in places:
-        (tmp_path / "b.safetensors").write_bytes(flipped(content, place, bit))
-        try:
-            other, said = read_weights(tmp_path / "b.safetensors")
-        except SubquadError as error:
-            assert "\n" not in str(error)
-            noticed += 1
-        else:
-            # the digest's own name is all that may be lost
-            assert equal(weights, other) and said == note, place
-    assert noticed > 200
-
-
-def test_files_of_earlier_versions_open(copy, tmp_path):
-    weights, note = read_weights(copy / "last.safetensors")
-    save_file(weights, tmp_path / "old.safetensors", metadata={"format": "pt", "subquad": json.dumps(note)})
-    assert equal(read_weights(tmp_path / "old.safetensors")[0], weights)
-    old = torch.load(copy / "last.pt", weights_only=True)
-    del old["rows"]
-    torch.save(old, copy / "last.pt")
-    (copy / "summary.json").unlink()
-    assert train(short_of(copy), copy, resume=True)["epochs"] == 2
-
-
-def test_the_digest_is_in_every_weight_file_that_is_written(run):
-    from safetensors import safe_open
-
-    for file in run.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            assert len(opened.metadata()[DIGEST]) == 64
-
-
-DAMAGES = {
-    "empty": lambda file: file.write_bytes(b""),
-    "garbage": lambda file: file.write_bytes(bytes(range(256)) * 3),
-    "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
-    "null": lambda file: file.write_text("null\n"),
-    "a list": lambda file: file.write_text("[1]\n"),
-    "another": lambda file: file.write_text('{"epoch": "x", "settings": 3}\n'),
-    "missing": lambda file: file.unlink(),
-    "a folder": lambda file: (file.unlink(), file.mkdir()),
-    "no one's": lambda file: (file.unlink(), file.symlink_to("nowhere")),
-}
-FILES = ("recipe.yaml", "run.json", "metrics.jsonl", "metrics.csv", "last.pt", "best.safetensors", "summary.json")
-
-
-def damaged(copy, file, damage):
-    """A run of which one file is damaged, broken off."""
-    if file != "summary.json":
-        (copy / "summary.json").unlink()
-    DAMAGES[damage](copy / file)
-    return copy
-
-
-def quietly(capsys, *argv):
-    """Carry out a command that ends well or in one line."""
-    code = main([str(word) for word in argv])
-    said = capsys.readouterr().err
-    assert code in (0, 2), said
-    assert said.count("\n") == (code == 2) and "Traceback" not in said, said
-    return code
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_run_is_gone_on_with_or_refused_in_one_line(damage, run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(Trainer, "_epoch", lambda self, epoch: failing_now())
-    codes = {}
-    for file in FILES:
-        copy = damaged(shutil.copytree(run, tmp_path / file), file, damage)
-        codes[file] = quietly(capsys, "train", "--resume", copy)
-        quietly(capsys, "report", copy, "--no-scaling", "--output", tmp_path / "page.html")
-    # what follows from the state is written anew, where something can be
-    if damage not in ("a folder", "no one's"):
-        assert codes["run.json"] == codes["metrics.jsonl"] == codes["summary.json"] == 0
-    assert codes["recipe.yaml"] == codes["last.pt"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", FILES)
-def test_no_command_ends_in_a_trace_over_a_damaged_run(file, run, pictures, tmp_path, capsys):
-    image = next((pictures / "val").rglob("*.png"))
-    for damage in ("garbage", "empty", "another", "a folder"):
-        folder = tmp_path / damage
-        copy = damaged(shutil.copytree(run, folder / "linear-s42"), file, damage)
-        quietly(capsys, "eval", copy)
-        quietly(capsys, "predict", image, "--checkpoint", copy)
-        quietly(capsys, "analyze", copy, "--images", image, "--measures", "entropy", "--output", folder / "analysis")
-        quietly(capsys, "train", "--config", copy / "recipe.yaml", "--output", folder, "--experiment", copy.name)
-        recipe = ["--config", run / "recipe.yaml", "--attention", "linear", "--seeds", "42"]
-        quietly(capsys, "compare", *recipe, "--output", tmp_path, "--experiment", folder.name)
-
-
-@pytest.mark.slow
-def test_a_state_of_another_network_is_one_line(pictures, copy, tmp_path, capsys):
-    train(short(pictures, embed_dim=16, epochs=1), tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "last.pt", copy / "last.pt")
-    (copy / "summary.json").unlink()
-    assert "does not fit the recipe beside it" in complaint(capsys, "train", "--resume", copy)
-
-
-def test_what_is_missing_is_not_quietly_made_anew(copy, capsys):
-    (copy / "summary.json").unlink()
-    (copy / "best.safetensors").rename(copy / "mine")
-    assert "best.safetensors, the weights of epoch" in complaint(capsys, "train", "--resume", copy)
-    (copy / "mine").rename(copy / "best.safetensors")
-    (copy / "last.pt").unlink()
-    assert "last.pt is missing, 2 epochs" in complaint(capsys, "train", "--resume", copy)
-
-
-def test_the_best_epoch_is_restored(pictures, tmp_path):
-    """With the best of an earlier epoch, which no later one reaches."""
-    run = tmp_path / "run"
-    train(short(pictures, epochs=1), run)
-    state = load_state(run / "last.pt")
-    state.best, state.best_epoch = 101.0, 7
-    save_state(state, run / "last.pt")
-    (run / "summary.json").unlink()
-    (run / "best.safetensors").write_bytes(b"kept")
-    summary = train(short(pictures, epochs=1), run, resume=True)
-    assert (summary["best_top1"], summary["best_epoch"]) == (101.0, 7)
-    # and an epoch more, which is not better
-    recipe = short(pictures)
-    (run / "recipe.yaml").write_text(recipe.to_yaml())
-    (run / "summary.json").unlink()
-    summary = train(recipe, run, resume=True)
-    assert (summary["best_top1"], summary["best_epoch"], summary["epochs"]) == (101.0, 7, 2)
-    assert (run / "best.safetensors").read_bytes() == b"kept"
-
-
-# a full disk
-
-
-@pytest.fixture
-def small_disk():
-    """Files may not grow beyond some size, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_keeps_the_last_epoch_and_says_how_to_go_on(pictures, run, tmp_path, small_disk):
-    folder = tmp_path / "x"
-
-    def fill(line):
-        if line.startswith("epoch 1/"):
-            small_disk((folder / "last.pt").stat().st_size - 1000)
-
-    with pytest.raises(
-        WriteError, match=r"last\.pt can't be written: File too large; 1 of 2 epochs are kept, .*goes on"
-    ):
-        train(short(pictures), folder, log=fill)
-    small_disk(resource.RLIM_INFINITY)
-    train(short(pictures), folder, resume=True)
-    assert same(folder, run)
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_at_once_leaves_nothing(pictures, tmp_path, small_disk):
-    with pytest.raises(WriteError, match=r"best\.safetensors can't be written: File too large; no epoch is kept"):
-        train(short(pictures), tmp_path / "x", log=lambda line: small_disk(2000))
-    small_disk(resource.RLIM_INFINITY)
-    assert listing(tmp_path) == []
-
-
-def test_weights_on_a_full_disk_are_one_line(tmp_path, small_disk):
-    model = torch.nn.Linear(100, 100)
-    small_disk(1000)
-    with pytest.raises(WriteError, match=r"a\.safetensors can't be written: File too large"):
-        save_weights(model, tmp_path / "a.safetensors")
-    # pytest writes its dots before it tears down, maybe into a file
-    small_disk(resource.RLIM_INFINITY)
-    assert listing(tmp_path) == []
-
-
-# numbers that are none
-
-
-def test_json_has_no_word_that_readers_do_not_know():
-    content = {"a": [math.nan, 1.5, (math.inf, {"b": -math.inf})], "c": "ü", "d": None, "e": True}
-    assert json_text(content) == '{"a": [null, 1.5, [null, {"b": null}]], "c": "ü", "d": null, "e": true}'
-
-
-def test_all_json_is_made_in_one_place():
-    """Where it is strict; elsewhere it may be made only to be read back at once, or to compare."""
-    allowed = {"writing.py", "runs/run_records.py"}
-    for file in SOURCE.rglob("*.py"):
-        if "json.dump" not in (text := file.read_text()):
-            continue
-        tree = ast.parse(text)
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        loaded = {id(each) for node in calls if ast.unparse(node.func) == "json.loads" for each in node.args}
-        made = [node for node in calls if ast.unparse(node.func) in ("json.dumps", "json.dump")]
-        stray = [node.lineno for node in made if id(node) not in loaded]
-        assert str(file.relative_to(SOURCE)) in allowed or not stray, f"{file}: {stray}"
-
-
-def test_weights_that_are_no_numbers_after_the_last_update_are_not_kept(pictures, tmp_path, monkeypatch):
-    whole = Trainer._train
-
-    def spoil(self, epoch):
-        result = whole(self, epoch)
-        if epoch:
-            next(self.bare.parameters()).data.view(-1)[0] = math.inf
-        return result
-
-    monkeypatch.setattr(Trainer, "_train", spoil)
-    with pytest.raises(SubquadError, match=r"the weights are not finite after epoch 2.*1 whole epochs are kept"):
-        train(short(pictures), tmp_path / "x")
-    assert load_state(tmp_path / "x" / "last.pt").epochs == 1
-
-
-# batches of nothing but broken images
-
-
-def test_batches_without_images_update_nothing_and_do_not_count(pictures, tmp_path, monkeypatch):
-    folder = shutil.copytree(pictures, tmp_path / "pictures")
-    for file in (folder / "train" / "dark").iterdir():
-        file.write_bytes(b"broken")
-    steps, seen, whole = [], [], Trainer._step
-
-    def step(self, batch):
-        seen.append(len(batch[0]))
-        before = [parameter.detach().clone() for parameter in self.bare.parameters()]
-        loss, counts = whole(self, batch)
-        moved = any(not torch.equal(a, b) for a, b in zip(before, self.bare.parameters(), strict=True))
-        assert moved == bool(seen[-1]) == bool(counts)
-        steps.append(float(loss) if counts else None)
-        return torch.stack([loss, counts])
-
-    monkeypatch.setattr(Trainer, "_step", step)
-    train(short(folder, batch_size=1, epochs=1, weight_decay=0.5), tmp_path / "run")
-    losses = [loss for loss in steps if loss is not None]
-    assert 0 in seen and len(losses) == 8
-    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
-    assert row["train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
-
-
-def test_an_epoch_without_an_image_stops_in_one_line_and_leaves_nothing(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(Task, "size", lambda self, batch: 0)
-    with pytest.raises(SubquadError, match=r"none of the 16 training images of epoch 1 can be read"):
-        train(short(pictures), tmp_path / "run")
-    assert listing(tmp_path) == []
-
-
-def test_a_new_run_is_not_begun_where_another_one_is(copy, capsys):
-    folder = RunFolder(copy)
-    with pytest.raises(SubquadError, match="exists already: go on with --resume"):
-        folder.check_new()

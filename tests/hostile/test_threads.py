@@ -10,7 +10,7 @@ from subquad.kernels import unavailable
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
 
 
-WITHOUT_GRADIENTS = ("pola", "soft")
+WITHOUT_GRADIENTS = ("polapp",)
 
 
 @pytest.fixture(params=[2, 3, 5])
@@ -28,6 +28,11 @@ def calls(keys, width):
     return {
         "linear": (ops.linear_attention, (q, k, v)),
         "inline": (ops.inline_attention, (q, k + 5, v)),
+        "mala": (ops.mala_attention, (q, k, v)),
+        "rala": (ops.rala_attention, (3 * q, 3 * k, v)),
+        "nala": (ops.nala_attention, (q, k, v)),
+        "polapp": (ops.polapp_attention, (q, 3 * k, v, *torch.rand(2, 1, 1, 2 * width))),
+        "focused": (lambda *x, **s: ops.focused_attention(*x, power=3, **s), (q, k, v, power)),
         "pola": (ops.pola_attention, (q, k, v, power)),
         "agent": (ops.agent_attention, (q, agents, 3 * k, v, *biases)),
         "soft": (

@@ -13,17 +13,10 @@ from subquad.models import HOSTS
 from subquad.models.attention_names import parse_attention
 from subquad.models.backbone import grids_of
 from subquad.models.cswin import CrossShapedAttention, CrossShapedBlock
-from subquad.models.layers import (
-    Block,
-    SelfAttention,
-    by_stage,
-    drop_path_rates,
-    fill_up,
-    init_linear,
-    move_tables,
-)
+from subquad.models.layers import Block, SelfAttention, init_linear, move_tables
 from subquad.models.less_attention import AttentionResidual, diagonality_loss
 from subquad.models.softnet import PostNormBlock
+from subquad.models.stages import by_stage, drop_path_rates, fill_up
 from subquad.models.swin import PatchMerging, WindowAttention
 from subquad.models.timm_settings import default_cfg
 from subquad.models.vit import Plain

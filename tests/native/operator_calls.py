@@ -10,10 +10,13 @@ from torch import Tensor
 from subquad import TokenGrid, ops
 from subquad.kernels import OPERATORS, Operator
 from subquad.positions import BiasTables
+from subquad.rope import ROPES, AxialRope, rotation_of, tables_of
 
 Tensors = tuple[Tensor | None, ...]
 GRID = TokenGrid(9, 14, 2)
 HEADS, AGENTS = 3, 5
+TURNED = sorted(name for name, one in OPERATORS.items() if "cos" in one.shapes.texts and one.gradient is not None)
+"""Operators of features that a rotation may turn."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,13 @@ def operator_calls(width: int) -> dict[str, OperatorCall]:
     torch.manual_seed(0)
     made = {
         "linear_attention": _linear,
+        "mlla_attention": _mlla,
+        "mala_attention": lambda width: _turned(width, ops.mala_weights),
+        "rala_attention": lambda width: _turned(width, lambda q, k, _, turn: ops.rala_weights(q, k, rotation=turn)),
+        "nala_attention": lambda width: _turned(width, ops.nala_weights),
+        "polapp_attention": _polapp,
+        "focus": _focus,
+        "ttt_unit": _unit,
         "inline_attention": _inline,
         "pola_attention": _pola,
         "agent_attention": _agent,
@@ -87,15 +97,80 @@ def _linear(width):
     return _tokens(width, 3), ("elu", 1e-6), definition
 
 
+def rotation_tables(width: int, name: str = "mala", features: int = 1) -> tuple[Tensor | None, Tensor | None, bool]:
+    """The tables of a published rotation of GRID in float64; none for heads that have no such pairs."""
+    if width % 4:
+        return None, None, True
+    rope = AxialRope(width, HEADS, **ROPES[name])
+    return tables_of(rope(GRID, torch.device("cpu"), torch.float64, feature_width=features))
+
+
+def _turned(width, weights, name="mala"):
+    """Features that a rotation turns; `weights` takes (q, k, padding, rotation)."""
+    *tables, interleaved = rotation_tables(width, name)
+
+    def definition(q, k, v, cos, sin):
+        return weights(q, k, None, rotation_of(cos, sin, interleaved)) @ v
+
+    return (*_tokens(width, 3), *tables), (interleaved, 1e-6), definition
+
+
+def _mlla(width):
+    return _turned(width, lambda q, k, _, turn: ops.mlla_weights(q, k, rotation=turn), "mlla")
+
+
+def _halved(v, same, opposite):
+    """The streams' weights (b, h, n_q, n_k) times the halves of the values."""
+    middle = (v.shape[-1] + 1) // 2
+    return torch.cat([same @ v[..., :middle], opposite @ v[..., middle:]], dim=-1)
+
+
+def _polapp(width):
+    *tables, interleaved = rotation_tables(width, features=2)
+
+    def definition(q, k, v, same, opposite, cos, sin):
+        turn = rotation_of(cos, sin, interleaved)
+        return _halved(v, *ops.polapp_weights(q, k, same, opposite, rotation=turn).unbind(2))
+
+    spikiness = torch.rand(2, HEADS, 1, 2 * width, dtype=torch.float64).unbind(0)
+    return (*_tokens(width, 3), *spikiness, *tables), (interleaved, 1e-6), definition
+
+
+def _unit(width):
+    *tables, interleaved = rotation_tables(width, "mlla")
+
+    def definition(q, k, v, w1, w2, cos, sin):
+        turn = rotation_of(cos, sin, interleaved)
+        q, k = (q, k) if turn is None else map(turn.turn, (q, k))
+        w1, w2 = (w.detach().expand(len(q), *w.shape).requires_grad_() for w in (w1, w2))
+        loss = -(k @ w1 * torch.nn.functional.silu(k @ w2) * v).sum() * 0.3 / k.shape[2]
+        steps = torch.autograd.grad(loss, (w1, w2))
+        w1, w2 = (
+            w - step / (step.square().sum(dim=-2, keepdim=True).sqrt() + 1)
+            for w, step in zip((w1, w2), steps, strict=True)
+        )
+        return q @ w1 * torch.nn.functional.silu(q @ w2)
+
+    weights = (_draw(HEADS, width, width) / width**0.5 for _ in range(2))
+    return (*_tokens(width, 3), *weights, *tables), (interleaved, 0.3), definition
+
+
+def _focus(width):
+    def definition(x, temperature):
+        y = (x.clamp(min=0) + 1e-6) / temperature
+        norms = (part.square().sum(dim=(1, 3), keepdim=True).sqrt() for part in (y, y**2.5))
+        return y**2.5 * next(norms) / next(norms)
+
+    return (*_tokens(width), 1 + torch.rand(HEADS, 1, width, dtype=torch.float64)), (2.5,), definition
+
+
 def _inline(width):
     return _tokens(width, 3), (), lambda q, k, v: ops.inline_weights(q, k) @ v
 
 
 def _pola(width):
     def definition(q, k, v, power, temperature, positions):
-        same, opposite = ops.pola_weights(q, k, power, None, temperature, positions, eps=1e-6).unbind(2)
-        middle = (width + 1) // 2
-        return torch.cat([same @ v[..., :middle], opposite @ v[..., middle:]], dim=-1)
+        return _halved(v, *ops.pola_weights(q, k, power, None, temperature, positions, eps=1e-6).unbind(2))
 
     power, temperature = (1 + torch.rand(HEADS, 1, width, dtype=torch.float64) * most for most in (3, 1))
     return (*_tokens(width, 3), power, temperature, _draw(HEADS, GRID.num_tokens, width)), (1e-6,), definition
@@ -211,9 +286,18 @@ def _gradient_of(call: OperatorCall) -> OperatorCall:
     def definition(grad, *tensors):
         # a depthwise convolution's gradient asks for no bias
         tensors = (*tensors, *call.tensors[len(tensors) :])
-        tensors = [tensor.detach().requires_grad_() for tensor in tensors]
-        grads = torch.autograd.grad(call.definition(*tensors), tensors, grad)
-        return (*grads[:4], *(bias.mT for bias in grads[4:])) if name == "agent_attention_gradient" else grads
+        tensors = [tensor if tensor is None else tensor.detach().requires_grad_() for tensor in tensors]
+        # a rotation's tables learn nothing
+        learned = [
+            tensor
+            for name, tensor in zip(call.operator.shapes.texts, tensors, strict=True)
+            if tensor is not None and name not in ("cos", "sin")
+        ]
+        grads = torch.autograd.grad(call.definition(*tensors), learned, grad)
+        if name == "agent_attention_gradient":
+            return *grads[:4], *(bias.mT for bias in grads[4:])
+        # that to positions is the sum of the keys'
+        return grads[:5] if name == "pola_attention_gradient" else grads
 
     grad = torch.randn_like(call.definition(*call.tensors))
     tensors = call.tensors[: len(call.operator.gradient.shapes.texts) - 1]

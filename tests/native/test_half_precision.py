@@ -18,6 +18,17 @@ NATIVE = sorted(name for name, one in OPERATORS.items() if "native" in one.imple
 ROUNDED = {"all": lambda tokens: True, "tokens": lambda tokens: tokens, "parameters": lambda tokens: not tokens}
 
 
+def in_dtypes(tensors, rounded):
+    """Tensors of a call in bf16 where `rounded` says so, else in fp32."""
+    given = zip(tensors, rounded, strict=True)
+    return [None if x is None else x.to(BF16 if low else torch.float32) for x, low in given]
+
+
+def widened(tensors):
+    """In float64."""
+    return [None if x is None else x.double() for x in tensors]
+
+
 def test_every_kernel_has_a_call():
     assert sorted(operator_calls(8)) == NATIVE
 
@@ -28,11 +39,12 @@ def test_every_kernel_has_a_call():
 def test_a_kernel_errs_at_most_twice_as_much_as_rounding_does(name, width, rounded):
     call = operator_calls(width)[name]
     chosen = [ROUNDED[rounded](tokens) for tokens in call.of_tokens]
-    given = [x.to(BF16 if low else torch.float32) for x, low in zip(call.tensors, chosen, strict=True)]
-    meant = [x if low else x.float().double() for x, low in zip(call.tensors, chosen, strict=True)]
-    if not any(chosen):
+    given = in_dtypes(call.tensors, chosen)
+    fp32 = in_dtypes(call.tensors, [False] * len(chosen))
+    meant = [x if low or x is None else y.double() for x, y, low in zip(call.tensors, fp32, chosen, strict=True)]
+    if not any(low and x is not None for x, low in zip(call.tensors, chosen, strict=True)):
         pytest.skip("nothing is rounded")
-    exact, unrounded = call.exact([x.double() for x in given]), call.exact(meant)
+    exact, unrounded = call.exact(widened(given)), call.exact(meant)
     for got, from_given, from_meant in zip(call.by_kernel(given), exact, unrounded, strict=True):
         assert got.dtype in (BF16, torch.float32) and got.shape == from_given.shape
         unavoidable = from_given.to(got.dtype).double() - from_meant
@@ -45,7 +57,7 @@ def test_a_kernel_errs_at_most_twice_as_much_as_rounding_does(name, width, round
 def test_results_have_the_dtypes_that_compiling_is_told(name):
     call = operator_calls(16)[name]
     for chosen in ROUNDED.values():
-        given = [x.to(BF16 if chosen(t) else torch.float32) for x, t in zip(call.tensors, call.of_tokens, strict=True)]
+        given = in_dtypes(call.tensors, map(chosen, call.of_tokens))
         torch.library.opcheck(
             call.operator.packet.default, (*given, *call.settings, "native"), test_utils=("test_faketensor",)
         )
@@ -57,10 +69,8 @@ def test_tokens_of_several_dtypes_are_taken(name):
     if sum(call.of_tokens) < 2:
         pytest.skip("there are no several tokens")
     first = call.of_tokens.index(True)
-    low = call.by_kernel([x.to(BF16 if place == first else torch.float32) for place, x in enumerate(call.tensors)])
-    exact = call.exact(
-        [x.to(BF16 if place == first else torch.float32).double() for place, x in enumerate(call.tensors)]
-    )
+    given = in_dtypes(call.tensors, (place == first for place in range(len(call.tensors))))
+    low, exact = call.by_kernel(given), call.exact(widened(given))
     for got, expected in zip(low, exact, strict=True):
         assert (got.double() - expected).norm() <= torch.finfo(got.dtype).eps * max(1, 20 * expected.norm())
 
@@ -74,9 +84,8 @@ def test_what_is_no_number_is_where_it_is_in_fp32(what, place):
             continue
         first = call.tensors[0].to(BF16)
         first[0, 1, ..., place] = what
-        rest = [x.to(BF16) for x in call.tensors[1:]]
-        low = call.by_kernel((first, *rest))
-        full = call.by_kernel((first.float(), *(x.float() for x in rest)))
+        given = [first, *in_dtypes(call.tensors[1:], [True] * (len(call.tensors) - 1))]
+        low, full = call.by_kernel(given), call.by_kernel(in_dtypes(given, [False] * len(given)))
         for one, other in zip(low, full, strict=True):
             assert torch.equal(one.isfinite(), other.to(one.dtype).isfinite()), name
             assert torch.equal(one.isnan(), other.isnan()), name

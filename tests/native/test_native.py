@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from mechanisms import inputs_of, without_refused_prefix
+from operator_calls import GRID, TURNED, rotation_tables
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,7 +18,9 @@ from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, Backend, backends, choose, choosing, declaring, unavailable, use_backend
 from subquad.kernels.cpu import library
 from subquad.models.assembling import settings_of
+from subquad.ops import focused_formula, soft_formula
 from subquad.positions import BiasTables
+from subquad.rope import rotation_of
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
 
@@ -72,6 +75,10 @@ def test_cores_at_any_width_and_length(width, threads, queries, keys):
         (ops.inline_attention, (q, k + 50, v), {}),
         (ops.pola_attention, (q, k, v, power), {}),
         (ops.pola_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
+        (ops.ttt_unit, (q, k, v, *torch.randn(2, 3, width, width) / width**0.5), {}),
+        (ops.focused_attention, (q, k, v, power), {"power": 3}),
+        (ops.focused_attention, (q, k, v, power), {"power": 1.5}),
+        (ops.polapp_attention, (q, k, v, *torch.rand(2, 3, 1, 2 * width)), {}),
         (ops.agent_attention, (q, agents, k, v, *biases), {}),
         (ops.soft_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
     ]
@@ -162,6 +169,83 @@ def test_gradients_of_the_cores(operation, width, threads):
         assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
 
 
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("tables", ["mala", "mlla"])
+@pytest.mark.parametrize("width", [7, 16, 20, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_turned_features_and_their_gradients(name, tables, width, threads):
+    cos, sin, interleaved = rotation_tables(width, tables)
+    operation, (q, k, v, weight) = getattr(ops, name), projected(2, 3, GRID.num_tokens, width, count=4)
+
+    def mix(*qkv, **more):
+        turn = rotation_of(*(None if x is None else x.to(qkv[0].dtype) for x in (cos, sin)), interleaved)
+        return operation(*qkv, rotation=turn, **more)
+
+    expected = [x.double() for x in (q, k, v)]
+    expected = [mix(*expected), *gradients_of(mix, expected, weight.double())]
+    got = [mix(q, k, v, backend="native"), *gradients_of(lambda *x: mix(*x, backend="native"), [q, k, v], weight)]
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("width", [7, 64, 130])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (65, 200), (300, 63)])
+def test_features_that_are_not_turned_at_any_width_and_length(name, width, threads, queries, keys):
+    """As exact as the eager form: MALA is a difference of numbers that grow with the width."""
+    (q,), (k, v) = projected(2, 3, queries, width), projected(2, 3, keys, width, count=2)
+    expected = getattr(ops, name)(q.double(), k.double(), v.double())
+    got, eager = (getattr(ops, name)(q, k, v, backend=backend) for backend in ("native", "eager"))
+    assert got.shape == expected.shape and got.transpose(1, 2).is_contiguous()
+    off, allowed = ((y.double() - expected).abs().max().item() for y in (got, eager))
+    assert off <= 3 * allowed + 1e-6 * expected.abs().max().item()
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_rotation_that_the_kernels_do_not_know_is_refused(name):
+    operation, (q, k, v) = getattr(ops, name), projected(1, 2, 6, 8, count=3)
+    tables = torch.ones(6, 8), torch.zeros(6, 8)
+    with pytest.raises(SubquadError, match="it turns pairs of neighbours, and these are of two halves"):
+        operation(q, k, v, rotation=rotation_of(*tables, False), backend="native")
+    halves = operation(q, k, v, rotation=rotation_of(*tables, False))
+    assert_close(halves, operation(q, k, v, backend="native"))
+    with pytest.raises(SubquadError, match="queries and keys that are turned stand on one grid"):
+        operation(q, k[:, :, 1:], v[:, :, 1:], rotation=rotation_of(*tables, True), backend="native")
+
+
+@pytest.mark.parametrize("tables", ["mala", "mlla"])
+@pytest.mark.parametrize("width", [7, 16, 20, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("size", [1e-4, 1, 60])
+def test_exponentials_of_both_signs_turned_and_at_any_size(tables, width, threads, size):
+    cos, sin, interleaved = rotation_tables(width, tables, features=2)
+    q, k, v = projected(2, 3, GRID.num_tokens, width, count=3)
+    tensors = q * size, k * size, v, *torch.rand(2, 3, 1, 2 * width)
+
+    def mix(*given, **more):
+        turn = rotation_of(*(None if x is None else x.to(given[0].dtype) for x in (cos, sin)), interleaved)
+        return ops.polapp_attention(*given, rotation=turn, **more)
+
+    expected = mix(*(x.double() for x in tensors))
+    off, allowed = ((mix(*tensors, backend=name).double() - expected).norm() for name in ("native", "eager"))
+    assert off <= 3 * allowed + 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["rala_attention"])
+@pytest.mark.parametrize("size", [1, 40, 400])
+def test_sharp_weights_of_keys_stay_in_range(name, size):
+    """Scores of hundreds: their exponentials are taken of differences from the largest, whichever thread has that."""
+    q, k, v, weight = projected(1, 2, 200, 16, count=4)
+    operation, tensors = getattr(ops, name), (q * size, k * size, v)
+    expected = gradients_of(operation, [x.double() for x in tensors], weight.double())[:3]
+    got = gradients_of(lambda *x: operation(*x, backend="native"), tensors, weight)[:3]
+    eager = gradients_of(lambda *x: operation(*x, backend="eager"), tensors, weight)[:3]
+    for one, other, wide in zip(got, eager, expected, strict=True):
+        allowed = (other.double() - wide).norm()
+        assert (one.double() - wide).norm() <= 3 * allowed + 1e-5 * wide.norm()
+
+
 @pytest.mark.parametrize("width", [7, 16, 40])
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize("count", [4, 17])
@@ -171,6 +255,84 @@ def test_gradients_of_agent_attention(width, threads, count):
     tensors = q, torch.randn(2, 3, count, width), k, v, *biases
     expected = gradients_of(ops.agent_attention, [x.double() for x in tensors], weight.double())
     got = gradients_of(lambda *x: ops.agent_attention(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("power", [1.5, 3])
+def test_gradients_of_focused_attention(width, threads, power):
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+
+    def mix(*tensors, backend=None):
+        return ops.focused_attention(*tensors, power=power, backend=backend)
+
+    tensors = q, k, v, 0.5 + torch.rand(3, 1, width)
+    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("least", [1, 3])
+def test_gradients_of_polaformers_attention(width, threads, least):
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+    power, temperature = least + torch.rand(3, 1, width), 1 + torch.rand(3, 1, width)
+    for more in ((), (temperature, torch.randn(3, 130, width))):
+
+        def mix(q, k, v, power, *more, backend=None):
+            return ops.pola_attention(q, k, v, power, None, *more, backend=backend)
+
+        tensors = q, k, v, power, *more
+        expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+        got = gradients_of(lambda *x, mix=mix: mix(*x, backend="native"), tensors, weight)
+        for one, other in zip(got, expected, strict=True):
+            assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+def test_a_token_of_zeros_has_no_gradient_of_powers():
+    (q, k, v), power = projected(1, 2, 40, 16, count=3), 2 + torch.rand(2, 1, 16)
+    q, k = q.clone().index_fill_(2, torch.tensor([5]), 0), k.clone().index_fill_(2, torch.tensor([7]), 0)
+
+    def plain(backend):
+        given = [x.detach().requires_grad_() for x in (q, k, v, power)]
+        return torch.autograd.grad(ops.pola_attention(*given, backend=backend).square().sum(), given)
+
+    for one, other in zip(plain("native"), plain("eager"), strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-5 * other.abs().max().item())
+
+
+def test_gradients_with_a_graph_count_what_one_tensor_owes_another_once():
+    """Agents are means of queries: the gradient to these through those is not the operator's."""
+    grid, bins = TokenGrid(5, 6), TokenGrid(2, 2)
+    (q, weight), (k, v) = projected(1, 2, 30, 16, count=2), projected(1, 2, 30, 16, count=2)
+    biases = torch.randn(2, 4, 30), torch.randn(2, 30, 4)
+
+    def mix(q, k, v, *biases, **more):
+        return ops.agent_attention(q, ops.pool_tokens(q, grid, bins, **more), k, v, *biases, **more)
+
+    tensors = q, k, v, *biases
+    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("count", [4, 17])
+def test_gradients_of_gaussian_maps(width, threads, count):
+    x, v, weight = projected(2, 3, 130, width, count=3)
+
+    def mix(x, landmarks, v, **more):
+        return ops.soft_attention(x, landmarks, v, inverse="cholesky", scale=0.3, **more)
+
+    tensors = x, 0.3 * torch.randn(2, 3, count, width), v
+    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
     for one, other in zip(got, expected, strict=True):
         assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
 
@@ -225,7 +387,15 @@ def gradient_kernels(monkeypatch):
 
 GRADIENT_CALLS = {
     "linear_attention_gradient": lambda x, few, grid: ops.linear_attention(x, x, x, backend="native"),
+    **{
+        f"{name}_gradient": lambda x, few, grid, name=name: getattr(ops, name)(x, x, x, backend="native")
+        for name in TURNED
+    },
     "inline_attention_gradient": lambda x, few, grid: ops.inline_attention(x, x, x, backend="native"),
+    "focus_gradient": lambda x, few, grid: kernels.run(
+        kernels.focus, "native", focused_formula._focused, (x, torch.ones(3, 1, 16)), (3.0,)
+    ),
+    "pola_attention_gradient": lambda x, few, grid: ops.pola_attention(x, x, x, torch.ones(3, 1, 16), backend="native"),
     "agent_attention_gradient": lambda x, few, grid: ops.agent_attention(
         x, few, x, x, torch.randn(3, 4, grid.num_tokens), torch.randn(3, grid.num_tokens, 4), backend="native"
     ),
@@ -233,6 +403,12 @@ GRADIENT_CALLS = {
         x, x, torch.randn(48, 3, 3), grid=grid, kv_grid=grid, backend="native"
     ),
     "pool_gradient": lambda x, few, grid: ops.pool_tokens(x, grid, TokenGrid(2, 2), backend="native"),
+    "soft_gather_gradient": lambda x, few, grid: kernels.run(
+        kernels.soft_gather, "native", soft_formula._gather, (x, few, x), (1.0,)
+    ),
+    "soft_spread_gradient": lambda x, few, grid: kernels.run(
+        kernels.soft_spread, "native", soft_formula._spread, (x, few, few), (1.0,)
+    ),
     "newton_inverse_gradient": lambda x, few, grid: ops.newton_inverse(ops.gaussian_kernel(few, few)),
 }
 
@@ -321,7 +497,7 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
             ops.linear_attention(*tensors, backend="native")
         assert "\n" not in str(caught.value)
     with pytest.raises(SubquadError, match="no gradients"):
-        ops.pola_attention(q.clone().requires_grad_(), k, v, torch.ones(2, 1, 16), backend="native")
+        ops.polapp_attention(q.clone().requires_grad_(), k, v, *torch.ones(2, 2, 1, 32), backend="native")
     with use_backend("native"), pytest.raises(SubquadError, match="linear attention"):
         ops.linear_attention(q.double(), k.double(), v.double())
     with pytest.raises(SubquadError, match="unknown backend 'nativ': did you mean native"), use_backend("nativ"):
@@ -330,13 +506,14 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
 
 def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypatch):
     (q,) = projected(1, 2, 9, 16)
-    linear, pola = kernels.linear_attention, kernels.pola_attention
+    linear, polapp = kernels.linear_attention, kernels.polapp_attention
     assert choose(linear, (q,)) == "native"
     assert choose(linear, (q.double(),)) is None and choose(linear, (q,), cannot="reason") is None
     learned = q.clone().requires_grad_()
-    assert choose(pola, (learned,)) is None and choose(linear, (learned,)) == "native"
+    more = None, None, None, None, None, None, True, 1e-6
+    assert choose(polapp, (learned,), more) is None and choose(linear, (learned,)) == "native"
     with torch.no_grad():
-        assert choose(pola, (learned,)) == "native"
+        assert choose(polapp, (learned,), more) == "native"
     with use_backend("eager"):
         assert choose(linear, (q,)) is None and choose(linear, (q,), backend="native") == "native"
     monkeypatch.setattr(backends, "_asked", "eager")
@@ -449,15 +626,22 @@ def test_operations_are_operators_of_torch():
     few, power = torch.randn(1, 2, 4, 16), torch.full((2, 1, 16), 2.0)
     bias, tables = torch.randn(2, 4, 12), (*(torch.randn(2, 4, n) for n in (3, 4)), None)
     tables = torch.randn(2, 4, 2, 2), *tables
-    gram = torch.eye(4).expand(2, 4, 4)
+    gram, turns = torch.eye(4).expand(2, 4, 4), (torch.ones(12, 16), torch.zeros(12, 16))
     calls = {
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
         kernels.inline_attention: (q, k, v),
         kernels.pola_attention: (q, k, v, power, None, None, 1e-6),
+        kernels.polapp_attention: (q, k, v, *torch.rand(2, 2, 1, 32), None, None, True, 1e-6),
         kernels.agent_attention: (q, few, k, v, bias, bias),
         kernels.agent_attention_of_tables: (q, few, k, v, *tables, *tables),
         OPERATORS["linear_attention_gradient"]: (q, q, k, v, "elu", 1e-6),
         OPERATORS["inline_attention_gradient"]: (q, q, k, v),
+        **{OPERATORS[name]: (q, k, v, *turns, True, 1e-6) for name in TURNED},
+        **{OPERATORS[f"{name}_gradient"]: (q, q, k, v, *turns, True, 1e-6) for name in TURNED},
+        kernels.ttt_unit: (q, k, v, *torch.randn(2, 2, 16, 16), *turns, True, 0.3),
+        kernels.focus: (q, power, 3.0),
+        OPERATORS["focus_gradient"]: (q, q, power, 3.0),
+        OPERATORS["pola_attention_gradient"]: (q, q, k, v, power, None, None, 1e-6),
         OPERATORS["agent_attention_gradient"]: (q, q, few, k, v, bias, bias),
         kernels.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
         kernels.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
@@ -467,6 +651,8 @@ def test_operations_are_operators_of_torch():
         kernels.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),
         kernels.soft_gather: (q, few, v, 1.0),
         kernels.soft_spread: (q, few, few, 1.0),
+        OPERATORS["soft_gather_gradient"]: (few, q, few, v, 1.0),
+        OPERATORS["soft_spread_gradient"]: (q, q, few, few, 1.0),
         OPERATORS["newton_inverse_gradient"]: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
         kernels.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
         kernels.mlp: (*(torch.randn(shape) for shape in ((2, 9, 4), 4, 4, (6, 4), 6, (4, 6), 4)), None, 1e-6),

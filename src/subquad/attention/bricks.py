@@ -1,4 +1,4 @@
-"""Bricks that several mechanisms are built from: head sizes and the local branch.
+"""Bricks that several mechanisms are built from: head sizes, tokens on their grids, the local branch and the gate.
 
 Letters: b batch, h heads, n tokens, d channels of a head, y x rows and columns.
 """
@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
-from subquad.ops import add_local
+from subquad.grid import GridRows, TokenGrid, rows_beside
+from subquad.ops import Shapes, add_local
 from subquad.ops.padding import zero_padding
+from subquad.rope import Rotation
+
+GATED = Shapes("a gate", y="b h n d", g="b h n d")
 
 
 def head_dim(dim: int, num_heads: int) -> int:
@@ -19,6 +22,16 @@ def head_dim(dim: int, num_heads: int) -> int:
     if num_heads < 1 or dim < 1 or dim % num_heads:
         raise SubquadError(f"{num_heads} heads do not divide a width of {dim}: choose num_heads among its divisors")
     return dim // num_heads
+
+
+def check_tokens(
+    q: Tensor, k: Tensor, rotation: Rotation | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
+) -> None:
+    """Raise a SubquadError where queries or keys are not those of their grids, or a rotation would be of two."""
+    grid.check(q)
+    kv_grid.check(k)
+    if rotation is not None and grid != kv_grid:
+        raise SubquadError(f"a rotation is of one grid, not of {grid} for queries and {kv_grid} for keys")
 
 
 class LocalConv(nn.Module):
@@ -68,6 +81,43 @@ class LocalConv(nn.Module):
         weight = self.for_channels(self.weight[:, 0])
         bias = None if self.bias is None else self.for_channels(self.bias)
         return add_local(y, zero_padding(v, padding), weight, bias, gate, grid=grid, kv_grid=kv_grid)
+
+    @property
+    def reach(self) -> int:
+        """Rows above and below that a token's branch sees."""
+        return max(rows_beside(self.weight.shape[-1]))
+
+
+def values_beside(local: LocalConv | None) -> dict[str, int]:
+    """What a mechanism's answers need of the rows beside: values, where it has a local branch."""
+    return {} if local is None else {"v": local.reach}
+
+
+def finish(
+    local: LocalConv | None,
+    y: Tensor,
+    v: Tensor,
+    gate: Tensor | None = None,
+    *,
+    grid: TokenGrid,
+    kv_grid: TokenGrid,
+    padding: Tensor | None = None,
+) -> Tensor:
+    """(y + the local branch of v) · gate, all (b, h, n, d), of a mechanism that may have neither."""
+    if local is not None:
+        return local(y, v, gate, grid=grid, kv_grid=kv_grid, padding=padding)
+    if gate is None:
+        return y
+    GATED.check(y, gate)
+    return y * gate
+
+
+def finish_rows(
+    local: LocalConv | None, y: Tensor, v: Tensor | None, gate: Tensor | None = None, *, rows: GridRows
+) -> Tensor:
+    """`finish` of some rows of a grid, from the values that `values_beside` asks for."""
+    kv_grid = rows if local is None else rows.widened(local.reach)
+    return finish(local, y, y if v is None else v, gate, grid=rows, kv_grid=kv_grid)
 
 
 @torch.no_grad()

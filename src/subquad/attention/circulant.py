@@ -7,15 +7,13 @@ Han et al. 2025, arXiv 2512.21542.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import head_dim
+from subquad.attention.bricks import check_tokens, finish, head_dim
 from subquad.attention.key_removal import renormalised
 from subquad.attention.refusing import refuse
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
-from subquad.ops import Shapes, circulant_attention, circulant_weights
+from subquad.ops import circulant_attention, circulant_weights
 from subquad.ranges import Positive, checks_arguments
-
-GATED = Shapes("circulant attention's gate", y="b h n d", g="b h n d")
 
 
 class CirculantAttention(nn.Module):
@@ -34,6 +32,7 @@ class CirculantAttention(nn.Module):
             "prefix": "it has no offset to the map; take a network without (class_token=False, reg_tokens=0)",
             "kv_grid": "offsets are from place to place of one map; keep keys on the grid of their queries",
         },
+        no_streaming="its Fourier transform is of the whole map at once",
         colour="#6b3e26",
     )
 
@@ -54,12 +53,10 @@ class CirculantAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         refuse(self, grid=grid, kv_grid=kv_grid, padding=padding)
         y = circulant_attention(q, k, v, grid=grid)
-        GATED.check(y, g)
-        return y * F.silu(g)
+        return finish(None, y, v, F.silu(g), grid=grid, kv_grid=kv_grid)
 
     def weights(
         self,
@@ -71,7 +68,6 @@ class CirculantAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         refuse(self, grid=grid, kv_grid=kv_grid, padding=padding)
         return circulant_weights(q, k, grid=grid)

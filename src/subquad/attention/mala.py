@@ -5,14 +5,14 @@ Cost 2 n d² a head. Fan et al. 2025, arXiv 2507.00698.
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.grid import TokenGrid
-from subquad.ops import Shapes, mala_attention, mala_weights
+from subquad.grid import GridRows, TokenGrid
+from subquad.ops import mala_attention, mala_weights
+from subquad.ops.mala_formula import mala_answers, mala_sums
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
-
-GATED = Shapes("MALA's gate", y="b h n d", g="b h n d")
 
 
 class MalaAttention(nn.Module):
@@ -20,7 +20,7 @@ class MalaAttention(nn.Module):
 
     inputs = ("q", "k", "v", "g", "rotation", "padding")
     # its weights without some keys can't be made of those with them: they do not tell the mean that they subtract
-    traits = Traits(label="MALA", start_quietly=lambda new: silence(new.local), colour="#8a6d00")
+    traits = Traits(label="MALA", start_quietly=lambda new: silence(new.local), spreads=True, colour="#8a6d00")
 
     @checks_arguments
     def __init__(
@@ -49,13 +49,9 @@ class MalaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         y = mala_attention(q, k, v, padding, rotation)
-        if self.local is None:
-            GATED.check(y, g)
-            return y * g
-        return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,
@@ -68,6 +64,20 @@ class MalaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         return mala_weights(q, k, padding, rotation)[:, :, None]
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
+            return mala_sums(k, v, rotation=rotation)
+
+        def answers(
+            rows: GridRows, state: State, q: Tensor, g: Tensor, rotation: Rotation | None, v: Tensor | None = None
+        ) -> Tensor:
+            y = mala_answers(q, state, grid.num_tokens, rotation)
+            return finish_rows(self.local, y, v, g, rows=rows)
+
+        inputs = ("q", "g", "rotation")
+        return Streaming((Sweep(("k", "v", "rotation"), sums),), Sweep(inputs, answers, values_beside(self.local)))

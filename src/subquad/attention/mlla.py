@@ -5,12 +5,13 @@ Cost 2 n d² a head, as plain linear attention.
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import mlla_attention, mlla_weights
+from subquad.ops.mlla_formula import mlla_answers, mlla_sums
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
 
@@ -28,6 +29,7 @@ class MLLAAttention(nn.Module):
         # exact without a rotation; with one, the sums of rows take the place of normalisers that weights do not show
         key_removal=renormalised,
         start_quietly=lambda new: silence(new.local),
+        spreads=True,
         colour="#7a5cc7",
     )
 
@@ -50,9 +52,9 @@ class MLLAAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        _check(q, k, rotation, grid, kv_grid)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         y = mlla_attention(q, k, v, padding, rotation=rotation)
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,
@@ -64,12 +66,20 @@ class MLLAAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        _check(q, k, rotation, grid, kv_grid)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         return mlla_weights(q, k, padding, rotation=rotation)[:, :, None]
 
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
 
-def _check(q: Tensor, k: Tensor, rotation: Rotation | None, grid: TokenGrid, kv_grid: TokenGrid) -> None:
-    grid.check(q)
-    kv_grid.check(k)
-    if rotation is not None and grid != kv_grid:
-        raise SubquadError(f"a rotation is of one grid, not of {grid} for queries and {kv_grid} for keys")
+        def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
+            return mlla_sums(k, v, rotation)
+
+        def answers(
+            rows: GridRows, state: State, q: Tensor, rotation: Rotation | None, v: Tensor | None = None
+        ) -> Tensor:
+            y = mlla_answers(q, state, grid.num_tokens, rotation)
+            return finish_rows(self.local, y, v, rows=rows)
+
+        inputs = ("q", "rotation")
+        return Streaming((Sweep(("k", "v", "rotation"), sums),), Sweep(inputs, answers, values_beside(self.local)))

@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.grid import TokenGrid
-from subquad.ops import Shapes, pola_attention, pola_weights
+from subquad.grid import GridRows, TokenGrid
+from subquad.ops import pola_attention, pola_weights
+from subquad.ops.pola_formula import pola_answers, pola_sums
 from subquad.positions import PositionTable
 from subquad.ranges import NotNegative, Positive, checks_arguments
-
-GATED = Shapes("PolaFormer's gate", y="b h n d", g="b h n d")
 
 
 class PolaAttention(nn.Module):
@@ -28,6 +28,7 @@ class PolaAttention(nn.Module):
         start_quietly=lambda new: silence(new.positions, new.local),
         # through 1 + alpha·sigmoid: 1.07 to 4.5 with alpha = 4
         start_values={"power": (-4.0, -2.0, -1.0, 0.0, 2.0)},
+        spreads=True,
         colour="#b8568e",
     )
 
@@ -62,13 +63,9 @@ class PolaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         y = pola_attention(q, k, v, self.powers(), padding, self._temperature(), self.positions(kv_grid))
-        if self.local is None:
-            GATED.check(y, g)
-            return y * g
-        return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,
@@ -80,9 +77,21 @@ class PolaAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         return pola_weights(q, k, self.powers(), padding, self._temperature(), self.positions(kv_grid))
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+        powers, temperature = self.powers(), self._temperature()
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
+            return pola_sums(k + self.positions(rows), v, powers, temperature)
+
+        def answers(rows: GridRows, state: State, q: Tensor, g: Tensor, v: Tensor | None = None) -> Tensor:
+            y = pola_answers(q, powers, temperature, state, grid.num_tokens)
+            return finish_rows(self.local, y, v, g, rows=rows)
+
+        return Streaming((Sweep(("k", "v"), sums),), Sweep(("q", "g"), answers, values_beside(self.local)))
 
     def _temperature(self) -> Tensor:
         return F.softplus(self.temperature)

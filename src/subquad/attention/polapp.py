@@ -6,15 +6,16 @@ Cost 4 n d² a head. Meng et al., the successor of arXiv 2501.15061.
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.grid import TokenGrid
-from subquad.ops import Shapes, polapp_attention, polapp_weights
+from subquad.grid import GridRows, TokenGrid
+from subquad.ops import polapp_attention, polapp_weights
+from subquad.ops.polapp_formula import polapp_answers, polapp_sums
+from subquad.ops.weighted_sums import merge_weighted
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
-
-GATED = Shapes("PolaFormer++'s gate", y="b h n d", g="b h n d")
 
 
 class PolappAttention(nn.Module):
@@ -29,6 +30,7 @@ class PolappAttention(nn.Module):
         # through a sigmoid: 0.02 to 0.98
         start_values={"same_spikiness": (-4.0, -1.0, 0.0, 1.0, 4.0), "opposite_spikiness": (-4.0, -1.0, 0.0, 1.0, 4.0)},
         feature_width=2,
+        spreads=True,
         colour="#e08fc0",
     )
 
@@ -62,13 +64,9 @@ class PolappAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         y = polapp_attention(q, k, v, *self.spikiness(), padding, rotation)
-        if self.local is None:
-            GATED.check(y, g)
-            return y * g
-        return self.local(y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,
@@ -81,10 +79,25 @@ class PolappAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         return polapp_weights(q, k, *self.spikiness(), padding, rotation)
 
     def spikiness(self) -> tuple[Tensor, Tensor]:
         """What exponents of queries are multiplied by in each stream, 0 to 1, (h, 1, 2d) each."""
         return torch.sigmoid(self.same_spikiness), torch.sigmoid(self.opposite_spikiness)
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+        spikiness = self.spikiness()
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
+            return polapp_sums(k, v, rotation=rotation)
+
+        def answers(
+            rows: GridRows, state: State, q: Tensor, g: Tensor, rotation: Rotation | None, v: Tensor | None = None
+        ) -> Tensor:
+            y = polapp_answers(q, *spikiness, state, grid.num_tokens, rotation)
+            return finish_rows(self.local, y, v, g, rows=rows)
+
+        state = Sweep(("k", "v", "rotation"), sums, merge=merge_weighted)
+        return Streaming((state,), Sweep(("q", "g", "rotation"), answers, values_beside(self.local)))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, head_dim, silence
+from subquad.attention.bricks import LocalConv, finish, head_dim, silence
 from subquad.attention.key_removal import cut
 from subquad.attention.refusing import refuse
 from subquad.attention.traits import Traits
@@ -38,6 +38,8 @@ class SoftAttention(nn.Module):
         start_quietly=lambda new: start_soft(new),
         refuses={"kv_grid": "its keys are its queries; keep them on one grid"},
         in_hosts={"softnet": {"ratio": (8, 4, 2, 1), "kernel_size": (9, 5, 3, 3)}},
+        spreads=True,
+        no_streaming="its landmarks grow in number with the image, and are no state of a fixed size",
         colour="#c28a00",
     )
 
@@ -89,7 +91,7 @@ class SoftAttention(nn.Module):
             gradient=self.gradient,
             scale=soft_scale(q),
         )
-        return y if self.local is None else self.local(y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(self, q: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         grid.check(q)

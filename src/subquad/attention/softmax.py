@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import head_dim
+from subquad.attention.bricks import check_tokens, head_dim
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
@@ -24,6 +24,7 @@ class SoftmaxAttention(nn.Module):
         quadratic=True,
         key_removal=renormalised,
         in_hosts={"swin": {"relative_bias": True}},
+        no_streaming="every query looks at every key, and no state of a fixed size stands for the keys",
         colour="#3a3f4a",
     )
 
@@ -48,8 +49,7 @@ class SoftmaxAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         return softmax_attention(q, k, v, forbidden(padding, mask), self._bias(grid))
 
     def weights(
@@ -62,8 +62,7 @@ class SoftmaxAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
+        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         return softmax_weights(q, k, forbidden(padding, mask), self._bias(grid))[:, :, None]
 
     def _bias(self, grid: TokenGrid) -> Tensor | None:

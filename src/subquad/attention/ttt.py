@@ -7,11 +7,13 @@ more, a depthwise convolution of the map.
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.bricks import head_dim
+from subquad.attention.bricks import check_tokens, head_dim
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import ttt_filter, ttt_unit
+from subquad.ops.ttt_formula import filter_answers, filter_sums, unit_answers, unit_sums
 from subquad.positions import start_normal
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
@@ -28,6 +30,7 @@ class TTTAttention(nn.Module):
         label="test-time training (ViT³)",
         extra_heads=EXTRA_HEADS,
         no_weights="its answer is not linear in the values, which train an inner model",
+        spreads=True,
         colour="#8c6d46",
     )
 
@@ -52,15 +55,32 @@ class TTTAttention(nn.Module):
         grid: TokenGrid,
         kv_grid: TokenGrid,
     ) -> Tensor:
-        grid.check(q)
-        kv_grid.check(k)
-        if rotation is not None and grid != kv_grid:
-            raise SubquadError(f"a rotation is of one grid, not of {grid} for queries and {kv_grid} for keys")
+        check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         sizes = [len(self.w1), EXTRA_HEADS]
         (q, filter_q), (k, filter_k), (v, filter_v) = (tokens.split(sizes, dim=1) for tokens in (q, k, v))
         y = ttt_unit(q, k, v, self.w1, self.w2, padding, rotation=rotation)
         filtered = ttt_filter(filter_q, filter_k, filter_v, self.w3, padding, grid=grid, kv_grid=kv_grid)
         return torch.cat([y, filtered], dim=1)
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+        sizes = [len(self.w1), EXTRA_HEADS]
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
+            (k, filter_k), (v, filter_v) = (tokens.split(sizes, dim=1) for tokens in (k, v))
+            k, seen = rows.of(rows.widened(1), k), rows.widened(1)
+            of_unit = unit_sums(k, v, self.w1, self.w2, rotation=rotation)
+            return *of_unit, filter_sums(filter_k, filter_v, grid=rows, seen=seen)
+
+        def answers(rows: GridRows, state: State, q: Tensor, rotation: Rotation | None) -> Tensor:
+            q, filter_q = q.split(sizes, dim=1)
+            q, seen = rows.of(rows.widened(1), q), rows.widened(1)
+            y = unit_answers(q, self.w1, self.w2, state[:2], grid.num_tokens, rotation)
+            filtered = filter_answers(filter_q, self.w3, state[2], grid.num_places, grid=rows, seen=seen)
+            return torch.cat([y, filtered], dim=1)
+
+        state = Sweep(("v", "rotation"), sums, beside={"k": 1})
+        return Streaming((state,), Sweep(("rotation",), answers, beside={"q": 1}))
 
     def weights(
         self,

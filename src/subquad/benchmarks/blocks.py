@@ -124,17 +124,13 @@ def measure_blocks(
         for name in running:
             made, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops, compile)
             passes |= {(name, part): run for part, run in made.items() if part in asked}
-        slow: dict[str, float] = {}
-        passes = warmed_up(
-            passes,
-            device,
-            is_too_slow=lambda seconds: seconds * (repeats + 2) > deadline - time.perf_counter(),
-            log=lambda key, seconds, slow=slow: slow.update({key[0]: seconds}),  # type: ignore[misc]
+        passes, slow = warmed_up(
+            passes, device, is_too_slow=lambda seconds: seconds * (repeats + 2) > deadline - time.perf_counter()
         )
-        for name in [name for name in running if name in slow]:
+        for name, seconds in {name: seconds for (name, _), seconds in slow.items()}.items():
             running.remove(name)
             if name in mechanisms:
-                log(f"{name} is left out from {length} tokens on: {slow[name]:.1f} s a pass")
+                log(f"{name} is left out from {length} tokens on: {seconds:.1f} s a pass")
         passes = {key: run for key, run in passes.items() if key[0] in running}
         if not any(name in running for name in mechanisms):
             continue

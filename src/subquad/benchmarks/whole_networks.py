@@ -77,14 +77,9 @@ def measure_networks(
     for px in sorted(sizes):
         x = torch.randn(batch_size, 3, px, px, device=device, dtype=kind)
         passes = {name: _pass(_network(name, px, head).to(device=device, dtype=kind), x, backward) for name in running}
-        passes = warmed_up(
-            passes,
-            device,
-            is_too_slow=lambda seconds: seconds > max_seconds,
-            log=lambda name, seconds, px=px: log(  # type: ignore[misc]
-                f"{name} is left out from {px} px on: {seconds:.0f} s a pass"
-            ),
-        )
+        passes, slow = warmed_up(passes, device, is_too_slow=lambda seconds: seconds > max_seconds)
+        for name, seconds in slow.items():
+            log(f"{name} is left out from {px} px on: {seconds:.0f} s a pass")
         running = list(passes)
         log(f"{px} px: {len(passes)} networks, {repeats} times each")
         times = interleaved_ms(passes, repeats, device)

@@ -17,6 +17,7 @@ NAMES = {
     "folder": "any folder of images data_dir, or an archive of one",
     "pathfinder:<settings>": "drawn: are two discs joined by a path? size=32,contour_length=14,count=20000",
     "same_different:<settings>": "drawn: are two patterns equal? size=32,distance=12,cells=2,count=20000",
+    "needles:<settings>": "drawn: do two marks point the same way? size=64,distance=32, on photographs of data_dir",
     "torch/<name>": "a data set of torchvision",
     "hfds/<name>": "a data set of the Hugging Face hub",
 }
@@ -47,9 +48,7 @@ def _find(name: str, split: str, data_dir: Path | None) -> Source:
     kind, _, rest = name.partition("/")
     drawn, _, settings = name.partition(":")
     if drawn in DRAWN:
-        if data_dir:
-            raise SubquadError(f"{drawn} is drawn and not read from {data_dir}: leave out data_dir")
-        return read_drawn(drawn, split, settings)
+        return read_drawn(drawn, split, settings, data_dir)
     if name == "digits":
         if data_dir:
             raise SubquadError(f"digits come with scikit-learn and are not read from {data_dir}: ask for data 'folder'")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from subquad import spread
 from subquad.errors import SubquadError
 from subquad.kernels.backends import KERNELS, asked, missing, most_channels
 from subquad.kernels.declaring import Operator, Settings, Tensors
@@ -41,6 +42,8 @@ def compute(
     """
     if any(tensor is not None for tensor in beyond):
         cannot = "it knows no padding"
+    if operator.needs_all_tokens and spread.is_spread():
+        cannot = "other processes hold tokens of the same images, and it knows none but those here"
     chosen = choose(operator, tensors, settings, backend=backend, cannot=cannot, optional=optional)
     if chosen is None:
         return formula(*tensors, *settings, *beyond)

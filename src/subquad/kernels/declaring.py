@@ -43,6 +43,7 @@ class Operator:
         sums_in_fp32: whether it may be computed in fp32 where its tensors are of half precision.
         gives_fp32: whether its result is fp32 whatever its tensors are.
         changes_first: whether it changes its first tensor and gives nothing.
+        needs_all_tokens: whether what it gives for a token depends on others, which other processes may hold.
         implementations: who computes it, by the names of backends.
         packet: PyTorch's.
     """
@@ -58,10 +59,12 @@ class Operator:
         sums_in_fp32: bool = False,
         gives_fp32: bool = False,
         changes_first: bool = False,
+        needs_all_tokens: bool = True,
     ) -> None:
         self.name, self.title, self.shapes = name, title, shapes
         self.gradient, self._backward = gradient, backward
         self.sums_in_fp32, self.gives_fp32, self.changes_first = sums_in_fp32, gives_fp32, changes_first
+        self.needs_all_tokens = needs_all_tokens
         self.implementations: dict[str, Implementation] = {}
         self.packet = getattr(torch.ops.subquad, name)
         self._call = self.packet.default

@@ -29,10 +29,10 @@ class _WithGradient(torch.autograd.Function):
             return None, None, None, *ctx.gradient(grad, *tensors)
         wanted = [k for k, tensor in enumerate(tensors) if tensor is not None and tensor.requires_grad]
         with torch.enable_grad():
-            result = ctx.eager(*tensors)
-        gradients = torch.autograd.grad(
-            result, [tensors[k] for k in wanted], grad, create_graph=True, allow_unused=True
-        )
+            # of one tensor another may have been made, as agents are of queries: that is no part of this gradient
+            own: list[Any] = [tensor if tensor is None else tensor.view_as(tensor) for tensor in tensors]
+            result = ctx.eager(*own)
+        gradients = torch.autograd.grad(result, [own[k] for k in wanted], grad, create_graph=True, allow_unused=True)
         places = dict(zip(wanted, gradients, strict=True))
         return None, None, None, *(places.get(k) for k in range(len(tensors)))
 

@@ -24,4 +24,5 @@ mlp = operator(
     MLP,
     _mlp,
     shape=lambda x, *rest: x.new_empty(x.shape),
+    needs_all_tokens=False,
 )

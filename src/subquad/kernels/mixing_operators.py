@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.declaring import Settings, Tensors, empty_tokens, operator
+from subquad.kernels.declaring import Operator, Settings, Tensors, empty_tokens, operator
 
 QKV = {"q": "b h n d", "k": "b h m d", "v": "b h m d"}
 GRAD = {"grad": "b h n d"}
@@ -43,6 +43,31 @@ linear_attention = operator(
     sums_in_fp32=True,
 )
 
+FOCUSED = {"x": "b h n d", "temperature": "h 1 d"}
+
+focus_gradient = operator(
+    "the gradient of focused features",
+    "focus_gradient(Tensor grad, Tensor x, Tensor temperature, float power)",
+    GRAD | FOCUSED,
+    shape=lambda grad, x, temperature, power: (
+        empty_tokens(x),
+        temperature.new_empty(temperature.shape, dtype=torch.float32),
+    ),
+    result="(Tensor, Tensor)",
+)
+
+# features whose norm, over all heads, stays; for linear attention with the feature map "none"
+focus = operator(
+    "focused features",
+    "focus(Tensor x, Tensor temperature, float power)",
+    FOCUSED,
+    shape=lambda x, temperature, power: empty_tokens(x).float(),
+    gradient=focus_gradient,
+    sums_in_fp32=True,
+    gives_fp32=True,
+    needs_all_tokens=False,
+)
+
 inline_attention_gradient = operator(
     "the gradient of InLine attention",
     "inline_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v)",
@@ -58,6 +83,66 @@ inline_attention = operator(
     QKV,
     _product,
     gradient=inline_attention_gradient,
+    sums_in_fp32=True,
+)
+
+TURNED = QKV | {"cos": "n d|h n d", "sin": "n d|h n d"}
+"""Features may be turned by tables of a rotation, `interleaved` or not; see subquad.rope."""
+
+
+def _turned(name: str, title: str, products: int = 1, sums: int = 0) -> Operator:
+    """Attention `name` of as many products with (d, d) states as linear attention has, and of sums over d channels."""
+
+    def flops(q: Any, k: Any, *rest: Any) -> int:
+        b, h, n, d = q
+        return products * _product(q, k) + 2 * b * h * sums * n * d
+
+    settings = "Tensor? cos, Tensor? sin, bool interleaved, float eps"
+    gradient = operator(
+        f"the gradient of {title}",
+        f"{name}_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, {settings})",
+        GRAD | TURNED,
+        lambda grad, *shapes: 3 * flops(*shapes),
+        shape=_like_qkv,
+        result="(Tensor, Tensor, Tensor)",
+    )
+
+    def backward(backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
+        return *gradient(grad, *tensors, *settings, backend), None, None
+
+    return operator(
+        title,
+        f"{name}(Tensor q, Tensor k, Tensor v, {settings})",
+        TURNED,
+        flops,
+        gradient=gradient,
+        backward=backward,
+        sums_in_fp32=True,
+    )
+
+
+mlla_attention = _turned("mlla_attention", "MLLA's linear attention", sums=1)
+mala_attention = _turned("mala_attention", "MALA", sums=1)
+rala_attention = _turned("rala_attention", "RALA", sums=3)
+nala_attention = _turned("nala_attention", "NaLa", products=2, sums=2)
+
+polapp_attention = operator(
+    "PolaFormer++'s attention",
+    "polapp_attention(Tensor q, Tensor k, Tensor v, Tensor same, Tensor opposite, Tensor? cos, Tensor? sin, "
+    "bool interleaved, float eps)",
+    QKV | {"same": "h 1 2*d", "opposite": "h 1 2*d", "cos": "n 2*d|h n 2*d", "sin": "n 2*d|h n 2*d"},
+    lambda q, k, *rest: 2 * _product(q, k) + 8 * q[0] * q[1] * q[2] * q[3],
+    sums_in_fp32=True,
+)
+
+UNIT = {"w1": "h d d", "w2": "h d d"}
+
+ttt_unit = operator(
+    "a gated unit trained on keys",
+    "ttt_unit(Tensor q, Tensor k, Tensor v, Tensor w1, Tensor w2, Tensor? cos, Tensor? sin, bool interleaved, "
+    "float loss_scale)",
+    QKV | UNIT | {"cos": "n d|h n d", "sin": "n d|h n d"},
+    lambda q, k, *rest: _product(q, k) + _product(k, q) + 4 * q[0] * q[1] * k[2] * q[3] ** 2,
     sums_in_fp32=True,
 )
 
@@ -226,4 +311,5 @@ newton_inverse = operator(
     lambda gram, alpha, steps: 4 * steps * torch.Size(gram).numel() * gram[-1],
     shape=lambda gram, alpha, steps: gram.new_empty(gram.shape),
     gradient=newton_inverse_gradient,
+    needs_all_tokens=False,
 )

@@ -11,6 +11,7 @@ from timm.models import register_notrace_function
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from subquad import spread
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.layers import init_linear
@@ -81,6 +82,10 @@ class Backbone(nn.Module):
     is_plain = False
     """Whether all blocks stand on one grid: levels are blocks then, and the network is no pyramid."""
 
+    spreads = False
+    """Whether several processes may hold an image, a band of rows each: all that looks beyond a token is a mechanism
+    or a plain convolution, and blocks stand in `stages`."""
+
     everything: int | None = None
     """The reach of a block that sees the whole grid."""
 
@@ -139,9 +144,9 @@ class Backbone(nn.Module):
         if self.global_pool == "":
             return x
         if self.global_pool == "token":
-            return x[:, 0]
-        places = x.flatten(1, -2)[:, self.prefix :]
-        return places.mean(dim=1) if self.global_pool == "avg" else places.amax(dim=1)
+            return spread.first_token(x)
+        places = x.flatten(1, -2)[:, spread.prefix_here(self.prefix) :]
+        return spread.mean_token(places) if self.global_pool == "avg" else spread.largest_token(places)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))

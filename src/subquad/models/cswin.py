@@ -15,17 +15,8 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of, least_for
-from subquad.models.layers import (
-    Block,
-    ConvEmbed,
-    Mechanism,
-    Stage,
-    all_heads_of,
-    by_stage,
-    drop_path_rates,
-    move_tables,
-    projected_by,
-)
+from subquad.models.layers import Block, Mechanism, all_heads_of, move_tables, projected_by
+from subquad.models.stages import ConvEmbed, Stage, by_stage, drop_path_rates
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.tracing import first, smaller, surely, up_to_multiple
 

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, by_stage, drop_path_rates
+from subquad.models.layers import Block, Mechanism, SelfAttention, on_map
 from subquad.models.mlla_network import ConvNorm, Downsample, stem_strides
+from subquad.models.stages import BlockPlace, rotary_stages
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
-from subquad.rope import Rotation, rope_of
+from subquad.rope import Rotation
 
 
 class HViT3(Backbone):
@@ -31,6 +32,7 @@ class HViT3(Backbone):
     """
 
     layout = "hvit3"
+    spreads = True
     first_conv = "stages.0.embed.0.conv"
 
     @checks_arguments
@@ -52,30 +54,25 @@ class HViT3(Backbone):
         drop_rate: DropRate = 0,
         drop_path_rate: DropRate = 0,
     ) -> None:
-        mechanisms, rates = by_stage(attention, depths), drop_path_rates(drop_path_rate, depths)
-        stages = []
-        for s, (dim, grid) in enumerate(zip(embed_dims, grids_of(img_size, patch_size, len(depths)), strict=True)):
-            blocks = [
-                ConvMlpBlock(
-                    dim,
-                    SelfAttention(dim, num_heads[s], mechanism, grid=grid, qkv_bias=qkv_bias),
-                    mlp_ratio=mlp_ratio,
-                    drop=drop_rate,
-                    drop_path=rate,
-                )
-                for mechanism, rate in zip(mechanisms[s], rates[s], strict=True)
-            ]
-            embed = conv_stem(in_chans, dim, patch_size) if s == 0 else Downsample(embed_dims[s - 1], dim)
-            stages.append(
-                Stage(
-                    embed,
-                    blocks,
-                    dim,
-                    grid=grid,
-                    rope=rope_of(rope, dim // num_heads[s], num_heads[s]),
-                    drop_rate=drop_rate if s == 0 else 0,
-                )
-            )
+        def block(mechanism: Mechanism, at: BlockPlace) -> nn.Module:
+            attn = SelfAttention(at.dim, at.num_heads, mechanism, grid=at.grid, qkv_bias=qkv_bias)
+            return ConvMlpBlock(at.dim, attn, mlp_ratio=mlp_ratio, drop=drop_rate, drop_path=at.drop_path)
+
+        def embed(s: int) -> nn.Module:
+            return Downsample(*embed_dims[s - 1 : s + 1]) if s else conv_stem(in_chans, embed_dims[0], patch_size)
+
+        stages = rotary_stages(
+            attention,
+            depths=depths,
+            dims=embed_dims,
+            num_heads=num_heads,
+            grids=grids_of(img_size, patch_size, len(depths)),
+            block=block,
+            embed=embed,
+            rope=rope,
+            drop_rates=[drop_rate, *[0] * (len(depths) - 1)],
+            drop_path_rate=drop_path_rate,
+        )
         super().__init__(
             stages,
             embed_dims,
@@ -115,7 +112,7 @@ class ConvMlp(Mlp):
     def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
         """(b, n, c) to (b, n, c), on a grid without prefix tokens."""
         hidden = self.act(self.fc1(x))
-        hidden = self.act(hidden + self.dwconv(grid.to_image(hidden)).flatten(2).mT)
+        hidden = self.act(hidden + on_map(self.dwconv, hidden, grid))
         return self.drop2(self.fc2(self.drop1(hidden)))
 
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import Block, ConvEmbed, Mechanism, Stage, by_stage, drop_path_rates
+from subquad.models.layers import Block, Mechanism
 from subquad.models.less_attention import AttentionResidual, LessAttention, ScoreAttention, ScoreBlock, ScoreStage
 from subquad.models.pvt import SpatialReductionAttention
+from subquad.models.stages import ConvEmbed, Stage, by_stage, drop_path_rates
 from subquad.models.vit import PatchEmbed, Plain
 from subquad.ranges import Count, DropRate, NotNegative, Positive, Ratio, checks_arguments
 

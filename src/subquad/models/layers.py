@@ -1,9 +1,9 @@
-"""Bricks that several hosts are built from: projections around a mechanism, blocks, embeddings, stages.
+"""Bricks that several hosts are built from: projections around a mechanism, and blocks.
 
 Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, p projections, y x rows and columns.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,15 +11,13 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from timm.layers import DropPath, GluMlp, Mlp
-from timm.models import checkpoint, register_notrace_module
 from torch import Tensor, nn
 
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
-from subquad.positions import GridTable, PositionTable, start_normal
-from subquad.rope import AxialRope, Rotation
-from subquad.tracing import surely, up_to_multiple
+from subquad.positions import GridTable, start_normal
+from subquad.rope import Rotation
 from subquad.weights.fitting import rename_earlier
 
 Mechanism = Callable[..., Any]
@@ -106,12 +104,18 @@ class SelfAttention(nn.Module):
             # not unflatten, which is a dozen calls of Python: narrow layers wait for those
             fused = self.qkv(x).view(*x.shape[:2], len(self.projected), self.all_heads, -1)
             return dict(zip(self.projected, fused.permute(2, 0, 3, 1, 4).unbind(0), strict=True))
+        of_keys = tuple(name for name in self.projected if name in OF_KEYS)
+        others = tuple(name for name in self.projected if name not in OF_KEYS)
+        return self.some_heads(x, others) | self.some_heads(keys, of_keys)
+
+    def some_heads(self, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """Some of what is projected, by name, each (b, h, n, d)."""
         parts, bias = {}, whole_bias(self.qkv)
         width = self.qkv.out_features // len(self.projected)
-        for i, name in enumerate(self.projected):
-            rows = slice(i * width, (i + 1) * width)
-            source = keys if name in OF_KEYS else x
-            tokens = F.linear(source, self.qkv.weight[rows], None if bias is None else bias[rows])
+        for name in names:
+            first = self.projected.index(name) * width
+            rows = slice(first, first + width)
+            tokens = F.linear(x, self.qkv.weight[rows], None if bias is None else bias[rows])
             parts[name] = rearrange(tokens, "b n (h d) -> b h n d", h=self.all_heads)
         return parts
 
@@ -121,7 +125,7 @@ class SelfAttention(nn.Module):
         if rotation is None and self._modules["q_norm"] is None and self._modules["k_norm"] is None:
             return supply
         for name in QUERIES_AND_KEYS:
-            if (norm := getattr(self, f"{name}_norm")) is not None:
+            if name in supply and (norm := getattr(self, f"{name}_norm")) is not None:
                 supply = supply | {name: norm(supply[name])}
             if rotation is not None and name in supply:
                 supply = supply | {name: rotation.turn(supply[name])}
@@ -183,6 +187,11 @@ def all_heads_of(mechanism: nn.Module, dim: int, num_heads: int) -> tuple[int, i
     return count, count * (dim // num_heads)
 
 
+def on_map(convolve: Callable[[Tensor], Tensor], x: Tensor, grid: TokenGrid) -> Tensor:
+    """What a convolution that keeps the map's size makes of tokens (b, n, c), without those of the prefix."""
+    return convolve(grid.to_image(x)).flatten(2).mT
+
+
 class ConvPosition(nn.Module):
     """A conditional position: x + a depthwise 3×3 of x on its map. CPVT, Chu et al. 2021, arXiv 2102.10882, sec. 3.4.
 
@@ -195,7 +204,7 @@ class ConvPosition(nn.Module):
 
     def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
         """(b, n, c) to (b, n, c)."""
-        position = self.conv(grid.to_image(x)).flatten(2).mT
+        position = on_map(self.conv, x, grid)
         return x + (F.pad(position, (0, 0, grid.prefix, 0)) if grid.prefix else position)
 
 
@@ -286,142 +295,6 @@ def make_mlp(
     return GluMlp(dim, 2 * hidden, act_layer=nn.SiLU, norm_layer=norm, gate_last=False, drop=drop)
 
 
-class ConvEmbed(nn.Module):
-    """A strided convolution and a LayerNorm: a map (b, c_in, y, x) to (b, c, y / stride, x / stride), rounded up.
-
-    The map is filled up to whole strides with zeros on the right and at the bottom; with `drop_remainder` the rows and
-    columns that fill no stride are left out instead, and sizes are rounded down.
-    """
-
-    def __init__(
-        self,
-        in_chans: int,
-        dim: int,
-        kernel_size: int,
-        stride: int,
-        *,
-        padding: int = 0,
-        eps: float = 1e-5,
-        drop_remainder: bool = False,
-    ) -> None:
-        super().__init__()
-        self.stride, self.drop_remainder = stride, drop_remainder
-        self.proj = nn.Conv2d(in_chans, dim, kernel_size, stride=stride, padding=padding)
-        self.norm = nn.LayerNorm(dim, eps=eps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.drop_remainder and min(x.shape[-2:]) < self.stride:
-            raise SubquadError(
-                f"a map of {x.shape[-2]}×{x.shape[-1]} holds no patch of {self.stride}×{self.stride}, and this network "
-                "drops what fills none: take a larger image"
-            )
-        x = self.proj(x if self.drop_remainder else fill_up(x, self.stride))
-        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-def fill_up(image: Tensor, multiple: int) -> Tensor:
-    """A map (b, c, y, x) with zeros on the right and at the bottom, up to multiples of `multiple`."""
-    bottom, right = (up_to_multiple(size, multiple) - size for size in image.shape[-2:])
-    return image if surely(bottom == 0) and surely(right == 0) else F.pad(image, (0, right, 0, bottom))
-
-
-@register_notrace_module
-class Stage(nn.Module):
-    """The tokens of one resolution: an embedding, prefix tokens, positions, blocks.
-
-    Args:
-        embed: a map (b, c_in, y_in, x_in) to a map (b, c, y, x).
-        blocks: (b, n, c) to (b, n, c), called with `grid`.
-        dim: channels c.
-        grid: of this stage at the size the network is made for; its prefix are learned tokens, a class token first.
-        positions: how a learned table, added to all tokens, is resampled ("bilinear", "bicubic"); None for no table.
-        prefix_positions: whether prefix tokens have rows in that table.
-        rope: rotary positions, handed to the blocks as `rotation`; None for none.
-        drop_rate: dropout in front of the blocks.
-        norm: of the tokens behind the blocks; None for none.
-    """
-
-    def __init__(
-        self,
-        embed: nn.Module,
-        blocks: Sequence[nn.Module],
-        dim: int,
-        *,
-        grid: TokenGrid,
-        positions: str | None = None,
-        prefix_positions: bool = True,
-        rope: AxialRope | None = None,
-        drop_rate: float = 0,
-        norm: nn.Module | None = None,
-    ) -> None:
-        super().__init__()
-        self.grid = grid
-        self.grad_checkpointing = False
-        self.embed = embed
-        self.prefix_tokens = nn.Parameter(torch.zeros(1, grid.prefix, dim)) if grid.prefix else None
-        if self.prefix_tokens is not None:
-            start_normal(self.prefix_tokens)
-        table_grid = grid if prefix_positions else TokenGrid(*grid.shape)
-        self.pos_embed = PositionTable(1, dim, table_grid, std=0.02, mode=positions) if positions else None
-        self.rope = rope
-        self.drop = nn.Dropout(drop_rate)
-        self.blocks = nn.ModuleList(blocks)
-        self.norm = nn.Identity() if norm is None else norm
-
-    def forward(self, x: Tensor) -> tuple[Tensor, TokenGrid]:
-        """A map (b, c_in, y_in, x_in) to tokens (b, n, c), prefix tokens first, and the grid they stand on."""
-        for last in self.steps(x):
-            tokens, grid = last
-        return self.norm(tokens), grid
-
-    def steps(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
-        """What `forward` gives, but without the stage's norm, after each block."""
-        tokens, grid = self.tokens_of(x)
-        rotations = self.rotations(tokens, grid)
-        for block in self.blocks:
-            turned = {} if self.rope is None else {"rotation": rotations[feature_width_of(block)]}
-            if self.grad_checkpointing and self.training:
-                tokens = checkpoint(block, tokens, grid=grid, **turned)
-            else:
-                tokens = block(tokens, grid=grid, **turned)
-            yield tokens, grid
-
-    def rotations(self, tokens: Tensor, grid: TokenGrid) -> dict[int, Rotation]:
-        """How tokens turn, once for all blocks: for each width of features that one of them has."""
-        if self.rope is None:
-            return {}
-        widths = {feature_width_of(block) for block in self.blocks}
-        return {width: self.rope(grid, tokens.device, tokens.dtype, feature_width=width) for width in widths}
-
-    def tokens_of(self, x: Tensor) -> tuple[Tensor, TokenGrid]:
-        """What goes into the blocks."""
-        image = self.embed(x)
-        grid = TokenGrid(image.shape[2], image.shape[3], self.grid.prefix)
-        tokens = rearrange(image, "b c y x -> b (y x) c")
-        of_prefix = self.pos_embed is not None and self.pos_embed.grid.prefix > 0
-        if self.pos_embed is not None and not of_prefix:
-            tokens = tokens + self.pos_embed(TokenGrid(*grid.shape))
-        if self.prefix_tokens is not None:
-            tokens = torch.cat([self.prefix_tokens.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-        if self.pos_embed is not None and of_prefix:
-            tokens = tokens + self.pos_embed(grid)
-        return self.drop(tokens), grid
-
-    def regrid(self, grid: TokenGrid) -> None:
-        """Make position parameters for another grid."""
-        old, self.grid = self.grid, TokenGrid(*grid.shape, self.grid.prefix)
-        if self.pos_embed is not None:
-            self.pos_embed.regrid(TokenGrid(*grid.shape, self.pos_embed.grid.prefix))
-        for block in self.blocks:
-            block.attn.regrid(old, self.grid)  # type: ignore[union-attr,operator]
-
-
-def feature_width_of(block: Any) -> int:
-    """How many features of each channel the mechanism of a block turns by itself; 1 where the host turns q and k."""
-    inner = getattr(block.attn, "inner", None)
-    return traits_of(inner).feature_width if "rotation" in getattr(inner, "inputs", ()) else 1
-
-
 def move_tables(module: nn.Module, moves: dict[TokenGrid, TokenGrid]) -> None:
     """Tables in `module` that stand on a grid of `moves` now stand on the one it names."""
     for table in module.modules():
@@ -435,15 +308,3 @@ def init_linear(module: nn.Module) -> None:
         start_normal(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
-    """Stochastic depth of every block, by stage: it rises linearly over all blocks from 0 to `rate`."""
-    rates = torch.linspace(0, rate, sum(depths), device="cpu")
-    return [part.tolist() for part in rates.split(list(depths))]
-
-
-def by_stage(values: Sequence[Any], depths: Sequence[int]) -> list[list[Any]]:
-    """A list with an entry for each block, cut into stages."""
-    starts = [sum(depths[:s]) for s in range(len(depths))]
-    return [list(values[start : start + depth]) for start, depth in zip(starts, depths, strict=True)]

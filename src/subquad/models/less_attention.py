@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
-from subquad.models.layers import Block, Stage
+from subquad.models.layers import Block
+from subquad.models.stages import Stage
 from subquad.positions import GridTable, adaptive_means, same_prefix, square_grid
 
 TRANSFORMS = ("dense", "kron", "share")

@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, by_stage, drop_path_rates
+from subquad.models.layers import Block, Mechanism, SelfAttention, on_map
+from subquad.models.stages import BlockPlace, rotary_stages
 from subquad.positions import start_normal
 from subquad.ranges import AboveZero, Count, DropRate, Positive, Ratio, checks_arguments
-from subquad.rope import Rotation, rope_of
+from subquad.rope import Rotation
 
 STEM_STRIDES = {4: (2, 1, 1, 2), 2: (2, 1, 1, 1), 1: (1, 1, 1, 1)}
 """Of the stem's four convolutions, by the size of a patch: 4 as published, less for small images."""
@@ -50,6 +51,7 @@ class MAViT(Backbone):
     """
 
     layout = "mavit"
+    spreads = True
     first_conv = "stages.0.embed.0"
 
     @checks_arguments
@@ -82,25 +84,33 @@ class MAViT(Backbone):
         for what, value, known in (("gate", gate, GATES), ("start", start, STARTS)):
             if value not in known:
                 raise unknown_name(what, value, known)
-        grids = grids_of(img_size, patch_size, len(depths))
-        mechanisms, rates = by_stage(attention, depths), drop_path_rates(drop_path_rate, depths)
-        stages = []
-        for s, (dim, grid) in enumerate(zip(embed_dims, grids, strict=True)):
-            blocks = [
-                MapBlock(
-                    dim,
-                    GatedAttention(dim, num_heads[s], mechanism, grid=grid, gate=gate),
-                    mlp_ratio=mlp_ratio,
-                    conv_positions=conv_positions,
-                    init_values=init_values[s],
-                    drop=drop_rate,
-                    drop_path=rate,
-                )
-                for mechanism, rate in zip(mechanisms[s], rates[s], strict=True)
-            ]
-            embed = halving(embed_dims[s - 1], dim) if s else stem(in_chans, dim, STEM_STRIDES[patch_size])
-            turns = rope_of(rope, dim // num_heads[s], num_heads[s])
-            stages.append(Stage(embed, blocks, dim, grid=grid, rope=turns, drop_rate=drop_rate))
+
+        def block(mechanism: Mechanism, at: BlockPlace) -> nn.Module:
+            return MapBlock(
+                at.dim,
+                GatedAttention(at.dim, at.num_heads, mechanism, grid=at.grid, gate=gate),
+                mlp_ratio=mlp_ratio,
+                conv_positions=conv_positions,
+                init_values=init_values[at.stage],
+                drop=drop_rate,
+                drop_path=at.drop_path,
+            )
+
+        def embed(s: int) -> nn.Module:
+            return halving(*embed_dims[s - 1 : s + 1]) if s else stem(in_chans, embed_dims[0], STEM_STRIDES[patch_size])
+
+        stages = rotary_stages(
+            attention,
+            depths=depths,
+            dims=embed_dims,
+            num_heads=num_heads,
+            grids=grids_of(img_size, patch_size, len(depths)),
+            block=block,
+            embed=embed,
+            rope=rope,
+            drop_rates=[drop_rate] * len(depths),
+            drop_path_rate=drop_path_rate,
+        )
         super().__init__(
             stages,
             embed_dims,
@@ -192,7 +202,7 @@ class DepthwiseConv(nn.Conv2d):
         super().__init__(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:  # type: ignore[override]
-        return super().forward(grid.to_image(x)).flatten(2).transpose(1, 2)
+        return on_map(super().forward, x, grid)
 
 
 class MapMlp(Mlp):

@@ -16,18 +16,10 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import (
-    Block,
-    ConvPosition,
-    Mechanism,
-    SelfAttention,
-    Stage,
-    by_stage,
-    drop_path_rates,
-    projected_by,
-)
+from subquad.models.layers import Block, ConvPosition, Mechanism, SelfAttention, on_map, projected_by
+from subquad.models.stages import BlockPlace, rotary_stages
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
-from subquad.rope import Rotation, rope_of
+from subquad.rope import Rotation
 
 STEM_STRIDES = {4: (2, 2), 2: (2, 1), 1: (1, 1)}
 """Of a stem's two convolutions that may halve the map, by the size of a patch: 4 as published."""
@@ -47,6 +39,7 @@ class MLLANet(Backbone):
     """
 
     layout = "mllanet"
+    spreads = True
     first_conv = "stages.0.embed.first.conv"
 
     @checks_arguments
@@ -69,30 +62,26 @@ class MLLANet(Backbone):
         drop_path_rate: DropRate = 0,
     ) -> None:
         dims = [embed_dim * 2**s for s in range(len(depths))]
-        mechanisms, rates = by_stage(attention, depths), drop_path_rates(drop_path_rate, depths)
-        stages = []
-        for s, (dim, grid) in enumerate(zip(dims, grids_of(img_size, patch_size, len(depths)), strict=True)):
-            blocks = [
-                MambaLikeBlock(
-                    dim,
-                    MambaLikeAttention(dim, num_heads[s], mechanism, grid=grid, qkv_bias=qkv_bias),
-                    mlp_ratio=mlp_ratio,
-                    drop=drop_rate,
-                    drop_path=rate,
-                )
-                for mechanism, rate in zip(mechanisms[s], rates[s], strict=True)
-            ]
-            embed = ResidualStem(in_chans, dim, patch_size) if s == 0 else Downsample(dims[s - 1], dim)
-            stages.append(
-                Stage(
-                    embed,
-                    blocks,
-                    dim,
-                    grid=grid,
-                    rope=rope_of(rope, dim // num_heads[s], num_heads[s]),
-                    drop_rate=drop_rate if s == 0 else 0,
-                )
-            )
+
+        def block(mechanism: Mechanism, at: BlockPlace) -> nn.Module:
+            attn = MambaLikeAttention(at.dim, at.num_heads, mechanism, grid=at.grid, qkv_bias=qkv_bias)
+            return MambaLikeBlock(at.dim, attn, mlp_ratio=mlp_ratio, drop=drop_rate, drop_path=at.drop_path)
+
+        def embed(s: int) -> nn.Module:
+            return Downsample(*dims[s - 1 : s + 1]) if s else ResidualStem(in_chans, embed_dim, patch_size)
+
+        stages = rotary_stages(
+            attention,
+            depths=depths,
+            dims=dims,
+            num_heads=num_heads,
+            grids=grids_of(img_size, patch_size, len(depths)),
+            block=block,
+            embed=embed,
+            rope=rope,
+            drop_rates=[drop_rate, *[0] * (len(depths) - 1)],
+            drop_path_rate=drop_path_rate,
+        )
         super().__init__(
             stages,
             dims,
@@ -154,8 +143,7 @@ class MambaLikeAttention(SelfAttention):
         grid.check(x)
         if padding is not None:
             raise SubquadError("tokens that are absent can't be told apart by a convolution in front of attention")
-        convolved = self.conv(grid.to_image(self.in_proj(x))).flatten(2).mT
-        tokens = F.silu(convolved)
+        tokens = F.silu(on_map(self.conv, self.in_proj(x), grid))
         supply: dict[str, Any] = {"x": tokens, "padding": None, "mask": mask, "rotation": rotation}
         return self.proj(self.mixed(supply | self.heads(tokens), grid, grid) * F.silu(self.gate(x)))
 

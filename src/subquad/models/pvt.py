@@ -13,16 +13,8 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import (
-    Block,
-    ConvEmbed,
-    Mechanism,
-    SelfAttention,
-    Stage,
-    by_stage,
-    drop_path_rates,
-    move_tables,
-)
+from subquad.models.layers import Block, Mechanism, SelfAttention, move_tables
+from subquad.models.stages import ConvEmbed, Stage, by_stage, drop_path_rates
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 
 
@@ -41,6 +33,7 @@ class PVT(Backbone):
     """
 
     layout = "pvt"
+    spreads = True
     everything = 1
 
     @checks_arguments
@@ -138,4 +131,4 @@ class SpatialReductionAttention(SelfAttention):
 
 def reduced(grid: TokenGrid, sr_ratio: int) -> TokenGrid:
     """The grid of keys."""
-    return TokenGrid(-(-grid.height // sr_ratio), -(-grid.width // sr_ratio))
+    return grid.reduced(sr_ratio)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import Block, ConvEmbed, Mechanism, Stage, by_stage, drop_path_rates
+from subquad.models.layers import Block, Mechanism, on_map
 from subquad.models.pvt import SpatialReductionAttention
+from subquad.models.stages import ConvEmbed, Stage, by_stage, drop_path_rates
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 
 
@@ -32,6 +33,7 @@ class PVTv2(Backbone):
     """
 
     layout = "pvt_v2"
+    spreads = True
     everything = 1
 
     @checks_arguments
@@ -115,7 +117,7 @@ class DepthwiseMlp(Mlp):
 
     def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
         """(b, n, c) to (b, n, c), on a grid without prefix tokens."""
-        hidden = self.dwconv(grid.to_image(self.fc1(x))).flatten(2).transpose(1, 2)
+        hidden = on_map(self.dwconv, self.fc1(x), grid)
         return self.drop2(self.fc2(self.drop1(self.act(hidden))))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.models.backbone import Backbone
-from subquad.models.layers import fill_up
+from subquad.models.stages import fill_up
 from subquad.ranges import Count, checks_arguments
 from subquad.tracing import first, surely, up_to_multiple
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import Block, Mechanism, SelfAttention, Stage, by_stage, drop_path_rates
+from subquad.models.layers import Block, Mechanism, SelfAttention
+from subquad.models.stages import Stage, by_stage, drop_path_rates
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 
 HEAD_DIM = 32
@@ -33,6 +34,7 @@ class SoftNet(Backbone):
     """
 
     layout = "softnet"
+    spreads = True
     first_conv = "stages.0.embed.0"
 
     @checks_arguments

@@ -13,17 +13,8 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of, least_for
-from subquad.models.layers import (
-    Block,
-    ConvEmbed,
-    Mechanism,
-    SelfAttention,
-    Stage,
-    by_stage,
-    drop_path_rates,
-    fill_up,
-    move_tables,
-)
+from subquad.models.layers import Block, Mechanism, SelfAttention, move_tables
+from subquad.models.stages import ConvEmbed, Stage, by_stage, drop_path_rates, fill_up
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.tracing import first, is_symbol, smaller, surely, up_to_multiple
 

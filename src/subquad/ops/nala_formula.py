@@ -8,16 +8,18 @@ where there is a rotation, both halves alike; the divisor is of those that are n
 cubed keys make it a percent of the divisor where their entries are about a tenth.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from subquad.kernels import Shapes
+from subquad import kernels
 from subquad.ops.image_by_image import by_image
-from subquad.ops.linear_formula import feature_weights, mix_features
-from subquad.ops.precision import in_fp32
-from subquad.rope import Rotation
+from subquad.ops.linear_formula import feature_answers, feature_sums, feature_weights, mix_features
+from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.rope import Rotation, rotation_of, tables_of
 
-SHAPES = Shapes("NaLa", q="b h n d", k="b h m d", v="b h m d", padding="b m")
+SHAPES = kernels.nala_attention.shapes.without("cos", "sin").extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 LONGEST_POWER, LEAST_SHARE = 3.0, 0.5
@@ -32,18 +34,46 @@ def nala_attention(
     rotation: Rotation | None = None,
     *,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
     SHAPES.check(q, k, v, padding)
-    return _nala(q, k, v, padding, rotation, eps)
+    cos, sin, interleaved = tables_of(rotation)
+    tensors, settings = (q, k, v, cos, sin), (interleaved, eps)
+    return kernels.compute(kernels.nala_attention, _nala, tensors, settings, (padding,), backend=backend)
 
 
 @in_fp32
-def _nala(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, rotation: Rotation | None, eps: float) -> Tensor:
+def _nala(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+    padding: Tensor | None = None,
+) -> Tensor:
+    rotation = rotation_of(cos, sin, interleaved)
+
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
         return mix_features(query_features(q), key_features(k), v, padding, rotation=rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding)
+
+
+@kept_in_fp32
+def nala_sums(k: Tensor, v: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+    """Of some keys and values (b, h, n, d) what `nala_answers` needs, to be added up over all of them."""
+    return feature_sums(key_features(k), v, rotation=rotation)
+
+
+@in_fp32
+def nala_answers(
+    q: Tensor, sums: Sequence[Tensor], count: int, rotation: Rotation | None = None, *, eps: float = 1e-6
+) -> Tensor:
+    """`nala_attention` of some queries (b, h, n, d), from the sums over `count` keys."""
+    return feature_answers(query_features(q), sums, count, rotation=rotation, eps=eps)
 
 
 @in_fp32

@@ -1,6 +1,10 @@
-"""Keys that are not there: what every sum over tokens needs to leave them out."""
+"""Sums over tokens: those that are not there are left out, those that other processes hold are counted in."""
+
+from typing import Any
 
 from torch import Tensor
+
+from subquad import spread
 
 
 def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
@@ -8,13 +12,31 @@ def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
     return x if padding is None else x.masked_fill(padding[:, None, :, None], 0)
 
 
+def count_here(x: Tensor, padding: Tensor | None) -> Tensor | int:
+    """How many tokens of `x` (b, h, n, d) this process has: n, or (b, 1, 1, 1) where it differs by image."""
+    return x.shape[-2] if padding is None else (~padding).sum(dim=-1).to(x.dtype)[:, None, None, None]
+
+
+def at_least_one(count: Tensor | int) -> Any:
+    """A number of tokens to divide by."""
+    return count.clamp(min=1) if isinstance(count, Tensor) else count
+
+
+def totals(x: Tensor, padding: Tensor | None, *sums: Tensor) -> tuple[Any, ...]:
+    """How many tokens of `x` (b, h, n, d) there are, at least 1, and `sums` over tokens like these; of all processes.
+
+    The number is one for all images, or (b, 1, 1, 1) where it differs by image.
+    """
+    count, *summed = spread.sums(count_here(x, padding), *sums)
+    return at_least_one(count), *summed
+
+
 def count_tokens(x: Tensor, padding: Tensor | None) -> Tensor | int:
     """How many tokens of `x` (b, h, n, d) are there: n, or (b, 1, 1, 1) where it differs by image; at least 1."""
-    if padding is None:
-        return x.shape[-2]
-    return (~padding).sum(dim=-1).clamp(min=1).to(x.dtype)[:, None, None, None]
+    return totals(x, padding)[0]
 
 
 def mean_token(x: Tensor, padding: Tensor | None) -> Tensor:
     """Mean over the tokens that are there: (b, h, n, d) -> (b, h, 1, d)."""
-    return zero_padding(x, padding).sum(dim=-2, keepdim=True) / count_tokens(x, padding)
+    count, total = totals(x, padding, zero_padding(x, padding).sum(dim=-2, keepdim=True))
+    return total / count

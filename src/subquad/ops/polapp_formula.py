@@ -12,18 +12,19 @@ together, K e^-m and F e^m have the same products, and with m' the largest expon
 F e^(m-m') and ε e^-m' have the same quotient. (e^x − 1) e^-m is (1 − e^-x) e^(x-m): no step leaves the range of fp32.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from subquad.kernels import Shapes
+from subquad import kernels
 from subquad.ops.image_by_image import by_image
-from subquad.ops.padding import count_tokens, zero_padding
-from subquad.ops.precision import in_fp32
-from subquad.rope import Rotation, turned
+from subquad.ops.padding import count_tokens, totals, zero_padding
+from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.ops.weighted_sums import relative_to_all
+from subquad.rope import Rotation, rotation_of, tables_of, turned
 
-SHAPES = Shapes(
-    "PolaFormer++", q="b h n d", k="b h m d", v="b h m d", same="h 1 2*d", opposite="h 1 2*d", padding="b m"
-)
+SHAPES = kernels.polapp_attention.shapes.without("cos", "sin").extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 
@@ -37,13 +38,16 @@ def polapp_attention(
     rotation: Rotation | None = None,
     *,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k).
 
     `same` and `opposite` (h, 1, 2d) are s of the two streams.
     """
     SHAPES.check(q, k, v, same, opposite, padding)
-    return _polapp(q, k, v, same, opposite, padding, rotation, eps)
+    cos, sin, interleaved = tables_of(rotation)
+    tensors, settings = (q, k, v, same, opposite, cos, sin), (interleaved, eps)
+    return kernels.compute(kernels.polapp_attention, _polapp, tensors, settings, (padding,), backend=backend)
 
 
 @in_fp32
@@ -53,24 +57,57 @@ def _polapp(
     v: Tensor,
     same: Tensor,
     opposite: Tensor,
-    padding: Tensor | None,
-    rotation: Rotation | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
     eps: float,
+    padding: Tensor | None = None,
 ) -> Tensor:
+    rotation = rotation_of(cos, sin, interleaved)
+
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        k, most = key_features(k, padding, rotation)
-        count = count_tokens(k, padding)
-        mean = k.sum(dim=-2, keepdim=True) / count
-        (keys,) = turned(rotation, k)
-        values = (keys.mT @ zero_padding(v, padding) / count).tensor_split([(v.shape[-1] + 1) // 2], dim=-1)
-        streams = []
-        for x, s, part in zip((q, -q), (same, opposite), values, strict=True):
-            features, scaled_eps = query_features(x, s, most, eps)
-            (queries,) = turned(rotation, features)
-            streams.append(queries @ part / (features @ mean.mT + scaled_eps))
-        return torch.cat(streams, dim=-1)
+        most, *sums = relative_to_all(polapp_sums(k, v, padding, rotation))
+        count, *sums = totals(v, padding, *sums)
+        return polapp_answers(q, same, opposite, (most, *sums), count, rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding)
+
+
+@kept_in_fp32
+def polapp_sums(
+    k: Tensor, v: Tensor, padding: Tensor | None = None, rotation: Rotation | None = None
+) -> tuple[Tensor, ...]:
+    """Of some keys and values (b, h, n, d): m (b, h, 1, 2d), Σ K e^-m, and Σ vᵀ K̃ (b, h, d, 2d) with K̃ of K e^-m.
+
+    `merge_weighted` makes one state of those of two parts: each feature has its own largest exponent.
+    """
+    k, most = key_features(k, padding, rotation)
+    total = k.sum(dim=-2, keepdim=True)
+    (keys,) = turned(rotation, k)
+    return most, total, zero_padding(v, padding).mT @ keys
+
+
+@in_fp32
+def polapp_answers(
+    q: Tensor,
+    same: Tensor,
+    opposite: Tensor,
+    sums: Sequence[Tensor],
+    count: Tensor | int,
+    rotation: Rotation | None = None,
+    *,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`polapp_attention` of some queries (b, h, n, d), from the state of `count` keys."""
+    most, total, products = sums
+    mean, width = total / count, products.shape[-2]
+    values = (products / count).mT.tensor_split([(width + 1) // 2], dim=-1)
+    streams = []
+    for x, s, part in zip((q, -q), (same, opposite), values, strict=True):
+        features, scaled_eps = query_features(x, s, most, eps)
+        (queries,) = turned(rotation, features)
+        streams.append(queries @ part / (features @ mean.mT + scaled_eps))
+    return torch.cat(streams, dim=-1)
 
 
 @in_fp32

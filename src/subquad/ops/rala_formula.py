@@ -8,22 +8,25 @@ product n·ω·φ(k) leaves the range of fp16. φ̃ are turned features where th
 are not turned. The mean is over all queries: what one gets depends on the others.
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
-from subquad.kernels import Shapes
+from subquad import kernels, spread
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS
-from subquad.ops.padding import mean_token, zero_padding
-from subquad.ops.precision import in_fp32
-from subquad.rope import Rotation, turned
+from subquad.ops.padding import mean_token, totals, zero_padding
+from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.ops.weighted_sums import raised, relative_to_all
+from subquad.rope import Rotation, rotation_of, tables_of, turned
 
-SHAPES = Shapes("RALA", q="b h n d", k="b h m d", v="b h m d", padding="b m", query_padding="b n")
+SHAPES = kernels.rala_attention.shapes.without("cos", "sin").extended(padding="b m", query_padding="b n")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 elu = FEATURE_MAPS["elu"]
 
 
-@in_fp32
 def rala_attention(
     q: Tensor,
     k: Tensor,
@@ -33,21 +36,72 @@ def rala_attention(
     rotation: Rotation | None = None,
     *,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d).
 
     `padding` (b, n_k) are keys that are absent, `query_padding` (b, n_q) queries.
     """
     SHAPES.check(q, k, v, padding, query_padding)
+    cos, sin, interleaved = tables_of(rotation)
+    tensors, settings, beyond = (q, k, v, cos, sin), (interleaved, eps), (padding, query_padding)
+    return kernels.compute(kernels.rala_attention, _rala, tensors, settings, beyond, backend=backend)
+
+
+@in_fp32
+def _rala(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+    padding: Tensor | None = None,
+    query_padding: Tensor | None = None,
+) -> Tensor:
+    rotation = rotation_of(cos, sin, interleaved)
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, query_padding: Tensor | None) -> Tensor:
-        q, k = elu(q), zero_padding(elu(k), padding)
-        shares = key_shares(q, k, padding, query_padding)
-        normalizer = q @ (k.mT @ shares)
-        q, k = turned(rotation, q, k)
-        return q @ ((k * shares).mT @ zero_padding(v, padding)) / (normalizer + eps)
+        count, query_sum = totals(q, query_padding, rala_query_sum(q, query_padding))
+        most, *sums = relative_to_all(rala_sums(k, v, query_sum / count, rotation, padding))
+        return rala_answers(q, (most, *spread.sums(*sums)), rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding, query_padding)
+
+
+@kept_in_fp32
+def rala_query_sum(q: Tensor, padding: Tensor | None = None) -> Tensor:
+    """Σ φ(q) (b, h, 1, d) of some queries (b, h, n, d), to be added up over all of them."""
+    return zero_padding(elu(q), padding).sum(dim=-2, keepdim=True)
+
+
+@kept_in_fp32
+def rala_sums(
+    k: Tensor, v: Tensor, mean_query: Tensor, rotation: Rotation | None = None, padding: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Of some keys and values (b, h, n, d), and ḡ (b, h, 1, d), what `rala_answers` needs, by `merge_weighted`.
+
+    The state has m and Σ e^(s − m) (b, h, 1, 1), and with these weights Σ φ(k) (b, h, 1, d) and Σ φ̃(k)ᵀ v (b, h, d, d).
+    """
+    k, v = elu(k), zero_padding(v, padding)
+    scores = mean_query @ k.mT * k.shape[-1] ** -0.5
+    if padding is not None:
+        # the lowest number, not -inf: of no keys at all the weights are those of keys without features
+        scores = scores.masked_fill(padding[:, None, None], torch.finfo(scores.dtype).min)
+    most, weights = raised(scores)
+    weighted = zero_padding(k, padding) * weights.mT
+    (keys,) = turned(rotation, weighted)
+    return most, weights.sum(dim=-1, keepdim=True), weighted.sum(dim=-2, keepdim=True), keys.mT @ v
+
+
+@in_fp32
+def rala_answers(q: Tensor, sums: Sequence[Tensor], rotation: Rotation | None = None, *, eps: float = 1e-6) -> Tensor:
+    """`rala_attention` of some queries (b, h, n, d), from the state of all keys."""
+    _, total, keys, products = sums
+    q = elu(q)
+    (queries,) = turned(rotation, q)
+    return queries @ (products / total) / (q @ (keys / total).mT + eps)
 
 
 @in_fp32

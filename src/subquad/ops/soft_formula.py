@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from subquad import kernels
+from subquad import kernels, spread
 from subquad.errors import unknown_name
 from subquad.ops.padding import zero_padding
 from subquad.ops.precision import in_fp32
@@ -47,7 +47,7 @@ def soft_attention(
     kernel = kernels.choose(kernels.soft_gather, tensors, (scale,), backend=backend, cannot=cannot)
     if kernel is None:
         return _eager(q, landmarks, v, padding, idle, inverse=inverse, steps=steps, gradient=gradient, scale=scale)
-    gathered = kernels.run(kernels.soft_gather, kernel, _gather, tensors, (scale,))
+    gathered = spread.total(kernels.run(kernels.soft_gather, kernel, _gather, tensors, (scale,)))
     solved = _solve(wide, gathered, inverse=inverse, steps=steps, gradient=gradient)
     return kernels.run(kernels.soft_spread, kernel, _spread, (q, wide, solved), (scale,))
 
@@ -81,7 +81,7 @@ def _eager(
     scale: float,
 ) -> Tensor:
     kernel, solve = _low_rank(q * scale, landmarks, idle, inverse, steps, gradient)
-    return kernel @ solve(kernel.mT @ zero_padding(v, padding))
+    return kernel @ solve(spread.total(kernel.mT @ zero_padding(v, padding)))
 
 
 @in_fp32

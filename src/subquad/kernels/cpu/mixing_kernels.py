@@ -5,6 +5,7 @@ given back has the dtype of the first of them; parameters, states and whatever i
 """
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,22 +22,139 @@ from subquad.kernels.cpu.passing import (
     parameter_of,
     shape_of,
     tokens_of,
+    turning_of,
 )
-from subquad.kernels.declaring import empty_tokens, implements
+from subquad.kernels.declaring import Operator, empty_tokens, implements
 
-FEATURES = {"relu": 0, "elu": 1}
+FEATURES = {"relu": 0, "elu": 1, "none": 2, "nala": 3}
+FORMS = {"divided": 0, "subtracted": 1, "weighed": 2}
+"""What the states.h of kernels knows of: features of tokens, and what is made of their products."""
+
+
+def _state_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature: str,
+    form: str,
+    eps: float,
+    tables: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
+    out = empty_tokens(q)
+    kernel("state_attention", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, out)),
+        turning_of(*tables),
+        *_named(feature, form),
+        ctypes.c_float(eps),
+    )
+    return out.to(dtype)
+
+
+def _state_attention_gradient(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature: str,
+    form: str,
+    eps: float,
+    tables: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> tuple[Tensor, ...]:
+    given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
+    grads = tuple(map(empty_tokens, (q, k, v)))
+    kernel("state_attention_gradient", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, grad, *grads)),
+        turning_of(*tables),
+        *_named(feature, form),
+        ctypes.c_float(eps),
+    )
+    return as_given(grads, given)
+
+
+def _named(feature: str, form: str) -> tuple[ctypes.c_int32, ctypes.c_int32]:
+    return ctypes.c_int32(FEATURES[feature]), ctypes.c_int32(FORMS[form])
 
 
 @implements(operators.linear_attention, "native")
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float) -> Tensor:
     """See subquad.ops.linear_attention."""
-    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
-    out = empty_tokens(q)
-    tokens = map(tokens_of, (q, k, v, out))
-    kernel("linear_attention", q.dtype)(
-        shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
+    return _state_attention(q, k, v, feature_map, "divided", eps)
+
+
+@implements(operators.linear_attention_gradient, "native")
+def linear_attention_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
+) -> tuple[Tensor, ...]:
+    """Give the gradients of `linear_attention` to q, k and v."""
+    return _state_attention_gradient(grad, q, k, v, feature_map, "divided", eps)
+
+
+def _no_pairs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
+    *_, cos, _, interleaved, _ = rest
+    if cos is not None and not interleaved:
+        return "it turns pairs of neighbours, and these are of two halves"
+    if cos is not None and q.shape[2] != k.shape[2]:
+        return "queries and keys that are turned stand on one grid"
+    return None
+
+
+def _implement_turned(operator: Operator, feature: str, form: str) -> None:
+    """Let the kernels of states compute an operator whose features may be turned, and its gradient."""
+    assert operator.gradient is not None
+
+    @implements(operator, "native", cannot=_no_pairs)
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool, eps: float
+    ) -> Tensor:
+        return _state_attention(q, k, v, feature, form, eps, (cos, sin))
+
+    @implements(operator.gradient, "native")
+    def gradient(
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        interleaved: bool,
+        eps: float,
+    ) -> tuple[Tensor, ...]:
+        return _state_attention_gradient(grad, q, k, v, feature, form, eps, (cos, sin))
+
+
+_implement_turned(operators.mlla_attention, "elu", "divided")
+_implement_turned(operators.mala_attention, "elu", "subtracted")
+_implement_turned(operators.rala_attention, "elu", "weighed")
+_implement_turned(operators.nala_attention, "nala", "divided")
+
+
+@implements(operators.focus, "native")
+def focus(x: Tensor, temperature: Tensor, power: float) -> Tensor:
+    """In fp32; see subquad.ops.focused_attention."""
+    out = empty_tokens(x).float()
+    kernel("focus", x.dtype)(
+        shape_of(x, x), tokens_of(x), parameter_of(temperature), ctypes.c_float(power), tokens_of(out)
     )
-    return out.to(dtype)
+    return out
+
+
+@implements(operators.focus_gradient, "native")
+def focus_gradient(grad: Tensor, x: Tensor, temperature: Tensor, power: float) -> tuple[Tensor, ...]:
+    """Give the gradients of `focus` to x and temperature."""
+    grad, dx = grad.float(), empty_tokens(x)
+    dtemperature = temperature.new_empty(temperature.shape, dtype=torch.float32)
+    kernel("focus_gradient", x.dtype)(
+        shape_of(x, x),
+        tokens_of(x),
+        parameter_of(temperature),
+        ctypes.c_float(power),
+        *map(tokens_of, (grad, dx)),
+        numbers_of(dtemperature),
+    )
+    return dx, dtemperature
 
 
 @implements(operators.inline_attention, "native")
@@ -46,20 +164,6 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = empty_tokens(q)
     kernel("inline_attention", q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, out)))
     return out.to(dtype)
-
-
-@implements(operators.linear_attention_gradient, "native")
-def linear_attention_gradient(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
-) -> tuple[Tensor, ...]:
-    """Give the gradients of `linear_attention` to q, k and v."""
-    given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
-    grads = tuple(map(empty_tokens, (q, k, v)))
-    tokens = map(tokens_of, (q, k, v, grad, *grads))
-    kernel("linear_attention_gradient", q.dtype)(
-        shape_of(q, k), *tokens, ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
-    )
-    return as_given(grads, given)
 
 
 @implements(operators.inline_attention_gradient, "native")
@@ -82,13 +186,97 @@ def pola_attention(
 ) -> Tensor:
     """`power` and `temperature` (h, 1, d), `positions` (h, n_k, d)."""
     dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
-    out = empty_tokens(q)
-    sharpness = torch.ones_like(power) if temperature is None else temperature.float().reciprocal()
-    places = None if positions is None else positions.float().expand(len(q), -1, -1, -1)
+    out, places = empty_tokens(q), _of_all_images(positions, q)
     kernel("pola_attention", q.dtype)(
         shape_of(q, k),
         *map(tokens_of, (q, k, v, places, out)),
+        *map(parameter_of, (_sharpness(power, temperature), power)),
+        ctypes.c_float(eps),
+    )
+    return out.to(dtype)
+
+
+@implements(operators.pola_attention_gradient, "native")
+def pola_attention_gradient(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    power: Tensor,
+    temperature: Tensor | None,
+    positions: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Give the gradients of `pola_attention` to q, k, v, power and temperature."""
+    given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
+    grads, sharpness = tuple(map(empty_tokens, (q, k, v))), _sharpness(power, temperature)
+    places = _of_all_images(positions, q)
+    of_parameters = tuple(power.new_empty(power.shape, dtype=torch.float32) for _ in range(2))
+    kernel("pola_attention_gradient", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, places, grad, *grads)),
         *map(parameter_of, (sharpness, power)),
+        *map(numbers_of, of_parameters),
+        ctypes.c_float(eps),
+    )
+    dpower, dsharpness = of_parameters
+    return *as_given(grads, given), dpower, -dsharpness * sharpness.square()
+
+
+def _sharpness(power: Tensor, temperature: Tensor | None) -> Tensor:
+    """What tokens are multiplied by, (h, 1, d)."""
+    return torch.ones_like(power, dtype=torch.float32) if temperature is None else temperature.float().reciprocal()
+
+
+def _of_all_images(positions: Tensor | None, q: Tensor) -> Tensor | None:
+    return None if positions is None else positions.float().expand(len(q), -1, -1, -1)
+
+
+@implements(operators.ttt_unit, "native", cannot=_no_pairs)
+def ttt_unit(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    loss_scale: float,
+) -> Tensor:
+    """`w1` and `w2` (h, d, d); the inner loss is a mean over keys, times `loss_scale`."""
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
+    out = empty_tokens(q)
+    kernel("ttt_unit", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, out)),
+        *map(parameter_of, (w1, w2)),
+        turning_of(cos, sin),
+        ctypes.c_float(loss_scale / k.shape[2]),
+    )
+    return out.to(dtype)
+
+
+@implements(operators.polapp_attention, "native", cannot=_no_pairs)
+def polapp_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    same: Tensor,
+    opposite: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+) -> Tensor:
+    """`same` and `opposite` (h, 1, 2d)."""
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
+    out = empty_tokens(q)
+    kernel("polapp_attention", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, out)),
+        *map(parameter_of, (same, opposite)),
+        turning_of(cos, sin),
         ctypes.c_float(eps),
     )
     return out.to(dtype)
@@ -175,6 +363,44 @@ def soft_spread(x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> Tensor
     few = parameter_of(landmarks), *long(landmarks.shape[2]), parameter_of(u)
     kernel("soft_spread", x.dtype)(shape_of(x, x), tokens_of(x), *few, ctypes.c_float(scale), tokens_of(out))
     return out
+
+
+def _soft_gradient(
+    x: Tensor, landmarks: Tensor, y: Tensor, few: Tensor, scale: float, *, gathered: bool
+) -> tuple[Tensor, ...]:
+    """To x and the landmarks, and to `y` (b, h, n, d) where these were gathered, else to `few` (b, h, m, d)."""
+    given, (x, y) = (x, y), of_one_dtype(x, y)
+    dx, dy = empty_tokens(x), empty_tokens(y) if gathered else None
+    dlandmarks = landmarks.new_empty(landmarks.shape, dtype=torch.float32)
+    dfew = None if gathered else torch.empty_like(dlandmarks)
+    kernel("soft_gradient", x.dtype)(
+        shape_of(x, y),
+        tokens_of(x),
+        parameter_of(landmarks),
+        *long(landmarks.shape[2]),
+        tokens_of(y),
+        parameter_of(few),
+        ctypes.c_float(scale),
+        tokens_of(dx),
+        numbers_of(dlandmarks),
+        tokens_of(dy),
+        numbers_of(dfew),
+    )
+    last, like = (dy, given[1]) if dy is not None else (dfew, few)
+    assert last is not None
+    return as_given((dx, dlandmarks, last), (given[0], landmarks, like))
+
+
+@implements(operators.soft_gather_gradient, "native")
+def soft_gather_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, v: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """Give the gradients of `soft_gather` to x, landmarks and v."""
+    return _soft_gradient(x, landmarks, v, grad, scale, gathered=True)
+
+
+@implements(operators.soft_spread_gradient, "native")
+def soft_spread_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, u: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """Give the gradients of `soft_spread` to x, landmarks and u."""
+    return _soft_gradient(x, landmarks, grad, u, scale, gathered=False)
 
 
 @implements(operators.newton_inverse, "native")

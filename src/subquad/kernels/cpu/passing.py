@@ -39,6 +39,12 @@ class Map(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("height", "width", "prefix")]
 
 
+class Turning(ctypes.Structure):
+    """`Turning` of kernels/features.h."""
+
+    _fields_ = [("cos", Numbers), ("sin", Numbers), ("heads", ctypes.c_int64)]
+
+
 def tokens_of(x: Tensor | None) -> Tokens:
     """(b, h, n, d) whose channels lie side by side."""
     if x is None:
@@ -81,6 +87,14 @@ def numbers_of(x: Tensor | None) -> Numbers:
 def parameter_of(x: Tensor | None) -> Numbers:
     """A tensor that is only read, of any dtype and layout: parameters may be fp32 beside tokens in bf16 and reverse."""
     return numbers_of(None if x is None else x.float().contiguous())
+
+
+def turning_of(cos: Tensor | None, sin: Tensor | None) -> Turning:
+    """Tables of a rotation, (n, d) or (h, n, d), which live as long as what is handed over."""
+    tables = parameter_of(cos), parameter_of(sin)
+    turning = Turning(*tables, 1 if cos is None or cos.dim() == 2 else cos.shape[0])
+    turning.owner = tables
+    return turning
 
 
 def bias_of(written: Tensor) -> Bias:

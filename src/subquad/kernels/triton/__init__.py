@@ -73,6 +73,14 @@ register_backend(
         only_by_name=("cpu",),
     )
 )
+
+
+def _unknown_features(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, feature_map: str, eps: float) -> str | None:
+    """What keeps linear attention from these kernels."""
+    return None if feature_map != "none" else "it makes features of tokens, and these are features"
+
+
+CANNOT = {"linear_attention": _unknown_features}
 for _module, _names in KERNELS.items():
     for _name in (found for name in _names for found in (name, f"{name}_gradient")):
-        implements(OPERATORS[_name], "triton")(_lazily(_module, _name))
+        implements(OPERATORS[_name], "triton", cannot=CANNOT.get(_name))(_lazily(_module, _name))

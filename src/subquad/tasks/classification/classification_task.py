@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.data import InputConfig, eval_transform, load_dataset, train_transform
+from subquad.data.synthetic.long_distances import DRAWN
 from subquad.errors import SubquadError
 from subquad.flags import Flag, file_to_write, positive, whole
 from subquad.models import VARIANTS, create_model, load_checkpoint
@@ -25,7 +26,7 @@ from subquad.tasks.network_costs import count_macs
 from subquad.tasks.task import Column, Row, Task
 from subquad.tasks.trained import ImageNetwork
 
-OWN_RECIPES = {"digits": "digits", "cifar10": "cifar10_small", "pathfinder": "reach", "same_different": "reach"}
+OWN_RECIPES = {"digits": "digits", "cifar10": "cifar10_small"} | dict.fromkeys(DRAWN, "reach")
 """Recipes that are for data, not for a model."""
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
-from subquad.models.layers import fill_up
 from subquad.models.pyramid import STRIDES, Pyramid, cropped
+from subquad.models.stages import fill_up
 from subquad.ranges import Positive, checks_arguments
 from subquad.tasks.backbone_arguments import build_backbone
 from subquad.tasks.conventions import OPENMMLAB, OWN, check_conventions, pyramid_of

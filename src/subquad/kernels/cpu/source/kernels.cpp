@@ -1,6 +1,10 @@
 // One translation unit, compiled where it runs: see kernels/cpu/library.py.
 #include "agent.h"
 #include "soft.h"
-#include "linear.h"
+#include "states.h"
+#include "inline.h"
 #include "pola.h"
+#include "polapp.h"
+#include "focused.h"
+#include "ttt.h"
 #include "mlp.h"

@@ -101,6 +101,84 @@ KERNEL(
     (Shape shape, AnyTokens x, Numbers landmarks, int64_t count, Numbers u, float scale, AnyTokens out),
     (shape, x, landmarks, count, u, scale, out))
 
+// What both maps have in common where they learn: with K the map, y the tokens that meet it and f what the few have,
+// dE = (y fᵀ) ∘ K, dx = s (dE l - s x Σ dE), dl = s dEᵀ x - l Σ dE. Where tokens were gathered, y are they and f is the
+// gradient: dy = K f. Where they were spread, y is the gradient and f what was spread: df = Kᵀ y. One of these is asked for.
+template <class E>
+Answer soft_gradient_of(
+    Shape shape, Tokens<E> x, Numbers landmarks, int64_t count, Tokens<E> y, Numbers few, float scale, Tokens<E> dx,
+    Numbers dlandmarks, Tokens<E> dy, Numbers dfew) {
+    const int64_t d = shape.width, row = padded(d), columns = padded(count), matrix = count * row;
+    if (!fits(shape, shape.queries, x, y, dx, dy)) return MISFIT;
+    if (!fits(shape.batch * shape.heads * count * d, landmarks, few, dlandmarks, dfew)) return MISFIT;
+    Sums sums(shape.threads, 2 * matrix + columns);  // dEᵀ x, Kᵀ y, Σ dE
+    parallel(shape.threads, [&](int me, int all) {
+        GaussianMap kernel;
+        std::vector<float> landmark_rows, few_columns, few_rows, slopes(T * columns), spare, other, third;
+        int64_t of = -1;
+        sums.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
+            if (of != piece.index) {
+                of = piece.index;
+                as_rows(landmarks.data + of * count * d, d, count, d, landmark_rows);
+                as_columns(few.data + of * count * d, d, count, d, 1, few_columns);
+                if (dy.data) as_rows(few.data + of * count * d, d, count, d, few_rows);
+            }
+            kernel.fill_in(x, piece, landmarks.data, count, d, scale);
+            const Rows tokens = values_of(x, piece, d, other), met = values_of(y, piece, d, third);
+            const Strided left{met.data, met.row, 1};
+            multiply(piece.count, columns, d, left, few_columns.data(), columns, {slopes.data(), columns});
+            float totals[T];
+            for (int64_t t = 0; t < piece.count; t++) {
+                vec total{};
+                for (int64_t a = 0; a < columns; a += W) {
+                    float *to = &slopes[t * columns + a], *all_tokens = sum + 2 * matrix + a;
+                    const vec slope = load(to) * load(&kernel.map[t * columns + a]);
+                    store(to, slope);
+                    store(all_tokens, load(all_tokens) + slope);
+                    total += slope;
+                }
+                totals[t] = ::sum(total) * scale;
+            }
+            to_tokens(dx, piece, d, spare, [&](Rows c) {
+                multiply(piece.count, row, count, {slopes.data(), columns, 1}, landmark_rows.data(), row, c);
+                for (int64_t t = 0; t < piece.count; t++)
+                    for (int64_t i = 0; i < row; i += W) {
+                        float* to = c.data + t * c.row + i;
+                        store(to, (load(to) - load(tokens.data + t * tokens.row + i) * totals[t]) * scale);
+                    }
+            });
+            multiply(count, row, piece.count, {slopes.data(), 1, columns}, tokens.data, tokens.row, {sum, row}, true);
+            const Strided map{kernel.map.data(), columns, 1};
+            if (dy.data)
+                to_tokens(dy, piece, d, spare, [&](Rows c) {
+                    multiply(piece.count, row, count, map, few_rows.data(), row, c);
+                });
+            if (dfew.data)
+                multiply(count, row, piece.count, {map.data, 1, columns}, met.data, met.row, {sum + matrix, row}, true);
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            const int64_t first = index * count * d;
+            std::fill(dlandmarks.data + first, dlandmarks.data + first + count * d, 0.0f);
+            if (dfew.data) std::fill(dfew.data + first, dfew.data + first + count * d, 0.0f);
+            sums.each_sum(index, [&](const float* part) {
+                for (int64_t a = 0; a < count; a++)
+                    for (int64_t c = 0; c < d; c++) {
+                        const int64_t i = first + a * d + c;
+                        dlandmarks.data[i] += scale * part[a * row + c] - landmarks.data[i] * part[2 * matrix + a];
+                        if (dfew.data) dfew.data[i] += part[matrix + a * row + c];
+                    }
+            });
+        });
+    });
+    return DONE;
+}
+
+KERNEL(
+    soft_gradient,
+    (Shape shape, AnyTokens x, Numbers landmarks, int64_t count, AnyTokens y, Numbers few, float scale, AnyTokens dx,
+     Numbers dlandmarks, AnyTokens dy, Numbers dfew),
+    (shape, x, landmarks, count, y, few, scale, dx, dlandmarks, dy, dfew))
+
 // c (m × padded m) += a b, a few columns of a at a time: with all at once rounding errors are half as large again
 inline void add_product(int64_t m, const float* a, const float* b, float* c) {
     constexpr int64_t few = 32;

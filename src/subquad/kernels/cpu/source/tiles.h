@@ -116,6 +116,16 @@ inline float largest(vec x) {
 }
 inline vec max(vec x, vec y) { return x > y ? x : y; }
 
+// Each number in the place of the one beside it, two by two
+inline vec neighbours(vec x) {
+    typedef uint64_t twos __attribute__((vector_size(W * 4)));
+    twos both;
+    std::memcpy(&both, &x, sizeof both);
+    both = both >> 32 | both << 32;
+    std::memcpy(&x, &both, sizeof x);
+    return x;
+}
+
 // What products are computed of: numbers; or, of tokens in bf16 where the processor multiplies them two by two, pairs of
 // neighbours along the depth, so that there is half as much of it.
 struct pair {
@@ -226,25 +236,37 @@ inline vec exponential(vec x) {
     return x < fill(-87.0f) ? vec{} : value;
 }
 
-// |x|^p for p > 0, to some ulps: p log2|x| with the whole part of the logarithm kept apart
-inline vec power(vec x, vec p) {
-    const vec size = as_float(as_int(x) & 0x7fffffff), smallest = fill(1.17549435e-38f);
-    const ivec bits = as_int(size < smallest ? smallest : size);
-    ivec exponent = (bits >> 23) - 127;
+// ln m of numbers m · 2^whole, which are normal and above 0, with m from sqrt ½ to sqrt 2
+inline vec mantissa_logarithm(vec x, vec& whole) {
+    const ivec bits = as_int(x);
     vec m = as_float((bits & 0x007fffff) | 0x3f800000);
     const ivec above = m > fill(1.41421356f);  // -1 where true
     m = above ? m * 0.5f : m;
-    exponent -= above;
+    whole = __builtin_convertvector((bits >> 23) - 127 - above, vec);
     const vec s = (m - 1.0f) / (m + 1.0f), s2 = s * s;  // ln m = 2 artanh s
     vec log = fill(2.0f / 9);
     log = log * s2 + 2.0f / 7;
     log = log * s2 + 2.0f / 5;
     log = log * s2 + 2.0f / 3;
     log = log * s2 + 2.0f;
-    const vec e = __builtin_convertvector(exponent, vec), product = p * e;
+    return log * s;
+}
+
+// ln x for normal numbers above 0
+inline vec logarithm(vec x) {
+    vec whole;
+    const vec part = mantissa_logarithm(x, whole);
+    return part + whole * 0.693147180559945f;
+}
+
+// |x|^p for p > 0, to some ulps: p log2|x| with the whole part of the logarithm kept apart
+inline vec power(vec x, vec p) {
+    const vec size = as_float(as_int(x) & 0x7fffffff), smallest = fill(1.17549435e-38f);
+    vec e;
+    const vec log = mantissa_logarithm(size < smallest ? smallest : size, e), product = p * e;
     const vec whole = nearest(max(fill(-126.0f), product < fill(127.0f) ? product : fill(127.0f)));
     // (p e - whole) is exact enough where it matters: both are near each other
-    vec part = (product - whole) + p * (log * s * 1.442695040888963f);
+    vec part = (product - whole) + p * (log * 1.442695040888963f);
     const vec more = nearest(part);
     const vec bounded = whole + more, limit = fill(127.0f), floor = fill(-126.0f);
     const vec y = scaled_exponential(

@@ -111,15 +111,20 @@ struct Sums {
         return index < room.first || index > room.last ? nullptr : room.data.data() + (index - room.first) * size;
     }
 
-    template <class Gather>
-    void gather(const Shape& shape, int64_t tokens, int me, int all, Gather&& gather) {
+    // Zeroes for the heads that thread `me` of `all` works on; `gather` does that itself
+    bool begin(const Shape& shape, int64_t tokens, int me, int all) {
         const int64_t parts = (tokens + T - 1) / T, total = shape.batch * shape.heads * parts;
         const int64_t low = total * me / all, high = total * (me + 1) / all;
-        if (low < high) {
-            rooms[me].first = low / parts, rooms[me].last = (high - 1) / parts;
-            rooms[me].data.assign((rooms[me].last - rooms[me].first + 1) * size, 0.0f);
+        if (low == high) return false;
+        rooms[me].first = low / parts, rooms[me].last = (high - 1) / parts;
+        rooms[me].data.assign((rooms[me].last - rooms[me].first + 1) * size, 0.0f);
+        return true;
+    }
+
+    template <class Gather>
+    void gather(const Shape& shape, int64_t tokens, int me, int all, Gather&& gather) {
+        if (begin(shape, tokens, me, all))
             pieces(shape, tokens, me, all, [&](const Piece& piece) { gather(piece, of(me, piece.index)); });
-        }
         barrier();
     }
 
@@ -220,4 +225,16 @@ inline float product(const float* x, const float* y, int64_t width) {
     vec total{};
     for (int64_t c = 0; c < width; c += W) total += load(x + c) * load(y + c);
     return sum(total);
+}
+
+// One line as each of `count` rows
+inline void repeat(const float* line, int64_t count, int64_t width, Rows to) {
+    for (int64_t t = 0; t < count; t++)
+        for (int64_t c = 0; c < width; c += W) store(to.data + t * to.row + c, load(line + c));
+}
+
+// The transpose of a matrix of padded width; what is beyond `width` stays as it was
+inline void transpose(const float* from, int64_t height, int64_t width, float* to) {
+    for (int64_t i = 0; i < height; i++)
+        for (int64_t j = 0; j < width; j++) to[j * padded(height) + i] = from[i * padded(width) + j];
 }

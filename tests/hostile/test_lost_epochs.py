@@ -1,0 +1,137 @@
+"""Epochs that can not be kept or counted: a full disk, numbers that are none, batches without an image."""
+
+import ast
+import json
+import math
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from run_parts import listing, little_garbage, same, short  # noqa: F401
+
+from subquad.errors import SubquadError
+from subquad.models import save_weights
+from subquad.runs.run_state import load_state
+from subquad.tasks.task import Task
+from subquad.training import train
+from subquad.training.loop import Trainer
+from subquad.writing import WriteError, json_text
+
+SOURCE = Path(__file__).parents[2] / "src" / "subquad"
+
+
+# a full disk
+
+
+@pytest.fixture
+def small_disk():
+    """Files may not grow beyond some size, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_keeps_the_last_epoch_and_says_how_to_go_on(pictures, run, tmp_path, small_disk):
+    folder = tmp_path / "x"
+
+    def fill(line):
+        if line.startswith("epoch 1/"):
+            small_disk((folder / "last.pt").stat().st_size - 1000)
+
+    with pytest.raises(
+        WriteError, match=r"last\.pt can't be written: File too large; 1 of 2 epochs are kept, .*goes on"
+    ):
+        train(short(pictures), folder, log=fill)
+    small_disk(resource.RLIM_INFINITY)
+    train(short(pictures), folder, resume=True)
+    assert same(folder, run)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_once_leaves_nothing(pictures, tmp_path, small_disk):
+    with pytest.raises(WriteError, match=r"best\.safetensors can't be written: File too large; no epoch is kept"):
+        train(short(pictures), tmp_path / "x", log=lambda line: small_disk(2000))
+    small_disk(resource.RLIM_INFINITY)
+    assert listing(tmp_path) == []
+
+
+def test_weights_on_a_full_disk_are_one_line(tmp_path, small_disk):
+    model = torch.nn.Linear(100, 100)
+    small_disk(1000)
+    with pytest.raises(WriteError, match=r"a\.safetensors can't be written: File too large"):
+        save_weights(model, tmp_path / "a.safetensors")
+    # pytest writes its dots before it tears down, maybe into a file
+    small_disk(resource.RLIM_INFINITY)
+    assert listing(tmp_path) == []
+
+
+# numbers that are none
+
+
+def test_json_has_no_word_that_readers_do_not_know():
+    content = {"a": [math.nan, 1.5, (math.inf, {"b": -math.inf})], "c": "ü", "d": None, "e": True}
+    assert json_text(content) == '{"a": [null, 1.5, [null, {"b": null}]], "c": "ü", "d": null, "e": true}'
+
+
+def test_all_json_is_made_in_one_place():
+    """Where it is strict; elsewhere it may be made only to be read back at once, or to compare."""
+    allowed = {"writing.py", "runs/run_records.py"}
+    for file in SOURCE.rglob("*.py"):
+        if "json.dump" not in (text := file.read_text()):
+            continue
+        tree = ast.parse(text)
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        loaded = {id(each) for node in calls if ast.unparse(node.func) == "json.loads" for each in node.args}
+        made = [node for node in calls if ast.unparse(node.func) in ("json.dumps", "json.dump")]
+        stray = [node.lineno for node in made if id(node) not in loaded]
+        assert str(file.relative_to(SOURCE)) in allowed or not stray, f"{file}: {stray}"
+
+
+def test_weights_that_are_no_numbers_after_the_last_update_are_not_kept(pictures, tmp_path, monkeypatch):
+    whole = Trainer._train
+
+    def spoil(self, epoch):
+        result = whole(self, epoch)
+        if epoch:
+            next(self.bare.parameters()).data.view(-1)[0] = math.inf
+        return result
+
+    monkeypatch.setattr(Trainer, "_train", spoil)
+    with pytest.raises(SubquadError, match=r"the weights are not finite after epoch 2.*1 whole epochs are kept"):
+        train(short(pictures), tmp_path / "x")
+    assert load_state(tmp_path / "x" / "last.pt").epochs == 1
+
+
+# batches of nothing but broken images
+
+
+def test_batches_without_images_update_nothing_and_do_not_count(pictures, tmp_path, monkeypatch):
+    folder = shutil.copytree(pictures, tmp_path / "pictures")
+    for file in (folder / "train" / "dark").iterdir():
+        file.write_bytes(b"broken")
+    steps, seen, whole = [], [], Trainer._step
+
+    def step(self, batch):
+        seen.append(len(batch[0]))
+        before = [parameter.detach().clone() for parameter in self.bare.parameters()]
+        loss, counts = whole(self, batch)
+        moved = any(not torch.equal(a, b) for a, b in zip(before, self.bare.parameters(), strict=True))
+        assert moved == bool(seen[-1]) == bool(counts)
+        steps.append(float(loss) if counts else None)
+        return torch.stack([loss, counts])
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    train(short(folder, batch_size=1, epochs=1, weight_decay=0.5), tmp_path / "run")
+    losses = [loss for loss in steps if loss is not None]
+    assert 0 in seen and len(losses) == 8
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert row["train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+
+
+def test_an_epoch_without_an_image_stops_in_one_line_and_leaves_nothing(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(Task, "size", lambda self, batch: 0)
+    with pytest.raises(SubquadError, match=r"none of the 16 training images of epoch 1 can be read"):
+        train(short(pictures), tmp_path / "run")
+    assert listing(tmp_path) == []
