@@ -135,3 +135,5 @@ def test_softmax_attention_is_written_as_its_formula():
     names = [str(node.target) for node in program.graph.nodes]
     assert not any("scaled_dot_product" in name for name in names)
     assert any("softmax" in name for name in names)
+    # the fused one's result lies in another order, which reshapes behind it stumble over
+    assert "aten.clone.default" not in names
