@@ -1,6 +1,6 @@
 // PolaFormer++'s attention: see ops/polapp_formula.py, whose letters these are.
 #pragma once
-#include "features.h"
+#include "feature_maps.h"
 
 // (e^x - 1) e^-m for x from 0 on, of e^(x - m) and e^-m: without the difference where that would cancel
 inline vec lowered_growth(vec x, vec both, vec down) {
