@@ -75,18 +75,37 @@ def measure(host: str, mechanism: str, formats: list[str], dynamic: tuple[str, .
         path.write_bytes(written["onnx"])
 
     cells = {}
-    with tempfile.TemporaryDirectory() as folder, substituted(exporting, "program_of", lambda *_: traced()):
-        with substituted(openvino_format.onnx_format, "write", write_once):
-            for format in formats:
-                start = time.perf_counter()
-                path = Path(folder) / f"network{EXPORTERS[format].suffix}"
-                try:
-                    done = export(model, path, format=format, dynamic=dynamic)
-                    cells[format] = {"off": done.difference}
-                except Exception as error:
-                    cells[format] = {"error": reason_of(error)[:400]}
-                cells[format]["seconds"] = round(time.perf_counter() - start, 1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        substituted(exporting, "program_of", lambda *_: traced()),
+        substituted(openvino_format.onnx_format, "write", write_once),
+    ):
+        for format in formats:
+            start = time.perf_counter()
+            path = Path(folder) / f"network{EXPORTERS[format].suffix}"
+            try:
+                done = export(model, path, format=format, dynamic=dynamic)
+                cells[format] = {"off": done.difference}
+            except Exception as error:
+                cells[format] = {"error": reason_of(error)[:400]}
+            cells[format]["seconds"] = round(time.perf_counter() - start, 1)
     return cells
+
+
+def warm_up() -> None:
+    """Import what every process needs, and fill the tables that are made at the first use."""
+    import onnxruntime  # noqa: F401
+    import openvino  # noqa: F401
+    import torch
+    from hosts import small
+
+    from subquad.exports.onnx_format import write
+    from subquad.exports.programs import program_of
+
+    torch.set_num_threads(1)
+    program = program_of(small("vit", "linear", depths=(1,)).eval(), torch.zeros(1, 3, 64, 64), DYNAMIC, 17)
+    with tempfile.TemporaryDirectory() as folder:
+        write(program, Path(folder) / "network.onnx")
 
 
 def in_a_process(*cell: Any, limit: float) -> dict[str, Cell]:
@@ -142,11 +161,8 @@ def main() -> None:
     arguments = parser.parse_args()
     cells: dict[str, Cell] = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
     kinds = [DYNAMIC if kind == "dynamic" else () for kind in arguments.sizes]
-    # what every process needs is imported once
     if not arguments.table:
-        import onnxruntime  # noqa: F401
-        import openvino  # noqa: F401
-        import torch.onnx._internal.exporter._core  # noqa: F401
+        warm_up()
     for dynamic in () if arguments.table else kinds:
         for host in arguments.host:
             for mechanism in mechanisms_of(host, arguments.attention):

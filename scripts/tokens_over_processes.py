@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 4 scripts/tokens_over_processes.py train --folder runs/bands --updates 20
     python scripts/tokens_over_processes.py time --processes 1 2
+    python scripts/tokens_over_processes.py bytes
     python scripts/tokens_over_processes.py model
 
 `train` shows the whole of it: a mesh, `split_tokens`, DDP, bands of rows, what is saved, and going on from there after
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -24,11 +25,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import subquad
+from subquad.large.bands import split_over
+from subquad.large.exchanging import BandExchange
 from subquad.large.processes import lost_in_one_line
 from subquad.writing import replacing
 
 
 def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("train", "time"):
@@ -42,6 +46,7 @@ def parse() -> argparse.Namespace:
         command.add_argument("--checkpointing", action="store_true", help="compute blocks again in the backward pass")
     commands.choices["train"].add_argument("--folder", type=Path, required=True)
     commands.choices["time"].add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    commands.add_parser("bytes")
     commands.add_parser("model")
     return parser.parse_args()
 
@@ -66,8 +71,10 @@ def train(args: argparse.Namespace) -> Iterator[tuple[int, float, float]]:
     settings = {"num_classes": 10, "img_size": 224, "drop_path_rate": 0}
     model = subquad.create_model(args.model, attention=args.attention, **settings).to(device).train()
     model.set_grad_checkpointing(args.checkpointing)
-    model = subquad.split_tokens(model, mesh["tokens"])
-    rows = subquad.band_rows(model, args.size[0])
+    rows = slice(None)
+    if mesh["tokens"].size() > 1:
+        model = subquad.split_tokens(model, mesh["tokens"])
+        rows = subquad.band_rows(model, args.size[0])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     folder, done = getattr(args, "folder", None), 0
     if folder is not None and (folder / "state.pt").is_file():
@@ -127,6 +134,45 @@ def measure(args: argparse.Namespace) -> None:
         )
 
 
+class NobodyThere:
+    """A channel in the middle of three processes, of which the others say nothing."""
+
+    index, count = 1, 3
+
+    def add(self, x: torch.Tensor) -> None:
+        """Leave it."""
+
+    largest = add
+
+    def gather(self, numbers: Sequence[int], like: torch.Tensor) -> list[list[int]]:
+        """As if all were alike."""
+        return [list(numbers)] * self.count
+
+    def swap(self, up: torch.Tensor, down: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nothing comes back."""
+        return torch.zeros_like(down), torch.zeros_like(up)
+
+
+def bytes_sent() -> None:
+    """What one process hands over for a layer of DeiT-Tiny in a forward and a backward pass, of one image."""
+    print("| mechanism | messages | bytes | borders | bytes, on a map of 32 columns | of 2,048 |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for name, mechanism in subquad.ATTENTION.items():
+        if not mechanism.traits.spreads:
+            continue
+        counts = []
+        for depth in (1, 2):
+            settings = {"depths": (depth,), "class_token": False, "global_pool": "avg", "num_classes": 2}
+            model = subquad.create_model("deit_tiny", attention=name, img_size=512, drop_path_rate=0, **settings)
+            exchange = BandExchange(NobodyThere())
+            split_over(model, exchange)(torch.randn(1, 3, 176, 512)).sum().backward()
+            counts.append(exchange.traffic)
+        one, two = counts
+        sums, borders = two.sums - one.sums, two.borders - one.borders
+        sum_bytes, border_bytes = two.sum_bytes - one.sum_bytes, two.border_bytes - one.border_bytes
+        print(f"| {name} | {sums} | {sum_bytes:,} | {borders} | {border_bytes:,} | {64 * border_bytes:,} |")
+
+
 # what the model of costs takes for granted
 
 WIDTH, HEADS, LAYERS, PATCH, MLP = 768, 12, 12, 16, 4
@@ -168,9 +214,12 @@ def model_of_cost() -> None:
 
 
 def main() -> int:
+    """Do what the command line says."""
     args = parse()
     if args.command == "model":
         model_of_cost()
+    elif args.command == "bytes":
+        bytes_sent()
     elif args.command == "time" and args.processes != [0]:
         measure(args)
     else:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from subquad.errors import SubquadError  # noqa: E402
 
 if TYPE_CHECKING:
-    from subquad.api import analyze, bench, compare, evaluate, export, predict, report, train
+    from subquad.api import analyze, bench, compare, evaluate, export, predict, report, stream, train
     from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.conversion import convert, load_converted, register_family, restore
     from subquad.grid import TokenGrid
@@ -61,6 +61,7 @@ __all__ = [
     "restore_model",
     "save_weights",
     "split_tokens",
+    "stream",
     "train",
     "use_backend",
 ]
@@ -75,7 +76,7 @@ _PLACES = {
 """Which module each name comes from."""
 
 _WHEN_ASKED_FOR = {
-    "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "train"),
+    "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "stream", "train"),
     "conversion": ("convert", "load_converted", "register_family", "restore"),
     "large": ("band_rows", "split_tokens"),
     "runs": ("open_trained",),

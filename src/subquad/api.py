@@ -22,10 +22,13 @@ from subquad.benchmarks import describe_scaling, measure_blocks, measure_network
 from subquad.conversion.conversion_record import REPORT as RECORD
 from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
+from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
 from subquad.exports import DTYPES, Exported, exporter_named, in_engine
 from subquad.exports import export as export_network
 from subquad.holding import holding
+from subquad.inference import optimize
+from subquad.large import Outputs, Streamed, check_network, identity_of, rows_of, stream_network
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
 from subquad.pages import check_page, write_analysis, write_conversion, write_report
 from subquad.runs import open_trained
@@ -165,6 +168,88 @@ def predict(
     trained = open_trained(source, task=task)
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
     return list(task_named(trained.task).predict(trained, paths, log, **settings))
+
+
+def stream(
+    source: nn.Module | Path | str,
+    image: Any,
+    *,
+    features: Path | str | None = None,
+    labels: Path | str | None = None,
+    heat: Path | str | None = None,
+    heat_class: int | str | None = None,
+    dtype: str | None = None,
+    keep: str | None = None,
+    tokens_in: Path | str | None = None,
+    most_tokens: int | None = None,
+    progress: bool = False,
+) -> Streamed:
+    """What a network makes of one image of any size, exactly, with no more in memory than its tokens.
+
+    Args:
+        source: a plain host of a mechanism with a state, in evaluation mode; or what `subquad.open_trained` takes.
+        image: a file (docs/large-images.md says which are read by rows), an array (y, x, channels) of pixels, or a
+            tensor (channels, height, width) as the network takes it.
+        features: a file to write, .npy or .zarr, of the tokens behind the last norm (y, x, c).
+        labels: a file to write, .npy, .png, .tif or .zarr, of the class of each token (y, x).
+        heat: a file to write, .npy, .tif or .zarr, of the logit of one class for each token (y, x).
+        heat_class: the class that heat is of, by name or number; the image's own if left out.
+        dtype: fp32 or bf16, of parameters and products, for a network that is opened here; as it is if left out.
+        keep: what tokens are kept in between layers: fp32, bf16 or fp64; what the network computes in if left out.
+        tokens_in: a folder that tokens are kept in instead of memory; a walk that was broken off goes on from there.
+        most_tokens: at work at a time; some thousands if left out.
+        progress: whether a bar shows on a terminal how far it is.
+
+    Raises:
+        SubquadError: the network can't be streamed, the image can't be read, or a file can't be written, in one line.
+    """
+    model, about, classes = _to_stream(source, dtype)
+    check_network(model)
+    if most_tokens is not None and most_tokens < 1:
+        raise SubquadError(f"most_tokens is 1 at least, got {most_tokens}")
+    rows = rows_of(image, about.mean, about.std, model)
+    shown = _class_number(heat_class, classes)
+    outputs = Outputs(_path(features), _path(labels), _path(heat), shown)
+    folder = _path(tokens_in)
+    identity = "" if folder is None else identity_of(model, image)
+    return stream_network(
+        model,
+        rows,
+        outputs,
+        classes,
+        most_tokens=most_tokens,
+        keep=keep,
+        tokens_in=folder,
+        identity=identity,
+        progress=progress,
+    )
+
+
+def _path(path: Path | str | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _to_stream(source: nn.Module | Path | str, dtype: str | None) -> tuple[nn.Module, InputConfig, Sequence[str]]:
+    """A network with how images are brought to it and its classes; opened ones are made ready for inference."""
+    if isinstance(source, nn.Module):
+        if dtype is not None:
+            raise SubquadError("dtype is of networks that are opened here: call subquad.optimize(model, dtype) first")
+        return source, InputConfig((224, 224)), ()
+    trained = open_trained(source, device="cpu")
+    if dtype is not None and dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    about = getattr(trained, "input", None) or InputConfig((224, 224))
+    return optimize(trained.model, DTYPES[dtype or "fp32"]), about, trained.classes
+
+
+def _class_number(wanted: int | str | None, classes: Sequence[str]) -> int | None:
+    if wanted is None or isinstance(wanted, int):
+        return wanted
+    if wanted in classes:
+        return list(classes).index(wanted)
+    if not wanted.isdecimal():
+        raise unknown_name("class", wanted, classes)
+    return int(wanted)
 
 
 def analyze(

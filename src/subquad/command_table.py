@@ -15,6 +15,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "task_commands",
         "A task of the Long Range Arena with several mechanisms and seeds, beside what is published.",
     ),
+    "stream": (
+        "streaming_command",
+        "Take one large image, gigapixels, through a network exactly: logits, labels, heat.",
+    ),
     "diffuse": (
         "diffuse",
         "Make images with a pipeline of diffusers: as it is, through agents, or both from the same noise.",

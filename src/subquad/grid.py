@@ -3,6 +3,7 @@
 Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y x rows and columns.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -59,7 +60,7 @@ class TokenGrid:
 
     @property
     def whole(self) -> "TokenGrid":
-        """The grid that these rows are of: itself, but for a band."""
+        """The grid that these rows are of: itself, but for `GridRows`."""
         return self
 
     @property
@@ -71,6 +72,11 @@ class TokenGrid:
         """The map with one place for each `ratio` × `ratio`, rounded up, without prefix tokens."""
         return TokenGrid(-(-self.height // ratio), -(-self.width // ratio))
 
+    def rows(self, first: int, behind: int) -> "GridRows":
+        """Rows `first` to `behind` (not included); the first of them brings the prefix tokens."""
+        prefix = 0 if first else self.prefix
+        return GridRows(behind - first, self.width, prefix, first, self.height, self.prefix)
+
     def own_rows(self, of_whole: Tensor, dim: int = 0) -> Tensor:
         """What stands on this grid's rows, of a tensor with an entry for each row of the whole grid."""
         return of_whole
@@ -78,6 +84,14 @@ class TokenGrid:
     def own_tokens(self, of_whole: Tensor) -> Tensor:
         """What stands on this grid, of a tensor (…, n, d) with a row for each token of the whole grid."""
         return of_whole
+
+    def beside(self, wider: "TokenGrid") -> tuple[int, int]:
+        """How many rows above and below these `wider` has, of the same whole grid; none where it is no wider."""
+        return 0, 0
+
+    def of(self, wider: "TokenGrid", tokens: Tensor) -> Tensor:
+        """Give those of the tokens (…, n, d) of `wider` that stand here."""
+        return tokens
 
     def stands_on(self, other: "TokenGrid") -> bool:
         """Whether it has the rows and columns of `other`, whatever their prefix."""
@@ -114,54 +128,115 @@ class TokenGrid:
 
 
 @dataclass(frozen=True, eq=False)
-class BandGrid(TokenGrid):
-    """A band of rows of a whole grid, whose other rows other processes hold. Prefix tokens stand in the first band.
+class GridRows(TokenGrid):
+    """Some rows of a whole grid, from row `first` on, as `TokenGrid.rows` gives them; row 0 brings the prefix tokens.
 
-    `heights` are those of all bands from the top, `index` says which of them is this one.
+    What has an entry for each row or token of the whole grid, tables and rotations, gives those of these rows.
     """
 
-    index: int = 0
-    heights: tuple[int, ...] = (1,)
+    first: int = 0
+    whole_height: int = 1
     whole_prefix: int = 0
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GridRows):
+            return False
+        return self.first == other.first and self.whole == other.whole and super().__eq__(other)
+
+    __hash__ = TokenGrid.__hash__
+
+    def __str__(self) -> str:
+        return f"rows {self.first} to {self.behind - 1} of {self.whole}"
+
+    @property
+    def behind(self) -> int:
+        """The whole grid's first row behind these."""
+        return self.first + self.height
+
+    @property
+    def tokens(self) -> slice:
+        """Which of the whole grid's tokens stand here."""
+        behind = self.whole_prefix + self.behind * self.width
+        return slice(behind - self.num_tokens, behind)
+
+    @property
+    def whole(self) -> TokenGrid:
+        return TokenGrid(self.whole_height, self.width, self.whole_prefix)
+
+    @property
+    def without_prefix(self) -> TokenGrid:
+        return self.whole.without_prefix.rows(self.first, self.behind)
+
+    def widened(self, reach: int) -> "GridRows":
+        """With as many as `reach` rows more above and below, as far as there are some."""
+        return self.whole.rows(max(0, self.first - reach), min(self.whole_height, self.behind + reach))
+
+    def own_rows(self, of_whole: Tensor, dim: int = 0) -> Tensor:
+        return of_whole.narrow(dim, self.first, self.height)
+
+    def own_tokens(self, of_whole: Tensor) -> Tensor:
+        return of_whole.narrow(-2, self.tokens.start, self.num_tokens)
+
+    def beside(self, wider: TokenGrid) -> tuple[int, int]:
+        if not isinstance(wider, GridRows) or wider.whole != self.whole:
+            return 0, 0
+        return self.first - wider.first, wider.behind - self.behind
+
+    def of(self, wider: TokenGrid, tokens: Tensor) -> Tensor:
+        if not isinstance(wider, GridRows):
+            return self.own_tokens(tokens)
+        return tokens.narrow(-2, self.tokens.start - wider.tokens.start, self.num_tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class BandGrid(GridRows):
+    """Rows of a whole grid whose other rows other processes hold: `heights` are those of all bands from the top."""
+
+    heights: tuple[int, ...] = (1,)
+
     @classmethod
-    def of(cls, heights: tuple[int, ...], index: int, width: int, prefix: int = 0) -> "BandGrid":
-        """The band `index` of a grid with `prefix` tokens in front."""
-        return cls(heights[index], width, prefix if index == 0 else 0, index, heights, prefix)
+    def cut(cls, heights: tuple[int, ...], index: int, width: int, prefix: int = 0) -> "BandGrid":
+        """The band `index` of a grid with `prefix` tokens in front, which stand in the first band."""
+        height, here = heights[index], prefix if index == 0 else 0
+        return cls(height, width, here, sum(heights[:index]), sum(heights), prefix, heights)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BandGrid) and self.heights == other.heights and super().__eq__(other)
 
     __hash__ = TokenGrid.__hash__
 
-    def __str__(self) -> str:
-        return f"rows {self.top} to {self.top + self.height - 1} of {self.whole}"
-
     @property
-    def top(self) -> int:
-        """Its first row in the whole grid."""
-        return sum(self.heights[: self.index])
-
-    @property
-    def whole(self) -> TokenGrid:
-        return TokenGrid(sum(self.heights), self.width, self.whole_prefix)
+    def index(self) -> int:
+        """Which of the bands it is."""
+        return list(itertools.accumulate(self.heights, initial=0)).index(self.first)
 
     @property
     def without_prefix(self) -> TokenGrid:
-        return BandGrid.of(self.heights, self.index, self.width)
+        return BandGrid.cut(self.heights, self.index, self.width)
 
     def reduced(self, ratio: int) -> TokenGrid:
+        # asked of all bands, so that every process raises
         if any(height % ratio for height in self.heights[:-1]):
             raise SubquadError(
                 f"bands of {' '.join(map(str, self.heights))} rows can't be made {ratio} times smaller each: all but "
                 f"the last have to be multiples of {ratio} rows high"
             )
         heights = tuple(-(-height // ratio) for height in self.heights)
-        return BandGrid.of(heights, self.index, -(-self.width // ratio))
+        return BandGrid.cut(heights, self.index, -(-self.width // ratio))
 
-    def own_rows(self, of_whole: Tensor, dim: int = 0) -> Tensor:
-        return of_whole.narrow(dim, self.top, self.height)
 
-    def own_tokens(self, of_whole: Tensor) -> Tensor:
-        first = self.top * self.width + self.whole_prefix - self.prefix
-        return of_whole.narrow(-2, first, self.num_tokens)
+def cut_into_rows(grid: TokenGrid, most_tokens: int) -> list[GridRows]:
+    """Rows of a grid in turn, in parts of about `most_tokens` tokens, one row at least, that differ by one row."""
+    count = -(-grid.height // max(1, most_tokens // grid.width))
+    bounds = [i * grid.height // count for i in range(count + 1)]
+    return [grid.rows(first, behind) for first, behind in itertools.pairwise(bounds)]
+
+
+def rows_beside(kernel: int, stride: int = 1, padding: int | None = None, dilation: int = 1) -> tuple[int, int]:
+    """How many rows above and below some rows, whole strides of them, a convolution looks at.
+
+    `padding` is how many rows of zeros it has above the map, half a kernel if left out.
+    """
+    reach = dilation * (kernel - 1) + 1
+    above = reach // 2 if padding is None else padding
+    return above, max(reach - stride - above, 0)

@@ -16,7 +16,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
-from subquad.grid import BandGrid, TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.tracing import is_exporting, larger, surely
 
 
@@ -44,6 +44,23 @@ def resampled(image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bo
     return F.interpolate(wide, shape, mode=mode).to(image.dtype)
 
 
+def resampled_to(image: Tensor, grid: TokenGrid, mode: str) -> Tensor:
+    """A table (b, c, y, x) resampled to the map of a grid, "bilinear" or "bicubic"; to some rows of one without all."""
+    if not isinstance(grid, GridRows):
+        return resampled(image, grid.shape, mode, antialias=mode == "bicubic")
+    matrix = linear if mode == "bilinear" else smooth_bicubic
+    wide = image if image.dtype == torch.float64 else image.float()
+    rows, columns = (matrix(old, new, wide) for old, new in zip(image.shape[2:], grid.whole.shape, strict=True))
+    return (grid.own_rows(rows) @ wide @ columns.T).to(image.dtype)
+
+
+def linear(old: int, new: int, like: Tensor) -> Tensor:
+    """The matrix (new, old) of linear resampling along a line, without aligned corners."""
+    places = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * (old / new) - 0.5
+    sources = torch.arange(old, dtype=like.dtype, device=like.device)
+    return (1 - (places.clamp(0, old - 1)[:, None] - sources).abs()).clamp(min=0)
+
+
 def smooth_bicubic(old: int, new: int, like: Tensor) -> Tensor:
     """The matrix (new, old) of bicubic resampling along a line, widened where it shrinks so that nothing aliases.
 
@@ -69,8 +86,8 @@ def adaptive_means(image: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def means_of_rows(image: Tensor, grid: TokenGrid, shape: tuple[int, int]) -> Tensor:
-    """What a map's rows, all those of its grid or a band, contribute to the means over `shape` adaptive bins."""
-    if not isinstance(grid, BandGrid):
+    """What a map's rows, all those of its grid or some, contribute to the means over `shape` adaptive bins."""
+    if not isinstance(grid, GridRows):
         return adaptive_means(image, shape)
     rows, columns = (bin_means(size, count, image) for size, count in zip(grid.whole.shape, shape, strict=True))
     return grid.own_rows(rows, dim=1) @ image @ columns.mT
@@ -150,9 +167,8 @@ def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) ->
         return table[:, : new.num_tokens]
     prefix, places = table.split([old.prefix, old.num_places], dim=1)
     image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=old.height)
-    image = resampled(image, new.whole.shape, mode, antialias=mode == "bicubic")
-    places = rearrange(image, "1 (h d) y x -> h (y x) d", h=table.shape[0])
-    return new.own_tokens(torch.cat([prefix, places], dim=1))
+    places = rearrange(resampled_to(image, new, mode), "1 (h d) y x -> h (y x) d", h=table.shape[0])
+    return torch.cat([prefix[:, : new.prefix], places], dim=1)
 
 
 def square_grid(num_tokens: int, prefix: int) -> TokenGrid:
@@ -218,11 +234,13 @@ class GridBias(GridTable):
         same_prefix(self.grid, grid.whole)
         agents = agents or self.agents
         block = self._for_agents(self.block, agents)
-        if isinstance(grid, BandGrid):
+        rows = resample_line(self._for_agents(self.rows, agents), grid.whole.height)
+        if isinstance(grid, GridRows):
             # along rows it is resampled here, and along columns where it is written out
-            tall = resampled(block, (grid.whole.height, block.shape[-1]), "bilinear")
-            block = grid.own_rows(tall, dim=2)
-        rows = grid.own_rows(resample_line(self._for_agents(self.rows, agents), grid.whole.height), dim=2)
+            wide = block if block.dtype == torch.float64 else block.float()
+            tall = grid.own_rows(linear(block.shape[2], grid.whole.height, wide)) @ wide
+            block = tall.to(block.dtype)
+            rows = grid.own_rows(rows, dim=2)
         columns = resample_line(self._for_agents(self.columns, agents), grid.width)
         prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)[:, :, : grid.prefix]
         return BiasTables(block, rows, columns, prefix)

@@ -120,9 +120,14 @@ class AxialRope(nn.Module):
         self.num_heads, self.both_ends, self.across_heads = num_heads, both_ends, across_heads
 
     def forward(
-        self, grid: TokenGrid, device: torch.device, dtype: torch.dtype = torch.float32, *, feature_width: int = 1
+        self,
+        grid: TokenGrid,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        *,
+        feature_width: int = 1,
     ) -> Rotation:
-        """The rotation of all tokens of a grid.
+        """The rotation of all tokens of a grid, or of some rows of one.
 
         `feature_width` is how many features become of each channel of a head before they are turned, see `Traits`;
         `dtype` is that of the tokens.

@@ -83,14 +83,6 @@ def largest(x: Tensor) -> Tensor:
     return x if _current is None else _current.largest(x)
 
 
-def softmax(scores: Tensor, dim: int) -> Tensor:
-    """The softmax over all tokens, which lie along `dim`; a process gets the shares of its own."""
-    if _current is None:
-        return scores.softmax(dim=dim)
-    raised = (scores - largest(scores.detach().amax(dim=dim, keepdim=True))).exp()
-    return raised / total(raised.sum(dim=dim, keepdim=True))
-
-
 def with_borders(image: Tensor, rows: int) -> tuple[Tensor, int]:
     """A map (b, c, y, x) with `rows` more above and below, and how many rows of zeros are still to be added."""
     return (image, rows) if _current is None else (_current.with_borders(image, rows, rows), 0)

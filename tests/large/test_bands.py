@@ -83,7 +83,8 @@ def test_every_host_that_spreads_computes_what_one_process_does(host, attention)
 
 def traffic(attention, height, width):
     """What a band between others hands over in a forward and a backward pass of one block."""
-    model = small("vit", attention, depths=(1,), drop_path_rate=0, class_token=False, global_pool="avg").train()
+    settings = {"img_size": (height, width), "depths": (1,), "class_token": False, "global_pool": "avg"}
+    model = small("vit", attention, drop_path_rate=0, **settings).train()
     copies = [copy.deepcopy(model) for _ in range(3)]
 
     def one(index, exchange):
@@ -98,9 +99,11 @@ def traffic(attention, height, width):
 @pytest.mark.parametrize("attention", SPREADING)
 def test_what_a_layer_sends_does_not_grow_with_tokens(attention):
     few, tall, wide = (traffic(attention, *size) for size in ((96, 32), (192, 32), (96, 64)))
-    assert (few.sums, few.sum_bytes) == (tall.sums, tall.sum_bytes) == (wide.sums, wide.sum_bytes)
+    assert few.sums == tall.sums == wide.sums
+    # less where there are fewer landmarks
+    assert tall.sum_bytes <= few.sum_bytes and wide.sum_bytes <= few.sum_bytes
     # borders are rows: as long as the map is wide, however high it is
-    assert tall == few
+    assert (tall.borders, tall.border_bytes) == (few.borders, few.border_bytes)
     assert wide.borders == few.borders and wide.border_bytes == 2 * few.border_bytes
 
 

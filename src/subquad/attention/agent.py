@@ -8,13 +8,17 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import agent_attention, agent_weights, pool_tokens
+from subquad.ops.agent_formula import agent_answers, agent_sums
+from subquad.ops.map_formulas import pool_rows
 from subquad.ops.padding import zero_padding
+from subquad.ops.weighted_sums import merge_weighted
 from subquad.positions import BiasTables, GridBias
 from subquad.ranges import Positive, checks_arguments
 
@@ -87,6 +91,22 @@ class AgentAttention(nn.Module):
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
         return agent_weights(q, agents, k, *self.biases(grid, kv_grid), padding, idle)[:, :, None]
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+
+        def pooled(rows: GridRows, q: Tensor) -> State:
+            return (pool_rows(q, rows, self.agent_grid),)
+
+        def collected(rows: GridRows, agents: State, k: Tensor, v: Tensor) -> State:
+            return agent_sums(agents[0], k, v, self.agent_bias(rows, self.agent_grid))
+
+        def answers(rows: GridRows, agents: State, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
+            y = agent_answers(q, agents[0], state, self.query_bias(rows, self.agent_grid))
+            return finish_rows(self.local, y, v, rows=rows)
+
+        sums = Sweep(("q",), pooled), Sweep(("k", "v"), collected, merge=merge_weighted)
+        return Streaming(sums, Sweep(("q",), answers, values_beside(self.local)))
 
     def biases(self, grid: TokenGrid, kv_grid: TokenGrid) -> tuple[BiasTables, BiasTables]:
         """Give the biases of agents and keys, and those of agents and queries."""

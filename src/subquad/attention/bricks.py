@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid, rows_beside
 from subquad.ops import Shapes, add_local
 from subquad.ops.padding import zero_padding
 from subquad.rope import Rotation
@@ -82,6 +82,16 @@ class LocalConv(nn.Module):
         bias = None if self.bias is None else self.for_channels(self.bias)
         return add_local(y, zero_padding(v, padding), weight, bias, gate, grid=grid, kv_grid=kv_grid)
 
+    @property
+    def reach(self) -> int:
+        """Rows above and below that a token's branch sees."""
+        return max(rows_beside(self.weight.shape[-1]))
+
+
+def values_beside(local: LocalConv | None) -> dict[str, int]:
+    """What a mechanism's answers need of the rows beside: values, where it has a local branch."""
+    return {} if local is None else {"v": local.reach}
+
 
 def finish(
     local: LocalConv | None,
@@ -100,6 +110,14 @@ def finish(
         return y
     GATED.check(y, gate)
     return y * gate
+
+
+def finish_rows(
+    local: LocalConv | None, y: Tensor, v: Tensor | None, gate: Tensor | None = None, *, rows: GridRows
+) -> Tensor:
+    """`finish` of some rows of a grid, from the values that `values_beside` asks for."""
+    kv_grid = rows if local is None else rows.widened(local.reach)
+    return finish(local, y, y if v is None else v, gate, grid=rows, kv_grid=kv_grid)
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ class CirculantAttention(nn.Module):
             "prefix": "it has no offset to the map; take a network without (class_token=False, reg_tokens=0)",
             "kv_grid": "offsets are from place to place of one map; keep keys on the grid of their queries",
         },
+        no_streaming="its Fourier transform is of the whole map at once",
         colour="#6b3e26",
     )
 

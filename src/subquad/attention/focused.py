@@ -4,11 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import Shapes, focused_attention, focused_weights
+from subquad.ops.focused_formula import focused_answers, focused_sums
 from subquad.positions import PositionTable
 from subquad.ranges import AboveZero, Positive, checks_arguments
 
@@ -67,6 +69,19 @@ class FocusedAttention(nn.Module):
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         k = self._placed(k, kv_grid)
         return focused_weights(q, k, F.softplus(self.temperature), padding, power=self.power)[:, :, None]
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+        temperature = F.softplus(self.temperature)
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
+            return focused_sums(k + self.positions(rows), v, temperature, power=self.power)
+
+        def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
+            y = focused_answers(q, temperature, state, grid.num_tokens, power=self.power)
+            return finish_rows(self.local, y, v, rows=rows)
+
+        return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
 
     def _placed(self, k: Tensor, kv_grid: TokenGrid) -> Tensor:
         """The keys with their positions."""

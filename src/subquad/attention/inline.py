@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from subquad import spread
 from subquad.attention.bricks import check_tokens, head_dim, silence
 from subquad.attention.key_removal import recentred
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import add_local, inline_attention, inline_weights
+from subquad.ops.inline_formula import inline_answers, inline_sums, merge_inline
 from subquad.ops.padding import zero_padding
 from subquad.ranges import Positive, checks_arguments
 
@@ -70,6 +72,25 @@ class InLineAttention(nn.Module):
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         return inline_weights(q, k, padding)[:, :, None]
 
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor, x: Tensor) -> State:
+            return *inline_sums(k, v), x.sum(dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+        def merge(state: State, other: State) -> State:
+            return *merge_inline(state[:-1], other[:-1]), state[-1] + other[-1]
+
+        def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
+            y = inline_answers(q, state[:-1])
+            if self.local is None or v is None:
+                return y
+            taps = self.local.taps((state[-1] / grid.num_tokens).to(q.dtype))
+            return add_local(y, v, taps, grid=rows, kv_grid=rows.widened(1))
+
+        beside = {} if self.local is None else {"v": 1}
+        return Streaming((Sweep(("k", "v", "x"), sums, merge=merge),), Sweep(("q",), answers, beside))
+
 
 class LocalKernel(nn.Module):
     """Nine taps for each channel from the mean token: an MLP per head, x (b, n, c) -> (b, c, 3, 3)."""
@@ -85,6 +106,10 @@ class LocalKernel(nn.Module):
         else:
             present = ~padding[..., None]
             mean = (x * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
+        return self.taps(mean)
+
+    def taps(self, mean: Tensor) -> Tensor:
+        """What the MLP makes of mean tokens (b, c)."""
         taps = by_head(self.fc2, F.gelu(by_head(self.fc1, mean)))
         return taps.view(taps.shape[0], -1, 3, 3)
 

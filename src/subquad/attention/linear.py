@@ -2,12 +2,14 @@
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import unknown_name
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import FEATURE_MAPS, linear_attention, linear_weights
+from subquad.ops.linear_formula import linear_answers, linear_sums
 from subquad.ranges import Positive, checks_arguments
 
 
@@ -54,6 +56,18 @@ class LinearAttention(nn.Module):
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         y = linear_attention(q, k, v, padding, feature_map=self.feature_map)
         return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
+            return linear_sums(k, v, feature_map=self.feature_map)
+
+        def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
+            y = linear_answers(q, state, grid.num_tokens, feature_map=self.feature_map)
+            return finish_rows(self.local, y, v, rows=rows)
+
+        return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid

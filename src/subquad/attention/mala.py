@@ -5,10 +5,12 @@ Cost 2 n d² a head. Fan et al. 2025, arXiv 2507.00698.
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import mala_attention, mala_weights
+from subquad.ops.mala_formula import mala_answers, mala_sums
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
 
@@ -64,3 +66,18 @@ class MalaAttention(nn.Module):
     ) -> Tensor:
         check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         return mala_weights(q, k, padding, rotation)[:, :, None]
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
+            return mala_sums(k, v, rotation=rotation)
+
+        def answers(
+            rows: GridRows, state: State, q: Tensor, g: Tensor, rotation: Rotation | None, v: Tensor | None = None
+        ) -> Tensor:
+            y = mala_answers(q, state, grid.num_tokens, rotation)
+            return finish_rows(self.local, y, v, g, rows=rows)
+
+        inputs = ("q", "g", "rotation")
+        return Streaming((Sweep(("k", "v", "rotation"), sums),), Sweep(inputs, answers, values_beside(self.local)))

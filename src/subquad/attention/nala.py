@@ -5,11 +5,13 @@ Cost 4 n d² a head. Meng et al., arXiv 2506.21137. Its gate, LayerNorm(y) · Si
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import nala_attention, nala_weights
+from subquad.ops.nala_formula import nala_answers, nala_sums
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
 
@@ -71,3 +73,18 @@ class NalaAttention(nn.Module):
     ) -> Tensor:
         check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
         return nala_weights(q, k, padding, rotation)[:, :, None]
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
+            return nala_sums(k, v, rotation)
+
+        def answers(
+            rows: GridRows, state: State, q: Tensor, rotation: Rotation | None, v: Tensor | None = None
+        ) -> Tensor:
+            y = nala_answers(q, state, grid.num_tokens, rotation)
+            return finish_rows(self.local, y, v, rows=rows)
+
+        inputs = ("q", "rotation")
+        return Streaming((Sweep(("k", "v", "rotation"), sums),), Sweep(inputs, answers, values_beside(self.local)))

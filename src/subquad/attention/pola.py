@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import pola_attention, pola_weights
+from subquad.ops.pola_formula import pola_answers, pola_sums
 from subquad.positions import PositionTable
 from subquad.ranges import NotNegative, Positive, checks_arguments
 
@@ -77,6 +79,19 @@ class PolaAttention(nn.Module):
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         return pola_weights(q, k, self.powers(), padding, self._temperature(), self.positions(kv_grid))
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+        powers, temperature = self.powers(), self._temperature()
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
+            return pola_sums(k + self.positions(rows), v, powers, temperature)
+
+        def answers(rows: GridRows, state: State, q: Tensor, g: Tensor, v: Tensor | None = None) -> Tensor:
+            y = pola_answers(q, powers, temperature, state, grid.num_tokens)
+            return finish_rows(self.local, y, v, g, rows=rows)
+
+        return Streaming((Sweep(("k", "v"), sums),), Sweep(("q", "g"), answers, values_beside(self.local)))
 
     def _temperature(self) -> Tensor:
         return F.softplus(self.temperature)

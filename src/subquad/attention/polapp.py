@@ -6,11 +6,14 @@ Cost 4 n d² a head. Meng et al., the successor of arXiv 2501.15061.
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, head_dim, silence
+from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import polapp_attention, polapp_weights
+from subquad.ops.polapp_formula import polapp_answers, polapp_sums
+from subquad.ops.weighted_sums import merge_weighted
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
 
@@ -82,3 +85,19 @@ class PolappAttention(nn.Module):
     def spikiness(self) -> tuple[Tensor, Tensor]:
         """What exponents of queries are multiplied by in each stream, 0 to 1, (h, 1, 2d) each."""
         return torch.sigmoid(self.same_spikiness), torch.sigmoid(self.opposite_spikiness)
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+        spikiness = self.spikiness()
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
+            return polapp_sums(k, v, rotation=rotation)
+
+        def answers(
+            rows: GridRows, state: State, q: Tensor, g: Tensor, rotation: Rotation | None, v: Tensor | None = None
+        ) -> Tensor:
+            y = polapp_answers(q, *spikiness, state, grid.num_tokens, rotation)
+            return finish_rows(self.local, y, v, g, rows=rows)
+
+        state = Sweep(("k", "v", "rotation"), sums, merge=merge_weighted)
+        return Streaming((state,), Sweep(("q", "g", "rotation"), answers, values_beside(self.local)))

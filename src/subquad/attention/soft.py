@@ -39,6 +39,7 @@ class SoftAttention(nn.Module):
         refuses={"kv_grid": "its keys are its queries; keep them on one grid"},
         in_hosts={"softnet": {"ratio": (8, 4, 2, 1), "kernel_size": (9, 5, 3, 3)}},
         spreads=True,
+        no_streaming="its landmarks grow in number with the image, and are no state of a fixed size",
         colour="#c28a00",
     )
 

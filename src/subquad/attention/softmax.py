@@ -24,6 +24,7 @@ class SoftmaxAttention(nn.Module):
         quadratic=True,
         key_removal=renormalised,
         in_hosts={"swin": {"relative_bias": True}},
+        no_streaming="every query looks at every key, and no state of a fixed size stands for the keys",
         colour="#3a3f4a",
     )
 

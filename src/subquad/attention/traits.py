@@ -48,6 +48,8 @@ class Traits:
             Its `weights` raises a SubquadError that says so.
         spreads: whether it computes over all tokens what several processes hold together: its sums over tokens go
             through `subquad.spread`, its tables through grids. Others are refused by `subquad.split_tokens`.
+        no_streaming: why it can't answer a grid piece by piece, as the end of "… can't be streamed: "; empty where it
+            can, see `subquad.attention.sweeps`.
         refuses: what it can't honour and why, by name: "padding", "prefix" (tokens that stand nowhere on the map),
             "kv_grid" (keys on another grid than the queries). It raises a SubquadError where it meets one, a prefix
             and grids already when it is made; who wants to know before reads it here.
@@ -71,6 +73,7 @@ class Traits:
     open_gate: float = 1.0
     no_weights: str = ""
     spreads: bool = False
+    no_streaming: str = ""
     refuses: Mapping[str, str] = field(default_factory=dict)
     colour: str = ""
 
@@ -90,6 +93,7 @@ class Traits:
             ("open_gate", _is_number(self.open_gate), "a number"),
             ("no_weights", isinstance(self.no_weights, str), "text"),
             ("spreads", isinstance(self.spreads, bool), "True or False"),
+            ("no_streaming", isinstance(self.no_streaming, str), "text"),
             ("refuses", _are_reasons(self.refuses), f"reasons by name: {', '.join(REFUSABLE)}"),
             ("colour", isinstance(self.colour, str) and _is_colour(self.colour), 'written as "#d55e00"'),
         ):

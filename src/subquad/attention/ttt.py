@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from subquad.attention.bricks import check_tokens, head_dim
+from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.grid import GridRows, TokenGrid
 from subquad.ops import ttt_filter, ttt_unit
+from subquad.ops.ttt_formula import filter_answers, filter_sums, unit_answers, unit_sums
 from subquad.positions import start_normal
 from subquad.ranges import Positive, checks_arguments
 from subquad.rope import Rotation
@@ -59,6 +61,26 @@ class TTTAttention(nn.Module):
         y = ttt_unit(q, k, v, self.w1, self.w2, padding, rotation=rotation)
         filtered = ttt_filter(filter_q, filter_k, filter_v, self.w3, padding, grid=grid, kv_grid=kv_grid)
         return torch.cat([y, filtered], dim=1)
+
+    def streaming(self, grid: TokenGrid) -> Streaming:
+        """See `subquad.attention.sweeps`."""
+        sizes = [len(self.w1), EXTRA_HEADS]
+
+        def sums(rows: GridRows, k: Tensor, v: Tensor, rotation: Rotation | None) -> State:
+            (k, filter_k), (v, filter_v) = (tokens.split(sizes, dim=1) for tokens in (k, v))
+            k, seen = rows.of(rows.widened(1), k), rows.widened(1)
+            of_unit = unit_sums(k, v, self.w1, self.w2, rotation=rotation)
+            return *of_unit, filter_sums(filter_k, filter_v, grid=rows, seen=seen)
+
+        def answers(rows: GridRows, state: State, q: Tensor, rotation: Rotation | None) -> Tensor:
+            q, filter_q = q.split(sizes, dim=1)
+            q, seen = rows.of(rows.widened(1), q), rows.widened(1)
+            y = unit_answers(q, self.w1, self.w2, state[:2], grid.num_tokens, rotation)
+            filtered = filter_answers(filter_q, self.w3, state[2], grid.num_places, grid=rows, seen=seen)
+            return torch.cat([y, filtered], dim=1)
+
+        state = Sweep(("v", "rotation"), sums, beside={"k": 1})
+        return Streaming((state,), Sweep(("rotation",), answers, beside={"q": 1}))
 
     def weights(
         self,

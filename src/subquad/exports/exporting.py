@@ -68,11 +68,10 @@ def export(
     """
     exporter = exporter_named(format)
     check_int8(int8, format)
+    check_dtype(dtype, format)
     path = Path(path)
     check_suffix(path, f"{format} is", exporter.suffix)
     check_dynamic(dynamic)
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
     size = _pair(img_size if img_size is not None else getattr(model, "img_size", None))
     least = least_pixels(model)
     if "size" in dynamic and min(size) < least:
@@ -101,6 +100,15 @@ def exporter_named(name: str) -> Exporter:
     if missing := [package for package in EXPORTERS[name].needs if importlib.util.find_spec(package) is None]:
         raise SubquadError(f"{name} needs {' and '.join(missing)}: pip install 'subquad[export]'")
     return EXPORTERS[name]
+
+
+def check_dtype(dtype: str, format: str) -> None:
+    """Raise SubquadError where there is no such dtype, or the format's engine does not compute in it."""
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    if dtype not in (able := EXPORTERS[format].dtypes):
+        formats = ", ".join(name for name, exporter in EXPORTERS.items() if dtype in exporter.dtypes)
+        raise SubquadError(f"{format} is not written in {dtype}, but in {', '.join(able)}: {formats} can be")
 
 
 def check_int8(what: str | None, format: str) -> None:

@@ -28,6 +28,7 @@ class Exporter:
         load: opens what was written, in the engine that it is for.
         int8: what of `quantizing.INT8` it can hold, the network's linear layers having been brought to it by torchao.
         int8_files: what of it is done by the engine's own tool to the file that was written, in place.
+        dtypes: what its engine computes in, of `exporting.DTYPES`.
     """
 
     summary: str
@@ -37,6 +38,7 @@ class Exporter:
     load: Callable[[Path], Runner]
     int8: tuple[str, ...] = ()
     int8_files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
 
 
 def check_exporter(name: str, exporter: Any) -> None:
@@ -56,6 +58,8 @@ OURS = {
         onnx_format.write,
         onnx_format.load,
         int8_files={"dynamic": onnx_format.quantize},
+        # ONNX Runtime has no bf16 convolution for CPUs
+        dtypes=("fp32", "fp16"),
     ),
     "openvino": Exporter(
         "OpenVINO, with its weights in a .bin beside it",

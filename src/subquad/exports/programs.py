@@ -1,5 +1,6 @@
 """A network as a program of torch.export: of any batch, and of images of any size, where that is asked for."""
 
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental import _config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subquad.errors import SubquadError
@@ -86,8 +86,21 @@ def as_formulas() -> Iterator[None]:
         yield
 
 
+OPTIONS, OBLIVIOUS = "torch.fx.experimental._config", "backed_size_oblivious"
+"""Where PyTorch has an option that is no part of its interface: from 2.11 to 2.15 at least."""
+
+
 @contextmanager
 def sizes_without_guards() -> Iterator[None]:
-    """PyTorch asks of sizes that may change whether they are 1 only where the answer matters."""
-    with _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+    """PyTorch asks of sizes that may change whether they are 1 only where the answer matters.
+
+    A PyTorch that has lost the option asks, and either finds another way or says which size it was held to.
+    """
+    try:
+        options = importlib.import_module(OPTIONS)
+        getattr(options, OBLIVIOUS)
+    except (ImportError, AttributeError):
+        yield
+        return
+    with options.patch(**{OBLIVIOUS: True}):
         yield

@@ -1,5 +1,19 @@
-"""Images that are too large for one process: their tokens over several."""
+"""Images of more tokens than fit: streamed through a network, or spread over processes."""
 
 from subquad.large.bands import band_rows, split_tokens
+from subquad.large.image_rows import rows_of
+from subquad.large.processes import lost_in_one_line
+from subquad.large.streamed_network import Outputs, Streamed, check_network, stream_network
+from subquad.large.walking_along import identity_of
 
-__all__ = ["band_rows", "split_tokens"]
+__all__ = [
+    "Outputs",
+    "Streamed",
+    "band_rows",
+    "check_network",
+    "identity_of",
+    "lost_in_one_line",
+    "rows_of",
+    "split_tokens",
+    "stream_network",
+]

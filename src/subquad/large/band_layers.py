@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subquad import spread
+from subquad.grid import rows_beside
 
 
 class BandConv2d(nn.Conv2d):
@@ -19,7 +20,7 @@ class BandConv2d(nn.Conv2d):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         exchange = spread.current()
-        above, below = rows_beside(self)
+        above, below = beside(self)
         if exchange is None or not (above or below):
             return super()._conv_forward(x, weight, bias)
         x = exchange.with_borders(x, above, below)
@@ -29,10 +30,9 @@ class BandConv2d(nn.Conv2d):
         return F.conv2d(x, weight, bias, self.stride, (0, int(self.padding[1])), self.dilation, self.groups)
 
 
-def rows_beside(conv: nn.Conv2d) -> tuple[int, int]:
+def beside(conv: nn.Conv2d) -> tuple[int, int]:
     """How many rows above and below a band a convolution looks at."""
-    above, reach = int(conv.padding[0]), conv.dilation[0] * (conv.kernel_size[0] - 1) + 1
-    return above, max(reach - conv.stride[0] - above, 0)
+    return rows_beside(conv.kernel_size[0], conv.stride[0], int(conv.padding[0]), conv.dilation[0])
 
 
 class BandBatchNorm(_BatchNorm):

@@ -18,7 +18,7 @@ from subquad.attention.bricks import LocalConv
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.large.band_layers import BandConv2d, rows_beside, see_beside
+from subquad.large.band_layers import BandConv2d, beside, see_beside
 from subquad.large.exchanging import BandExchange
 from subquad.large.processes import ProcessGroup
 from subquad.models.backbone import Backbone
@@ -109,9 +109,9 @@ def least_rows(model: Backbone) -> int:
     for s, stage in enumerate(model.stages):
         for module in stage.blocks.modules():
             if isinstance(module, BandConv2d):
-                rows.append(max(rows_beside(module)) * model.patch_size * 2**s)
+                rows.append(max(beside(module)) * model.patch_size * 2**s)
             elif isinstance(module, LocalConv):
-                rows.append(module.weight.shape[-1] // 2 * model.patch_size * 2**s)
+                rows.append(module.reach * model.patch_size * 2**s)
     return max(rows)
 
 

@@ -78,7 +78,7 @@ class BandExchange:
         """The grid of a band (b, c, y, x) of a map that has `prefix` tokens in front."""
         height, width = image.shape[-2:]
         heights = self.channel.gather([height], image)
-        return BandGrid.of(tuple(height for (height,) in heights), self.index, width, prefix)
+        return BandGrid.cut(tuple(height for (height,) in heights), self.index, width, prefix)
 
     def __deepcopy__(self, memo: object) -> "BandExchange":
         return self

@@ -92,13 +92,13 @@ def lost_in_one_line(index: int, count: int) -> Iterator[None]:
 
 
 def shortened(error: BaseException) -> str:
-    """The first sentence of PyTorch's, without the line of its source that it begins with."""
+    """PyTorch's error without the line of its source that it begins with, and without advice to its authors."""
     return re.sub(r"^\[[^]]*\] ", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
 
 
 def lost_process(error: BaseException) -> bool:
     """Whether an error says that another process of this run can't be reached any more."""
-    words = ("nccl", "closed by peer", "connection reset", "process group")
+    words = ("gloo", "nccl", "closed by peer", "connection reset", "process group")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
     )

@@ -104,12 +104,18 @@ class SelfAttention(nn.Module):
             # not unflatten, which is a dozen calls of Python: narrow layers wait for those
             fused = self.qkv(x).view(*x.shape[:2], len(self.projected), self.all_heads, -1)
             return dict(zip(self.projected, fused.permute(2, 0, 3, 1, 4).unbind(0), strict=True))
+        of_keys = tuple(name for name in self.projected if name in OF_KEYS)
+        others = tuple(name for name in self.projected if name not in OF_KEYS)
+        return self.some_heads(x, others) | self.some_heads(keys, of_keys)
+
+    def some_heads(self, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """Some of what is projected, by name, each (b, h, n, d)."""
         parts, bias = {}, whole_bias(self.qkv)
         width = self.qkv.out_features // len(self.projected)
-        for i, name in enumerate(self.projected):
-            rows = slice(i * width, (i + 1) * width)
-            source = keys if name in OF_KEYS else x
-            tokens = F.linear(source, self.qkv.weight[rows], None if bias is None else bias[rows])
+        for name in names:
+            first = self.projected.index(name) * width
+            rows = slice(first, first + width)
+            tokens = F.linear(x, self.qkv.weight[rows], None if bias is None else bias[rows])
             parts[name] = rearrange(tokens, "b n (h d) -> b h n d", h=self.all_heads)
         return parts
 
@@ -119,7 +125,7 @@ class SelfAttention(nn.Module):
         if rotation is None and self._modules["q_norm"] is None and self._modules["k_norm"] is None:
             return supply
         for name in QUERIES_AND_KEYS:
-            if (norm := getattr(self, f"{name}_norm")) is not None:
+            if name in supply and (norm := getattr(self, f"{name}_norm")) is not None:
                 supply = supply | {name: norm(supply[name])}
             if rotation is not None and name in supply:
                 supply = supply | {name: rotation.turn(supply[name])}

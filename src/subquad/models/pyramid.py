@@ -2,13 +2,14 @@
 
 from typing import Any
 
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.models.backbone import Backbone
+from subquad.models.stages import fill_up
 from subquad.ranges import Count, checks_arguments
+from subquad.tracing import first, surely, up_to_multiple
 
 STRIDES = (4, 8, 16, 32)
 
@@ -68,6 +69,11 @@ class Pyramid(nn.Module):
             stage.eval()
         return self
 
+    @property
+    def least_size(self) -> int:
+        """Pixels of the shortest side of a program for images of any size: the coarsest map has two places at least."""
+        return max(self.backbone.least_size, STRIDES[-1] + 1)
+
     def forward(self, x: Tensor) -> list[Tensor]:
         """Images (b, 3, height, width) of any size to maps (b, c, ⌈height / stride⌉, ⌈width / stride⌉).
 
@@ -75,7 +81,7 @@ class Pyramid(nn.Module):
         """
         size = x.shape[-2:]
         # maps of a plain network at four sizes fit each other where its own is even
-        x = pad_to_multiple(x, STRIDES[-1]) if self.filled else x
+        x = fill_up(x, STRIDES[-1]) if self.filled else x
         settings: dict[str, Any] = {"indices": self.indices, "intermediates_only": True}
         if self.is_plain:
             (last,) = self.backbone.forward_intermediates(x, norm=True, **settings)
@@ -84,16 +90,19 @@ class Pyramid(nn.Module):
             maps = self.backbone.forward_intermediates(x, **settings)[-len(self.strides) :]
             if len(self.norms):
                 maps = [_normed(norm, image) for norm, image in zip(self.norms, maps, strict=True)]
+        if not self.filled:
+            return list(maps)
         return [
-            image[..., : -(-size[0] // stride), : -(-size[1] // stride)]
+            cropped(image, *(up_to_multiple(side, stride) // stride for side in size))
             for image, stride in zip(maps, self.strides, strict=True)
         ]
 
 
-def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Zeros below and on the right, up to whole multiples."""
-    height, width = x.shape[-2:]
-    return F.pad(x, (0, -width % multiple, 0, -height % multiple))
+def cropped(image: Tensor, height: int, width: int) -> Tensor:
+    """The upper left part of a map (b, c, y, x)."""
+    for dim, count in ((-2, height), (-1, width)):
+        image = image if surely(image.shape[dim] == count) else first(image, count, dim)
+    return image
 
 
 def _normed(norm: nn.Module, image: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Letters: b batch, n tokens, c channels, y x rows and columns.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,15 @@ from subquad.models.layers import Mechanism
 from subquad.positions import PositionTable, start_normal
 from subquad.rope import AxialRope, Rotation, rope_of
 from subquad.tracing import surely, up_to_multiple
+
+
+class ImageRows(Protocol):
+    """An image of (height, width) that is read some rows at a time, as a network takes it."""
+
+    shape: tuple[int, int]
+
+    def rows(self, first: int, behind: int) -> Tensor:
+        """Give rows `first` to `behind`, (1, c, y, x)."""
 
 
 class ConvEmbed(nn.Module):
@@ -133,6 +142,10 @@ class Stage(nn.Module):
         """What goes into the blocks."""
         image = self.embed(x)
         grid = spread.grid_of(image, self.grid.prefix)
+        return self.drop(self.placed(image, grid)), grid
+
+    def placed(self, image: Tensor, grid: TokenGrid) -> Tensor:
+        """The tokens (b, n, c) of an embedded image (b, c, y, x), or of some rows of one: prefix tokens, positions."""
         tokens = rearrange(image, "b c y x -> b (y x) c")
         of_prefix = self.pos_embed is not None and self.pos_embed.grid.prefix > 0
         if self.pos_embed is not None and not of_prefix:
@@ -142,7 +155,7 @@ class Stage(nn.Module):
             tokens = torch.cat([prefix_tokens, tokens], dim=1)
         if self.pos_embed is not None and of_prefix:
             tokens = tokens + self.pos_embed(grid)
-        return self.drop(tokens), grid
+        return tokens
 
     def regrid(self, grid: TokenGrid) -> None:
         """Make position parameters for another grid."""

@@ -15,9 +15,10 @@ from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
 from subquad.models.layers import Block, Mechanism, SelfAttention
-from subquad.models.stages import Stage, drop_path_rates, fill_up
+from subquad.models.stages import ImageRows, Stage, drop_path_rates, fill_up
 from subquad.ranges import AboveZero, Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.rope import rope_of
+from subquad.tracing import up_to_multiple
 
 POSITIONS = ("all", "patches", "none")
 """Which tokens a learned position is added to."""
@@ -192,3 +193,11 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.pad(x, (self.margin,) * 4) if self.margin else x
         return self.proj(fill_up(x, self.patch_size))
+
+    def of_rows(self, image: ImageRows, first: int, behind: int) -> Tensor:
+        """Rows `first` to `behind` of what `forward` gives of an image that is read some rows at a time."""
+        height, width = image.shape
+        top, bottom = (row * self.patch_size - self.margin for row in (first, behind))
+        x = image.rows(max(top, 0), min(bottom, height))
+        right = up_to_multiple(width + 2 * self.margin, self.patch_size) - width - self.margin
+        return self.proj(F.pad(x, (self.margin, right, max(-top, 0), max(bottom - height, 0))))

@@ -5,12 +5,15 @@
 Han et al. 2023, arXiv 2312.08874, eq. 4, with the scale and the biases of the released code.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels, spread
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.ops.weighted_sums import raised, relative_to_all
 from subquad.positions import BiasTables
 
 SHAPES = kernels.Shapes(
@@ -91,22 +94,44 @@ def _agent(
     key_bias = _forbid(key_bias.to(q.dtype), padding)
     query_bias = _forbid(query_bias.mT.to(q.dtype), idle)
     if spread.is_spread():
-        return F.scaled_dot_product_attention(q, agents, collected(agents, k, v, key_bias), attn_mask=query_bias)
-    if _maps_are_small(q, agents):
+        _, *sums = relative_to_all(agent_sums(agents, k, v, key_bias))
+        values = _quotient(spread.sums(*sums)).to(v.dtype)
+    elif _maps_are_small(q, agents):
         scaled = agents * q.shape[-1] ** -0.5
         values = (scaled @ k.mT + key_bias).softmax(dim=-1) @ v
+    else:
+        values = F.scaled_dot_product_attention(agents, k, v, attn_mask=key_bias)
+    return _distributed(q, agents, values, query_bias.mT)
+
+
+def _distributed(q: Tensor, agents: Tensor, values: Tensor, query_bias: Tensor) -> Tensor:
+    """What queries (b, h, n, d), with biases (h, a, n), get of what agents have (b, h, a, d)."""
+    if _maps_are_small(q, agents):
+        scaled = agents * q.shape[-1] ** -0.5
         # agents in front, so that the softmax over a few of them runs along the tokens
-        return (scaled @ q.mT + query_bias.mT).softmax(dim=-2).mT @ values
-    values = F.scaled_dot_product_attention(agents, k, v, attn_mask=key_bias)
-    return F.scaled_dot_product_attention(q, agents, values, attn_mask=query_bias)
+        return (scaled @ q.mT + query_bias).softmax(dim=-2).mT @ values
+    return F.scaled_dot_product_attention(q, agents, values, attn_mask=query_bias.mT)
+
+
+@kept_in_fp32
+def agent_sums(agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor) -> tuple[Tensor, ...]:
+    """What agents (b, h, a, d) collect from keys and values (b, h, n, d) with biases (h, a, n), by `merge_weighted`.
+
+    The state has m and the sum of weights (b, h, a, 1), and Σ e^(s − m) v (b, h, a, d).
+    """
+    most, weights = raised(agents @ k.mT * k.shape[-1] ** -0.5 + key_bias)
+    return most, weights.sum(dim=-1, keepdim=True), weights @ v
 
 
 @in_fp32
-def collected(agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor) -> Tensor:
-    """What agents get from all keys (b, h, a, d), of which this process holds some."""
-    scores = agents @ k.mT * agents.shape[-1] ** -0.5 + key_bias
-    shares = (scores - spread.largest(scores.detach().amax(dim=-1, keepdim=True))).exp()
-    values, total = spread.sums(shares @ v, shares.sum(dim=-1, keepdim=True))
+def agent_answers(q: Tensor, agents: Tensor, sums: Sequence[Tensor], query_bias: Tensor) -> Tensor:
+    """What some queries (b, h, n, d), with biases (h, a, n), get of what agents collected from all keys."""
+    return _distributed(q, agents, _quotient(sums[1:]), query_bias)
+
+
+def _quotient(sums: Sequence[Tensor]) -> Tensor:
+    """The mean (b, h, a, d) of values, from the sum of weights and that of weighted values."""
+    total, values = sums
     return values / total
 
 

@@ -5,14 +5,16 @@
 FLatten Transformer, Han et al. 2023, arXiv 2308.00442, eq. 4-5. The norm runs over all channels, heads included.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
-from subquad.ops.linear_formula import feature_weights, mix_features
-from subquad.ops.precision import in_fp32
+from subquad.ops.linear_formula import feature_answers, feature_sums, feature_weights, mix_features
+from subquad.ops.precision import in_fp32, kept_in_fp32
 
 SHAPES = kernels.Shapes("focused attention", q="b h n d", k="b h m d", v="b h m d", temperature="h 1 d", padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
@@ -48,6 +50,20 @@ def _focused(x: Tensor, temperature: Tensor, power: float) -> Tensor:
 @in_fp32
 def _mix(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float, padding: Tensor | None = None) -> Tensor:
     return by_image(lambda *image: mix_features(*image, eps=eps), q, k, v, padding)
+
+
+@kept_in_fp32
+def focused_sums(k: Tensor, v: Tensor, temperature: Tensor, *, power: float) -> tuple[Tensor, Tensor]:
+    """Of some keys and values (b, h, n, d) what `focused_answers` needs, to be added up over all of them."""
+    return feature_sums(focus(k, temperature, power), v)
+
+
+@in_fp32
+def focused_answers(
+    q: Tensor, temperature: Tensor, sums: Sequence[Tensor], count: int, *, power: float, eps: float = 1e-6
+) -> Tensor:
+    """`focused_attention` of some queries (b, h, n, d), from the sums over `count` keys."""
+    return feature_answers(focus(q, temperature, power), sums, count, eps=eps)
 
 
 @in_fp32

@@ -4,7 +4,7 @@ Katharopoulos et al. 2020, arXiv 2006.16236, eq. 5, with sums written as means s
 Linear in n: 2 n d² products a head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import count_tokens, totals, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.rope import Rotation, turned
 
 SHAPES = kernels.linear_attention.shapes.extended(padding="b m")
@@ -51,6 +51,20 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float, paddi
     return by_image(mix, q, k, v, padding)
 
 
+@kept_in_fp32
+def linear_sums(k: Tensor, v: Tensor, *, feature_map: str = "relu") -> tuple[Tensor, Tensor]:
+    """Of some keys and values (b, h, n, d) what `linear_answers` needs, to be added up over all of them."""
+    return feature_sums(FEATURE_MAPS[feature_map](k), v)
+
+
+@in_fp32
+def linear_answers(
+    q: Tensor, sums: Sequence[Tensor], count: int, *, feature_map: str = "relu", eps: float = 1e-6
+) -> Tensor:
+    """`linear_attention` of some queries (b, h, n, d), from the sums over `count` keys."""
+    return feature_answers(FEATURE_MAPS[feature_map](q), sums, count, eps=eps)
+
+
 @in_fp32
 def linear_weights(
     q: Tensor, k: Tensor, padding: Tensor | None = None, *, feature_map: str = "relu", eps: float = 1e-6
@@ -65,10 +79,28 @@ def mix_features(
     q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, eps: float, rotation: Rotation | None = None
 ) -> Tensor:
     """Linear attention of features that are already non-negative; the divisor's are not turned by `rotation`."""
+    count, *sums = totals(v, padding, *feature_sums(k, v, padding, rotation=rotation))
+    return feature_answers(q, sums, count, eps=eps, rotation=rotation)
+
+
+def feature_sums(
+    k: Tensor, v: Tensor, padding: Tensor | None = None, *, rotation: Rotation | None = None
+) -> tuple[Tensor, Tensor]:
+    """Σ k (b, h, 1, d) and Σ kᵀ v (b, h, d, e) of features of keys, the latter of turned ones."""
     k = zero_padding(k, padding)
-    queries, keys = turned(rotation, q, k)
-    count, key_sum, state = totals(v, padding, k.sum(dim=-2, keepdim=True), keys.mT @ zero_padding(v, padding))
-    return queries @ (state / count) / (q @ (key_sum / count).mT + eps)
+    total = k.sum(dim=-2, keepdim=True)
+    (k,) = turned(rotation, k)
+    return total, k.mT @ zero_padding(v, padding)
+
+
+def feature_answers(
+    q: Tensor, sums: Sequence[Tensor], count: Tensor | int, *, eps: float, rotation: Rotation | None = None
+) -> Tensor:
+    """What features of queries (b, h, n, d) get of the sums over `count` keys, those of `feature_sums`."""
+    total, products = sums
+    normalizer = q @ (total / count).mT
+    (q,) = turned(rotation, q)
+    return q @ (products / count) / (normalizer + eps)
 
 
 def feature_weights(

@@ -8,13 +8,15 @@ rotation, else s: then rows sum to z/(z + ε), that is 1. A rotation leaves z as
 may be negative either way.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS
 from subquad.ops.padding import count_tokens, mean_token, totals, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.rope import Rotation, rotation_of, tables_of, turned
 
 SHAPES = kernels.mala_attention.shapes.without("cos", "sin").extended(padding="b m")
@@ -54,15 +56,32 @@ def _mala(
     rotation = rotation_of(cos, sin, interleaved)
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        scale, v = q.shape[-1] ** -0.5, zero_padding(v, padding)
-        q, k = elu(q), zero_padding(elu(k), padding)
-        queries, keys = turned(rotation, q, k)
-        sums = (x.sum(dim=-2, keepdim=True) for x in (k, v))
-        count, key_sum, value_sum, state = totals(v, padding, *sums, keys.mT @ v)
-        z = scale * q @ (key_sum / count).mT
-        return queries @ (state * (scale / count)) * (1 + 1 / (z + eps)) - z * (value_sum / count)
+        count, *sums = totals(v, padding, *mala_sums(k, v, padding, rotation))
+        return mala_answers(q, sums, count, rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding)
+
+
+@kept_in_fp32
+def mala_sums(
+    k: Tensor, v: Tensor, padding: Tensor | None = None, rotation: Rotation | None = None
+) -> tuple[Tensor, ...]:
+    """Of some keys and values (b, h, n, d) what `mala_answers` needs, to be added up: Σ φ(k), Σ v and Σ φ̃(k)ᵀ v."""
+    k, v = zero_padding(elu(k), padding), zero_padding(v, padding)
+    (keys,) = turned(rotation, k)
+    return k.sum(dim=-2, keepdim=True), v.sum(dim=-2, keepdim=True), keys.mT @ v
+
+
+@in_fp32
+def mala_answers(
+    q: Tensor, sums: Sequence[Tensor], count: Tensor | int, rotation: Rotation | None = None, *, eps: float = 1e-6
+) -> Tensor:
+    """`mala_attention` of some queries (b, h, n, d), from the sums over `count` keys."""
+    of_keys, of_values, products = sums
+    scale, q = q.shape[-1] ** -0.5, elu(q)
+    z = scale * q @ (of_keys / count).mT
+    (q,) = turned(rotation, q)
+    return q @ (products * (scale / count)) * (1 + 1 / (z + eps)) - z * (of_values / count)
 
 
 @in_fp32

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from subquad import kernels, spread
 from subquad.errors import SubquadError
-from subquad.grid import BandGrid, TokenGrid
+from subquad.grid import GridRows, TokenGrid, rows_beside
 from subquad.kernels.map_operators import FILTERS
+from subquad.ops.precision import kept_in_fp32
 from subquad.positions import bin_means, means_of_rows
 from subquad.tracing import first, is_exporting, larger, surely
 
@@ -35,28 +36,32 @@ def add_local(
     """(y + depthwise of v) · gate: (b, h, n_q, d) from y and gate (b, h, n_q, d) and values v (b, h, n_k, d).
 
     `weight` is (h·d, k, k), or (b, h·d, k, k) with a kernel for each image; zeros lie outside of the map. On another
-    grid than the queries' the values are resized bilinearly first. Prefix tokens, which have no place on the map, keep
-    y · gate. The result may be `y` itself, changed.
+    grid than the queries' the values are resized bilinearly first. Queries of some rows of a map may have those of more
+    of its rows: then those beside them count in. Prefix tokens, which have no place on the map, keep y · gate. The
+    result may be `y` itself, changed.
     """
     SHAPES.check(y, v, weight, bias, gate, n=grid.num_tokens, m=kv_grid.num_tokens)
     if weight.shape[-1] % 2 == 0:
         raise SubquadError(f"the local branch needs kernels of odd size, got {tuple(weight.shape[-2:])}")
-    cannot = None if grid == kv_grid else f"values on a grid of {kv_grid} are resized to {grid} first"
+    seen = kv_grid if any(grid.beside(kv_grid)) else grid
+    cannot = None if seen == kv_grid else f"values on a grid of {kv_grid} are resized to {grid} first"
+    whole_cannot = cannot if seen is grid else "it has values of the rows beside as well"
     # of an expanded tensor several tokens are one place in memory
     y = y.contiguous() if 0 in y.stride() else y
 
     def filtered(v: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, int]) -> Tensor:
-        return grid.to_heads(filter_map(values_on(grid, kv_grid, v), weight, bias), num_heads)
+        return seen.to_heads(filter_map(values_on(seen, kv_grid, v), weight, bias), num_heads)
 
-    def branch(y: Tensor, v: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor | None, *shape: Any) -> Tensor:
-        added = kernels.compute(kernels.depthwise, filtered, (v, weight, bias), shape, backend=backend, cannot=cannot)
-        y = y + added
+    def branch(y: Tensor, v: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor | None, _: Any) -> Tensor:
+        values, shape = (v, weight, bias), (seen.shape,)
+        added = kernels.compute(kernels.depthwise, filtered, values, shape, backend=backend, cannot=cannot)
+        y = y + grid.of(seen, added)
         return y if gate is None else y * gate
 
     # kept for the backward pass: were y in it, the graph would hold itself
     num_heads, tensors = y.shape[1], (y, v, gate, weight, bias)
-    operator = kernels.local_branch
-    return kernels.compute(operator, branch, tensors, (grid.shape,), backend=backend, cannot=cannot, optional=True)
+    settings, operator = (grid.shape,), kernels.local_branch
+    return kernels.compute(operator, branch, tensors, settings, backend=backend, cannot=whole_cannot, optional=True)
 
 
 def values_on(grid: TokenGrid, kv_grid: TokenGrid, v: Tensor) -> Tensor:
@@ -71,7 +76,7 @@ def values_on(grid: TokenGrid, kv_grid: TokenGrid, v: Tensor) -> Tensor:
 
 def filter_map(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Depthwise convolution of (b, c, y, x) with kernels (c, k, k), or (b, c, k, k) of each image's own."""
-    half = weight.shape[-1] // 2
+    half, _ = rows_beside(weight.shape[-1])
     image, above = spread.with_borders(image, half)
     if weight.dim() == 3:
         return F.conv2d(image, weight[:, None], bias, padding=(above, half), groups=image.shape[1])
@@ -118,6 +123,12 @@ def _means_of_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid) -> Tensor:
     return F.pad(means, (0, 0, bins.prefix, 0)) if bins.prefix else means
 
 
+@kept_in_fp32
+def pool_rows(x: Tensor, rows: GridRows, bins: TokenGrid) -> Tensor:
+    """What tokens (b, h, n, d) of some rows add to `pool_tokens` of their whole grid."""
+    return bins.to_heads(means_of_rows(rows.to_map(x), rows, bins.shape), x.shape[1])
+
+
 def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str | None = None) -> Tensor:
     """A convolution of each head's map whose windows lie side by side: (b, h, m, d) from (b, h, n, d).
 
@@ -142,20 +153,20 @@ def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str
 
 
 def _with_whole_windows(image: Tensor, grid: TokenGrid, rows: int) -> Tensor:
-    """The map of a band with rows of zeros in the place of those that share a window with it, and others hold."""
-    if not isinstance(grid, BandGrid):
+    """The map of some rows with zeros in the place of those rows that share a window with them."""
+    if not isinstance(grid, GridRows):
         return image
-    above = grid.top % rows
+    above = grid.first % rows
     return F.pad(image, (0, 0, above, -(above + grid.height) % rows))
 
 
 def _among_all_windows(products: Tensor, grid: TokenGrid, window: tuple[int, int]) -> Tensor:
-    """Those of the windows of a band (b, h, m, d) at their places among all windows of the map, zeros at others'."""
-    if not isinstance(grid, BandGrid):
+    """Those of the windows of some rows (b, h, m, d) at their places among all windows of the map, zeros at others'."""
+    if not isinstance(grid, GridRows):
         return products
     rows, columns = (max(size // step, 1) for size, step in zip(grid.whole.shape, window, strict=True))
     here = products.shape[2] // columns
-    above = grid.top // window[0]
+    above = grid.first // window[0]
     # rows at the end of the map that fill no window are cut off
     return F.pad(products, (0, 0, above * columns, (rows - above - here) * columns))
 

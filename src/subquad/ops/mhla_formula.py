@@ -7,17 +7,20 @@ Cost 2 n d² + m² d² a head with m blocks. Zhang et al. 2026, arXiv 2601.07832
 its code, see `mhla_attention`.
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.grid import TokenGrid
+from subquad import spread
+from subquad.grid import GridRows, TokenGrid
 from subquad.kernels import Shapes
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
 
 SHAPES = Shapes(
     "MHLA", q="b h n d", k="b h m d", v="b h m d", mixing="i j", q_scale="h 1 d", k_scale="h 1 d", padding="b m"
@@ -77,27 +80,60 @@ def _mhla(
     of_keys = of_queries if grid == kv_grid else cut(kv_grid, pieces, q.device)
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        q, k = features(q, q_scale), zero_padding(features(k, k_scale), padding)
-        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-        states = _states(k, v, kv_grid, of_keys)
-        mixed = (mixing @ states.flatten(3)).unflatten(3, states.shape[3:])
-        first = min(grid.prefix, 1)
-        inside = in_blocks(q[:, :, grid.prefix :], of_queries)
-        y = inside @ mixed[:, :, first:]
-        if normaliser == "released":
-            products = (inside @ states[..., -1:]).squeeze(-1).masked_fill(of_queries.empty[:, None], 0)
-            y = torch.cat([y[..., :-1], (mixing @ products)[..., None]], dim=-1)
-        y = y.flatten(2, 3).index_select(2, of_queries.slots)
-        if grid.prefix:
-            y = torch.cat([q[:, :, : grid.prefix] @ mixed[:, :, 0], y], dim=2)
-        return y[..., :-1] / (y[..., -1:] + FLOOR)
+        states = spread.total(mhla_sums(k, v, k_scale, of_keys, padding, grid=kv_grid))
+        return mhla_answers(q, states, mixing, q_scale, of_queries, grid=grid, normaliser=normaliser)
 
     return by_image(mix, q, k, v, padding)
 
 
+@kept_in_fp32
+def mhla_sums(
+    k: Tensor, v: Tensor, k_scale: Tensor, cut: "Cut", padding: Tensor | None = None, *, grid: TokenGrid
+) -> Tensor:
+    """What keys and values (b, h, n, d) of a grid, or of some rows of one, add to all states (b, h, m, d, d + 1).
+
+    A state is the sum of products of a block's keys with its values and with 1; prefix tokens' is in front.
+    """
+    k, v = zero_padding(features(k, k_scale), padding), torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    keys, values = (in_blocks(x[:, :, grid.prefix :], cut) for x in (k, v))
+    states = keys.masked_fill(cut.absent[..., None], 0).mT @ values
+    if grid.whole is not grid:
+        states = F.pad(states, (0, 0, 0, 0, cut.first, cut.of_whole - cut.first - states.shape[2]))
+    if not grid.whole.prefix:
+        return states
+    of_prefix = k[:, :, : grid.prefix].mT @ v[:, :, : grid.prefix]
+    return torch.cat([of_prefix[:, :, None], states], dim=2)
+
+
+@in_fp32
+def mhla_answers(
+    q: Tensor,
+    states: Tensor,
+    mixing: Tensor,
+    q_scale: Tensor,
+    cut: "Cut",
+    *,
+    grid: TokenGrid,
+    normaliser: str = "paper",
+) -> Tensor:
+    """`mhla_attention` of queries (b, h, n, d) of a grid, or of some rows of one, from the states of all blocks."""
+    q = features(q, q_scale)
+    mixed = (mixing @ states.flatten(3)).unflatten(3, states.shape[3:])
+    first = min(grid.whole.prefix, 1) + cut.first
+    inside = in_blocks(q[:, :, grid.prefix :], cut)
+    y = inside @ mixed[:, :, first : first + len(cut.places)]
+    if normaliser == "released":
+        products = (inside @ states[..., -1:]).squeeze(-1).masked_fill(cut.empty[:, None], 0)
+        y = torch.cat([y[..., :-1], (mixing @ products)[..., None]], dim=-1)
+    y = y.flatten(2, 3).index_select(2, cut.slots)
+    if grid.prefix:
+        y = torch.cat([q[:, :, : grid.prefix] @ mixed[:, :, 0], y], dim=2)
+    return y[..., :-1] / (y[..., -1:] + FLOOR)
+
+
 def _sizes(grid: TokenGrid, kv_grid: TokenGrid, pieces: tuple[int, int]) -> dict[str, int]:
     """The letters of `SHAPES` that grids and blocks decide on."""
-    blocks = [math.prod(pieces) + min(one.prefix, 1) for one in (grid, kv_grid)]
+    blocks = [math.prod(pieces) + min(one.whole.prefix, 1) for one in (grid, kv_grid)]
     return {"n": grid.num_tokens, "m": kv_grid.num_tokens, "i": blocks[0], "j": blocks[1]}
 
 
@@ -111,7 +147,11 @@ def features(x: Tensor, scale: Tensor) -> Tensor:
 class Cut(NamedTuple):
     """A map in blocks of w positions each, that of the largest of them; smaller blocks have absent ones.
 
+    Of some rows there are the blocks that they have a part of, and their tokens in them.
+
     Attributes:
+        first: the first of these blocks among those of the whole map.
+        of_whole: how many blocks the whole map has.
         places: of the map's tokens, by block and position, (m, w); for absent positions the nearest in the block.
         absent: which positions a block has not, (m, w).
         empty: which blocks have none at all, (m,): there are more than rows or columns.
@@ -119,6 +159,8 @@ class Cut(NamedTuple):
         slots: where each of the map's tokens is among all blocks' positions, (n,).
     """
 
+    first: int
+    of_whole: int
     places: Tensor
     absent: Tensor
     empty: Tensor
@@ -129,6 +171,9 @@ class Cut(NamedTuple):
 def cut(grid: TokenGrid, pieces: tuple[int, int], device: torch.device) -> Cut:
     """Cut the map of a grid into (rows, columns) of blocks whose sides differ by one token at most."""
     rows, columns = (_cut_side(size, count, device) for size, count in zip(grid.shape, pieces, strict=True))
+    first = 0
+    if isinstance(grid, GridRows):
+        first, rows = _cut_rows(grid, pieces[0], device)
     width = rows.counts.new_ones(()) * grid.width
 
     def pairs(of_rows: Tensor, of_columns: Tensor) -> Tensor:
@@ -141,7 +186,7 @@ def cut(grid: TokenGrid, pieces: tuple[int, int], device: torch.device) -> Cut:
     empty = ((rows.counts == 0)[:, None] | (columns.counts == 0)).flatten()
     blocks = (rows.blocks[:, None] * pieces[1] + columns.blocks).flatten()
     within = (rows.positions[:, None] * columns.places.shape[1] + columns.positions).flatten()
-    return Cut(places, absent, empty, blocks, blocks * places.shape[1] + within)
+    return Cut(first * pieces[1], math.prod(pieces), places, absent, empty, blocks, blocks * places.shape[1] + within)
 
 
 class _Side(NamedTuple):
@@ -165,19 +210,23 @@ def _cut_side(size: int, count: int, device: torch.device) -> _Side:
     return _Side(places, steps >= counts[:, None], counts, blocks, tokens - starts[blocks])
 
 
+def _cut_rows(grid: GridRows, count: int, device: torch.device) -> tuple[int, _Side]:
+    """The blocks of rows, `count` in the whole grid, that some rows have a part of, cut; and which is the first."""
+    bounds = [i * grid.whole.height // count for i in range(count + 1)]
+    inside = [(max(low, grid.first), min(high, grid.behind)) for low, high in itertools.pairwise(bounds)]
+    here = [i for i, (low, high) in enumerate(inside) if low < high]
+    parts = [(low - grid.first, high - low) for low, high in inside[here[0] : here[-1] + 1]]
+    starts, counts = (torch.tensor([max(part[i], 0) for part in parts], device=device) for i in (0, 1))
+    steps = torch.arange(int(max(size for _, size in parts)), device=device)
+    places = starts[:, None] + torch.minimum(steps, (counts[:, None] - 1).clamp(min=0))
+    blocks = torch.arange(len(parts), device=device).repeat_interleave(counts)
+    positions = torch.arange(grid.height, device=device) - starts[blocks]
+    return here[0], _Side(places.clamp(max=grid.height - 1), steps >= counts[:, None], counts, blocks, positions)
+
+
 def in_blocks(x: Tensor, cut: Cut) -> Tensor:
     """A map's tokens (b, h, n, d) by block and position, (b, h, m, w, d); absent positions have their nearest."""
     return x.index_select(2, cut.places.flatten()).unflatten(2, cut.places.shape)
-
-
-def _states(k: Tensor, v: Tensor, kv_grid: TokenGrid, cut: Cut) -> Tensor:
-    """Of each block the sum of its keys' products with its values, (b, h, m, d, e)."""
-    keys, values = (in_blocks(x[:, :, kv_grid.prefix :], cut) for x in (k, v))
-    states = keys.masked_fill(cut.absent[..., None], 0).mT @ values
-    if not kv_grid.prefix:
-        return states
-    of_prefix = k[:, :, : kv_grid.prefix].mT @ v[:, :, : kv_grid.prefix]
-    return torch.cat([of_prefix[:, :, None], states], dim=2)
 
 
 @in_fp32

@@ -7,19 +7,20 @@ Han et al. 2024, arXiv 2405.16605, section 4 and the released code. Linear in n:
 does not turn, so it stays positive; rows sum to 1 only where nothing is turned.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
-from subquad.ops.linear_formula import FEATURE_MAPS, feature_weights, mix_features
-from subquad.ops.precision import in_fp32
+from subquad.ops.linear_formula import FEATURE_MAPS, feature_answers, feature_sums, feature_weights, mix_features
+from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.rope import Rotation, rotation_of, tables_of
 
 SHAPES = kernels.mlla_attention.shapes.without("cos", "sin").extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 EPS = 1e-6
-
 elu = FEATURE_MAPS["elu"]
 
 
@@ -56,9 +57,21 @@ def _mlla(
     rotation = rotation_of(cos, sin, interleaved)
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        return mix_features(elu(q), elu(k), v, padding, rotation=rotation, eps=eps)
+        return mix_features(elu(q), elu(k), v, padding, eps=eps, rotation=rotation)
 
     return by_image(mix, q, k, v, padding)
+
+
+@kept_in_fp32
+def mlla_sums(k: Tensor, v: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+    """Of some keys and values (b, h, n, d) what `mlla_answers` needs, to be added up over all of them."""
+    return feature_sums(elu(k), v, rotation=rotation)
+
+
+@in_fp32
+def mlla_answers(q: Tensor, sums: Sequence[Tensor], count: int, rotation: Rotation | None = None) -> Tensor:
+    """`mlla_attention` of some queries (b, h, n, d), from the sums over `count` keys."""
+    return feature_answers(elu(q), sums, count, eps=EPS, rotation=rotation)
 
 
 @in_fp32

@@ -8,13 +8,15 @@ where there is a rotation, both halves alike; the divisor is of those that are n
 cubed keys make it a percent of the divisor where their entries are about a tenth.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from subquad import kernels
 from subquad.ops.image_by_image import by_image
-from subquad.ops.linear_formula import feature_weights, mix_features
-from subquad.ops.precision import in_fp32
+from subquad.ops.linear_formula import feature_answers, feature_sums, feature_weights, mix_features
+from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.rope import Rotation, rotation_of, tables_of
 
 SHAPES = kernels.nala_attention.shapes.without("cos", "sin").extended(padding="b m")
@@ -58,6 +60,20 @@ def _nala(
         return mix_features(query_features(q), key_features(k), v, padding, rotation=rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding)
+
+
+@kept_in_fp32
+def nala_sums(k: Tensor, v: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+    """Of some keys and values (b, h, n, d) what `nala_answers` needs, to be added up over all of them."""
+    return feature_sums(key_features(k), v, rotation=rotation)
+
+
+@in_fp32
+def nala_answers(
+    q: Tensor, sums: Sequence[Tensor], count: int, rotation: Rotation | None = None, *, eps: float = 1e-6
+) -> Tensor:
+    """`nala_attention` of some queries (b, h, n, d), from the sums over `count` keys."""
+    return feature_answers(query_features(q), sums, count, rotation=rotation, eps=eps)
 
 
 @in_fp32

@@ -12,15 +12,23 @@ def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
     return x if padding is None else x.masked_fill(padding[:, None, :, None], 0)
 
 
+def count_here(x: Tensor, padding: Tensor | None) -> Tensor | int:
+    """How many tokens of `x` (b, h, n, d) this process has: n, or (b, 1, 1, 1) where it differs by image."""
+    return x.shape[-2] if padding is None else (~padding).sum(dim=-1).to(x.dtype)[:, None, None, None]
+
+
+def at_least_one(count: Tensor | int) -> Any:
+    """A number of tokens to divide by."""
+    return count.clamp(min=1) if isinstance(count, Tensor) else count
+
+
 def totals(x: Tensor, padding: Tensor | None, *sums: Tensor) -> tuple[Any, ...]:
     """How many tokens of `x` (b, h, n, d) there are, at least 1, and `sums` over tokens like these; of all processes.
 
     The number is one for all images, or (b, 1, 1, 1) where it differs by image.
     """
-    if padding is None:
-        return spread.sums(x.shape[-2], *sums)
-    count, *summed = spread.sums((~padding).sum(dim=-1).to(x.dtype)[:, None, None, None], *sums)
-    return count.clamp(min=1), *summed
+    count, *summed = spread.sums(count_here(x, padding), *sums)
+    return at_least_one(count), *summed
 
 
 def count_tokens(x: Tensor, padding: Tensor | None) -> Tensor | int:

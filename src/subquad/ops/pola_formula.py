@@ -6,6 +6,8 @@
 PolaFormer, Meng et al. 2025, arXiv 2501.15061, eq. 5-8; v₁ and v₂ are the halves of each head's channels.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import feature_weights
 from subquad.ops.padding import totals, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.tracing import is_exporting
 
 SHAPES = kernels.pola_attention.shapes.extended(padding="b m")
@@ -62,13 +64,36 @@ def _tempered(q: Tensor, k: Tensor, temperature: Tensor | None, positions: Tenso
 
 
 def _two_streams(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, *, power: Tensor, eps: float) -> Tensor:
-    q, k, v = signed_power(q, power), zero_padding(signed_power(k, power), padding), zero_padding(v, padding)
-    count, above, below = totals(k, padding, *(_state(half.relu(), v) for half in (k, -k)))
-    above, below, same = above / count, below / count, (v.shape[-1] + 1) // 2
+    count, *sums = totals(k, padding, *_sums(k, v, padding, power=power))
+    return _answers(q, sums, count, power=power, eps=eps)
+
+
+def _sums(k: Tensor, v: Tensor, padding: Tensor | None, *, power: Tensor) -> tuple[Tensor, ...]:
+    k, v = zero_padding(signed_power(k, power), padding), zero_padding(v, padding)
+    return tuple(_state(half.relu(), v) for half in (k, -k))
+
+
+def _answers(q: Tensor, sums: Sequence[Tensor], count: Tensor | int, *, power: Tensor, eps: float) -> Tensor:
+    q, same = signed_power(q, power), sums[0].shape[-1] // 2
+    above, below = (state / count for state in sums)
     # both streams share one product with q⁺ and one with q⁻; their normalisers are its last two columns
     y = q.relu() @ _cross(above, below, same) + (-q).relu() @ _cross(below, above, same)
     scales = 1 / (y[..., -2:] + eps)
     return torch.cat([y[..., :same] * scales[..., :1], y[..., same:-2] * scales[..., 1:]], dim=-1)
+
+
+@kept_in_fp32
+def pola_sums(k: Tensor, v: Tensor, power: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
+    """Of some keys, with their positions, and values (b, h, n, d) what `pola_answers` needs, to be added up."""
+    return _sums(k / temperature, v, None, power=power)
+
+
+@in_fp32
+def pola_answers(
+    q: Tensor, power: Tensor, temperature: Tensor, sums: Sequence[Tensor], count: int, *, eps: float = 1e-6
+) -> Tensor:
+    """`pola_attention` of some queries (b, h, n, d), from the sums over `count` keys."""
+    return _answers(q / temperature, sums, count, power=power, eps=eps)
 
 
 def _state(k: Tensor, v: Tensor) -> Tensor:

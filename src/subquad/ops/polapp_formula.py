@@ -12,13 +12,16 @@ together, K e^-m and F e^m have the same products, and with m' the largest expon
 F e^(m-m') and ε e^-m' have the same quotient. (e^x − 1) e^-m is (1 − e^-x) e^(x-m): no step leaves the range of fp32.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from subquad import kernels, spread
+from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import count_tokens, totals, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.ops.weighted_sums import relative_to_all
 from subquad.rope import Rotation, rotation_of, tables_of, turned
 
 SHAPES = kernels.polapp_attention.shapes.without("cos", "sin").extended(padding="b m")
@@ -63,19 +66,48 @@ def _polapp(
     rotation = rotation_of(cos, sin, interleaved)
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        k, most = key_features(k, padding, rotation)
-        (keys,) = turned(rotation, k)
-        state = keys.mT @ zero_padding(v, padding)
-        count, key_sum, state = totals(v, padding, k.sum(dim=-2, keepdim=True), state)
-        mean, values = key_sum / count, (state / count).tensor_split([(v.shape[-1] + 1) // 2], dim=-1)
-        streams = []
-        for x, s, part in zip((q, -q), (same, opposite), values, strict=True):
-            features, scaled_eps = query_features(x, s, most, eps)
-            (queries,) = turned(rotation, features)
-            streams.append(queries @ part / (features @ mean.mT + scaled_eps))
-        return torch.cat(streams, dim=-1)
+        most, *sums = relative_to_all(polapp_sums(k, v, padding, rotation))
+        count, *sums = totals(v, padding, *sums)
+        return polapp_answers(q, same, opposite, (most, *sums), count, rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding)
+
+
+@kept_in_fp32
+def polapp_sums(
+    k: Tensor, v: Tensor, padding: Tensor | None = None, rotation: Rotation | None = None
+) -> tuple[Tensor, ...]:
+    """Of some keys and values (b, h, n, d): m (b, h, 1, 2d), Σ K e^-m, and Σ vᵀ K̃ (b, h, d, 2d) with K̃ of K e^-m.
+
+    `merge_weighted` makes one state of those of two parts: each feature has its own largest exponent.
+    """
+    k, most = key_features(k, padding, rotation)
+    total = k.sum(dim=-2, keepdim=True)
+    (keys,) = turned(rotation, k)
+    return most, total, zero_padding(v, padding).mT @ keys
+
+
+@in_fp32
+def polapp_answers(
+    q: Tensor,
+    same: Tensor,
+    opposite: Tensor,
+    sums: Sequence[Tensor],
+    count: Tensor | int,
+    rotation: Rotation | None = None,
+    *,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`polapp_attention` of some queries (b, h, n, d), from the state of `count` keys."""
+    most, total, products = sums
+    mean, width = total / count, products.shape[-2]
+    values = (products / count).mT.tensor_split([(width + 1) // 2], dim=-1)
+    streams = []
+    for x, s, part in zip((q, -q), (same, opposite), values, strict=True):
+        features, scaled_eps = query_features(x, s, most, eps)
+        (queries,) = turned(rotation, features)
+        streams.append(queries @ part / (features @ mean.mT + scaled_eps))
+    return torch.cat(streams, dim=-1)
 
 
 @in_fp32
@@ -106,7 +138,7 @@ def polapp_weights(
 def key_features(k: Tensor, padding: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
     """K e^-m (b, h, n_k, 2d) of the keys that are there, zeros of others, and m (b, h, 1, 2d)."""
     exponents = halves(zero_padding(k, padding))
-    most = alike_in_pairs(spread.largest(exponents.detach().amax(dim=-2, keepdim=True)), rotation)
+    most = alike_in_pairs(exponents.detach().amax(dim=-2, keepdim=True), rotation)
     return scaled_exponentials(exponents, most), most
 
 

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -21,17 +22,31 @@ def in_fp32(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @functools.wraps(function)
     def raised(*tensors: P.args, **settings: P.kwargs) -> Tensor:
-        first = _first(tensors, settings)
-        device = first.device.type
-        # the meta device has no autocast to ask about
-        if device != "meta" and torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                return function(*map(_raise, tensors), **_raised(settings)).to(first.dtype)  # type: ignore[arg-type]
-        if first.dtype in HALF:
-            return function(*map(_raise, tensors), **_raised(settings)).to(first.dtype)  # type: ignore[arg-type]
-        return function(*tensors, **settings)
+        return _raised_call(function, tensors, settings).to(_first(tensors, settings).dtype)
 
     return raised
+
+
+def kept_in_fp32(function: Callable[P, R]) -> Callable[P, R]:
+    """As `in_fp32` for sums that others go on with: its results, however many, stay fp32."""
+
+    @functools.wraps(function)
+    def raised(*tensors: P.args, **settings: P.kwargs) -> R:
+        return _raised_call(function, tensors, settings)
+
+    return raised
+
+
+def _raised_call(function: Callable[..., R], tensors: Sequence[object], settings: Mapping[str, object]) -> R:
+    first = _first(tensors, settings)
+    device = first.device.type
+    # the meta device has no autocast to ask about
+    if device != "meta" and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return function(*map(_raise, tensors), **_raised(settings))
+    if first.dtype in HALF:
+        return function(*map(_raise, tensors), **_raised(settings))
+    return function(*tensors, **settings)
 
 
 def _first(tensors: Sequence[object], settings: Mapping[str, object]) -> Tensor:

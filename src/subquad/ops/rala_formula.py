@@ -8,13 +8,17 @@ product n·ω·φ(k) leaves the range of fp16. φ̃ are turned features where th
 are not turned. The mean is over all queries: what one gets depends on the others.
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from subquad import kernels, spread
 from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import FEATURE_MAPS
-from subquad.ops.padding import mean_token, zero_padding
-from subquad.ops.precision import in_fp32
+from subquad.ops.padding import mean_token, totals, zero_padding
+from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.ops.weighted_sums import raised, relative_to_all
 from subquad.rope import Rotation, rotation_of, tables_of, turned
 
 SHAPES = kernels.rala_attention.shapes.without("cos", "sin").extended(padding="b m", query_padding="b n")
@@ -59,13 +63,45 @@ def _rala(
     rotation = rotation_of(cos, sin, interleaved)
 
     def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, query_padding: Tensor | None) -> Tensor:
-        q, k = elu(q), zero_padding(elu(k), padding)
-        shares = key_shares(q, k, padding, query_padding)
-        queries, keys = turned(rotation, q, k)
-        key_sum, state = spread.sums(k.mT @ shares, (keys * shares).mT @ zero_padding(v, padding))
-        return queries @ state / (q @ key_sum + eps)
+        count, query_sum = totals(q, query_padding, rala_query_sum(q, query_padding))
+        most, *sums = relative_to_all(rala_sums(k, v, query_sum / count, rotation, padding))
+        return rala_answers(q, (most, *spread.sums(*sums)), rotation, eps=eps)
 
     return by_image(mix, q, k, v, padding, query_padding)
+
+
+@kept_in_fp32
+def rala_query_sum(q: Tensor, padding: Tensor | None = None) -> Tensor:
+    """Σ φ(q) (b, h, 1, d) of some queries (b, h, n, d), to be added up over all of them."""
+    return zero_padding(elu(q), padding).sum(dim=-2, keepdim=True)
+
+
+@kept_in_fp32
+def rala_sums(
+    k: Tensor, v: Tensor, mean_query: Tensor, rotation: Rotation | None = None, padding: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Of some keys and values (b, h, n, d), and ḡ (b, h, 1, d), what `rala_answers` needs, by `merge_weighted`.
+
+    The state has m and Σ e^(s − m) (b, h, 1, 1), and with these weights Σ φ(k) (b, h, 1, d) and Σ φ̃(k)ᵀ v (b, h, d, d).
+    """
+    k, v = elu(k), zero_padding(v, padding)
+    scores = mean_query @ k.mT * k.shape[-1] ** -0.5
+    if padding is not None:
+        # the lowest number, not -inf: of no keys at all the weights are those of keys without features
+        scores = scores.masked_fill(padding[:, None, None], torch.finfo(scores.dtype).min)
+    most, weights = raised(scores)
+    weighted = zero_padding(k, padding) * weights.mT
+    (keys,) = turned(rotation, weighted)
+    return most, weights.sum(dim=-1, keepdim=True), weighted.sum(dim=-2, keepdim=True), keys.mT @ v
+
+
+@in_fp32
+def rala_answers(q: Tensor, sums: Sequence[Tensor], rotation: Rotation | None = None, *, eps: float = 1e-6) -> Tensor:
+    """`rala_attention` of some queries (b, h, n, d), from the state of all keys."""
+    _, total, keys, products = sums
+    q = elu(q)
+    (queries,) = turned(rotation, q)
+    return queries @ (products / total) / (q @ (keys / total).mT + eps)
 
 
 @in_fp32
@@ -91,6 +127,6 @@ def key_shares(q: Tensor, k: Tensor, padding: Tensor | None, query_padding: Tens
     """ω (b, h, n_k, 1) of features of queries and keys; zero for keys that are not there."""
     scores = k @ mean_token(q, query_padding).mT * q.shape[-1] ** -0.5
     if padding is None:
-        return spread.softmax(scores, dim=-2)
+        return scores.softmax(dim=-2)
     absent = padding[:, None, :, None]
-    return spread.softmax(scores.masked_fill(absent, float("-inf")), dim=-2).masked_fill(absent, 0)
+    return scores.masked_fill(absent, float("-inf")).softmax(dim=-2).masked_fill(absent, 0)

@@ -13,6 +13,7 @@ Letters: b batch, h heads, n m queries and keys, d channels of a head, y x rows 
 """
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +21,12 @@ from einops import rearrange
 from torch import Tensor
 
 from subquad import kernels, spread
-from subquad.grid import TokenGrid
+from subquad.grid import TokenGrid, rows_beside
 from subquad.ops.image_by_image import by_image
 from subquad.ops.map_formulas import filter_map
 from subquad.ops.padding import totals, zero_padding
-from subquad.ops.precision import in_fp32
-from subquad.rope import Rotation, rotation_of, tables_of
+from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.rope import Rotation, rotation_of, tables_of, turned
 
 UNIT_SHAPES = kernels.ttt_unit.shapes.without("cos", "sin").extended(padding="b m")
 FILTER_SHAPES = kernels.Shapes(
@@ -73,21 +74,44 @@ def _unit(
     rotation = rotation_of(cos, sin, interleaved)
 
     def learn_and_answer(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
-        if rotation is not None:
-            q, k = rotation.turn(q), rotation.turn(k)
-        v = zero_padding(v, padding)
-        # keys that are not there have no values, whatever stands there
-        k = zero_padding(k, padding)
-        straight, gate = k @ w1, k @ w2
-        open_share = gate.sigmoid()
-        # what SiLU gives, and its slope
-        activated, slope = gate * open_share, open_share * (1 + gate * (1 - open_share))
-        # the sums first: 1 / n of a value has few digits in half precision
-        count, first, second = totals(v, padding, k.mT @ (v * activated), k.mT @ (v * straight * slope))
-        scale = loss_scale / count
-        return (q @ (w1 + damped(first * scale))) * F.silu(q @ (w2 + damped(second * scale)))
+        count, *sums = totals(v, padding, *unit_sums(k, v, w1, w2, padding, rotation))
+        return unit_answers(q, w1, w2, sums, count, rotation, loss_scale=loss_scale)
 
     return by_image(learn_and_answer, q, k, v, padding)
+
+
+@kept_in_fp32
+def unit_sums(
+    k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, padding: Tensor | None = None, rotation: Rotation | None = None
+) -> tuple[Tensor, Tensor]:
+    """What some keys and values (b, h, n, d) add to both gradients (b, h, d, d) of a gated unit, but for -1 / (3n)."""
+    (k,) = turned(rotation, k)
+    # keys that are not there have no values, whatever stands there
+    k, v = zero_padding(k, padding), zero_padding(v, padding)
+    straight, gate = k @ w1, k @ w2
+    open_share = gate.sigmoid()
+    # what SiLU gives, and its slope
+    activated, slope = gate * open_share, open_share * (1 + gate * (1 - open_share))
+    return k.mT @ (v * activated), k.mT @ (v * straight * slope)
+
+
+@in_fp32
+def unit_answers(
+    q: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    sums: Sequence[Tensor],
+    count: Tensor | int,
+    rotation: Rotation | None = None,
+    *,
+    loss_scale: float = 1 / TAPS,
+) -> Tensor:
+    """`ttt_unit` of some queries (b, h, n, d), from the sums over `count` keys."""
+    (q,) = turned(rotation, q)
+    # the sums first: 1 / n of a value has few digits in half precision
+    scale = loss_scale / count
+    first, second = (w + damped(step * scale) for w, step in zip((w1, w2), sums, strict=True))
+    return (q @ first) * F.silu(q @ second)
 
 
 def ttt_filter(
@@ -114,21 +138,39 @@ def _filter(
     q: Tensor, k: Tensor, v: Tensor, w3: Tensor, padding: Tensor | None, *, grid: TokenGrid, kv_grid: TokenGrid
 ) -> Tensor:
     on_map = None if padding is None else padding[:, kv_grid.prefix :]
-    keys, values = (kv_grid.to_map(zero_padding(tokens, padding)) for tokens in (k, v))
-    queries = grid.to_map(zero_padding(q, padding if grid == kv_grid else None))
+    sums = filter_sums(k, v, padding, grid=kv_grid, seen=kv_grid)
+    count, products = totals(v[:, :, kv_grid.prefix :], on_map, sums)
+    q = zero_padding(q, padding if grid == kv_grid else None)
+    return filter_answers(q, w3, products, count, grid=grid, seen=grid)
+
+
+@kept_in_fp32
+def filter_sums(k: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, seen: TokenGrid) -> Tensor:
+    """What the values (b, h, n, d) of a grid, or of some rows of one, add to `ttt_filter`'s step: (b, h, t, d).
+
+    Keys (b, h, m, d) stand on `seen`: the grid, or its rows and those beside them that a kernel looks at.
+    """
+    keys, values = seen.to_map(zero_padding(k, padding)), grid.to_map(zero_padding(v, padding))
+    (border, _), (above, below) = rows_beside(TAPS), grid.beside(seen)
+    keys, beyond = spread.with_borders(keys, border)
+    filled = F.pad(keys, (border, border, beyond - above, beyond - below))
     # the gradient of a convolution's kernel is what its input and its output's gradient have in common, shifted
-    filled, beyond = spread.with_borders(keys, TAPS // 2)
-    filled = F.pad(filled, (TAPS // 2, TAPS // 2, beyond, beyond))
-    rows, columns = kv_grid.shape
+    rows, columns = values.shape[-2:]
     products = [
         (filled[:, :, i : i + rows, j : j + columns] * values).sum((-2, -1))
         for i, j in itertools.product(range(TAPS), repeat=2)
     ]
-    step = rearrange(torch.stack(products, dim=-2), "b t (h d) -> b h t d", h=q.shape[1])
-    count, step = totals(v[:, :, kv_grid.prefix :], on_map, step)
-    step = step / (TAPS * count)
-    kernels = w3[:, 0] + rearrange(damped(step), "b h (i j) d -> b (h d) i j", i=TAPS)
-    return grid.to_heads(filter_map(queries, kernels), q.shape[1])
+    return rearrange(torch.stack(products, dim=-2), "b t (h d) -> b h t d", h=v.shape[1])
+
+
+@in_fp32
+def filter_answers(
+    q: Tensor, w3: Tensor, products: Tensor, count: Tensor | int, *, grid: TokenGrid, seen: TokenGrid
+) -> Tensor:
+    """`ttt_filter` (b, h, n, d) on a grid, or some rows of one, from queries on `seen` and sums of `count` places."""
+    step = damped(products / (TAPS * count))
+    kernels = w3[:, 0] + rearrange(step, "b h (i j) d -> b (h d) i j", i=TAPS)
+    return grid.of(seen, seen.to_heads(filter_map(seen.to_map(q), kernels), q.shape[1]))
 
 
 def damped(step: Tensor) -> Tensor:

@@ -103,11 +103,3 @@ class Interruptions:
                 handler(number, frame)
             else:
                 raise KeyboardInterrupt
-
-
-def lost_process(error: BaseException) -> bool:
-    """Whether an error says that another process of this run can't be reached any more."""
-    words = ("gloo", "nccl", "closed by peer", "connection reset", "process group")
-    return isinstance(error, torch.distributed.DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
-    )

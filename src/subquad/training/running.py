@@ -1,6 +1,5 @@
 """One run from the folder's side: it is held, begun or gone on with, and ends in a summary or in one line."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,10 +7,11 @@ from typing import Any
 
 from subquad.errors import SubquadError
 from subquad.holding import holding, is_first_process, tidy
+from subquad.large.processes import lost_process, shortened
 from subquad.runs.run_folder import RunFolder
 from subquad.tasks import make_task, task_named
 from subquad.tasks.common_recipe import CommonRecipe
-from subquad.training.engine import Interruptions, lost_process, make_accelerator
+from subquad.training.engine import Interruptions, make_accelerator
 from subquad.training.journal import Log, silent, summary_numbers
 from subquad.training.loop import Trainer
 from subquad.training.order import WEIGHTS, seed_all
@@ -94,9 +94,7 @@ class _Attempt:
                 raise SubquadError(f"no room for what processes share: {reason}; {self._kept()}") from error
             if not lost_process(error):
                 raise
-            # without the line of the library's source that it begins with, and without advice to its authors
-            reason = re.sub(r"^\[[^]]*\] ", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
-            raise SubquadError(f"another process of this run has gone ({reason}): {self._kept()}") from error
+            raise SubquadError(f"another process of this run has gone ({shortened(error)}): {self._kept()}") from error
 
     def _kept(self) -> str:
         """What a run has to go on from."""

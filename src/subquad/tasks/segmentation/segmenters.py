@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
-from subquad.models.pyramid import STRIDES, Pyramid, pad_to_multiple
+from subquad.models.pyramid import STRIDES, Pyramid, cropped
+from subquad.models.stages import fill_up
 from subquad.ranges import Positive, checks_arguments
 from subquad.tasks.backbone_arguments import build_backbone
 from subquad.tasks.conventions import OPENMMLAB, OWN, check_conventions, pyramid_of
@@ -96,12 +97,17 @@ class Segmenter(nn.Module):
                 nn.Conv2d(auxiliary, num_classes, 1),
             )
 
+    @property
+    def least_size(self) -> int:
+        """Pixels of the shortest side of a program for images of any size."""
+        return self.pyramid.least_size
+
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Images (b, 3, height, width) of any size to logits (b, num_classes, height, width).
 
         In training a network with an auxiliary head gives its logits, of the same size, as well.
         """
-        size, padded = x.shape[-2:], pad_to_multiple(x, STRIDES[-1]) if self.pyramid.filled else x
+        size, padded = x.shape[-2:], fill_up(x, STRIDES[-1]) if self.pyramid.filled else x
         maps = self.pyramid(padded)
         # the decoders expect maps at strides 1 and 2 before the others, and do not look at them
         y = self._to_pixels(self.head(self.decoder([padded, padded, *maps])), padded, size)
@@ -113,7 +119,7 @@ class Segmenter(nn.Module):
     def _to_pixels(logits: Tensor, padded: Tensor, size: Any) -> Tensor:
         wide = logits if logits.dtype == torch.float64 else logits.float()
         whole = F.interpolate(wide, size=padded.shape[-2:], mode="bilinear", align_corners=False)
-        return whole[..., : size[0], : size[1]]
+        return cropped(whole, *size)
 
 
 def build_segmenter(

@@ -1,0 +1,91 @@
+"""Where the tokens of a large image lie between two layers: in memory, or in two files.
+
+A layer reads all tokens and writes all tokens. In memory it overwrites what it has read; files are two, so that a layer
+that is broken off has spoilt nothing: one is read while the other is written, and they change places.
+
+Letters: n tokens, c channels.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from subquad.errors import SubquadError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+"""What tokens are kept in."""
+
+
+class TokenStore(Protocol):
+    """Tokens (n, c), read and written a slice at a time."""
+
+    def read(self, tokens: slice) -> Tensor:
+        """Give the tokens of a slice as the last turn left them, (1, n, c); in memory also what this turn wrote."""
+
+    def write(self, tokens: slice, x: Tensor) -> None:
+        """Keep the tokens (1, n, c) of a slice."""
+
+    def turn(self) -> None:
+        """Let what was written be what is read from now on."""
+
+
+class TokensInMemory:
+    """One tensor."""
+
+    def __init__(self, count: int, dim: int, dtype: torch.dtype) -> None:
+        try:
+            self.tokens = torch.empty(1, count, dim, dtype=dtype, device="cpu")
+        except RuntimeError as error:
+            size = count * dim * dtype.itemsize / 2**30
+            raise SubquadError(
+                f"{count:,} tokens of width {dim} take {size:.1f} GiB, which are not there: keep them in files "
+                "(tokens_in, --tokens-in FOLDER), or in bf16"
+            ) from error
+
+    def read(self, tokens: slice) -> Tensor:
+        """Give a view."""
+        return self.tokens[:, tokens]
+
+    def write(self, tokens: slice, x: Tensor) -> None:
+        """Overwrite."""
+        self.tokens[:, tokens] = x
+
+    def turn(self) -> None:
+        """Do nothing: what is written is there."""
+
+
+class TokensInFiles:
+    """Two files in a folder, mapped into memory; `current` is the one that is read."""
+
+    def __init__(self, folder: Path, count: int, dim: int, dtype: torch.dtype, *, current: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.paths = [folder / f"tokens-{i}.bin" for i in range(2)]
+        self.shape, self.dtype, self.current = (1, count, dim), dtype, current
+
+    def _mapped(self, file: int) -> Tensor:
+        # anew for every slice: what is no longer mapped does not count as this process's memory
+        size = self.shape[1] * self.shape[2]
+        try:
+            return torch.from_file(str(self.paths[file]), shared=True, size=size, dtype=self.dtype).view(self.shape)
+        except RuntimeError as error:
+            raise SubquadError(
+                f"{self.paths[file]} can't hold {size * self.dtype.itemsize:,} bytes: {error}"
+            ) from error
+
+    def read(self, tokens: slice) -> Tensor:
+        """Give a copy."""
+        return self._mapped(self.current)[:, tokens].clone()
+
+    def write(self, tokens: slice, x: Tensor) -> None:
+        """Write to the other file."""
+        self._mapped(1 - self.current)[:, tokens] = x
+
+    def turn(self) -> None:
+        """Put what was written on the disk, and read it from now on."""
+        import os
+
+        with self.paths[1 - self.current].open("rb") as file:
+            os.fsync(file.fileno())
+        self.current = 1 - self.current

@@ -1,0 +1,61 @@
+"""The forms that formulas take while a network is exported are the same functions."""
+
+import pytest
+import torch
+
+import subquad
+from subquad.ops import pool_tokens
+from subquad.positions import adaptive_means, resample_places
+from subquad.tracing import first, larger, smaller, surely, up_to_multiple
+
+
+def test_forms_for_export_are_the_same_functions(monkeypatch):
+    from subquad.ops import map_formulas, pola_formula
+
+    x, taps, bias = torch.randn(2, 4, 5, 7).double(), torch.randn(2, 4, 3, 3).double(), torch.randn(4).double()
+    power = 1 + torch.rand(4, 1, 7).double()
+    plain = map_formulas.filter_map(x, taps, bias), pola_formula.signed_power(x, power)
+    for module in (map_formulas, pola_formula):
+        monkeypatch.setattr(module, "is_exporting", lambda: True)
+    torch.testing.assert_close(map_formulas.filter_map(x, taps, bias), plain[0])
+    torch.testing.assert_close(pola_formula.signed_power(x, power), plain[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_maps_and_means_for_export_are_the_same_functions(prefix, monkeypatch):
+    grid, bins = subquad.TokenGrid(5, 7, prefix), subquad.TokenGrid(3, 4)
+    tokens, image = torch.randn(2, 3, grid.num_tokens, 4).double(), torch.randn(2, 12, 5, 7).double()
+
+    def forms():
+        exact = grid.to_map(tokens), grid.to_heads(image, 3)
+        return exact, (pool_tokens(tokens, grid, bins), adaptive_means(image, bins.shape))
+
+    exact, near = forms()
+    for module in ("grid", "positions", "ops.map_formulas"):
+        monkeypatch.setattr(f"subquad.{module}.is_exporting", lambda: True)
+    torch.testing.assert_close(forms()[0], exact, rtol=0, atol=0)
+    torch.testing.assert_close(forms()[1], near)
+
+
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
+def test_a_table_resampled_to_its_own_grid_is_itself(mode, monkeypatch):
+    table, grid = torch.randn(2, 1 + 12, 5), subquad.TokenGrid(3, 4, 1)
+    monkeypatch.setattr(subquad.TokenGrid, "stands_on", lambda self, other: False)
+    torch.testing.assert_close(resample_places(table, grid, grid, mode), table, rtol=0, atol=1e-7)
+
+
+def test_maps_roll_for_export_as_they_do_otherwise(monkeypatch):
+    from subquad.models import swin
+
+    image = torch.randn(2, 5, 7, 3)
+    monkeypatch.setattr(swin, "is_symbol", lambda size: True)
+    for down, right in [(0, 0), (2, 3), (2, 0), (0, 6)]:
+        there = swin.rolled(image, (down, right))
+        torch.testing.assert_close(there, image.roll((-down, -right), dims=(1, 2)), rtol=0, atol=0)
+        torch.testing.assert_close(swin.rolled(there, (down, right), back=True), image, rtol=0, atol=0)
+
+
+def test_sizes_that_are_numbers_are_numbers():
+    assert surely(2 == 2) is True and surely(2 > 3) is False
+    assert (smaller(2, 3), larger(2, 3), up_to_multiple(7, 3), up_to_multiple(6, 3)) == (2, 3, 9, 6)
+    assert first(torch.arange(5), 2, 0).tolist() == [0, 1]

@@ -1,0 +1,112 @@
+"""What is exported computes what the network computes, at sizes that were not traced, in every engine."""
+
+import importlib.util
+
+import pytest
+import torch
+from hosts import SMALL, fewest_blocks, small
+
+from subquad import ATTENTION
+from subquad.exports import DTYPES, EXPORTERS, export, open_exported
+from subquad.exports.programs import DYNAMIC, program_of
+from subquad.models.assembling import settings_of
+
+FEWER = {"newton_steps": 2}
+"""Settings that make a mechanism's program shorter."""
+OTHERS = [(1, 40, 33), (3, 17, 100), (2, 64, 64)]
+
+
+def random_network(host, mechanism=None, **changes):
+    torch.manual_seed(0)
+    model = small(host, mechanism, **changes).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return model
+
+
+def program(model, least):
+    return program_of(model, torch.zeros(1, 3, *model.img_size), DYNAMIC, least)
+
+
+# seconds each; one without and one with tables stand for all in the fast tests
+QUICK = {"agent", "linear"}
+
+
+@pytest.mark.parametrize(
+    "mechanism", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(ATTENTION)]
+)
+def test_a_program_of_any_size_computes_what_the_network_computes(mechanism):
+    settings = {key: value for key, value in FEWER.items() if key in settings_of(mechanism)}
+    model = random_network("vit", mechanism, depths=(1,), patch_size=16, img_size=32, **settings)
+    exported = program(model, 17)
+    assert not [node for node in exported.graph.nodes if "subquad" in str(node.target)]
+    run = exported.module()
+    for batch, height, width in OTHERS:
+        x = torch.randn(batch, 3, height, width)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", sorted(SMALL))
+def test_every_host_exports_for_any_size(host, tmp_path):
+    model = random_network(host, "agent", img_size=96, depths=fewest_blocks(host))
+    written = export(model, tmp_path / "network.pt2", format="pt2", dynamic=DYNAMIC)
+    assert written.difference < 1e-5 and (tmp_path / "network.pt2").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["cswin", "swin"])
+def test_windows_export_for_any_size_of_a_window_and_more(host, tmp_path):
+    model = random_network(host, "softmax", img_size=224, depths=fewest_blocks(host))
+    written = export(model, tmp_path / "network.pt2", format="pt2", dynamic=DYNAMIC)
+    assert written.least == model.least_size > 32
+    run = EXPORTERS["pt2"].load(tmp_path / "network.pt2")
+    for size in [(model.least_size, 230), (301, 224)]:
+        x = torch.randn(1, 3, *size)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("format", sorted({"onnx", "openvino"}))
+@pytest.mark.slow
+def test_engines_compute_what_the_network_computes(format, tmp_path):
+    if missing := [name for name in EXPORTERS[format].needs if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"{missing[0]} is not installed")
+    model = random_network("vit", "agent", depths=(1,), patch_size=16, img_size=32)
+    written = export(model, tmp_path / f"n{EXPORTERS[format].suffix}", format=format, dynamic=DYNAMIC)
+    assert written.difference < 1e-4 and len(written.shapes) == 2
+
+
+@pytest.mark.parametrize(
+    ("format", "dtype"), [(name, dtype) for name in ("onnx", "openvino") for dtype in EXPORTERS[name].dtypes[1:]]
+)
+@pytest.mark.slow
+def test_engines_take_half_precision(format, dtype, tmp_path):
+    for package in EXPORTERS[format].needs:
+        pytest.importorskip(package)
+    model = random_network("vit", "agent", depths=(1,), patch_size=16, img_size=32).to(DTYPES[dtype])
+    written = export(model, tmp_path / f"n{EXPORTERS[format].suffix}", format=format, dtype=dtype, dynamic=DYNAMIC)
+    assert written.difference < {"fp16": 5e-3, "bf16": 5e-2}[dtype]
+    assert open_exported(written.path)(torch.zeros(2, 3, 40, 48, dtype=DTYPES[dtype])).dtype == DTYPES[dtype]
+
+
+def sizes_of(path):
+    return path.stat().st_size
+
+
+@pytest.mark.parametrize(("format", "what"), [("pt2", "weights"), ("onnx", "dynamic")])
+@pytest.mark.slow
+def test_int8_is_smaller_and_near(format, what, tmp_path):
+    for package in ("torchao", *EXPORTERS[format].needs):
+        pytest.importorskip(package)
+    model = random_network("vit", "agent", depths=(1,), embed_dim=256, patch_size=16, img_size=32)
+    suffix = EXPORTERS[format].suffix
+    plain = export(model, tmp_path / f"plain{suffix}", format=format, dynamic=["batch"])
+    small_one = export(model, tmp_path / f"int8{suffix}", format=format, dynamic=["batch"], int8=what)
+    assert plain.difference < small_one.difference < 0.1
+    assert sizes_of(small_one.path) < 0.6 * sizes_of(plain.path)
+    if format == "pt2":
+        # it is read without torchao
+        assert not [node for node in torch.export.load(small_one.path).graph.nodes if "torchao" in str(node.target)]
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

@@ -1,0 +1,53 @@
+"""What is more than a classifier of ours is exported as well: segmenters, and foreign networks with our attention."""
+
+import pytest
+import timm
+import torch
+from hosts import fewest_blocks, small
+
+import subquad
+from subquad.exports import EXPORTERS, export
+from subquad.exports.programs import DYNAMIC
+from subquad.models.pyramid import Pyramid
+from subquad.tasks.segmentation import SEGMENTERS, Segmenter
+
+pytestmark = pytest.mark.slow
+ENGINES = ("onnx", "openvino")
+
+
+def randomised(model):
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def written(model, format, folder, size):
+    for package in EXPORTERS[format].needs:
+        pytest.importorskip(package)
+    return export(model, folder / f"n{EXPORTERS[format].suffix}", format=format, img_size=size, dynamic=DYNAMIC)
+
+
+@pytest.mark.parametrize("format", ENGINES)
+@pytest.mark.parametrize("mechanism", ["agent", "inline", "linear"])
+def test_a_converted_dinov2_of_timm_takes_any_size(mechanism, format, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 48, "num_heads": 3, "depth": 1, "num_classes": 5}
+    # timm itself refuses what is no multiple of a patch, unless it is asked to pad
+    model = timm.create_model(
+        "vit_small_patch14_dinov2", img_size=70, dynamic_img_size=True, dynamic_img_pad=True, **sizes
+    )
+    subquad.convert(model, mechanism)
+    assert written(randomised(model), format, tmp_path, 70).difference < 1e-4
+
+
+@pytest.mark.parametrize("format", ("pt2", *ENGINES))
+@pytest.mark.parametrize("head", SEGMENTERS)
+def test_segmenters_take_any_size(head, format, tmp_path):
+    if head == "upernet" and format in ENGINES:
+        pytest.skip("ONNX's translation of its adaptive pooling selects an axis that is not there (docs/deployment.md)")
+    backbone = small("pvt", "agent", num_classes=0, depths=fewest_blocks("pvt"))
+    model = Segmenter(Pyramid(backbone), head=head, num_classes=4, head_channels=64)
+    found = written(randomised(model), format, tmp_path, 64)
+    assert found.difference < 1e-4 and found.least == 33
