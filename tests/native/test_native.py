@@ -217,9 +217,10 @@ def test_a_rotation_that_the_kernels_do_not_know_is_refused(name):
 @pytest.mark.parametrize("tables", ["mala", "mlla"])
 @pytest.mark.parametrize("width", [7, 16, 20, 40])
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
-@pytest.mark.parametrize("size", [1e-4, 1, 60])
-def test_exponentials_of_both_signs_turned_and_at_any_size(tables, width, threads, size):
-    cos, sin, interleaved = rotation_tables(width, tables, features=2)
+@pytest.mark.parametrize(("size", "features"), [(1e-4, 2), (1, 1), (1, 2), (60, 2)])
+def test_exponentials_of_both_signs_turned_and_at_any_size(tables, width, threads, size, features):
+    """A host's rotation may be of heads, not of features: both halves turn alike then."""
+    cos, sin, interleaved = rotation_tables(width, tables, features)
     q, k, v = projected(2, 3, GRID.num_tokens, width, count=3)
     tensors = q * size, k * size, v, *torch.rand(2, 3, 1, 2 * width)
 

@@ -148,11 +148,14 @@ mala_attention = _turned("mala_attention", "MALA", sums=1)
 rala_attention = _turned("rala_attention", "RALA", sums=3)
 nala_attention = _turned("nala_attention", "NaLa", products=2, sums=2)
 
+WIDE_TABLES = "n d|h n d|n 2*d|h n 2*d"
+"""Of both halves of features, or of one where these turn alike."""
+
 polapp_attention = operator(
     "PolaFormer++'s attention",
     "polapp_attention(Tensor q, Tensor k, Tensor v, Tensor same, Tensor opposite, Tensor? cos, Tensor? sin, "
     "bool interleaved, float eps)",
-    QKV | {"same": "h 1 2*d", "opposite": "h 1 2*d", "cos": "n 2*d|h n 2*d", "sin": "n 2*d|h n 2*d"},
+    QKV | {"same": "h 1 2*d", "opposite": "h 1 2*d", "cos": WIDE_TABLES, "sin": WIDE_TABLES},
     lambda q, k, *rest: 2 * _product(q, k) + 8 * q[0] * q[1] * q[2] * q[3],
     sums_in_fp32=True,
 )

@@ -113,9 +113,11 @@ def linear_attention_gradient(
 
 def _no_pairs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
     *_, cos, _, interleaved, _ = rest
-    if cos is not None and not interleaved:
+    if cos is None:
+        return None
+    if not interleaved:
         return "it turns pairs of neighbours, and these are of two halves"
-    if cos is not None and q.shape[2] != k.shape[2]:
+    if q.shape[2] != k.shape[2]:
         return "queries and keys that are turned stand on one grid"
     return None
 
