@@ -1,6 +1,7 @@
 """What is written is checked before it is kept, errors are one line, and engines stand in for the network."""
 
 import importlib.util
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hosts import small
 
 import subquad
 from subquad import SubquadError
-from subquad.exports import EXPORTERS, Exporter, export, open_exported, programs, register_exporter
+from subquad.exports import EXPORTERS, Exporter, export, exporting, open_exported, programs, register_exporter
 from subquad.exports.checking import checked_shapes, largest_difference
 from subquad.exports.exporting import least_pixels
 
@@ -96,6 +97,44 @@ def test_what_is_written_is_checked_and_not_kept_where_it_is_wrong(tmp_path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["mean.pt2"]
 
 
+def test_int8_may_be_further_off_and_is_made_of_the_file(tmp_path, monkeypatch):
+    made = []
+    rough = Exporter(
+        "rough",
+        ".pt2",
+        (),
+        EXPORTERS["pt2"].write,
+        lambda path: lambda x: 1.1 * Mean()(x),
+        (),
+        {"dynamic": made.append},
+    )
+    monkeypatch.setitem(EXPORTERS, "rough", rough)
+    path = tmp_path / "mean.pt2"
+    with pytest.raises(SubquadError, match=r"is off by 1\.0e-01"):
+        export(Mean(), path, format="rough", img_size=8)
+    assert not made
+    assert export(Mean(), path, format="rough", img_size=8, int8="dynamic").difference == pytest.approx(0.1, rel=1e-3)
+    assert [file.name for file in made] == [path.name]
+
+
+def test_what_belongs_to_a_file_is_in_place_before_it(tmp_path, monkeypatch):
+    moved = []
+
+    @contextmanager
+    def place(path):
+        moved.append(path.name)
+        yield path
+
+    def write(program, path):
+        for file in (path, path.with_suffix(".abc"), path.with_suffix(".zyx")):
+            file.write_bytes(b"1")
+
+    monkeypatch.setattr(exporting, "replacing", place)
+    monkeypatch.setitem(EXPORTERS, "three", Exporter("three", ".pt2", (), write, lambda path: Mean()))
+    export(Mean(), tmp_path / "mean.pt2", format="three", img_size=8)
+    assert sorted(moved[:2]) == ["mean.abc", "mean.zyx"] and moved[2] == "mean.pt2"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -134,6 +173,24 @@ def test_the_function_takes_names_and_networks(tmp_path):
     assert written.path.exists() and next(model.parameters()).dtype == torch.float32
     with pytest.raises(SubquadError, match="no-such-run"):
         subquad.export(tmp_path / "no-such-run", format="pt2")
+
+
+def test_files_are_opened_by_their_suffix_or_by_the_format_that_is_named(tmp_path):
+    export(Mean(), tmp_path / "mean.pt2", format="pt2", img_size=8)
+    (tmp_path / "mean.txt").write_bytes((tmp_path / "mean.pt2").read_bytes())
+    images = torch.randn(1, 3, 8, 8)
+    for named in (open_exported(tmp_path / "mean.pt2"), open_exported(tmp_path / "mean.txt", "pt2")):
+        torch.testing.assert_close(named(images), Mean()(images), rtol=0, atol=0)
+    (tmp_path / "bad.pt2").write_bytes(b"nothing")
+    for name, message in [
+        ("none.pt2", "there is no file"),
+        ("mean.txt", r"what was exported ends in .onnx, .pt2, .xml"),
+        ("bad.pt2", r"can't be opened as pt2 or aoti"),
+    ]:
+        with pytest.raises(SubquadError, match=message):
+            open_exported(tmp_path / name)
+    with pytest.raises(SubquadError, match="unknown format 'pt'"):
+        open_exported(tmp_path / "mean.pt2", "pt")
 
 
 @pytest.mark.slow

@@ -8,8 +8,9 @@ from hosts import SMALL, fewest_blocks, small
 
 from subquad import ATTENTION
 from subquad.exports import DTYPES, EXPORTERS, export, open_exported
-from subquad.exports.programs import DYNAMIC, program_of
+from subquad.exports.programs import DYNAMIC, as_formulas, program_of
 from subquad.models.assembling import settings_of
+from subquad.tracing import surely
 
 FEWER = {"newton_steps": 2}
 """Settings that make a mechanism's program shorter."""
@@ -110,3 +111,29 @@ def test_int8_is_smaller_and_near(format, what, tmp_path):
         # it is read without torchao
         assert not [node for node in torch.export.load(small_one.path).graph.nodes if "torchao" in str(node.target)]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+class Fitted(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 if surely(x.shape[0] == 2) else x + x
+
+
+def test_what_is_asked_of_sizes_does_not_hold_a_program_to_them():
+    run = program_of(Fitted(), torch.zeros(1, 3, 8, 8), ["batch"], 1).module()
+    for batch in (1, 2, 5):
+        torch.testing.assert_close(run(torch.ones(batch, 3, 8, 8)), torch.full((batch, 3, 8, 8), 2.0))
+
+
+class Attending(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_softmax_attention_is_written_as_its_formula():
+    with as_formulas():
+        program = program_of(Attending(), torch.zeros(1, 3, 8, 8), (), 1).run_decompositions()
+    names = [str(node.target) for node in program.graph.nodes]
+    assert not any("scaled_dot_product" in name for name in names)
+    assert any("softmax" in name for name in names)
+    # the fused one's result lies in another order, which reshapes behind it stumble over
+    assert "aten.clone.default" not in names

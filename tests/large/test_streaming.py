@@ -75,15 +75,23 @@ def test_every_mechanism_streams_or_says_why_not(name):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("most_tokens", [1, 20, 32])
+@pytest.mark.parametrize(
+    "most_tokens", [pytest.param(1, marks=pytest.mark.slow), 20, pytest.param(32, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("attention", STREAMED)
 def test_rows_at_a_time_are_the_whole(attention, most_tokens):
     kind = "no token" if "prefix" in traits_of(ATTENTION[attention]).refuses else "class token"
     assert_same(network(attention, kind), torch.randn(1, 3, *IMAGE).double(), most_tokens)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("attention", STREAMED)
+@pytest.mark.parametrize(
+    ("attention", "kind"),
+    [
+        pytest.param(attention, kind, marks=() if (i + j) % len(KINDS) == 0 else pytest.mark.slow)
+        for i, attention in enumerate(STREAMED)
+        for j, kind in enumerate(KINDS)
+    ],
+)
 def test_every_kind_of_plain_host_is_the_whole(attention, kind):
     assert_same(network(attention, kind), torch.randn(1, 3, *IMAGE).double(), 20)
 

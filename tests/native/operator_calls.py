@@ -71,6 +71,8 @@ def operator_calls(width: int) -> dict[str, OperatorCall]:
         "pool": _pool,
         "convolve_windows": _windows,
         "mlp": _mlp,
+        "linear_sums": _linear_sums,
+        "linear_answers": _linear_answers,
     }
     calls = {}
     for name, make in made.items():
@@ -198,6 +200,23 @@ def _agent_of_tables(width):
 
 
 SCALE = 0.4
+
+
+def _linear_sums(width):
+    def definition(k, v):
+        k = k.relu()
+        return torch.cat([k.mT @ v, k.sum(dim=-2)[..., None]], dim=-1)
+
+    return _tokens(width, 2), ("relu",), definition
+
+
+def _linear_answers(width):
+    def definition(q, sums):
+        q = q.relu()
+        return q @ sums[..., :-1] / (q @ sums[..., -1:] + 50 * 1e-6)
+
+    (q,) = _tokens(width)
+    return (q, _draw(2, HEADS, width, width + 1).abs()), (50, "relu", 1e-6), definition
 
 
 def _gather(width):

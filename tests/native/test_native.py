@@ -217,9 +217,10 @@ def test_a_rotation_that_the_kernels_do_not_know_is_refused(name):
 @pytest.mark.parametrize("tables", ["mala", "mlla"])
 @pytest.mark.parametrize("width", [7, 16, 20, 40])
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
-@pytest.mark.parametrize("size", [1e-4, 1, 60])
-def test_exponentials_of_both_signs_turned_and_at_any_size(tables, width, threads, size):
-    cos, sin, interleaved = rotation_tables(width, tables, features=2)
+@pytest.mark.parametrize(("size", "features"), [(1e-4, 2), (1, 1), (1, 2), (60, 2)])
+def test_exponentials_of_both_signs_turned_and_at_any_size(tables, width, threads, size, features):
+    """A host's rotation may be of heads, not of features: both halves turn alike then."""
+    cos, sin, interleaved = rotation_tables(width, tables, features)
     q, k, v = projected(2, 3, GRID.num_tokens, width, count=3)
     tensors = q * size, k * size, v, *torch.rand(2, 3, 1, 2 * width)
 
@@ -629,6 +630,8 @@ def test_operations_are_operators_of_torch():
     gram, turns = torch.eye(4).expand(2, 4, 4), (torch.ones(12, 16), torch.zeros(12, 16))
     calls = {
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
+        kernels.linear_sums: (k, v, "relu"),
+        kernels.linear_answers: (q, torch.rand(1, 2, 16, 17), 12, "relu", 1e-6),
         kernels.inline_attention: (q, k, v),
         kernels.pola_attention: (q, k, v, power, None, None, 1e-6),
         kernels.polapp_attention: (q, k, v, *torch.rand(2, 2, 1, 32), None, None, True, 1e-6),

@@ -61,10 +61,10 @@ class LinearAttention(nn.Module):
         """See `subquad.attention.sweeps`."""
 
         def sums(rows: GridRows, k: Tensor, v: Tensor) -> State:
-            return linear_sums(k, v, feature_map=self.feature_map)
+            return (linear_sums(k, v, feature_map=self.feature_map),)
 
         def answers(rows: GridRows, state: State, q: Tensor, v: Tensor | None = None) -> Tensor:
-            y = linear_answers(q, state, grid.num_tokens, feature_map=self.feature_map)
+            y = linear_answers(q, state[0], grid.num_tokens, feature_map=self.feature_map)
             return finish_rows(self.local, y, v, rows=rows)
 
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))

@@ -43,6 +43,28 @@ linear_attention = operator(
     sums_in_fp32=True,
 )
 
+# of some keys and values [φ(k)ᵀ v, Σ φ(k)], (b, h, d, d + 1)
+linear_sums = operator(
+    "linear attention",
+    "linear_sums(Tensor k, Tensor v, str feature_map)",
+    {"k": "b h m d", "v": "b h m d"},
+    lambda k, v, *rest: 2 * k[0] * k[1] * k[2] * k[3] ** 2,
+    shape=lambda k, v, feature_map: k.new_empty(*k.shape[:2], k.shape[3], k.shape[3] + 1, dtype=torch.float32),
+    sums_in_fp32=True,
+    gives_fp32=True,
+    needs_all_tokens=False,
+)
+
+# of some queries, from such sums over `count` keys
+linear_answers = operator(
+    "linear attention",
+    "linear_answers(Tensor q, Tensor sums, int count, str feature_map, float eps)",
+    {"q": "b h n d", "sums": "b h d e"},
+    lambda q, *rest: 2 * q[0] * q[1] * q[2] * q[3] ** 2,
+    sums_in_fp32=True,
+    needs_all_tokens=False,
+)
+
 FOCUSED = {"x": "b h n d", "temperature": "h 1 d"}
 
 focus_gradient = operator(
@@ -126,11 +148,14 @@ mala_attention = _turned("mala_attention", "MALA", sums=1)
 rala_attention = _turned("rala_attention", "RALA", sums=3)
 nala_attention = _turned("nala_attention", "NaLa", products=2, sums=2)
 
+WIDE_TABLES = "n d|h n d|n 2*d|h n 2*d"
+"""Of both halves of features, or of one where these turn alike."""
+
 polapp_attention = operator(
     "PolaFormer++'s attention",
     "polapp_attention(Tensor q, Tensor k, Tensor v, Tensor same, Tensor opposite, Tensor? cos, Tensor? sin, "
     "bool interleaved, float eps)",
-    QKV | {"same": "h 1 2*d", "opposite": "h 1 2*d", "cos": "n 2*d|h n 2*d", "sin": "n 2*d|h n 2*d"},
+    QKV | {"same": "h 1 2*d", "opposite": "h 1 2*d", "cos": WIDE_TABLES, "sin": WIDE_TABLES},
     lambda q, k, *rest: 2 * _product(q, k) + 8 * q[0] * q[1] * q[2] * q[3],
     sums_in_fp32=True,
 )

@@ -128,7 +128,7 @@ class StreamedStage:
             x = self.store.read(slice(rows.tokens.start, seen.tokens.stop)).to(self.dtype)
             # rows above as they were: the store may have what became of them
             x = x if before is None else torch.cat([before, x], dim=1)
-            if following is not None:
+            if reach and following is not None:
                 start = following.widened(reach).tokens.start - seen.tokens.start
                 before = x[:, start : rows.tokens.stop - seen.tokens.start].clone()
             self.store.write(rows.tokens, function(rows, seen, x))

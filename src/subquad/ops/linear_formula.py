@@ -6,6 +6,7 @@ Linear in n: 2 n d² products a head.
 
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -51,18 +52,25 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float, paddi
     return by_image(mix, q, k, v, padding)
 
 
+def linear_sums(k: Tensor, v: Tensor, *, feature_map: str = "relu") -> Tensor:
+    """[φ(k)ᵀ v, Σ φ(k)] (b, h, d, d + 1) of some keys and values (b, h, n, d), to be added up; fp32 at least."""
+    return kernels.compute(kernels.linear_sums, _linear_sums, (k, v), (feature_map,))
+
+
 @kept_in_fp32
-def linear_sums(k: Tensor, v: Tensor, *, feature_map: str = "relu") -> tuple[Tensor, Tensor]:
-    """Of some keys and values (b, h, n, d) what `linear_answers` needs, to be added up over all of them."""
-    return feature_sums(FEATURE_MAPS[feature_map](k), v)
+def _linear_sums(k: Tensor, v: Tensor, feature_map: str) -> Tensor:
+    total, products = feature_sums(FEATURE_MAPS[feature_map](k), v)
+    return torch.cat([products, total.mT], dim=-1)
+
+
+def linear_answers(q: Tensor, sums: Tensor, count: int, *, feature_map: str = "relu", eps: float = 1e-6) -> Tensor:
+    """`linear_attention` of some queries (b, h, n, d), from the sums (b, h, d, d + 1) over `count` keys."""
+    return kernels.compute(kernels.linear_answers, _linear_answers, (q, sums), (count, feature_map, eps))
 
 
 @in_fp32
-def linear_answers(
-    q: Tensor, sums: Sequence[Tensor], count: int, *, feature_map: str = "relu", eps: float = 1e-6
-) -> Tensor:
-    """`linear_attention` of some queries (b, h, n, d), from the sums over `count` keys."""
-    return feature_answers(FEATURE_MAPS[feature_map](q), sums, count, eps=eps)
+def _linear_answers(q: Tensor, sums: Tensor, count: int, feature_map: str, eps: float) -> Tensor:
+    return feature_answers(FEATURE_MAPS[feature_map](q), (sums[..., -1:].mT, sums[..., :-1]), count, eps=eps)
 
 
 @in_fp32

@@ -84,6 +84,25 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: flo
     return _state_attention(q, k, v, feature_map, "divided", eps)
 
 
+@implements(operators.linear_sums, "native")
+def linear_sums(k: Tensor, v: Tensor, feature_map: str) -> Tensor:
+    """[φ(k)ᵀ v, Σ φ(k)]: (b, h, d, d + 1), in fp32."""
+    k, v = of_one_dtype(k, v)
+    out = k.new_empty(*k.shape[:2], k.shape[3], k.shape[3] + 1, dtype=torch.float32)
+    feature = ctypes.c_int32(FEATURES[feature_map])
+    kernel("linear_sums", k.dtype)(shape_of(k, k), *map(tokens_of, (k, v)), numbers_of(out), feature)
+    return out
+
+
+@implements(operators.linear_answers, "native")
+def linear_answers(q: Tensor, sums: Tensor, count: int, feature_map: str, eps: float) -> Tensor:
+    """Queries (b, h, n, d) with sums (b, h, d, d + 1)."""
+    out, feature = empty_tokens(q), ctypes.c_int32(FEATURES[feature_map])
+    tokens = tokens_of(q), parameter_of(sums), tokens_of(out)
+    kernel("linear_answers", q.dtype)(shape_of(q, q), *tokens, *long(count), feature, ctypes.c_float(eps))
+    return out
+
+
 @implements(operators.linear_attention_gradient, "native")
 def linear_attention_gradient(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
@@ -94,9 +113,11 @@ def linear_attention_gradient(
 
 def _no_pairs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
     *_, cos, _, interleaved, _ = rest
-    if cos is not None and not interleaved:
+    if cos is None:
+        return None
+    if not interleaved:
         return "it turns pairs of neighbours, and these are of two halves"
-    if cos is not None and q.shape[2] != k.shape[2]:
+    if q.shape[2] != k.shape[2]:
         return "queries and keys that are turned stand on one grid"
     return None
 

@@ -40,7 +40,7 @@ class Map(ctypes.Structure):
 
 
 class Turning(ctypes.Structure):
-    """`Turning` of kernels/features.h."""
+    """`Turning` of kernels/feature_maps.h."""
 
     _fields_ = [("cos", Numbers), ("sin", Numbers), ("heads", ctypes.c_int64)]
 

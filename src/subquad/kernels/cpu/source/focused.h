@@ -1,6 +1,6 @@
 // The map of focused attention: see ops/focused_formula.py. Norms run over the channels of all heads of a token.
 #pragma once
-#include "features.h"
+#include "feature_maps.h"
 
 // y = (x⁺ + 10⁻⁶) / t of a token, and y^p, as rows of padded width for each head, with their norms
 template <class E>

@@ -2,6 +2,7 @@
 #include "agent.h"
 #include "soft.h"
 #include "states.h"
+#include "state_parts.h"
 #include "inline.h"
 #include "pola.h"
 #include "polapp.h"

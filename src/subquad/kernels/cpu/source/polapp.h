@@ -1,6 +1,6 @@
 // PolaFormer++'s attention: see ops/polapp_formula.py, whose letters these are.
 #pragma once
-#include "features.h"
+#include "feature_maps.h"
 
 // (e^x - 1) e^-m for x from 0 on, of e^(x - m) and e^-m: without the difference where that would cancel
 inline vec lowered_growth(vec x, vec both, vec down) {
@@ -62,7 +62,9 @@ Answer polapp_attention_of(
     float eps) {
     const int64_t d = shape.width, row = padded(d), wide = 2 * row, size = wide * row + wide;
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
-    if (!fits(shape.heads * 2 * d, same, opposite) || !fits(shape, 2 * d, turning)) return MISFIT;
+    // tables of as many channels as a head has turn both halves alike
+    const bool alike = turning.cos.count == turning.heads * shape.queries * d;
+    if (!fits(shape.heads * 2 * d, same, opposite) || !fits(shape, alike ? d : 2 * d, turning)) return MISFIT;
     typedef Operand<E> P;
     const int64_t all_heads = shape.batch * shape.heads, panel = deep<P>(wide) * row;
     const int64_t first = (d + 1) / 2, rest = first / W * W;  // where the second stream's product begins
@@ -103,7 +105,7 @@ Answer polapp_attention_of(
                     halves.put(value, lowered_growth(x, both, halves.choose(value, lower + c)), &room[t * wide + c]);
                 });
             add_rows(room.data(), wide, piece.count, wide, sum + wide * row);
-            turn<false>(turning, shape, piece, 2, room.data(), false);
+            turn<false>(turning, shape, piece, 2, room.data(), alike);
             const Panel<P> keys = packed(room.data(), wide, piece.count, wide, left), values = packed(v, piece, d, right);
             multiply(wide, row, deep<P>(piece.count), keys.turned(), values.data, values.row, {sum, row}, true);
         });
@@ -124,7 +126,7 @@ Answer polapp_attention_of(
                     const float scale = 1 / (product(x, &states[piece.index * size + wide * row], wide) + eps_of[t]);
                     for (int64_t c = 0; c < wide; c += W) store(x + c, load(x + c) * scale);
                 }
-                turn<false>(turning, shape, piece, 2, room.data(), false);
+                turn<false>(turning, shape, piece, 2, room.data(), alike);
                 return lowered(room.data(), wide, piece.count, wide, left);
             };
             const P* state = &panels[piece.index * panel];

@@ -1,7 +1,7 @@
 // Attention by one state for each head, φ(k)ᵀ v, and one sum of features: see ops/linear_formula.py and the formulas of
 // MLLA, MALA, RALA and NaLa, whose letters these are.
 #pragma once
-#include "features.h"
+#include "feature_maps.h"
 
 // What becomes of a query's product with the state, S of features that are turned, z = φ(q)·mean φ(k) of such that are
 // not: (φ(q) S) / (z + ε); s (φ(q) S) (1 + 1 / (s z + ε)) - s z v̄ with s = d^-½; the first with keys weighed by

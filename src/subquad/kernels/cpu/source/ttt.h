@@ -1,6 +1,6 @@
 // A gated unit trained on keys and values: see ops/ttt_formula.py, whose letters these are.
 #pragma once
-#include "features.h"
+#include "feature_maps.h"
 
 inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
 
