@@ -139,12 +139,23 @@ def table(cells: dict[str, Cell], mechanisms: list[str], formats: list[str], dyn
         for host in hosts():
             row = [cells.get(name_of(host, mechanism, format, dynamic), {}) for mechanism in mechanisms]
             if any(row):
+<<<<<<< HEAD
                 shown = [
                     f"{cell['off']:.0e}".replace("0e+00", "0") if "off" in cell else "fails" if cell else ""
                     for cell in row
                 ]
                 lines.append(f"| {host}, {format} | " + " | ".join(shown) + " |")
+=======
+                lines.append(f"| {host}, {format} | " + " | ".join(map(shown, row)) + " |")
+>>>>>>> exports
     return "\n".join(lines)
+
+
+def shown(cell: Cell) -> str:
+    """What stands in a cell of the table; nothing where it was not measured."""
+    if "off" not in cell:
+        return "fails" if cell else ""
+    return f"{cell['off']:.0e}" if cell["off"] else "0"
 
 
 def main() -> None:
