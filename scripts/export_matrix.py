@@ -139,15 +139,7 @@ def table(cells: dict[str, Cell], mechanisms: list[str], formats: list[str], dyn
         for host in hosts():
             row = [cells.get(name_of(host, mechanism, format, dynamic), {}) for mechanism in mechanisms]
             if any(row):
-<<<<<<< HEAD
-                shown = [
-                    f"{cell['off']:.0e}".replace("0e+00", "0") if "off" in cell else "fails" if cell else ""
-                    for cell in row
-                ]
-                lines.append(f"| {host}, {format} | " + " | ".join(shown) + " |")
-=======
                 lines.append(f"| {host}, {format} | " + " | ".join(map(shown, row)) + " |")
->>>>>>> exports
     return "\n".join(lines)
 
 
