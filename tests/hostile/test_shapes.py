@@ -41,6 +41,9 @@ def letters_of(name):
 
 def length(axis, letters):
     axis = axis.lstrip("?")
+    if "+" in axis:
+        name, more = axis.split("+")
+        return letters[name] + int(more)
     return (
         int(axis)
         if axis.isdigit()

@@ -1,10 +1,12 @@
 """The CPU kernels against the eager form in float64, and when they are used."""
 
 import os
+import re
 import subprocess
 import sys
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -725,3 +727,10 @@ def test_the_environment_says_what_holds_where_nothing_was_said():
         [sys.executable, "-c", code], env={**os.environ, "SUBQUAD_BACKEND": "eager"}, capture_output=True, text=True
     )
     assert run.stdout == "None\n", run.stderr
+
+
+def test_every_function_of_the_source_refuses_lengths_that_do_not_fit():
+    """One that is not named in FUNCTIONS would give back what nobody wrote to."""
+    sources = (Path(library.__file__).parent / "source").glob("*.h")
+    named = {name for source in sources for name in re.findall(r"^KERNEL\(\s*(\w+)", source.read_text(), re.M)}
+    assert named == set(library.FUNCTIONS)

@@ -158,12 +158,16 @@ class OwnReducingAttention(OwnAttention):
     def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
         return ((name, part) for name, part in super().kept(original) if name != "reduce" or self.sr_ratio > 1)
 
+    # queries of the tokens, keys and values of the reduced ones
+    heads: Any = SelfAttention.heads
+    some_heads: Any = SelfAttention.some_heads
+
     def forward(self, x: Tensor, *, grid: TokenGrid, **keywords: Any) -> Tensor:
         if self.sr_ratio == 1:
             return super().forward(x, grid=grid, **keywords)
         refuse(f"keys that are reduced {self.sr_ratio} times", keywords)
         keys = rearrange(self.through("reduce", grid.to_image(x)), "b c y x -> b (y x) c")
-        parts = SelfAttention.heads(self, x, keys)  # type: ignore[arg-type]
+        parts = self.heads(x, keys)
         y = self.mix(parts["q"], parts["k"], parts["v"], x, grid=grid, kv_grid=reduced(grid, self.sr_ratio))
         return self.through("proj", y)
 

@@ -4,6 +4,7 @@ Pixels are taken as they are stored, as timm, torchvision and COCO's annotations
 not applied, transparency is left out, and of an animation the first picture is shown.
 """
 
+import io
 import re
 import stat
 import warnings
@@ -70,6 +71,38 @@ def read_named_image(path: Path) -> Image.Image:
         return read_image(path)
     except BrokenImageError as error:
         raise BrokenImageError(f"broken image {path}: {error}") from None
+
+
+def size_in_header(path: Path) -> tuple[int, int]:
+    """Width and height of a picture of whatever size, which is not decoded.
+
+    Raises:
+        BrokenImageError: it is no picture, with its name.
+    """
+    limit = Image.MAX_IMAGE_PIXELS
+    try:
+        # how much may be decoded is for the caller to say
+        Image.MAX_IMAGE_PIXELS = None
+        with _opened(path) as stream, Image.open(stream, formats=_formats()) as image:
+            return image.size
+    except Exception as error:
+        raise BrokenImageError(f"broken image {path}: {reason_without_path(error)}") from None
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+
+
+def decode_png(content: bytes) -> Image.Image:
+    """A PNG in memory, in the mode that it has.
+
+    Raises:
+        BrokenImageError: it can't be decoded to its end.
+    """
+    try:
+        image = Image.open(io.BytesIO(content), formats=("PNG",))
+        image.load()
+    except Exception as error:
+        raise BrokenImageError(reason_without_path(error)) from None
+    return image
 
 
 def read_label_map(path: Path) -> NDArray[Any]:

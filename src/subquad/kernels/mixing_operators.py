@@ -59,7 +59,7 @@ linear_sums = operator(
 linear_answers = operator(
     "linear attention",
     "linear_answers(Tensor q, Tensor sums, int count, str feature_map, float eps)",
-    {"q": "b h n d", "sums": "b h d e"},
+    {"q": "b h n d", "sums": "b h d d+1"},
     lambda q, *rest: 2 * q[0] * q[1] * q[2] * q[3] ** 2,
     sums_in_fp32=True,
     needs_all_tokens=False,

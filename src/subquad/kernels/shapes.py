@@ -125,6 +125,9 @@ def _wanted(axis: str, sizes: Sizes) -> Any:
     """How long an axis has to be, as far as it is known."""
     if axis.isdigit():
         return int(axis)
+    if "+" in axis:
+        name, more = axis.split("+")
+        return sizes[name] + int(more)
     if "*" not in axis:
         return sizes.get(axis)
     product = 1

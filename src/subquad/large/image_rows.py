@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from subquad.data.decoding import read_named_image
+from subquad.data.decoding import read_named_image, size_in_header
 from subquad.errors import SubquadError
 from subquad.large.png_rows import PngRows, can_read_by_rows
 from subquad.large.slide_rows import SlideRows
@@ -157,24 +157,13 @@ def _zarr(path: Path) -> PixelRows:
 
 def _whole(path: Path) -> PixelRows:
     """Decode all of an image at once, of the formats that the library reads, where it is small enough."""
-    from PIL import Image
-
-    limit = Image.MAX_IMAGE_PIXELS
-    try:
-        # the size stands in the header; how much is decoded is for us to say
-        Image.MAX_IMAGE_PIXELS = None
-        with Image.open(path) as image:
-            width, height = image.size
-        if width * height > MOST_WHOLE:
-            raise SubquadError(
-                f"{path} has {width:,}×{height:,} pixels, and {path.suffix or 'its format'} is decoded at once, up to "
-                f"{MOST_WHOLE:,}: convert it to PNG, tiled TIFF, zarr or .npy, which are read by rows"
-            )
-        return ArrayRows(np.asarray(read_named_image(path)))
-    except OSError as error:
-        raise SubquadError(f"{path} is no image that can be read: {error}") from None
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
+    width, height = size_in_header(path)
+    if width * height > MOST_WHOLE:
+        raise SubquadError(
+            f"{path} has {width:,}×{height:,} pixels, and {path.suffix or 'its format'} is decoded at once, up to "
+            f"{MOST_WHOLE:,}: convert it to PNG, tiled TIFF, zarr or .npy, which are read by rows"
+        )
+    return ArrayRows(np.asarray(read_named_image(path)))
 
 
 READERS: dict[str, Callable[[Path], PixelRows]] = {

@@ -5,7 +5,6 @@ piece; what takes a loop over bytes, undoing the filters, is left to Pillow: a s
 of its own, behind the row above, which is known by then.
 """
 
-import io
 import struct
 import zlib
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from subquad.data.decoding import BrokenImageError, decode_png
 from subquad.errors import SubquadError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -76,14 +75,12 @@ class PngRows:
         chunks = [(b"IHDR", size), *([(b"PLTE", self.palette)] if self.palette else [])]
         chunks += [(b"IDAT", zlib.compress(filtered, 0)), (b"IEND", b"")]
         try:
-            with Image.open(io.BytesIO(SIGNATURE + b"".join(map(_chunk, *zip(*chunks, strict=True))))) as image:
-                image.load()
-                self.above = image.crop((0, count, self.shape[1], count + 1)).tobytes()
-                rows = np.asarray(image.convert("RGB"))[1:]
-        except (OSError, SyntaxError, ValueError) as error:
+            image = decode_png(SIGNATURE + b"".join(map(_chunk, *zip(*chunks, strict=True))))
+        except BrokenImageError as error:
             raise SubquadError(f"{self.path} is damaged near row {self.next_row}: {error}") from None
+        self.above = image.crop((0, count, self.shape[1], count + 1)).tobytes()
         self.next_row += count
-        return rows
+        return np.asarray(image.convert("RGB"))[1:]
 
     def _inflate(self) -> Iterator[bytes]:
         """What the file's stream of rows inflates to, in pieces."""

@@ -34,8 +34,8 @@ def focused_attention(
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d), t = `temperature` (h, 1, d); `padding` (b, n_k)."""
     SHAPES.check(q, k, v, temperature, padding)
     # features are fp32 at least, whatever tokens are
-    features = (kernels.compute(kernels.focus, _focused, (x, temperature), (power,), backend=backend) for x in (q, k))
-    operator, tensors, settings = kernels.linear_attention, (*features, v), ("none", eps)
+    features = [kernels.compute(kernels.focus, _focused, (x, temperature), (power,), backend=backend) for x in (q, k)]
+    operator, tensors, settings = kernels.linear_attention, (*features, v.to(features[0].dtype)), ("none", eps)
     # what has no kernel of the features has none of what is made of them
     optional = padding is None
     y = kernels.compute(operator, _mix, tensors, settings, (padding,), backend=backend, optional=optional)

@@ -53,6 +53,8 @@ FUNCTIONS = (
     "soft_spread",
     "inline_attention",
     "inline_attention_gradient",
+    "linear_answers",
+    "linear_sums",
     "local_branch",
     "local_branch_gradient",
     "mlp",
