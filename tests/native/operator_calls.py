@@ -47,9 +47,9 @@ class OperatorCall:
         return [text.startswith("b ") for text in self.operator.shapes.texts.values()]
 
 
-def operator_calls(width: int) -> dict[str, OperatorCall]:
-    """By the operators' names, with heads of `width` channels."""
-    torch.manual_seed(0)
+def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
+    """By the operators' names, with heads of `width` channels and numbers of a seed."""
+    torch.manual_seed(seed)
     made = {
         "linear_attention": _linear,
         "mlla_attention": _mlla,

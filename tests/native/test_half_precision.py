@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from operator_calls import operator_calls
+from operator_calls import TURNED, operator_calls
 
 import subquad
 from subquad import ATTENTION, TokenGrid, kernels, ops, use_backend
@@ -37,7 +37,16 @@ def test_every_kernel_has_a_call():
 @pytest.mark.parametrize("width", [7, 16, 40])
 @pytest.mark.parametrize("name", NATIVE)
 def test_a_kernel_errs_at_most_twice_as_much_as_rounding_does(name, width, rounded):
-    call = operator_calls(width)[name]
+    errs_at_most_twice_as_much_as_rounding(operator_calls(width)[name], rounded)
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("name", TURNED)
+def test_that_holds_whatever_numbers_are_drawn(name, seed):
+    errs_at_most_twice_as_much_as_rounding(operator_calls(7, seed)[name], "tokens")
+
+
+def errs_at_most_twice_as_much_as_rounding(call, rounded):
     chosen = [ROUNDED[rounded](tokens) for tokens in call.of_tokens]
     given = in_dtypes(call.tensors, chosen)
     fp32 = in_dtypes(call.tensors, [False] * len(chosen))

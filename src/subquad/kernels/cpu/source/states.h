@@ -119,11 +119,10 @@ struct StateAttention {
     }
 };
 
-template <class E>
-Answer state_attention_of(
+template <class P, class E>
+Answer answers_of_states(
     Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out, Turning turning, int32_t feature, int32_t form,
     float eps) {
-    typedef Operand<E> P;
     StateAttention<E> it{shape, q, k, v, turning, feature, form, eps};
     if (!it.fits_all() || !fits(shape, shape.queries, out)) return MISFIT;
     const int64_t d = it.d, row = it.row, wide = it.wide, panel = deep<P>(it.count) * row;
@@ -156,6 +155,15 @@ Answer state_attention_of(
         });
     });
     return DONE;
+}
+
+// What is subtracted leaves little of both numbers: their products are of fp32, also of tokens in bf16
+template <class E>
+Answer state_attention_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out, Turning turning, int32_t feature, int32_t form,
+    float eps) {
+    if (form == SUBTRACTED) return answers_of_states<float>(shape, q, k, v, out, turning, feature, form, eps);
+    return answers_of_states<Operand<E>>(shape, q, k, v, out, turning, feature, form, eps);
 }
 
 KERNEL(
