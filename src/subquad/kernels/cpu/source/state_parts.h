@@ -34,7 +34,7 @@ Answer linear_answers_of(
     Shape shape, Tokens<E> q, Numbers sums, Tokens<E> out, int64_t count, int32_t feature, float eps) {
     typedef Operand<E> P;
     const Turning still{};
-    StateAttention<E> it{shape, q, q, q, still, feature, DIVIDED, eps};
+    StateAttention<E> it{shape, q, q, q, still, feature, DIVIDED, eps * float(count)};
     const int64_t d = it.d, row = it.row, side = d + 1, panel = deep<P>(d) * row;
     if (!it.fits_all() || it.several != 1 || !fits(shape, shape.queries, out) || count < 1 ||
         sums.count != it.all_heads() * d * side)
@@ -47,8 +47,8 @@ Answer linear_answers_of(
             float* state = &it.states[index * it.size];
             for (int64_t i = 0; i < d; i++) {
                 const float* from = sums.data + (index * d + i) * side;
-                for (int64_t c = 0; c < d; c++) state[i * row + c] = from[c] / float(count);
-                state[it.total + i] = from[d] / float(count);
+                for (int64_t c = 0; c < d; c++) state[i * row + c] = from[c];
+                state[it.total + i] = from[d];
             }
             pack(state, row, d, row, &panels[index * panel]);
         });
@@ -56,10 +56,10 @@ Answer linear_answers_of(
             float z[T], factors[T];
             query_features(q, piece, d, feature, room.data());
             it.factors_of(piece, room.data(), z, factors);
-            for (int64_t t = 0; t < piece.count; t++) it.scale_row(&room[t * row], factors[t]);
             const Matrix<P> features = lowered(room.data(), row, piece.count, row, left);
             to_tokens(out, piece, d, spare, [&](Rows c) {
                 multiply(piece.count, row, deep<P>(d), features, &panels[piece.index * panel], row, c);
+                it.finish(piece, c, z, factors);
             });
         });
     });

@@ -117,6 +117,20 @@ struct StateAttention {
             factors[t] = 1 / (z[t] + eps) + (form == SUBTRACTED);
         }
     }
+
+    // Those products times their factors, less z v̄ where that is subtracted; not the features: bf16 would round these
+    // once more
+    void finish(const Piece& piece, Rows products, const float* z, const float* factors) const {
+        const float* values = state(piece) + mean;
+        for (int64_t t = 0; t < piece.count; t++) {
+            float* line = products.data + t * products.row;
+            for (int64_t c = 0; c < row; c += W) {
+                vec answer = load(line + c) * factors[t];
+                if (form == SUBTRACTED) answer -= load(values + c) * z[t];
+                store(line + c, answer);
+            }
+        }
+    }
 };
 
 template <class P, class E>
@@ -141,16 +155,11 @@ Answer answers_of_states(
             float z[T], factors[T];
             query_features(q, piece, d, feature, room.data());
             it.factors_of(piece, room.data(), z, factors);
-            for (int64_t t = 0; t < piece.count; t++) it.scale_row(&room[t * wide], factors[t]);
             turn<false>(turning, shape, piece, it.several, room.data());
             const Matrix<P> features = lowered(room.data(), wide, piece.count, wide, left);
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                const float* mean = it.state(piece) + it.mean;
-                if (form == SUBTRACTED)
-                    for (int64_t t = 0; t < piece.count; t++)
-                        for (int64_t i = 0; i < row; i += W) store(c.data + t * c.row + i, load(mean + i) * -z[t]);
-                const P* state = &panels[piece.index * panel];
-                multiply(piece.count, row, deep<P>(it.count), features, state, row, c, form == SUBTRACTED);
+                multiply(piece.count, row, deep<P>(it.count), features, &panels[piece.index * panel], row, c);
+                it.finish(piece, c, z, factors);
             });
         });
     });
