@@ -24,7 +24,7 @@ TILE = 256
 """Pixels of a tile's side."""
 
 
-class Unwritable(SubquadError):
+class UnwritableError(SubquadError):
     """A format that does not hold such a map, or can't be written here."""
 
 
@@ -45,7 +45,7 @@ def map_file(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRo
                 yield write
         except BaseException as error:
             shutil.rmtree(aside, ignore_errors=True)  # of formats that are folders
-            if isinstance(error, Unwritable):
+            if isinstance(error, UnwritableError):
                 raise SubquadError(f"{path}: {error}") from None
             raise
 
@@ -76,7 +76,7 @@ def _in_memory(shape: tuple[int, ...], dtype: Any, save: Callable[[NDArray[Any]]
 @contextmanager
 def _png(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRows]:
     if len(shape) != 2 or dtype not in (np.uint8, np.uint16):
-        raise Unwritable("a PNG holds labels; write features and heat as .npy, .tif or .zarr")
+        raise UnwritableError("a PNG holds labels; write features and heat as .npy, .tif or .zarr")
     with _in_memory(shape, dtype, lambda whole: Image.fromarray(whole).save(path, format="PNG")) as write:
         yield write
 
@@ -86,7 +86,7 @@ def _tiff(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRows]
     try:
         import tifffile
     except ImportError:
-        raise Unwritable("this format needs the package tifffile: pip install 'subquad[large]'") from None
+        raise UnwritableError("this format needs the package tifffile: pip install 'subquad[large]'") from None
 
     def save(whole: NDArray[Any]) -> None:
         levels = [whole]
@@ -110,7 +110,7 @@ def _zarr(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRows]
     try:
         import zarr
     except ImportError:
-        raise Unwritable("this format needs the package zarr: pip install 'subquad[large]'") from None
+        raise UnwritableError("this format needs the package zarr: pip install 'subquad[large]'") from None
     chunks = (*(min(TILE, side) for side in shape[:2]), *shape[2:])
     array: Any = zarr.open(str(path), mode="w", shape=shape, chunks=chunks, dtype=dtype)
 
