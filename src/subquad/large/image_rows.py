@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from subquad.data.decoding import read_named_image, size_in_header
 from subquad.errors import SubquadError
@@ -106,14 +106,20 @@ class NormalisedRows:
         return image.view(1, *pixels.shape).permute(0, 3, 1, 2)
 
 
-def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], model: nn.Module) -> ImageRows:
-    """An image to stream, as `model` takes it: a file, an array of pixels, or a tensor that is so already.
+def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, wanted: int) -> ImageRows:
+    """An image to stream, as a network takes it: a file, an array of pixels, or a tensor that is so already.
+
+    Args:
+        image: of these.
+        mean: what is taken from pixels, for each channel.
+        std: what they are divided by.
+        dtype: what the network computes in.
+        wanted: channels that it takes.
 
     Raises:
         SubquadError: it can't be read, or has not the channels of the network, in one line.
     """
     rows: TensorRows | NormalisedRows
-    dtype, wanted = next(model.parameters()).dtype, model.in_chans
     if isinstance(image, Tensor):
         rows = TensorRows(image, dtype)
     elif isinstance(image, str | Path):
