@@ -107,7 +107,10 @@ def pyramid():
 
 @pytest.mark.parametrize(
     ("make", "steps", "step"),
-    [(partial(network, cpe=True), 7, step) for step in range(7)] + [(pyramid, 9, step) for step in range(9)],
+    [
+        *((partial(network, cpe=True), 7, step) for step in range(7)),
+        *(pytest.param(pyramid, 9, step, marks=() if step in (2, 3) else pytest.mark.slow) for step in range(9)),
+    ],
 )
 def test_what_was_broken_off_goes_on_behind_the_last_step(make, steps, step, image, tmp_path, monkeypatch):
     model, folder = make(), tmp_path / "tokens"

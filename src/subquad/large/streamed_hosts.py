@@ -106,7 +106,7 @@ def host_of(model: nn.Module) -> StreamedHost:
     elif is_plain_of_timm(model):
         host = TimmHost(model)
     else:
-        raise SubquadError(f"{type(model).__name__} can't be streamed: {CAN}")
+        raise SubquadError(f"{type(model).__name__} can't be streamed: {getattr(model, 'no_streaming', CAN)}")
     return host
 
 

@@ -54,7 +54,7 @@ class Streamed:
 
     Attributes:
         grid: the grid of its tokens.
-        logits: (num_classes,) in fp32 or wider, or what a network without a head gives.
+        logits: (num_classes,) in fp32 or wider, or what a network without a head gives; empty if that is all tokens.
         has_head: whether these are logits.
         heat_class: the class that heat is of; None without heat.
         files: the maps that were written, by kind.
@@ -156,7 +156,8 @@ def _walk(
 
 
 def _check_outputs(host: StreamedHost, outputs: Outputs) -> None:
-    check_pool(host.global_pool)
+    if not host.global_pool and (outputs.features is None or host.num_classes):
+        raise SubquadError("the head reads all tokens (global_pool=''): ask for features, of a network without classes")
     wants_head = outputs.labels is not None or outputs.heat is not None
     if wants_head and not host.num_classes:
         raise SubquadError("labels and heat are what a head says, and this network has none: ask for features")
@@ -184,7 +185,8 @@ def _answer(host: StreamedHost, stage: StreamedStage, outputs: Outputs) -> Strea
             if "labels" in writers:
                 labels = _said(host, places).argmax(dim=-1)
                 writers["labels"](rows.first, _as_rows(labels, rows).astype(dtypes["labels"]))
-    logits = host.logits(pool.result().to(stage.dtype))[0]
+    # nothing where all tokens are what the network gives
+    logits = host.logits(pool.result().to(stage.dtype))[0] if host.global_pool else torch.empty(0)
     shown = outputs.heat_class
     if outputs.heat is not None:
         shown = int(logits.argmax()) if shown is None else shown
@@ -220,17 +222,10 @@ def _as_rows(places: Tensor, rows: GridRows) -> Any:
     return places.view(*rows.shape, *places.shape[1:]).numpy()
 
 
-def check_pool(kind: str) -> None:
-    """Raise a SubquadError where a head reads what no pool makes of parts."""
-    if not kind:
-        raise SubquadError("the head reads all tokens (global_pool=''): ask for features, with global_pool='avg'")
-
-
 class Pool:
     """What a head reads of all tokens, from parts of them: prefix tokens, and one place that stands for all."""
 
     def __init__(self, kind: str, grid: TokenGrid) -> None:
-        check_pool(kind)
         self.kind, self.grid = kind, grid
         self.prefix: Tensor | None = None
         self.place: Tensor | None = None
@@ -240,7 +235,7 @@ class Pool:
         wide = tokens if tokens.dtype == torch.float64 else tokens.float()
         if rows.first == 0:
             self.prefix = wide[:, : rows.prefix].clone()
-        if self.kind == "token":
+        if self.kind in ("token", ""):
             return
         places = wide[:, rows.prefix :]
         if self.kind == "avg":

@@ -64,6 +64,11 @@ class Segmenter(nn.Module):
         conventions: whose decoder it is, one of `CONVENTIONS`, of which the pyramid is as well.
     """
 
+    no_streaming = (
+        "its decoder's norms and pools are of whole maps; the backbone can be, model.pyramid.backbone, for its features"
+    )
+    """Why an image can't go through it some rows at a time."""
+
     @checks_arguments
     def __init__(
         self,
