@@ -208,7 +208,7 @@ def stream(
     host = host_of(model)
     if most_tokens is not None and most_tokens < 1:
         raise SubquadError(f"most_tokens is 1 at least, got {most_tokens}")
-    rows = rows_of(image, about.mean, about.std, next(model.parameters()).dtype, host.in_chans)
+    rows = rows_of(image, about.mean, about.std, host)
     shown = _class_number(heat_class, classes)
     outputs = Outputs(_path(features), _path(labels), _path(heat), shown)
     folder = _path(tokens_in)

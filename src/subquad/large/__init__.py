@@ -1,6 +1,7 @@
 """Images of more tokens than fit: streamed through a network, or spread over processes."""
 
 from subquad.large.bands import band_rows, split_tokens
+from subquad.large.chunked_blocks import chunk_blocks
 from subquad.large.chunking import chunk_mlps
 from subquad.large.image_rows import rows_of
 from subquad.large.processes import lost_in_one_line
@@ -12,6 +13,7 @@ __all__ = [
     "Outputs",
     "Streamed",
     "band_rows",
+    "chunk_blocks",
     "chunk_mlps",
     "host_of",
     "identity_of",

@@ -7,8 +7,8 @@ around attention stays as it is there. So many more rows as its convolutions loo
 Letters: b batch, n tokens, c channels, y x rows and columns.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, rows_beside
 from subquad.models.layers import Block, SelfAttention
 from subquad.rope import Rotation
-from subquad.substituting import substituted
 
 Call = Callable[[Any, Tensor, GridRows], Tensor]
 """Calls a block with the tokens (1, n, c) of some rows, as its network does."""
@@ -58,7 +57,8 @@ class PlainBlock:
 
     def behind(self, states: Sequence[Any], rows: GridRows, seen: GridRows, x: Tensor) -> Tensor:
         y = self.sums(self.streaming.answers, states, rows, seen, x).transpose(1, 2).flatten(2)
-        return self.block.feed_forward(rows.of(seen, x) + self.block.ls1(self.block.attn.proj(y)))
+        block = self.block
+        return block.feed_forward(rows.of(seen, x) + block.drop_path(block.ls1(block.attn.proj(y))))
 
     def _supply(self, sweep: Sweep, rows: GridRows, seen: GridRows, x: Tensor) -> dict[str, Any]:
         """What a sweep wants of some rows, from the tokens (b, n, c) of all rows that it sees."""
@@ -114,8 +114,21 @@ class WholeBlock:
     def _called(self, instead: Callable[..., Tensor], seen: GridRows, x: Tensor) -> Tensor:
         # layers of other libraries are not handed the grid, and are told of it
         told = getattr(self.block.attn, "standing_on", None)
-        with substituted(self.inner, "forward", instead), nullcontext() if told is None else told(seen):
+        with in_forwards_place(self.inner, instead), nullcontext() if told is None else told(seen):
             return self.call(self.block, x, seen)
+
+
+@contextmanager
+def in_forwards_place(module: nn.Module, instead: Callable[..., Tensor]) -> Iterator[None]:
+    """Let a module compute something else inside this context, its hooks as they are."""
+    before = vars(module).get("forward")
+    module.forward = instead
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
 
 
 class _EnoughError(Exception):
@@ -127,10 +140,11 @@ class _EnoughError(Exception):
 
 def _supply(sweep: Sweep, rows: GridRows, seen: GridRows, inputs: dict[str, Any]) -> dict[str, Any]:
     """What a sweep wants of some rows, of the inputs of all that are seen."""
-    return {name: _cut(inputs[name], rows.widened(reach), seen) for name, reach in sweep.wanted.items()}
+    return {name: part_of(inputs[name], rows.widened(reach), seen) for name, reach in sweep.wanted.items()}
 
 
-def _cut(value: Any, rows: GridRows, seen: GridRows) -> Any:
+def part_of(value: Any, rows: GridRows, seen: TokenGrid) -> Any:
+    """What stands on some rows, of tokens (…, n, d), or a rotation of them, that stand on more rows or all."""
     if isinstance(value, Rotation):
         return value._replace(cos=rows.of(seen, value.cos), sin=rows.of(seen, value.sin))
     return None if value is None else rows.of(seen, value)

@@ -138,8 +138,8 @@ def build_segmenter(
 ) -> Segmenter:
     """A segmenter on `create_model(**backbone)`; its `creation` holds the arguments of this call.
 
-    The backbone's own entries `checkpoint` (weights to start from, of a classifier) and `grad_checkpointing` are not
-    among those of `create_model`.
+    The backbone's own entries `checkpoint` (weights to start from, of a classifier), `grad_checkpointing` and
+    `chunk_tokens` are not among those of `create_model`.
     """
     check_conventions(conventions)
     network = build_backbone(backbone)
