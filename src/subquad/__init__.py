@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from subquad.inference import optimize
     from subquad.kernels import BACKENDS, use_backend
     from subquad.large import band_rows, chunk_blocks, chunk_mlps, split_tokens
-    from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
+    from subquad.models import (
+        convert_checkpoint,
+        create_model,
+        join_frames,
+        load_checkpoint,
+        restore_model,
+        save_weights,
+    )
     from subquad.runs import open_trained
     from subquad.tasks import register_task
 
@@ -50,6 +57,7 @@ __all__ = [
     "create_model",
     "evaluate",
     "export",
+    "join_frames",
     "load_checkpoint",
     "load_converted",
     "open_trained",
@@ -73,7 +81,7 @@ _PLACES = {
     "kernels": ("BACKENDS", "use_backend"),
     "grid": ("TokenGrid",),
     "inference": ("optimize",),
-    "models": ("convert_checkpoint", "create_model", "load_checkpoint", "restore_model", "save_weights"),
+    "models": ("convert_checkpoint", "create_model", "join_frames", "load_checkpoint", "restore_model", "save_weights"),
 }
 """Which module each name comes from."""
 

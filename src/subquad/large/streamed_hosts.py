@@ -101,12 +101,14 @@ def host_of(model: nn.Module) -> StreamedHost:
         SubquadError: it can't be streamed, in one line that says what can.
     """
     host: StreamedHost
+    if reason := getattr(model, "no_streaming", ""):
+        raise SubquadError(f"{type(model).__name__} can't be streamed: {reason}")
     if isinstance(model, Backbone):
         host = OwnHost(model)
     elif is_plain_of_timm(model):
         host = TimmHost(model)
     else:
-        raise SubquadError(f"{type(model).__name__} can't be streamed: {getattr(model, 'no_streaming', CAN)}")
+        raise SubquadError(f"{type(model).__name__} can't be streamed: {CAN}")
     return host
 
 
