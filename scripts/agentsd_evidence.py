@@ -306,12 +306,13 @@ def features_of(sets: Mapping[str, Tensor], arguments: argparse.Namespace) -> di
 def save_picture(made: Mapping[str, Tensor], path: Path, zoom: int = 2) -> None:
     """Images of the same noises side by side, a row for each method."""
     left, side = 190, SIDE * zoom
-    canvas = Image.new("RGB", (left + SHOWN * (side + 2), len(made) * (side + 2)), "white")
+    columns = min(SHOWN, len(next(iter(made.values()))))
+    canvas = Image.new("RGB", (left + columns * (side + 2), len(made) * (side + 2)), "white")
     draw = ImageDraw.Draw(canvas)
     for row, (name, pictures) in enumerate(made.items()):
         top = row * (side + 2)
         draw.text((4, top + side // 2 - 6), name.replace("×", "x"), fill="black")
-        for column, picture in enumerate(pictures[:SHOWN]):
+        for column, picture in enumerate(pictures[:columns]):
             tile = Image.fromarray(picture.permute(1, 2, 0).numpy()).resize((side, side), Image.Resampling.NEAREST)
             canvas.paste(tile, (left + column * (side + 2), top))
     with replacing(path) as aside:

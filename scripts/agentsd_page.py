@@ -97,7 +97,9 @@ def _claims(
     of_base = {phase: _mean(base, levels) for phase, levels in phases.items()}
     rise = {phase: (_mean(ours, levels) - of_base[phase]) / of_base[phase].mean() for phase, levels in phases.items()}
     more = paired_difference(rise["late"], rise["early"])
-    claims["early steps bear agents better"] = _claim(verdict_above(more), "the error rises more late than early by", more)
+    claims["early steps bear agents better"] = _claim(
+        verdict_above(more), "the error rises more late than early by", more
+    )
     against = paired_difference(_mean(ours, phases["early"]), _mean(merged, phases["early"]))
     against = against.over(float(of_base["early"].mean()))
     claims["agents cost less than merging as much"] = _claim(
@@ -105,7 +107,10 @@ def _claims(
     )
     nearer = paired_difference(apart["agents 40 %, early steps"], apart["agents 40 %, late steps"])
     claims["agents in early steps change images less than in late ones"] = _claim(
-        verdict_below(nearer), "root mean square of colours from softmax's image, early less late, of 255", nearer, share=False
+        verdict_below(nearer),
+        "root mean square of colours from softmax's image, early less late, of 255",
+        nearer,
+        share=False,
     )
     if "frechet" in samples["softmax"]:
         own, distance = samples["softmax"]["frechet"], Difference(*samples["as published"]["frechet_difference"])
@@ -116,7 +121,10 @@ def _claims(
 
 
 def _claim(verdict: str, what: str, difference: Difference, *, share: bool = True) -> dict[str, str]:
-    return {"verdict": verdict, "beside": f"{what} {in_percent(difference) if share else difference.text}, {difference.count} images"}
+    return {
+        "verdict": verdict,
+        "beside": f"{what} {in_percent(difference) if share else difference.text}, {difference.count} images",
+    }
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -129,7 +137,8 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def _of_network(network: str, found: Mapping[str, Any]) -> list[str]:
-    said = f"{found['updates']:,} updates ({found['hours']} h), {found['test_images']:,} test images, {found['made_images']:,} made"
+    said = f"{found['updates']:,} updates ({found['hours']} h), {found['test_images']:,} test images, "
+    said += f"{found['made_images']:,} images made"
     lines = [*(["**A toy: it says nothing.**", ""] if found["toy"] else []), f"{said}, torch {found['torch']}.", ""]
     lines += ["| claim | | |", "|---|---|---|"]
     lines += [f"| {claim} | {one['verdict']} | {one['beside']} |" for claim, one in found["claims"].items()]
@@ -145,7 +154,11 @@ def _of_network(network: str, found: Mapping[str, Any]) -> list[str]:
         ]
         lines.append(f"| {name} | {' | '.join([*phases, *values])} |")
     lines += ["", "Images of the same noises: how far each is from softmax's image (root mean square of 255), and the"]
-    lines += ["Fréchet distance of all from real ones.", "", "| method | from softmax's | Fréchet | more than softmax's |"]
+    lines += [
+        "Fréchet distance of all from real ones.",
+        "",
+        "| method | from softmax's | Fréchet | more than softmax's |",
+    ]
     lines.append("|---|---:|---:|---:|")
     for name, own in found["samples"].items():
         distance, frechet = (f"{own[key]:.2f}" if key in own else "" for key in ("distance", "frechet"))

@@ -58,7 +58,9 @@ class Measured:
         """How much higher a row is than another one, over the seeds that both have; None where there are none."""
         first, second = self.values(table, row), self.values(table, other)
         both = sorted(first.keys() & second.keys())
-        return paired_difference(*(torch.tensor([of[seed] for seed in both]) for of in (first, second))) if both else None
+        return (
+            paired_difference(*(torch.tensor([of[seed] for seed in both]) for of in (first, second))) if both else None
+        )
 
 
 Rule = Callable[[Measured], Judged]

@@ -1,4 +1,4 @@
-"""Small denoising networks of diffusers for images of 32 px and ten classes, their training, and other attention in them.
+"""Small denoising networks of diffusers for images of 32 px and ten classes: training them, other attention in them.
 
 The U-Net has the blocks of Stable Diffusion's, with self-attention on 32×32 and 16×16 tokens and the class where that
 has a text; the DiT has 16×16 tokens. Both predict the noise of a cosine schedule.
@@ -104,7 +104,7 @@ class SeesGrid:
 
 
 def converted(denoiser: Denoiser, name: str) -> Denoiser:
-    """A copy whose self-attention is our mechanism's, with the trained projections; softmax is the network as it was."""
+    """A copy whose self-attention is our mechanism's, behind the trained projections; for softmax a plain copy."""
     denoiser = deepcopy(denoiser)
     if name == "softmax":
         return denoiser
@@ -195,7 +195,9 @@ class Training:
                             self.save()
             except KeyboardInterrupt:
                 self.save()
-                raise SubquadError(f"interrupted: {self.updates} of {updates} updates are kept in {self.file}") from None
+                raise SubquadError(
+                    f"interrupted: {self.updates} of {updates} updates are kept in {self.file}"
+                ) from None
             self.save()
 
     def update(self, pictures: Tensor, labels: Tensor) -> float:

@@ -60,12 +60,14 @@ def test_every_row_is_a_network(evidence):
 
 @pytest.mark.slow
 def test_what_is_done_is_not_trained_again(evidence, tmp_path, monkeypatch, capsys):
+    import evidence_page
     import evidence_tables
 
     one = {"epochs": 1, "warmup_epochs": 0}
     rows = evidence_tables.plain("softmax", "linear:local=true")
     table = evidence_tables.Evidence("digits", "Digits", "classify", "digits", None, one, rows, (0, 1))
     monkeypatch.setattr(evidence_tables, "TABLES", (table,))
+    monkeypatch.setattr(evidence_page, "TABLES", (table,))
     files = ["--output", str(tmp_path / "runs"), "--done", str(tmp_path / "done.json")]
 
     def call(*words):
@@ -79,6 +81,8 @@ def test_what_is_done_is_not_trained_again(evidence, tmp_path, monkeypatch, caps
     assert told == [f"— digits/{row}-s{seed}" for seed in (0, 1) for row in ("softmax", "linear_localtrue")]
     assert "4 of   4 runs" in call("--status")
     assert "—" not in call("--data", str(tmp_path))
-    lines = evidence.page(evidence.read(tmp_path / "done.json")).splitlines()
+    lines = evidence_page.page(evidence.read(tmp_path / "done.json")).splitlines()
     row = next(line for line in lines if line.startswith("| linear_localtrue"))
     assert "±" in row and "| 2 |" in row and " to " in row
+    assert "linear_localtrue-s0: " in call("--speed")
+    assert all(run["ms"] > 0 for name, run in evidence.read(tmp_path / "done.json").items() if name.endswith("s0"))
