@@ -1,7 +1,7 @@
 """Mechanisms without one of the parts that their papers rest on, where that is no setting of theirs.
 
-`register` adds them to the mechanisms of this process; what was trained with one is opened only after it. Each overrides
-what it changes; inputs come by name, as hosts give them, and `wraps` says that their names are those of the mechanism.
+`register` adds them to the mechanisms of this process; what was trained with one is opened only after it. Each
+overrides what it changes; inputs come by name, as hosts give them, and `wraps` says that these are the mechanism's.
 """
 
 from functools import wraps

@@ -4,6 +4,7 @@
 """
 
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,8 @@ import torch
 
 from subquad.analysis.paired_differences import Difference, mean_interval, paired_difference
 
-SEEN, NOT_SEEN, OPPOSITE, ABSENT = "seen", "not seen", "not seen: the opposite is", "not trained yet"
-NOT_TESTABLE = "not testable here"
+SEEN, NOT_SEEN, OPPOSITE = "seen", "not seen", "not seen: the opposite is"
+ABSENT, UNDECIDED, NOT_TESTABLE = "not trained yet", "not decided yet", "not testable here"
 
 Done = Mapping[str, Mapping[str, Any]]
 
@@ -102,10 +103,9 @@ def by_seeds(difference: Difference | None, bound: float = 0.0, unit: str = "poi
     """A verdict on a difference over seeds: none without a run, and none of a single seed."""
     if difference is None:
         return Judged(ABSENT)
-    seeds = f"{difference.count} seed{'s' if difference.count > 1 else ''}"
     if difference.count == 1:
-        return Judged(f"{ABSENT}: one seed has no interval", f"{difference.text} {unit}, {seeds}")
-    return Judged(verdict_above(difference, bound), f"{difference.text} {unit}, {seeds}")
+        return Judged(UNDECIDED, f"{difference.text} {unit}, one seed, which has no interval")
+    return Judged(verdict_above(difference, bound), f"{difference.text} {unit}, {difference.count} seeds")
 
 
 def better(table: str, row: str, other: str, *, margin: float = 0.0) -> Rule:
@@ -210,7 +210,7 @@ CLAIMS = (
         "Sub-quadratic attention costs as many operations as the tokens are; softmax their square.",
         "all of them",
         "scale.json: multiply-adds of a layer, forward and backward, 4,096 to 65,536 tokens",
-        "exponents of at most 1.1 for all others, at least 1.8 for softmax",
+        "exponents of at most 1.1 for all others, at least 1.8 for softmax; Fourier transforms are not counted",
         slopes(1.1, 1.8),
     ),
     Claim(
@@ -237,8 +237,13 @@ def claims_page(claims: Sequence[Claim], measured: Measured) -> str:
     for number, claim in enumerate(claims, start=1):
         judged = claim.judge(measured)
         beside = f": {judged.beside}" if judged.beside else ""
-        lines += [
-            f"{number}. {claim.sentence} **{judged.verdict[0].upper()}{judged.verdict[1:]}**{beside}.",
-            f"   <br>*{claim.paper}. Judged from {claim.source}; rule: {claim.rule}.*",
-        ]
-    return "\n".join(lines)
+        said = f"{claim.sentence} **{judged.verdict[0].upper()}{judged.verdict[1:]}**{beside}."
+        why = f"*{claim.paper}. Judged from {claim.source}. Rule: {claim.rule}.*"
+        start, inside = f"{number}. ", " " * len(f"{number}. ")
+        lines += [wrapped(said, start, inside), "", wrapped(why, inside, inside), ""]
+    return "\n".join(lines).rstrip()
+
+
+def wrapped(text: str, start: str, inside: str) -> str:
+    """Lines that are no longer than those of this project."""
+    return textwrap.fill(text, 120, initial_indent=start, subsequent_indent=inside, break_on_hyphens=False)

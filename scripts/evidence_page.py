@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from claims import CLAIMS, Measured, claims_page
@@ -38,10 +39,11 @@ def status(done: Done) -> str:
 
 def write_pages(done: Done, docs: Path) -> None:
     """Write evidence.md in the folder `docs`, and where there is a findings.md its claims."""
-    write_text(docs / "evidence.md", page(done))
+    measured = Measured.read(docs, done)
+    write_text(docs / "evidence.md", page(done, measured.scale))
     findings = docs / "findings.md"
     if findings.is_file():
-        write_text(findings, with_claims(findings.read_text(), claims_page(CLAIMS, Measured.read(docs, done))))
+        write_text(findings, with_claims(findings.read_text(), claims_page(CLAIMS, measured)))
 
 
 def with_claims(text: str, claims: str) -> str:
@@ -51,11 +53,12 @@ def with_claims(text: str, claims: str) -> str:
     return f"{before}{START}\n\n{claims}\n\n{END}{after}"
 
 
-def page(done: Done) -> str:
+def page(done: Done, scale: Mapping[str, Any] = MappingProxyType({})) -> str:
     """docs/evidence.md."""
     lines = [HEAD]
     for table in TABLES:
         lines += ["", f"## {table.title}", "", *table_lines(table, done)]
+    lines += ["", "## Scale: 256 to 65,536 tokens", "", *scale_lines(scale)]
     return "\n".join(lines) + "\n"
 
 
@@ -132,3 +135,34 @@ def spread(values: Sequence[float]) -> str:
     if not values:
         return ""
     return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def scale_lines(scale: Mapping[str, Any]) -> list[str]:
+    """What docs/scale.json has, as a table of training steps."""
+    if "counted" not in scale:
+        return ["Not counted yet."]
+    exponents = scale["exponents"]
+    lengths = sorted({row["tokens"] for row in scale["counted"]})
+    timed = {(row["mechanism"], row["tokens"]): row["ms"] for row in scale.get("timed", []) if row["backward"]}
+    counted = {(row["mechanism"], row["tokens"]): row for row in scale["counted"] if row["backward"]}
+    titles = [f"{length:,}" for length in lengths]
+    lines = [
+        "A training step (forward and backward) of an attention layer with its projections, one image, fp32: G",
+        "multiply-adds / MB that live at once" + (" / ms" if timed else "") + ". Counted of the eager forms, softmax's",
+        "being fused; Fourier transforms are in no count. *n^* is fitted over the longest lengths, from a sixteenth of",
+        f"the longest on. torch {scale['torch']}" + (f"; timed on {scale['device']}." if timed else "; not timed yet."),
+        "",
+        "    python scripts/scale.py            # --time on a quiet machine",
+        "",
+        f"| | operations | memory | time | {' | '.join(titles)} |",
+        "|---|---:|---:|---:|" + "---:|" * len(lengths),
+    ]
+    for name, own in exponents.items():
+        powers = [f"n^{own[key]:.2f}" if own.get(key) is not None else "" for key in ("macs", "peak_mb", "ms")]
+        cells_of_row = []
+        for length in lengths:
+            row, ms = counted[name, length], timed.get((name, length))
+            costs = [f"{row['macs'] / 1e9:.3g}", f"{row['peak_mb']:.3g}", *([f"{ms:.3g}"] if ms is not None else [])]
+            cells_of_row.append(" / ".join(costs))
+        lines.append(f"| {name} | {' | '.join([*powers, *cells_of_row])} |".replace("|  |", "| |"))
+    return lines

@@ -202,7 +202,8 @@ class Training:
 
     def update(self, pictures: Tensor, labels: Tensor) -> float:
         """One update; its loss."""
-        torch.manual_seed((self.seed << 40) + self.updates)
+        # of a seed for the CPU 32 bits count
+        torch.manual_seed((100_000_000 * self.seed + self.updates) % 2**32)
         rows = torch.randint(len(pictures), (BATCH,))
         images = as_input(pictures[rows])
         flipped = torch.rand(BATCH) < 0.5

@@ -12,10 +12,15 @@ from torch import Tensor
 Predict = Callable[[Tensor, int, Tensor], Tensor]
 """From noisy images (b, c, y, x), a noise level and classes (b,) to the noise in them."""
 
+APART = 10_000_000
+"""Images of one seed before those of the next."""
+
 
 def noise_of(numbers: Tensor, shape: tuple[int, ...], seed: int = 0) -> Tensor:
     """The noise (b, *shape) that belongs to images of these numbers (b,), the same in whichever batch they stand."""
-    drawn = [torch.randn(shape, generator=torch.Generator().manual_seed((seed << 32) + n)) for n in numbers.tolist()]
+    # torch's generator of the CPU looks at 32 bits of its seed alone
+    seeds = [(APART * seed + number) % 2**32 for number in numbers.tolist()]
+    drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(number)) for number in seeds]
     return torch.stack(drawn)
 
 
