@@ -102,6 +102,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1_000, help="measure: images made by each method")
     parser.add_argument("--amp", choices=("", "bf16"), default="bf16", help="train and tune: mixed precision")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="on a CPU; a network a core is the most that two cores do"
+    )
     parser.add_argument("--toy", action="store_true", help="tiny networks, and few of everything that is not said")
     arguments = parser.parse_args()
     if arguments.toy:
@@ -111,10 +114,13 @@ def main() -> None:
         vars(arguments).update({name: value if value != usual[name] else small[name] for name, value in given.items()})
         arguments.output = arguments.output / "toy"
     os.nice(19)
+    torch.set_num_threads(arguments.threads)
     try:
         COMMANDS[arguments.command](arguments)
     except SubquadError as error:
         raise SystemExit(f"agentsd_evidence: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("agentsd_evidence: interrupted: what was measured is kept, the same command goes on") from None
 
 
 def train(arguments: argparse.Namespace) -> None:

@@ -23,7 +23,8 @@ merging are put in without training, or another mechanism with a short fine-tuni
 and the same noise, so that differences are paired; intervals are of 95 %, by Student's t over images, of Fréchet
 distances by 200 resamples of the noises. *Early* are noise levels from 600 of 1,000 up, where the authors' schedule has
 agents. What is *tuned* was trained longer: its yardstick is *softmax, tuned*. Fréchet distances are of a classifier of
-ours and compare with nothing published. *tune* is for `inline`, `agent` and, to compare with, `softmax`.
+ours and compare with nothing published. *tune* is for `inline`, `agent` and, to compare with, `softmax`;
+RUN is `runs/evidence/cifar10/softmax-s0` of `scripts/evidence.py`, or another classifier of CIFAR-10.
 
     python scripts/agentsd_evidence.py train --data cifar10.tar.xz --network unet     # and dit
     python scripts/agentsd_evidence.py tune --data cifar10.tar.xz --network unet --attention inline

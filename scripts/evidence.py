@@ -2,6 +2,7 @@
 
     python scripts/evidence.py --data DATA --code FROZEN      # go on where it was, from a frozen copy of this commit
     python scripts/evidence.py --status                       # what is done, in hours
+    python scripts/evidence.py --data DATA --cost             # operations of each table, counted
     python scripts/evidence.py --speed --tables resolution    # milliseconds of what is done; on a quiet machine
     python scripts/evidence.py --page                         # docs/evidence.md, and the claims of docs/findings.md
 
@@ -27,6 +28,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DONE = ROOT / "docs" / "evidence.json"
 SPEED_REPEATS = 15
+GFLOPS = 58
+"""Operations of a core, by 10^9 a second, that softmax trained with in docs/results.md: 232 img/s on two of them."""
 KEPT = ("images_per_second", "train_seconds", "peak_memory_mb", "params", "macs", "epochs")
 
 
@@ -40,6 +43,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", help="only these")
     parser.add_argument("--minutes", type=float, help="for so long")
     parser.add_argument("--status", action="store_true", help="only print what is done")
+    parser.add_argument("--cost", action="store_true", help="only count the operations of the tables")
     parser.add_argument("--speed", action="store_true", help="only time the networks that are trained")
     parser.add_argument("--page", action="store_true", help="only write docs/evidence.md and the head of findings.md")
     arguments = parser.parse_args()
@@ -47,11 +51,14 @@ def main() -> None:
         import evidence_page
 
         done = read(arguments.done)
-        print(evidence_page.status(done)) if arguments.status else evidence_page.write_pages(
-            done, arguments.done.parent
-        )
+        if arguments.status:
+            print(evidence_page.status(done))
+        else:
+            evidence_page.write_pages(done, arguments.done.parent)
     elif arguments.speed:
         speeds(arguments)
+    elif arguments.cost and arguments.data is not None:
+        cost(arguments)
     elif arguments.data is None:
         parser.error("--data is needed to train: the folder with cifar10.tar.xz, camvid.tar and pennfudan.tar")
     elif arguments.code is not None:
@@ -81,7 +88,6 @@ def campaign(arguments: argparse.Namespace) -> None:
     from evidence_tables import cells
 
     from subquad.errors import SubquadError
-    from subquad.holding import holding
 
     register()
     # PyTorch's fused attention is slow in bf16 backward at few tokens on a CPU
@@ -100,24 +106,17 @@ def campaign(arguments: argparse.Namespace) -> None:
             # another process has it, or it can't be: the others can
             print(f"{cell.name}: {error}", flush=True)
             continue
-        with holding(arguments.done.parent):
-            write(arguments.done, {**read(arguments.done), cell.name: summary})
+        keep(arguments.done, {cell.name: summary})
 
 
 def trained(cell: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """What is kept of a cell's run, trained to its end."""
     from subquad.runs.run_folder import RunFolder
     from subquad.tasks import task_named
-    from subquad.tasks.recipe_files import load_recipe
     from subquad.training import train
 
     table, task = cell.table, task_named(cell.table.task)
-    changes = {**table.changes, **cell.row.changes}
-    if table.archive is not None:
-        archive = str(arguments.data / table.archive)
-        changes |= {"data": archive} if table.task in ("segment", "detect") else {"data_dir": archive}
-    recipe = load_recipe(table.recipe, task.recipe_class)
-    recipe = recipe.replace(attention=cell.row.attention, seed=cell.seed, **changes)
+    recipe = recipe_of(cell, arguments.data)
     folder = arguments.output / cell.name
     summary = train(recipe, folder, resume=(folder / "recipe.yaml").is_file(), log=lambda line: print(line, flush=True))
     metric = table.metric or task.columns[0].entry
@@ -136,13 +135,49 @@ def trained(cell: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def recipe_of(cell: Any, data: Path) -> Any:
+    """How a cell is trained, on the archives in a folder."""
+    from subquad.tasks import task_named
+    from subquad.tasks.recipe_files import load_recipe
+
+    table = cell.table
+    changes = {**table.changes, **cell.row.changes}
+    if table.archive is not None:
+        archive = str(data / table.archive)
+        changes |= {"data": archive} if table.task in ("segment", "detect") else {"data_dir": archive}
+    recipe = load_recipe(table.recipe, task_named(table.task).recipe_class)
+    return recipe.replace(attention=cell.row.attention, seed=cell.seed, **changes)
+
+
+def cost(arguments: argparse.Namespace) -> None:
+    """Print the operations of each table: three passes over every image that is seen, evaluation left out."""
+    from ablated_attention import register
+    from evidence_tables import TABLES, Cell
+
+    from subquad.tasks import make_task
+
+    register()
+    for table in TABLES:
+        if arguments.tables and table.name not in arguments.tables:
+            continue
+        each = []
+        for row in table.rows:
+            recipe = recipe_of(Cell(table, row, table.seeds[0]), arguments.data)
+            task = make_task(recipe)
+            an_epoch = (recipe.updates_per_epoch or 0) * recipe.batch_size or len(task.train_images)
+            each.append(6 * task.macs() * recipe.epochs * an_epoch / 1e15)
+        all_seeds = sum(each) * len(table.seeds)
+        hours = f"{1e6 * all_seeds / GFLOPS / 3600:.0f} h of a core at {GFLOPS} GFLOP/s"
+        runs = f"{len(each) * len(table.seeds)} runs of {min(each):.2f} to {max(each):.2f} PFLOP"
+        print(f"{table.name:12}  {runs}: {all_seeds:.1f} PFLOP, {hours}", flush=True)
+
+
 def speeds(arguments: argparse.Namespace) -> None:
     """Time a pass of the networks of image tables that are trained and whose folders are here, rows in turn."""
     import torch
     from ablated_attention import register
     from evidence_tables import TABLES, Cell
 
-    from subquad.holding import holding
     from subquad.runs import open_trained
     from subquad.timing import interleaved_ms, warmed_up
 
@@ -161,10 +196,8 @@ def speeds(arguments: argparse.Namespace) -> None:
             continue
         passes, _ = warmed_up(passes, trained.device)
         times = interleaved_ms(passes, SPEED_REPEATS, trained.device)
-        with holding(arguments.done.parent):
-            done = read(arguments.done)
-            timed = {name: {**done[name], "ms": statistics.median(of)} for name, of in times.items()}
-            write(arguments.done, {**done, **timed})
+        timed = {name: {**done[name], "ms": statistics.median(of)} for name, of in times.items()}
+        keep(arguments.done, timed)
         print("\n".join(f"{name}: {run['ms']:.2f} ms" for name, run in timed.items()), flush=True)
 
 
@@ -177,6 +210,14 @@ def commit() -> str:
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """Every cell that is done, by name."""
     return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def keep(path: Path, entries: dict[str, dict[str, Any]]) -> None:
+    """Add entries to a file of them; where another process is at it, wait until it is done."""
+    from subquad.data.archives import locked
+
+    with locked(path):
+        write(path, {**read(path), **entries})
 
 
 def write(path: Path, done: dict[str, dict[str, Any]]) -> None:

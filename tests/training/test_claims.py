@@ -90,12 +90,14 @@ def test_claims_stand_between_their_marks(claims, tmp_path):
 
 
 def test_the_pages_of_the_repository_are_those_of_its_results(claims):
+    import agentsd_page
     import evidence_page
 
     docs = SCRIPTS.parent / "docs"
     file = docs / "evidence.json"
     done = json.loads(file.read_text()) if file.is_file() else {}
     measured = claims.Measured.read(docs, done)
+    assert (docs / "agentsd.md").read_text() == agentsd_page.page(measured.agentsd)
     assert (docs / "evidence.md").read_text() == evidence_page.page(done, measured.scale)
     findings = (docs / "findings.md").read_text()
     assert findings == evidence_page.with_claims(findings, claims.claims_page(claims.CLAIMS, measured))

@@ -1,12 +1,14 @@
 """`scripts/evidence.py`: what it trains can be trained, is trained once, and its page says how many seeds there are."""
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from subquad.attention import ATTENTION
+from subquad.data.archives import locked
 from subquad.grid import TokenGrid
 from subquad.tasks import task_named
 from subquad.tasks.recipe_files import load_recipe
@@ -42,6 +44,28 @@ def test_a_mechanism_without_a_part_is_what_its_weights_say(evidence):
         expected = torch.cat([weights[:, :, s] @ part for s, part in enumerate(values)], dim=-1)
         expected = expected * supply["g"] if "g" in cls.inputs else expected
         torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_results_wait_for_each_other(evidence, tmp_path):
+    path = tmp_path / "done.json"
+    threads = [threading.Thread(target=evidence.keep, args=(path, {f"t/row-s{seed}": {}})) for seed in range(8)]
+    with locked(path):
+        for thread in threads:
+            thread.start()
+        evidence.write(path, {"t/other-s0": {}})
+    for thread in threads:
+        thread.join()
+    assert evidence.read(path).keys() == {"t/other-s0", *(f"t/row-s{seed}" for seed in range(8))}
+
+
+def test_tables_are_of_tasks_columns_and_data(evidence):
+    from evidence_tables import TABLES, cells
+
+    names = [table.name for table in TABLES]
+    assert len(set(names)) == len(names)
+    for table in TABLES:
+        assert table.metric in (None, *(column.entry for column in task_named(table.task).columns))
+        evidence.recipe_of(next(cells([table.name])), Path("data"))
 
 
 @pytest.mark.slow

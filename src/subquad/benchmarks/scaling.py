@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ def count_scaling(
                 mode = without_numbers(layer.requires_grad_(backward))
                 with mode, use_backend("eager"):
                     tokens = torch.empty(x.shape, requires_grad=backward)
-                    run = timed_pass(lambda layer=layer, x=tokens, grid=grid: layer(x, grid=grid), backward)
+                    run = timed_pass(partial(layer, tokens, grid=grid), backward)
                     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
                         run()
                     # gradients are a part of what a step makes
