@@ -4,40 +4,19 @@ Their sums are in fp32, their results in the precision of the tokens; an error i
 is an error of.
 """
 
-from importlib.metadata import version
-
 import pytest
 import torch
+from kernels_here import DEVICE, DTYPES, ROUNDING, needs_kernels
 from mechanisms import inputs_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
-from subquad.kernels import OPERATORS, choose, unavailable, use_backend
-from subquad.kernels.triton import INTERPRETED, launch
+from subquad.kernels import OPERATORS, choose, use_backend
+from subquad.kernels.triton import launch
 from subquad.models.assembling import settings_of
 
 
-def release(package):
-    """Major and minor version."""
-    return tuple(map(int, version(package).split(".")[:2]))
-
-
-def why_not():
-    """Why nothing can be tested here, if so."""
-    if not INTERPRETED:
-        return unavailable("triton")
-    # loops of Triton 3.6's interpreter take numbers from arrays as numpy does no more
-    if release("triton") < (3, 7) and release("numpy") >= (2, 4):
-        return "this interpreter needs an older numpy"
-    return unavailable("triton")
-
-
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no kernels: {why_not()}")
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# numpy, which interprets, has no bf16
-DTYPES = [torch.float32, torch.float16, *([] if INTERPRETED else [torch.bfloat16])]
-ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+pytestmark = needs_kernels
 
 
 def projected(b, h, n, d, count):
@@ -212,11 +191,11 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
         assert "\n" not in str(caught.value)
         with use_backend("triton"), pytest.raises(SubquadError, match=reason):
             ops.linear_attention(*tensors)
-    grid = TokenGrid(3, 3)
-    with pytest.raises(SubquadError, match='backend "triton" has no kernel for means over the map'):
-        ops.pool_tokens(q, grid, grid, backend="triton")
+    grid, weight = TokenGrid(3, 3), torch.randn(16, 16, 2, 2, device=DEVICE)
+    with pytest.raises(SubquadError, match='backend "triton" has no kernel for a convolution of windows'):
+        ops.convolve_windows(q, weight, grid, backend="triton")
     with use_backend("triton"):
-        assert torch.equal(ops.pool_tokens(q, grid, grid), ops.pool_tokens(q, grid, grid, backend="eager"))
+        assert torch.equal(ops.convolve_windows(q, weight, grid), ops.convolve_windows(q, weight, grid, backend="eager"))
 
 
 def test_auto_takes_them_for_cuda_tensors():
@@ -228,7 +207,8 @@ def test_auto_takes_them_for_cuda_tensors():
 def test_operations_are_operators_of_torch():
     q, k, v = (x.requires_grad_() for x in projected(1, 2, 12, 16, 3))
     few, power = torch.randn(1, 2, 4, 16, device=DEVICE), torch.full((2, 1, 16), 2.0, device=DEVICE)
-    bias = torch.randn(2, 4, 12, device=DEVICE)
+    bias, taps = torch.randn(2, 4, 12, device=DEVICE), torch.randn(32, 3, 3, device=DEVICE)
+    gram = torch.rand(1, 2, 5, 5, device=DEVICE)
     calls = {
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
         OPERATORS["linear_attention_gradient"]: (q, q, k, v, "elu", 1e-6),
@@ -242,6 +222,13 @@ def test_operations_are_operators_of_torch():
         OPERATORS["soft_gather_gradient"]: (few, q, few, v, 0.5),
         kernels.soft_spread: (q, few, few, 0.5),
         OPERATORS["soft_spread_gradient"]: (q, q, few, few, 0.5),
+        kernels.local_branch: (q, k, v, taps, None, [3, 4]),
+        kernels.depthwise: (v, taps, taps[:, 0, 0], [2, 4]),
+        OPERATORS["depthwise_gradient"]: (q, v, taps, [3, 4]),
+        kernels.pool: (q, [3, 3], [2, 2]),
+        OPERATORS["pool_gradient"]: (few, q, [3, 3], [2, 2]),
+        kernels.newton_inverse: (gram, gram[..., :1, :1], 2),
+        OPERATORS["newton_inverse_gradient"]: (gram, gram, gram[..., :1, :1], 2),
     }
     assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "triton" in one.implementations}
     for operator, arguments in calls.items():

@@ -44,6 +44,7 @@ class Operator:
         gives_fp32: whether its result is fp32 whatever its tensors are.
         changes_first: whether it changes its first tensor and gives nothing.
         needs_all_tokens: whether what it gives for a token depends on others, which other processes may hold.
+        of_heads: which of its tensors have a head's channels as their last axis.
         implementations: who computes it, by the names of backends.
         packet: PyTorch's.
     """
@@ -65,6 +66,7 @@ class Operator:
         self.gradient, self._backward = gradient, backward
         self.sums_in_fp32, self.gives_fp32, self.changes_first = sums_in_fp32, gives_fp32, changes_first
         self.needs_all_tokens = needs_all_tokens
+        self.of_heads = tuple(any(form[-1:] == ("d",) for form in forms) for forms in shapes.forms)
         self.implementations: dict[str, Implementation] = {}
         self.packet = getattr(torch.ops.subquad, name)
         self._call = self.packet.default

@@ -24,8 +24,11 @@ KERNELS = {
     "linear_calls": ("linear_attention", "pola_attention"),
     "inline_kernels": ("inline_attention",),
     "maps_calls": ("agent_attention", "soft_gather", "soft_spread"),
+    "local_kernels": ("local_branch", "depthwise"),
+    "pool_kernels": ("pool",),
+    "newton_kernels": ("newton_inverse",),
 }
-"""Operators by the file that computes them and their gradients."""
+"""Operators by the file that computes them and, where they have some, their gradients."""
 
 
 def missing() -> str | None:
@@ -82,5 +85,5 @@ def _unknown_features(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, feature
 
 CANNOT = {"linear_attention": _unknown_features}
 for _module, _names in KERNELS.items():
-    for _name in (found for name in _names for found in (name, f"{name}_gradient")):
+    for _name in (found for name in _names for found in (name, f"{name}_gradient") if found in OPERATORS):
         implements(OPERATORS[_name], "triton", cannot=CANNOT.get(_name))(_lazily(_module, _name))

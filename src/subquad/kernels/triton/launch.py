@@ -13,6 +13,8 @@ PROGRAMS = 4
 INTERPRETED_PROCESSORS = 2
 """What stands for a GPU's number of multiprocessors in Triton's interpreter."""
 
+LINE_NUMBERS = 4096
+"""Numbers of a tile of which no product is made."""
 
 MIDDLE = 64
 """Channels of a head beyond which tiles are smaller."""
@@ -58,6 +60,22 @@ def tile_of(tokens: Tensor, *, heavy: bool = False, exact: bool = False) -> dict
         "num_stages": 1 if fp32 else 2,
         "enable_fp_fusion": True,
     }
+
+
+def lines_of(tokens: Tensor) -> dict[str, Any]:
+    """The settings of kernels without products of matrices, for tokens (b, h, n, d)."""
+    d = tokens.shape[-1]
+    width = triton.next_power_of_2(d)
+    block = min(128, max(16, LINE_NUMBERS // width))
+    return {"D": d, "BLOCK_D": width, "BLOCK": block, "num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
+
+
+def square_of(count: int) -> dict[str, Any]:
+    """The settings of kernels that hold matrices of `count` rows in fp32."""
+    side = max(16, triton.next_power_of_2(count))
+    warps = 8 if side > 32 else 4
+    compiled = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+    return {"SIDE": side, "CHUNK": 16, "PRECISION": "ieee", **compiled}
 
 
 def few_of(count: int, tile: dict[str, Any]) -> int:
