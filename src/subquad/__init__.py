@@ -64,6 +64,7 @@ __all__ = [
     "split_tokens",
     "stream",
     "train",
+    "tune",
     "use_backend",
 ]
 
@@ -77,7 +78,7 @@ _PLACES = {
 """Which module each name comes from."""
 
 _WHEN_ASKED_FOR = {
-    "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "stream", "train"),
+    "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "stream", "train", "tune"),
     "conversion": ("convert", "load_converted", "register_family", "restore"),
     "large": ("band_rows", "chunk_mlps", "split_tokens"),
     "runs": ("open_trained",),

@@ -195,7 +195,9 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
     with pytest.raises(SubquadError, match='backend "triton" has no kernel for a convolution of windows'):
         ops.convolve_windows(q, weight, grid, backend="triton")
     with use_backend("triton"):
-        assert torch.equal(ops.convolve_windows(q, weight, grid), ops.convolve_windows(q, weight, grid, backend="eager"))
+        assert torch.equal(
+            ops.convolve_windows(q, weight, grid), ops.convolve_windows(q, weight, grid, backend="eager")
+        )
 
 
 def test_auto_takes_them_for_cuda_tensors():

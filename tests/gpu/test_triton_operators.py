@@ -20,7 +20,9 @@ def here(tensor, dtype):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [24, pytest.param(64, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "width", [24, pytest.param(64, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_results_are_those_of_the_definition(name, dtype, width):
     call = operator_calls(width)[name]
     tensors = [here(tensor, dtype) for tensor in call.tensors]
@@ -36,7 +38,9 @@ def test_results_are_those_of_the_definition(name, dtype, width):
 def convolved(v, grid, weight, bias=None):
     """A convolution of each image with its own kernels (b, h·d, k, k)."""
     images = [
-        torch.nn.functional.conv2d(image[None], kernel[:, None], bias, padding=kernel.shape[-1] // 2, groups=len(kernel))
+        torch.nn.functional.conv2d(
+            image[None], kernel[:, None], bias, padding=kernel.shape[-1] // 2, groups=len(kernel)
+        )
         for image, kernel in zip(grid.to_map(v), weight, strict=True)
     ]
     return grid.to_heads(torch.cat(images), v.shape[1])
@@ -57,9 +61,7 @@ def test_kernels_of_any_size_and_of_each_image_have_gradients(grid, size, per_im
 
     found = results(
         torch.float32,
-        lambda y, v, gate, *filters: ops.add_local(
-            y, v, *filters, gate, grid=grid, kv_grid=grid, backend="triton"
-        ),
+        lambda y, v, gate, *filters: ops.add_local(y, v, *filters, gate, grid=grid, kv_grid=grid, backend="triton"),
     )
     expected = results(
         torch.float64,

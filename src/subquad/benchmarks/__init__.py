@@ -14,6 +14,7 @@ from subquad.benchmarks.layers_on_squares import describe_device
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.benchmarks.pipeline_costs import METHODS, MethodRow, images_table, make_images
 from subquad.benchmarks.scaling import describe_scaling, measure_scaling
+from subquad.benchmarks.tuned_tiles import tiles_table, tune_tiles
 from subquad.benchmarks.unets import UNETS, UnetRow, measure_unet, unets_table
 from subquad.benchmarks.whole_networks import NetworkRow, faster_from, measure_networks, networks_table
 
@@ -41,5 +42,7 @@ __all__ = [
     "networks_table",
     "peak_memory_mb",
     "save_rows",
+    "tiles_table",
+    "tune_tiles",
     "unets_table",
 ]

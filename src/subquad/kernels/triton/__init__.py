@@ -7,7 +7,8 @@ Nothing here imports Triton before a kernel runs.
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,11 +59,31 @@ def _lazily(module: str, name: str) -> Callable[..., Any]:
 
     def call(first: torch.Tensor, *rest: Any) -> Any:
         check_arguments(OPERATORS[name], (first, *rest))
+        for note in _notes:
+            note(name, (first, *rest))
         function = getattr(importlib.import_module(f"{__name__}.{module}"), name)
         with torch.cuda.device_of(first):
             return function(first, *rest)
 
     return call
+
+
+_notes: list[Callable[[str, tuple[Any, ...]], None]] = []
+
+
+@contextmanager
+def noting(note: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Let `note(name, arguments)` hear of every operator that these kernels compute inside this context."""
+    _notes.append(note)
+    try:
+        yield
+    finally:
+        _notes.remove(note)
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """What computes an operator."""
+    return OPERATORS[name].implementations["triton"].function
 
 
 register_backend(

@@ -176,7 +176,7 @@ def state_gradient_kernel(
 def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """See subquad.ops.inline_attention."""
     b, h, n, d = q.shape
-    state, tile, out = _state(k, v), tile_of(q), empty_tokens(q)
+    state, tile, out = _state(k, v), tile_of("inline.spread", q), empty_tokens(q)
     split = split_of(q, tile["BLOCK"])
     numbers = h, n, *split, 1 / k.shape[2], d**-0.5
     spread_kernel[b * h * split.pieces,](tokens_of(q), tokens_of(out), state, *numbers, **tile)
@@ -186,15 +186,15 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """To q, k and v."""
     (b, h, n, d), mean = q.shape, 1 / k.shape[2]
-    state, tile = _state(k, v), tile_of(q, heavy=True)
-    dq, dk, dv = map(empty_tokens, (q, k, v))
-    queries, keys = split_of(q, tile["BLOCK"]), split_of(k, tile["BLOCK"])
+    state, (dq, dk, dv) = _state(k, v), map(empty_tokens, (q, k, v))
+    of_queries, of_keys = (tile_of(f"inline.{name}", x, heavy=True) for name, x in (("dq", q), ("dk", k)))
+    queries, keys = split_of(q, of_queries["BLOCK"]), split_of(k, of_keys["BLOCK"])
     dstate = state.new_empty(b * h, queries.pieces, d + 1, d)
     spread_gradient_kernel[b * h * queries.pieces,](
-        *map(tokens_of, (grad, q, dq)), state, dstate, h, n, *queries, mean, d**-0.5, **tile
+        *map(tokens_of, (grad, q, dq)), state, dstate, h, n, *queries, mean, d**-0.5, **of_queries
     )
     state_gradient_kernel[b * h * keys.pieces,](
-        *map(tokens_of, (k, v, dk, dv)), state, total(dstate), h, k.shape[2], *keys, mean, **tile
+        *map(tokens_of, (k, v, dk, dv)), state, total(dstate), h, k.shape[2], *keys, mean, **of_keys
     )
     return dq, dk, dv
 
@@ -202,7 +202,7 @@ def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> 
 def _state(k: Tensor, v: Tensor) -> Tensor:
     """(b·h, d + 3, d) of all keys, in fp32."""
     b, h, n, d = k.shape
-    tile = tile_of(k)
+    tile = tile_of("inline.state", k)
     split = split_of(k, tile["BLOCK"])
     state = k.new_empty(b * h, split.pieces, d + 3, d, dtype=torch.float32)
     state_kernel[b * h * split.pieces,](tokens_of(k), tokens_of(v), state, h, n, *split, **tile)

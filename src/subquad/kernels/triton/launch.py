@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from subquad.kernels.triton.tile_table import with_choice
+
 PROGRAMS = 4
 """For each multiprocessor: fewer leave it idle at the end, more split sequences for nothing."""
 
@@ -40,8 +42,13 @@ def split_of(tokens: Tensor, block: int, *, times: int = 1) -> Split:
     return Split(-(-n // chunk), chunk)
 
 
-def tile_of(tokens: Tensor, *, heavy: bool = False, exact: bool = False) -> dict[str, Any]:
+def tile_of(
+    kernel: str, tokens: Tensor, *, few: int = 0, heavy: bool = False, exact: bool = False, ahead: int = 2
+) -> dict[str, Any]:
     """The settings that all kernels share, for tokens (b, h, n, d): as many rows at once as registers hold.
+
+    `kernel` and, where there are some, the number of agents or landmarks are what a table of tiles goes by; `ahead` is
+    how many tiles are read ahead of the products, but for fp32.
 
     `heavy` kernels, those of gradients above all, have much else to hold (scripts/kernel_needs.py shows what).
     Products of bf16 are of bf16 numbers. Those of fp16 are of tf32 ones, which have as many digits and the range that
@@ -50,32 +57,34 @@ def tile_of(tokens: Tensor, *, heavy: bool = False, exact: bool = False) -> dict
     d, fp32 = tokens.shape[-1], tokens.dtype == torch.float32
     width = max(16, triton.next_power_of_2(d))
     block = 16 if fp32 else 64 // (2 if heavy else 1) // (2 if width > MIDDLE else 1)
-    return {
+    defaults = {
         "D": d,
         "BLOCK_D": width,
         "BLOCK": block,
         "DOT": tl.bfloat16 if tokens.dtype == torch.bfloat16 and not exact else tl.float32,
         "PRECISION": "ieee" if fp32 else "tf32",
         "num_warps": 16 if fp32 and width > MIDDLE else 8,
-        "num_stages": 1 if fp32 else 2,
+        "num_stages": 1 if fp32 else ahead,
         "enable_fp_fusion": True,
     }
+    return with_choice(kernel, defaults, tokens, few)
 
 
-def lines_of(tokens: Tensor) -> dict[str, Any]:
+def lines_of(kernel: str, tokens: Tensor) -> dict[str, Any]:
     """The settings of kernels without products of matrices, for tokens (b, h, n, d)."""
     d = tokens.shape[-1]
     width = triton.next_power_of_2(d)
     block = min(128, max(16, LINE_NUMBERS // width))
-    return {"D": d, "BLOCK_D": width, "BLOCK": block, "num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
+    compiled = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
+    return with_choice(kernel, {"D": d, "BLOCK_D": width, "BLOCK": block, **compiled}, tokens)
 
 
-def square_of(count: int) -> dict[str, Any]:
-    """The settings of kernels that hold matrices of `count` rows in fp32."""
-    side = max(16, triton.next_power_of_2(count))
+def square_of(kernel: str, matrices: Tensor) -> dict[str, Any]:
+    """The settings of kernels that hold matrices (b, m, m) in fp32."""
+    side = max(16, triton.next_power_of_2(matrices.shape[-1]))
     warps = 8 if side > 32 else 4
     compiled = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
-    return {"SIDE": side, "CHUNK": 16, "PRECISION": "ieee", **compiled}
+    return with_choice(kernel, {"SIDE": side, "CHUNK": 16, "PRECISION": "ieee", **compiled}, matrices[None])
 
 
 def few_of(count: int, tile: dict[str, Any]) -> int:

@@ -65,7 +65,7 @@ def _state(
 ) -> Tensor:
     """(b·h, streams, d + 1, d) of all keys, in fp32."""
     b, h, n, d = k.shape
-    tile, streams = tile_of(k), 2 if kind == "pola" else 1
+    tile, streams = tile_of(f"{kind}.state", k), 2 if kind == "pola" else 1
     split = split_of(k, tile["BLOCK"])
     state = k.new_empty(b * h, split.pieces, streams, d + 1, d, dtype=torch.float32)
     tokens = tokens_of(k), tokens_of(v), tokens_of(positions)
@@ -88,7 +88,7 @@ def _forward(
 ) -> Tensor:
     b, h, n, _ = q.shape
     state, out = _state(k, v, power, sharpness, positions, KIND), empty_tokens(q)
-    tile = tile_of(q, heavy=KIND == "pola" and q.shape[-1] > MIDDLE)
+    tile = tile_of(f"{KIND}.spread", q, heavy=KIND == "pola" and q.shape[-1] > MIDDLE)
     split = split_of(q, tile["BLOCK"])
     settings = {"KIND": KIND, "STREAMS": state.shape[1], **tile}
     numbers = h, n, *split, 1 / k.shape[2], eps
@@ -110,10 +110,11 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     """To q, k, v, and to power and sharpness (h, d)."""
     (b, h, n, d), scale = q.shape, 1 / k.shape[2]
-    state, tile = _state(k, v, power, sharpness, positions, KIND), tile_of(q, heavy=True)
+    state = _state(k, v, power, sharpness, positions, KIND)
     dq, dk, dv = map(empty_tokens, (q, k, v))
-    settings = {"KIND": KIND, "STREAMS": state.shape[1], **tile}
-    queries, keys = split_of(q, tile["BLOCK"]), split_of(k, tile["BLOCK"])
+    kind = {"KIND": KIND, "STREAMS": state.shape[1]}
+    of_queries, of_keys = (tile_of(f"{KIND}.{name}", x, heavy=True) for name, x in (("dq", q), ("dk", k)))
+    queries, keys = split_of(q, of_queries["BLOCK"]), split_of(k, of_keys["BLOCK"])
     dstate = state.new_empty(b * h, queries.pieces, *state.shape[1:])
     # of power and sharpness
     shares = [state.new_empty(b, h, split.pieces, 2, d) if KIND == "pola" else None for split in (queries, keys)]
@@ -121,15 +122,17 @@ def _backward(
         *map(tokens_of, (grad, q, dq)),
         *(power, sharpness, state, dstate, shares[0]),
         *(h, n, *queries, scale, eps),
-        **settings,
+        **kind,
+        **of_queries,
     )
     state_gradient_kernel[b * h * keys.pieces,](
         *map(tokens_of, (k, v, dk, dv, positions)),
         *(power, sharpness, total(dstate), shares[1]),
         *(h, k.shape[2], *keys, scale),
-        **settings,
+        **kind,
+        **of_keys,
     )
     if KIND != "pola":
         return dq, dk, dv
-    of_queries, of_keys = (share.sum(dim=(0, 2)) for share in shares if share is not None)
-    return dq, dk, dv, *(of_queries + of_keys).unbind(1)
+    from_queries, from_keys = (share.sum(dim=(0, 2)) for share in shares if share is not None)
+    return dq, dk, dv, *(from_queries + from_keys).unbind(1)

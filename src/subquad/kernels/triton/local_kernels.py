@@ -132,7 +132,7 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
     (b, h, n, d), (height, width), size = v.shape, shape, weight.shape[-1]
     dv = empty_tokens(v)
     _filter(dv, grad, weight, None, shape, flipped=True)
-    settings = lines_of(v)
+    settings = lines_of("local.taps", v)
     chunk = BLOCKS_OF_SUMS * settings["BLOCK"]
     split = Split(-(-n // chunk), chunk)
     shares = v.new_empty(b, split.pieces, size**2 + 1, h * d, dtype=torch.float32)
@@ -157,7 +157,7 @@ def _filter(
     flipped: bool = False,
 ) -> None:
     (b, h, n, _), (height, width) = v.shape, shape
-    settings = lines_of(v)
+    settings = lines_of("local.filter", v)
     blocks, weight = -(-n // settings["BLOCK"]), weight.contiguous()
     per_image = weight.stride(0) if weight.dim() == 4 else 0
     numbers = h, n, blocks, n - height * width, height, width, per_image

@@ -58,12 +58,12 @@ def soft_spread_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, u: Tensor, 
     return dx, dlandmarks.to(landmarks.dtype), du.to(u.dtype)
 
 
-def _tile(x: Tensor, few: Tensor, bias: Tensor | None, *, heavy: bool = False) -> dict[str, Any]:
+def _tile(kernel: str, x: Tensor, few: Tensor, bias: Tensor | None, *, heavy: bool = False) -> dict[str, Any]:
+    kernel = f"{'soft' if bias is None else 'agent'}.{kernel}"
+    # four tiles of tokens are read ahead in heavy ones, and of fp16, as tf32, take twice the room that bf16 does
+    ahead = 1 if heavy and x.dtype == torch.float16 else 2
     # a Gaussian sees small differences of large squares
-    tile = tile_of(x, heavy=heavy, exact=bias is None)
-    if heavy and x.dtype == torch.float16:
-        # four tiles of tokens are read ahead, and as tf32 take twice the room that bf16 does
-        tile["num_stages"] = 1
+    tile = tile_of(kernel, x, few=few.shape[2], heavy=heavy, exact=bias is None, ahead=ahead)
     return {"GAUSS": bias is None, "FEW": few_of(few.shape[2], tile), **tile}
 
 
@@ -72,7 +72,7 @@ def _gather(
 ) -> tuple[Tensor, Tensor | None]:
     """(b, h, f, d) in fp32, and (b, h, f) the logarithms of a softmax's sums."""
     (b, h, n, d), f = x.shape, few.shape[2]
-    tile = _tile(x, few, bias)
+    tile = _tile("gather", x, few, bias)
     parts = -(-f // tile["FEW"])
     split = split_of(x, tile["BLOCK"], times=parts)
     out = x.new_empty(b, h, split.pieces, f, d, dtype=torch.float32)
@@ -89,7 +89,7 @@ def _gather(
 
 def _spread(x: Tensor, few: Tensor, u: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
     (b, h, n, _), out = x.shape, empty_tokens(x)
-    tile = _tile(x, few, bias)
+    tile = _tile("spread", x, few, bias)
     blocks = -(-n // tile["BLOCK"])
     spread_kernel[b * h * blocks,](
         *map(tokens_of, (x, few, u)), bias_of(bias), tokens_of(out), h, few.shape[2], n, blocks, scale, **tile
@@ -114,7 +114,7 @@ def _gradient(
     """
     (b, h, n, d), f = x.shape, few.shape[2]
     gather = gather or sums is not None
-    tile = _tile(x, few, bias, heavy=True)
+    tile = _tile("gather_gradient" if gather else "spread_gradient", x, few, bias, heavy=True)
     parts = -(-f // tile["FEW"])
     split = split_of(x, tile["BLOCK"], times=parts)
     dx = _shares(x, parts)

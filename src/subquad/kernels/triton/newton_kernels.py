@@ -92,9 +92,7 @@ def inverse_kernel(
     """All steps of a matrix; `scratch` is (3, m, m) for each."""
     matrix, size = tl.program_id(0).to(tl.int64), count * count
     residual, start = scratch + 3 * matrix * size, tl.load(alpha + matrix)
-    last = all_steps(
-        gram + matrix * size, start, residual + size, residual, count, steps, 2, SIDE, CHUNK, PRECISION
-    )
+    last = all_steps(gram + matrix * size, start, residual + size, residual, count, steps, 2, SIDE, CHUNK, PRECISION)
     rows, columns = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
     place, inside = rows * count + columns, (rows < count) & (columns < count)
     tl.store(out + matrix * size + place, tl.load(last + place, mask=inside, other=0.0), mask=inside)
@@ -151,7 +149,7 @@ def newton_inverse(gram: Tensor, alpha: Tensor, steps: int) -> Tensor:
     else:
         out = torch.empty_like(matrices)
         scratch = matrices.new_empty(matrices.shape[0], 3, m, m)
-        inverse_kernel[matrices.shape[0],](matrices, starts, scratch, out, m, steps, **square_of(m))
+        inverse_kernel[matrices.shape[0],](matrices, starts, scratch, out, m, steps, **square_of("newton", matrices))
     return out.reshape(gram.shape).to(gram.dtype)
 
 
@@ -171,7 +169,7 @@ def newton_inverse_gradient(grad: Tensor, gram: Tensor, alpha: Tensor, steps: in
         dalpha = (grads * matrices).sum(dim=(1, 2))
     else:
         scratch = matrices.new_empty(count, 4 + steps, m, m)
-        settings = square_of(m)
+        settings = square_of("newton.gradient", matrices)
         inverse_gradient_kernel[count,](grads, matrices, starts, scratch, dgram, dalpha, m, steps, **settings)
     return dgram.reshape(gram.shape).to(gram.dtype), dalpha.reshape(alpha.shape).to(alpha.dtype)
 

@@ -90,14 +90,14 @@ def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     (b, h, n, d), (height, width), count = x.shape, shape, bins[0] * bins[1]
     out = x.new_empty(b, h, count, d)
     numbers = h, n - height * width, height, width, *bins
-    pool_kernel[b * h * count,](tokens_of(x), out, *numbers, **lines_of(x))
+    pool_kernel[b * h * count,](tokens_of(x), out, *numbers, **lines_of("pool", x))
     return out
 
 
 def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     """To x; 0 for tokens of the prefix."""
     (b, h, n, _), (height, width) = x.shape, shape
-    dx, settings = empty_tokens(x), lines_of(x)
+    dx, settings = empty_tokens(x), lines_of("pool.gradient", x)
     blocks = -(-n // settings["BLOCK"])
     numbers = h, n, blocks, n - height * width, height, width, *bins
     rows, columns = (most_bins(size, count) for size, count in zip(shape, bins, strict=True))
