@@ -103,9 +103,11 @@ def run(
         return first
     if not learns(*tensors):
         return operator(*tensors, *settings, backend)
+    keeping = operator.keeping
+    computed = operator if keeping is None or backend not in keeping.implementations else keeping
     return with_gradient(
-        lambda *tensors: operator(*tensors, *settings, backend),
-        lambda grad, *tensors: operator.backward(backend, grad, tensors, settings),
+        lambda *tensors: computed(*tensors, *settings, backend),
+        lambda kept, grad, *tensors: operator.backward(backend, grad, tensors, settings, kept),
         lambda *tensors: formula(*tensors, *settings),
         *tensors,
     )

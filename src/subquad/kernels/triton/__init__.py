@@ -22,9 +22,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LEAST_CAPABILITY = (8, 0)
 
 KERNELS = {
-    "linear_calls": ("linear_attention", "pola_attention"),
-    "inline_kernels": ("inline_attention",),
-    "maps_calls": ("agent_attention", "soft_gather", "soft_spread"),
+    "linear_calls": ("linear_attention", "linear_attention_keeping", "pola_attention", "pola_attention_keeping"),
+    "inline_kernels": ("inline_attention", "inline_attention_keeping"),
+    "maps_calls": ("agent_attention", "agent_attention_keeping", "soft_gather", "soft_spread"),
     "local_kernels": ("local_branch", "depthwise"),
     "pool_kernels": ("pool",),
     "newton_kernels": ("newton_inverse",),

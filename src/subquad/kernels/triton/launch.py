@@ -29,17 +29,38 @@ class Split(NamedTuple):
     chunk: int
 
 
-def split_of(tokens: Tensor, block: int, *, times: int = 1) -> Split:
-    """Tokens (b, h, n, d) split so that small batches fill the device, where each sequence is read `times` over."""
-    if tokens.is_cuda:
-        processors = torch.cuda.get_device_properties(tokens.device).multi_processor_count
-    else:
-        processors = INTERPRETED_PROCESSORS
+def split_of(tokens: Tensor, block: int, *, times: int = 1, groups: int | None = None) -> Split:
+    """Tokens (b, h, n, d) split so that small batches fill the device, where each sequence is read `times` over.
+
+    One program may go through the images of a group, of which there are `groups`.
+    """
     b, h, n, _ = tokens.shape
     blocks = -(-n // block)
-    wanted = min(max(1, PROGRAMS * processors // (b * h * times)), blocks)
+    wanted = min(max(1, _programs(tokens) // ((groups or b) * h * times)), blocks)
     chunk = -(-blocks // wanted) * block
     return Split(-(-n // chunk), chunk)
+
+
+def groups_of(tokens: Tensor, block: int, *, times: int = 1) -> tuple[int, Split]:
+    """In how many groups the images of tokens (b, h, n, d) are gone through, and how tokens are split then.
+
+    Of g groups and s splits, g s fill the device. Each group has a sum (f, n) for each head, and each split of every
+    image one (f, d): the least of both together is where g is the root of b d g s / n.
+    """
+    b, h, n, d = tokens.shape
+    wanted = max(1, _programs(tokens) // (h * times))
+    most_splits = -(-n // block)
+    groups = min(b, max(1, round((b * wanted * d / n) ** 0.5), -(-wanted // most_splits)))
+    # as many in all groups but the last
+    groups = -(-b // -(-b // groups))
+    return groups, split_of(tokens, block, times=times, groups=groups)
+
+
+def _programs(tokens: Tensor) -> int:
+    """How many fill the device of these tokens."""
+    if not tokens.is_cuda:
+        return PROGRAMS * INTERPRETED_PROCESSORS
+    return PROGRAMS * torch.cuda.get_device_properties(tokens.device).multi_processor_count
 
 
 def tile_of(
