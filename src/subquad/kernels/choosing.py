@@ -103,9 +103,11 @@ def run(
         return first
     if not learns(*tensors):
         return operator(*tensors, *settings, backend)
+    keeping = operator.keeping
+    computed = operator if keeping is None or backend not in keeping.implementations else keeping
     return with_gradient(
-        lambda *tensors: operator(*tensors, *settings, backend),
-        lambda grad, *tensors: operator.backward(backend, grad, tensors, settings),
+        lambda *tensors: computed(*tensors, *settings, backend),
+        lambda kept, grad, *tensors: operator.backward(backend, grad, tensors, settings, kept),
         lambda *tensors: formula(*tensors, *settings),
         *tensors,
     )
@@ -116,7 +118,7 @@ def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings
     backend, most = KERNELS[name], most_channels(name)
     learned = torch.is_grad_enabled()
     unlearned = learned and not operator.has_gradient(name)
-    for tensor in tensors:
+    for tensor, of_heads in zip(tensors, operator.of_heads, strict=False):
         if tensor is None:
             continue
         if tensor.device.type not in backend.devices:
@@ -129,7 +131,7 @@ def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings
         if tensor.dim() == 4:
             if tensor.stride(3) != 1 and tensor.shape[3] > 1:
                 return f"a head's channels have to lie side by side, and have a stride of {tensor.stride(3)}"
-            if most is not None and tensor.shape[3] > most:
+            if of_heads and most is not None and tensor.shape[3] > most:
                 return f"it takes heads of up to {most} channels here, and these have {tensor.shape[3]}"
         if not tensor.numel():
             return "a tensor is empty"
