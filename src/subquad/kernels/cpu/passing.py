@@ -39,6 +39,27 @@ class Map(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("height", "width", "prefix")]
 
 
+class Filters(ctypes.Structure):
+    """`Filters` of kernels/mixers.h."""
+
+    _fields_ = [("weight", Numbers), ("bias", Numbers)]
+    _fields_ += [(name, ctypes.c_int64) for name in ("count", "each", "size")]
+
+
+class Predictor(ctypes.Structure):
+    """`Predictor` of kernels/mixers.h."""
+
+    _fields_ = [(name, Numbers) for name in ("first", "first_bias", "second", "second_bias")]
+
+    @classmethod
+    def of(cls, *parameters: Tensor) -> "Predictor":
+        """Weights and biases of its two layers, which live as long as what is handed over."""
+        numbers = tuple(map(parameter_of, parameters))
+        predictor = cls(*numbers)
+        predictor.owner = numbers  # type: ignore[attr-defined]
+        return predictor
+
+
 class Turning(ctypes.Structure):
     """`Turning` of kernels/feature_maps.h."""
 
@@ -122,6 +143,17 @@ def norm_of(weight: Tensor, bias: Tensor, eps: float) -> Norm:
     norm = Norm(*parameters, eps)
     norm.owner = parameters
     return norm
+
+
+def filters_of(weight: Tensor, bias: Tensor | None, whose: str, like: Tensor) -> Filters:
+    """Depthwise filters (f, 1, w, w) and biases (f,) of tokens (b, h, n, d), which live as long as what is handed over.
+
+    `whose` they are is a name of `mixer_operators.FILTERS`.
+    """
+    numbers = parameter_of(weight), parameter_of(bias)
+    filters = Filters(*numbers, len(weight), like.shape[3] if whose == "head" else 1, weight.shape[3])
+    filters.owner = numbers
+    return filters
 
 
 def long(*numbers: int) -> list[ctypes.c_int64]:

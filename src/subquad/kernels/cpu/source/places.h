@@ -104,8 +104,8 @@ struct Bin {
 };
 
 // out (b, h, a, d) = means of the tokens over the bins
-template <class E>
-Answer pool_of(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Tokens<E> out) {
+template <class E, class To>
+Answer pool_to(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Tokens<To> out) {
     const int64_t d = shape.width, total = shape.batch * shape.heads * down;
     if (!fits(shape, shape.queries, x) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
     if (!fits(shape, down * across, out)) return MISFIT;
@@ -114,7 +114,7 @@ Answer pool_of(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, 
             const int64_t index = i / down, b = index / shape.heads, h = index % shape.heads, row = i % down;
             for (int64_t column = 0; column < across; column++) {
                 const Bin bin(map, row, column, down, across);
-                E* to = out.at(b, h, row * across + column);
+                To* to = out.at(b, h, row * across + column);
                 for (int64_t c = 0; c < d; c += W) {
                     vec sums{};
                     for (int64_t r = bin.top; r < bin.bottom; r++)
@@ -128,6 +128,11 @@ Answer pool_of(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, 
         }
     });
     return DONE;
+}
+
+template <class E>
+Answer pool_of(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Tokens<E> out) {
+    return pool_to(shape, x, map, down, across, out);
 }
 
 KERNEL(
@@ -177,9 +182,9 @@ KERNEL(
 
 // out (b, h, m, d) = a convolution of each head's map whose windows lie side by side: `weight` (down, across, d, d_out)
 // for windows of down × across places; what fills no window is left out.
-template <class E>
-Answer convolve_windows_of(
-    Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Numbers weights, Tokens<E> out) {
+template <class E, class To>
+Answer convolve_windows_to(
+    Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Numbers weights, Tokens<To> out) {
     if (!fits(shape, shape.queries, x) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
     const int64_t d = shape.width, row = padded(d), high = map.height / down, wide = map.width / across;
     if (!fits(down * across * d * d, weights) || !fits(shape, high * wide, out)) return MISFIT;
@@ -206,6 +211,12 @@ Answer convolve_windows_of(
         }
     });
     return DONE;
+}
+
+template <class E>
+Answer convolve_windows_of(
+    Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Numbers weights, Tokens<E> out) {
+    return convolve_windows_to(shape, x, map, down, across, weights, out);
 }
 
 KERNEL(

@@ -207,6 +207,12 @@ struct Newton {
         for (float& value : y) value *= start;
     }
 
+    // All steps; rounding makes it unsymmetric only slowly
+    void run(const float* gram, float start, int64_t steps) {
+        begin(gram, start);
+        for (int64_t i = 0; i < steps; i++) step(i % 4 == 3 || i + 1 == steps);
+    }
+
     void step(bool keep_symmetric) {
         std::fill(rest.begin(), rest.end(), 0.0f);
         for (int64_t r = 0; r < m; r++) rest[r * row + r] = 1;
@@ -230,9 +236,7 @@ Answer newton_inverse_of(
     parallel(threads, [&](int me, int all) {
         Newton newton(m);
         for (int64_t i = me; i < matrices; i += all) {
-            newton.begin(gram.data + i * m * m, start.data[i]);
-            // rounding makes it unsymmetric only slowly
-            for (int step = 0; step < steps; step++) newton.step(step % 4 == 3 || step + 1 == steps);
+            newton.run(gram.data + i * m * m, start.data[i], steps);
             copy_out(m, newton.y.data(), out.data + i * m * m);
         }
     });
