@@ -35,8 +35,7 @@ inline_mixer = operator(
     "InLine attention",
     "inline_mixer(Tensor q, Tensor k, Tensor v, Tensor x, Tensor first, Tensor first_bias, Tensor second, "
     "Tensor second_bias, int[] shape)",
-    QKV
-    | {"x": "b n h*d", "first": "h*d d 1", "first_bias": "h*d", "second": "9*h*d d 1", "second_bias": "9*h*d"},
+    QKV | {"x": "b n h*d", "first": "h*d d 1", "first_bias": "h*d", "second": "9*h*d d 1", "second_bias": "9*h*d"},
     lambda q, k, v, x, *rest: _core(q, q[3]) + _branch(q, (3, 3)) + 20 * q[0] * q[1] * q[3] ** 2,
     sums_in_fp32=True,
 )

@@ -66,6 +66,10 @@ class Turning(ctypes.Structure):
     _fields_ = [("cos", Numbers), ("sin", Numbers), ("heads", ctypes.c_int64)]
 
 
+STILL = Turning(Numbers(), Numbers(), 1)
+"""No rotation."""
+
+
 def tokens_of(x: Tensor | None) -> Tokens:
     """(b, h, n, d) whose channels lie side by side."""
     if x is None:
@@ -82,8 +86,10 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
 
 def of_one_dtype(*tokens: Tensor | None) -> tuple[Any, ...]:
     """Tokens as kernels want them: all fp32 or all bf16. Where they differ, as under autocast, all become fp32."""
-    dtypes = {x.dtype for x in tokens if x is not None}
-    return tokens if len(dtypes) == 1 else tuple(None if x is None else x.float() for x in tokens)
+    first, *rest = tokens
+    if all(x is None or x.dtype == first.dtype for x in rest):  # type: ignore[union-attr]
+        return tokens
+    return tuple(None if x is None else x.float() for x in tokens)
 
 
 class Bias(ctypes.Structure):
@@ -112,8 +118,10 @@ def parameter_of(x: Tensor | None) -> Numbers:
 
 def turning_of(cos: Tensor | None, sin: Tensor | None) -> Turning:
     """Tables of a rotation, (n, d) or (h, n, d), which live as long as what is handed over."""
+    if cos is None:
+        return STILL
     tables = parameter_of(cos), parameter_of(sin)
-    turning = Turning(*tables, 1 if cos is None or cos.dim() == 2 else cos.shape[0])
+    turning = Turning(*tables, 1 if cos.dim() == 2 else cos.shape[0])
     turning.owner = tables
     return turning
 

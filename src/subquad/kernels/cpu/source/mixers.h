@@ -1,6 +1,7 @@
 // All that lies between a layer's projections, in one call: the parts of these files one after the other, for the
 // mechanisms of attention/. What parts have of each other is fp32 and never leaves the library.
 #pragma once
+#include <memory>
 #include "agent.h"
 #include "inline.h"
 #include "mlp.h"
@@ -189,6 +190,8 @@ inline void solve(
     });
 }
 
+constexpr int64_t MOST_KEPT = 1 << 21;  // entries of a map, 8 MB
+
 // `windows` (d, d, down, across) are those of a convolution as a module has them
 template <class E>
 Answer soft_mixer_of(
@@ -208,10 +211,14 @@ Answer soft_mixer_of(
     if (convolve_windows_to(shape, q, map, down, across, numbers_of(weights), landmarks)) return MISFIT;
     make_landmarks(shape, landmarks, scale, norm);
     gathered.resize(points.size());
-    Answer answer = soft_gather_of<E>(shape, q, numbers_of(points), count, v, scale, numbers_of(gathered));
+    // both maps are one: it is kept where it stays in the caches
+    const int64_t entries = shape.batch * shape.heads * shape.queries * padded(count);
+    const std::unique_ptr<float[]> kept(entries > MOST_KEPT ? nullptr : new float[entries]);
+    const Numbers few = numbers_of(points), solved = numbers_of(gathered);
+    Answer answer = soft_gather_to(shape, q, few, count, v, scale, solved, kept.get());
     if (answer) return answer;
     solve(shape, landmarks, steps, ridge, start, gathered);
-    answer = soft_spread_of<E>(shape, q, numbers_of(points), count, numbers_of(gathered), scale, out);
+    answer = soft_spread_from(shape, q, few, count, solved, scale, out, kept.get());
     return answer ? answer : finish(shape, v, {}, out, map, filters);
 }
 

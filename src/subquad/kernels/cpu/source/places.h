@@ -29,6 +29,11 @@ class BiasRows {
     const int64_t agents, width;
     int64_t of = -1, y_of = -1;
     std::vector<float> block, rows, columns, line;
+    struct Between {
+        int64_t left, right;
+        float over;
+    };
+    std::vector<Between> across;  // where each column of the map lies among the block's
 
     // (agents, count) as (count, padded agents), `beyond` the agents
     void turn(const float* from, int64_t count, std::vector<float>& to, float beyond = 0) {
@@ -51,6 +56,9 @@ class BiasRows {
         turn(bias.rows.data + h * agents * bias.map.height, bias.map.height, rows);
         turn(bias.columns.data + h * agents * bias.map.width, bias.map.width, columns, LOWEST);
         line.resize(bias.side * width);
+        across.resize(bias.map.width);
+        for (int64_t x = 0; x < bias.map.width; x++)
+            across[x].over = between(x, bias.map.width, across[x].left, across[x].right);
     }
 
     void begin_row(int64_t y) {
@@ -69,13 +77,9 @@ class BiasRows {
         for (int64_t a = agents; a < width; a++) to[a] = LOWEST;
     }
 
-    void from_tables(int64_t h, int64_t t, float* to) {
-        if (t < bias.map.prefix) return gathered(bias.prefix.data + h * agents * bias.map.prefix + t, bias.map.prefix, to);
-        const int64_t y = (t - bias.map.prefix) / bias.map.width, x = (t - bias.map.prefix) % bias.map.width;
-        if (of != h) begin_head(h);
-        if (y_of != y) begin_row(y);
-        int64_t left, right;
-        const float over = between(x, bias.map.width, left, right);
+    // Place x of row y of the map, whose line is there
+    void from_tables(int64_t x, float* to) const {
+        const auto [left, right, over] = across[x];
         for (int64_t a = 0; a < width; a += W) {
             const vec first = load(&line[left * width + a]), second = load(&line[right * width + a]);
             store(to + a, first + (second - first) * over + load(&columns[x * width + a]));
@@ -87,9 +91,21 @@ public:
 
     // (count × padded agents); beyond the agents the lowest number, so that its exponential is 0
     void fill(const Piece& piece, float* map) {
-        for (int64_t t = piece.first; t < piece.first + piece.count; t++, map += width)
-            if (bias.written) gathered(bias.written + piece.h * bias.head + t * bias.token, bias.agent, map);
-            else from_tables(piece.h, t, map);
+        int64_t t = piece.first, end = piece.first + piece.count;
+        if (bias.written) {
+            for (; t < end; t++, map += width)
+                gathered(bias.written + piece.h * bias.head + t * bias.token, bias.agent, map);
+            return;
+        }
+        const int64_t prefix = bias.map.prefix;
+        for (; t < std::min(end, prefix); t++, map += width)
+            gathered(bias.prefix.data + piece.h * agents * prefix + t, prefix, map);
+        if (t == end) return;
+        if (of != piece.h) begin_head(piece.h);
+        for (int64_t y = (t - prefix) / bias.map.width, x = (t - prefix) % bias.map.width; t < end; y++, x = 0) {
+            if (y_of != y) begin_row(y);
+            for (; x < bias.map.width && t < end; x++, t++, map += width) from_tables(x, map);
+        }
     }
 };
 
