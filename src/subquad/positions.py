@@ -78,9 +78,14 @@ def smooth_bicubic(old: int, new: int, like: Tensor) -> Tensor:
 
 def adaptive_means(image: Tensor, shape: tuple[int, int]) -> Tensor:
     """Means of a map (b, c, y, x) over `shape` adaptive bins."""
-    if not is_exporting():
-        return F.adaptive_avg_pool2d(image, shape)
-    # no format of networks has such bins: what PyTorch makes of them is gathered place by place, where it can be at all
+    return means_by_products(image, shape) if is_exporting() else F.adaptive_avg_pool2d(image, shape)
+
+
+def means_by_products(image: Tensor, shape: tuple[int, int]) -> Tensor:
+    """`adaptive_means` as products with matrices of the bins, for what is exported.
+
+    No format of networks has such bins: what PyTorch makes of them is gathered place by place, where it can be at all.
+    """
     rows, columns = (bin_means(size, count, image) for size, count in zip(image.shape[-2:], shape, strict=True))
     return rows @ image @ columns.mT
 

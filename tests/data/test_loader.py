@@ -1,5 +1,7 @@
 """Batches: shards without repeats, an order that a seed fixes."""
 
+import os
+
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -41,3 +43,8 @@ def test_the_last_batch_may_be_dropped():
 def test_a_rank_outside_the_processes_is_refused():
     with pytest.raises(SubquadError, match="rank 2 is not one of 2 processes"):
         seen(rank=2, world_size=2)
+
+
+def test_no_more_processes_load_than_there_are_cores(recwarn):
+    assert create_loader(Numbers(), batch_size=2, workers=1000).num_workers <= os.cpu_count()
+    assert not recwarn

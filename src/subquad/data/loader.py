@@ -1,5 +1,6 @@
 """Batches: broken images left out, shards without repeats."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -28,20 +29,25 @@ def create_loader(
 
     A batch of nothing but broken images has length 0; where there are no others at all, it is a `BrokenImageError`.
     With `world_size` processes each gets its own images of one evaluation, none twice; the numbers of images may differ
-    by one.
+    by one. Of `workers` there are no more than cores, as recipes are made for larger machines.
     """
     if not 0 <= rank < world_size:
         raise SubquadError(f"rank {rank} is not one of {world_size} processes")
     return DataLoader(
         dataset if world_size == 1 else Subset(dataset, range(rank, len(dataset), world_size)),  # type: ignore[arg-type]
         batch_size=batch_size,
-        num_workers=workers,
+        num_workers=min(workers, _cores()),
         shuffle=shuffle,
         drop_last=drop_last,
         generator=generator,
         pin_memory=pin_memory,
         collate_fn=_Collate(dataset, collate),
     )
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Collate:

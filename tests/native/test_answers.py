@@ -1,0 +1,170 @@
+"""The CPU kernels' answers against the eager form in float64, over widths, lengths, grids and sizes of numbers."""
+
+import pytest
+import torch
+from mechanisms import inputs_of, without_refused_prefix
+from native_inputs import GRIDS, WITHOUT, projected
+from operator_calls import TURNED
+from torch.testing import assert_close
+
+from subquad import ATTENTION, SubquadError, TokenGrid, ops
+from subquad.kernels import unavailable, use_backend
+from subquad.models.assembling import settings_of
+from subquad.positions import BiasTables
+from subquad.rope import rotation_of
+
+pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
+
+WIDTHS = [7, 16, 24, 64, 130]
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("width", [8, 24, 64])
+def test_every_mechanism_is_what_it_is_in_double_precision(name, grid, width):
+    grid = without_refused_prefix(name, grid)
+    settings = {"num_agents": 9} if "num_agents" in settings_of(name) else {}
+    module = ATTENTION[name](2 * width, 2, grid=grid, kv_grid=grid, **settings)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape)
+    supply = inputs_of(module, grid, dim=2 * width)
+    narrow = {key: None if tensor is None else tensor.float() for key, tensor in supply.items()}
+    with torch.no_grad(), use_backend("auto" if name in WITHOUT else "native"):
+        got = module(**narrow, grid=grid, kv_grid=grid)
+    expected = module.double()(**supply, grid=grid, kv_grid=grid)
+    assert_close(got.double(), expected, rtol=1e-4, atol=2e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (65, 200), (300, 63)])
+def test_cores_at_any_width_and_length(width, threads, queries, keys):
+    (q,), (k, v) = projected(2, 3, queries, width), projected(2, 3, keys, width, count=2)
+    agents, power = torch.randn(2, 3, 5, width), 1 + 4 * torch.rand(3, 1, width)
+    biases = torch.randn(3, 5, keys), torch.randn(3, queries, 5)
+    few = 0.3 * torch.randn(2, 3, 5, width)
+    calls = [
+        (ops.linear_attention, (q, k, v), {}),
+        (ops.linear_attention, (q, k, v), {"feature_map": "elu"}),
+        (ops.inline_attention, (q, k + 50, v), {}),
+        (ops.pola_attention, (q, k, v, power), {}),
+        (ops.pola_attention, (q, k, v, power, None, power, torch.randn(3, keys, width)), {}),
+        (ops.ttt_unit, (q, k, v, *torch.randn(2, 3, width, width) / width**0.5), {}),
+        (ops.focused_attention, (q, k, v, power), {"power": 3}),
+        (ops.focused_attention, (q, k, v, power), {"power": 1.5}),
+        (ops.polapp_attention, (q, k, v, *torch.rand(2, 3, 1, 2 * width)), {}),
+        (ops.agent_attention, (q, agents, k, v, *biases), {}),
+        (ops.soft_attention, (k, few, v), {"inverse": "cholesky", "scale": 0.3}),
+    ]
+    for operation, tensors, settings in calls:
+        got = operation(*tensors, **settings, backend="native")
+        wide = [None if tensor is None else tensor.double() for tensor in tensors]
+        expected = operation(*wide, **settings)
+        assert got.shape == expected.shape and got.transpose(1, 2).is_contiguous()
+        assert_close(got.double(), expected, rtol=1e-4, atol=1e-5 * max(1, expected.abs().max().item()))
+
+
+LARGE = TokenGrid(30, 40, 2)
+SIZES = [(grid, size) for grid in (*GRIDS, TokenGrid(2, 2), LARGE) for size in (1, 3, 5, 7, 9, 11)]
+SIZES = [
+    pytest.param(*pair, marks=pytest.mark.slow) if pair[0] == LARGE and pair[1] in (5, 9, 11) else pair
+    for pair in SIZES
+]
+
+
+@pytest.mark.parametrize(("grid", "kernel_size"), SIZES, ids=str)
+@pytest.mark.parametrize("own", [False, True])
+def test_the_local_branch(grid, kernel_size, own):
+    for width in (7, 16, 40):
+        y, v, gate = projected(2, 3, grid.num_tokens, width, count=3)
+        weight = torch.randn(*([2] if own else []), 3 * width, kernel_size, kernel_size)
+        for bias, scale in ((None, None), (torch.randn(3 * width), gate)):
+            tensors = y, v, weight, bias, scale
+            wide = [None if tensor is None else tensor.double() for tensor in tensors]
+            expected = ops.add_local(*wide, grid=grid, kv_grid=grid)
+            got = ops.add_local(y.clone(), *tensors[1:], grid=grid, kv_grid=grid, backend="native")
+            assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_means_windows_and_biases_of_the_map(grid):
+    (x,) = projected(2, 3, grid.num_tokens, 24)
+    for bins in (TokenGrid(1, 1), TokenGrid(1, 7), TokenGrid(grid.height, grid.width)):
+        got = ops.pool_tokens(x, grid, bins, backend="native")
+        expected = ops.pool_tokens(x.double(), grid, bins)
+        assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
+        ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+        (got,) = torch.autograd.grad(ops.pool_tokens(ours, grid, bins, backend="native"), ours, got)
+        (wide,) = torch.autograd.grad(ops.pool_tokens(theirs, grid, bins), theirs, expected)
+        assert_close(got.double(), wide, rtol=1e-4, atol=1e-5)
+    weight = torch.randn(24, 24, 1, 3)
+    got = ops.convolve_windows(x, weight, grid, backend="native")
+    assert_close(got.double(), ops.convolve_windows(x.double(), weight.double(), grid), rtol=1e-4, atol=1e-4)
+    tables = BiasTables(
+        torch.randn(3, 6, 7, 7),
+        torch.randn(3, 6, grid.height),
+        torch.randn(3, 6, grid.width),
+        torch.randn(3, 6, grid.prefix) if grid.prefix else None,
+    )
+    agents, written = torch.randn(2, 3, 6, 24), tables.written_out()
+    expected = ops.agent_attention(x, agents, x, x, written, written.mT, backend="native")
+    assert_close(ops.agent_attention(x, agents, x, x, tables, tables, backend="native"), expected)
+
+
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("width", [7, 64, 130])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (65, 200), (300, 63)])
+def test_features_that_are_not_turned_at_any_width_and_length(name, width, threads, queries, keys):
+    """As exact as the eager form: MALA is a difference of numbers that grow with the width."""
+    (q,), (k, v) = projected(2, 3, queries, width), projected(2, 3, keys, width, count=2)
+    expected = getattr(ops, name)(q.double(), k.double(), v.double())
+    got, eager = (getattr(ops, name)(q, k, v, backend=backend) for backend in ("native", "eager"))
+    assert got.shape == expected.shape and got.transpose(1, 2).is_contiguous()
+    off, allowed = ((y.double() - expected).abs().max().item() for y in (got, eager))
+    assert off <= 3 * allowed + 1e-6 * expected.abs().max().item()
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_rotation_that_the_kernels_do_not_know_is_refused(name):
+    operation, (q, k, v) = getattr(ops, name), projected(1, 2, 6, 8, count=3)
+    tables = torch.ones(6, 8), torch.zeros(6, 8)
+    with pytest.raises(SubquadError, match="it turns pairs of neighbours, and these are of two halves"):
+        operation(q, k, v, rotation=rotation_of(*tables, False), backend="native")
+    halves = operation(q, k, v, rotation=rotation_of(*tables, False))
+    assert_close(halves, operation(q, k, v, backend="native"))
+    with pytest.raises(SubquadError, match="queries and keys that are turned stand on one grid"):
+        operation(q, k[:, :, 1:], v[:, :, 1:], rotation=rotation_of(*tables, True), backend="native")
+
+
+def test_powers_and_exponentials_over_their_range():
+    sizes = torch.logspace(-6, 3, 4000)
+    q = (sizes * torch.randn(4000).sign())[torch.randperm(4000)].reshape(1, 1, -1, 8)
+    k, v = torch.randn(1, 1, 30, 8).sign(), torch.randn(1, 1, 30, 8)
+    for p in (1.0, 1.7, 3.0, 5.0):
+        power = torch.full((1, 1, 8), p)
+        got = ops.pola_attention(q, k, v, power, eps=0, backend="native")
+        expected = ops.pola_attention(q.double(), k.double(), v.double(), power.double(), eps=0)
+        assert_close(got.double(), expected, rtol=1e-4, atol=1e-6)
+    x = torch.linspace(-100, 80, 5001).reshape(1, 1, -1, 1)
+    got = ops.linear_attention(x, x, x, feature_map="elu", backend="native")
+    assert_close(got.double(), ops.linear_attention(*(x.double(),) * 3, feature_map="elu"), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_a_number_stays_so_and_stays_where_it_is():
+    q, k, v = projected(1, 2, 40, 16, count=3)
+    q = q.clone()
+    q[0, 1, 3, 5] = float("nan")
+    for operation, more in ((ops.linear_attention, ()), (ops.pola_attention, (torch.full((2, 1, 16), 2.0),))):
+        y = operation(q, k, v, *more, backend="native")
+        assert y[0, 1, 3].isnan().all() and y.isnan().sum() == 16
+
+
+def test_what_is_infinite_has_the_feature_of_the_eager_form():
+    q, k, v = projected(1, 2, 40, 16, count=3)
+    q = q.clone()
+    q[0, 1, 3, 5] = -float("inf")
+    expected = ops.linear_attention(q, k, v, backend="eager")
+    assert expected.isfinite().all()
+    assert_close(ops.linear_attention(q, k, v, backend="native"), expected)

@@ -1,0 +1,306 @@
+"""The CPU kernels' gradients against those of the eager form in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from native_inputs import GRIDS, projected
+from operator_calls import GRID, TURNED, rotation_tables
+from torch.testing import assert_close
+
+from subquad import TokenGrid, kernels, ops
+from subquad.kernels import OPERATORS, unavailable, use_backend
+from subquad.ops import focused_formula, soft_formula
+from subquad.rope import rotation_of
+
+pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
+
+
+def gradients_of(function, tensors, weight):
+    """Gradients of a weighted sum, by `autograd.grad` alone and with a graph, and of the sum of their squares.
+
+    With a graph the eager form is what is differentiated: only without one are the kernels' own gradients computed.
+    """
+    tensors = [tensor.detach().requires_grad_() for tensor in tensors]
+    plain = torch.autograd.grad((function(*tensors) * weight).sum(), tensors)
+    first = torch.autograd.grad((function(*tensors) * weight).sum(), tensors, create_graph=True)
+    second = torch.autograd.grad(sum(grad.square().sum() for grad in first), tensors, allow_unused=True)
+    return [*plain, *first, *(grad for grad in second if grad is not None)]
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda *qkv, **more: ops.linear_attention(*qkv, **more),
+        lambda *qkv, **more: ops.linear_attention(*qkv, feature_map="elu", eps=0.01, **more),
+        ops.inline_attention,
+    ],
+    ids=["relu", "elu", "inline"],
+)
+def test_gradients_of_the_cores(operation, width, threads):
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+    expected = gradients_of(operation, [x.double() for x in (q, k, v)], weight.double())
+    got = gradients_of(lambda *x: operation(*x, backend="native"), [q, k, v], weight)
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("tables", ["mala", "mlla"])
+@pytest.mark.parametrize("width", [7, 16, 20, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_turned_features_and_their_gradients(name, tables, width, threads):
+    cos, sin, interleaved = rotation_tables(width, tables)
+    operation, (q, k, v, weight) = getattr(ops, name), projected(2, 3, GRID.num_tokens, width, count=4)
+
+    def mix(*qkv, **more):
+        turn = rotation_of(*(None if x is None else x.to(qkv[0].dtype) for x in (cos, sin)), interleaved)
+        return operation(*qkv, rotation=turn, **more)
+
+    expected = [x.double() for x in (q, k, v)]
+    expected = [mix(*expected), *gradients_of(mix, expected, weight.double())]
+    got = [mix(q, k, v, backend="native"), *gradients_of(lambda *x: mix(*x, backend="native"), [q, k, v], weight)]
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("tables", ["mala", "mlla"])
+@pytest.mark.parametrize("width", [7, 16, 20, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize(("size", "features"), [(1e-4, 2), (1, 1), (1, 2), (60, 2)])
+def test_exponentials_of_both_signs_turned_and_at_any_size(tables, width, threads, size, features):
+    """A host's rotation may be of heads, not of features: both halves turn alike then."""
+    cos, sin, interleaved = rotation_tables(width, tables, features)
+    q, k, v = projected(2, 3, GRID.num_tokens, width, count=3)
+    tensors = q * size, k * size, v, *torch.rand(2, 3, 1, 2 * width)
+
+    def mix(*given, **more):
+        turn = rotation_of(*(None if x is None else x.to(given[0].dtype) for x in (cos, sin)), interleaved)
+        return ops.polapp_attention(*given, rotation=turn, **more)
+
+    expected = mix(*(x.double() for x in tensors))
+    off, allowed = ((mix(*tensors, backend=name).double() - expected).norm() for name in ("native", "eager"))
+    assert off <= 3 * allowed + 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["rala_attention"])
+@pytest.mark.parametrize("size", [1, 40, 400])
+def test_sharp_weights_of_keys_stay_in_range(name, size):
+    """Scores of hundreds: their exponentials are taken of differences from the largest, whichever thread has that."""
+    q, k, v, weight = projected(1, 2, 200, 16, count=4)
+    operation, tensors = getattr(ops, name), (q * size, k * size, v)
+    expected = gradients_of(operation, [x.double() for x in tensors], weight.double())[:3]
+    got = gradients_of(lambda *x: operation(*x, backend="native"), tensors, weight)[:3]
+    eager = gradients_of(lambda *x: operation(*x, backend="eager"), tensors, weight)[:3]
+    for one, other, wide in zip(got, eager, expected, strict=True):
+        allowed = (other.double() - wide).norm()
+        assert (one.double() - wide).norm() <= 3 * allowed + 1e-5 * wide.norm()
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("count", [4, 17])
+def test_gradients_of_agent_attention(width, threads, count):
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+    biases = torch.randn(3, count, 130), torch.randn(3, 70, count)
+    tensors = q, torch.randn(2, 3, count, width), k, v, *biases
+    expected = gradients_of(ops.agent_attention, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: ops.agent_attention(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("power", [1.5, 3])
+def test_gradients_of_focused_attention(width, threads, power):
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+
+    def mix(*tensors, backend=None):
+        return ops.focused_attention(*tensors, power=power, backend=backend)
+
+    tensors = q, k, v, 0.5 + torch.rand(3, 1, width)
+    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("least", [1, 3])
+def test_gradients_of_polaformers_attention(width, threads, least):
+    (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
+    power, temperature = least + torch.rand(3, 1, width), 1 + torch.rand(3, 1, width)
+    for more in ((), (temperature, torch.randn(3, 130, width))):
+
+        def mix(q, k, v, power, *more, backend=None):
+            return ops.pola_attention(q, k, v, power, None, *more, backend=backend)
+
+        tensors = q, k, v, power, *more
+        expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+        got = gradients_of(lambda *x, mix=mix: mix(*x, backend="native"), tensors, weight)
+        for one, other in zip(got, expected, strict=True):
+            assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+def test_a_token_of_zeros_has_no_gradient_of_powers():
+    (q, k, v), power = projected(1, 2, 40, 16, count=3), 2 + torch.rand(2, 1, 16)
+    q, k = q.clone().index_fill_(2, torch.tensor([5]), 0), k.clone().index_fill_(2, torch.tensor([7]), 0)
+
+    def plain(backend):
+        given = [x.detach().requires_grad_() for x in (q, k, v, power)]
+        return torch.autograd.grad(ops.pola_attention(*given, backend=backend).square().sum(), given)
+
+    for one, other in zip(plain("native"), plain("eager"), strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-5 * other.abs().max().item())
+
+
+def test_gradients_with_a_graph_count_what_one_tensor_owes_another_once():
+    """Agents are means of queries: the gradient to these through those is not the operator's."""
+    grid, bins = TokenGrid(5, 6), TokenGrid(2, 2)
+    (q, weight), (k, v) = projected(1, 2, 30, 16, count=2), projected(1, 2, 30, 16, count=2)
+    biases = torch.randn(2, 4, 30), torch.randn(2, 30, 4)
+
+    def mix(q, k, v, *biases, **more):
+        return ops.agent_attention(q, ops.pool_tokens(q, grid, bins, **more), k, v, *biases, **more)
+
+    tensors = q, k, v, *biases
+    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("count", [4, 17])
+def test_gradients_of_gaussian_maps(width, threads, count):
+    x, v, weight = projected(2, 3, 130, width, count=3)
+
+    def mix(x, landmarks, v, **more):
+        return ops.soft_attention(x, landmarks, v, inverse="cholesky", scale=0.3, **more)
+
+    tensors = x, 0.3 * torch.randn(2, 3, count, width), v
+    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("size", [1, 9, 49])
+@pytest.mark.parametrize("gradient", ["steps", "inverse"])
+def test_gradients_of_newtons_steps(size, gradient):
+    x = 0.3 * torch.randn(2, 3, size, 16)
+    weight = torch.randn(2, 3, size, size)
+
+    def inverse(x):
+        return ops.newton_inverse(ops.gaussian_kernel(x, x), gradient=gradient)
+
+    expected = gradients_of(inverse, [x.double()], weight.double())
+    with use_backend("native"):
+        got = gradients_of(inverse, [x], weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=2e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("kernel_size", [1, 3, 5, 7, 9])
+@pytest.mark.parametrize("own", [False, True])
+def test_gradients_of_the_local_branch(grid, kernel_size, own):
+    y, v, gate, weight = projected(2, 3, grid.num_tokens, 24, count=4)
+    kernels = torch.randn(*([2] if own else []), 72, kernel_size, kernel_size)
+    tensors = y, v, kernels, torch.randn(72), gate
+
+    def branch(*given, backend=None):
+        return ops.add_local(*given, grid=grid, kv_grid=grid, backend=backend)
+
+    expected = gradients_of(branch, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *given: branch(*given, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    y.requires_grad_()
+    (grad,) = torch.autograd.grad(branch(y, v, kernels, backend="native").sum(), y)
+    assert (grad == 1).all()
+
+
+@pytest.fixture
+def gradient_kernels(monkeypatch):
+    """The names of the gradient operators that are really run."""
+    called = []
+    for name, operator in OPERATORS.items():
+        for backend, one in operator.implementations.items() if name.endswith("_gradient") else ():
+            function = one.function
+            noting = replace(one, function=lambda *x, name=name, function=function: called.append(name) or function(*x))
+            monkeypatch.setitem(operator.implementations, backend, noting)
+    return called
+
+
+GRADIENT_CALLS = {
+    "linear_attention_gradient": lambda x, few, grid: ops.linear_attention(x, x, x, backend="native"),
+    **{
+        f"{name}_gradient": lambda x, few, grid, name=name: getattr(ops, name)(x, x, x, backend="native")
+        for name in TURNED
+    },
+    "inline_attention_gradient": lambda x, few, grid: ops.inline_attention(x, x, x, backend="native"),
+    "focus_gradient": lambda x, few, grid: kernels.run(
+        kernels.focus, "native", focused_formula._focused, (x, torch.ones(3, 1, 16)), (3.0,)
+    ),
+    "pola_attention_gradient": lambda x, few, grid: ops.pola_attention(x, x, x, torch.ones(3, 1, 16), backend="native"),
+    "agent_attention_gradient": lambda x, few, grid: ops.agent_attention(
+        x, few, x, x, torch.randn(3, 4, grid.num_tokens), torch.randn(3, grid.num_tokens, 4), backend="native"
+    ),
+    "depthwise_gradient": lambda x, few, grid: ops.add_local(
+        x, x, torch.randn(48, 3, 3), grid=grid, kv_grid=grid, backend="native"
+    ),
+    "pool_gradient": lambda x, few, grid: ops.pool_tokens(x, grid, TokenGrid(2, 2), backend="native"),
+    "soft_gather_gradient": lambda x, few, grid: kernels.run(
+        kernels.soft_gather, "native", soft_formula._gather, (x, few, x), (1.0,)
+    ),
+    "soft_spread_gradient": lambda x, few, grid: kernels.run(
+        kernels.soft_spread, "native", soft_formula._spread, (x, few, few), (1.0,)
+    ),
+    "newton_inverse_gradient": lambda x, few, grid: ops.newton_inverse(ops.gaussian_kernel(few, few)),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name
+        for name, operator in OPERATORS.items()
+        if name.endswith("_gradient") and "native" in operator.implementations
+    ),
+)
+def test_plain_gradients_are_the_kernels_own(name, gradient_kernels):
+    grid = TokenGrid(5, 6)
+    x, few = (torch.randn(2, 3, count, 16, requires_grad=True) for count in (30, 4))
+    with use_backend("native"):
+        torch.autograd.grad(GRADIENT_CALLS[name](x, few, grid).sum(), (x, few), allow_unused=True)
+    assert gradient_kernels == [name]
+
+
+@pytest.mark.parametrize("keys", [1, 2, 200])
+@pytest.mark.parametrize("sharp", [1, 30, 300])
+@pytest.mark.parametrize("mean", [0, 30])
+def test_gradients_of_saturated_softmaxes_are_as_exact_as_eager_ones(keys, sharp, mean):
+    """Where one token has all the weight, differences of nearly equal numbers are what is left."""
+    (q, weight), (k, v) = projected(1, 2, 60, 64, count=2), projected(1, 2, keys, 64, count=2)
+    tensors = q * sharp, torch.randn(1, 2, 9, 64), k * sharp, v + mean, torch.randn(2, 9, keys), torch.randn(2, 60, 9)
+
+    def gradients(backend, tensors, weight):
+        tensors = [tensor.detach().requires_grad_() for tensor in tensors]
+        return torch.autograd.grad(ops.agent_attention(*tensors, backend=backend), tensors, weight)
+
+    exact = gradients("eager", [x.double() for x in tensors], weight.double())
+    # what a difference of products of gradients and values over the agents may be off by
+    products = (weight.norm(dim=-1).max() * (v + mean).norm(dim=-1).max()).item() * 2e-7
+    scales = {"q": 1, "agents": sharp * 60**0.5, "k": 0, "v": 0, "key_bias": 0, "query_bias": 1}
+    ours, theirs = (gradients(backend, tensors, weight) for backend in ("native", "eager"))
+    for (name, scale), wide, eager, got in zip(scales.items(), exact, theirs, ours, strict=True):
+        off, allowed = ((x.double() - wide).abs().max().item() for x in (got, eager))
+        # a weight is as exact as its logit, which is as large as the queries are sharp
+        assert off <= 3 * allowed + products * scale + 1e-7 * (10 + sharp) * wide.abs().max().item(), name
