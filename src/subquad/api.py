@@ -11,6 +11,7 @@ subquad.report(["runs/mine"], "report.html")
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from torch import nn
 
 from subquad.analysis import Findings, Study, query_maps
 from subquad.attention import ATTENTION
-from subquad.benchmarks import describe_scaling, measure_blocks, measure_networks, measure_scaling, save_rows
+from subquad.benchmarks import (
+    describe_scaling,
+    measure_blocks,
+    measure_networks,
+    measure_scaling,
+    save_rows,
+    tune_tiles,
+)
 from subquad.conversion.conversion_record import REPORT as RECORD
 from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
@@ -28,7 +36,7 @@ from subquad.exports import DTYPES, Exported, exporter_named, in_engine
 from subquad.exports import export as export_network
 from subquad.holding import holding
 from subquad.inference import optimize
-from subquad.large import Outputs, Streamed, check_network, identity_of, rows_of, stream_network
+from subquad.large import Outputs, Streamed, host_of, identity_of, rows_of, stream_network
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
 from subquad.pages import check_page, write_analysis, write_conversion, write_report
 from subquad.runs import open_trained
@@ -204,16 +212,16 @@ def stream(
         SubquadError: the network can't be streamed, the image can't be read, or a file can't be written, in one line.
     """
     model, about, classes = _to_stream(source, dtype)
-    check_network(model)
+    host = host_of(model)
     if most_tokens is not None and most_tokens < 1:
         raise SubquadError(f"most_tokens is 1 at least, got {most_tokens}")
-    rows = rows_of(image, about.mean, about.std, model)
+    rows = rows_of(image, about.mean, about.std, host)
     shown = _class_number(heat_class, classes)
     outputs = Outputs(_path(features), _path(labels), _path(heat), shown)
     folder = _path(tokens_in)
     identity = "" if folder is None else identity_of(model, image)
     return stream_network(
-        model,
+        host,
         rows,
         outputs,
         classes,
@@ -234,7 +242,10 @@ def _to_stream(source: nn.Module | Path | str, dtype: str | None) -> tuple[nn.Mo
     if isinstance(source, nn.Module):
         if dtype is not None:
             raise SubquadError("dtype is of networks that are opened here: call subquad.optimize(model, dtype) first")
-        return source, InputConfig((224, 224)), ()
+        config = getattr(source, "pretrained_cfg", None) or {}
+        usual = InputConfig((224, 224))
+        mean, std = (tuple(config.get(name) or getattr(usual, name)) for name in ("mean", "std"))
+        return source, replace(usual, mean=mean, std=std), ()
     trained = open_trained(source, device="cpu")
     if dtype is not None and dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
@@ -318,6 +329,28 @@ def bench(
     if layers:
         return list(measure_blocks(layers, sizes or (196, 784, 3136), log=log, **settings))
     return list(measure_networks(wanted, sizes or (224, 448), log=log, **settings))
+
+
+def tune(
+    names: Sequence[str] | None = None, sizes: Sequence[int] | None = None, *, log: Log = silent, **settings: Any
+) -> list[Any]:
+    """Choose the tiles of Triton's kernels by time on this GPU, and keep them in $SUBQUAD_HOME for all that runs on it.
+
+    Args:
+        names: mechanisms, whose layers are timed, or networks; all mechanisms if left out.
+        sizes: of mechanisms numbers of tokens, of networks pixels of a side; (1024, 4096) and (224,) if left out.
+        log: hears a line for each kernel.
+        settings: of `subquad.benchmarks.tune_tiles`: `batch_size=8`, `backward=True`, `dtype="bf16"`, `minutes=5`.
+
+    Returns:
+        For each kernel and shape that was not in the table yet, its choice and what that gained.
+
+    Raises:
+        SubquadError: there is no CUDA device, or a name or a setting is wrong, in one line.
+    """
+    wanted = list(ATTENTION) if names is None else list(names)
+    usual = (1024, 4096) if all(name in ATTENTION for name in wanted) else (224,)
+    return list(tune_tiles(wanted, sizes or usual, log=log, **settings))
 
 
 def export(

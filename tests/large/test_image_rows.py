@@ -101,3 +101,9 @@ def test_pixels_are_normalised_as_by_the_transform_of_evaluation(pixels):
 def test_tensors_that_are_no_image_are_refused(image):
     with pytest.raises(SubquadError, match="one image at a time"):
         TensorRows(image, torch.float32)
+
+
+def test_pixels_that_are_not_writable_are_taken_without_a_warning(pixels, recwarn):
+    pixels = np.broadcast_to(pixels, pixels.shape)
+    taken = NormalisedRows(ArrayRows(pixels), (0.5,) * 3, (0.25,) * 3, torch.float32).rows(0, 2)
+    assert taken.shape[:2] == (1, 3) and not recwarn

@@ -22,6 +22,7 @@ from subquad.benchmarks.scaling import (
     growth_text,
     measure_scaling,
 )
+from subquad.benchmarks.tuned_tiles import tiles_table, tune_tiles
 from subquad.benchmarks.unets import UNETS, UnetRow, measure_unet, unets_table
 from subquad.benchmarks.whole_networks import NetworkRow, faster_from, measure_networks, networks_table
 
@@ -54,5 +55,7 @@ __all__ = [
     "networks_table",
     "peak_memory_mb",
     "save_rows",
+    "tiles_table",
+    "tune_tiles",
     "unets_table",
 ]

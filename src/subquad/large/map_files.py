@@ -24,6 +24,10 @@ TILE = 256
 """Pixels of a tile's side."""
 
 
+class UnwritableError(SubquadError):
+    """A format that does not hold such a map, or can't be written here."""
+
+
 @contextmanager
 def map_file(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRows]:
     """A file of the format that its ending says, to be filled with rows.
@@ -39,8 +43,10 @@ def map_file(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRo
         try:
             with WRITERS[path.suffix](aside, shape, np.dtype(dtype)) as write:
                 yield write
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(aside, ignore_errors=True)  # of formats that are folders
+            if isinstance(error, UnwritableError):
+                raise SubquadError(f"{path}: {error}") from None
             raise
 
 
@@ -70,7 +76,7 @@ def _in_memory(shape: tuple[int, ...], dtype: Any, save: Callable[[NDArray[Any]]
 @contextmanager
 def _png(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRows]:
     if len(shape) != 2 or dtype not in (np.uint8, np.uint16):
-        raise SubquadError(f"{path.name}: a PNG holds labels; write features and heat as .npy, .tif or .zarr")
+        raise UnwritableError("a PNG holds labels; write features and heat as .npy, .tif or .zarr")
     with _in_memory(shape, dtype, lambda whole: Image.fromarray(whole).save(path, format="PNG")) as write:
         yield write
 
@@ -80,7 +86,7 @@ def _tiff(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRows]
     try:
         import tifffile
     except ImportError:
-        raise SubquadError(f"{path.name} needs the package tifffile: pip install 'subquad[large]'") from None
+        raise UnwritableError("this format needs the package tifffile: pip install 'subquad[large]'") from None
 
     def save(whole: NDArray[Any]) -> None:
         levels = [whole]
@@ -104,7 +110,7 @@ def _zarr(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRows]
     try:
         import zarr
     except ImportError:
-        raise SubquadError(f"{path.name} needs the package zarr: pip install 'subquad[large]'") from None
+        raise UnwritableError("this format needs the package zarr: pip install 'subquad[large]'") from None
     chunks = (*(min(TILE, side) for side in shape[:2]), *shape[2:])
     array: Any = zarr.open(str(path), mode="w", shape=shape, chunks=chunks, dtype=dtype)
 
