@@ -10,6 +10,7 @@ import torch
 from subquad.attention import ATTENTION
 from subquad.data.archives import locked
 from subquad.grid import TokenGrid
+from subquad.models import create_model
 from subquad.tasks import task_named
 from subquad.tasks.recipe_files import load_recipe
 
@@ -44,6 +45,20 @@ def test_a_mechanism_without_a_part_is_what_its_weights_say(evidence):
         expected = torch.cat([weights[:, :, s] @ part for s, part in enumerate(values)], dim=-1)
         expected = expected * supply["g"] if "g" in cls.inputs else expected
         torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_entropy_with_other_powers_changes_nothing_else(evidence):
+    from findings import by_layer, entropy_with
+
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    model = create_model("deit_tiny", attention="pola", num_classes=2, **sizes).eval()
+    batches = torch.randn(4, 3, 16, 16).split(2)
+    # untrained powers are 3
+    own = by_layer(model, batches, "entropy")["entropy"]
+    assert entropy_with(model, batches, 3.0) == pytest.approx(own)
+    assert all(one > other for one, other in zip(entropy_with(model, batches, 1.0), own, strict=True))
+    assert by_layer(model, batches, "entropy")["entropy"] == own
 
 
 def test_results_wait_for_each_other(evidence, tmp_path):
@@ -87,11 +102,14 @@ def test_what_is_done_is_not_trained_again(evidence, tmp_path, monkeypatch, caps
     import evidence_page
     import evidence_tables
 
-    one = {"epochs": 1, "warmup_epochs": 0}
+    one = {"epochs": 1, "warmup_epochs": 0, "max_train_images": 128}
     rows = evidence_tables.plain("softmax", "linear:local=true")
-    table = evidence_tables.Evidence("digits", "Digits", "classify", "digits", None, one, rows, (0, 1))
+    table = evidence_tables.Evidence(
+        "digits", "Digits", "classify", "digits", None, one, rows, (0, 1), looked_into=True
+    )
     monkeypatch.setattr(evidence_tables, "TABLES", (table,))
     monkeypatch.setattr(evidence_page, "TABLES", (table,))
+    monkeypatch.setattr(evidence, "LOOKED_AT", 16)
     files = ["--output", str(tmp_path / "runs"), "--done", str(tmp_path / "done.json")]
 
     def call(*words):
@@ -108,5 +126,9 @@ def test_what_is_done_is_not_trained_again(evidence, tmp_path, monkeypatch, caps
     lines = evidence_page.page(evidence.read(tmp_path / "done.json")).splitlines()
     row = next(line for line in lines if line.startswith("| linear_localtrue"))
     assert "±" in row and "| 2 |" in row and " to " in row
+    assert call("--analyze").count("—") == 4 and "—" not in call("--analyze")
+    found = evidence.read(tmp_path / "done.json")["digits/softmax-s0"]["findings"]
+    assert found["images"] == 16 and found["confused"] >= 0 and 0 <= found["removed"]["local 49"] <= 100
+    assert "Means over layers" in evidence_page.page(evidence.read(tmp_path / "done.json"))
     assert "linear_localtrue-s0: " in call("--speed")
     assert all(run["ms"] > 0 for name, run in evidence.read(tmp_path / "done.json").items() if name.endswith("s0"))
