@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from subquad.attention import ATTENTION
+from subquad import use_backend
+from subquad.attention import ATTENTION, PolaAttention
 from subquad.data.archives import locked
 from subquad.grid import TokenGrid
 from subquad.models import create_model
+from subquad.substituting import substituted
 from subquad.tasks import task_named
 from subquad.tasks.recipe_files import load_recipe
 
@@ -59,6 +61,10 @@ def test_entropy_with_other_powers_changes_nothing_else(evidence):
     assert entropy_with(model, batches, 3.0) == pytest.approx(own)
     assert all(one > other for one, other in zip(entropy_with(model, batches, 1.0), own, strict=True))
     assert by_layer(model, batches, "entropy")["entropy"] == own
+    # what later layers get is what earlier ones give with these powers, whoever computes it
+    with substituted(PolaAttention, "powers", lambda layer: torch.full_like(layer.power, 2.0)), use_backend("eager"):
+        replaced = by_layer(model, batches, "entropy")["entropy"]
+    assert entropy_with(model, batches, 2.0) == pytest.approx(replaced, rel=1e-4)
 
 
 def test_results_wait_for_each_other(evidence, tmp_path):
@@ -81,6 +87,21 @@ def test_tables_are_of_tasks_columns_and_data(evidence):
     for table in TABLES:
         assert table.metric in (None, *(column.entry for column in task_named(table.task).columns))
         evidence.recipe_of(next(cells([table.name])), Path("data"))
+
+
+def test_a_mechanism_without_a_part_is_that_whoever_computes_it(evidence):
+    from ablated_attention import ABLATED
+
+    grid, generator = TokenGrid(4, 4), torch.Generator().manual_seed(0)
+    supply = {word: torch.randn(2, 2, 16, 8, generator=generator) for word in "qkvg"}
+    supply |= {"x": torch.randn(2, 16, 16, generator=generator), "padding": None}
+    for name, cls in ABLATED.items():
+        layer, given = cls(16, 2, grid=grid, kv_grid=grid), {word: supply[word] for word in cls.inputs}
+        with torch.no_grad():
+            y = layer(**given, grid=grid, kv_grid=grid)
+            with use_backend("eager"):
+                expected = layer(**given, grid=grid, kv_grid=grid)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.slow
