@@ -18,6 +18,7 @@ from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable, start_normal
 from subquad.rope import Rotation
+from subquad.tracing import is_exporting
 from subquad.weights.fitting import rename_earlier
 
 Mechanism = Callable[..., Any]
@@ -103,7 +104,12 @@ class SelfAttention(nn.Module):
         if keys is None:
             # not unflatten, which is a dozen calls of Python: narrow layers wait for those
             fused = self.qkv(x).view(*x.shape[:2], len(self.projected), self.all_heads, -1)
-            return dict(zip(self.projected, fused.permute(2, 0, 3, 1, 4).unbind(0), strict=True))
+            if fused.requires_grad and not is_exporting():
+                # the parts' gradients are put together as they lie, without a copy more
+                parts = [part.transpose(1, 2) for part in fused.unbind(2)]
+            else:
+                parts = fused.permute(2, 0, 3, 1, 4).unbind(0)
+            return dict(zip(self.projected, parts, strict=True))
         of_keys = tuple(name for name in self.projected if name in OF_KEYS)
         others = tuple(name for name in self.projected if name not in OF_KEYS)
         return self.some_heads(x, others) | self.some_heads(keys, of_keys)
