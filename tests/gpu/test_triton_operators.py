@@ -1,4 +1,4 @@
-"""Every operator that has a Triton kernel against its definition in float64, and what is special to those of the map."""
+"""Every operator with a Triton kernel against its definition in float64, and what is special to those of the map."""
 
 import pytest
 import torch

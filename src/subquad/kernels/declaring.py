@@ -149,7 +149,7 @@ def keeps(one: Operator, kept: dict[str, str], empty: Callable[..., tuple[Tensor
     """Declare `<name>_keeping`, which gives what `one` gives and behind it tensors that its gradient needs.
 
     `kept` are their shapes and `empty` makes them of the arguments. The gradient, `<name>_keeping_gradient`, takes them
-    behind its other arguments. Kernels need not have it; where a backend does, it computes what a gradient is wanted of.
+    behind its other arguments. A backend need not have both; where it does, they compute what a gradient is wanted of.
     """
     assert one.gradient is not None
     forward, backward = one.declaration, one.gradient.declaration
