@@ -62,8 +62,9 @@ def measure_networks(
 ) -> list[NetworkRow]:
     """Time networks by name on square images; each takes turns with the others and with their references.
 
-    With `compile` all are made by torch.compile, on a GPU with CUDA graphs. With `head`, one of a task of `TASKS`, they are backbones under it, with as many classes as its usual data have. A
-    network is left out from the size on at which a first pass takes longer than `max_seconds`.
+    With `compile` all are made by torch.compile, on a GPU with CUDA graphs. With `head`, one of a task of `TASKS`, they
+    are backbones under it, with as many classes as its usual data have. A network is left out from the size on at which
+    a first pass takes longer than `max_seconds`.
     """
     if head is not None and head not in (known := [name for task in TASKS.usable() for name in task.heads]):
         raise unknown_name("head", head, known)

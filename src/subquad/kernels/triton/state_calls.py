@@ -49,9 +49,13 @@ def _settings(form: Form, tables: Tables) -> dict[str, Any]:
     return {"KIND": form.KIND, "STREAMS": form.STREAMS, "FORM": form.FORM, "TURN": turn}
 
 
-def _tile(form: Form, kernel: str, x: Tensor, *, heavy: bool = False) -> dict[str, Any]:
-    # what is subtracted leaves little of both numbers, and NaLa's powers are as steep as PolaFormer's
-    return tile_of(f"{form.name}.{kernel}", x, heavy=heavy, exact=form.FORM == "subtracted")
+def _tile(form: Form, kernel: str, x: Tensor, *, heavy: int = 0) -> dict[str, Any]:
+    # what is subtracted leaves little of both numbers
+    exact = form.FORM == "subtracted"
+    # as tf32 tiles take twice the room that they do as bf16
+    wide = form.STREAMS == 2 or exact or x.dtype == torch.float16
+    heavy = heavy + 1 if heavy and wide else heavy
+    return tile_of(f"{form.name}.{kernel}", x, heavy=heavy, exact=exact, ahead=1 if heavy else 2)
 
 
 def _scales(form: Form, k: Tensor) -> tuple[float, float]:
@@ -98,7 +102,7 @@ def _query_sum(form: Form, q: Tensor) -> Tensor:
 def _forward(form: Form, q: Tensor, k: Tensor, v: Tensor, tables: Tables, eps: float) -> tuple[Tensor, Tensor]:
     """The outputs, and the state of all keys."""
     (b, h, n, _), state, out = q.shape, _state(form, q, k, v, tables), empty_tokens(q)
-    tile = _tile(form, "spread", q, heavy=form.STREAMS == 2)
+    tile = _tile(form, "spread", q, heavy=int(form.STREAMS == 2))
     split = split_of(q, tile["BLOCK"])
     answers_kernel[b * h * split.pieces,](
         *map(tokens_of, (q, out)),
@@ -116,7 +120,7 @@ def _backward(
     """To q, k and v, from the state of all keys."""
     (b, h, n, d), weighed = q.shape, form.FORM == "weighed"
     dq, dk, dv = map(empty_tokens, (q, k, v))
-    of_queries, of_keys = (_tile(form, name, x, heavy=True) for name, x in (("dq", q), ("dk", k)))
+    of_queries, of_keys = (_tile(form, name, x, heavy=1) for name, x in (("dq", q), ("dk", k)))
     queries, keys = split_of(q, of_queries["BLOCK"]), split_of(k, of_keys["BLOCK"])
     settings, scales, turning = _settings(form, tables), _scales(form, k), _tables_of(tables)
 

@@ -1,8 +1,8 @@
 """Attention by a state of features that may be turned, MLLA's, MALA, RALA and NaLa: kernels for forward and backward.
 
 A state (streams, d + 3, d) is all that queries see of the keys: for each half of the features φ̃(k)ᵀ v, of turned ones,
-and below it Σ φ(k) of such that are not turned. NaLa's features have two halves, MALA takes the values' mean, in the row
-below, off again. Of RALA the sums are weighed by softmax(s φ(k)·ḡ), its row below is s ḡ, of the mean features of all
+and below it Σ φ(k) of such that are not turned. NaLa's features have two halves, MALA takes off the values' mean, in the
+row below. Of RALA the sums are weighed by softmax(s φ(k)·ḡ), its row below is s ḡ, of the mean features of all
 queries, and the last one the logarithm of the weights' sum; splits of the sequence are weighed by that and summed.
 
 A rotation gives each channel x cos + x' sin of a partner x', whose features are made from what is read at its place.
@@ -46,7 +46,7 @@ def features(x, KIND: tl.constexpr, QUERIES: tl.constexpr):
         plus = tl.where(x > 0, x + 1, tl.exp(tl.minimum(x, 0.0)))
         return plus, plus
     if QUERIES:
-        norm, power, logarithm = direction(x)
+        _, power, logarithm = direction(x)
         size = tl.where(x == 0, 0.0, tl.exp2(power[:, None] * logarithm))
     else:
         size = tl.abs(x * x * x)
@@ -133,7 +133,7 @@ def turned_back(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """left Sᵀ, turned back; of a partner it is the product with S whose rows stand at their partners' places."""
+    """Give left Sᵀ, turned back; of a partner it is the product with S whose rows stand at their partners' places."""
     straight = product(left, tl.trans(read_square(state, columns, D) * scale), DOT, PRECISION)
     if TURN == "none":
         return straight
@@ -148,7 +148,16 @@ def turned_back(
 
 @triton.jit
 def query_sum_kernel(
-    q, sums, heads, count, splits, chunk, KIND: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
+    q,
+    sums,
+    heads,
+    count,
+    splits,
+    chunk,
+    KIND: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Σ φ(q) of a split."""
     split, batch, head = program(splits, heads)
@@ -183,7 +192,7 @@ def state_kernel(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Keys and values of a split to its sums; where they are weighed, to means, and the logarithm of the weights' sum."""
+    """Keys and values of a split to its sums; where keys are weighed, to means and the logarithm of the weights' sum."""
     split, batch, head = program(splits, heads)
     columns = tl.arange(0, BLOCK_D)
     plus_state, minus_state = tl.zeros((BLOCK_D, BLOCK_D), tl.float32), tl.zeros((BLOCK_D, BLOCK_D), tl.float32)
@@ -249,7 +258,7 @@ def answers_kernel(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Queries of a split to outputs; `state` is that of all keys, its features times `scale`, its values times `mean`."""
+    """Queries of a split to outputs; of all keys' state features are read times `scale` and values times `mean`."""
     split, batch, head = program(splits, heads)
     columns = tl.arange(0, BLOCK_D)
     state += (batch * heads + head) * (STREAMS * (D + 3) * D)
@@ -392,9 +401,9 @@ def key_gradient_kernel(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradients of the state to a split's keys and values; where these are weighed, its share of Σ ω (h − Σ ω h) φk.
+    """The gradients of the state to a split's keys and values.
 
-    `lost` (b·h) is Σ ω h.
+    Where keys are weighed, also its share of Σ ω (h − Σ ω h) φk; `lost` (b·h) is Σ ω h.
     """
     split, batch, head = program(splits, heads)
     columns, image = tl.arange(0, BLOCK_D), batch * heads + head
@@ -410,14 +419,12 @@ def key_gradient_kernel(
         total, loss = tl.load(state + (D + 2) * D), tl.load(lost + image)
     for start in range(split * chunk, tl.minimum(count, (split + 1) * chunk), BLOCK):
         rows = start + tl.arange(0, BLOCK)
-        x, plus, minus, turned_plus, turned_minus = turned_features(
+        x, plus, _, turned_plus, turned_minus = turned_features(
             k, cos, sin, batch, head, rows, columns, count, KIND, False, TURN, D
         )
         values = read(v, batch, head, rows, columns, count, D)
         dvalues = product(turned_plus, dplus_state, DOT, PRECISION)
-        dplus = turned_back(
-            values, dstate, scale, cos, sin, batch, head, rows, columns, count, TURN, D, DOT, PRECISION
-        )
+        dplus = turned_back(values, dstate, scale, cos, sin, batch, head, rows, columns, count, TURN, D, DOT, PRECISION)
         dplus += dplus_sum[None, :]
         dminus = dplus
         if STREAMS == 2:
