@@ -4,7 +4,8 @@
 
 Tensors are fake: shapes go through the network, forward and backward, and every storage is counted for as long as it
 lives (`subquad.benchmarks.memory`). Beside the step as it is stand steps with blocks computed again in the backward
-pass, and with MLPs in chunks as well. What a kernel takes and gives back inside itself is not seen.
+pass, with MLPs in chunks as well, and with whole blocks in chunks (a dash where these can't be). What a kernel takes
+and gives back inside itself is not seen.
 """
 
 import argparse
@@ -15,15 +16,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import subquad
 from subquad.benchmarks.memory import peak_memory_mb
 
+WAYS = {"": "as it is", "again": "blocks again", "mlps": "and MLPs in chunks", "blocks": "blocks in chunks"}
 
-def peak_gb(name: str, side: int, args: argparse.Namespace, *, checkpointing: bool, chunks: bool) -> float:
+
+def peak_gb(name: str, side: int, args: argparse.Namespace, way: str) -> float | None:
     """Of a step on one image, fp32, in 2^30 bytes; parameters and their gradients are a part of none."""
     prefix = "prefix" in subquad.ATTENTION[name].traits.refuses
     settings = {"class_token": False, "global_pool": "avg"} if prefix else {}
     model = subquad.create_model(args.model, attention=name, num_classes=2, drop_path_rate=0, **settings).train()
-    model.set_grad_checkpointing(checkpointing)
-    if chunks:
+    model.set_grad_checkpointing(way in ("again", "mlps"))
+    if way == "mlps":
         subquad.chunk_mlps(model)
+    if way == "blocks":
+        try:
+            subquad.chunk_blocks(model)
+        except subquad.SubquadError:
+            return None
     mode = FakeTensorMode()
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
@@ -40,16 +48,12 @@ def main() -> None:
     parser.add_argument("--sides", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--attention", nargs="+", default=list(subquad.ATTENTION))
     args = parser.parse_args()
-    titles = [f"{side:,}²{kind}" for side in args.sides for kind in ("", ", blocks again", ", and chunks")]
+    titles = [f"{side:,}², {kind}" for side in args.sides for kind in WAYS.values()]
     print(f"| mechanism | {' | '.join(titles)} |")
     print("|---|" + "---:|" * len(titles))
     for name in args.attention:
-        peaks = [
-            peak_gb(name, side, args, checkpointing=checkpointing, chunks=chunks)
-            for side in args.sides
-            for checkpointing, chunks in ((False, False), (True, False), (True, True))
-        ]
-        print(f"| {name} | {' | '.join(f'{peak:.2f}' for peak in peaks)} |", flush=True)
+        peaks = [peak_gb(name, side, args, way) for side in args.sides for way in WAYS]
+        print(f"| {name} | {' | '.join('—' if peak is None else f'{peak:.2f}' for peak in peaks)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,15 @@ if TYPE_CHECKING:
     from subquad.grid import TokenGrid
     from subquad.inference import optimize
     from subquad.kernels import BACKENDS, use_backend
-    from subquad.large import band_rows, chunk_mlps, split_tokens
-    from subquad.models import convert_checkpoint, create_model, load_checkpoint, restore_model, save_weights
+    from subquad.large import band_rows, chunk_blocks, chunk_mlps, split_tokens
+    from subquad.models import (
+        convert_checkpoint,
+        create_model,
+        join_frames,
+        load_checkpoint,
+        restore_model,
+        save_weights,
+    )
     from subquad.runs import open_trained
     from subquad.tasks import register_task
 
@@ -42,6 +49,7 @@ __all__ = [
     "analyze",
     "band_rows",
     "bench",
+    "chunk_blocks",
     "chunk_mlps",
     "compare",
     "convert",
@@ -49,6 +57,7 @@ __all__ = [
     "create_model",
     "evaluate",
     "export",
+    "join_frames",
     "load_checkpoint",
     "load_converted",
     "open_trained",
@@ -73,14 +82,14 @@ _PLACES = {
     "kernels": ("BACKENDS", "use_backend"),
     "grid": ("TokenGrid",),
     "inference": ("optimize",),
-    "models": ("convert_checkpoint", "create_model", "load_checkpoint", "restore_model", "save_weights"),
+    "models": ("convert_checkpoint", "create_model", "join_frames", "load_checkpoint", "restore_model", "save_weights"),
 }
 """Which module each name comes from."""
 
 _WHEN_ASKED_FOR = {
     "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "stream", "train", "tune"),
     "conversion": ("convert", "load_converted", "register_family", "restore"),
-    "large": ("band_rows", "chunk_mlps", "split_tokens"),
+    "large": ("band_rows", "chunk_blocks", "chunk_mlps", "split_tokens"),
     "runs": ("open_trained",),
     "tasks": ("register_task",),
 }

@@ -11,6 +11,7 @@ subquad.report(["runs/mine"], "report.html")
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from subquad.exports import DTYPES, Exported, exporter_named, in_engine
 from subquad.exports import export as export_network
 from subquad.holding import holding
 from subquad.inference import optimize
-from subquad.large import Outputs, Streamed, check_network, identity_of, rows_of, stream_network
+from subquad.large import Outputs, Streamed, host_of, identity_of, rows_of, stream_network
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
 from subquad.pages import check_page, write_analysis, write_conversion, write_report
 from subquad.runs import open_trained
@@ -211,16 +212,16 @@ def stream(
         SubquadError: the network can't be streamed, the image can't be read, or a file can't be written, in one line.
     """
     model, about, classes = _to_stream(source, dtype)
-    check_network(model)
+    host = host_of(model)
     if most_tokens is not None and most_tokens < 1:
         raise SubquadError(f"most_tokens is 1 at least, got {most_tokens}")
-    rows = rows_of(image, about.mean, about.std, model)
+    rows = rows_of(image, about.mean, about.std, host)
     shown = _class_number(heat_class, classes)
     outputs = Outputs(_path(features), _path(labels), _path(heat), shown)
     folder = _path(tokens_in)
     identity = "" if folder is None else identity_of(model, image)
     return stream_network(
-        model,
+        host,
         rows,
         outputs,
         classes,
@@ -241,7 +242,10 @@ def _to_stream(source: nn.Module | Path | str, dtype: str | None) -> tuple[nn.Mo
     if isinstance(source, nn.Module):
         if dtype is not None:
             raise SubquadError("dtype is of networks that are opened here: call subquad.optimize(model, dtype) first")
-        return source, InputConfig((224, 224)), ()
+        config = getattr(source, "pretrained_cfg", None) or {}
+        usual = InputConfig((224, 224))
+        mean, std = (tuple(config.get(name) or getattr(usual, name)) for name in ("mean", "std"))
+        return source, replace(usual, mean=mean, std=std), ()
     trained = open_trained(source, device="cpu")
     if dtype is not None and dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)

@@ -256,7 +256,9 @@ def test_operations_are_operators_of_torch():
     turns = few.new_ones(12, 16), few.new_ones(2, 12, 16), True, 1e-6
 
     def state_of(name, kind):
-        return (state[:, : 2 if name == "nala" else 1],) if kind == "_keeping_gradient" else ()
+        if kind != "_keeping_gradient":
+            return ()
+        return (OPERATORS[f"{name}_attention_keeping"](q, k, v, *turns, "triton")[1].detach(),)
 
     gram, state = torch.rand(1, 2, 5, 5, device=DEVICE), torch.rand(2, 2, 19, 16, device=DEVICE)
     calls = {

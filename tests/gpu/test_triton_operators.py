@@ -1,4 +1,4 @@
-"""Every operator with a Triton kernel against its definition in float64, and what is special to those of the map."""
+"""Every operator that has a Triton kernel against its definition in float64, and what only those of the map have."""
 
 import pytest
 import torch

@@ -1,16 +1,19 @@
 """`subquad.stream`: logits and maps are those of the whole network, and what is broken off goes on."""
 
 import json
+import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from hosts import small
 from PIL import Image
 
 import subquad
 from subquad import SubquadError
 from subquad.cli import main
-from subquad.large import resuming
+from subquad.large import resuming, token_store
 from subquad.large.streaming import StreamedStage
 
 SIZE = {"embed_dim": 24, "num_heads": 2, "depths": (3,), "patch_size": 8, "img_size": 40, "num_classes": 5}
@@ -98,28 +101,58 @@ class KilledError(Exception):
     """Stands for a process that ends."""
 
 
-@pytest.mark.parametrize("step", range(7))
-def test_what_was_broken_off_goes_on_behind_the_last_step(step, image, tmp_path, monkeypatch):
-    model, folder = network(cpe=True), tmp_path / "tokens"
+def pyramid():
+    return small("mavit", "linear").eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "step"),
+    [
+        *((partial(network, cpe=True), 7, step) for step in range(7)),
+        *(pytest.param(pyramid, 9, step, marks=() if step in (2, 3) else pytest.mark.slow) for step in range(9)),
+    ],
+)
+def test_what_was_broken_off_goes_on_behind_the_last_step(make, steps, step, image, tmp_path, monkeypatch):
+    model, folder = make(), tmp_path / "tokens"
     expected = subquad.stream(model, image, most_tokens=20).logits
     done = []
 
-    def dies(progress, number):
+    def dies(progress, number, stage):
         if len(done) == step:
             raise KilledError
         done.append(number)
-        told(progress, number)
+        told(progress, number, stage)
 
     told = resuming.Progress.reached
     with monkeypatch.context() as patch:
         patch.setattr(resuming.Progress, "reached", dies)
         with pytest.raises(KilledError):
             subquad.stream(model, image, tokens_in=folder, most_tokens=20)
+    assert len([path for path in folder.iterdir() if path.suffix == ".bin"]) <= 4
     ran = []
-    replace = StreamedStage._replace
-    monkeypatch.setattr(StreamedStage, "_replace", lambda *arguments: (ran.append(1), replace(*arguments)))
+    for name in ("embed", "_replace"):
+        before = getattr(StreamedStage, name)
+        monkeypatch.setattr(StreamedStage, name, lambda *arguments, before=before: (ran.append(1), before(*arguments)))
     assert torch.equal(subquad.stream(model, image, tokens_in=folder, most_tokens=20).logits, expected)
-    assert len(ran) == min(6, 7 - step) and not list(folder.iterdir())
+    assert len(ran) == steps - step and not list(folder.iterdir())
+
+
+def test_tokens_of_a_stage_are_let_go_with_the_next(image, monkeypatch):
+    alive = []
+
+    class Watched(token_store.TokensInMemory):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            alive.append(weakref.ref(self))
+
+        def turn(self):
+            here.append(sum(one() is not None for one in alive))
+
+    here = []
+    monkeypatch.setattr(token_store, "TokensInMemory", Watched)
+    subquad.stream(pyramid(), image, most_tokens=20)
+    # each embedding reads the tokens before it, and no block
+    assert here == [1, 1, 2, 1, 1, 2, 1, 2, 1]
 
 
 def test_tokens_of_another_image_are_not_gone_on_with(image, tmp_path, monkeypatch):

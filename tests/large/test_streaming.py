@@ -2,16 +2,17 @@
 
 import pytest
 import torch
+from hosts import CLASSES, paired, small
 from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.attention import traits_of
 from subquad.attention.sweeps import streaming_of
+from subquad.large import host_of
 from subquad.large.image_rows import TensorRows
-from subquad.large.streaming import StreamedStage, embedded
+from subquad.large.streaming import StreamedStage
 from subquad.large.token_store import TokensInFiles, TokensInMemory
-from subquad.models.vit import ViT
 
 STREAMED = [name for name, cls in ATTENTION.items() if not traits_of(cls).no_streaming]
 SIZE = {"embed_dim": 24, "num_heads": 2, "depths": (2,), "patch_size": 8, "img_size": 40}
@@ -30,25 +31,30 @@ KINDS = {
 def network(attention, kind="class token", **settings):
     """A small network whose numbers are all of some size, position tables and scales too."""
     name, own = KINDS[kind]
-    model = subquad.create_model(name, attention=attention, **{"num_classes": 5} | SIZE | own | settings)
+    return loud(subquad.create_model(name, attention=attention, **{"num_classes": 5} | SIZE | own | settings))
+
+
+def loud(model):
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
+    for norm in (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)):
+        # of which several in a row would leave nothing of an image
+        nn.init.ones_(norm.weight)
     return model.eval().double()
 
 
 def last_tokens(model, image, most_tokens, store=TokensInMemory):
     """The tokens behind the last block, some rows at a time."""
-    stage = model.stages[0]
-    grid = TokenGrid(*model.grids(tuple(image.shape[2:]))[0].shape, stage.grid.prefix)
-    tokens = store(grid.num_tokens, model.num_features, image.dtype)
+    source = TensorRows(image, image.dtype)
     with torch.inference_mode():
-        steps = StreamedStage(stage, grid, tokens, image.dtype, most_tokens=most_tokens)
-        for rows, part in embedded(stage, TensorRows(image, image.dtype), grid, steps.parts()):
-            tokens.write(rows.tokens, part)
-        tokens.turn()
-        for step in steps.steps():
-            step()
-    return tokens.read(slice(0, grid.num_tokens))
+        for about in host_of(model).stages(source.shape):
+            tokens = store(about.grid.num_tokens, about.dim, image.dtype)
+            stage = StreamedStage(about, tokens, image.dtype, most_tokens=most_tokens)
+            stage.embed(source)
+            for step in stage.steps():
+                step()
+            source = stage
+        return stage.normed(stage.grid.rows(0, stage.grid.height))
 
 
 def whole(model, image):
@@ -96,6 +102,29 @@ def test_every_kind_of_plain_host_is_the_whole(attention, kind):
     assert_same(network(attention, kind), torch.randn(1, 3, *IMAGE).double(), 20)
 
 
+SPREAD = [kind for kind, cls in CLASSES.items() if cls.spreads and not cls.is_plain]
+"""Pyramids all of whose blocks see all tokens."""
+
+
+@pytest.mark.parametrize(("host", "attention"), paired(SPREAD, STREAMED, whole=""))
+def test_pyramids_are_the_whole(host, attention):
+    assert_same(loud(small(host, attention)), torch.randn(1, 3, 139, 45).double(), 60)
+
+
+@pytest.mark.parametrize("most_tokens", [pytest.param(1, marks=pytest.mark.slow), None])
+@pytest.mark.parametrize("host", SPREAD)
+def test_pyramids_in_other_parts_are_the_whole(host, most_tokens):
+    for size in ((131, 40), (64, 33)):
+        assert_same(loud(small(host, "linear")), torch.randn(1, 3, *size).double(), most_tokens)
+
+
+def test_a_pyramid_that_drops_what_fills_no_patch_is_the_whole():
+    model = loud(small("pvt", "linear", drop_remainder=True))
+    assert_same(model, torch.randn(1, 3, 139, 45).double(), 60)
+    with pytest.raises(SubquadError, match="too small"):
+        subquad.stream(model, torch.zeros(3, 20, 64).double())
+
+
 def test_a_local_branch_and_another_feature_map_are_the_whole():
     for settings in ({"local": True}, {"feature_map": "elu"}):
         assert_same(network("linear", **settings), torch.randn(1, 3, *IMAGE).double(), 20)
@@ -121,10 +150,17 @@ def test_a_wide_image_is_the_whole():
     assert_same(network("linear", local=True), torch.randn(1, 3, 9, 150).double(), 8)
 
 
-def test_a_host_of_another_kind_says_that_it_cant():
-    model = subquad.create_model("swin_tiny", attention="linear")
-    with pytest.raises(SubquadError, match="no plain host"):
-        subquad.stream(model, torch.zeros(3, 64, 64))
+@pytest.mark.parametrize("kind", [kind for kind, cls in CLASSES.items() if not cls.spreads])
+def test_hosts_whose_blocks_do_not_see_all_say_so(kind):
+    with pytest.raises(SubquadError, match=r"can't be streamed: .*deit_tiny, pvt_tiny") as refusal:
+        subquad.stream(small(kind, "linear"), torch.zeros(3, 64, 64))
+    assert "\n" not in str(refusal.value)
+
+
+def test_others_say_what_can_be_streamed():
     with pytest.raises(SubquadError, match="Sequential can't be streamed"):
         subquad.stream(nn.Sequential(), torch.zeros(3, 64, 64))
-    assert issubclass(ViT, subquad.models.backbone.Backbone)
+    with pytest.raises(SubquadError, match="keys that are reduced 8 times"):
+        subquad.stream(small("pvt", "linear", sr_ratio=(8, 4, 2, 1)), torch.zeros(3, 64, 64))
+    with pytest.raises(SubquadError, match="softmax attention can't be streamed"):
+        subquad.stream(small("mavit", "linear+linear+linear+softmax"), torch.zeros(3, 64, 64))

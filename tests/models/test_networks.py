@@ -122,6 +122,13 @@ def test_settings_reach_the_mechanisms_that_know_them():
     assert [block.attn.inner.agent_grid.height for block in per_block.blocks] == [3, 5]
 
 
+def test_depth_is_the_number_of_blocks_where_there_is_one_stage():
+    model = subquad.create_model("deit_tiny", depth=2, embed_dim=24, img_size=32)
+    assert len(model.blocks) == 2 and model.creation["depths"] == [2]
+    with pytest.raises(SubquadError, match="blocks of one stage, and there are 4: give depths"):
+        subquad.create_model("swin_tiny", depth=2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -136,6 +143,8 @@ def test_settings_reach_the_mechanisms_that_know_them():
         ({"img_size": 0}, "img_size must be a whole number of at least 1 or a list of 2 .*, got 0"),
         ({"img_size": (32, 32, 3)}, "img_size must be a whole number .*or a list of 2 whole numbers"),
         ({"depths": ()}, "every stage needs a block"),
+        ({"depth": 0}, "depth must be a whole number of at least 1"),
+        ({"depth": 2, "depths": (3,)}, r"depth is 2 and depths is \(3,\): give one of them"),
         ({"attention": "pola", "kernel_size": 4}, "odd kernel_size, got 4"),
     ],
 )

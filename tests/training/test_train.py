@@ -129,6 +129,18 @@ def test_every_part_of_a_recipe_works_together(tiny, tmp_path):
     assert len(epoch_line(make_task(recipe), rows[0], 300)) <= 80
 
 
+def test_blocks_in_chunks_learn_the_same(tiny, tmp_path):
+    recipe = tiny.replace(attention="linear", drop_path=0.1, drop=0.0)
+    losses = []
+    for name, chunk_tokens in (("whole", None), ("chunks", 3)):
+        train(recipe.replace(chunk_tokens=chunk_tokens), tmp_path / name)
+        rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(row)["train_loss"] for row in rows])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    with pytest.raises(SubquadError, match="softmax attention can't be streamed"):
+        make_task(tiny.replace(attention="softmax", chunk_tokens=3))
+
+
 def test_a_network_starts_from_given_weights(tiny, tmp_path, same_weights):
     train(tiny, tmp_path / "first")
     weights = tmp_path / "first" / "last.safetensors"

@@ -46,6 +46,11 @@ class Sweep:
     merge: Callable[[State, State], State] = add_up
 
     @property
+    def wanted(self) -> dict[str, int]:
+        """Inputs that it needs, each with how many rows above and below."""
+        return dict.fromkeys(self.inputs, 0) | self.beside
+
+    @property
     def reach(self) -> int:
         """Rows that are looked at above and below."""
         return max(self.beside.values(), default=0)

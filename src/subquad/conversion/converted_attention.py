@@ -7,6 +7,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any, ClassVar
 
@@ -118,6 +119,10 @@ class ConvertedAttention(nn.Module):
         return grid
 
     # what all families share
+
+    def standing_on(self, rows: TokenGrid) -> AbstractContextManager[None]:
+        """Let the tokens that the layer is called with stand on some rows of a grid: who streams an image says so."""
+        return self.recorder.standing_on(rows)
 
     def added(self) -> list[nn.Module]:
         """What the layer has that the one it stands for had not."""

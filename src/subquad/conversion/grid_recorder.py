@@ -1,5 +1,7 @@
 """How the grid of an image reaches attention layers that are handed tokens alone: a hook on the patch embedding."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +30,7 @@ class GridRecorder:
     def __init__(self, prefix: int) -> None:
         self.prefix = prefix
         self._map: TokenGrid | None = None
+        self._rows: TokenGrid | None = None
         self._earlier: dict[Any, TokenGrid | None] = {}
 
     @classmethod
@@ -62,16 +65,29 @@ class GridRecorder:
             # two grids of one number of tokens can't be told apart when a checkpointed layer is computed again
             self._earlier[places] = grid if self._earlier.get(places, grid) == grid else None
 
+    @contextmanager
+    def standing_on(self, rows: TokenGrid) -> Iterator[None]:
+        """Inside this context all tokens stand on these rows of a grid, whatever was embedded."""
+        before, self._rows = self._rows, rows
+        try:
+            yield
+        finally:
+            self._rows = before
+
     def grid_of(self, tokens: Tensor) -> TokenGrid:
         """The grid of tokens (b, n, c), prefix tokens in front.
 
         Raises:
             SubquadError: nothing was embedded yet, or these tokens are not those of the image.
         """
+        if self._rows is not None:
+            return self._rows
         return TokenGrid(*self._find(tokens.shape[-2], self.prefix).shape, self.prefix)
 
     def map_of(self, tokens: Tensor) -> TokenGrid:
         """The grid of tokens (b, n, c) of the map alone; raises as `grid_of`."""
+        if self._rows is not None:
+            return self._rows.without_prefix
         return self._find(tokens.shape[-2], 0)
 
     def _find(self, count: int, prefix: int) -> TokenGrid:
@@ -97,7 +113,7 @@ class GridRecorder:
 
     def __getstate__(self) -> dict[str, Any]:
         # grids of a trace are symbols, which can't be copied
-        return {"prefix": self.prefix, "_map": None, "_earlier": {}}
+        return {"prefix": self.prefix, "_map": None, "_rows": None, "_earlier": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GridRecorder":
         copied = type(self)(self.prefix)

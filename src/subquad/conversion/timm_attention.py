@@ -19,7 +19,6 @@ class TimmAttention(ConvertedAttention):
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
-        self.prefix = int(getattr(original, "num_prefix_tokens", 0))
         self.rotate_half = bool(getattr(original, "rotate_half", False))
 
     def check(self, original: Any) -> None:
@@ -47,7 +46,9 @@ class TimmAttention(ConvertedAttention):
             raise SubquadError("a converted layer has no causal attention: call the network without is_causal")
         q, k, v = (self.split(part) for part in self.projections(x))
         q, k = self.through("q_norm", q), self.through("k_norm", k)
-        rotation = None if rope is None else rotation_of(rope, self.prefix, interleaved=not self.rotate_half)
+        # not the layer's own number: of some rows of an image only the first bring prefix tokens
+        prefix = 0 if rope is None else self.recorder.grid_of(x).prefix
+        rotation = None if rope is None else rotation_of(rope, prefix, interleaved=not self.rotate_half)
         y = self.through("norm", self.mix(q, k, v, x, rotation=rotation, mask=forbidden(attn_mask)))
         if self.has("gate"):
             y = y * self.through("gate", x).sigmoid()

@@ -50,6 +50,19 @@ def compute(
     return run(operator, chosen, formula, tensors, settings)
 
 
+def compute_if_possible(operator: Operator, tensors: Tensors, settings: Settings = ()) -> Tensor | None:
+    """What a kernel of `operator`, which has no gradient, computes; None where none can, whoever was asked for."""
+    chosen = choose(operator, tensors, settings, optional=True)
+    if chosen is None:
+        return None
+    operator.shapes.check(*tensors)
+    return run(operator, chosen, _has_no_formula, tensors, settings)
+
+
+def _has_no_formula(*arguments: object) -> Tensor:
+    raise AssertionError("gradients of gradients were asked for where there are none")
+
+
 def choose(
     operator: Operator,
     tensors: Tensors,

@@ -32,6 +32,27 @@ class Implementation:
     cannot: Callable[..., str | None] | None = None
 
 
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_heard(arguments: Sequence[Any]) -> bool:
+    """Whether PyTorch's dispatcher has anything to do for a call but to find out who computes it.
+
+    Compilation, modes (fake tensors, counted FLOPs), the profiler and transforms hear of calls there, subclasses of
+    tensors too, and versions of tensors that are changed are counted. Otherwise going through it is a fifth of what a
+    narrow layer pays Python.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch.autograd._profiler_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in arguments)
+    )
+
+
 class Operator:
     """An operator `torch.ops.subquad.<name>`: called with its tensors, its settings and the name of a backend.
 
@@ -76,7 +97,9 @@ class Operator:
         self._call = self.packet.default
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._call(*arguments)
+        if self.changes_first or is_heard(arguments):
+            return self._call(*arguments)
+        return self.implementations[arguments[-1]].function(*arguments[:-1])
 
     def backward(
         self, backend: str, grad: Tensor, tensors: Tensors, settings: Settings, kept: Sequence[Tensor] = ()
@@ -149,7 +172,7 @@ def keeps(one: Operator, kept: dict[str, str], empty: Callable[..., tuple[Tensor
     """Declare `<name>_keeping`, which gives what `one` gives and behind it tensors that its gradient needs.
 
     `kept` are their shapes and `empty` makes them of the arguments. The gradient, `<name>_keeping_gradient`, takes them
-    behind its other arguments. A backend need not have both; where it does, they compute what a gradient is wanted of.
+    behind its other arguments. Kernels need not have it; where a backend does, it computes what has a gradient.
     """
     assert one.gradient is not None
     forward, backward = one.declaration, one.gradient.declaration

@@ -24,7 +24,9 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), tensors, kept = grads, ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        # read once: what is computed again in the backward pass is there only once
+        (grad,), saved = grads, ctx.saved_tensors
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
         if not torch.is_grad_enabled():
             # a sum's gradient, for one, is a single number expanded
             grad = grad if grad.stride(-1) == 1 else grad.contiguous()

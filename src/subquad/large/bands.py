@@ -63,7 +63,7 @@ def check_spreads(model: nn.Module) -> None:
     """Raise a SubquadError where a network can't be spread over processes."""
     if isinstance(model, _Split):
         raise SubquadError("this network's tokens are spread over processes already")
-    if not isinstance(model, Backbone) or not model.spreads:
+    if not isinstance(model, Backbone) or not model.spreads or getattr(model, "takes_frames", False):
         raise SubquadError(
             f"{type(model).__name__} can't be spread over processes: it takes networks of subquad whose blocks see "
             "all tokens, as the plain host's and the pyramids' do (docs/tokens-over-processes.md)"

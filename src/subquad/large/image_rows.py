@@ -11,12 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from subquad.data.decoding import read_named_image, size_in_header
 from subquad.errors import SubquadError
 from subquad.large.png_rows import PngRows, can_read_by_rows
 from subquad.large.slide_rows import SlideRows
+from subquad.large.streamed_hosts import StreamedHost
 from subquad.large.tiff_rows import TiffRows
 from subquad.models.stages import ImageRows
 
@@ -100,20 +101,27 @@ class NormalisedRows:
         pixels = np.repeat(pixels, self.channels, axis=2) if pixels.shape[2] == 1 else pixels[..., : self.channels]
         most = np.iinfo(pixels.dtype).max if np.issubdtype(pixels.dtype, np.integer) else 1
         # numbers of 16 bits as wider ones, which PyTorch knows; it warns of memory that is not writable
-        pixels = pixels.astype(np.float32) if pixels.dtype.itemsize == 2 else np.require(pixels, requirements="CW")
+        is_short = pixels.dtype.itemsize == 2
+        pixels = pixels.astype(np.float32) if is_short else np.require(pixels, requirements=("C", "W"))
         image = torch.from_numpy(pixels).flatten(1).to(self.scale.dtype)
         image = torch.addcmul(self.shift, image, self.scale / most).to(self.dtype)
         return image.view(1, *pixels.shape).permute(0, 3, 1, 2)
 
 
-def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], model: nn.Module) -> ImageRows:
-    """An image to stream, as `model` takes it: a file, an array of pixels, or a tensor that is so already.
+def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], host: StreamedHost) -> ImageRows:
+    """An image to stream, as a network takes it: a file, an array of pixels, or a tensor that is so already.
+
+    Args:
+        image: of these.
+        mean: what is taken from pixels, for each channel.
+        std: what they are divided by.
+        host: the network.
 
     Raises:
         SubquadError: it can't be read, or has not the channels of the network, in one line.
     """
     rows: TensorRows | NormalisedRows
-    dtype, wanted = next(model.parameters()).dtype, model.in_chans
+    dtype, wanted = next(host.model.parameters()).dtype, host.in_chans
     if isinstance(image, Tensor):
         rows = TensorRows(image, dtype)
     elif isinstance(image, str | Path):

@@ -5,7 +5,7 @@ time leaves a folder from which the next one goes on, behind the last step that 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,47 +21,75 @@ RECORD = "stream.json"
 
 
 class Progress:
-    """How many steps are done, of the walk whose tokens lie in a folder."""
+    """How many steps are done, of the walk whose tokens lie in a folder: `Stores` of files.
 
-    def __init__(self, folder: Path, about: dict[str, Any], store: TokensInFiles, done: int) -> None:
-        self.folder, self.about, self.store, self.done = folder, about, store, done
+    Args:
+        folder: has the record and the files.
+        about: what the walk is known by.
+        sizes: (tokens, channels) of each stage.
+        dtype: what tokens are kept in.
+        record: of the walk that is gone on with; None for a new one.
+    """
 
-    def reached(self, done: int) -> None:
-        """Say that so many steps are done, for good."""
-        self.done = done
-        write_json(self.folder / RECORD, self.about | {"done": done, "current": self.store.current})
+    def __init__(
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        sizes: Sequence[tuple[int, int]],
+        dtype: torch.dtype,
+        record: dict[str, Any] | None,
+    ) -> None:
+        self.folder, self.about, self.sizes, self.dtype = folder, about, sizes, dtype
+        begun = {"done": 0, "current": 0, "stage": 0} if record is None else record
+        self.done, self.current, self.stage = (int(begun[name]) for name in ("done", "current", "stage"))
+        self.stores: dict[int, TokensInFiles] = {}
+
+    def store(self, stage: int) -> TokensInFiles:
+        """Two files, those that are there where the walk was in this stage."""
+        current = self.current if stage == self.stage else 0
+        own = TokensInFiles(self.folder, *self.sizes[stage], self.dtype, current=current, stage=stage)
+        self.stores[stage] = own
+        return own
+
+    def reached(self, done: int, stage: int) -> None:
+        """Say that so many steps are done, for good, and remove what stages before this one had."""
+        self.done, self.stage, self.current = done, stage, self.stores[stage].current
+        written = {"done": done, "current": self.current, "stage": stage}
+        write_json(self.folder / RECORD, self.about | written)
+        for before in [number for number in self.stores if number < stage]:
+            self.stores.pop(before).remove()
 
     def finished(self) -> None:
         """Remove record and tokens."""
-        for path in (self.folder / RECORD, *self.store.paths):
-            path.unlink(missing_ok=True)
+        (self.folder / RECORD).unlink(missing_ok=True)
+        for store in self.stores.values():
+            store.remove()
 
 
 @contextmanager
 def tokens_in_folder(
-    folder: Path, identity: str, count: int, dim: int, dtype: torch.dtype
-) -> Iterator[tuple[TokensInFiles, Progress]]:
+    folder: Path, identity: str, sizes: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> Iterator[Progress]:
     """Hold a folder of tokens, new, or of the same walk that was broken off.
 
     Args:
         folder: made if it is not there.
         identity: of what the walk is, network and image.
-        count: tokens.
-        dim: their channels.
+        sizes: (tokens, channels) of each stage.
         dtype: what they are kept in.
 
     Raises:
         SubquadError: the folder has the tokens of another walk, or can't be written to.
     """
-    about = {"identity": identity, "tokens": count, "dim": dim, "dtype": str(dtype).removeprefix("torch.")}
+    kept = str(dtype).removeprefix("torch.")
+    about = {"identity": identity, "sizes": [list(size) for size in sizes], "dtype": kept}
     with holding(folder):
         record = _read(folder / RECORD)
         if record is not None and {key: record.get(key) for key in about} != about:
             raise SubquadError(
                 f"{folder} has the tokens of another network or image: name another folder, or remove {RECORD} in it"
             )
-        store = TokensInFiles(folder, count, dim, dtype, current=0 if record is None else int(record["current"]))
-        yield store, Progress(folder, about, store, 0 if record is None else int(record["done"]))
+        yield Progress(folder, about, sizes, dtype, record)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -70,8 +98,9 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(path.read_text())
-        if isinstance(record, dict) and record.get("current") in (0, 1) and isinstance(record.get("done"), int):
-            return record
-    except (OSError, ValueError):
+        whole = isinstance(record, dict) and all(isinstance(record.get(name), int) for name in ("done", "stage"))
+        if whole and record["current"] in (0, 1):
+            return dict(record)
+    except (OSError, ValueError, KeyError):
         pass
     raise SubquadError(f"{path} is damaged: remove it to start anew")

@@ -5,24 +5,26 @@ by itself, the class with the largest logit (labels) and the logit of one class 
 the tokens and norms in front of it, an image's logits are the mean of its heat.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
 from subquad.large.map_files import map_file
-from subquad.large.resuming import Progress, tokens_in_folder
-from subquad.large.streaming import StreamedStage, embedded
-from subquad.large.token_store import DTYPES, TokensInMemory, TokenStore
+from subquad.large.resuming import tokens_in_folder
+from subquad.large.streamed_hosts import StreamedHost
+from subquad.large.streaming import StreamedBlocks, StreamedStage, Watch
+from subquad.large.token_store import DTYPES, InMemory, Stores
 from subquad.large.walking_along import evaluating, watching
-from subquad.models.backbone import Backbone
 from subquad.models.stages import ImageRows
 
 MOST_CLASSES = 2**16
@@ -52,7 +54,7 @@ class Streamed:
 
     Attributes:
         grid: the grid of its tokens.
-        logits: (num_classes,) in fp32 or wider, or what a network without a head gives.
+        logits: (num_classes,) in fp32 or wider, or what a network without a head gives; empty if that is all tokens.
         has_head: whether these are logits.
         heat_class: the class that heat is of; None without heat.
         files: the maps that were written, by kind.
@@ -80,7 +82,7 @@ class Streamed:
 
 
 def stream_network(
-    model: nn.Module,
+    host: StreamedHost,
     image: ImageRows,
     outputs: Outputs = Outputs(),
     classes: Sequence[str] = (),
@@ -94,7 +96,7 @@ def stream_network(
     """Take an image through a network, some rows of its tokens at a time.
 
     Args:
-        model: a plain host of mechanisms that can be streamed; it is evaluated, whatever mode it is in.
+        host: a network that can be streamed, of `host_of`; it is evaluated, whatever mode it is in.
         image: as the network takes it.
         outputs: the maps to write.
         classes: their names, where they are known.
@@ -107,109 +109,112 @@ def stream_network(
     Raises:
         SubquadError: the network can't be streamed, or files can't be written, in one line.
     """
-    stage = check_network(model)
-    backbone: Any = model
-    _check_outputs(backbone, outputs)
-    dtype = next(model.parameters()).dtype
+    _check_outputs(host, outputs)
+    dtype = next(host.model.parameters()).dtype
     if keep is not None and keep not in DTYPES:
         raise unknown_name("kept dtype", keep, DTYPES)
     kept = dtype if keep is None else DTYPES[keep]
-    height, width = backbone.grids(image.shape)[0].shape
-    grid = TokenGrid(height, width, stage.grid.prefix)
-    with torch.inference_mode(), evaluating(model), watching(progress) as watch, ExitStack() as stack:
-        record: Progress | None = None
-        store: TokenStore
-        if tokens_in is None:
-            store = TokensInMemory(grid.num_tokens, backbone.num_features, kept)
-        else:
-            store, record = stack.enter_context(
-                tokens_in_folder(tokens_in, identity, grid.num_tokens, backbone.num_features, kept)
-            )
-        steps = StreamedStage(stage, grid, store, dtype, most_tokens=most_tokens)
-        steps.watch = watch(steps.total + grid.num_tokens * (2 + (outputs.heat is not None)))
-        for number, step in enumerate([lambda: _embed(steps, image), *steps.steps()]):
-            if record is None:
-                step()
-            elif number >= record.done:
-                step()
-                record.reached(number + 1)
-        streamed = _answer(backbone, steps, outputs)
-        if record is not None:
-            record.finished()
+    with torch.inference_mode(), evaluating(host.model), watching(progress) as watch, ExitStack() as stack:
+        stages = host.stages(image.shape)
+        sizes = [(stage.grid.num_tokens, stage.dim) for stage in stages]
+        stores: Stores = InMemory(sizes, kept)
+        if tokens_in is not None:
+            stores = stack.enter_context(tokens_in_folder(tokens_in, identity, sizes, kept))
+        # those that can't be streamed say so here, before anything is computed
+        walked = sum(stage.total for stage in stages)
+        hear = watch(walked + stages[-1].grid.num_tokens * (1 + (outputs.heat is not None)))
+        last = _walk(stages, image, stores, partial(StreamedStage, dtype=dtype, most_tokens=most_tokens), hear)
+        streamed = _answer(host, last, outputs)
+        stores.finished()
         return replace(streamed, classes=classes)
 
 
-def check_network(model: nn.Module) -> Any:
-    """The one stage of a network that can be streamed; raise a SubquadError that says why it can't be."""
-    if not isinstance(model, Backbone):
-        raise SubquadError(
-            f"{type(model).__name__} can't be streamed: classifiers and features of our plain hosts can (deit_tiny, "
-            "dinov2_base and their like), of a mechanism with a state"
-        )
-    if not model.is_plain or not hasattr(model.stages[0].embed, "of_rows"):
-        raise SubquadError(f"{type(model).__name__} can't be streamed: it is no plain host (deit_tiny and its like)")
-    return model.stages[0]
+def _walk(
+    stages: Sequence[StreamedBlocks],
+    image: ImageRows,
+    stores: Stores,
+    make: Callable[..., StreamedStage],
+    hear: Watch,
+) -> StreamedStage:
+    """Take an image through all blocks that are not done yet, and give the last, whose store has the tokens behind."""
+    source, number = image, 0
+    for index, about in enumerate(stages):
+        first, number = number, number + about.num_steps
+        if stores.done > number:
+            continue
+        stage = make(about, stores.store(index), watch=hear)
+        if stores.done <= first:
+            stage.embed(source)
+            stores.reached(first + 1, index)
+        # the tokens that these were made of are let go
+        source = stage
+        for done, step in enumerate(stage.steps(), first + 2):
+            if done > stores.done:
+                step()
+                stores.reached(done, index)
+    return stage
 
 
-def _check_outputs(model: Any, outputs: Outputs) -> None:
+def _check_outputs(host: StreamedHost, outputs: Outputs) -> None:
+    if not host.global_pool and (outputs.features is None or host.num_classes):
+        raise SubquadError("the head reads all tokens (global_pool=''): ask for features, of a network without classes")
     wants_head = outputs.labels is not None or outputs.heat is not None
-    if wants_head and not model.num_classes:
+    if wants_head and not host.num_classes:
         raise SubquadError("labels and heat are what a head says, and this network has none: ask for features")
-    if wants_head and model.num_classes > MOST_CLASSES:
-        raise SubquadError(f"labels tell up to {MOST_CLASSES:,} classes apart, not {model.num_classes:,}")
-    if outputs.heat_class is not None and not 0 <= outputs.heat_class < model.num_classes:
-        raise SubquadError(f"class {outputs.heat_class} is not among 0 to {model.num_classes - 1}")
+    if wants_head and host.num_classes > MOST_CLASSES:
+        raise SubquadError(f"labels tell up to {MOST_CLASSES:,} classes apart, not {host.num_classes:,}")
+    if outputs.heat_class is not None and not 0 <= outputs.heat_class < host.num_classes:
+        raise SubquadError(f"class {outputs.heat_class} is not among 0 to {host.num_classes - 1}")
 
 
-def _embed(steps: StreamedStage, image: ImageRows) -> None:
-    for rows, tokens in embedded(steps.stage, image, steps.grid, steps.parts()):
-        steps.store.write(rows.tokens, tokens)
-        steps.watch(rows.num_tokens)
-    steps.store.turn()
-
-
-def _answer(model: Any, steps: StreamedStage, outputs: Outputs) -> Streamed:
+def _answer(host: StreamedHost, stage: StreamedStage, outputs: Outputs) -> Streamed:
     """The head over the last tokens: pooled, and for each token."""
-    grid, pool = steps.grid, Pool(model.global_pool, steps.grid)
-    dtypes = {"features": np.float32, "labels": np.uint8 if model.num_classes <= 256 else np.uint16}
-    shapes = {"features": (*grid.shape, model.num_features), "labels": grid.shape}
+    grid, pool = stage.grid, Pool(host.global_pool, stage.grid)
+    dtypes = {"features": np.float32, "labels": np.uint8 if host.num_classes <= 256 else np.uint16}
+    shapes = {"features": (*grid.shape, host.num_features), "labels": grid.shape}
     with ExitStack() as stack:
         paths = {name: getattr(outputs, name) for name in dtypes if getattr(outputs, name) is not None}
         writers = {
             name: stack.enter_context(map_file(path, shapes[name], dtypes[name])) for name, path in paths.items()
         }
-        for rows, tokens in _normed(model, steps):
+        for rows, tokens in _normed(host, stage):
             pool.add(rows, tokens)
             places = tokens[0, rows.prefix :]
             if "features" in writers:
                 writers["features"](rows.first, _as_rows(places.float(), rows))
             if "labels" in writers:
-                labels = model.head(model.fc_norm(places)).argmax(dim=-1)
+                labels = _said(host, places).argmax(dim=-1)
                 writers["labels"](rows.first, _as_rows(labels, rows).astype(dtypes["labels"]))
-    logits = model.head(model.fc_norm(pool.result().to(steps.dtype)))[0]
+    # nothing where all tokens are what the network gives
+    logits = host.logits(pool.result().to(stage.dtype))[0] if host.global_pool else torch.empty(0)
     shown = outputs.heat_class
     if outputs.heat is not None:
         shown = int(logits.argmax()) if shown is None else shown
         paths["heat"] = outputs.heat
-        _write_heat(model, steps, outputs.heat, shown)
+        with map_file(outputs.heat, grid.shape, np.float32) as write:
+            for rows, tokens in _normed(host, stage):
+                heat = _said(host, tokens[0, rows.prefix :], shown)
+                write(rows.first, _as_rows(heat.float(), rows))
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return Streamed(grid, wide, bool(model.num_classes), shown, paths)
+    return Streamed(grid, wide, bool(host.num_classes), shown, paths)
 
 
-def _write_heat(model: Any, steps: StreamedStage, path: Path, shown: int) -> None:
-    weight, bias = model.head.weight[shown : shown + 1], model.head.bias[shown : shown + 1]
-    with map_file(path, steps.grid.shape, np.float32) as write:
-        for rows, tokens in _normed(model, steps):
-            heat = nn.functional.linear(model.fc_norm(tokens[0, rows.prefix :]), weight, bias)
-            write(rows.first, _as_rows(heat[:, 0].float(), rows))
-
-
-def _normed(model: Any, steps: StreamedStage) -> Iterator[tuple[GridRows, Tensor]]:
+def _normed(host: StreamedHost, stage: StreamedStage) -> Iterator[tuple[GridRows, Tensor]]:
     """Rows, and their tokens (1, n, c) behind the network's last norm."""
-    for rows in steps.parts():
-        tokens = steps.store.read(rows.tokens).to(steps.dtype)
-        yield rows, model.norm(steps.stage.norm(tokens))
-        steps.watch(rows.num_tokens)
+    for rows in stage.parts():
+        yield rows, host.normed(stage.normed(rows))
+        stage.watch(rows.num_tokens)
+
+
+def _said(host: StreamedHost, places: Tensor, only: int | None = None) -> Tensor:
+    """What the head says of tokens (n, c), each by itself: (n, classes), or (n,) of one class alone."""
+    normed = host.model.fc_norm(places)
+    if only is None:
+        logits = [head(normed) for head in host.heads]
+    else:
+        one = slice(only, only + 1)
+        logits = [F.linear(normed, head.weight[one], head.bias[one])[:, 0] for head in host.heads]
+    return torch.stack(logits).mean(dim=0) if len(logits) > 1 else logits[0]
 
 
 def _as_rows(places: Tensor, rows: GridRows) -> Any:
@@ -218,28 +223,32 @@ def _as_rows(places: Tensor, rows: GridRows) -> Any:
 
 
 class Pool:
-    """What a head reads of all tokens, from parts of them: see `Backbone`."""
+    """What a head reads of all tokens, from parts of them: prefix tokens, and one place that stands for all."""
 
     def __init__(self, kind: str, grid: TokenGrid) -> None:
-        if not kind:
-            raise SubquadError("the head reads all tokens (global_pool=''): ask for features, with global_pool='avg'")
         self.kind, self.grid = kind, grid
-        self.value: Tensor | None = None
+        self.prefix: Tensor | None = None
+        self.place: Tensor | None = None
 
     def add(self, rows: GridRows, tokens: Tensor) -> None:
         """Take in the tokens (1, n, c) of some rows."""
         wide = tokens if tokens.dtype == torch.float64 else tokens.float()
-        if self.kind == "token":
-            self.value = wide[:, 0] if rows.first == 0 else self.value
+        if rows.first == 0:
+            self.prefix = wide[:, : rows.prefix].clone()
+        if self.kind in ("token", ""):
             return
         places = wide[:, rows.prefix :]
-        part = places.sum(dim=1) if self.kind == "avg" else places.amax(dim=1)
-        if self.value is None:
-            self.value = part
+        if self.kind == "avg":
+            part = places.sum(dim=1, keepdim=True)
+            self.place = part if self.place is None else self.place + part
         else:
-            self.value = self.value + part if self.kind == "avg" else torch.maximum(self.value, part)
+            part = places.amax(dim=1, keepdim=True)
+            self.place = part if self.place is None else torch.maximum(self.place, part)
 
     def result(self) -> Tensor:
-        """What the head reads, (1, c)."""
-        assert self.value is not None
-        return self.value / self.grid.num_places if self.kind == "avg" else self.value
+        """Prefix tokens and the place (1, p + 1, c): a head makes of them what it makes of all tokens."""
+        assert self.prefix is not None
+        if self.place is None:
+            return self.prefix
+        place = self.place / self.grid.num_places if self.kind == "avg" else self.place
+        return torch.cat([self.prefix, place], dim=1)

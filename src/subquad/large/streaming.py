@@ -7,19 +7,18 @@ tokens, n·c numbers, and something constant: rows at work, and states.
 Letters: b batch, n tokens, c channels, y x rows and columns.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from subquad.attention.sweeps import Streaming, Sweep, streaming_of
-from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, cut_into_rows
+from subquad.large.block_walks import BlockWalk, Call, PlainBlock, RotationOf, walk_of
 from subquad.large.token_store import TokenStore
-from subquad.models.layers import Block, SelfAttention
-from subquad.models.stages import Stage, feature_width_of
+from subquad.models.stages import ImageRows
 
 MOST_TOKENS = 8_192
 """Tokens at work at a time unless told otherwise: what a layer makes of them fits into a processor's cache."""
@@ -30,23 +29,52 @@ Watch = Callable[[int], None]
 """Hears of so many tokens that were gone through once more."""
 
 
-def check_streamable(blocks: Sequence[nn.Module], grid: TokenGrid) -> None:
-    """Raise a SubquadError where one of the blocks can't answer some rows at a time, in a line that says why."""
-    for block in blocks:
-        attention = getattr(block, "attn", None)
-        if type(block) is not Block or type(attention) is not SelfAttention:
-            what = type(block).__name__ if type(block) is not Block else type(attention).__name__
-            raise SubquadError(f"{what} can't be streamed: blocks of the plain host can (deit_tiny and its like)")
-        streaming_of(attention.inner, grid)
+@dataclass(frozen=True)
+class StreamedBlocks:
+    """Blocks on one grid, as their host has them.
+
+    Attributes:
+        grid: of the image at hand.
+        dim: channels of a token.
+        blocks: in turn.
+        embed: the tokens (1, n, c) that go into the first of them, of some rows, from what is read by rows: the image,
+            or the map of the blocks before.
+        call: calls a block as the network does.
+        rotation: how tokens turn.
+        norm: of the tokens behind the last block.
+        reach: rows of this grid that the embedding looks at above and below, in excess of its own.
+    """
+
+    grid: TokenGrid
+    dim: int
+    blocks: Sequence[Any]
+    embed: Callable[[ImageRows, GridRows], Tensor]
+    call: Call
+    rotation: RotationOf
+    norm: Callable[[Tensor], Tensor]
+    reach: int = 0
+
+    def walks(self) -> list[BlockWalk]:
+        """How to walk through each block; raises a SubquadError where one can't be streamed, in a line."""
+        return [walk_of(block, self.grid, self.call, self.rotation) for block in self.blocks]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of a walk, each of which replaces all tokens once: the embedding, blocks, convolutions of positions."""
+        return 1 + sum(1 + (_position_of(walk) is not None) for walk in self.walks())
+
+    @property
+    def total(self) -> int:
+        """Tokens that the steps go through, each as often as it is looked at."""
+        return self.grid.num_tokens * (self.num_steps + sum(len(walk.streaming.sums) for walk in self.walks()))
 
 
 class StreamedStage:
-    """The blocks of a stage over tokens in a store.
+    """Blocks over tokens in a store.
 
     Args:
-        stage: in evaluation mode.
-        grid: the tokens' grid.
-        store: has the tokens, and gets those behind each block.
+        about: the blocks.
+        store: gets the tokens, and those behind each block.
         dtype: what is computed in, that of the parameters.
         most_tokens: at work at a time; `MOST_TOKENS`, or more where rows beside are looked at, if left out.
         watch: hears of progress, once for each sweep over a part.
@@ -54,17 +82,17 @@ class StreamedStage:
 
     def __init__(
         self,
-        stage: Stage,
-        grid: TokenGrid,
+        about: StreamedBlocks,
         store: TokenStore,
         dtype: torch.dtype,
         *,
         most_tokens: int | None = None,
         watch: Watch = lambda tokens: None,
     ) -> None:
-        check_streamable(list(stage.blocks), grid)
-        self.stage, self.grid, self.store, self.dtype, self.watch = stage, grid, store, dtype, watch
+        self.about, self.grid, self.store, self.dtype, self.watch = about, about.grid, store, dtype, watch
         self.most_tokens = most_tokens
+        self.walks = about.walks()
+        self.shape = self.grid.shape
 
     def parts(self, reach: int = 0) -> list[GridRows]:
         """The grid in parts, of which each looks at `reach` rows above and below."""
@@ -75,45 +103,46 @@ class StreamedStage:
     def steps(self) -> list[Callable[[], None]]:
         """What takes the tokens through all blocks: each step replaces all tokens once."""
         steps: list[Callable[[], None]] = []
-        for block in self.stage.blocks:
-            steps += [partial(self._position, block)] if block.cpe is not None else []
-            steps.append(partial(self._mix, block))
+        for walk in self.walks:
+            if (cpe := _position_of(walk)) is not None:
+                steps.append(partial(self._position, cpe))
+            steps.append(partial(self._mix, walk))
         return steps
 
-    @property
-    def total(self) -> int:
-        """Tokens that the steps go through, each as often as it is looked at."""
-        blocks: Any = self.stage.blocks
-        sweeps = sum(1 + len(streaming_of(block.attn.inner, self.grid).sums) for block in blocks)
-        return self.grid.num_tokens * (sweeps + sum(block.cpe is not None for block in blocks))
+    def rows(self, first: int, behind: int) -> Tensor:
+        """Rows of the map (1, c, y, x) behind the blocks and their norm: what the next blocks' embedding reads."""
+        rows = self.grid.rows(first, behind)
+        return rows.to_image(self.normed(rows))
 
-    def _position(self, block: Any) -> None:
+    def normed(self, rows: GridRows) -> Tensor:
+        """The tokens (1, n, c) of some rows behind the blocks and their norm."""
+        return self.about.norm(self.store.read(rows.tokens).to(self.dtype))
+
+    def embed(self, image: ImageRows) -> None:
+        """Make tokens of an image, or of the map of the blocks before."""
+        for rows in self.parts(self.about.reach):
+            self.store.write(rows.tokens, self.about.embed(image, rows))
+            self.watch(rows.num_tokens)
+        self.store.turn()
+
+    def _position(self, cpe: Any) -> None:
         """Add the position that a block's convolution makes of the tokens."""
-        self._replace(1, lambda rows, seen, x: rows.of(seen, block.cpe(x, grid=seen)))
+        self._replace(1, lambda rows, seen, x: rows.of(seen, cpe(x, grid=seen)))
 
-    def _mix(self, block: Any) -> None:
-        """Take the tokens through the rest of a block."""
-        streaming = streaming_of(block.attn.inner, self.grid)
-        states = self.states(block, streaming)
-        sweep = streaming.answers
+    def _mix(self, walk: BlockWalk) -> None:
+        """Take the tokens through a block, or the rest of it."""
+        states = self.states(walk)
+        self._replace(walk.reach + walk.streaming.answers.reach, partial(walk.behind, states))
 
-        def through(rows: GridRows, seen: GridRows, x: Tensor) -> Tensor:
-            supply = self._supply(block, sweep, rows, seen, x)
-            y = sweep.compute(rows, *states, **supply).transpose(1, 2).flatten(2)
-            own = rows.of(seen, x)
-            return block.feed_forward(own + block.ls1(block.attn.proj(y)))
-
-        self._replace(sweep.reach, through)
-
-    def states(self, block: Any, streaming: Streaming) -> list[Any]:
+    def states(self, walk: BlockWalk) -> list[Any]:
         """Sum up what a block's mechanism needs of all tokens."""
         states: list[Any] = []
-        for sweep in streaming.sums:
+        for sweep in walk.streaming.sums:
             state = None
-            for rows in self.parts(sweep.reach):
-                seen = rows.widened(sweep.reach)
+            for rows in self.parts(reach := walk.reach + sweep.reach):
+                seen = rows.widened(reach)
                 x = self.store.read(seen.tokens).to(self.dtype)
-                part = sweep.compute(rows, *states, **self._supply(block, sweep, rows, seen, x))
+                part = walk.sums(sweep, states, rows, seen, x)
                 state = part if state is None else sweep.merge(state, part)
                 self.watch(rows.num_tokens)
             states.append(state)
@@ -135,36 +164,7 @@ class StreamedStage:
             self.watch(rows.num_tokens)
         self.store.turn()
 
-    def _supply(self, block: Any, sweep: Sweep, rows: GridRows, seen: GridRows, x: Tensor) -> dict[str, Any]:
-        """What a sweep wants of some rows, from the tokens (b, n, c) of all rows that it sees."""
-        attention: SelfAttention = block.attn
-        x = block.norm1(x)
-        x = x if attention.pre_norm is None else attention.pre_norm(x)
-        supply: dict[str, Any] = {}
-        wanted = dict.fromkeys(sweep.inputs, 0) | sweep.beside
-        for reach in sorted(set(wanted.values())):
-            here = rows.widened(reach)
-            names = [name for name, own in wanted.items() if own == reach]
-            tokens = here.of(seen, x)
-            given = {"x": tokens, "rotation": self._rotation(block, here)}
-            parts = attention.some_heads(tokens, [name for name in names if name in attention.projected])
-            parts = attention.between(given | parts)
-            supply |= {name: parts[name] for name in names}
-        return supply
 
-    def _rotation(self, block: Any, rows: GridRows) -> Any:
-        rope = self.stage.rope
-        if rope is None:
-            return None
-        device = next(block.parameters()).device
-        return rope(rows, device, self.dtype, feature_width=feature_width_of(block))
-
-
-def embedded(stage: Stage, image: Any, grid: TokenGrid, parts: Sequence[GridRows]) -> Iterator[tuple[GridRows, Tensor]]:
-    """The tokens (1, n, c) that go into a stage's blocks, some rows at a time, with the rows.
-
-    `image` is read by rows: `image.rows(first, behind)` gives (1, channels, y, x), as a network takes it.
-    """
-    embed: Any = stage.embed
-    for rows in parts:
-        yield rows, stage.placed(embed.of_rows(image, rows.first, rows.behind), rows)
+def _position_of(walk: BlockWalk) -> Any:
+    """The convolution of positions of a block that is walked through by its parts."""
+    return walk.block.cpe if isinstance(walk, PlainBlock) else None

@@ -6,6 +6,7 @@ that is broken off has spoilt nothing: one is read while the other is written, a
 Letters: n tokens, c channels.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +30,44 @@ class TokenStore(Protocol):
 
     def turn(self) -> None:
         """Let what was written be what is read from now on."""
+
+
+class Stores(Protocol):
+    """Stores for one stage of a network after the other.
+
+    Attributes:
+        done: steps of the walk that were done before, whose tokens are there.
+    """
+
+    done: int
+
+    def store(self, stage: int) -> TokenStore:
+        """What keeps the tokens of a stage."""
+
+    def reached(self, done: int, stage: int) -> None:
+        """Hear that so many steps are done, the last of them in this stage, and keep that for good if anything is."""
+
+    def finished(self) -> None:
+        """Hear that all is done."""
+
+
+class InMemory:
+    """Stores for stages of so many (tokens, channels), each let go with the last who reads it."""
+
+    done = 0
+
+    def __init__(self, sizes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
+        self.sizes, self.dtype = sizes, dtype
+
+    def store(self, stage: int) -> TokenStore:
+        """One tensor."""
+        return TokensInMemory(*self.sizes[stage], self.dtype)
+
+    def reached(self, done: int, stage: int) -> None:
+        """Do nothing: what is broken off is lost."""
+
+    def finished(self) -> None:
+        """Do nothing."""
 
 
 class TokensInMemory:
@@ -57,11 +96,13 @@ class TokensInMemory:
 
 
 class TokensInFiles:
-    """Two files in a folder, mapped into memory; `current` is the one that is read."""
+    """Two files in a folder, mapped into memory; `current` is the one that is read, `stage` a part of their names."""
 
-    def __init__(self, folder: Path, count: int, dim: int, dtype: torch.dtype, *, current: int = 0) -> None:
+    def __init__(
+        self, folder: Path, count: int, dim: int, dtype: torch.dtype, *, current: int = 0, stage: int = 0
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.paths = [folder / f"tokens-{i}.bin" for i in range(2)]
+        self.paths = [folder / f"tokens-{stage}-{i}.bin" for i in range(2)]
         self.shape, self.dtype, self.current = (1, count, dim), dtype, current
 
     def _mapped(self, file: int) -> Tensor:
@@ -89,3 +130,8 @@ class TokensInFiles:
         with self.paths[1 - self.current].open("rb") as file:
             os.fsync(file.fileno())
         self.current = 1 - self.current
+
+    def remove(self) -> None:
+        """Remove the files."""
+        for path in self.paths:
+            path.unlink(missing_ok=True)

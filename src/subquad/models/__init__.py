@@ -3,6 +3,7 @@
 from subquad.models.attention_names import names_in
 from subquad.models.checkpoint_conversion import convert_checkpoint
 from subquad.models.create import create_model
+from subquad.models.frames import join_frames
 from subquad.models.listing import attention_label
 from subquad.models.networks import NETWORKS
 from subquad.models.restoring import restore, restore_model
@@ -19,6 +20,7 @@ __all__ = [
     "convert_checkpoint",
     "create_model",
     "default_cfgs",
+    "join_frames",
     "load_checkpoint",
     "names_in",
     "read_note",

@@ -16,7 +16,7 @@ from subquad.models.attention_names import Block, Names, parse_blocks, per_block
 from subquad.models.backbone import Backbone
 from subquad.models.layers import Mechanism
 from subquad.models.networks import NETWORKS
-from subquad.models.variants import HOSTS, VARIANTS
+from subquad.models.variants import HOSTS, VARIANTS, Variant
 from subquad.ranges import Count, Positive, checks_arguments
 from subquad.weights.links import TAGS, network_of
 
@@ -32,6 +32,7 @@ def assemble(
     img_size: Positive | tuple[Positive, Positive] | None = None,
     in_chans: Positive = 3,
     num_classes: Count = 1000,
+    depth: Positive | None = None,
     depths: Sequence[Positive] | None = None,
     device: Any = None,
     **settings: Any,
@@ -44,6 +45,8 @@ def assemble(
     variant = VARIANTS[network.variant if network else name]
     host: Any = HOSTS[variant.host]
     settings = {key: value for key, value in settings.items() if value is not None}
+    if depth is not None:
+        depths = _depths_of(depth, depths, variant)
     given: dict[str, Any] = {"name": name, "attention": attention, "img_size": img_size, "in_chans": in_chans}
     given |= {"num_classes": num_classes, "depths": depths, **settings}
 
@@ -144,6 +147,15 @@ def _check_stages(arguments: dict[str, Any], own: Any, depths: Sequence[int]) ->
         arguments[key] = [value] * len(depths) if not isinstance(value, Sequence) else value
         if len(arguments[key]) != len(depths):
             raise SubquadError(f"{key} has {len(value)} entries for {len(depths)} stages: give one for each")
+
+
+def _depths_of(depth: int, depths: Sequence[int] | None, variant: Variant) -> tuple[int]:
+    """What `depth` blocks are for each stage, of a network that has one."""
+    if depths is not None:
+        raise SubquadError(f"depth is {depth} and depths is {tuple(depths)}: give one of them")
+    if (stages := len(variant.depths)) != 1:
+        raise SubquadError(f"depth is the number of blocks of one stage, and there are {stages}: give depths")
+    return (depth,)
 
 
 def settings_of(mechanism: str) -> dict[str, Any]:

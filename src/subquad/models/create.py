@@ -22,6 +22,7 @@ def create_model(
     img_size: Positive | tuple[Positive, Positive] | None = None,
     in_chans: Positive = 3,
     num_classes: Count = 1000,
+    depth: Positive | None = None,
     depths: Sequence[Positive] | None = None,
     device: Any = None,
     dtype: torch.dtype | None = None,
@@ -44,6 +45,7 @@ def create_model(
         img_size: pixels, one number or (height, width), that position parameters are made for; other sizes work too.
         in_chans: channels of the images.
         num_classes: classes of the head; 0 for none.
+        depth: blocks of a network of one stage, as timm has it, instead of the row's.
         depths: blocks of each stage, instead of the row's.
         device: where to make it; PyTorch's default device if left out.
         dtype: of its parameters.
@@ -60,7 +62,8 @@ def create_model(
         SubquadError: for a name, a setting or a number that does not fit, in one line.
     """
     weights = row_of(name) if pretrained else ""
-    sizes: dict[str, Any] = {"img_size": img_size, "in_chans": in_chans, "num_classes": num_classes, "depths": depths}
+    sizes: dict[str, Any] = {"img_size": img_size, "in_chans": in_chans, "num_classes": num_classes}
+    sizes |= {"depth": depth, "depths": depths}
     model = assemble(name, attention=attention, **sizes, device=device, **settings)
     if pretrained:
         load_pretrained(model, weights)

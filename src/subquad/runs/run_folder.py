@@ -24,7 +24,7 @@ from subquad.weights.files import BEST
 from subquad.writing import is_aside, json_text, write_json, write_text
 
 # may differ between a run and its continuation: they do not change what is learned
-_FREE_FIELDS = ("data_dir", "workers", "log_interval", "grad_checkpointing", "compile")
+_FREE_FIELDS = ("data_dir", "workers", "log_interval", "grad_checkpointing", "chunk_tokens", "compile")
 
 
 class RunFolder:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from subquad.errors import SubquadError
+from subquad.large import chunk_blocks
 from subquad.models import NETWORKS, VARIANTS, create_model, load_checkpoint
 from subquad.models.backbone import Backbone
 from subquad.models.pretrained import source_of
@@ -57,7 +58,7 @@ def backbone_arguments(recipe: ImageRecipe, dense_agents: bool, conventions: str
         arguments["pooled_agents"] = list(DENSE_AGENTS[variant.host])
     if recipe.initial_checkpoint:
         arguments["checkpoint"] = str(source_of(recipe.initial_checkpoint))
-    return {**arguments, "grad_checkpointing": recipe.grad_checkpointing}
+    return {**arguments, "grad_checkpointing": recipe.grad_checkpointing, "chunk_tokens": recipe.chunk_tokens}
 
 
 def build_backbone(arguments: dict[str, Any]) -> Backbone:
@@ -67,6 +68,7 @@ def build_backbone(arguments: dict[str, Any]) -> Backbone:
     """
     arguments = {**arguments, "num_classes": 0}
     checkpoint, checkpointing = arguments.pop("checkpoint", None), arguments.pop("grad_checkpointing", False)
+    chunk_tokens = arguments.pop("chunk_tokens", None)
     network = create_model(**arguments)
     if checkpoint:
         file = weight_file(checkpoint)
@@ -77,6 +79,8 @@ def build_backbone(arguments: dict[str, Any]) -> Backbone:
             load_checkpoint(network, file, head=False)
     if checkpointing:
         network.set_grad_checkpointing()
+    if chunk_tokens is not None:
+        chunk_blocks(network, chunk_tokens)
     return network
 
 

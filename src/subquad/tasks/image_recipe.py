@@ -31,6 +31,9 @@ class ImageRecipe(CommonRecipe):
     )
     std: tuple[float, float, float] = option((0.229, 0.224, 0.225), "standard deviation of the input channels", above=0)
     grad_checkpointing: bool = option(False, "recompute activations in the backward pass")
+    chunk_tokens: int | None = option(
+        None, "take blocks some rows of at most so many tokens at a time, and recompute them so", at_least=1
+    )
 
     def optimizer_settings(self) -> dict[str, Any]:
         """Those of all recipes, and the decay from layer to layer."""

@@ -44,7 +44,7 @@ SIDES = frozenset({"img_size", "short_side", "long_side", "crop"})
 DEPTHS = frozenset({"depth", "depths"})
 """Arguments that count blocks."""
 
-NEVER_WRITTEN = frozenset({"device", "dtype", "checkpoint", "grad_checkpointing", "pretrained"})
+NEVER_WRITTEN = frozenset({"device", "dtype", "checkpoint", "grad_checkpointing", "chunk_tokens", "pretrained"})
 """Arguments that a note does not have, as they are of the machine or of a training."""
 
 Settings = TypeVar("Settings")

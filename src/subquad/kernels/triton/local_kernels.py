@@ -52,7 +52,7 @@ def filter_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block of (y + depthwise of v) · gate; y and gate may be absent. `per_image` is the stride of their kernels."""
+    """A block of (y + depthwise of v) · gate; y and gate may be absent. `per_image`: stride of images' kernels."""
     block, batch, head = program(blocks, heads)
     columns, rows = tl.arange(0, BLOCK_D), block * BLOCK + tl.arange(0, BLOCK)
     channels = head * D + columns

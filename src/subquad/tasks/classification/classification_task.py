@@ -12,6 +12,7 @@ from subquad.data import InputConfig, eval_transform, load_dataset, train_transf
 from subquad.data.synthetic.long_distances import DRAWN
 from subquad.errors import SubquadError
 from subquad.flags import Flag, file_to_write, positive, whole
+from subquad.large import chunk_blocks
 from subquad.models import VARIANTS, create_model, load_checkpoint
 from subquad.models.pretrained import source_of
 from subquad.tasks.accuracy import evaluate
@@ -162,4 +163,6 @@ def build_model(recipe: ImageRecipe, num_classes: int, **more: Any) -> Any:
         load_checkpoint(model, source_of(recipe.initial_checkpoint), head=None)
     if recipe.grad_checkpointing:
         model.set_grad_checkpointing()
+    if recipe.chunk_tokens is not None:
+        chunk_blocks(model, recipe.chunk_tokens)
     return model

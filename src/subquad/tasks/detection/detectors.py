@@ -106,6 +106,11 @@ class Detector(nn.Module):
             make it be filled up.
     """
 
+    no_streaming = (
+        "boxes are chosen among those of the whole image; the backbone can be, model.pyramid.backbone, for its features"
+    )
+    """Why an image can't go through it some rows at a time."""
+
     def __init__(self, network: nn.Module, head: str, *, one_by_one: bool = False) -> None:
         super().__init__()
         self.creation: dict[str, Any] = {}

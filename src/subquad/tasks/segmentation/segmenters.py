@@ -64,6 +64,11 @@ class Segmenter(nn.Module):
         conventions: whose decoder it is, one of `CONVENTIONS`, of which the pyramid is as well.
     """
 
+    no_streaming = (
+        "its decoder's norms and pools are of whole maps; the backbone can be, model.pyramid.backbone, for its features"
+    )
+    """Why an image can't go through it some rows at a time."""
+
     @checks_arguments
     def __init__(
         self,
@@ -133,8 +138,8 @@ def build_segmenter(
 ) -> Segmenter:
     """A segmenter on `create_model(**backbone)`; its `creation` holds the arguments of this call.
 
-    The backbone's own entries `checkpoint` (weights to start from, of a classifier) and `grad_checkpointing` are not
-    among those of `create_model`.
+    The backbone's own entries `checkpoint` (weights to start from, of a classifier), `grad_checkpointing` and
+    `chunk_tokens` are not among those of `create_model`.
     """
     check_conventions(conventions)
     network = build_backbone(backbone)

@@ -1,0 +1,81 @@
+"""Frames of one scene as one sequence: attention sees all of them, and one frame is what an image was."""
+
+import copy
+
+import pytest
+import torch
+from hosts import SMALL, small
+
+import subquad
+from subquad import ATTENTION, SubquadError
+from subquad.models.vit import ViT
+
+PLAIN = [kind for kind in SMALL if type(small(kind)) is ViT]
+
+
+def scenes(frames=3, number=2, height=24, width=40):
+    return torch.randn(number, frames, 3, height, width)
+
+
+def features_of_frames(model, x):
+    """(b, f, n, c) of the map."""
+    features = model.forward_features(x)
+    tokens = features[:, model.prefix :] if features.dim() == 3 else features.flatten(1, 2)
+    return tokens.unflatten(1, (x.shape[1], -1))
+
+
+@pytest.mark.parametrize("host", PLAIN)
+def test_one_frame_is_what_an_image_was(host):
+    model = small(host, "linear").eval()
+    x = scenes(1)
+    with torch.no_grad():
+        expected = model(x[:, 0])
+        framed = subquad.join_frames(copy.deepcopy(model), 4)
+        torch.testing.assert_close(framed(x), expected)
+    assert set(framed.state_dict()) - set(model.state_dict()) == {"stages.0.frame_embed"}
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_attention_sees_all_frames(attention):
+    model = subquad.join_frames(small("vit", attention)).eval()
+    x = scenes(3, 1).requires_grad_()
+    for frame in range(3):
+        (seen,) = torch.autograd.grad(features_of_frames(model, x)[:, frame].square().sum(), x)
+        assert (seen.abs().amax(dim=(0, 2, 3, 4)) > 0).all()
+
+
+@pytest.mark.parametrize("host", [kind for kind in PLAIN if small(kind).blocks[0].cpe is None])
+def test_frames_have_the_same_positions_until_their_numbers_say_more(host):
+    """Linear attention knows no order of keys: frames in another order have the same features in that order."""
+    model = subquad.join_frames(small(host, "linear:local=false")).eval()
+    x, order = scenes(), [2, 0, 1]
+    with torch.no_grad():
+        there, here = features_of_frames(model, x[:, order]), features_of_frames(model, x)[:, order]
+        torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-5)
+        torch.nn.init.normal_(model.stages[0].frame_embed)
+        assert not torch.allclose(features_of_frames(model, x[:, order]), features_of_frames(model, x)[:, order])
+
+
+def test_blocks_in_chunks_and_computed_again_take_frames():
+    model = subquad.join_frames(small("dinov3", "mlla")).train()
+    chunked = subquad.chunk_blocks(copy.deepcopy(model), 20)
+    chunked.set_grad_checkpointing()
+    for network in (model, chunked):
+        network(scenes(number=1).fill_(0.3)).square().sum().backward()
+    for (name, one), other in zip(chunked.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_mistakes_are_one_line():
+    model = subquad.join_frames(small("vit", "linear"), 2)
+    for words, call in (
+        ("1 to 2 frames", lambda: model(scenes(3))),
+        (r"x\[:, None\]", lambda: model(scenes()[:, 0])),
+        ("takes images", lambda: model(torch.zeros(1, 1, 4, 8, 8))),
+        ("takes frames already", lambda: subquad.join_frames(model)),
+        ("can't take frames", lambda: subquad.join_frames(small("pvt", "linear"))),
+        ("stream them one by one", lambda: subquad.stream(model, torch.zeros(3, 64, 64))),
+    ):
+        with pytest.raises(SubquadError, match=words) as refusal:
+            call()
+        assert "\n" not in str(refusal.value)
