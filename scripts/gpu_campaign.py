@@ -12,6 +12,7 @@ again at the next call (training goes on where it was).
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -31,6 +32,18 @@ PER_STEP = 540
 """Seconds that a step may take."""
 
 LINEAR = ("linear", "inline", "agent", "pola", "focused", "soft")
+NEWER = ("mlla", "mala", "rala", "nala", "polapp", "ttt", "circulant", "mhla")
+FAMILIES = {"": LINEAR, "-newer": NEWER}
+"""Mechanisms by what stands behind a step's name: a step has no time for all of them."""
+
+LENGTHS = {1: (1024, 4096, 16384, 65536), 64: (196, 1024, 4096)}
+"""Numbers of tokens by those of images."""
+
+HEADS = ((12, 32), (6, 64), (3, 128))
+"""Heads of a width of 384, and channels of each."""
+
+SHORT = f"{PER_STEP / 60 - 0.5:g}"
+"""Minutes for what ends by itself."""
 
 
 @dataclass(frozen=True)
@@ -65,40 +78,104 @@ def toy_bench(*words: object) -> tuple[str, ...]:
 TOY_LAYER = toy_bench("--attention", "linear", "--tokens", 16, "--dim", 16, "--num-heads", 1)
 
 
-def layer_steps() -> list[Step]:
-    """Layers and operations, forward and with backward, against flash attention and a copy."""
+# most of their time is that of compilers
+SIDE_BY_SIDE = ("-n", "4") if importlib.util.find_spec("xdist") else ()
+
+
+def correctness_steps() -> list[Step]:
+    """Whether the kernels compute what they are to: first of all."""
+    titles = {
+        "test_triton_operators": "Operators against their definitions in float64",
+        "test_triton": "Kernels against explicit weights in float64, and whole mechanisms",
+        "test_tile_table": "The table of tiles",
+        "test_needs": "Registers and shared memory of kernels that were compiled for other GPUs",
+    }
+    some = {"test_triton": "relu and float32 and 5", "test_triton_operators": "pool or (newton and 5)"}
+    return [
+        Step(
+            f"correctness-{name.removeprefix('test_')}",
+            f"{title} (tests/gpu/{name}.py)",
+            ("pytest", "-q", "-p", "no:cacheprovider", *SIDE_BY_SIDE, f"tests/gpu/{name}.py"),
+            ("pytest", "-q", "-p", "no:cacheprovider", f"tests/gpu/{name}.py", "-k", some[name])
+            if name in some
+            else (),
+        )
+        for name, title in titles.items()
+    ]
+
+
+def tuning_steps() -> list[Step]:
+    """Tiles chosen by time, for the shapes that the steps behind these time; what each gained is printed."""
+
+    def tune(name: str, title: str, *words: object) -> Step:
+        toy = ("subquad", "tune", "--device", "cpu", "--dtype", "fp32", "--minutes", "0.2", "--backward")
+        toy += ("--attention", "linear", "--tokens", "4", "--dim", "16", "--num-heads", "1")
+        command = ("subquad", "tune", "--dtype", "bf16", "--minutes", SHORT, "--backward", *map(str, words))
+        return Step(f"tune-{name}", f"Tiles chosen by time: {title}", command, toy)
+
     steps = []
-    for batch, tokens in ((1, (1024, 4096, 16384, 65536)), (64, (196, 1024, 4096))):
-        for backward in (False, True):
-            for what, flags in (("operations", ("--ops",)), ("layers", ())):
-                direction = "forward and backward" if backward else "forward"
-                name = f"{what}-b{batch}{'-backward' if backward else ''}"
-                words = ("--dtype", "bf16", "--batch-size", batch, "--tokens", *tokens, *flags)
-                more = ("--backward",) if backward else ()
-                title = f"{what.capitalize()}, {direction}, bf16, batch {batch}, width 192, heads of 64"
-                steps.append(
-                    Step(name, title, bench("--attention", *LINEAR, *words, *more), (*TOY_LAYER, *flags, *more))
-                )
-    for heads, width in ((12, 32), (6, 64), (3, 128)):
-        words = ("--dim", 384, "--num-heads", heads, "--dtype", "bf16", "--batch-size", 8, "--tokens", 4096, "--ops")
-        title = f"Operations, heads of {width}, 4,096 tokens, batch 8, bf16"
-        steps.append(Step(f"heads-{width}", title, bench("--attention", *LINEAR, *words), TOY_LAYER))
-    compiled = bench("--attention", *LINEAR, "--dtype", "bf16", "--batch-size", 8, "--tokens", 1024, 4096, "--compile")
-    steps.append(Step("compiled", "Layers made by torch.compile, batch 8, bf16", compiled, TOY_LAYER))
+    for behind, mechanisms in FAMILIES.items():
+        for batch, tokens in LENGTHS.items():
+            words = ("--attention", *mechanisms, "--batch-size", batch, "--tokens", *tokens)
+            steps.append(tune(f"b{batch}{behind}", f"layers of {', '.join(mechanisms)}, batch {batch}", *words))
+    for heads, width in HEADS:
+        words = ("--attention", *LINEAR, "--batch-size", 8, "--tokens", 4096, "--dim", 384, "--num-heads", heads)
+        steps.append(tune(f"heads-{width}", f"heads of {width}", *words))
+    for host, models in networks().items():
+        words = ("--model", *models, "--img-size", 224, 448, "--batch-size", 8)
+        steps.append(tune(host, f"networks of {host}, batch 8", *words))
     return steps
 
 
-def network_steps() -> list[Step]:
-    """Whole networks against the same hosts with softmax."""
+def layer_steps() -> list[Step]:
+    """Layers and operations, forward and with backward, against flash attention and a copy."""
     steps = []
-    for host in ("deit", "pvt", "swin"):
-        models = [f"{name}_{host}_tiny" for name in ("agent", "inline", "pola")]
-        words = ("--model", *models, "--img-size", 224, 448, 1024, "--dtype", "bf16", "--batch-size", 8)
+    for batch, tokens in LENGTHS.items():
         for backward in (False, True):
-            name = f"networks-{host}{'-backward' if backward else ''}"
-            title = f"{host.upper()} networks, {'a training step' if backward else 'inference'}, batch 8, bf16"
+            for what, flags in (("operations", ("--ops",)), ("layers", ())):
+                for behind, mechanisms in FAMILIES.items():
+                    direction = "forward and backward" if backward else "forward"
+                    name = f"{what}-b{batch}{'-backward' if backward else ''}{behind}"
+                    words = ("--dtype", "bf16", "--batch-size", batch, "--tokens", *tokens, *flags)
+                    more = ("--backward",) if backward else ()
+                    title = f"{what.capitalize()}, {direction}, bf16, batch {batch}, width 192, heads of 64"
+                    command = bench("--attention", *mechanisms, *words, *more)
+                    steps.append(Step(name, title, command, (*TOY_LAYER, *flags, *more)))
+    for heads, width in HEADS:
+        words = ("--dim", 384, "--num-heads", heads, "--dtype", "bf16", "--batch-size", 8, "--tokens", 4096, "--ops")
+        title = f"Operations, heads of {width}, 4,096 tokens, batch 8, bf16"
+        steps.append(Step(f"heads-{width}", title, bench("--attention", *LINEAR, *words), TOY_LAYER))
+    for behind, mechanisms in FAMILIES.items():
+        words = ("--dtype", "bf16", "--batch-size", 8, "--tokens", 1024, 4096, "--compile")
+        title = "Layers made by torch.compile, batch 8, bf16"
+        steps.append(Step(f"compiled{behind}", title, bench("--attention", *mechanisms, *words), TOY_LAYER))
+    return steps
+
+
+def networks() -> dict[str, tuple[str, ...]]:
+    """Whole networks by what a step is called."""
+    papers = {host: tuple(f"{name}_{host}_tiny" for name in ("agent", "inline", "pola")) for host in HOSTS}
+    newer = tuple(f"{name}_deit_tiny" for name in ("mlla", "mala", "rala", "nala", "polapp", "ttt", "mhla"))
+    own = ("soft_tiny", "mlla_tiny", "mala_tiny", "rala_tiny", "nala_tiny", "polapp_b1", "ttt_hvit3_tiny")
+    return {**papers, "deit-newer": newer, "own-hosts": own}
+
+
+HOSTS = ("deit", "pvt", "swin", "cswin")
+
+
+def network_steps() -> list[Step]:
+    """Whole networks against the same hosts with softmax: as they are, trained, and by torch.compile with graphs."""
+    steps = []
+    kinds = {"": ("inference", ()), "-backward": ("a training step", ("--backward",))}
+    kinds["-compiled"] = ("inference, torch.compile with CUDA graphs", ("--compile",))
+    for host, models in networks().items():
+        for behind, (kind, flags) in kinds.items():
+            # compiling one takes half a minute, and the references are compiled as well
+            sizes = (224, 448) if flags == ("--compile",) else (224, 448, 1024)
+            words = ("--model", *models, "--img-size", *sizes, "--dtype", "bf16", "--batch-size", 8)
             toy = toy_bench("--model", "linear_deit_tiny", "--img-size", 32)
-            steps.append(Step(name, title, bench(*words, *(("--backward",) if backward else ())), toy))
+            title = f"Networks of {host}, {kind}, batch 8, bf16"
+            steps.append(Step(f"networks-{host}{behind}", title, bench(*words, *flags), toy))
     return steps
 
 
@@ -128,13 +205,8 @@ def training_steps(data: str) -> list[Step]:
 
 def steps(data: str) -> list[Step]:
     """All steps, those first that the others rest on."""
-    correct = Step(
-        "correctness",
-        "Kernels against float64 and their formulas (tests/gpu)",
-        ("pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"),
-        ("pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", "-k", "linear", "-x", "--maxfail=1"),
-    )
-    return [correct, *layer_steps(), *network_steps(), *unet_steps(), *training_steps(data)]
+    first = [*correctness_steps(), *tuning_steps()]
+    return [*first, *layer_steps(), *network_steps(), *unet_steps(), *training_steps(data)]
 
 
 def main() -> None:

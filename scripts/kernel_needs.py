@@ -5,11 +5,20 @@ python scripts/kernel_needs.py [--capability 9.0] [--dtype bf16 …] [--channels
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from subquad.kernels.triton import inline_kernels, linear_calls, local_kernels, maps_calls, newton_kernels, pool_kernels
+from subquad.kernels.triton import (
+    inline_kernels,
+    linear_calls,
+    local_kernels,
+    maps_calls,
+    newton_kernels,
+    pool_kernels,
+    state_calls,
+)
 from subquad.kernels.triton.offline import needs_of
 from subquad.text import columns
 
@@ -27,7 +36,17 @@ def calls(
     # all tokens stand on a map, in one column
     grid, taps, bias_of_taps = [n, 1], torch.randn(h * d, 3, 3, dtype=dtype), torch.randn(h * d, dtype=dtype)
     gram, alpha = torch.randn(b, h, few, few), torch.randn(b, h, 1, 1)
+    tables = torch.ones(n, d), torch.ones(h, n, d), True, 1e-6
+    turned = {
+        name: getattr(state_calls, f"{form}_attention{gradient}")
+        for form in ("mlla", "mala", "rala", "nala")
+        for name, gradient in ((form, ""), (f"{form} backward", "_gradient"))
+    }
+    turned = {
+        name: partial(call, *((grad,) if "backward" in name else ()), q, k, v, *tables) for name, call in turned.items()
+    }
     return {
+        **(turned if d <= MOST_TURNED else {}),
         "linear": lambda: linear_calls.linear_attention(q, k, v, "relu", 1e-6),
         "linear backward": lambda: linear_calls.linear_attention_gradient(grad, q, k, v, "relu", 1e-6),
         "inline": lambda: inline_kernels.inline_attention(q, k, v),

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from subquad import ATTENTION
 from subquad.cli import make_parser
+from subquad.models import NETWORKS
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,20 @@ def test_every_command_is_one_that_the_program_takes(campaign):
     parser = make_parser()
     for words in {words for step in steps for words in (step.command, step.toy) if words[:1] == ("subquad",)}:
         parser.parse(list(words[1:]))
+
+
+def test_it_covers_every_mechanism_and_every_file_of_tests(campaign):
+    steps = campaign.steps("cifar10.tar.xz")
+    for first in ("tune-b1", "operations-b1", "layers-b64-backward", "compiled"):
+        words = {word for step in steps if step.name.removesuffix("-newer") == first for word in step.command}
+        assert ATTENTION.keys() - {"softmax"} <= words, first
+    tested = {word for step in steps for word in step.command if word.startswith("tests/gpu/")}
+    assert tested == {f"tests/gpu/{path.name}" for path in (campaign.ROOT / "tests" / "gpu").glob("test_*.py")}
+    named = {name for models in campaign.networks().values() for name in models}
+    assert named <= NETWORKS.keys()
+    # tiles are chosen before anything is timed with them
+    places = [step.name.partition("-")[0] for step in steps]
+    assert places.index("tune") > places.index("correctness") and places.index("operations") > places.index("tune")
 
 
 def test_steps_are_kept_and_not_run_again(campaign, tmp_path, monkeypatch, capsys):

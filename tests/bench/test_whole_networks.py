@@ -1,6 +1,7 @@
 """Whole networks against their hosts with softmax."""
 
 import pytest
+import torch
 
 from subquad import SubquadError
 from subquad.benchmarks import NetworkRow, faster_from, measure_networks, networks_table
@@ -51,3 +52,18 @@ def test_a_dense_head_that_can_not_be_measured_is_one_line(capsys):
     with pytest.raises(SubquadError, match="leave out --backward"):
         measure_networks(["agent_pvt_tiny"], [64], head="fpn", backward=True)
     assert main(["bench", "--head", "fpn"]) == 2 and "name them with --model" in capsys.readouterr().err
+
+
+def test_networks_are_compiled_where_that_is_asked_for(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model, mode: compiled.append(mode) or model)
+    settings = {"repeats": 1, "backward": True}
+    assert measure_networks(["linear_deit_tiny"], [32], **settings) and not compiled
+    (row,) = measure_networks(["linear_deit_tiny"], [32], compile=True, **settings)
+    # and its reference
+    assert compiled == ["reduce-overhead"] * 2 and row.gain is not None
+
+
+def test_a_unet_is_not_compiled(capsys):
+    assert main(["bench", "--unet", "sd15", "--compile"]) == 2
+    assert "leave it out beside --unet" in capsys.readouterr().err

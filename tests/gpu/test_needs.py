@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from subquad.kernels.triton import INTERPRETED
+from subquad.kernels.triton import INTERPRETED, MOST_TURNED
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 pytest.importorskip("triton")
@@ -21,7 +21,10 @@ CALLS = list(kernel_needs.calls(16, torch.float32))
 
 
 def check(name, dtype, channels, capability, kilobytes):
-    found = needs_of(kernel_needs.calls(channels, dtype)[name], capability)
+    calls = kernel_needs.calls(channels, dtype)
+    if channels > MOST_TURNED and name not in calls:
+        pytest.skip("heads of so many channels are eager there")
+    found = needs_of(calls[name], capability)
     assert found
     for needs in found:
         assert needs.shared <= kilobytes * 1024, needs

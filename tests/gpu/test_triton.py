@@ -253,6 +253,13 @@ def test_operations_are_operators_of_torch():
     q, k, v = (x.requires_grad_() for x in projected(1, 2, 12, 16, 3))
     few, power = torch.randn(1, 2, 4, 16, device=DEVICE), torch.full((2, 1, 16), 2.0, device=DEVICE)
     bias, taps = torch.randn(2, 4, 12, device=DEVICE), torch.randn(32, 3, 3, device=DEVICE)
+    turns = few.new_ones(12, 16), few.new_ones(2, 12, 16), True, 1e-6
+
+    def state_of(name, kind):
+        if kind != "_keeping_gradient":
+            return ()
+        return (OPERATORS[f"{name}_attention_keeping"](q, k, v, *turns, "triton")[1].detach(),)
+
     gram, state = torch.rand(1, 2, 5, 5, device=DEVICE), torch.rand(2, 2, 19, 16, device=DEVICE)
     calls = {
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
@@ -275,6 +282,18 @@ def test_operations_are_operators_of_torch():
         OPERATORS["pola_attention_keeping_gradient"]: (q, q, k, v, power, power, None, 1e-6, state[:, :, :17]),
         OPERATORS["agent_attention_keeping"]: (q, few, k, v, bias, bias),
         OPERATORS["agent_attention_keeping_gradient"]: (q, q, few, k, v, bias, bias, few, few[..., 0]),
+        **{
+            OPERATORS[f"{name}_attention{kind}"]: (
+                *((q,) if "gradient" in kind else ()),
+                q,
+                k,
+                v,
+                *turns,
+                *state_of(name, kind),
+            )
+            for name in ("mlla", "mala", "rala", "nala")
+            for kind in ("", "_gradient", "_keeping", "_keeping_gradient")
+        },
         kernels.local_branch: (q, k, v, taps, None, [3, 4]),
         kernels.depthwise: (v, taps, taps[:, 0, 0], [2, 4]),
         OPERATORS["depthwise_gradient"]: (q, v, taps, [3, 4]),

@@ -1,6 +1,7 @@
 """What whole networks cost at several image sizes, against their hosts with softmax, in one interleaved run."""
 
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,14 +55,16 @@ def measure_networks(
     dtype: str = "fp32",
     device: torch.device | str = "cpu",
     backward: bool = False,
+    compile: bool = False,
     repeats: int = 7,
     max_seconds: float = 60,
     log: Callable[[str], None] = lambda line: None,
 ) -> list[NetworkRow]:
     """Time networks by name on square images; each takes turns with the others and with their references.
 
-    With `head`, one of a task of `TASKS`, they are backbones under it, with as many classes as its usual data have. A
-    network is left out from the size on at which a first pass takes longer than `max_seconds`.
+    With `compile` all are made by torch.compile, on a GPU with CUDA graphs. With `head`, one of a task of `TASKS`, they
+    are backbones under it, with as many classes as its usual data have. A network is left out from the size on at which
+    a first pass takes longer than `max_seconds`.
     """
     if head is not None and head not in (known := [name for task in TASKS.usable() for name in task.heads]):
         raise unknown_name("head", head, known)
@@ -76,7 +79,10 @@ def measure_networks(
     rows: list[NetworkRow] = []
     for px in sorted(sizes):
         x = torch.randn(batch_size, 3, px, px, device=device, dtype=kind)
-        passes = {name: _pass(_network(name, px, head).to(device=device, dtype=kind), x, backward) for name in running}
+        passes = {
+            name: _pass(_network(name, px, head).to(device=device, dtype=kind), x, backward, compile)
+            for name in running
+        }
         passes, slow = warmed_up(passes, device, is_too_slow=lambda seconds: seconds > max_seconds)
         for name, seconds in slow.items():
             log(f"{name} is left out from {px} px on: {seconds:.0f} s a pass")
@@ -115,14 +121,22 @@ def _network(name: str, px: int, head: str | None) -> nn.Module:
     return task.bench_network(head, arguments, px)
 
 
-def _pass(model: nn.Module, x: Tensor, backward: bool) -> Callable[[], object]:
+def _pass(model: nn.Module, x: Tensor, backward: bool, compile: bool) -> Callable[[], object]:
+    model.train(backward)
+    if compile:
+        # networks are objects of a few classes, of whose code each has graphs of its own
+        torch._dynamo.config.recompile_limit = sys.maxsize
+    run = torch.compile(model, mode="reduce-overhead") if compile else model
+
     def compute() -> Tensor:
         if backward:
             model.zero_grad()
-        result: Tensor = model(x)
+        if compile:
+            # what a graph gave before may be written over
+            torch.compiler.cudagraph_mark_step_begin()
+        result: Tensor = run(x)
         return result
 
-    model.train(backward)
     return timed_pass(compute, backward)
 
 

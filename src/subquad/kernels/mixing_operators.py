@@ -145,7 +145,7 @@ def _turned(name: str, title: str, products: int = 1, sums: int = 0) -> Operator
     ) -> tuple[Tensor | None, ...]:
         return *compute(grad, *tensors, *settings), None, None
 
-    return operator(
+    attention = operator(
         title,
         f"{name}(Tensor q, Tensor k, Tensor v, {settings})",
         TURNED,
@@ -154,6 +154,8 @@ def _turned(name: str, title: str, products: int = 1, sums: int = 0) -> Operator
         backward=backward,
         sums_in_fp32=True,
     )
+    keeps(attention, {"state": f"b*h {products} d+3 d"}, lambda q, k, *rest: _state(k, k.shape[3] + 3, products))
+    return attention
 
 
 mlla_attention = _turned("mlla_attention", "MLLA's linear attention", sums=1)

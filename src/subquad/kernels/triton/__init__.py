@@ -25,6 +25,9 @@ KERNELS = {
     "linear_calls": ("linear_attention", "linear_attention_keeping", "pola_attention", "pola_attention_keeping"),
     "inline_kernels": ("inline_attention", "inline_attention_keeping"),
     "maps_calls": ("agent_attention", "agent_attention_keeping", "soft_gather", "soft_spread"),
+    "state_calls": tuple(
+        f"{name}_attention{kind}" for name in ("mlla", "mala", "rala", "nala") for kind in ("", "_keeping")
+    ),
     "local_kernels": ("local_branch", "depthwise"),
     "pool_kernels": ("pool",),
     "newton_kernels": ("newton_inverse",),
@@ -104,7 +107,22 @@ def _unknown_features(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, feature
     return None if feature_map != "none" else "it makes features of tokens, and these are features"
 
 
+MOST_TURNED = 64
+"""Channels of a head beyond which features that are turned, and their partners, are too much for a program."""
+
+
+def _wide_or_apart(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor | None, *rest: Any
+) -> str | None:
+    """What keeps attention with one state of turned features from these kernels."""
+    if q.shape[3] > MOST_TURNED:
+        return f"it takes heads of up to {MOST_TURNED} channels there, and these have {q.shape[3]}"
+    apart = cos is not None and q.shape[2] != k.shape[2]
+    return "queries and keys that are turned stand on one grid" if apart else None
+
+
 CANNOT = {"linear_attention": _unknown_features}
+CANNOT |= {f"{name}_attention": _wide_or_apart for name in ("mlla", "mala", "rala", "nala")}
 for _module, _names in KERNELS.items():
     for _name in (found for name in _names for found in (name, f"{name}_gradient") if found in OPERATORS):
         implements(OPERATORS[_name], "triton", cannot=CANNOT.get(_name))(_lazily(_module, _name))

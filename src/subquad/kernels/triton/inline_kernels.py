@@ -199,7 +199,7 @@ def inline_attention_keeping_gradient(
     """The same, from the state that was kept: keys and values are read once."""
     (b, h, n, d), mean = q.shape, 1 / k.shape[2]
     dq, dk, dv = map(empty_tokens, (q, k, v))
-    of_queries, of_keys = (tile_of(f"inline.{name}", x, heavy=True) for name, x in (("dq", q), ("dk", k)))
+    of_queries, of_keys = (tile_of(f"inline.{name}", x, heavy=1) for name, x in (("dq", q), ("dk", k)))
     queries, keys = split_of(q, of_queries["BLOCK"]), split_of(k, of_keys["BLOCK"])
     dstate = state.new_empty(b * h, queries.pieces, d + 1, d)
     spread_gradient_kernel[b * h * queries.pieces,](

@@ -64,20 +64,21 @@ def _programs(tokens: Tensor) -> int:
 
 
 def tile_of(
-    kernel: str, tokens: Tensor, *, few: int = 0, heavy: bool = False, exact: bool = False, ahead: int = 2
+    kernel: str, tokens: Tensor, *, few: int = 0, heavy: int = 0, exact: bool = False, ahead: int = 2
 ) -> dict[str, Any]:
     """The settings that all kernels share, for tokens (b, h, n, d): as many rows at once as registers hold.
 
     `kernel` and, where there are some, the number of agents or landmarks are what a table of tiles goes by; `ahead` is
     how many tiles are read ahead of the products, but for fp32.
 
-    `heavy` kernels, those of gradients above all, have much else to hold (scripts/kernel_needs.py shows what).
+    `heavy` says how often that is halved: some kernels, those of gradients above all, have much else to hold
+    (scripts/kernel_needs.py shows what).
     Products of bf16 are of bf16 numbers. Those of fp16 are of tf32 ones, which have as many digits and the range that
     features, states and sums over tokens need; with `exact` those of bf16 too. Sums are in fp32.
     """
     d, fp32 = tokens.shape[-1], tokens.dtype == torch.float32
     width = max(16, triton.next_power_of_2(d))
-    block = 16 if fp32 else 64 // (2 if heavy else 1) // (2 if width > MIDDLE else 1)
+    block = 16 if fp32 else 64 >> (heavy + (width > MIDDLE))
     defaults = {
         "D": d,
         "BLOCK_D": width,

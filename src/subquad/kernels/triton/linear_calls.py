@@ -127,7 +127,7 @@ def _forward(
     """The outputs, and the state of all keys."""
     b, h, n, _ = q.shape
     state, out = _state(k, v, power, sharpness, positions, KIND), empty_tokens(q)
-    tile = tile_of(f"{KIND}.spread", q, heavy=KIND == "pola" and q.shape[-1] > MIDDLE)
+    tile = tile_of(f"{KIND}.spread", q, heavy=int(KIND == "pola" and q.shape[-1] > MIDDLE))
     split = split_of(q, tile["BLOCK"])
     settings = {"KIND": KIND, "STREAMS": state.shape[1], **tile}
     numbers = h, n, *split, 1 / k.shape[2], eps
@@ -152,7 +152,7 @@ def _backward(
     (b, h, n, d), scale = q.shape, 1 / k.shape[2]
     dq, dk, dv = map(empty_tokens, (q, k, v))
     kind = {"KIND": KIND, "STREAMS": state.shape[1]}
-    of_queries, of_keys = (tile_of(f"{KIND}.{name}", x, heavy=True) for name, x in (("dq", q), ("dk", k)))
+    of_queries, of_keys = (tile_of(f"{KIND}.{name}", x, heavy=1) for name, x in (("dq", q), ("dk", k)))
     queries, keys = split_of(q, of_queries["BLOCK"]), split_of(k, of_keys["BLOCK"])
     dstate = state.new_empty(b * h, queries.pieces, *state.shape[1:])
     # of power and sharpness

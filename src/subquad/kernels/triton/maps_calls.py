@@ -83,7 +83,7 @@ def soft_spread_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, u: Tensor, 
     return dx, dlandmarks.to(landmarks.dtype), du.to(u.dtype)
 
 
-def _tile(kernel: str, x: Tensor, few: Tensor, bias: Tensor | None, *, heavy: bool = False) -> dict[str, Any]:
+def _tile(kernel: str, x: Tensor, few: Tensor, bias: Tensor | None, *, heavy: int = 0) -> dict[str, Any]:
     kernel = f"{'soft' if bias is None else 'agent'}.{kernel}"
     # four tiles of tokens are read ahead in heavy ones, and of fp16, as tf32, take twice the room that bf16 does
     ahead = 1 if heavy and x.dtype == torch.float16 else 2
@@ -139,7 +139,7 @@ def _gradient(
     """
     (b, h, n, d), f = x.shape, few.shape[2]
     gather = gather or sums is not None
-    tile = _tile("gather_gradient" if gather else "spread_gradient", x, few, bias, heavy=True)
+    tile = _tile("gather_gradient" if gather else "spread_gradient", x, few, bias, heavy=1)
     parts = -(-f // tile["FEW"])
     if bias is None:
         groups, split = b, split_of(x, tile["BLOCK"], times=parts)
