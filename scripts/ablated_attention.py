@@ -1,18 +1,19 @@
 """Mechanisms without one of the parts that their papers rest on, where that is no setting of theirs.
 
-`register` adds them to the mechanisms of this process; what was trained with one is opened only after it.
+`register` adds them to the mechanisms of this process; what was trained with one is opened only after it. Each
+overrides what it changes; inputs come by name, as hosts give them, and `wraps` says that these are the mechanism's.
 """
 
-from typing import ClassVar
+from functools import wraps
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from subquad.attention import AgentAttention, InLineAttention, PolaAttention, Traits, register_attention
-from subquad.attention.bricks import check_tokens, finish
-from subquad.grid import TokenGrid
+from subquad.attention.bricks import finish
 from subquad.ops.linear_formula import feature_weights, mix_features
-from subquad.ops.padding import count_tokens, mean_token
+from subquad.ops.padding import count_tokens, mean_token, zero_padding
 from subquad.ops.pola_formula import pola_features
 
 EPS = 1e-6
@@ -23,35 +24,18 @@ class UncentredInLine(InLineAttention):
 
     traits = Traits(label="InLine without centring")
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        x: Tensor,
-        padding: Tensor | None = None,
-        *,
-        grid: TokenGrid,
-        kv_grid: TokenGrid,
-    ) -> Tensor:
-        whole = super().forward(q, k, v, x, padding, grid=grid, kv_grid=kv_grid)
+    @wraps(InLineAttention.forward)
+    def forward(self, *, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, **given: Any) -> Tensor:
+        whole = super().forward(q=q, k=k, v=v, padding=padding, **given)
         # what centring takes off: the mean key, met by each query, times the mean value
-        met = q @ mean_token(k, padding).mT * q.shape[-1] ** -0.5
-        return whole + met * mean_token(v, padding)
+        return whole + q @ mean_token(k, padding).mT * q.shape[-1] ** -0.5 * mean_token(v, padding)
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        x: Tensor | None = None,
-        padding: Tensor | None = None,
-        *,
-        grid: TokenGrid,
-        kv_grid: TokenGrid,
-    ) -> Tensor:
-        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
-        weights = (1 + q @ k.mT * q.shape[-1] ** -0.5) / count_tokens(k, padding)
-        return (weights if padding is None else weights.masked_fill(padding[:, None, None, :], 0))[:, :, None]
+    @wraps(InLineAttention.weights)
+    def weights(self, *, q: Tensor, k: Tensor, padding: Tensor | None = None, **given: Any) -> Tensor:
+        whole = super().weights(q=q, k=k, padding=padding, **given)
+        met = q @ mean_token(k, padding).mT * q.shape[-1] ** -0.5 / count_tokens(k, padding)
+        present = zero_padding(torch.ones_like(k[..., :1]), padding)
+        return whole + (met * present.mT)[:, :, None]
 
 
 class UnbiasedAgent(AgentAttention):
@@ -59,8 +43,9 @@ class UnbiasedAgent(AgentAttention):
 
     traits = Traits(label="agent without biases", pools=True)
 
-    def __init__(self, dim: int, num_heads: int, *, grid: TokenGrid, kv_grid: TokenGrid, num_agents: int = 49) -> None:
-        super().__init__(dim, num_heads, grid=grid, kv_grid=kv_grid, num_agents=num_agents)
+    @wraps(AgentAttention.__init__)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         for table in (*self.agent_bias.parameters(), *self.query_bias.parameters()):
             torch.nn.init.zeros_(table).requires_grad_(False)
 
@@ -70,10 +55,9 @@ class FixedPowerPola(PolaAttention):
 
     traits = Traits(label="PolaFormer with fixed powers")
 
-    def __init__(
-        self, dim: int, num_heads: int, *, grid: TokenGrid, kv_grid: TokenGrid, alpha: float = 4, local: bool = True
-    ) -> None:
-        super().__init__(dim, num_heads, grid=grid, kv_grid=kv_grid, alpha=alpha, local=local)
+    @wraps(PolaAttention.__init__)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self.power.requires_grad_(False)
 
 
@@ -82,37 +66,17 @@ class OneSidedPola(PolaAttention):
 
     traits = Traits(label="PolaFormer, equal signs alone")
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        padding: Tensor | None = None,
-        *,
-        grid: TokenGrid,
-        kv_grid: TokenGrid,
-    ) -> Tensor:
-        q, k = self._features(q, k, grid, kv_grid)
-        y = mix_features(q, k, v, padding, eps=EPS)
-        return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+    @wraps(PolaAttention.forward)
+    def forward(self, *, v: Tensor, g: Tensor, padding: Tensor | None = None, **given: Any) -> Tensor:
+        y = mix_features(*self._features(**given), v, padding, eps=EPS)
+        return finish(self.local, y, v, g, grid=given["grid"], kv_grid=given["kv_grid"], padding=padding)
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        g: Tensor | None = None,
-        padding: Tensor | None = None,
-        *,
-        grid: TokenGrid,
-        kv_grid: TokenGrid,
-    ) -> Tensor:
-        return feature_weights(*self._features(q, k, grid, kv_grid), padding, eps=EPS)[:, :, None]
+    @wraps(PolaAttention.weights)
+    def weights(self, *, g: Tensor | None = None, padding: Tensor | None = None, **given: Any) -> Tensor:
+        return feature_weights(*self._features(**given), padding, eps=EPS)[:, :, None]
 
-    def _features(self, q: Tensor, k: Tensor, grid: TokenGrid, kv_grid: TokenGrid) -> tuple[Tensor, Tensor]:
-        check_tokens(q, k, grid=grid, kv_grid=kv_grid)
-        temperature = self._temperature()
-        power = self.powers()
+    def _features(self, *, q: Tensor, k: Tensor, grid: Any, kv_grid: Any) -> tuple[Tensor, Tensor]:
+        temperature, power = self._temperature(), self.powers()
         return pola_features(q / temperature, power), pola_features((k + self.positions(kv_grid)) / temperature, power)
 
 
@@ -122,14 +86,10 @@ class UngatedPola(PolaAttention):
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "padding")
     traits = Traits(label="PolaFormer without a gate")
 
-    def forward(  # type: ignore[override]
-        self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
-    ) -> Tensor:
-        return super().forward(q, k, v, None, padding, grid=grid, kv_grid=kv_grid)  # type: ignore[arg-type]
+    def forward(self, q, k, v, padding=None, *, grid, kv_grid):
+        return super().forward(q, k, v, None, padding, grid=grid, kv_grid=kv_grid)
 
-    def weights(  # type: ignore[override]
-        self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
-    ) -> Tensor:
+    def weights(self, q, k, padding=None, *, grid, kv_grid):
         return super().weights(q, k, None, padding, grid=grid, kv_grid=kv_grid)
 
 

@@ -2,7 +2,9 @@
 
     python scripts/evidence.py --data DATA --code FROZEN      # go on where it was, from a frozen copy of this commit
     python scripts/evidence.py --status                       # what is done, in hours
-    python scripts/evidence.py --page                         # docs/evidence.md from what is done
+    python scripts/evidence.py --data DATA --cost             # operations of each table, counted
+    python scripts/evidence.py --speed --tables resolution    # milliseconds of what is done; on a quiet machine
+    python scripts/evidence.py --page                         # docs/evidence.md, and the claims of docs/findings.md
 
 DATA is the folder with cifar10.tar.xz, camvid.tar and pennfudan.tar. Runs lie in `--output`, go on where they were
 broken off (Ctrl-C and SIGTERM end one after its last whole epoch) and are trained at the lowest priority, on one thread
@@ -25,16 +27,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DONE = ROOT / "docs" / "evidence.json"
-PAGE = ROOT / "docs" / "evidence.md"
-HEAD = """# Evidence
-
-What was trained to judge the papers' claims, written by `python scripts/evidence.py --page` from `docs/evidence.json`.
-Means ± standard deviations of the last epoch over so many seeds; *against* is the paired difference to the first row
-over the seeds that both have, with its 95 % interval (Student's t) from two seeds on. An empty cell was not trained.
-Speed is no measurement: runs share a machine with other work.
-
-    python scripts/evidence.py --data DATA --code FROZEN
-    python scripts/evidence.py --status"""
+SPEED_REPEATS = 15
+GFLOPS = 58
+"""Operations of a core, by 10^9 a second, that softmax trained with in docs/results.md: 232 img/s on two of them."""
 KEPT = ("images_per_second", "train_seconds", "peak_memory_mb", "params", "macs", "epochs")
 
 
@@ -48,12 +43,22 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", help="only these")
     parser.add_argument("--minutes", type=float, help="for so long")
     parser.add_argument("--status", action="store_true", help="only print what is done")
-    parser.add_argument("--page", action="store_true", help="only write docs/evidence.md")
+    parser.add_argument("--cost", action="store_true", help="only count the operations of the tables")
+    parser.add_argument("--speed", action="store_true", help="only time the networks that are trained")
+    parser.add_argument("--page", action="store_true", help="only write docs/evidence.md and the head of findings.md")
     arguments = parser.parse_args()
-    if arguments.status:
-        print(status(arguments))
-    elif arguments.page:
-        PAGE.write_text(page(read(arguments.done)))
+    if arguments.status or arguments.page:
+        import evidence_page
+
+        done = read(arguments.done)
+        if arguments.status:
+            print(evidence_page.status(done))
+        else:
+            evidence_page.write_pages(done, arguments.done.parent)
+    elif arguments.speed:
+        speeds(arguments)
+    elif arguments.cost and arguments.data is not None:
+        cost(arguments)
     elif arguments.data is None:
         parser.error("--data is needed to train: the folder with cifar10.tar.xz, camvid.tar and pennfudan.tar")
     elif arguments.code is not None:
@@ -83,7 +88,6 @@ def campaign(arguments: argparse.Namespace) -> None:
     from evidence_tables import cells
 
     from subquad.errors import SubquadError
-    from subquad.holding import holding
 
     register()
     # PyTorch's fused attention is slow in bf16 backward at few tokens on a CPU
@@ -102,36 +106,99 @@ def campaign(arguments: argparse.Namespace) -> None:
             # another process has it, or it can't be: the others can
             print(f"{cell.name}: {error}", flush=True)
             continue
-        with holding(arguments.done.parent):
-            write(arguments.done, {**read(arguments.done), cell.name: summary})
+        keep(arguments.done, {cell.name: summary})
 
 
 def trained(cell: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """What is kept of a cell's run, trained to its end."""
+    from subquad.runs.run_folder import RunFolder
     from subquad.tasks import task_named
-    from subquad.tasks.recipe_files import load_recipe
     from subquad.training import train
 
     table, task = cell.table, task_named(cell.table.task)
-    changes = {**table.changes, **cell.row.changes}
-    if table.archive is not None:
-        archive = str(arguments.data / table.archive)
-        changes |= {"data": archive} if table.task in ("segment", "detect") else {"data_dir": archive}
-    recipe = load_recipe(table.recipe, task.recipe_class)
-    recipe = recipe.replace(attention=cell.row.attention, seed=cell.seed, **changes)
+    recipe = recipe_of(cell, arguments.data)
     folder = arguments.output / cell.name
     summary = train(recipe, folder, resume=(folder / "recipe.yaml").is_file(), log=lambda line: print(line, flush=True))
-    metric = task.columns[0].entry
+    metric = table.metric or task.columns[0].entry
+    last = RunFolder(folder).rows()[-1]
     facts = json.loads((folder / "run.json").read_text())
     return {
         "metric": metric,
-        "value": summary[f"last_{metric}"],
+        "value": last[f"eval_{metric}"],
+        "columns": {one.title: last[f"eval_{one.entry}"] for one in task.columns if f"eval_{one.entry}" in last},
+        "title": next(one.title for one in task.columns if one.entry == metric),
         **{name: summary[name] for name in KEPT if name in summary},
         "device": facts["device"],
         "torch": facts["versions"]["torch"],
         "commit": commit(),
         "date": date.today().isoformat(),
     }
+
+
+def recipe_of(cell: Any, data: Path) -> Any:
+    """How a cell is trained, on the archives in a folder."""
+    from subquad.tasks import task_named
+    from subquad.tasks.recipe_files import load_recipe
+
+    table = cell.table
+    changes = {**table.changes, **cell.row.changes}
+    if table.archive is not None:
+        archive = str(data / table.archive)
+        changes |= {"data": archive} if table.task in ("segment", "detect") else {"data_dir": archive}
+    recipe = load_recipe(table.recipe, task_named(table.task).recipe_class)
+    return recipe.replace(attention=cell.row.attention, seed=cell.seed, **changes)
+
+
+def cost(arguments: argparse.Namespace) -> None:
+    """Print the operations of each table: three passes over every image that is seen, evaluation left out."""
+    from ablated_attention import register
+    from evidence_tables import TABLES, Cell
+
+    from subquad.tasks import make_task
+
+    register()
+    for table in TABLES:
+        if arguments.tables and table.name not in arguments.tables:
+            continue
+        each = []
+        for row in table.rows:
+            recipe = recipe_of(Cell(table, row, table.seeds[0]), arguments.data)
+            task = make_task(recipe)
+            an_epoch = (recipe.updates_per_epoch or 0) * recipe.batch_size or len(task.train_images)
+            each.append(6 * task.macs() * recipe.epochs * an_epoch / 1e15)
+        all_seeds = sum(each) * len(table.seeds)
+        hours = f"{1e6 * all_seeds / GFLOPS / 3600:.0f} h of a core at {GFLOPS} GFLOP/s"
+        runs = f"{len(each) * len(table.seeds)} runs of {min(each):.2f} to {max(each):.2f} PFLOP"
+        print(f"{table.name:12}  {runs}: {all_seeds:.1f} PFLOP, {hours}", flush=True)
+
+
+def speeds(arguments: argparse.Namespace) -> None:
+    """Time a pass of the networks of image tables that are trained and whose folders are here, rows in turn."""
+    import torch
+    from ablated_attention import register
+    from evidence_tables import TABLES, Cell
+
+    from subquad.runs import open_trained
+    from subquad.timing import interleaved_ms, warmed_up
+
+    register()
+    for table in TABLES:
+        if table.task == "lra" or (arguments.tables and table.name not in arguments.tables):
+            continue
+        passes = {}
+        for cell in (Cell(table, row, table.seeds[0]) for row in table.rows):
+            if cell.name not in (done := read(arguments.done)) or not (arguments.output / cell.name).is_dir():
+                continue
+            trained = open_trained(arguments.output / cell.name).image_network()
+            image = torch.zeros(1, 3, *trained.input.img_size, device=trained.device)
+            passes[cell.name] = torch.inference_mode()(lambda model=trained.model, image=image: model(image))
+        if not passes:
+            continue
+        passes, _ = warmed_up(passes, trained.device)
+        times = interleaved_ms(passes, SPEED_REPEATS, trained.device)
+        timed = {name: {**done[name], "ms": statistics.median(of)} for name, of in times.items()}
+        keep(arguments.done, timed)
+        print("\n".join(f"{name}: {run['ms']:.2f} ms" for name, run in timed.items()), flush=True)
 
 
 def commit() -> str:
@@ -145,87 +212,20 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
+def keep(path: Path, entries: dict[str, dict[str, Any]]) -> None:
+    """Add entries to a file of them; where another process is at it, wait until it is done."""
+    from subquad.data.archives import locked
+
+    with locked(path):
+        write(path, {**read(path), **entries})
+
+
 def write(path: Path, done: dict[str, dict[str, Any]]) -> None:
     """All of them, a line each, so that changes are read as such."""
     from subquad.writing import write_text
 
     lines = [f"  {json.dumps(name)}: {json.dumps(done[name])}" for name in sorted(done)]
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
-
-
-def status(arguments: argparse.Namespace) -> str:
-    """How much of each table is done."""
-    from evidence_tables import TABLES, cells
-
-    done, lines = read(arguments.done), []
-    for table in TABLES:
-        names = [cell.name for cell in cells([table.name])]
-        hours = sum(done[name]["train_seconds"] for name in names if name in done) / 3600
-        lines.append(f"{table.name:10}  {sum(name in done for name in names):3} of {len(names):3} runs  {hours:6.1f} h")
-    return "\n".join(lines)
-
-
-def page(done: dict[str, dict[str, Any]]) -> str:
-    """docs/evidence.md."""
-    from evidence_tables import TABLES
-
-    lines = [HEAD]
-    for table in TABLES:
-        lines += ["", f"## {table.title}", "", *table_lines(table, done)]
-    return "\n".join(lines) + "\n"
-
-
-def table_lines(table: Any, done: dict[str, dict[str, Any]]) -> list[str]:
-    """A table in Markdown, and what it was made with."""
-    from evidence_tables import Cell
-
-    def of(row: Any) -> dict[int, dict[str, Any]]:
-        cells = {seed: Cell(table, row, seed).name for seed in table.seeds}
-        return {seed: done[name] for seed, name in cells.items() if name in done}
-
-    found = {row.name: of(row) for row in table.rows}
-    runs = [run for row in found.values() for run in row.values()]
-    if not runs:
-        return ["Not trained yet."]
-    first = found[table.rows[0].name]
-    lines = [
-        f"| | {runs[0]['metric']} | seeds | against {table.rows[0].name} | parameters | MACs | hours |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in table.rows:
-        own = found[row.name]
-        if not own:
-            lines.append(f"| {row.name} | | 0 | | | | |")
-            continue
-        values = [run["value"] for run in own.values()]
-        apart = [own[seed]["value"] - first[seed]["value"] for seed in own if seed in first and own is not first]
-        one, hours = next(iter(own.values())), sum(run["train_seconds"] for run in own.values()) / 3600
-        lines.append(
-            f"| {row.name} | {spread(values)} | {len(own)} | {interval(apart)} | {one['params'] / 1e6:.2f} M "
-            f"| {one['macs'] / 1e6:.1f} M | {hours:.1f} |"
-        )
-    days, devices = ({run[key] for run in runs} for key in ("date", "device"))
-    versions = ", ".join(sorted({run["torch"] for run in runs}))
-    span = min(days) if len(days) == 1 else f"{min(days)} to {max(days)}"
-    return [*lines, "", f"{span}, torch {versions}, {'; '.join(sorted(devices))}."]
-
-
-def spread(values: list[float]) -> str:
-    """Mean ± standard deviation."""
-    return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def interval(apart: list[float]) -> str:
-    """The mean of paired differences, with its 95 % interval where there are two or more."""
-    if not apart:
-        return ""
-    mean = statistics.fmean(apart)
-    if len(apart) == 1:
-        return f"{mean:+.2f}"
-    from scipy.stats import t
-
-    half = t.ppf(0.975, len(apart) - 1) * statistics.stdev(apart) / len(apart) ** 0.5
-    return f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,10 @@ CIFAR10 = {"amp": "bf16", "epochs": 10}
 """On all 50,000 images, as `cifar10_small` has it otherwise."""
 
 
+PIXELS = {"epochs": 10, "updates_per_epoch": 200, "batch_size": 32, "lr": 1e-3, "warmup_updates": 100}
+"""A twentieth and less of the usual updates of 256: what is not learned in them may be learned later."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A mechanism in a table, with what its recipe has of its own."""
@@ -34,6 +38,8 @@ class Evidence:
         changes: what the recipe has otherwise.
         rows: the first is what the others are compared with.
         seeds: of each row.
+        metric: a column of the task, its first one if left out.
+        at_equal_cost: whether rows of a mechanism are sizes of images, between which it is compared at equal cost.
     """
 
     name: str
@@ -44,6 +50,8 @@ class Evidence:
     changes: Mapping[str, Any]
     rows: tuple[Row, ...]
     seeds: tuple[int, ...] = SEEDS
+    metric: str | None = None
+    at_equal_cost: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,20 @@ def sequences(*mechanisms: str) -> tuple[Row, ...]:
 
 DENSE = ("softmax", "linear", "inline", "agent", "pola")
 
+SIDES = (1.0, 1.5, 2.0)
+"""Sizes of `resolutions`; twice the least is CamVid's own, 360 px."""
+
+
+def resolutions() -> tuple[Row, ...]:
+    """Each mechanism trained and judged on scenes of several sizes, the softmax of the least size first."""
+
+    def row(name: str, side: float) -> Row:
+        crop = [round(160 * side), round(224 * side)]
+        return Row(f"{name} {side:g}x", name, {"short_side": round(180 * side), "img_size": crop})
+
+    return tuple(row(name, side) for side in SIDES for name in DENSE)
+
+
 TABLES = (
     Evidence(
         "cifar10", "CIFAR-10, 10 epochs", "classify", "cifar10_small", "cifar10.tar.xz", CIFAR10, all_mechanisms()
@@ -107,8 +129,46 @@ TABLES = (
         ablations(),
     ),
     Evidence("listops", "ListOps, 64 to 256 tokens, 1,000 updates", "lra", "listops_small", None, {}, sequences()),
+    Evidence(
+        "reach",
+        "Are two patterns equal, 12 px apart? 10 epochs of 16,000 drawn images",
+        "classify",
+        "reach",
+        None,
+        {"data": "same_different:distance=12"},
+        all_mechanisms(),
+    ),
+    Evidence(
+        "paths2d",
+        "Pathfinder as an image of 32 px, contours of 6 dashes, 10 epochs of 40,000 drawn images",
+        "classify",
+        "reach",
+        None,
+        {"data": "pathfinder:contour_length=6,count=50000"},
+        all_mechanisms(),
+    ),
     Evidence("camvid", "CamVid, 20 epochs", "segment", "camvid_small", "camvid.tar", {}, plain(*DENSE)),
     Evidence("pennfudan", "Penn-Fudan, 25 epochs", "detect", "pennfudan_small", "pennfudan.tar", {}, plain(*DENSE)),
+    Evidence(
+        "masks",
+        "Penn-Fudan with masks, 25 epochs",
+        "detect",
+        "pennfudan_small",
+        "pennfudan.tar",
+        {"head": "mask_rcnn"},
+        plain(*DENSE),
+        metric="mask_ap",
+    ),
+    Evidence(
+        "resolution",
+        "CamVid at 180, 270 and 360 px, 20 epochs: accuracy against cost",
+        "segment",
+        "camvid_small",
+        "camvid.tar",
+        {},
+        resolutions(),
+        at_equal_cost=True,
+    ),
     Evidence(
         "deep",
         "Twelve blocks (CIFAR-10, 10 epochs)",
@@ -124,8 +184,20 @@ TABLES = (
         "lra",
         "image",
         "cifar10.tar.xz",
-        {"epochs": 10, "updates_per_epoch": 200, "batch_size": 32, "lr": 1e-3},
-        sequences("softmax", "linear", "inline", "agent", "pola"),
+        PIXELS,
+        sequences(),
+    ),
+    Evidence(
+        "paths",
+        "Pathfinder of 32 px, pixel by pixel (LRA), contours of 6 dashes, 2,000 updates",
+        "lra",
+        "pathfinder",
+        None,
+        {**PIXELS, "data_settings": {"count": 50_000, "contour_length": 6}},
+        sequences(),
+    ),
+    Evidence(
+        "long_listops", "ListOps, 500 to 2,000 tokens, the usual 5,000 updates", "lra", "listops", None, {}, sequences()
     ),
     Evidence(
         "inline224",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from subquad.kernels.triton import inline_kernels, linear_calls, maps_calls
+from subquad.kernels.triton import inline_kernels, linear_calls, local_kernels, maps_calls, newton_kernels, pool_kernels
 from subquad.kernels.triton.offline import needs_of
 from subquad.text import columns
 
@@ -24,6 +24,9 @@ def calls(
     q, k, v, grad = torch.randn(b, n, 4, h, d, dtype=dtype).permute(2, 0, 3, 1, 4).unbind(0)
     agents, landmarks, power = torch.randn(b, h, few, d, dtype=dtype), torch.randn(b, h, few, d), torch.ones(h, 1, d)
     bias, places = torch.randn(h, few, n), torch.randn(h, n, d)
+    # all tokens stand on a map, in one column
+    grid, taps, bias_of_taps = [n, 1], torch.randn(h * d, 3, 3, dtype=dtype), torch.randn(h * d, dtype=dtype)
+    gram, alpha = torch.randn(b, h, few, few), torch.randn(b, h, 1, 1)
     return {
         "linear": lambda: linear_calls.linear_attention(q, k, v, "relu", 1e-6),
         "linear backward": lambda: linear_calls.linear_attention_gradient(grad, q, k, v, "relu", 1e-6),
@@ -37,6 +40,12 @@ def calls(
         "soft gather backward": lambda: maps_calls.soft_gather_gradient(landmarks, k, landmarks, v, 0.5),
         "soft spread": lambda: maps_calls.soft_spread(k, landmarks, landmarks, 0.5),
         "soft spread backward": lambda: maps_calls.soft_spread_gradient(grad, k, landmarks, landmarks, 0.5),
+        "local": lambda: local_kernels.local_branch(q, v, k, taps, bias_of_taps, grid),
+        "local backward": lambda: local_kernels.depthwise_gradient(grad, v, taps, grid),
+        "pool": lambda: pool_kernels.pool(q, grid, [few, 1]),
+        "pool backward": lambda: pool_kernels.pool_gradient(agents, q, grid, [few, 1]),
+        "newton": lambda: newton_kernels.newton_inverse(gram, alpha, 20),
+        "newton backward": lambda: newton_kernels.newton_inverse_gradient(gram, gram, alpha, 20),
     }
 
 

@@ -73,6 +73,7 @@ __all__ = [
     "split_tokens",
     "stream",
     "train",
+    "tune",
     "use_backend",
 ]
 
@@ -86,7 +87,7 @@ _PLACES = {
 """Which module each name comes from."""
 
 _WHEN_ASKED_FOR = {
-    "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "stream", "train"),
+    "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "stream", "train", "tune"),
     "conversion": ("convert", "load_converted", "register_family", "restore"),
     "large": ("band_rows", "chunk_blocks", "chunk_mlps", "split_tokens"),
     "runs": ("open_trained",),

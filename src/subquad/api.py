@@ -19,7 +19,14 @@ from torch import nn
 
 from subquad.analysis import Findings, Study, query_maps
 from subquad.attention import ATTENTION
-from subquad.benchmarks import describe_scaling, measure_blocks, measure_networks, measure_scaling, save_rows
+from subquad.benchmarks import (
+    describe_scaling,
+    measure_blocks,
+    measure_networks,
+    measure_scaling,
+    save_rows,
+    tune_tiles,
+)
 from subquad.conversion.conversion_record import REPORT as RECORD
 from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
@@ -322,6 +329,28 @@ def bench(
     if layers:
         return list(measure_blocks(layers, sizes or (196, 784, 3136), log=log, **settings))
     return list(measure_networks(wanted, sizes or (224, 448), log=log, **settings))
+
+
+def tune(
+    names: Sequence[str] | None = None, sizes: Sequence[int] | None = None, *, log: Log = silent, **settings: Any
+) -> list[Any]:
+    """Choose the tiles of Triton's kernels by time on this GPU, and keep them in $SUBQUAD_HOME for all that runs on it.
+
+    Args:
+        names: mechanisms, whose layers are timed, or networks; all mechanisms if left out.
+        sizes: of mechanisms numbers of tokens, of networks pixels of a side; (1024, 4096) and (224,) if left out.
+        log: hears a line for each kernel.
+        settings: of `subquad.benchmarks.tune_tiles`: `batch_size=8`, `backward=True`, `dtype="bf16"`, `minutes=5`.
+
+    Returns:
+        For each kernel and shape that was not in the table yet, its choice and what that gained.
+
+    Raises:
+        SubquadError: there is no CUDA device, or a name or a setting is wrong, in one line.
+    """
+    wanted = list(ATTENTION) if names is None else list(names)
+    usual = (1024, 4096) if all(name in ATTENTION for name in wanted) else (224,)
+    return list(tune_tiles(wanted, sizes or usual, log=log, **settings))
 
 
 def export(

@@ -28,6 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure what the layers of trained networks attend to, and write a page, a table and JSON.",
     ),
     "bench": ("bench", "Time attention layers, operations or whole networks against what they have to beat."),
+    "tune": (
+        "tuning_command",
+        "Choose the tiles of GPU kernels by time on this device, and keep them for what runs here.",
+    ),
     "export": ("exporting_commands", "Write a network for another engine, and keep it if it computes the same there."),
     "convert": ("conversion_commands", "Give a trained network another attention, with images but without labels."),
     "advise": (

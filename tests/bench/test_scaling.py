@@ -5,7 +5,7 @@ import torch
 
 from subquad import ATTENTION, SubquadError
 from subquad.attention import traits_of
-from subquad.benchmarks import measure_scaling, peak_memory_mb
+from subquad.benchmarks import count_scaling, fitted_exponent, growth_text, measure_scaling, peak_memory_mb
 
 MB = 2**18  # fp32 numbers
 
@@ -45,3 +45,38 @@ def test_what_does_not_fit_the_time_is_left_out_and_named():
 def test_a_length_that_is_no_square_is_refused_with_the_nearest():
     with pytest.raises(SubquadError, match="50 tokens make no square grid: use 49 or 64"):
         measure_scaling(["softmax"], [50])
+
+
+def test_the_exponent_is_of_the_longest_lengths():
+    law = [(n, 3.0 * n**1.5) for n in (256, 1024, 4096)]
+    assert fitted_exponent(law) == pytest.approx(1.5)
+    # constant parts decide where there are few tokens
+    assert fitted_exponent([(4, 1e9), *law]) == pytest.approx(1.5)
+    assert fitted_exponent(law[:1]) is None and fitted_exponent([]) is None
+
+
+def test_what_is_counted_is_what_is_measured():
+    names = ["softmax", "linear"]
+    counted = {
+        (row.mechanism, row.tokens, row.backward): row for row in count_scaling(names, [64, 256], dim=32, num_heads=2)
+    }
+    assert len(counted) == 2 * 2 * 2
+    for backward in (False, True):
+        for row in measure_scaling(["linear"], [256], dim=32, num_heads=2, repeats=1, backward=backward):
+            assert counted["linear", 256, backward].peak_mb == pytest.approx(row.peak_mb, rel=0.5)
+    # projections 4 n c², scores and answers 2 n² c; the backward pass twice as many
+    assert counted["softmax", 256, False].macs == 4 * 256 * 32**2 + 2 * 256**2 * 32
+    assert counted["softmax", 256, True].macs == 3 * counted["softmax", 256, False].macs
+
+
+@pytest.mark.slow
+def test_every_mechanism_is_counted():
+    rows = count_scaling(list(ATTENTION), [64, 256], dim=32, num_heads=2)
+    assert {row.mechanism for row in rows} == set(ATTENTION)
+    assert all(row.macs > 0 and row.peak_mb > 0 for row in rows)
+
+
+def test_exponents_stand_below_a_table_of_several_lengths():
+    rows = measure_scaling(["linear"], [16, 64, 256], dim=16, num_heads=2, repeats=1)
+    assert growth_text(rows).splitlines()[1].startswith("linear")
+    assert growth_text(rows[:1]) == ""

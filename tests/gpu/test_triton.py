@@ -4,40 +4,21 @@ Their sums are in fp32, their results in the precision of the tokens; an error i
 is an error of.
 """
 
-from importlib.metadata import version
+import itertools
 
 import pytest
 import torch
+from kernels_here import DEVICE, DTYPES, ROUNDING, needs_kernels, relative_error
 from mechanisms import inputs_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
-from subquad.kernels import OPERATORS, choose, unavailable, use_backend
-from subquad.kernels.triton import INTERPRETED, launch
+from subquad.kernels import OPERATORS, choose, use_backend
+from subquad.kernels.triton import launch, maps_calls
+from subquad.kernels.triton.tile_table import watching
 from subquad.models.assembling import settings_of
 
-
-def release(package):
-    """Major and minor version."""
-    return tuple(map(int, version(package).split(".")[:2]))
-
-
-def why_not():
-    """Why nothing can be tested here, if so."""
-    if not INTERPRETED:
-        return unavailable("triton")
-    # loops of Triton 3.6's interpreter take numbers from arrays as numpy does no more
-    if release("triton") < (3, 7) and release("numpy") >= (2, 4):
-        return "this interpreter needs an older numpy"
-    return unavailable("triton")
-
-
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no kernels: {why_not()}")
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# numpy, which interprets, has no bf16
-DTYPES = [torch.float32, torch.float16, *([] if INTERPRETED else [torch.bfloat16])]
-ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+pytestmark = needs_kernels
 
 
 def projected(b, h, n, d, count):
@@ -117,6 +98,47 @@ def test_results_and_gradients_are_those_of_the_explicit_weights(name, dtype, sh
         assert one.dtype == dtype and one.shape == other.shape
         error = (one.double() - other).norm() / other.norm().clamp(min=1e-3)
         assert error < ROUNDING[dtype], f"{place}: {error:.1e}"
+
+
+READ_ONCE = {"relu": "relu.state", "inline": "inline.state", "pola": "pola.state", "9 agents": "agent.gather"}
+
+
+@pytest.mark.parametrize("name", READ_ONCE)
+def test_keys_and_values_are_read_once_on_the_way_back(name):
+    call, _, tensors = cases(1, 2, 20, 20, 16)[name]
+    launched = []
+    with watching(lambda key, defaults: launched.append(key.split()[0]) or {}):
+        with_gradients(lambda *given: call(*given, backend="triton"), [x.to(DEVICE) for x in tensors], tensors[0])
+    assert launched.count(READ_ONCE[name]) == 1
+
+
+@pytest.mark.parametrize("images", [1, 5])
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_biases_have_the_sum_over_images_however_these_are_grouped(images, groups, monkeypatch):
+    call, weights, tensors = cases(images, 2, 40, 33, 8)["9 agents"]
+    tensors = [tensor.to(DEVICE) for tensor in tensors]
+    groups = min(groups, images)
+    monkeypatch.setattr(
+        maps_calls,
+        "groups_of",
+        lambda x, block, times: (groups, launch.split_of(x, block, times=times, groups=groups)),
+    )
+    got = with_gradients(lambda *given: call(*given, backend="triton"), tensors, tensors[0])
+    expected = with_gradients(weights, [tensor.double() for tensor in tensors], tensors[0])
+    for one, other in zip(got, expected, strict=True):
+        assert relative_error(one, other) < ROUNDING[torch.float32]
+
+
+def test_groups_of_images_fill_the_device_and_hold_all_images(monkeypatch):
+    for processors in (2, 132):
+        monkeypatch.setattr(launch, "INTERPRETED_PROCESSORS", processors)
+        for b, h, n in itertools.product((1, 3, 64, 200), (1, 12), (1, 49, 3136, 65536)):
+            groups, split = launch.groups_of(torch.empty(b, h, n, 1).expand(b, h, n, 64), 32)
+            each = -(-b // groups)
+            assert 1 <= groups <= b and (groups - 1) * each < b <= groups * each
+            assert split.pieces * split.chunk >= n > (split.pieces - 1) * split.chunk
+            # all of it is as much as can be had, or half of what fills the device
+            assert groups * split.pieces * h * 2 >= min(b * h * -(-n // 32), launch.PROGRAMS * processors) / 2
 
 
 @pytest.mark.slow
@@ -212,11 +234,13 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
         assert "\n" not in str(caught.value)
         with use_backend("triton"), pytest.raises(SubquadError, match=reason):
             ops.linear_attention(*tensors)
-    grid = TokenGrid(3, 3)
-    with pytest.raises(SubquadError, match='backend "triton" has no kernel for means over the map'):
-        ops.pool_tokens(q, grid, grid, backend="triton")
+    grid, weight = TokenGrid(3, 3), torch.randn(16, 16, 2, 2, device=DEVICE)
+    with pytest.raises(SubquadError, match='backend "triton" has no kernel for a convolution of windows'):
+        ops.convolve_windows(q, weight, grid, backend="triton")
     with use_backend("triton"):
-        assert torch.equal(ops.pool_tokens(q, grid, grid), ops.pool_tokens(q, grid, grid, backend="eager"))
+        assert torch.equal(
+            ops.convolve_windows(q, weight, grid), ops.convolve_windows(q, weight, grid, backend="eager")
+        )
 
 
 def test_auto_takes_them_for_cuda_tensors():
@@ -228,7 +252,8 @@ def test_auto_takes_them_for_cuda_tensors():
 def test_operations_are_operators_of_torch():
     q, k, v = (x.requires_grad_() for x in projected(1, 2, 12, 16, 3))
     few, power = torch.randn(1, 2, 4, 16, device=DEVICE), torch.full((2, 1, 16), 2.0, device=DEVICE)
-    bias = torch.randn(2, 4, 12, device=DEVICE)
+    bias, taps = torch.randn(2, 4, 12, device=DEVICE), torch.randn(32, 3, 3, device=DEVICE)
+    gram, state = torch.rand(1, 2, 5, 5, device=DEVICE), torch.rand(2, 2, 19, 16, device=DEVICE)
     calls = {
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
         OPERATORS["linear_attention_gradient"]: (q, q, k, v, "elu", 1e-6),
@@ -242,6 +267,21 @@ def test_operations_are_operators_of_torch():
         OPERATORS["soft_gather_gradient"]: (few, q, few, v, 0.5),
         kernels.soft_spread: (q, few, few, 0.5),
         OPERATORS["soft_spread_gradient"]: (q, q, few, few, 0.5),
+        OPERATORS["linear_attention_keeping"]: (q, k, v, "elu", 1e-6),
+        OPERATORS["linear_attention_keeping_gradient"]: (q, q, k, v, "elu", 1e-6, state[:, :1, :17]),
+        OPERATORS["inline_attention_keeping"]: (q, k, v),
+        OPERATORS["inline_attention_keeping_gradient"]: (q, q, k, v, state[:, :1]),
+        OPERATORS["pola_attention_keeping"]: (q, k, v, power, None, None, 1e-6),
+        OPERATORS["pola_attention_keeping_gradient"]: (q, q, k, v, power, power, None, 1e-6, state[:, :, :17]),
+        OPERATORS["agent_attention_keeping"]: (q, few, k, v, bias, bias),
+        OPERATORS["agent_attention_keeping_gradient"]: (q, q, few, k, v, bias, bias, few, few[..., 0]),
+        kernels.local_branch: (q, k, v, taps, None, [3, 4]),
+        kernels.depthwise: (v, taps, taps[:, 0, 0], [2, 4]),
+        OPERATORS["depthwise_gradient"]: (q, v, taps, [3, 4]),
+        kernels.pool: (q, [3, 3], [2, 2]),
+        OPERATORS["pool_gradient"]: (few, q, [3, 3], [2, 2]),
+        kernels.newton_inverse: (gram, gram[..., :1, :1], 2),
+        OPERATORS["newton_inverse_gradient"]: (gram, gram, gram[..., :1, :1], 2),
     }
     assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "triton" in one.implementations}
     for operator, arguments in calls.items():

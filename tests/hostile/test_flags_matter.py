@@ -48,6 +48,7 @@ TOGETHER = {
         for flags in (diffuse.COMMON, diffuse.AGENTS, diffuse.SWITCHES)
         for action in (flag[0].replace("-", "_") for flag in flags)
     },
+    "tune": {"img_size": ["--model", "deit_tiny"]},
     "analyze": {"no_branches": ["--removed"], "max_held_out": ["--removed"], **NETWORK},
     "convert": {"speedup": ["--at", "64"], "at": ["--speedup", "2"]},
     "eval": NETWORK,

@@ -71,6 +71,10 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "pool": _pool,
         "convolve_windows": _windows,
         "mlp": _mlp,
+        "inline_mixer": _inline_mixer,
+        "agent_mixer": _agent_mixer,
+        "pola_mixer": _pola_mixer,
+        "soft_mixer": _soft_mixer,
         "linear_sums": _linear_sums,
         "linear_answers": _linear_answers,
     }
@@ -296,6 +300,75 @@ def _mlp(width):
     hidden = 3 * width + 1
     weights = _draw(hidden, width) / width**0.5, _draw(hidden), _draw(width, hidden) / hidden**0.5, _draw(width)
     return (_draw(2, 70, width), 1 + 0.1 * _draw(width), _draw(width), *weights, _draw(width)), (1e-6,), definition
+
+
+def _branched(y, v, weight, bias, whose):
+    """A core's y with the local branch of v, whose f filters (f, 1, w, w) are a channel's or a head's."""
+    each = {"channel": lambda x: x, "head_channel": lambda x: x.repeat(HEADS, *[1] * (x.dim() - 1))}
+    each["head"] = lambda x: x.repeat_interleave(v.shape[-1], dim=0)
+    weight, bias = each[whose](weight), None if bias is None else each[whose](bias)
+    padding = weight.shape[-1] // 2
+    image = torch.nn.functional.conv2d(GRID.to_map(v), weight, bias, padding=padding, groups=len(weight))
+    return y + GRID.to_heads(image, HEADS)
+
+
+def _inline_mixer(width):
+    def definition(q, k, v, x, first, first_bias, second, second_bias):
+        hidden = x.mean(dim=1).unflatten(-1, (HEADS, width))
+        hidden = torch.einsum("bhi,hji->bhj", hidden, first.view(HEADS, width, width)) + first_bias.view(HEADS, width)
+        hidden = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
+        taps = torch.einsum("bhi,hji->bhj", hidden, second.view(HEADS, 9 * width, width))
+        taps = (taps + second_bias.view(HEADS, -1)).reshape(len(x), HEADS * width, 1, 3, 3)
+        y = ops.inline_weights(q, k) @ v
+        images = [_branched(y[b : b + 1], v[b : b + 1], taps[b], None, "channel") for b in range(len(x))]
+        return torch.cat(images)
+
+    channels = HEADS * width
+    mlp = _draw(channels, width, 1), _draw(channels), _draw(9 * channels, width, 1) / width**0.5, _draw(9 * channels)
+    return (*_tokens(width, 3), _draw(2, GRID.num_tokens, channels), *mlp), (list(GRID.shape),), definition
+
+
+def _agent_mixer(width):
+    bins = TokenGrid(2, 2)
+
+    def definition(q, k, v, *rest):
+        *tables, weight, bias = rest
+        means = torch.nn.functional.adaptive_avg_pool2d(GRID.to_map(q), bins.shape)
+        agents = bins.to_heads(means, HEADS)
+        y = ops.agent_weights(q, agents, k, BiasTables(*tables[:4]), BiasTables(*tables[4:])) @ v
+        return _branched(y, v, weight, bias, "channel")
+
+    def tables():
+        sizes = (7, 7), (GRID.height,), (GRID.width,), (GRID.prefix,)
+        return (_draw(HEADS, 4, *size) for size in sizes)
+
+    branch = _draw(HEADS * width, 1, 3, 3), _draw(HEADS * width)
+    return (*_tokens(width, 3), *tables(), *tables(), *branch), (list(GRID.shape), [2, 2], "channel"), definition
+
+
+def _pola_mixer(width):
+    def definition(q, k, v, g, power, temperature, positions, weight, bias):
+        learned = 1 + 3 * torch.sigmoid(power), None, torch.log(1 + torch.exp(temperature)), positions
+        y = _halved(v, *ops.pola_weights(q, k, *learned, eps=1e-6).unbind(2))
+        return _branched(y, v, weight, bias, "head_channel") * g
+
+    learned = *(_draw(HEADS, 1, width) for _ in range(2)), _draw(HEADS, GRID.num_tokens, width)
+    branch = _draw(width, 1, 5, 5), _draw(width)
+    return (*_tokens(width, 4), *learned, *branch), (list(GRID.shape), 3.0, 1e-6, "head_channel"), definition
+
+
+def _soft_mixer(width):
+    def definition(q, v, windows, norm_weight, norm_bias, weight, bias):
+        images = GRID.to_map(q).unflatten(1, (HEADS, width)).flatten(0, 1)
+        landmarks = torch.nn.functional.conv2d(images, windows, stride=(3, 4)).unflatten(0, (2, HEADS)).flatten(3).mT
+        landmarks = torch.nn.functional.layer_norm(SCALE * landmarks, (width,), norm_weight, norm_bias, 1e-5)
+        landmarks = torch.nn.functional.gelu(landmarks)
+        return _branched(ops.soft_weights(SCALE * q, landmarks) @ v, v, weight, bias, "head")
+
+    parameters = _draw(width, width, 3, 4) / width**0.5, 1 + 0.1 * _draw(width), 0.1 * _draw(width)
+    branch = _draw(HEADS, 1, 3, 3), None
+    settings = list(GRID.shape), 20, SCALE, 1e-5, 0.01, 1.8, "head"
+    return (*_tokens(width, 2), *parameters, *branch), settings, definition
 
 
 def _gradient_of(call: OperatorCall) -> OperatorCall:

@@ -167,7 +167,16 @@ def test_operations_are_operators_of_torch():
     bias, tables = torch.randn(2, 4, 12), (*(torch.randn(2, 4, n) for n in (3, 4)), None)
     tables = torch.randn(2, 4, 2, 2), *tables
     gram, turns = torch.eye(4).expand(2, 4, 4), (torch.ones(12, 16), torch.zeros(12, 16))
+    branch = torch.randn(32, 1, 3, 3), torch.randn(32)
+    mlp = torch.randn(32, 16, 1), torch.randn(32), torch.randn(288, 16, 1), torch.randn(288)
     calls = {
+        kernels.inline_mixer: (q, k, v, torch.randn(1, 12, 32), *mlp, [3, 4]),
+        kernels.agent_mixer: (q, k, v, *tables, *tables, *branch, [3, 4], [2, 2], "channel"),
+        kernels.pola_mixer: (q, k, v, v, power, power, q[0], *branch, [3, 4], 4.0, 1e-6, "channel"),
+        kernels.soft_mixer: (
+            *(q, v, torch.randn(16, 16, 2, 2), torch.ones(16), torch.ones(16), torch.randn(2, 1, 3, 3), None),
+            *([3, 4], 20, 0.5, 1e-5, 0.01, 1.8, "head"),
+        ),
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
         kernels.linear_sums: (k, v, "relu"),
         kernels.linear_answers: (q, torch.rand(1, 2, 16, 17), 12, "relu", 1e-6),

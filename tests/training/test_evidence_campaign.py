@@ -1,12 +1,14 @@
 """`scripts/evidence.py`: what it trains can be trained, is trained once, and its page says how many seeds there are."""
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from subquad.attention import ATTENTION
+from subquad.data.archives import locked
 from subquad.grid import TokenGrid
 from subquad.tasks import task_named
 from subquad.tasks.recipe_files import load_recipe
@@ -44,6 +46,28 @@ def test_a_mechanism_without_a_part_is_what_its_weights_say(evidence):
         torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10, msg=name)
 
 
+def test_results_wait_for_each_other(evidence, tmp_path):
+    path = tmp_path / "done.json"
+    threads = [threading.Thread(target=evidence.keep, args=(path, {f"t/row-s{seed}": {}})) for seed in range(8)]
+    with locked(path):
+        for thread in threads:
+            thread.start()
+        evidence.write(path, {"t/other-s0": {}})
+    for thread in threads:
+        thread.join()
+    assert evidence.read(path).keys() == {"t/other-s0", *(f"t/row-s{seed}" for seed in range(8))}
+
+
+def test_tables_are_of_tasks_columns_and_data(evidence):
+    from evidence_tables import TABLES, cells
+
+    names = [table.name for table in TABLES]
+    assert len(set(names)) == len(names)
+    for table in TABLES:
+        assert table.metric in (None, *(column.entry for column in task_named(table.task).columns))
+        evidence.recipe_of(next(cells([table.name])), Path("data"))
+
+
 @pytest.mark.slow
 def test_every_row_is_a_network(evidence):
     from ablated_attention import register
@@ -60,12 +84,14 @@ def test_every_row_is_a_network(evidence):
 
 @pytest.mark.slow
 def test_what_is_done_is_not_trained_again(evidence, tmp_path, monkeypatch, capsys):
+    import evidence_page
     import evidence_tables
 
     one = {"epochs": 1, "warmup_epochs": 0}
     rows = evidence_tables.plain("softmax", "linear:local=true")
     table = evidence_tables.Evidence("digits", "Digits", "classify", "digits", None, one, rows, (0, 1))
     monkeypatch.setattr(evidence_tables, "TABLES", (table,))
+    monkeypatch.setattr(evidence_page, "TABLES", (table,))
     files = ["--output", str(tmp_path / "runs"), "--done", str(tmp_path / "done.json")]
 
     def call(*words):
@@ -79,6 +105,8 @@ def test_what_is_done_is_not_trained_again(evidence, tmp_path, monkeypatch, caps
     assert told == [f"— digits/{row}-s{seed}" for seed in (0, 1) for row in ("softmax", "linear_localtrue")]
     assert "4 of   4 runs" in call("--status")
     assert "—" not in call("--data", str(tmp_path))
-    lines = evidence.page(evidence.read(tmp_path / "done.json")).splitlines()
+    lines = evidence_page.page(evidence.read(tmp_path / "done.json")).splitlines()
     row = next(line for line in lines if line.startswith("| linear_localtrue"))
     assert "±" in row and "| 2 |" in row and " to " in row
+    assert "linear_localtrue-s0: " in call("--speed")
+    assert all(run["ms"] > 0 for name, run in evidence.read(tmp_path / "done.json").items() if name.endswith("s0"))

@@ -2,11 +2,14 @@
 
 from subquad.analysis.explicit_attention import attention_weights, visit_attention
 from subquad.analysis.findings import Findings, confusion_words, removal_shares
+from subquad.analysis.frechet import frechet_difference, frechet_distance
 from subquad.analysis.indistinct_queries import confused_queries
 from subquad.analysis.injectivity import confused_by, tells_apart
 from subquad.analysis.maps import Diagonality, diagonality, drift, map_similarity, symmetry
 from subquad.analysis.measures import ALL_MEASURES, Measure
 from subquad.analysis.network_measures import MeasureRow, measure_network
+from subquad.analysis.noise_errors import noise_errors
+from subquad.analysis.paired_differences import Difference, mean_interval, paired_difference, relative_rise
 from subquad.analysis.probes import LayerAttention
 from subquad.analysis.query_maps import QueryMaps, query_maps
 from subquad.analysis.removal import Removal, check_removal, removed_pairs, removing
@@ -30,6 +33,7 @@ __all__ = [
     "Convergence",
     "Counts",
     "Diagonality",
+    "Difference",
     "Findings",
     "LayerAttention",
     "Measure",
@@ -52,16 +56,22 @@ __all__ = [
     "diagonality",
     "drift",
     "entropy",
+    "frechet_difference",
+    "frechet_distance",
     "half_correlation",
     "local_mass",
     "map_similarity",
+    "mean_interval",
     "measure_network",
     "negative_mass",
     "newton_convergence",
     "newton_filter",
+    "noise_errors",
     "nystrom_error",
+    "paired_difference",
     "query_maps",
     "ranks",
+    "relative_rise",
     "removal_shares",
     "removed_pairs",
     "removing",

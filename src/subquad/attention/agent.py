@@ -8,7 +8,16 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
+from subquad.attention.bricks import (
+    LocalConv,
+    check_tokens,
+    finish,
+    finish_rows,
+    head_dim,
+    is_plain,
+    silence,
+    values_beside,
+)
 from subquad.attention.key_removal import renormalised
 from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
@@ -16,6 +25,7 @@ from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import agent_attention, agent_weights, pool_tokens
 from subquad.ops.agent_formula import agent_answers, agent_sums
+from subquad.ops.at_once import agent_at_once
 from subquad.ops.map_formulas import pool_rows
 from subquad.ops.padding import zero_padding
 from subquad.ops.weighted_sums import merge_weighted
@@ -81,9 +91,15 @@ class AgentAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
+        biases, local = self.biases(grid, kv_grid), self.local
+        if padding is None and grid == kv_grid and is_plain(local, LocalConv):
+            branch = {"weight": local.weight, "bias": local.bias, "filters": local.filters}
+            whole = agent_at_once(q, k, v, *biases, **branch, grid=grid, agent_grid=self.agent_grid)
+            if whole is not None:
+                return whole
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
-        y = agent_attention(q, agents, k, v, *self.biases(grid, kv_grid), padding, idle)
-        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+        y = agent_attention(q, agents, k, v, *biases, padding, idle)
+        return finish(local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid

@@ -120,6 +120,14 @@ def finish_rows(
     return finish(local, y, y if v is None else v, gate, grid=rows, kv_grid=kv_grid)
 
 
+def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether a part of a mechanism is what its parameters say: a `kind` that nobody exchanged, or listens to by hooks.
+
+    Only then may a kernel compute it along with what is in front of it.
+    """
+    return type(module) is kind and not (module._forward_hooks or module._forward_pre_hooks)
+
+
 @torch.no_grad()
 def silence(*parts: nn.Module | None) -> None:
     """Set all parameters of some parts of a mechanism to zero: branches and positions that add nothing, yet learn."""

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad import spread
-from subquad.attention.bricks import check_tokens, head_dim, silence
+from subquad.attention.bricks import check_tokens, head_dim, is_plain, silence
 from subquad.attention.key_removal import recentred
 from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import add_local, inline_attention, inline_weights
+from subquad.ops.at_once import inline_at_once
 from subquad.ops.inline_formula import inline_answers, inline_sums, merge_inline
 from subquad.ops.padding import zero_padding
 from subquad.ranges import Positive, checks_arguments
@@ -52,6 +53,10 @@ class InLineAttention(nn.Module):
     ) -> Tensor:
         grid.check(q, x)
         kv_grid.check(k)
+        if padding is None and grid == kv_grid and is_plain(self.local, LocalKernel):
+            whole = inline_at_once(q, k, v, x, *self.local.mlp, grid=grid)
+            if whole is not None:
+                return whole
         y = inline_attention(q, k, v, padding)
         if self.local is None:
             return y
@@ -99,6 +104,11 @@ class LocalKernel(nn.Module):
         super().__init__()
         self.fc1 = nn.Conv1d(dim, dim, 1, groups=num_heads)
         self.fc2 = nn.Conv1d(dim, 9 * dim, 1, groups=num_heads)
+
+    @property
+    def mlp(self) -> tuple[Tensor, ...]:
+        """Weight and bias of its two layers."""
+        return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         if padding is None:

@@ -7,12 +7,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
+from subquad.attention.bricks import (
+    LocalConv,
+    check_tokens,
+    finish,
+    finish_rows,
+    head_dim,
+    is_plain,
+    silence,
+    values_beside,
+)
 from subquad.attention.key_removal import renormalised
 from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import pola_attention, pola_weights
+from subquad.ops.at_once import pola_at_once
 from subquad.ops.pola_formula import pola_answers, pola_sums
 from subquad.positions import PositionTable
 from subquad.ranges import NotNegative, Positive, checks_arguments
@@ -64,8 +74,14 @@ class PolaAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
-        y = pola_attention(q, k, v, self.powers(), padding, self._temperature(), self.positions(kv_grid))
-        return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+        positions, local = self.positions(kv_grid), self.local
+        if padding is None and grid == kv_grid and is_plain(local, LocalConv):
+            learned = self.power, self.temperature, positions, local.weight, local.bias
+            whole = pola_at_once(q, k, v, g, *learned, alpha=self.alpha, grid=grid, filters=local.filters)
+            if whole is not None:
+                return whole
+        y = pola_attention(q, k, v, self.powers(), padding, self._temperature(), positions)
+        return finish(local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, finish, head_dim, silence
+from subquad.attention.bricks import LocalConv, finish, head_dim, is_plain, silence
 from subquad.attention.key_removal import cut
 from subquad.attention.refusing import refuse
 from subquad.attention.traits import Traits
 from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.ops import INVERSES, convolve_windows, soft_attention, soft_weights
+from subquad.ops.at_once import soft_at_once
 from subquad.ops.map_formulas import fill_window
 from subquad.ops.padding import zero_padding
 from subquad.ranges import Positive, checks_arguments
@@ -79,6 +80,10 @@ class SoftAttention(nn.Module):
     ) -> Tensor:
         grid.check(q)
         refuse(self, grid=grid, kv_grid=kv_grid)
+        if padding is None and self.inverse == "ridge":
+            whole = self._at_once(q, v, grid)
+            if whole is not None:
+                return whole
         landmarks, idle = self.landmarks(q, padding, grid)
         y = soft_attention(
             q,
@@ -92,6 +97,25 @@ class SoftAttention(nn.Module):
             scale=soft_scale(q),
         )
         return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+
+    def _at_once(self, q: Tensor, v: Tensor, grid: TokenGrid) -> Tensor | None:
+        local, norm = self.local, self.landmark_norm
+        if not (is_plain(local, LocalConv) and is_plain(norm, nn.LayerNorm)):
+            return None
+        return soft_at_once(
+            q,
+            v,
+            self.landmark.weight,
+            norm.weight,
+            norm.bias,
+            local.weight,
+            local.bias,
+            steps=self.newton_steps,
+            scale=soft_scale(q),
+            norm_eps=norm.eps,
+            grid=grid,
+            filters=local.filters,
+        )
 
     def weights(self, q: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         grid.check(q)

@@ -13,25 +13,39 @@ from subquad.benchmarks.blocks import (
 from subquad.benchmarks.layers_on_squares import describe_device
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.benchmarks.pipeline_costs import METHODS, MethodRow, images_table, make_images
-from subquad.benchmarks.scaling import describe_scaling, measure_scaling
+from subquad.benchmarks.scaling import (
+    LONG,
+    CountedRow,
+    count_scaling,
+    describe_scaling,
+    fitted_exponent,
+    growth_text,
+    measure_scaling,
+)
+from subquad.benchmarks.tuned_tiles import tiles_table, tune_tiles
 from subquad.benchmarks.unets import UNETS, UnetRow, measure_unet, unets_table
 from subquad.benchmarks.whole_networks import NetworkRow, faster_from, measure_networks, networks_table
 
 __all__ = [
     "DTYPES",
+    "LONG",
     "MEASUREMENTS",
     "METHODS",
     "UNETS",
     "BlockRow",
+    "CountedRow",
     "MethodRow",
     "NetworkRow",
     "UnetRow",
     "blocks_table",
+    "count_scaling",
     "describe_device",
     "describe_scaling",
     "dtype_of",
     "faster_from",
     "faster_than_softmax",
+    "fitted_exponent",
+    "growth_text",
     "images_table",
     "make_images",
     "measure_blocks",
@@ -41,5 +55,7 @@ __all__ = [
     "networks_table",
     "peak_memory_mb",
     "save_rows",
+    "tiles_table",
+    "tune_tiles",
     "unets_table",
 ]

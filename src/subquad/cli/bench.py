@@ -79,7 +79,7 @@ def _plainly(value: Any) -> str:
 
 def _blocks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
     from subquad.attention import ATTENTION
-    from subquad.benchmarks import blocks_table, measure_blocks
+    from subquad.benchmarks import blocks_table, growth_text, measure_blocks
 
     names, lengths = arguments.mechanisms or list(ATTENTION), arguments.tokens
     rows = [
@@ -87,7 +87,7 @@ def _blocks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[
         for settings in each
         for row in measure_blocks(names, lengths, device=arguments.device, log=print, **settings)
     ]
-    return rows, blocks_table(rows)
+    return rows, f"{blocks_table(rows)}\n\n{growth_text(rows)}".rstrip()
 
 
 def _networks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:

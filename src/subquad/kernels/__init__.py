@@ -13,11 +13,12 @@ from subquad.kernels.backends import (
     unavailable,
     use_backend,
 )
-from subquad.kernels.choosing import choose, compute, run
+from subquad.kernels.choosing import choose, compute, compute_if_possible, run
 from subquad.kernels.declaring import OPERATORS, Operator, implements, kernels_by_title
 from subquad.kernels.gradients import learns
 from subquad.kernels.layer_operators import mlp
 from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, pool
+from subquad.kernels.mixer_operators import agent_mixer, inline_mixer, pola_mixer, soft_mixer
 from subquad.kernels.mixing_operators import (
     agent_attention,
     agent_attention_of_tables,
@@ -51,13 +52,16 @@ __all__ = [
     "Shapes",
     "agent_attention",
     "agent_attention_of_tables",
+    "agent_mixer",
     "choose",
     "compute",
+    "compute_if_possible",
     "convolve_windows",
     "depthwise",
     "focus",
     "implements",
     "inline_attention",
+    "inline_mixer",
     "kernels_by_title",
     "learns",
     "linear_answers",
@@ -70,12 +74,14 @@ __all__ = [
     "nala_attention",
     "newton_inverse",
     "pola_attention",
+    "pola_mixer",
     "polapp_attention",
     "pool",
     "rala_attention",
     "register_backend",
     "run",
     "soft_gather",
+    "soft_mixer",
     "soft_spread",
     "ttt_unit",
     "unavailable",

@@ -50,6 +50,19 @@ def compute(
     return run(operator, chosen, formula, tensors, settings)
 
 
+def compute_if_possible(operator: Operator, tensors: Tensors, settings: Settings = ()) -> Tensor | None:
+    """What a kernel of `operator`, which has no gradient, computes; None where none can, whoever was asked for."""
+    chosen = choose(operator, tensors, settings, optional=True)
+    if chosen is None:
+        return None
+    operator.shapes.check(*tensors)
+    return run(operator, chosen, _has_no_formula, tensors, settings)
+
+
+def _has_no_formula(*arguments: object) -> Tensor:
+    raise AssertionError("gradients of gradients were asked for where there are none")
+
+
 def choose(
     operator: Operator,
     tensors: Tensors,
@@ -103,9 +116,11 @@ def run(
         return first
     if not learns(*tensors):
         return operator(*tensors, *settings, backend)
+    keeping = operator.keeping
+    computed = operator if keeping is None or backend not in keeping.implementations else keeping
     return with_gradient(
-        lambda *tensors: operator(*tensors, *settings, backend),
-        lambda grad, *tensors: operator.backward(backend, grad, tensors, settings),
+        lambda *tensors: computed(*tensors, *settings, backend),
+        lambda kept, grad, *tensors: operator.backward(backend, grad, tensors, settings, kept),
         lambda *tensors: formula(*tensors, *settings),
         *tensors,
     )
@@ -116,7 +131,7 @@ def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings
     backend, most = KERNELS[name], most_channels(name)
     learned = torch.is_grad_enabled()
     unlearned = learned and not operator.has_gradient(name)
-    for tensor in tensors:
+    for tensor, of_heads in zip(tensors, operator.of_heads, strict=False):
         if tensor is None:
             continue
         if tensor.device.type not in backend.devices:
@@ -129,7 +144,7 @@ def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings
         if tensor.dim() == 4:
             if tensor.stride(3) != 1 and tensor.shape[3] > 1:
                 return f"a head's channels have to lie side by side, and have a stride of {tensor.stride(3)}"
-            if most is not None and tensor.shape[3] > most:
+            if of_heads and most is not None and tensor.shape[3] > most:
                 return f"it takes heads of up to {most} channels here, and these have {tensor.shape[3]}"
         if not tensor.numel():
             return "a tensor is empty"

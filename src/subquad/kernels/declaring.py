@@ -32,6 +32,27 @@ class Implementation:
     cannot: Callable[..., str | None] | None = None
 
 
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_heard(arguments: Sequence[Any]) -> bool:
+    """Whether PyTorch's dispatcher has anything to do for a call but to find out who computes it.
+
+    Compilation, modes (fake tensors, counted FLOPs), the profiler and transforms hear of calls there, subclasses of
+    tensors too, and versions of tensors that are changed are counted. Otherwise going through it is a fifth of what a
+    narrow layer pays Python.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch.autograd._profiler_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in arguments)
+    )
+
+
 class Operator:
     """An operator `torch.ops.subquad.<name>`: called with its tensors, its settings and the name of a backend.
 
@@ -42,8 +63,11 @@ class Operator:
         gradient: the operator of its gradient; None where no kernel has one.
         sums_in_fp32: whether it may be computed in fp32 where its tensors are of half precision.
         gives_fp32: whether its result is fp32 whatever its tensors are.
+        keeping: the same, with what a kernel of its gradient needs beside it, so that this is not computed twice; None
+            where no kernel keeps anything.
         changes_first: whether it changes its first tensor and gives nothing.
         needs_all_tokens: whether what it gives for a token depends on others, which other processes may hold.
+        of_heads: which of its tensors have a head's channels as their last axis.
         implementations: who computes it, by the names of backends.
         packet: PyTorch's.
     """
@@ -63,21 +87,34 @@ class Operator:
     ) -> None:
         self.name, self.title, self.shapes = name, title, shapes
         self.gradient, self._backward = gradient, backward
+        self.keeping: Operator | None = None
+        self.declaration: dict[str, Any] = {}
         self.sums_in_fp32, self.gives_fp32, self.changes_first = sums_in_fp32, gives_fp32, changes_first
         self.needs_all_tokens = needs_all_tokens
+        self.of_heads = tuple(any(form[-1:] == ("d",) for form in forms) for forms in shapes.forms)
         self.implementations: dict[str, Implementation] = {}
         self.packet = getattr(torch.ops.subquad, name)
         self._call = self.packet.default
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._call(*arguments)
+        if self.changes_first or is_heard(arguments):
+            return self._call(*arguments)
+        return self.implementations[arguments[-1]].function(*arguments[:-1])
 
-    def backward(self, backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
-        """The gradient to each of `tensors`, of `grad`, by the kernel of `backend`."""
-        assert self.gradient is not None
+    def backward(
+        self, backend: str, grad: Tensor, tensors: Tensors, settings: Settings, kept: Sequence[Tensor] = ()
+    ) -> tuple[Tensor | None, ...]:
+        """The gradient to each of `tensors`, of `grad`, by the kernel of `backend`, from what `keeping` has `kept`."""
+        owner = self.keeping if kept else self
+        assert owner is not None and owner.gradient is not None
+        gradient = owner.gradient
+
+        def compute(*arguments: Any) -> Any:
+            return gradient(*arguments, *kept, backend)
+
         if self._backward is not None:
-            return self._backward(backend, grad, tensors, settings)
-        grads = self.gradient(grad, *tensors, *settings, backend)
+            return self._backward(compute, grad, tensors, settings)
+        grads = compute(grad, *tensors, *settings)
         return (grads,) if isinstance(grads, Tensor) else grads
 
     def has_gradient(self, backend: str) -> bool:
@@ -112,6 +149,7 @@ def operator(
     name = schema.partition("(")[0]
     NAMESPACE.define(f"{schema.removesuffix(')')}, str backend) -> {result}")
     declared = OPERATORS[name] = Operator(name, title, Shapes(title, **takes), **properties)
+    declared.declaration = {"schema": schema, "takes": takes, "flops": flops, "shape": shape, "result": result}
 
     def dispatch(*arguments: Any) -> Any:
         implementation = declared.implementations.get(arguments[-1])
@@ -128,6 +166,37 @@ def operator(
     torch.library.register_fake(f"subquad::{name}", without_running, lib=NAMESPACE)
     register_flop_formula(declared.packet)(lambda *shapes, out_shape=None, **settings: flops(*shapes[:-1]))
     return declared
+
+
+def keeps(one: Operator, kept: dict[str, str], empty: Callable[..., tuple[Tensor, ...]]) -> Operator:
+    """Declare `<name>_keeping`, which gives what `one` gives and behind it tensors that its gradient needs.
+
+    `kept` are their shapes and `empty` makes them of the arguments. The gradient, `<name>_keeping_gradient`, takes them
+    behind its other arguments. Kernels need not have it; where a backend does, it computes what has a gradient.
+    """
+    assert one.gradient is not None
+    forward, backward = one.declaration, one.gradient.declaration
+    count, shape = len(kept), forward["shape"] or like_tokens
+    gradient = operator(
+        one.gradient.title,
+        backward["schema"].replace(f"{one.gradient.name}(", f"{one.name}_keeping_gradient(")[:-1]
+        + "".join(f", Tensor {name}" for name in kept)
+        + ")",
+        backward["takes"] | kept,
+        lambda *arguments: backward["flops"](*arguments[:-count]),
+        shape=lambda *arguments: backward["shape"](*arguments[:-count]),
+        result=backward["result"],
+    )
+    one.keeping = operator(
+        one.title,
+        forward["schema"].replace(f"{one.name}(", f"{one.name}_keeping("),
+        forward["takes"],
+        forward["flops"],
+        shape=lambda *arguments: (shape(*arguments), *empty(*arguments)),
+        result=f"(Tensor{', Tensor' * count})",
+        gradient=gradient,
+    )
+    return one.keeping
 
 
 def implements(

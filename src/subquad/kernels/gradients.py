@@ -11,22 +11,26 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        kernel: Callable[..., Tensor],
+        kernel: Callable[..., Tensor | tuple[Tensor, ...]],
         gradient: Callable[..., tuple[Tensor | None, ...]],
         eager: Callable[..., Tensor],
         *tensors: Tensor | None,
     ) -> Tensor:
-        ctx.gradient, ctx.eager = gradient, eager
-        ctx.save_for_backward(*tensors)
-        return kernel(*tensors)
+        ctx.gradient, ctx.eager, ctx.count = gradient, eager, len(tensors)
+        results = kernel(*tensors)
+        result, *kept = (results,) if isinstance(results, Tensor) else results
+        ctx.save_for_backward(*tensors, *kept)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), tensors = grads, ctx.saved_tensors
+        # read once: what is computed again in the backward pass is there only once
+        (grad,), saved = grads, ctx.saved_tensors
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
         if not torch.is_grad_enabled():
             # a sum's gradient, for one, is a single number expanded
             grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-            return None, None, None, *ctx.gradient(grad, *tensors)
+            return None, None, None, *ctx.gradient(kept, grad, *tensors)
         wanted = [k for k, tensor in enumerate(tensors) if tensor is not None and tensor.requires_grad]
         with torch.enable_grad():
             # of one tensor another may have been made, as agents are of queries: that is no part of this gradient
@@ -43,16 +47,18 @@ def learns(*tensors: Tensor | None) -> bool:
 
 
 def with_gradient(
-    kernel: Callable[..., Tensor],
+    kernel: Callable[..., Tensor | tuple[Tensor, ...]],
     gradient: Callable[..., tuple[Tensor | None, ...]],
     eager: Callable[..., Tensor],
     *tensors: Tensor | None,
 ) -> Tensor:
-    """`kernel(*tensors)`, differentiable by `gradient(grad, *tensors)`, which has a result for each of them.
+    """`kernel(*tensors)`, differentiable by `gradient(kept, grad, *tensors)`, which has a result for each of them.
 
+    `kernel` gives a result, or a result and tensors that are kept for its gradient.
     Gradients of gradients go through `eager(*tensors)`, which computes the same. The functions are kept for the
     backward pass and must hold no tensor of the graph themselves: it would never be freed.
     """
     if learns(*tensors):
         return _WithGradient.apply(kernel, gradient, eager, *tensors)
-    return kernel(*tensors)
+    results = kernel(*tensors)
+    return results if isinstance(results, Tensor) else results[0]

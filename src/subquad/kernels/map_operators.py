@@ -4,6 +4,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, a bins, m windows. `s
 tokens in front of it are its prefix.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,9 +46,11 @@ depthwise_gradient = operator(
 )
 
 
-def _depthwise_backward(backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
+def _depthwise_backward(
+    gradient: Callable[..., Any], grad: Tensor, tensors: Tensors, settings: Settings
+) -> tuple[Tensor | None, ...]:
     v, weight, bias = tensors
-    dv, dweight, dbias = depthwise_gradient(grad, v, weight, *settings, backend)
+    dv, dweight, dbias = gradient(grad, v, weight, *settings)
     return dv, dweight, None if bias is None else dbias
 
 

@@ -4,12 +4,13 @@ Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks
 The gradient of each stands in front of it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subquad.kernels.declaring import Operator, Settings, Tensors, empty_tokens, operator
+from subquad.kernels.declaring import Operator, Settings, Tensors, empty_tokens, keeps, operator
 
 QKV = {"q": "b h n d", "k": "b h m d", "v": "b h m d"}
 GRAD = {"grad": "b h n d"}
@@ -42,6 +43,14 @@ linear_attention = operator(
     gradient=linear_attention_gradient,
     sums_in_fp32=True,
 )
+
+
+def _state(k: Tensor, rows: int, streams: int = 1) -> tuple[Tensor, ...]:
+    """Room for the states (b·h, streams, rows, d) of keys (b, h, n, d), in fp32."""
+    return (k.new_empty(k.shape[0] * k.shape[1], streams, rows, k.shape[3], dtype=torch.float32),)
+
+
+keeps(linear_attention, {"state": "b*h 1 d+1 d"}, lambda q, k, *rest: _state(k, k.shape[3] + 1))
 
 # of some keys and values [φ(k)ᵀ v, Σ φ(k)], (b, h, d, d + 1)
 linear_sums = operator(
@@ -108,6 +117,8 @@ inline_attention = operator(
     sums_in_fp32=True,
 )
 
+keeps(inline_attention, {"state": "b*h 1 d+3 d"}, lambda q, k, *rest: _state(k, k.shape[3] + 3))
+
 TURNED = QKV | {"cos": "n d|h n d", "sin": "n d|h n d"}
 """Features may be turned by tables of a rotation, `interleaved` or not; see subquad.rope."""
 
@@ -129,8 +140,10 @@ def _turned(name: str, title: str, products: int = 1, sums: int = 0) -> Operator
         result="(Tensor, Tensor, Tensor)",
     )
 
-    def backward(backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
-        return *gradient(grad, *tensors, *settings, backend), None, None
+    def backward(
+        compute: Callable[..., Any], grad: Tensor, tensors: Tensors, settings: Settings
+    ) -> tuple[Tensor | None, ...]:
+        return *compute(grad, *tensors, *settings), None, None
 
     return operator(
         title,
@@ -192,8 +205,10 @@ pola_attention_gradient = operator(
 )
 
 
-def _pola_backward(backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
-    dq, dk, dv, dpower, dtemperature = pola_attention_gradient(grad, *tensors, *settings, backend)
+def _pola_backward(
+    gradient: Callable[..., Any], grad: Tensor, tensors: Tensors, settings: Settings
+) -> tuple[Tensor | None, ...]:
+    dq, dk, dv, dpower, dtemperature = gradient(grad, *tensors, *settings)
     *_, temperature, positions = tensors
     # positions are added to the keys of every image
     dpositions = None if positions is None else dk.sum(dim=0, dtype=torch.float32)
@@ -209,6 +224,9 @@ pola_attention = operator(
     backward=_pola_backward,
     sums_in_fp32=True,
 )
+
+
+keeps(pola_attention, {"state": "b*h 2 d+1 d"}, lambda q, k, *rest: _state(k, k.shape[3] + 1, 2))
 
 
 def _two_maps(q: Any, few: Any, k: Any, *rest: Any) -> int:
@@ -241,8 +259,10 @@ agent_attention_gradient = operator(
 )
 
 
-def _agent_backward(backend: str, grad: Tensor, tensors: Tensors, settings: Settings) -> tuple[Tensor | None, ...]:
-    *grads, dkey_bias, dquery_bias = agent_attention_gradient(grad, *tensors, backend)
+def _agent_backward(
+    gradient: Callable[..., Any], grad: Tensor, tensors: Tensors, settings: Settings
+) -> tuple[Tensor | None, ...]:
+    *grads, dkey_bias, dquery_bias = gradient(grad, *tensors)
     return *grads, dkey_bias.mT, dquery_bias.mT
 
 
@@ -253,6 +273,15 @@ agent_attention = operator(
     _two_maps,
     gradient=agent_attention_gradient,
     backward=_agent_backward,
+)
+
+# what agents collect, and the logarithms of their softmaxes' sums
+keeps(
+    agent_attention,
+    {"values": "b h a d", "normalizer": "b h a"},
+    lambda q, agents, *rest: tuple(
+        agents.new_empty(shape, dtype=torch.float32) for shape in (agents.shape, agents.shape[:3])
+    ),
 )
 
 # biases are sums of a block, which is resampled to the map, rows and columns; tokens of the prefix have their own

@@ -101,8 +101,8 @@ class NormalisedRows:
         pixels = np.repeat(pixels, self.channels, axis=2) if pixels.shape[2] == 1 else pixels[..., : self.channels]
         most = np.iinfo(pixels.dtype).max if np.issubdtype(pixels.dtype, np.integer) else 1
         # numbers of 16 bits as wider ones, which PyTorch knows; it warns of memory that is not writable
-        wide = pixels.dtype.itemsize == 2
-        pixels = pixels.astype(np.float32) if wide else np.require(pixels, requirements=("C", "W"))
+        is_short = pixels.dtype.itemsize == 2
+        pixels = pixels.astype(np.float32) if is_short else np.require(pixels, requirements=("C", "W"))
         image = torch.from_numpy(pixels).flatten(1).to(self.scale.dtype)
         image = torch.addcmul(self.shift, image, self.scale / most).to(self.dtype)
         return image.view(1, *pixels.shape).permute(0, 3, 1, 2)

@@ -18,6 +18,10 @@ from subquad.ops.precision import in_fp32
 
 SHAPES = kernels.soft_gather.shapes.extended(padding="b n", idle="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
+RIDGE = 0.01
+"""What Newton's steps have on the diagonal of the `soft_*` networks."""
+START = 0.9 * 2
+"""Over the square of the largest row sum it is what Newton's steps start from."""
 INVERSE_SHAPES = kernels.newton_inverse.shapes
 KERNEL_SHAPES = kernels.Shapes("a Gaussian kernel", x="... n d", y="... m d")
 
@@ -132,7 +136,7 @@ def gaussian_kernel(x: Tensor, y: Tensor) -> Tensor:
 
 @in_fp32
 def newton_inverse(
-    gram: Tensor, alpha: Tensor | None = None, *, steps: int = 20, ridge: float = 0.01, gradient: str = "steps"
+    gram: Tensor, alpha: Tensor | None = None, *, steps: int = 20, ridge: float = RIDGE, gradient: str = "steps"
 ) -> Tensor:
     """Approximate inverse of A + ridge·I by `steps` Newton steps Y ← 2Y − Y(A + ridge·I)Y (paper, algorithm 1).
 
@@ -152,7 +156,7 @@ def newton_inverse(
         alpha = alpha.expand(*gram.shape[:-2], 1, 1)
     INVERSE_SHAPES.check(gram, alpha)
     if alpha is None:
-        alpha = 0.9 * 2 / row_sum(gram).square()
+        alpha = START / row_sum(gram).square()
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     if gradient == "inverse":
         inverse = _iterate((gram + ridge * identity).detach(), alpha.detach(), identity, steps)
@@ -216,7 +220,7 @@ def _norm(gram: Tensor, steps: int, gradient: str) -> Solve:
 
 
 def _cholesky(gram: Tensor, steps: int, gradient: str) -> Solve:
-    ridged = gram + 0.01 * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    ridged = gram + RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     # with the ridge the matrix is positive definite by far more than rounding: no check that would wait for a GPU
     factor = torch.linalg.cholesky_ex(ridged)[0]
     return lambda x: torch.cholesky_solve(x, factor)

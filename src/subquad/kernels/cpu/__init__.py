@@ -30,4 +30,4 @@ register_backend(
     )
 )
 
-from subquad.kernels.cpu import layer_kernels, map_kernels, mixing_kernels  # noqa: E402, F401  they need the backend
+from subquad.kernels.cpu import layer_kernels, map_kernels, mixer_kernels, mixing_kernels  # noqa: E402, F401  they need the backend

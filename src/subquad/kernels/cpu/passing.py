@@ -39,10 +39,35 @@ class Map(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("height", "width", "prefix")]
 
 
+class Filters(ctypes.Structure):
+    """`Filters` of kernels/mixers.h."""
+
+    _fields_ = [("weight", Numbers), ("bias", Numbers)]
+    _fields_ += [(name, ctypes.c_int64) for name in ("count", "each", "size")]
+
+
+class Predictor(ctypes.Structure):
+    """`Predictor` of kernels/mixers.h."""
+
+    _fields_ = [(name, Numbers) for name in ("first", "first_bias", "second", "second_bias")]
+
+    @classmethod
+    def of(cls, *parameters: Tensor) -> "Predictor":
+        """Weights and biases of its two layers, which live as long as what is handed over."""
+        numbers = tuple(map(parameter_of, parameters))
+        predictor = cls(*numbers)
+        predictor.owner = numbers  # type: ignore[attr-defined]
+        return predictor
+
+
 class Turning(ctypes.Structure):
     """`Turning` of kernels/feature_maps.h."""
 
     _fields_ = [("cos", Numbers), ("sin", Numbers), ("heads", ctypes.c_int64)]
+
+
+STILL = Turning(Numbers(), Numbers(), 1)
+"""No rotation."""
 
 
 def tokens_of(x: Tensor | None) -> Tokens:
@@ -61,8 +86,10 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
 
 def of_one_dtype(*tokens: Tensor | None) -> tuple[Any, ...]:
     """Tokens as kernels want them: all fp32 or all bf16. Where they differ, as under autocast, all become fp32."""
-    dtypes = {x.dtype for x in tokens if x is not None}
-    return tokens if len(dtypes) == 1 else tuple(None if x is None else x.float() for x in tokens)
+    first, *rest = tokens
+    if all(x is None or x.dtype == first.dtype for x in rest):  # type: ignore[union-attr]
+        return tokens
+    return tuple(None if x is None else x.float() for x in tokens)
 
 
 class Bias(ctypes.Structure):
@@ -91,8 +118,10 @@ def parameter_of(x: Tensor | None) -> Numbers:
 
 def turning_of(cos: Tensor | None, sin: Tensor | None) -> Turning:
     """Tables of a rotation, (n, d) or (h, n, d), which live as long as what is handed over."""
+    if cos is None:
+        return STILL
     tables = parameter_of(cos), parameter_of(sin)
-    turning = Turning(*tables, 1 if cos is None or cos.dim() == 2 else cos.shape[0])
+    turning = Turning(*tables, 1 if cos.dim() == 2 else cos.shape[0])
     turning.owner = tables
     return turning
 
@@ -122,6 +151,17 @@ def norm_of(weight: Tensor, bias: Tensor, eps: float) -> Norm:
     norm = Norm(*parameters, eps)
     norm.owner = parameters
     return norm
+
+
+def filters_of(weight: Tensor, bias: Tensor | None, whose: str, like: Tensor) -> Filters:
+    """Depthwise filters (f, 1, w, w) and biases (f,) of tokens (b, h, n, d), which live as long as what is handed over.
+
+    `whose` they are is a name of `mixer_operators.FILTERS`.
+    """
+    numbers = parameter_of(weight), parameter_of(bias)
+    filters = Filters(*numbers, len(weight), like.shape[3] if whose == "head" else 1, weight.shape[3])
+    filters.owner = numbers
+    return filters
 
 
 def long(*numbers: int) -> list[ctypes.c_int64]:

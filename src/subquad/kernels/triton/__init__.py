@@ -7,7 +7,8 @@ Nothing here imports Triton before a kernel runs.
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,11 +22,14 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LEAST_CAPABILITY = (8, 0)
 
 KERNELS = {
-    "linear_calls": ("linear_attention", "pola_attention"),
-    "inline_kernels": ("inline_attention",),
-    "maps_calls": ("agent_attention", "soft_gather", "soft_spread"),
+    "linear_calls": ("linear_attention", "linear_attention_keeping", "pola_attention", "pola_attention_keeping"),
+    "inline_kernels": ("inline_attention", "inline_attention_keeping"),
+    "maps_calls": ("agent_attention", "agent_attention_keeping", "soft_gather", "soft_spread"),
+    "local_kernels": ("local_branch", "depthwise"),
+    "pool_kernels": ("pool",),
+    "newton_kernels": ("newton_inverse",),
 }
-"""Operators by the file that computes them and their gradients."""
+"""Operators by the file that computes them and, where they have some, their gradients."""
 
 
 def missing() -> str | None:
@@ -55,11 +59,31 @@ def _lazily(module: str, name: str) -> Callable[..., Any]:
 
     def call(first: torch.Tensor, *rest: Any) -> Any:
         check_arguments(OPERATORS[name], (first, *rest))
+        for note in _notes:
+            note(name, (first, *rest))
         function = getattr(importlib.import_module(f"{__name__}.{module}"), name)
         with torch.cuda.device_of(first):
             return function(first, *rest)
 
     return call
+
+
+_notes: list[Callable[[str, tuple[Any, ...]], None]] = []
+
+
+@contextmanager
+def noting(note: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Let `note(name, arguments)` hear of every operator that these kernels compute inside this context."""
+    _notes.append(note)
+    try:
+        yield
+    finally:
+        _notes.remove(note)
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """What computes an operator."""
+    return OPERATORS[name].implementations["triton"].function
 
 
 register_backend(
@@ -82,5 +106,5 @@ def _unknown_features(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, feature
 
 CANNOT = {"linear_attention": _unknown_features}
 for _module, _names in KERNELS.items():
-    for _name in (found for name in _names for found in (name, f"{name}_gradient")):
+    for _name in (found for name in _names for found in (name, f"{name}_gradient") if found in OPERATORS):
         implements(OPERATORS[_name], "triton", cannot=CANNOT.get(_name))(_lazily(_module, _name))

@@ -175,35 +175,47 @@ def state_gradient_kernel(
 
 def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """See subquad.ops.inline_attention."""
+    return inline_attention_keeping(q, k, v)[0]
+
+
+def inline_attention_keeping(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, and the state of all keys (b·h, 1, d + 3, d), in fp32."""
     b, h, n, d = q.shape
-    state, tile, out = _state(k, v), tile_of(q), empty_tokens(q)
+    state, tile, out = _state(k, v), tile_of("inline.spread", q), empty_tokens(q)
     split = split_of(q, tile["BLOCK"])
     numbers = h, n, *split, 1 / k.shape[2], d**-0.5
     spread_kernel[b * h * split.pieces,](tokens_of(q), tokens_of(out), state, *numbers, **tile)
-    return out
+    return out, state
 
 
 def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """To q, k and v."""
+    return inline_attention_keeping_gradient(grad, q, k, v, _state(k, v))
+
+
+def inline_attention_keeping_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Tensor
+) -> tuple[Tensor, ...]:
+    """The same, from the state that was kept: keys and values are read once."""
     (b, h, n, d), mean = q.shape, 1 / k.shape[2]
-    state, tile = _state(k, v), tile_of(q, heavy=True)
     dq, dk, dv = map(empty_tokens, (q, k, v))
-    queries, keys = split_of(q, tile["BLOCK"]), split_of(k, tile["BLOCK"])
+    of_queries, of_keys = (tile_of(f"inline.{name}", x, heavy=True) for name, x in (("dq", q), ("dk", k)))
+    queries, keys = split_of(q, of_queries["BLOCK"]), split_of(k, of_keys["BLOCK"])
     dstate = state.new_empty(b * h, queries.pieces, d + 1, d)
     spread_gradient_kernel[b * h * queries.pieces,](
-        *map(tokens_of, (grad, q, dq)), state, dstate, h, n, *queries, mean, d**-0.5, **tile
+        *map(tokens_of, (grad, q, dq)), state, dstate, h, n, *queries, mean, d**-0.5, **of_queries
     )
     state_gradient_kernel[b * h * keys.pieces,](
-        *map(tokens_of, (k, v, dk, dv)), state, total(dstate), h, k.shape[2], *keys, mean, **tile
+        *map(tokens_of, (k, v, dk, dv)), state, total(dstate), h, k.shape[2], *keys, mean, **of_keys
     )
     return dq, dk, dv
 
 
 def _state(k: Tensor, v: Tensor) -> Tensor:
-    """(b·h, d + 3, d) of all keys, in fp32."""
+    """(b·h, 1, d + 3, d) of all keys, in fp32."""
     b, h, n, d = k.shape
-    tile = tile_of(k)
+    tile = tile_of("inline.state", k)
     split = split_of(k, tile["BLOCK"])
     state = k.new_empty(b * h, split.pieces, d + 3, d, dtype=torch.float32)
     state_kernel[b * h * split.pieces,](tokens_of(k), tokens_of(v), state, h, n, *split, **tile)
-    return total(state)
+    return total(state)[:, None]

@@ -7,12 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from subquad.kernels.triton.tile_table import with_choice
+
 PROGRAMS = 4
 """For each multiprocessor: fewer leave it idle at the end, more split sequences for nothing."""
 
 INTERPRETED_PROCESSORS = 2
 """What stands for a GPU's number of multiprocessors in Triton's interpreter."""
 
+LINE_NUMBERS = 4096
+"""Numbers of a tile of which no product is made."""
 
 MIDDLE = 64
 """Channels of a head beyond which tiles are smaller."""
@@ -25,21 +29,47 @@ class Split(NamedTuple):
     chunk: int
 
 
-def split_of(tokens: Tensor, block: int, *, times: int = 1) -> Split:
-    """Tokens (b, h, n, d) split so that small batches fill the device, where each sequence is read `times` over."""
-    if tokens.is_cuda:
-        processors = torch.cuda.get_device_properties(tokens.device).multi_processor_count
-    else:
-        processors = INTERPRETED_PROCESSORS
+def split_of(tokens: Tensor, block: int, *, times: int = 1, groups: int | None = None) -> Split:
+    """Tokens (b, h, n, d) split so that small batches fill the device, where each sequence is read `times` over.
+
+    One program may go through the images of a group, of which there are `groups`.
+    """
     b, h, n, _ = tokens.shape
     blocks = -(-n // block)
-    wanted = min(max(1, PROGRAMS * processors // (b * h * times)), blocks)
+    wanted = min(max(1, _programs(tokens) // ((groups or b) * h * times)), blocks)
     chunk = -(-blocks // wanted) * block
     return Split(-(-n // chunk), chunk)
 
 
-def tile_of(tokens: Tensor, *, heavy: bool = False, exact: bool = False) -> dict[str, Any]:
+def groups_of(tokens: Tensor, block: int, *, times: int = 1) -> tuple[int, Split]:
+    """In how many groups the images of tokens (b, h, n, d) are gone through, and how tokens are split then.
+
+    Of g groups and s splits, g s fill the device. Each group has a sum (f, n) for each head, and each split of every
+    image one (f, d): the least of both together is where g is the root of b d g s / n.
+    """
+    b, h, n, d = tokens.shape
+    wanted = max(1, _programs(tokens) // (h * times))
+    most_splits = -(-n // block)
+    groups = min(b, max(1, round((b * wanted * d / n) ** 0.5), -(-wanted // most_splits)))
+    # as many in all groups but the last
+    groups = -(-b // -(-b // groups))
+    return groups, split_of(tokens, block, times=times, groups=groups)
+
+
+def _programs(tokens: Tensor) -> int:
+    """How many fill the device of these tokens."""
+    if not tokens.is_cuda:
+        return PROGRAMS * INTERPRETED_PROCESSORS
+    return PROGRAMS * torch.cuda.get_device_properties(tokens.device).multi_processor_count
+
+
+def tile_of(
+    kernel: str, tokens: Tensor, *, few: int = 0, heavy: bool = False, exact: bool = False, ahead: int = 2
+) -> dict[str, Any]:
     """The settings that all kernels share, for tokens (b, h, n, d): as many rows at once as registers hold.
+
+    `kernel` and, where there are some, the number of agents or landmarks are what a table of tiles goes by; `ahead` is
+    how many tiles are read ahead of the products, but for fp32.
 
     `heavy` kernels, those of gradients above all, have much else to hold (scripts/kernel_needs.py shows what).
     Products of bf16 are of bf16 numbers. Those of fp16 are of tf32 ones, which have as many digits and the range that
@@ -48,16 +78,34 @@ def tile_of(tokens: Tensor, *, heavy: bool = False, exact: bool = False) -> dict
     d, fp32 = tokens.shape[-1], tokens.dtype == torch.float32
     width = max(16, triton.next_power_of_2(d))
     block = 16 if fp32 else 64 // (2 if heavy else 1) // (2 if width > MIDDLE else 1)
-    return {
+    defaults = {
         "D": d,
         "BLOCK_D": width,
         "BLOCK": block,
         "DOT": tl.bfloat16 if tokens.dtype == torch.bfloat16 and not exact else tl.float32,
         "PRECISION": "ieee" if fp32 else "tf32",
         "num_warps": 16 if fp32 and width > MIDDLE else 8,
-        "num_stages": 1 if fp32 else 2,
+        "num_stages": 1 if fp32 else ahead,
         "enable_fp_fusion": True,
     }
+    return with_choice(kernel, defaults, tokens, few)
+
+
+def lines_of(kernel: str, tokens: Tensor) -> dict[str, Any]:
+    """The settings of kernels without products of matrices, for tokens (b, h, n, d)."""
+    d = tokens.shape[-1]
+    width = triton.next_power_of_2(d)
+    block = min(128, max(16, LINE_NUMBERS // width))
+    compiled = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
+    return with_choice(kernel, {"D": d, "BLOCK_D": width, "BLOCK": block, **compiled}, tokens)
+
+
+def square_of(kernel: str, matrices: Tensor) -> dict[str, Any]:
+    """The settings of kernels that hold matrices (b, m, m) in fp32."""
+    side = max(16, triton.next_power_of_2(matrices.shape[-1]))
+    warps = 8 if side > 32 else 4
+    compiled = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+    return with_choice(kernel, {"SIDE": side, "CHUNK": 16, "PRECISION": "ieee", **compiled}, matrices[None])
 
 
 def few_of(count: int, tile: dict[str, Any]) -> int:

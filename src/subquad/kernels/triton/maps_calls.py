@@ -6,28 +6,53 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.declaring import empty_tokens
-from subquad.kernels.triton.launch import few_of, split_of, tile_of
+from subquad.kernels.triton.launch import few_of, groups_of, split_of, tile_of
 from subquad.kernels.triton.maps_kernels import gather_kernel, gradient_kernel, spread_kernel
 from subquad.kernels.triton.tiles import bias_of, tokens_of
 
 
 def agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor) -> Tensor:
     """See subquad.ops.agent_attention; a bias is (h, a, n)."""
+    return agent_attention_keeping(q, agents, k, v, key_bias, query_bias)[0]
+
+
+def agent_attention_keeping(
+    q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, what agents collected (b, h, a, d), and the logarithms of their weights' sums (b, h, a), in fp32."""
     scale = q.shape[-1] ** -0.5
-    values, _ = _gather(agents, k, v, scale, key_bias)
-    return _spread(q, agents, values, scale, query_bias)
+    values, normalizer = _gather(agents, k, v, scale, key_bias)
+    assert normalizer is not None
+    return _spread(q, agents, values, scale, query_bias), values.contiguous(), normalizer.contiguous()
 
 
 def agent_attention_gradient(
     grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
 ) -> tuple[Tensor, ...]:
     """To q, agents, k, v and the biases, which are (h, a, n), as (h, n, a)."""
+    values, normalizer = _gather(agents, k, v, q.shape[-1] ** -0.5, key_bias)
+    assert normalizer is not None
+    return agent_attention_keeping_gradient(grad, q, agents, k, v, key_bias, query_bias, values, normalizer)
+
+
+def agent_attention_keeping_gradient(
+    grad: Tensor,
+    q: Tensor,
+    agents: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor,
+    query_bias: Tensor,
+    values: Tensor,
+    normalizer: Tensor,
+) -> tuple[Tensor, ...]:
+    """The same, from what agents had collected: keys and values are read once."""
     scale = q.shape[-1] ** -0.5
-    values, normalizer = _gather(agents, k, v, scale, key_bias)
     dq, _, dagents, dvalues, dquery_bias = _gradient(q, grad, agents, values, scale, query_bias)
     assert dvalues is not None
     losses = (dvalues * values).sum(dim=-1)
-    dk, dv, dagents_too, _, dkey_bias = _gradient(k, v, agents, dvalues, scale, key_bias, (normalizer, losses))
+    sums = normalizer.contiguous(), losses
+    dk, dv, dagents_too, _, dkey_bias = _gradient(k, v, agents, dvalues, scale, key_bias, sums)
     assert dv is not None and dkey_bias is not None and dquery_bias is not None
     dagents = (dagents + dagents_too).to(agents.dtype)
     of_biases = dkey_bias.mT.to(key_bias.dtype), dquery_bias.mT.to(query_bias.dtype)
@@ -58,12 +83,12 @@ def soft_spread_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, u: Tensor, 
     return dx, dlandmarks.to(landmarks.dtype), du.to(u.dtype)
 
 
-def _tile(x: Tensor, few: Tensor, bias: Tensor | None, *, heavy: bool = False) -> dict[str, Any]:
+def _tile(kernel: str, x: Tensor, few: Tensor, bias: Tensor | None, *, heavy: bool = False) -> dict[str, Any]:
+    kernel = f"{'soft' if bias is None else 'agent'}.{kernel}"
+    # four tiles of tokens are read ahead in heavy ones, and of fp16, as tf32, take twice the room that bf16 does
+    ahead = 1 if heavy and x.dtype == torch.float16 else 2
     # a Gaussian sees small differences of large squares
-    tile = tile_of(x, heavy=heavy, exact=bias is None)
-    if heavy and x.dtype == torch.float16:
-        # four tiles of tokens are read ahead, and as tf32 take twice the room that bf16 does
-        tile["num_stages"] = 1
+    tile = tile_of(kernel, x, few=few.shape[2], heavy=heavy, exact=bias is None, ahead=ahead)
     return {"GAUSS": bias is None, "FEW": few_of(few.shape[2], tile), **tile}
 
 
@@ -72,7 +97,7 @@ def _gather(
 ) -> tuple[Tensor, Tensor | None]:
     """(b, h, f, d) in fp32, and (b, h, f) the logarithms of a softmax's sums."""
     (b, h, n, d), f = x.shape, few.shape[2]
-    tile = _tile(x, few, bias)
+    tile = _tile("gather", x, few, bias)
     parts = -(-f // tile["FEW"])
     split = split_of(x, tile["BLOCK"], times=parts)
     out = x.new_empty(b, h, split.pieces, f, d, dtype=torch.float32)
@@ -89,7 +114,7 @@ def _gather(
 
 def _spread(x: Tensor, few: Tensor, u: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
     (b, h, n, _), out = x.shape, empty_tokens(x)
-    tile = _tile(x, few, bias)
+    tile = _tile("spread", x, few, bias)
     blocks = -(-n // tile["BLOCK"])
     spread_kernel[b * h * blocks,](
         *map(tokens_of, (x, few, u)), bias_of(bias), tokens_of(out), h, few.shape[2], n, blocks, scale, **tile
@@ -114,21 +139,23 @@ def _gradient(
     """
     (b, h, n, d), f = x.shape, few.shape[2]
     gather = gather or sums is not None
-    tile = _tile(x, few, bias, heavy=True)
+    tile = _tile("gather_gradient" if gather else "spread_gradient", x, few, bias, heavy=True)
     parts = -(-f // tile["FEW"])
-    split = split_of(x, tile["BLOCK"], times=parts)
+    if bias is None:
+        groups, split = b, split_of(x, tile["BLOCK"], times=parts)
+    else:
+        groups, split = groups_of(x, tile["BLOCK"], times=parts)
     dx = _shares(x, parts)
     dvalues = _shares(values, parts) if gather else None
     dfew = x.new_empty(b, h, split.pieces, f, d, dtype=torch.float32)
     dfew_values = None if gather else torch.empty_like(dfew)
-    # in the tokens' precision: a number for each pair is more than all else that is written here
-    dbias = None if bias is None else x.new_empty(b, h, f, n)
+    dbias = None if bias is None else dfew.new_empty(groups, h, f, n)
     normalizer, losses = sums or (None, None)
-    gradient_kernel[b * h * split.pieces, parts](
+    gradient_kernel[groups * h * split.pieces, parts](
         *map(tokens_of, (x, values, few, few_values)),
         *(bias_of(bias), normalizer, losses),
         *map(tokens_of, (dx, dvalues)),
-        *(dfew, dfew_values, dbias, h, f, n, *split, scale),
+        *(dfew, dfew_values, dbias, h, f, n, *split, b, -(-b // groups), scale),
         GATHER=gather,
         **tile,
     )
@@ -137,7 +164,7 @@ def _gradient(
         None if dvalues is None else _summed(dvalues, values, parts),
         dfew.sum(dim=2),
         None if dfew_values is None else dfew_values.sum(dim=2),
-        None if dbias is None else dbias.sum(dim=0, dtype=torch.float32),
+        None if dbias is None else dbias.sum(dim=0),
     )
 
 

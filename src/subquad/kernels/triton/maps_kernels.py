@@ -159,6 +159,8 @@ def gradient_kernel(
     count,
     splits,
     chunk,
+    images,
+    each,
     scale,
     GAUSS: tl.constexpr,
     GATHER: tl.constexpr,
@@ -173,81 +175,93 @@ def gradient_kernel(
 
     An entry's gradient is dw = few_values·values: where tokens are gathered, values are theirs and few_values are the
     gradient of what was gathered; where the few are spread, values are the output's gradient and few_values theirs.
+    A program goes through `each` images one after the other, whose gradients of a bias (groups, h, f, n) it adds up.
     """
-    split, batch, head = program(splits, heads)
+    split, group, head = program(splits, heads)
     part = tl.program_id(1)
     columns, places = tl.arange(0, BLOCK_D), part * FEW + tl.arange(0, FEW)
-    agents = read(few, batch, head, places, columns, few_count, D)
-    of_few = read(few_values, batch, head, places, columns, few_count, D)
-    dagents, dof_few = tl.zeros((FEW, BLOCK_D), tl.float32), tl.zeros((FEW, BLOCK_D), tl.float32)
-    pulls = tl.zeros((FEW,), tl.float32)
-    images = tl.num_programs(0) // splits // heads
-    if GATHER and not GAUSS:
-        image = (batch * heads + head) * few_count
-        total = tl.load(normalizer + image + places, mask=places < few_count, other=0.0)
-        loss = tl.load(losses + image + places, mask=places < few_count, other=0.0)
-    for start in range(split * chunk, tl.minimum(count, (split + 1) * chunk), BLOCK):
-        rows = start + tl.arange(0, BLOCK)
-        tokens = read(x, batch, head, rows, columns, count, D)
-        of_tokens = read(values, batch, head, rows, columns, count, D)
-        logits = logarithms(agents, tokens, bias, head, places, rows, few_count, count, scale, GAUSS, DOT, PRECISION)
-        dweights = product(of_few, tl.trans(of_tokens), DOT, PRECISION)
+    for batch in range(group * each, tl.minimum(images, (group + 1) * each)):
+        agents = read(few, batch, head, places, columns, few_count, D)
+        of_few = read(few_values, batch, head, places, columns, few_count, D)
+        dagents, dof_few = tl.zeros((FEW, BLOCK_D), tl.float32), tl.zeros((FEW, BLOCK_D), tl.float32)
+        pulls = tl.zeros((FEW,), tl.float32)
+        if GATHER and not GAUSS:
+            image = (batch * heads + head) * few_count
+            total = tl.load(normalizer + image + places, mask=places < few_count, other=0.0)
+            loss = tl.load(losses + image + places, mask=places < few_count, other=0.0)
+        for start in range(split * chunk, tl.minimum(count, (split + 1) * chunk), BLOCK):
+            rows = start + tl.arange(0, BLOCK)
+            tokens = read(x, batch, head, rows, columns, count, D)
+            of_tokens = read(values, batch, head, rows, columns, count, D)
+            logits = logarithms(
+                agents, tokens, bias, head, places, rows, few_count, count, scale, GAUSS, DOT, PRECISION
+            )
+            dweights = product(of_few, tl.trans(of_tokens), DOT, PRECISION)
+            if GAUSS:
+                weights = tl.exp(logits)
+                dlogits = weights * dweights
+            elif GATHER:
+                weights = tl.exp(logits - total[:, None])
+                dlogits = weights * (dweights - loss[:, None])
+            else:
+                # the softmax runs over all of the few, of which this program may have a block
+                highest, weight = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
+                lost = tl.zeros((BLOCK,), tl.float32)
+                for first in range(0, few_count, FEW):
+                    others = first + tl.arange(0, FEW)
+                    theirs = logarithms(
+                        read(few, batch, head, others, columns, few_count, D),
+                        tokens,
+                        bias,
+                        head,
+                        others,
+                        rows,
+                        few_count,
+                        count,
+                        scale,
+                        GAUSS,
+                        DOT,
+                        PRECISION,
+                    )
+                    moved = product(
+                        read(few_values, batch, head, others, columns, few_count, D),
+                        tl.trans(of_tokens),
+                        DOT,
+                        PRECISION,
+                    )
+                    higher = finite(tl.maximum(highest, tl.max(theirs, axis=0)))
+                    shares, kept = tl.exp(theirs - higher[None, :]), tl.exp(highest - higher)
+                    weight, lost = weight * kept + tl.sum(shares, axis=0), lost * kept + tl.sum(shares * moved, axis=0)
+                    highest = higher
+                weight = tl.where(weight == 0, 1.0, weight)
+                weights = tl.exp(logits - highest[None, :]) / weight[None, :]
+                dlogits = weights * (dweights - (lost / weight)[None, :])
+            dtokens = product(tl.trans(dlogits), agents, DOT, PRECISION) * scale
+            dagents += product(dlogits, tokens, DOT, PRECISION) * scale
+            if GAUSS:
+                # −(f − s x)² / 2 also pulls each of the two to zero
+                dtokens -= tl.sum(dlogits, axis=0)[:, None] * tokens.to(tl.float32) * (scale * scale)
+                pulls += tl.sum(dlogits, axis=1)
+            write(dx, dtokens, part * images + batch, head, rows, columns, count, D)
+            if GATHER:
+                dtheirs = product(tl.trans(weights), of_few, DOT, PRECISION)
+                write(dvalues, dtheirs, part * images + batch, head, rows, columns, count, D)
+            else:
+                dof_few += product(weights, of_tokens, DOT, PRECISION)
+            if dbias is not None:
+                pair = ((group * heads + head) * few_count + places[:, None]) * count + rows[None, :]
+                present = (places[:, None] < few_count) & (rows[None, :] < count)
+                # of the group's first image there is nothing before
+                added = (places[:, None] < tl.where(batch > group * each, few_count, 0)) & (rows[None, :] < count)
+                before = tl.load(dbias + pair, mask=added, other=0.0)
+                tl.store(dbias + pair, before + dlogits, mask=present)
         if GAUSS:
-            weights = tl.exp(logits)
-            dlogits = weights * dweights
-        elif GATHER:
-            weights = tl.exp(logits - total[:, None])
-            dlogits = weights * (dweights - loss[:, None])
-        else:
-            # the softmax runs over all of the few, of which this program may have a block
-            highest, weight = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
-            lost = tl.zeros((BLOCK,), tl.float32)
-            for first in range(0, few_count, FEW):
-                others = first + tl.arange(0, FEW)
-                theirs = logarithms(
-                    read(few, batch, head, others, columns, few_count, D),
-                    tokens,
-                    bias,
-                    head,
-                    others,
-                    rows,
-                    few_count,
-                    count,
-                    scale,
-                    GAUSS,
-                    DOT,
-                    PRECISION,
-                )
-                moved = product(
-                    read(few_values, batch, head, others, columns, few_count, D), tl.trans(of_tokens), DOT, PRECISION
-                )
-                higher = finite(tl.maximum(highest, tl.max(theirs, axis=0)))
-                shares, kept = tl.exp(theirs - higher[None, :]), tl.exp(highest - higher)
-                weight, lost = weight * kept + tl.sum(shares, axis=0), lost * kept + tl.sum(shares * moved, axis=0)
-                highest = higher
-            weight = tl.where(weight == 0, 1.0, weight)
-            weights = tl.exp(logits - highest[None, :]) / weight[None, :]
-            dlogits = weights * (dweights - (lost / weight)[None, :])
-        dtokens = product(tl.trans(dlogits), agents, DOT, PRECISION) * scale
-        dagents += product(dlogits, tokens, DOT, PRECISION) * scale
-        if GAUSS:
-            # −(f − s x)² / 2 also pulls each of the two to zero
-            dtokens -= tl.sum(dlogits, axis=0)[:, None] * tokens.to(tl.float32) * (scale * scale)
-            pulls += tl.sum(dlogits, axis=1)
-        write(dx, dtokens, part * images + batch, head, rows, columns, count, D)
-        if GATHER:
-            dtheirs = product(tl.trans(weights), of_few, DOT, PRECISION)
-            write(dvalues, dtheirs, part * images + batch, head, rows, columns, count, D)
-        else:
-            dof_few += product(weights, of_tokens, DOT, PRECISION)
+            dagents -= pulls[:, None] * agents.to(tl.float32)
+        at = (((batch * heads + head) * splits + split) * few_count + places[:, None]) * D + columns[None, :]
+        inside = (places[:, None] < few_count) & (columns[None, :] < D)
+        tl.store(dfew + at, dagents, mask=inside)
+        if not GATHER:
+            tl.store(dfew_values + at, dof_few, mask=inside)
         if dbias is not None:
-            pair = ((batch * heads + head) * few_count + places[:, None]) * count + rows[None, :]
-            present = (places[:, None] < few_count) & (rows[None, :] < count)
-            tl.store(dbias + pair, dlogits.to(dbias.dtype.element_ty), mask=present)
-    if GAUSS:
-        dagents -= pulls[:, None] * agents.to(tl.float32)
-    at = (tl.program_id(0).to(tl.int64) * few_count + places[:, None]) * D + columns[None, :]
-    inside = (places[:, None] < few_count) & (columns[None, :] < D)
-    tl.store(dfew + at, dagents, mask=inside)
-    if not GATHER:
-        tl.store(dfew_values + at, dof_few, mask=inside)
+            # other threads of this program add to what these have written
+            tl.debug_barrier()

@@ -9,3 +9,4 @@
 #include "focused.h"
 #include "ttt.h"
 #include "mlp.h"
+#include "mixers.h"

@@ -29,6 +29,11 @@ class BiasRows {
     const int64_t agents, width;
     int64_t of = -1, y_of = -1;
     std::vector<float> block, rows, columns, line;
+    struct Between {
+        int64_t left, right;
+        float over;
+    };
+    std::vector<Between> across;  // where each column of the map lies among the block's
 
     // (agents, count) as (count, padded agents), `beyond` the agents
     void turn(const float* from, int64_t count, std::vector<float>& to, float beyond = 0) {
@@ -51,6 +56,9 @@ class BiasRows {
         turn(bias.rows.data + h * agents * bias.map.height, bias.map.height, rows);
         turn(bias.columns.data + h * agents * bias.map.width, bias.map.width, columns, LOWEST);
         line.resize(bias.side * width);
+        across.resize(bias.map.width);
+        for (int64_t x = 0; x < bias.map.width; x++)
+            across[x].over = between(x, bias.map.width, across[x].left, across[x].right);
     }
 
     void begin_row(int64_t y) {
@@ -69,13 +77,9 @@ class BiasRows {
         for (int64_t a = agents; a < width; a++) to[a] = LOWEST;
     }
 
-    void from_tables(int64_t h, int64_t t, float* to) {
-        if (t < bias.map.prefix) return gathered(bias.prefix.data + h * agents * bias.map.prefix + t, bias.map.prefix, to);
-        const int64_t y = (t - bias.map.prefix) / bias.map.width, x = (t - bias.map.prefix) % bias.map.width;
-        if (of != h) begin_head(h);
-        if (y_of != y) begin_row(y);
-        int64_t left, right;
-        const float over = between(x, bias.map.width, left, right);
+    // Place x of row y of the map, whose line is there
+    void from_tables(int64_t x, float* to) const {
+        const auto [left, right, over] = across[x];
         for (int64_t a = 0; a < width; a += W) {
             const vec first = load(&line[left * width + a]), second = load(&line[right * width + a]);
             store(to + a, first + (second - first) * over + load(&columns[x * width + a]));
@@ -87,9 +91,21 @@ public:
 
     // (count × padded agents); beyond the agents the lowest number, so that its exponential is 0
     void fill(const Piece& piece, float* map) {
-        for (int64_t t = piece.first; t < piece.first + piece.count; t++, map += width)
-            if (bias.written) gathered(bias.written + piece.h * bias.head + t * bias.token, bias.agent, map);
-            else from_tables(piece.h, t, map);
+        int64_t t = piece.first, end = piece.first + piece.count;
+        if (bias.written) {
+            for (; t < end; t++, map += width)
+                gathered(bias.written + piece.h * bias.head + t * bias.token, bias.agent, map);
+            return;
+        }
+        const int64_t prefix = bias.map.prefix;
+        for (; t < std::min(end, prefix); t++, map += width)
+            gathered(bias.prefix.data + piece.h * agents * prefix + t, prefix, map);
+        if (t == end) return;
+        if (of != piece.h) begin_head(piece.h);
+        for (int64_t y = (t - prefix) / bias.map.width, x = (t - prefix) % bias.map.width; t < end; y++, x = 0) {
+            if (y_of != y) begin_row(y);
+            for (; x < bias.map.width && t < end; x++, t++, map += width) from_tables(x, map);
+        }
     }
 };
 
@@ -104,8 +120,8 @@ struct Bin {
 };
 
 // out (b, h, a, d) = means of the tokens over the bins
-template <class E>
-Answer pool_of(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Tokens<E> out) {
+template <class E, class To>
+Answer pool_to(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Tokens<To> out) {
     const int64_t d = shape.width, total = shape.batch * shape.heads * down;
     if (!fits(shape, shape.queries, x) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
     if (!fits(shape, down * across, out)) return MISFIT;
@@ -114,7 +130,7 @@ Answer pool_of(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, 
             const int64_t index = i / down, b = index / shape.heads, h = index % shape.heads, row = i % down;
             for (int64_t column = 0; column < across; column++) {
                 const Bin bin(map, row, column, down, across);
-                E* to = out.at(b, h, row * across + column);
+                To* to = out.at(b, h, row * across + column);
                 for (int64_t c = 0; c < d; c += W) {
                     vec sums{};
                     for (int64_t r = bin.top; r < bin.bottom; r++)
@@ -128,6 +144,11 @@ Answer pool_of(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, 
         }
     });
     return DONE;
+}
+
+template <class E>
+Answer pool_of(Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Tokens<E> out) {
+    return pool_to(shape, x, map, down, across, out);
 }
 
 KERNEL(
@@ -177,9 +198,9 @@ KERNEL(
 
 // out (b, h, m, d) = a convolution of each head's map whose windows lie side by side: `weight` (down, across, d, d_out)
 // for windows of down × across places; what fills no window is left out.
-template <class E>
-Answer convolve_windows_of(
-    Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Numbers weights, Tokens<E> out) {
+template <class E, class To>
+Answer convolve_windows_to(
+    Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Numbers weights, Tokens<To> out) {
     if (!fits(shape, shape.queries, x) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
     const int64_t d = shape.width, row = padded(d), high = map.height / down, wide = map.width / across;
     if (!fits(down * across * d * d, weights) || !fits(shape, high * wide, out)) return MISFIT;
@@ -206,6 +227,12 @@ Answer convolve_windows_of(
         }
     });
     return DONE;
+}
+
+template <class E>
+Answer convolve_windows_of(
+    Shape shape, Tokens<E> x, Map map, int64_t down, int64_t across, Numbers weights, Tokens<E> out) {
+    return convolve_windows_to(shape, x, map, down, across, weights, out);
 }
 
 KERNEL(

@@ -7,8 +7,11 @@ struct GaussianMap {
     std::vector<float> columns, norms, map, room;
     int64_t of = -1;
 
+    // To `map`, or to another place
     template <class E>
-    void fill_in(const Tokens<E>& x, const Piece& piece, const float* few, int64_t count, int64_t width, float scale) {
+    void fill_in(
+        const Tokens<E>& x, const Piece& piece, const float* few, int64_t count, int64_t width, float scale,
+        float* to = nullptr) {
         const int64_t row = padded(count);
         if (of != piece.index) {
             of = piece.index;
@@ -20,9 +23,10 @@ struct GaussianMap {
             }
             map.resize(T * row);
         }
+        if (!to) to = map.data();
         const Strided tokens = matrix_of(x, piece, width, room);
-        multiply(piece.count, row, width, tokens, columns.data(), row, {map.data(), row});
-        for (int64_t t = 0; t < piece.count; t++) {
+        multiply(piece.count, row, width, tokens, columns.data(), row, {to, row});
+        for (int64_t t = 0; t < piece.count; t++, to += row) {
             vec squares{};
             const float* token = tokens.data + t * tokens.row;
             for (int64_t c = 0; c < width; c += W) {
@@ -31,29 +35,30 @@ struct GaussianMap {
             }
             const float norm = 0.5f * scale * scale * sum(squares);
             for (int64_t a = 0; a < row; a += W) {
-                const vec exponent = load(&map[t * row + a]) * scale - norm - load(&norms[a]);
+                const vec exponent = load(to + a) * scale - norm - load(&norms[a]);
                 // rounding can make the distance of near points slightly negative
-                store(&map[t * row + a], falling_exponential(exponent > vec{} ? vec{} : exponent));
+                store(to + a, falling_exponential(exponent > vec{} ? vec{} : exponent));
             }
         }
     }
 };
 
-// out (b, h, m, d) = κ(scale x, landmarks)ᵀ v
+// out (b, h, m, d) = κ(scale x, landmarks)ᵀ v; the map (b, h, n, padded m) is kept where there is a place for it
 template <class E>
-Answer soft_gather_of(
-    Shape shape, Tokens<E> x, Numbers landmarks, int64_t count, Tokens<E> v, float scale, Numbers out) {
+Answer soft_gather_to(
+    Shape shape, Tokens<E> x, Numbers landmarks, int64_t count, Tokens<E> v, float scale, Numbers out, float* kept) {
     if (!fits(shape, shape.keys, x, v)) return MISFIT;
     if (!fits(shape.batch * shape.heads * count * shape.width, landmarks, out)) return MISFIT;
-    const int64_t d = shape.width, row = padded(d);
+    const int64_t d = shape.width, row = padded(d), columns = padded(count);
     Sums sums(shape.threads, count * row);
     parallel(shape.threads, [&](int me, int all) {
         GaussianMap kernel;
         std::vector<float> spare;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
-            kernel.fill_in(x, piece, landmarks.data, count, d, scale);
+            float* to = kept ? kept + (piece.index * shape.keys + piece.first) * columns : nullptr;
+            kernel.fill_in(x, piece, landmarks.data, count, d, scale, to);
             const Rows rows = values_of(v, piece, d, spare);
-            const Strided map{kernel.map.data(), 1, padded(count)};
+            const Strided map{to ? to : kernel.map.data(), 1, columns};
             multiply(count, row, piece.count, map, rows.data, rows.row, {sum, row}, true);
         });
         heads(shape, me, all, [&](int64_t index) {
@@ -68,15 +73,22 @@ Answer soft_gather_of(
     return DONE;
 }
 
+template <class E>
+Answer soft_gather_of(
+    Shape shape, Tokens<E> x, Numbers landmarks, int64_t count, Tokens<E> v, float scale, Numbers out) {
+    return soft_gather_to(shape, x, landmarks, count, v, scale, out, nullptr);
+}
+
 KERNEL(
     soft_gather,
     (Shape shape, AnyTokens x, Numbers landmarks, int64_t count, AnyTokens v, float scale, Numbers out),
     (shape, x, landmarks, count, v, scale, out))
 
-// out = κ(scale x, landmarks) u, as tokens, from u (b, h, m, d)
+// out = κ(scale x, landmarks) u, as tokens, from u (b, h, m, d), and from the map where it was kept
 template <class E>
-Answer soft_spread_of(
-    Shape shape, Tokens<E> x, Numbers landmarks, int64_t count, Numbers u, float scale, Tokens<E> out) {
+Answer soft_spread_from(
+    Shape shape, Tokens<E> x, Numbers landmarks, int64_t count, Numbers u, float scale, Tokens<E> out,
+    const float* kept) {
     if (!fits(shape, shape.queries, x, out)) return MISFIT;
     if (!fits(shape.batch * shape.heads * count * shape.width, landmarks, u)) return MISFIT;
     const int64_t d = shape.width, row = padded(d);
@@ -86,14 +98,21 @@ Answer soft_spread_of(
         int64_t of = -1;
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
             if (of != piece.index) as_rows(u.data + (of = piece.index) * count * d, d, count, d, few);
-            kernel.fill_in(x, piece, landmarks.data, count, d, scale);
+            const float* from = kept + (piece.index * shape.queries + piece.first) * padded(count);
+            if (!kept) kernel.fill_in(x, piece, landmarks.data, count, d, scale);
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                const Strided map{kernel.map.data(), padded(count), 1};
+                const Strided map{kept ? from : kernel.map.data(), padded(count), 1};
                 multiply(piece.count, row, count, map, few.data(), row, c);
             });
         });
     });
     return DONE;
+}
+
+template <class E>
+Answer soft_spread_of(
+    Shape shape, Tokens<E> x, Numbers landmarks, int64_t count, Numbers u, float scale, Tokens<E> out) {
+    return soft_spread_from(shape, x, landmarks, count, u, scale, out, nullptr);
 }
 
 KERNEL(
@@ -207,6 +226,29 @@ struct Newton {
         for (float& value : y) value *= start;
     }
 
+    // All steps; rounding makes it unsymmetric only slowly. Each squares the rest I - A Y: where that is small, this one
+    // and the next leave nothing of it that fp32 could tell, and the others would change nothing.
+    void run(const float* gram, float start, int64_t steps) {
+        begin(gram, start);
+        for (int64_t i = 0; i < steps; i++) {
+            step(i % 4 == 3 || i + 1 == steps);
+            if (i + 2 < steps && rest_is_small()) steps = i + 2;
+        }
+    }
+
+    // Whether its largest row sum was below 1e-3 in front of the step: (1e-3)⁴ is left after the next
+    bool rest_is_small() const {
+        for (int64_t r = 0; r < m; r++) {
+            vec total{};
+            for (int64_t c = 0; c < row; c += W) {
+                const vec x = load(&rest[r * row + c]);
+                total += x > vec{} ? x : -x;
+            }
+            if (!(sum(total) < 1e-3f)) return false;
+        }
+        return true;
+    }
+
     void step(bool keep_symmetric) {
         std::fill(rest.begin(), rest.end(), 0.0f);
         for (int64_t r = 0; r < m; r++) rest[r * row + r] = 1;
@@ -230,9 +272,7 @@ Answer newton_inverse_of(
     parallel(threads, [&](int me, int all) {
         Newton newton(m);
         for (int64_t i = me; i < matrices; i += all) {
-            newton.begin(gram.data + i * m * m, start.data[i]);
-            // rounding makes it unsymmetric only slowly
-            for (int step = 0; step < steps; step++) newton.step(step % 4 == 3 || step + 1 == steps);
+            newton.run(gram.data + i * m * m, start.data[i], steps);
             copy_out(m, newton.y.data(), out.data + i * m * m);
         }
     });

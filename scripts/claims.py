@@ -1,0 +1,249 @@
+"""Claims of the papers, each judged by a rule from what was measured; what was not measured is not judged.
+
+`scripts/evidence.py --page` prints them at the head of docs/findings.md.
+"""
+
+import json
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subquad.analysis.paired_differences import Difference, mean_interval, paired_difference
+
+SEEN, NOT_SEEN, OPPOSITE = "seen", "not seen", "not seen: the opposite is"
+ABSENT, UNDECIDED, NOT_TESTABLE = "not trained yet", "not decided yet", "not testable here"
+
+Done = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict, and what stands beside it: the interval, over how many seeds."""
+
+    verdict: str
+    beside: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What claims are judged from.
+
+    Attributes:
+        done: runs by the names of their cells, docs/evidence.json.
+        agentsd: docs/agentsd.json, by network.
+        scale: docs/scale.json.
+    """
+
+    done: Done
+    agentsd: Mapping[str, Any]
+    scale: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, docs: Path, done: Done) -> "Measured":
+        """What stands in a folder of documents."""
+        files = (docs / "agentsd.json", docs / "scale.json")
+        agentsd, scale = (json.loads(file.read_text()) if file.is_file() else {} for file in files)
+        return cls(done, agentsd, scale)
+
+    def values(self, table: str, row: str) -> dict[int, float]:
+        """A row's results by seed."""
+        start = f"{table}/{row}-s"
+        named = {name.removeprefix(start): run for name, run in self.done.items() if name.startswith(start)}
+        return {int(seed): float(run["value"]) for seed, run in named.items() if seed.isdigit()}
+
+    def difference(self, table: str, row: str, other: str) -> Difference | None:
+        """How much higher a row is than another one, over the seeds that both have; None where there are none."""
+        first, second = self.values(table, row), self.values(table, other)
+        both = sorted(first.keys() & second.keys())
+        return (
+            paired_difference(*(torch.tensor([of[seed] for seed in both]) for of in (first, second))) if both else None
+        )
+
+
+Rule = Callable[[Measured], Judged]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper.
+
+    Attributes:
+        sentence: that can be true or not.
+        paper: with its number and, where it is known, where in it.
+        source: the table and cells that it is judged from.
+        rule: in words.
+        judge: the rule.
+    """
+
+    sentence: str
+    paper: str
+    source: str
+    rule: str
+    judge: Rule
+
+
+def verdict_above(difference: Difference, bound: float = 0.0) -> str:
+    """Whether all of an interval lies above a bound, or all below."""
+    if difference.low > bound:
+        return SEEN
+    return OPPOSITE if difference.high < bound else NOT_SEEN
+
+
+def verdict_below(difference: Difference, bound: float = 0.0) -> str:
+    """Whether all of an interval lies below a bound, or all above."""
+    turned = Difference(-difference.mean, -difference.high, -difference.low, difference.count)
+    return verdict_above(turned, -bound)
+
+
+def by_seeds(difference: Difference | None, bound: float = 0.0, unit: str = "points") -> Judged:
+    """A verdict on a difference over seeds: none without a run, and none of a single seed."""
+    if difference is None:
+        return Judged(ABSENT)
+    if difference.count == 1:
+        return Judged(UNDECIDED, f"{difference.text} {unit}, one seed, which has no interval")
+    return Judged(verdict_above(difference, bound), f"{difference.text} {unit}, {difference.count} seeds")
+
+
+def better(table: str, row: str, other: str, *, margin: float = 0.0) -> Rule:
+    """A row is above another one by more than a margin, over their seeds."""
+    return lambda measured: by_seeds(measured.difference(table, row, other), margin)
+
+
+def larger_gain(table: str, first: tuple[str, str], second: tuple[str, str]) -> Rule:
+    """From one row to another more is gained than from a third one to a fourth, over the seeds that all have."""
+
+    def rule(measured: Measured) -> Judged:
+        rows = [measured.values(table, name) for name in (*first, *second)]
+        seeds = sorted(set.intersection(*(set(row) for row in rows)))
+        gains = [rows[1][s] - rows[0][s] - (rows[3][s] - rows[2][s]) for s in seeds]
+        return by_seeds(mean_interval(gains) if gains else None)
+
+    return rule
+
+
+def of_denoiser(network: str, claim: str) -> Rule:
+    """What scripts/agentsd_evidence.py found of a claim."""
+
+    def rule(measured: Measured) -> Judged:
+        found = measured.agentsd.get(network, {}).get("claims", {}).get(claim)
+        return Judged(ABSENT) if found is None else Judged(found["verdict"], found["beside"])
+
+    return rule
+
+
+def slopes(most: float, least_of_softmax: float) -> Rule:
+    """Costs of all mechanisms but softmax grow with at most such a power of the tokens, and softmax's with more."""
+
+    def rule(measured: Measured) -> Judged:
+        found = {name: row["macs"] for name, row in measured.scale.get("exponents", {}).items()}
+        if "softmax" not in found:
+            return Judged(ABSENT)
+        softmax, others = found["softmax"], {name: value for name, value in found.items() if name != "softmax"}
+        worst = max(others, key=lambda name: others[name])
+        seen = others[worst] <= most and softmax >= least_of_softmax
+        beside = f"n^{others[worst]:.2f} at most ({worst}), softmax n^{softmax:.2f}; counted, so without an interval"
+        return Judged(SEEN if seen else NOT_SEEN, beside)
+
+    return rule
+
+
+def already(verdict: str, beside: str) -> Rule:
+    """Judged before there was a campaign, from what stands further down on the page."""
+    return lambda measured: Judged(verdict, beside)
+
+
+CLAIMS = (
+    Claim(
+        "InLine attention confuses fewer queries than linear attention does.",
+        "InLine, arXiv 2412.06590 (injectivity)",
+        "below: pairs of queries confused, an image",
+        "fewer pairs",
+        already(SEEN, "2.2 against 57.5, softmax 7.3; 1 seed, 2,000 images, no interval"),
+    ),
+    Claim(
+        "InLine attention rests on centring its keys, by which rows sum to 1.",
+        "InLine, arXiv 2412.06590, eq. 5",
+        "evidence.md, ablations: inline, inline_uncentred",
+        "top-1 is higher with it",
+        better("ablations", "inline", "inline_uncentred"),
+    ),
+    Claim(
+        "What linear attention lacks is locality: a depthwise branch gains more than a better formula beside it.",
+        "InLine, arXiv 2412.06590, eq. 6; FLatten, arXiv 2308.00442",
+        "evidence.md, ablations: linear, linear_localtrue, inline",
+        "linear to linear with the branch gains more top-1 than from there to InLine",
+        larger_gain("ablations", ("linear", "linear_localtrue"), ("linear_localtrue", "inline")),
+    ),
+    Claim(
+        "Agent attention is more accurate than softmax.",
+        "Agent Attention, arXiv 2312.08874 (classification)",
+        "evidence.md, CIFAR-10: agent, softmax",
+        "top-1 is higher",
+        better("cifar10", "agent", "softmax"),
+    ),
+    Claim(
+        "Linear attention needs similarities of opposite signs, not of equal ones alone.",
+        "PolaFormer, arXiv 2501.15061, eq. 5-8",
+        "evidence.md, ablations: pola, pola_one_sided",
+        "top-1 is higher with both",
+        better("ablations", "pola", "pola_one_sided"),
+    ),
+    Claim(
+        "Powers above 1 lower the entropy of linear attention.",
+        "PolaFormer, arXiv 2501.15061 (entropy)",
+        "below: PolaFormer's powers as learned and set to 1",
+        "lower in every layer",
+        already(SEEN, "0.78 to 0.83 of ln N against 0.97 to 0.98; 1 seed, no interval"),
+    ),
+    Claim(
+        "Deep layers are saturated: their attention is that of the layer before.",
+        "LaViT, arXiv 2406.00427",
+        "below: correlation of maps of consecutive layers",
+        "rises with depth",
+        already(NOT_SEEN, "0.1 or less in every layer; 6 layers, 1 seed, no interval"),
+    ),
+    Claim(
+        "Sub-quadratic attention costs as many operations as the tokens are; softmax their square.",
+        "all of them",
+        "scale.json: multiply-adds of a layer, forward and backward, 4,096 to 65,536 tokens",
+        "exponents of at most 1.1 for all others, at least 1.8 for softmax; Fourier transforms are not counted",
+        slopes(1.1, 1.8),
+    ),
+    Claim(
+        "Agents can stand in a trained diffusion network without training, in its early steps.",
+        "Agent Attention, arXiv 2312.08874, section 4.4 (AgentSD)",
+        "agentsd.md: Fréchet distance of the published schedule, U-Net",
+        "the distance to real images is at most 5 % higher than with softmax",
+        of_denoiser("unet", "training-free"),
+    ),
+    Claim(
+        "The published accuracies on ImageNet at 224 px are reached when they are trained again.",
+        "all of them",
+        "none: 300 epochs of 1.3 M images are beyond these machines; released weights reach them (weights.md)",
+        "within 0.3 points",
+        already(NOT_TESTABLE, "no interval"),
+    ),
+)
+"""The ten that docs/findings.md opens with."""
+
+
+def claims_page(claims: Sequence[Claim], measured: Measured) -> str:
+    """A numbered list in Markdown: a sentence, the verdict, what is beside it, and what it is judged by."""
+    lines = []
+    for number, claim in enumerate(claims, start=1):
+        judged = claim.judge(measured)
+        beside = f": {judged.beside}" if judged.beside else ""
+        said = f"{claim.sentence} **{judged.verdict[0].upper()}{judged.verdict[1:]}**{beside}."
+        why = f"*{claim.paper}. Judged from {claim.source}. Rule: {claim.rule}.*"
+        start, inside = f"{number}. ", " " * len(f"{number}. ")
+        lines += [wrapped(said, start, inside), "", wrapped(why, inside, inside), ""]
+    return "\n".join(lines).rstrip()
+
+
+def wrapped(text: str, start: str, inside: str) -> str:
+    """Lines that are no longer than those of this project."""
+    return textwrap.fill(text, 120, initial_indent=start, subsequent_indent=inside, break_on_hyphens=False)

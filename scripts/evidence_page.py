@@ -1,0 +1,168 @@
+"""Pages of the trained evidence: docs/evidence.md, and the claims that docs/findings.md opens with."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from claims import CLAIMS, Measured, claims_page
+from evidence_tables import TABLES, Cell, Evidence, Row, cells
+
+from subquad.analysis.paired_differences import mean_interval
+from subquad.writing import write_text
+
+Done = Mapping[str, Mapping[str, Any]]
+START, END = "<!-- claims: written by scripts/evidence.py --page -->", "<!-- end of claims -->"
+HEAD = """# Evidence
+
+What was trained to judge the papers' claims, written by `python scripts/evidence.py --page` from `docs/evidence.json`.
+Means ± standard deviations of the last epoch over so many seeds; *against* is the paired difference to the first row
+over the seeds that both have, with its 95 % interval (Student's t) from two seeds on. An empty cell was not trained.
+*hours* are no measurement of speed: runs share a machine with other work; *ms* is one, of a pass of one image
+(`--speed`, on a quiet machine).
+
+    python scripts/evidence.py --data DATA --code FROZEN
+    python scripts/evidence.py --status"""
+
+
+def status(done: Done) -> str:
+    """How much of each table is done."""
+    lines = []
+    for table in TABLES:
+        names = [cell.name for cell in cells([table.name])]
+        hours = sum(done[name]["train_seconds"] for name in names if name in done) / 3600
+        lines.append(f"{table.name:12}  {sum(name in done for name in names):3} of {len(names):3} runs  {hours:6.1f} h")
+    return "\n".join(lines)
+
+
+def write_pages(done: Done, docs: Path) -> None:
+    """Write evidence.md in the folder `docs`, and where there is a findings.md its claims."""
+    measured = Measured.read(docs, done)
+    write_text(docs / "evidence.md", page(done, measured.scale))
+    findings = docs / "findings.md"
+    if findings.is_file():
+        write_text(findings, with_claims(findings.read_text(), claims_page(CLAIMS, measured)))
+
+
+def with_claims(text: str, claims: str) -> str:
+    """A page whose part between the marks is what is claimed now."""
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    return f"{before}{START}\n\n{claims}\n\n{END}{after}"
+
+
+def page(done: Done, scale: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """docs/evidence.md."""
+    lines = [HEAD]
+    for table in TABLES:
+        lines += ["", f"## {table.title}", "", *table_lines(table, done)]
+    lines += ["", "## Scale: 256 to 65,536 tokens", "", *scale_lines(scale)]
+    return "\n".join(lines) + "\n"
+
+
+def runs_of(table: Evidence, row: Row, done: Done) -> dict[int, Mapping[str, Any]]:
+    """What is done of a row, by seed."""
+    names = {seed: Cell(table, row, seed).name for seed in table.seeds}
+    return {seed: done[name] for seed, name in names.items() if name in done}
+
+
+def table_lines(table: Evidence, done: Done) -> list[str]:
+    """A table in Markdown, and what it was made with."""
+    found = {row.name: runs_of(table, row, done) for row in table.rows}
+    runs = [run for row in found.values() for run in row.values()]
+    if not runs:
+        return ["Not trained yet."]
+    first, title = found[table.rows[0].name], runs[0].get("title", runs[0]["metric"])
+    others = [name for name in runs[0].get("columns", {}) if name != title]
+    names = ["", title, "seeds", f"against {table.rows[0].name}", *others, "parameters", "MACs", "ms", "hours"]
+    lines = [f"| {' | '.join(names)} |".replace("|  |", "| |"), "|---" + "|---:" * (len(names) - 1) + "|"]
+    for row in table.rows:
+        own = found[row.name]
+        if not own:
+            lines.append(f"| {row.name} | | 0 |" + " |" * (len(names) - 3))
+            continue
+        apart = [own[seed]["value"] - first[seed]["value"] for seed in own if seed in first and own is not first]
+        one, hours = next(iter(own.values())), sum(run["train_seconds"] for run in own.values()) / 3600
+        beside = [spread([run["columns"][name] for run in own.values() if name in run["columns"]]) for name in others]
+        cells_of_row = [row.name, spread([run["value"] for run in own.values()]), str(len(own))]
+        cells_of_row += [mean_interval(apart).text if apart else "", *beside]
+        cells_of_row += [f"{one['params'] / 1e6:.2f} M", f"{one['macs'] / 1e6:.1f} M"]
+        cells_of_row += [f"{one['ms']:.2f}" if "ms" in one else "", f"{hours:.1f}"]
+        lines.append(f"| {' | '.join(cells_of_row)} |".replace("|  |", "| |"))
+    days, devices = ({run[key] for run in runs} for key in ("date", "device"))
+    versions = ", ".join(sorted({run["torch"] for run in runs}))
+    span = min(days) if len(days) == 1 else f"{min(days)} to {max(days)}"
+    equal = equal_cost_lines(table, found) if table.at_equal_cost else []
+    return [*lines, *equal, "", f"{span}, torch {versions}, {'; '.join(sorted(devices))}."]
+
+
+def equal_cost_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[str]:
+    """What each mechanism reaches at the cost of the first one at each size, from its own sizes around that."""
+    timed = all("ms" in run for row in found.values() for run in list(row.values())[:1])
+    unit, scale = ("ms", 1.0) if timed else ("macs", 1e-6)
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in table.rows:
+        if own := found[row.name]:
+            cost = scale * next(iter(own.values()))[unit]
+            curves.setdefault(row.attention, []).append((cost, statistics.fmean(run["value"] for run in own.values())))
+    first = table.rows[0].attention
+    if first not in curves:
+        return []
+    costs = [cost for cost, _ in curves[first]]
+    shown = "ms" if timed else "M MACs"
+    lines = ["", f"At equal cost (between sizes, in its logarithm): at {first}'s, in {shown}.", ""]
+    lines += [f"| | {' | '.join(f'{cost:.4g}' for cost in costs)} |", "|---" + "|---:" * len(costs) + "|"]
+    for name, points in curves.items():
+        values = [at_cost(points, cost) for cost in costs]
+        lines.append(f"| {name} | {' | '.join('' if value is None else f'{value:.2f}' for value in values)} |")
+    return lines
+
+
+def at_cost(points: Sequence[tuple[float, float]], cost: float) -> float | None:
+    """What is reached at a cost, from points (cost, value), straight in the logarithm of the cost; None beyond them."""
+    ordered = sorted(points)
+    for (low, below), (high, above) in zip(ordered, ordered[1:] or ordered, strict=False):
+        if low <= cost <= high:
+            share = math.log(cost / low) / math.log(high / low) if high > low else 0.0
+            return below + share * (above - below)
+    return None
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation."""
+    if not values:
+        return ""
+    return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def scale_lines(scale: Mapping[str, Any]) -> list[str]:
+    """What docs/scale.json has, as a table of training steps."""
+    if "counted" not in scale:
+        return ["Not counted yet."]
+    exponents = scale["exponents"]
+    lengths = sorted({row["tokens"] for row in scale["counted"]})
+    timed = {(row["mechanism"], row["tokens"]): row["ms"] for row in scale.get("timed", []) if row["backward"]}
+    counted = {(row["mechanism"], row["tokens"]): row for row in scale["counted"] if row["backward"]}
+    titles = [f"{length:,}" for length in lengths]
+    lines = [
+        "A training step (forward and backward) of an attention layer with its projections, one image, fp32: G",
+        "multiply-adds / MB that live at once" + (" / ms" if timed else "") + ". Counted of the eager forms, softmax's",
+        "being fused; Fourier transforms are in no count. *n^* is fitted over the longest lengths, from a sixteenth of",
+        f"the longest on. torch {scale['torch']}" + (f"; timed on {scale['device']}." if timed else "; not timed yet."),
+        "",
+        "    python scripts/scale.py            # --time on a quiet machine",
+        "",
+        f"| | operations | memory | time | {' | '.join(titles)} |",
+        "|---|---:|---:|---:|" + "---:|" * len(lengths),
+    ]
+    for name, own in exponents.items():
+        powers = [f"n^{own[key]:.2f}" if own.get(key) is not None else "" for key in ("macs", "peak_mb", "ms")]
+        cells_of_row = []
+        for length in lengths:
+            row, ms = counted[name, length], timed.get((name, length))
+            costs = [f"{row['macs'] / 1e9:.3g}", f"{row['peak_mb']:.3g}", *([f"{ms:.3g}"] if ms is not None else [])]
+            cells_of_row.append(" / ".join(costs))
+        lines.append(f"| {name} | {' | '.join([*powers, *cells_of_row])} |".replace("|  |", "| |"))
+    return lines

@@ -1,0 +1,148 @@
+"""All that lies between a layer's projections, on CPUs, in one call of the library.
+
+Tokens are fp32 or bf16, and what is given back has the dtype of the first of them; parameters and all that is computed
+on the way are fp32.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from subquad.kernels import mixer_operators as operators
+from subquad.kernels.cpu.library import kernel
+from subquad.kernels.cpu.passing import (
+    Map,
+    Predictor,
+    bias_of_tables,
+    filters_of,
+    long,
+    norm_of,
+    of_one_dtype,
+    parameter_of,
+    shape_of,
+    tokens_of,
+)
+from subquad.kernels.declaring import empty_tokens, implements
+
+
+def _map(x: Tensor, shape: Sequence[int]) -> Map:
+    height, width = shape
+    return Map(height, width, x.shape[2] - height * width)
+
+
+@implements(operators.inline_mixer, "native")
+def inline_mixer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
+    first: Tensor,
+    first_bias: Tensor,
+    second: Tensor,
+    second_bias: Tensor,
+    shape: list[int],
+) -> Tensor:
+    """`x` (b, n, h·d) is what the mean token is of; an MLP's weights are (h·d, d, 1) and (9·h·d, d, 1)."""
+    dtype, (q, k, v, x) = q.dtype, of_one_dtype(q, k, v, x)
+    out, x = empty_tokens(q), x if x.stride(-1) == 1 else x.contiguous()
+    predictor = Predictor.of(first, first_bias, second, second_bias)
+    kernel("inline_mixer", q.dtype)(
+        shape_of(q, k), *map(tokens_of, (q, k, v, x[:, None])), predictor, _map(q, shape), tokens_of(out)
+    )
+    return out if dtype == out.dtype else out.to(dtype)
+
+
+@implements(operators.agent_mixer, "native")
+def agent_mixer(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    """Behind the tokens stand the tables of both biases, the local branch, and `shape`, `bins` and `filters`."""
+    *tables, weight, bias, shape, bins, filters = rest
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
+    out = empty_tokens(q)
+    kernel("agent_mixer", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v)),
+        bias_of_tables(*tables[:4]),
+        bias_of_tables(*tables[4:]),
+        filters_of(weight, bias, filters, q),
+        _map(q, shape),
+        *long(*bins),
+        tokens_of(out),
+    )
+    return out if dtype == out.dtype else out.to(dtype)
+
+
+@implements(operators.pola_mixer, "native")
+def pola_mixer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    power: Tensor,
+    temperature: Tensor,
+    positions: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: list[int],
+    alpha: float,
+    eps: float,
+    filters: str,
+) -> Tensor:
+    """`power` and `temperature` (h, 1, d) as they are learned, `positions` (h, n, d)."""
+    dtype, (q, k, v, g) = q.dtype, of_one_dtype(q, k, v, g)
+    out, places = empty_tokens(q), positions.float().contiguous().expand(len(q), -1, -1, -1)
+    kernel("pola_mixer", q.dtype)(
+        shape_of(q, k),
+        *map(tokens_of, (q, k, v, g, places)),
+        *map(parameter_of, (power, temperature)),
+        ctypes.c_float(alpha),
+        ctypes.c_float(eps),
+        filters_of(weight, bias, filters, q),
+        _map(q, shape),
+        tokens_of(out),
+    )
+    return out if dtype == out.dtype else out.to(dtype)
+
+
+def _no_window(q: Tensor, v: Tensor, windows: Tensor, *rest: Any) -> str | None:
+    height, width = rest[4]
+    if height < windows.shape[2] or width < windows.shape[3]:
+        return f"a map of {height}×{width} is smaller than a window of {windows.shape[2]}×{windows.shape[3]}"
+    return None
+
+
+@implements(operators.soft_mixer, "native", cannot=_no_window)
+def soft_mixer(
+    q: Tensor,
+    v: Tensor,
+    windows: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: list[int],
+    steps: int,
+    scale: float,
+    norm_eps: float,
+    ridge: float,
+    start: float,
+    filters: str,
+) -> Tensor:
+    """`windows` (d, d, i, j) is a convolution's weight; landmarks have a LayerNorm of `norm_eps`."""
+    dtype, (q, v) = q.dtype, of_one_dtype(q, v)
+    out = empty_tokens(q)
+    kernel("soft_mixer", q.dtype)(
+        shape_of(q, v),
+        *map(tokens_of, (q, v)),
+        parameter_of(windows),
+        norm_of(norm_weight, norm_bias, norm_eps),
+        ctypes.c_float(scale),
+        *long(steps),
+        *map(ctypes.c_float, (ridge, start)),
+        filters_of(weight, bias, filters, q),
+        _map(q, shape),
+        *long(*windows.shape[2:]),
+        tokens_of(out),
+    )
+    return out if dtype == out.dtype else out.to(dtype)

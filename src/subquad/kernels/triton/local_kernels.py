@@ -1,0 +1,167 @@
+"""The local branch on CUDA devices: a depthwise convolution of tokens on their map, forward and backward.
+
+A program has some tokens in the order in which they lie, wherever rows of the map end among them; tokens beside them
+are read once for each tap, and come from the cache. Gradients of taps are sums over all tokens: each program gives the
+sums over a few blocks, which the cache holds for all taps, and these are added up, over images as well.
+
+Letters: b batch, h heads, n tokens, d channels of a head, k taps along a side. Formulas: subquad.ops.map_formulas.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from subquad.kernels.declaring import empty_tokens
+from subquad.kernels.triton.launch import Split, lines_of
+from subquad.kernels.triton.tiles import program, read, tokens_of, write
+
+BLOCKS_OF_SUMS = 4
+"""Blocks of tokens whose gradients of taps one program sums."""
+
+
+@triton.jit
+def read_beside(x, batch, head, rows, down, right, columns, prefix, height, width, D: tl.constexpr):
+    """The tile (n, d) of tokens `down` rows and `right` columns beside `rows` on the map; zeros where there is none."""
+    place = rows - prefix
+    y, across = place // width + down, place % width + right
+    inside = (place >= 0) & (place < height * width) & (y >= 0) & (y < height) & (across >= 0) & (across < width)
+    token = (prefix + y * width + across).to(tl.int64)
+    at = x.data + batch * x.batch + head * x.head + token[:, None] * x.token + columns[None, :]
+    return tl.load(at, mask=inside[:, None] & (columns[None, :] < D), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def filter_kernel(
+    v,
+    y,
+    gate,
+    out,
+    weight,
+    bias,
+    heads,
+    count,
+    blocks,
+    prefix,
+    height,
+    width,
+    per_image,
+    SIZE: tl.constexpr,
+    FLIPPED: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of (y + depthwise of v) · gate; y and gate may be absent. `per_image`: stride of images' kernels."""
+    block, batch, head = program(blocks, heads)
+    columns, rows = tl.arange(0, BLOCK_D), block * BLOCK + tl.arange(0, BLOCK)
+    channels = head * D + columns
+    total = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+    if bias is not None:
+        added = tl.load(bias + channels, mask=columns < D, other=0.0).to(tl.float32)
+        total += tl.where(rows[:, None] >= prefix, added[None, :], 0.0)
+    for tap in range(SIZE * SIZE):
+        place = batch * per_image + channels * (SIZE * SIZE) + (SIZE * SIZE - 1 - tap if FLIPPED else tap)
+        factor = tl.load(weight + place, mask=columns < D, other=0.0).to(tl.float32)
+        down, right = tap // SIZE - SIZE // 2, tap % SIZE - SIZE // 2
+        beside = read_beside(v, batch, head, rows, down, right, columns, prefix, height, width, D)
+        total += beside * factor[None, :]
+    if y is not None:
+        total += read(y, batch, head, rows, columns, count, D).to(tl.float32)
+    if gate is not None:
+        total *= read(gate, batch, head, rows, columns, count, D).to(tl.float32)
+    write(out, total, batch, head, rows, columns, count, D)
+
+
+@triton.jit
+def taps_kernel(
+    grad,
+    v,
+    shares,
+    heads,
+    count,
+    splits,
+    chunk,
+    prefix,
+    height,
+    width,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A split's shares (k² + 1, h·d) of the gradients of the taps and, below them, of a bias."""
+    split, batch, head = program(splits, heads)
+    columns = tl.arange(0, BLOCK_D)
+    shares += (batch * splits + split) * ((SIZE * SIZE + 1) * heads * D) + head * D + columns
+    last = tl.minimum(count, (split + 1) * chunk)
+    of_bias = tl.zeros((BLOCK_D,), tl.float32)
+    for tap in range(SIZE * SIZE):
+        down, right = tap // SIZE - SIZE // 2, tap % SIZE - SIZE // 2
+        of_tap = tl.zeros((BLOCK_D,), tl.float32)
+        of_bias = tl.zeros((BLOCK_D,), tl.float32)
+        for start in range(split * chunk, last, BLOCK):
+            rows = start + tl.arange(0, BLOCK)
+            grads = read(grad, batch, head, rows, columns, count, D).to(tl.float32)
+            grads = tl.where(rows[:, None] >= prefix, grads, 0.0)
+            beside = read_beside(v, batch, head, rows, down, right, columns, prefix, height, width, D)
+            of_tap += tl.sum(grads * beside, axis=0)
+            of_bias += tl.sum(grads, axis=0)
+        tl.store(shares + tap * heads * D, of_tap, mask=columns < D)
+    tl.store(shares + SIZE * SIZE * heads * D, of_bias, mask=columns < D)
+
+
+def local_branch(y: Tensor, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]) -> None:
+    """Y ← (y + depthwise of v on its map) · g."""
+    # channels that do not lie side by side are copied where kernels read them, and then there is where to write them
+    summed = y if y.stride(-1) == 1 else y.contiguous()
+    _filter(summed, v, weight, bias, shape, summed, g)
+    if summed is not y:
+        y.copy_(summed)
+
+
+def depthwise(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) -> Tensor:
+    """Depthwise convolution of the values on their map; 0 for tokens of the prefix."""
+    out = empty_tokens(v)
+    _filter(out, v, weight, bias, shape)
+    return out
+
+
+def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """To v, the weight and a bias, which are sums over images where these share them."""
+    (b, h, n, d), (height, width), size = v.shape, shape, weight.shape[-1]
+    dv = empty_tokens(v)
+    _filter(dv, grad, weight, None, shape, flipped=True)
+    settings = lines_of("local.taps", v)
+    chunk = BLOCKS_OF_SUMS * settings["BLOCK"]
+    split = Split(-(-n // chunk), chunk)
+    shares = v.new_empty(b, split.pieces, size**2 + 1, h * d, dtype=torch.float32)
+    numbers = h, n, *split, n - height * width, height, width
+    taps_kernel[b * h * split.pieces,](tokens_of(grad), tokens_of(v), shares, *numbers, SIZE=size, **settings)
+    of_images = shares.sum(dim=1)
+    dbias = of_images[:, -1].sum(dim=0)
+    taps = of_images[:, :-1] if weight.dim() == 4 else of_images[:, :-1].sum(dim=0)
+    dweight = taps.mT.unflatten(-1, (size, size)).contiguous()
+    return dv, dweight.to(weight.dtype), dbias.to(weight.dtype)
+
+
+def _filter(
+    out: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: list[int],
+    y: Tensor | None = None,
+    gate: Tensor | None = None,
+    *,
+    flipped: bool = False,
+) -> None:
+    (b, h, n, _), (height, width) = v.shape, shape
+    settings = lines_of("local.filter", v)
+    blocks, weight = -(-n // settings["BLOCK"]), weight.contiguous()
+    per_image = weight.stride(0) if weight.dim() == 4 else 0
+    numbers = h, n, blocks, n - height * width, height, width, per_image
+    parameters = weight, None if bias is None else bias.contiguous()
+    filter_kernel[b * h * blocks,](
+        *map(tokens_of, (v, y, gate, out)), *parameters, *numbers, SIZE=weight.shape[-1], FLIPPED=flipped, **settings
+    )

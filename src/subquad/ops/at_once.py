@@ -1,0 +1,93 @@
+"""A whole mechanism at once, core, local branch and all that is between a layer's projections, where a kernel does that.
+
+Each function gives None where none does, as for other grids of keys, padding, gradients and spread tokens: then the
+mechanism goes its steps, which say what is computed. On narrow layers calling these one by one costs as much as they do.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from subquad import kernels, spread
+from subquad.grid import TokenGrid
+from subquad.kernels import Operator
+from subquad.ops.soft_formula import RIDGE, START
+from subquad.positions import BiasTables
+
+
+def inline_at_once(q: Tensor, k: Tensor, v: Tensor, x: Tensor, *mlp: Tensor, grid: TokenGrid) -> Tensor | None:
+    """InLine attention of tokens (b, h, n, d) whose local taps an MLP predicts from the mean of x (b, n, h·d).
+
+    `mlp` has weight and bias of its two layers, (h·d, d, 1) and (9·h·d, d, 1).
+    """
+    return _computed(kernels.inline_mixer, (q, k, v, x, *mlp), (grid.shape,))
+
+
+def agent_at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: BiasTables,
+    query_bias: BiasTables,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    grid: TokenGrid,
+    agent_grid: TokenGrid,
+    filters: str,
+) -> Tensor | None:
+    """Agent attention of agents that are means of the queries (b, h, n, d) over the bins of `agent_grid`.
+
+    `weight` (f, 1, w, w) and `bias` (f,) are the local branch's; whose filters they are says `filters`, see
+    `filters_of_channels`.
+    """
+    tensors = q, k, v, *key_bias, *query_bias, weight, bias
+    return _computed(kernels.agent_mixer, tensors, (grid.shape, agent_grid.shape, filters))
+
+
+def pola_at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    power: Tensor,
+    temperature: Tensor,
+    positions: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    alpha: float,
+    grid: TokenGrid,
+    filters: str,
+    eps: float = 1e-6,
+) -> Tensor | None:
+    """PolaFormer's attention with its gate g, from `power` and `temperature` (h, 1, d) as they are learned."""
+    tensors = q, k, v, g, power, temperature, positions, weight, bias
+    return _computed(kernels.pola_mixer, tensors, (grid.shape, alpha, eps, filters))
+
+
+def soft_at_once(
+    q: Tensor,
+    v: Tensor,
+    windows: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    steps: int,
+    scale: float,
+    norm_eps: float,
+    grid: TokenGrid,
+    filters: str,
+) -> Tensor | None:
+    """Softmax-free attention, inverse "ridge", of landmarks that a convolution `windows` (d, d, i, j) makes."""
+    tensors = q, v, windows, norm_weight, norm_bias, weight, bias
+    settings = grid.shape, steps, scale, norm_eps, RIDGE, START, filters
+    return _computed(kernels.soft_mixer, tensors, settings)
+
+
+def _computed(operator: Operator, tensors: tuple[Tensor | None, ...], settings: tuple[Any, ...]) -> Tensor | None:
+    if spread.is_spread():
+        return None
+    return kernels.compute_if_possible(operator, tensors, settings)
