@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from subquad.kernels.triton import (
+    MOST_TURNED,
     inline_kernels,
     linear_calls,
     local_kernels,
