@@ -3,6 +3,7 @@
     python scripts/evidence.py --data DATA --code FROZEN      # go on where it was, from a frozen copy of this commit
     python scripts/evidence.py --status                       # what is done, in hours
     python scripts/evidence.py --data DATA --cost             # operations of each table, counted
+    python scripts/evidence.py --analyze                      # measures of the classifiers that are trained
     python scripts/evidence.py --speed --tables resolution    # milliseconds of what is done; on a quiet machine
     python scripts/evidence.py --page                         # docs/evidence.md, and the claims of docs/findings.md
 
@@ -28,6 +29,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DONE = ROOT / "docs" / "evidence.json"
 SPEED_REPEATS = 15
+LOOKED_AT = 1000
+"""Held-out images of `--analyze`."""
 GFLOPS = 58
 """Operations of a core, by 10^9 a second, that softmax trained with in docs/results.md: 232 img/s on two of them."""
 KEPT = ("images_per_second", "train_seconds", "peak_memory_mb", "params", "macs", "epochs")
@@ -43,6 +46,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", help="only these")
     parser.add_argument("--minutes", type=float, help="for so long")
     parser.add_argument("--status", action="store_true", help="only print what is done")
+    parser.add_argument("--analyze", action="store_true", help="only look into the classifiers that are trained")
     parser.add_argument("--cost", action="store_true", help="only count the operations of the tables")
     parser.add_argument("--speed", action="store_true", help="only time the networks that are trained")
     parser.add_argument("--page", action="store_true", help="only write docs/evidence.md and the head of findings.md")
@@ -57,6 +61,8 @@ def main() -> None:
             evidence_page.write_pages(done, arguments.done.parent)
     elif arguments.speed:
         speeds(arguments)
+    elif arguments.analyze:
+        analyze(arguments)
     elif arguments.cost and arguments.data is not None:
         cost(arguments)
     elif arguments.data is None:
@@ -147,6 +153,26 @@ def recipe_of(cell: Any, data: Path) -> Any:
         changes |= {"data": archive} if table.task in ("segment", "detect") else {"data_dir": archive}
     recipe = load_recipe(table.recipe, task_named(table.task).recipe_class)
     return recipe.replace(attention=cell.row.attention, seed=cell.seed, **changes)
+
+
+def analyze(arguments: argparse.Namespace) -> None:
+    """Keep what is to be found in trained classifiers whose folders are here and that were not looked into yet."""
+    os.nice(19)
+    import torch
+    from ablated_attention import register
+    from evidence_tables import cells
+    from findings import findings_of
+
+    register()
+    torch.set_num_threads(1)
+    for cell in cells(arguments.tables):
+        run = read(arguments.done).get(cell.name)
+        if not cell.table.looked_into or run is None or "findings" in run:
+            continue
+        if (folder := arguments.output / cell.name).is_dir():
+            print(f"— {cell.name}", flush=True)
+            archive = cell.table.archive and arguments.data and arguments.data / cell.table.archive
+            keep(arguments.done, {cell.name: {**run, "findings": findings_of(folder, LOOKED_AT, archive or None)}})
 
 
 def cost(arguments: argparse.Namespace) -> None:

@@ -77,11 +77,11 @@ def table_lines(table: Evidence, done: Done) -> list[str]:
     first, title = found[table.rows[0].name], runs[0].get("title", runs[0]["metric"])
     others = [name for name in runs[0].get("columns", {}) if name != title]
     names = ["", title, "seeds", f"against {table.rows[0].name}", *others, "parameters", "MACs", "ms", "hours"]
-    lines = [f"| {' | '.join(names)} |".replace("|  |", "| |"), "|---" + "|---:" * (len(names) - 1) + "|"]
+    lines = [as_row(names), "|---" + "|---:" * (len(names) - 1) + "|"]
     for row in table.rows:
         own = found[row.name]
         if not own:
-            lines.append(f"| {row.name} | | 0 |" + " |" * (len(names) - 3))
+            lines.append(as_row([row.name, "", "0", *[""] * (len(names) - 3)]))
             continue
         apart = [own[seed]["value"] - first[seed]["value"] for seed in own if seed in first and own is not first]
         one, hours = next(iter(own.values())), sum(run["train_seconds"] for run in own.values()) / 3600
@@ -90,11 +90,12 @@ def table_lines(table: Evidence, done: Done) -> list[str]:
         cells_of_row += [mean_interval(apart).text if apart else "", *beside]
         cells_of_row += [f"{one['params'] / 1e6:.2f} M", f"{one['macs'] / 1e6:.1f} M"]
         cells_of_row += [f"{one['ms']:.2f}" if "ms" in one else "", f"{hours:.1f}"]
-        lines.append(f"| {' | '.join(cells_of_row)} |".replace("|  |", "| |"))
+        lines.append(as_row(cells_of_row))
     days, devices = ({run[key] for run in runs} for key in ("date", "device"))
     versions = ", ".join(sorted({run["torch"] for run in runs}))
     span = min(days) if len(days) == 1 else f"{min(days)} to {max(days)}"
     equal = equal_cost_lines(table, found) if table.at_equal_cost else []
+    equal += findings_lines(table, found) if table.looked_into else []
     return [*lines, *equal, "", f"{span}, torch {versions}, {'; '.join(sorted(devices))}."]
 
 
@@ -120,6 +121,33 @@ def equal_cost_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[s
     return lines
 
 
+MEASURES = ("entropy", "local", "rank", "features", "global", "similarity", "gates", "kernel")
+
+
+def findings_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[str]:
+    """What `--analyze` found: means over layers, their spread over seeds, by the names that `subquad analyze` has."""
+    looked = {name: [run["findings"] for run in row.values() if "findings" in run] for name, row in found.items()}
+    if not any(looked.values()):
+        return []
+    titles = [*MEASURES, "confused pairs", "top-1 without 7×7: near, random"]
+    lines = ["", "Means over layers of what `subquad analyze` calls so.", "", f"| | {' | '.join(titles)} |"]
+    lines.append("|---" + "|---:" * len(titles) + "|")
+    for name, runs in looked.items():
+        if not runs:
+            continue
+        cells_of_row = []
+        for measure in MEASURES:
+            layers = [run.get("measures", {}).get(measure, []) for run in runs]
+            means = [statistics.fmean(some) for values in layers if (some := [v for v in values if v is not None])]
+            cells_of_row.append(spread(means, 3))
+        cells_of_row.append(spread([run["confused"] for run in runs if "confused" in run], 1))
+        removed = [run["removed"] for run in runs if "removed" in run]
+        shares = [spread([one[f"{kind} 49"] for one in removed], 1) for kind in ("local", "random")]
+        cells_of_row.append(", ".join(share for share in shares if share))
+        lines.append(as_row([name, *cells_of_row]))
+    return lines
+
+
 def at_cost(points: Sequence[tuple[float, float]], cost: float) -> float | None:
     """What is reached at a cost, from points (cost, value), straight in the logarithm of the cost; None beyond them."""
     ordered = sorted(points)
@@ -130,11 +158,17 @@ def at_cost(points: Sequence[tuple[float, float]], cost: float) -> float | None:
     return None
 
 
-def spread(values: Sequence[float]) -> str:
+def as_row(cells_of_row: Sequence[str]) -> str:
+    """A row of a table in Markdown."""
+    return "|" + "|".join(f" {cell} " if cell else " " for cell in cells_of_row) + "|"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean ± standard deviation."""
     if not values:
         return ""
-    return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{deviation}"
 
 
 def scale_lines(scale: Mapping[str, Any]) -> list[str]:
@@ -164,5 +198,5 @@ def scale_lines(scale: Mapping[str, Any]) -> list[str]:
             row, ms = counted[name, length], timed.get((name, length))
             costs = [f"{row['macs'] / 1e9:.3g}", f"{row['peak_mb']:.3g}", *([f"{ms:.3g}"] if ms is not None else [])]
             cells_of_row.append(" / ".join(costs))
-        lines.append(f"| {name} | {' | '.join([*powers, *cells_of_row])} |".replace("|  |", "| |"))
+        lines.append(as_row([name, *powers, *cells_of_row]))
     return lines

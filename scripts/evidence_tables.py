@@ -40,6 +40,7 @@ class Evidence:
         seeds: of each row.
         metric: a column of the task, its first one if left out.
         at_equal_cost: whether rows of a mechanism are sizes of images, between which it is compared at equal cost.
+        looked_into: whether the attention of its networks is measured.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Evidence:
     seeds: tuple[int, ...] = SEEDS
     metric: str | None = None
     at_equal_cost: bool = False
+    looked_into: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,14 @@ def resolutions() -> tuple[Row, ...]:
 
 TABLES = (
     Evidence(
-        "cifar10", "CIFAR-10, 10 epochs", "classify", "cifar10_small", "cifar10.tar.xz", CIFAR10, all_mechanisms()
+        "cifar10",
+        "CIFAR-10, 10 epochs",
+        "classify",
+        "cifar10_small",
+        "cifar10.tar.xz",
+        CIFAR10,
+        all_mechanisms(),
+        looked_into=True,
     ),
     Evidence(
         "ablations",
@@ -177,6 +186,7 @@ TABLES = (
         "cifar10.tar.xz",
         {**CIFAR10, "depth": 12},
         plain("softmax", "linear", "inline", "pola"),
+        looked_into=True,
     ),
     Evidence(
         "pixels",

@@ -5,7 +5,7 @@
     python scripts/layer_costs.py --attention agent --tokens 784 --parts
 
 `subquad bench` takes the time of a clock, and both cores; here other work of the machine counts as little as it can.
-One image, fp32. Medians, and in brackets ratios of the lowest tenths: where the two disagree, the machine was not quiet.
+One image, fp32. Medians, and in brackets ratios of the lowest tenths: where the two disagree, the machine was busy.
 With `--parts` the operators inside a layer, by the time that is spent in each of them alone; what is left of the layer
 is Python's.
 """

@@ -44,16 +44,6 @@ def resampled(image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bo
     return F.interpolate(wide, shape, mode=mode).to(image.dtype)
 
 
-def resampled_to(image: Tensor, grid: TokenGrid, mode: str) -> Tensor:
-    """A table (b, c, y, x) resampled to the map of a grid, "bilinear" or "bicubic"; to some rows of one without all."""
-    if not isinstance(grid, GridRows):
-        return resampled(image, grid.shape, mode, antialias=mode == "bicubic")
-    matrix = linear if mode == "bilinear" else smooth_bicubic
-    wide = image if image.dtype == torch.float64 else image.float()
-    rows, columns = (matrix(old, new, wide) for old, new in zip(image.shape[2:], grid.whole.shape, strict=True))
-    return (grid.own_rows(rows) @ wide @ columns.T).to(image.dtype)
-
-
 def linear(old: int, new: int, like: Tensor) -> Tensor:
     """The matrix (new, old) of linear resampling along a line, without aligned corners."""
     places = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * (old / new) - 0.5
@@ -161,6 +151,16 @@ class PositionTable(GridTable):
         self.table = nn.Parameter(moved, requires_grad=self.table.requires_grad)
 
 
+def _rows_of_places(table: Tensor, old: TokenGrid, new: GridRows, mode: str) -> Tensor:
+    """Rows of a table (h, n, d) without prefix, resampled; channels stay last, so that nothing is turned around."""
+    matrix = linear if mode == "bilinear" else smooth_bicubic
+    wide = table if table.dtype == torch.float64 else table.float()
+    rows, columns = (matrix(before, here, wide) for before, here in zip(old.shape, new.whole.shape, strict=True))
+    lines = new.own_rows(rows) @ rearrange(wide, "h (y x) d -> h y (x d)", y=old.height)
+    places = columns @ rearrange(lines, "h y (x d) -> h y x d", x=old.width)
+    return rearrange(places, "h y x d -> h (y x) d").to(table.dtype)
+
+
 def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) -> Tensor:
     """A table (h, n, d) from one grid to another; rows of prefix tokens stay. A shorter sequence has the first places.
 
@@ -171,8 +171,13 @@ def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) ->
     if old.height == 1 and surely(new.whole.height == 1) and surely(new.width < old.width):
         return table[:, : new.num_tokens]
     prefix, places = table.split([old.prefix, old.num_places], dim=1)
+    if isinstance(new, GridRows):
+        places = _rows_of_places(places, old, new, mode)
+        return torch.cat([prefix[:, : new.prefix], places], dim=1)
     image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=old.height)
-    places = rearrange(resampled_to(image, new, mode), "1 (h d) y x -> h (y x) d", h=table.shape[0])
+    places = rearrange(
+        resampled(image, new.shape, mode, antialias=mode == "bicubic"), "1 (h d) y x -> h (y x) d", h=table.shape[0]
+    )
     return torch.cat([prefix[:, : new.prefix], places], dim=1)
 
 

@@ -63,6 +63,24 @@ def test_gains_are_compared_where_all_four_are(claims):
     assert rule(claims.Measured(runs("t", plain=[40], branch=[50, 51]), {}, {})).verdict == "not trained yet"
 
 
+def found(confused=0.0, entropy=(0.8, 0.7), plain=(0.9, 0.9), similarity=()):
+    measures = {"entropy": list(entropy), "similarity": [None, *similarity]}
+    return {"confused": confused, "measures": measures, "entropy_with_power": {"1": list(plain)}}
+
+
+def test_what_was_looked_into_takes_the_place_of_one_seed(claims):
+    pairs = {"linear": (50.0, 60.0, 55.0), "inline": (2.0, 3.0, 2.5)}
+    done = {f"cifar10/{row}-s{s}": {"findings": found(n)} for row, of in pairs.items() for s, n in enumerate(of)}
+    # of the layer in which the entropy is least lower
+    done |= {f"cifar10/pola-s{s}": {"findings": found(plain=(0.9 + 0.01 * s, 0.9))} for s in range(3)}
+    rising = {"findings": found(similarity=(0.1, 0.2, 0.3, 0.4))}
+    measured = claims.Measured({**done, "deep/softmax-s0": rising}, {}, {})
+    verdicts = {number: claims.CLAIMS[number - 1].judge(measured) for number in (1, 6, 7)}
+    assert verdicts[1].verdict == "seen" and "+52.5 (" in verdicts[1].beside and "3 seeds" in verdicts[1].beside
+    assert verdicts[6].verdict == "seen" and verdicts[6].beside.startswith("+0.11 (")
+    assert verdicts[7].verdict == "not decided yet" and verdicts[7].beside.startswith("+0.3 ")
+
+
 def test_slopes_are_of_all_mechanisms(claims):
     rule = claims.slopes(1.1, 1.8)
     found = {"softmax": {"macs": 1.97}, "one": {"macs": 1.0}, "other": {"macs": 1.05}}
@@ -128,6 +146,23 @@ def test_mechanisms_are_compared_at_equal_cost(claims):
     text = "\n".join(table_lines(table, done))
     assert "| softmax | 40.50 | 45.50 | 50.50 |" in text and "| inline | 43.50 | 48.50 | 53.50 |" in text
     assert "| inline 1x | 43.50 ± 0.71 | 2 | +3 (+3 to +3) | 80.00 ± 0.00 |" in text
+
+
+def test_what_networks_show_stands_below_their_table(claims):
+    from evidence_page import table_lines
+    from evidence_tables import TABLES
+
+    table = next(table for table in TABLES if table.looked_into)
+    common = {"metric": "top1", "value": 50.0, "params": 1e6, "macs": 1e9, "train_seconds": 60}
+    common |= {"date": "2026-01-01", "device": "none", "torch": "0"}
+    done = {
+        f"{table.name}/softmax-s0": {**common, "findings": found(7.0) | {"removed": {"local 49": 40, "random 49": 45}}},
+        f"{table.name}/linear-s0": {**common, "findings": {"not_shown": {"measures": "no"}}},
+        f"{table.name}/inline-s0": common,
+    }
+    text = "\n".join(table_lines(table, done))
+    assert "| softmax | 0.750 | | | | | | | | 7.0 | 40.0, 45.0 |" in text
+    assert "| linear | | | | | | | | | | , |" not in text
 
 
 def images(level, count=40):

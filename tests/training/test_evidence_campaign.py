@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from subquad.attention import ATTENTION
+from subquad import use_backend
+from subquad.attention import ATTENTION, PolaAttention
 from subquad.data.archives import locked
 from subquad.grid import TokenGrid
+from subquad.models import create_model
+from subquad.substituting import substituted
 from subquad.tasks import task_named
 from subquad.tasks.recipe_files import load_recipe
 
@@ -46,6 +49,24 @@ def test_a_mechanism_without_a_part_is_what_its_weights_say(evidence):
         torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10, msg=name)
 
 
+def test_entropy_with_other_powers_changes_nothing_else(evidence):
+    from findings import by_layer, entropy_with
+
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    model = create_model("deit_tiny", attention="pola", num_classes=2, **sizes).eval()
+    batches = torch.randn(4, 3, 16, 16).split(2)
+    # untrained powers are 3
+    own = by_layer(model, batches, "entropy")["entropy"]
+    assert entropy_with(model, batches, 3.0) == pytest.approx(own)
+    assert all(one > other for one, other in zip(entropy_with(model, batches, 1.0), own, strict=True))
+    assert by_layer(model, batches, "entropy")["entropy"] == own
+    # what later layers get is what earlier ones give with these powers, whoever computes it
+    with substituted(PolaAttention, "powers", lambda layer: torch.full_like(layer.power, 2.0)), use_backend("eager"):
+        replaced = by_layer(model, batches, "entropy")["entropy"]
+    assert entropy_with(model, batches, 2.0) == pytest.approx(replaced, rel=1e-4)
+
+
 def test_results_wait_for_each_other(evidence, tmp_path):
     path = tmp_path / "done.json"
     threads = [threading.Thread(target=evidence.keep, args=(path, {f"t/row-s{seed}": {}})) for seed in range(8)]
@@ -68,6 +89,21 @@ def test_tables_are_of_tasks_columns_and_data(evidence):
         evidence.recipe_of(next(cells([table.name])), Path("data"))
 
 
+def test_a_mechanism_without_a_part_is_that_whoever_computes_it(evidence):
+    from ablated_attention import ABLATED
+
+    grid, generator = TokenGrid(4, 4), torch.Generator().manual_seed(0)
+    supply = {word: torch.randn(2, 2, 16, 8, generator=generator) for word in "qkvg"}
+    supply |= {"x": torch.randn(2, 16, 16, generator=generator), "padding": None}
+    for name, cls in ABLATED.items():
+        layer, given = cls(16, 2, grid=grid, kv_grid=grid), {word: supply[word] for word in cls.inputs}
+        with torch.no_grad():
+            y = layer(**given, grid=grid, kv_grid=grid)
+            with use_backend("eager"):
+                expected = layer(**given, grid=grid, kv_grid=grid)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
 @pytest.mark.slow
 def test_every_row_is_a_network(evidence):
     from ablated_attention import register
@@ -87,11 +123,14 @@ def test_what_is_done_is_not_trained_again(evidence, tmp_path, monkeypatch, caps
     import evidence_page
     import evidence_tables
 
-    one = {"epochs": 1, "warmup_epochs": 0}
+    one = {"epochs": 1, "warmup_epochs": 0, "max_train_images": 128}
     rows = evidence_tables.plain("softmax", "linear:local=true")
-    table = evidence_tables.Evidence("digits", "Digits", "classify", "digits", None, one, rows, (0, 1))
+    table = evidence_tables.Evidence(
+        "digits", "Digits", "classify", "digits", None, one, rows, (0, 1), looked_into=True
+    )
     monkeypatch.setattr(evidence_tables, "TABLES", (table,))
     monkeypatch.setattr(evidence_page, "TABLES", (table,))
+    monkeypatch.setattr(evidence, "LOOKED_AT", 16)
     files = ["--output", str(tmp_path / "runs"), "--done", str(tmp_path / "done.json")]
 
     def call(*words):
@@ -108,5 +147,9 @@ def test_what_is_done_is_not_trained_again(evidence, tmp_path, monkeypatch, caps
     lines = evidence_page.page(evidence.read(tmp_path / "done.json")).splitlines()
     row = next(line for line in lines if line.startswith("| linear_localtrue"))
     assert "±" in row and "| 2 |" in row and " to " in row
+    assert call("--analyze").count("—") == 4 and "—" not in call("--analyze")
+    found = evidence.read(tmp_path / "done.json")["digits/softmax-s0"]["findings"]
+    assert found["images"] == 16 and found["confused"] >= 0 and 0 <= found["removed"]["local 49"] <= 100
+    assert "Means over layers" in evidence_page.page(evidence.read(tmp_path / "done.json"))
     assert "linear_localtrue-s0: " in call("--speed")
     assert all(run["ms"] > 0 for name, run in evidence.read(tmp_path / "done.json").items() if name.endswith("s0"))

@@ -93,8 +93,10 @@ class AgentAttention(nn.Module):
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         biases, local = self.biases(grid, kv_grid), self.local
         if padding is None and grid == kv_grid and is_plain(local, LocalConv):
-            branch = {"weight": local.weight, "bias": local.bias, "filters": local.filters}
-            whole = agent_at_once(q, k, v, *biases, **branch, grid=grid, agent_grid=self.agent_grid)
+            branch = local.weight, local.bias
+            whole = agent_at_once(
+                q, k, v, *biases, *branch, grid=grid, agent_grid=self.agent_grid, filters=local.filters
+            )
             if whole is not None:
                 return whole
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)

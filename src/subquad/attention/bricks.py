@@ -4,6 +4,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, y x rows and columns.
 """
 
 import math
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from subquad.ops import Shapes, add_local
 from subquad.ops.padding import zero_padding
 from subquad.rope import Rotation
 
+Kind = TypeVar("Kind", bound=nn.Module)
 GATED = Shapes("a gate", y="b h n d", g="b h n d")
 
 
@@ -120,7 +122,7 @@ def finish_rows(
     return finish(local, y, y if v is None else v, gate, grid=rows, kv_grid=kv_grid)
 
 
-def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+def is_plain(module: nn.Module | None, kind: type[Kind]) -> TypeGuard[Kind]:
     """Whether a part of a mechanism is what its parameters say: a `kind` that nobody exchanged, or listens to by hooks.
 
     Only then may a kernel compute it along with what is in front of it.

@@ -106,7 +106,7 @@ class LocalKernel(nn.Module):
         self.fc2 = nn.Conv1d(dim, 9 * dim, 1, groups=num_heads)
 
     @property
-    def mlp(self) -> tuple[Tensor, ...]:
+    def mlp(self) -> tuple[Tensor | None, ...]:
         """Weight and bias of its two layers."""
         return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
 

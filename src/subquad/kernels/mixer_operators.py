@@ -67,7 +67,7 @@ pola_mixer = operator(
 
 def _soft(q: Any, v: Any, windows: Any, norm_weight: Any, norm_bias: Any, weight: Any, *rest: Any) -> int:
     _, (height, width), steps, *_ = rest
-    b, h, n, d = q
+    b, h, _, d = q
     landmarks = height // windows[2] * (width // windows[3])
     few = 2 * b * h * landmarks**2 * (2 * steps * landmarks + 2 * d)
     return 2 * _core(q, landmarks) + 2 * b * h * height * width * d * d + few + _branch(q, weight)

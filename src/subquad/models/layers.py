@@ -18,6 +18,7 @@ from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable, start_normal
 from subquad.rope import Rotation
+from subquad.tracing import is_exporting
 from subquad.weights.fitting import rename_earlier
 
 Mechanism = Callable[..., Any]
@@ -103,20 +104,28 @@ class SelfAttention(nn.Module):
         if keys is None:
             # not unflatten, which is a dozen calls of Python: narrow layers wait for those
             fused = self.qkv(x).view(*x.shape[:2], len(self.projected), self.all_heads, -1)
-            return dict(zip(self.projected, fused.permute(2, 0, 3, 1, 4).unbind(0), strict=True))
+            if fused.requires_grad and not is_exporting():
+                # the parts' gradients are put together as they lie, without a copy more
+                parts = [part.transpose(1, 2) for part in fused.unbind(2)]
+            else:
+                parts = fused.permute(2, 0, 3, 1, 4).unbind(0)
+            return dict(zip(self.projected, parts, strict=True))
         of_keys = tuple(name for name in self.projected if name in OF_KEYS)
         others = tuple(name for name in self.projected if name not in OF_KEYS)
         return self.some_heads(x, others) | self.some_heads(keys, of_keys)
 
     def some_heads(self, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """Some of what is projected, by name, each (b, h, n, d)."""
-        parts, bias = {}, whole_bias(self.qkv)
+        parts: dict[str, Tensor] = {}
+        bias = whole_bias(self.qkv)
         width = self.qkv.out_features // len(self.projected)
-        for name in names:
-            first = self.projected.index(name) * width
-            rows = slice(first, first + width)
-            tokens = F.linear(x, self.qkv.weight[rows], None if bias is None else bias[rows])
-            parts[name] = rearrange(tokens, "b n (h d) -> b h n d", h=self.all_heads)
+        wanted = [name for name in self.projected if name in names]
+        # neighbours in one product, which reads the tokens once
+        for run in _runs([self.projected.index(name) for name in wanted]):
+            rows = slice(run[0] * width, (run[-1] + 1) * width)
+            fused = F.linear(x, self.qkv.weight[rows], None if bias is None else bias[rows])
+            heads = rearrange(fused, "b n (p h d) -> p b h n d", p=len(run), h=self.all_heads)
+            parts |= {self.projected[place]: own for place, own in zip(run, heads, strict=True)}
         return parts
 
     def between(self, supply: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +153,17 @@ class SelfAttention(nn.Module):
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new`, a grid of queries, instead of `old`."""
         move_tables(self.inner, {old: new})
+
+
+def _runs(places: Sequence[int]) -> list[list[int]]:
+    """Rising numbers, cut where one is left out."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and runs[-1][-1] == place - 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return runs
 
 
 def fused_projection(dim: int, width: int, with_bias: Sequence[bool]) -> nn.Linear:

@@ -1,7 +1,7 @@
-"""A whole mechanism at once, core, local branch and all that is between a layer's projections, where a kernel does that.
+"""A whole mechanism at once, with all that is between a layer's projections, where a kernel does that.
 
-Each function gives None where none does, as for other grids of keys, padding, gradients and spread tokens: then the
-mechanism goes its steps, which say what is computed. On narrow layers calling these one by one costs as much as they do.
+Each function gives None where none does, as where gradients are wanted or tokens are spread: then the mechanism goes
+its steps, which say what is computed. On narrow layers calling these one by one costs as much as they do themselves.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from subquad.ops.soft_formula import RIDGE, START
 from subquad.positions import BiasTables
 
 
-def inline_at_once(q: Tensor, k: Tensor, v: Tensor, x: Tensor, *mlp: Tensor, grid: TokenGrid) -> Tensor | None:
+def inline_at_once(q: Tensor, k: Tensor, v: Tensor, x: Tensor, *mlp: Tensor | None, grid: TokenGrid) -> Tensor | None:
     """InLine attention of tokens (b, h, n, d) whose local taps an MLP predicts from the mean of x (b, n, h·d).
 
     `mlp` has weight and bias of its two layers, (h·d, d, 1) and (9·h·d, d, 1).

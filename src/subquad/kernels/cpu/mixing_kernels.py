@@ -31,47 +31,25 @@ FORMS = {"divided": 0, "subtracted": 1, "weighed": 2}
 """What the states.h of kernels knows of: features of tokens, and what is made of their products."""
 
 
-def _state_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    feature: str,
-    form: str,
-    eps: float,
-    tables: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> Tensor:
+def _answers(name: str, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
+    """What the kernel `name` makes of tokens (b, h, n, d) and its other arguments, in the dtype of the queries."""
     dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
     out = empty_tokens(q)
-    kernel("state_attention", q.dtype)(
-        shape_of(q, k),
-        *map(tokens_of, (q, k, v, out)),
-        turning_of(*tables),
-        *_named(feature, form),
-        ctypes.c_float(eps),
-    )
-    return out.to(dtype)
+    kernel(name, q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, out)), *arguments)
+    return out if out.dtype == dtype else out.to(dtype)
 
 
-def _state_attention_gradient(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    feature: str,
-    form: str,
-    eps: float,
-    tables: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> tuple[Tensor, ...]:
+def _gradients(name: str, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """Give what the kernel `name` makes of these: gradients to q, k and v, in the dtypes of what they are to."""
     given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
     grads = tuple(map(empty_tokens, (q, k, v)))
-    kernel("state_attention_gradient", q.dtype)(
-        shape_of(q, k),
-        *map(tokens_of, (q, k, v, grad, *grads)),
-        turning_of(*tables),
-        *_named(feature, form),
-        ctypes.c_float(eps),
-    )
+    kernel(name, q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, grad, *grads)), *arguments)
     return as_given(grads, given)
+
+
+def _settings(feature: str, form: str, eps: float, tables: tuple[Tensor | None, ...] = (None, None)) -> tuple[Any, ...]:
+    """The arguments of the kernels of states behind their tokens."""
+    return turning_of(*tables), *_named(feature, form), ctypes.c_float(eps)
 
 
 def _named(feature: str, form: str) -> tuple[ctypes.c_int32, ctypes.c_int32]:
@@ -81,7 +59,7 @@ def _named(feature: str, form: str) -> tuple[ctypes.c_int32, ctypes.c_int32]:
 @implements(operators.linear_attention, "native")
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float) -> Tensor:
     """See subquad.ops.linear_attention."""
-    return _state_attention(q, k, v, feature_map, "divided", eps)
+    return _answers("state_attention", q, k, v, *_settings(feature_map, "divided", eps))
 
 
 @implements(operators.linear_sums, "native")
@@ -108,7 +86,7 @@ def linear_attention_gradient(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float
 ) -> tuple[Tensor, ...]:
     """Give the gradients of `linear_attention` to q, k and v."""
-    return _state_attention_gradient(grad, q, k, v, feature_map, "divided", eps)
+    return _gradients("state_attention_gradient", grad, q, k, v, *_settings(feature_map, "divided", eps))
 
 
 def _no_pairs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
@@ -130,20 +108,12 @@ def _implement_turned(operator: Operator, feature: str, form: str) -> None:
     def forward(
         q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool, eps: float
     ) -> Tensor:
-        return _state_attention(q, k, v, feature, form, eps, (cos, sin))
+        return _answers("state_attention", q, k, v, *_settings(feature, form, eps, (cos, sin)))
 
     @implements(operator.gradient, "native")
-    def gradient(
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        interleaved: bool,
-        eps: float,
-    ) -> tuple[Tensor, ...]:
-        return _state_attention_gradient(grad, q, k, v, feature, form, eps, (cos, sin))
+    def gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        cos, sin, _, eps = rest
+        return _gradients("state_attention_gradient", grad, q, k, v, *_settings(feature, form, eps, (cos, sin)))
 
 
 _implement_turned(operators.mlla_attention, "elu", "divided")
@@ -181,19 +151,13 @@ def focus_gradient(grad: Tensor, x: Tensor, temperature: Tensor, power: float) -
 @implements(operators.inline_attention, "native")
 def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """See subquad.ops.inline_attention."""
-    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
-    out = empty_tokens(q)
-    kernel("inline_attention", q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, out)))
-    return out.to(dtype)
+    return _answers("inline_attention", q, k, v)
 
 
 @implements(operators.inline_attention_gradient, "native")
 def inline_attention_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Give the gradients of `inline_attention` to q, k and v."""
-    given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
-    grads = tuple(map(empty_tokens, (q, k, v)))
-    kernel("inline_attention_gradient", q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, grad, *grads)))
-    return as_given(grads, given)
+    return _gradients("inline_attention_gradient", grad, q, k, v)
 
 
 def as_given(grads: tuple[Tensor, ...], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -266,16 +230,8 @@ def ttt_unit(
     loss_scale: float,
 ) -> Tensor:
     """`w1` and `w2` (h, d, d); the inner loss is a mean over keys, times `loss_scale`."""
-    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
-    out = empty_tokens(q)
-    kernel("ttt_unit", q.dtype)(
-        shape_of(q, k),
-        *map(tokens_of, (q, k, v, out)),
-        *map(parameter_of, (w1, w2)),
-        turning_of(cos, sin),
-        ctypes.c_float(loss_scale / k.shape[2]),
-    )
-    return out.to(dtype)
+    weights = map(parameter_of, (w1, w2))
+    return _answers("ttt_unit", q, k, v, *weights, turning_of(cos, sin), ctypes.c_float(loss_scale / k.shape[2]))
 
 
 @implements(operators.polapp_attention, "native", cannot=_no_pairs)
@@ -291,16 +247,8 @@ def polapp_attention(
     eps: float,
 ) -> Tensor:
     """`same` and `opposite` (h, 1, 2d)."""
-    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
-    out = empty_tokens(q)
-    kernel("polapp_attention", q.dtype)(
-        shape_of(q, k),
-        *map(tokens_of, (q, k, v, out)),
-        *map(parameter_of, (same, opposite)),
-        turning_of(cos, sin),
-        ctypes.c_float(eps),
-    )
-    return out.to(dtype)
+    spikiness = map(parameter_of, (same, opposite))
+    return _answers("polapp_attention", q, k, v, *spikiness, turning_of(cos, sin), ctypes.c_float(eps))
 
 
 def _agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Bias, query_bias: Bias) -> Tensor:
@@ -362,7 +310,8 @@ def agent_attention_gradient(
         *map(tokens_of, (dk, dv)),
         *map(numbers_of, dbiases),
     )
-    return as_given((dq, dagents, dk, dv, *(bias.sum(dim=0) for bias in dbiases)), given)
+    summed = (bias[0] if len(bias) == 1 else bias.sum(dim=0) for bias in dbiases)
+    return as_given((dq, dagents, dk, dv, *summed), given)
 
 
 @implements(operators.soft_gather, "native")

@@ -56,7 +56,7 @@ class Predictor(ctypes.Structure):
         """Weights and biases of its two layers, which live as long as what is handed over."""
         numbers = tuple(map(parameter_of, parameters))
         predictor = cls(*numbers)
-        predictor.owner = numbers  # type: ignore[attr-defined]
+        predictor.owner = numbers
         return predictor
 
 

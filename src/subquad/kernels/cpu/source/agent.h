@@ -179,6 +179,12 @@ Answer agent_attention_gradient_of(
     Sums of_queries(shape.threads, 2 * size), of_keys(shape.threads, size);  // dv_A and dA; dA
     Sums of_maps(shape.threads, columns);
     std::vector<float> dvalues(shape.batch * shape.heads * size), lost(shape.batch * shape.heads * columns);
+    // P₁ and dP₁ of all keys are needed twice
+    const int64_t entries = 2 * all_heads * shape.keys * columns;
+    const std::unique_ptr<float[]> kept(entries > MOST_KEPT ? nullptr : new float[entries]);
+    const auto place = [&](const Piece& piece) {
+        return kept.get() + (piece.index * shape.keys + piece.first) * columns;
+    };
     parallel(shape.threads, [&](int me, int all) {
         AgentMaps<float> maps(shape, agents.data, count, key_bias, query_bias);
         std::vector<float> spare, other, few, turned, gradient(T * columns);
@@ -230,10 +236,22 @@ Answer agent_attention_gradient_of(
             maps.over_tokens(k, piece, collected.most(piece.index), collected.total(piece.index));
             multiply(piece.count, columns, d, matrix_of(v, piece, d, other), turned.data(), columns, {dmap, columns});
         };
+        // the same a second time, where both were kept
+        const auto meet_again = [&](const Piece& piece) {
+            if (!kept) return meet(piece);
+            begin(piece, &dvalues[piece.index * size]);
+            const float* from = place(piece);
+            std::memcpy(map, from, piece.count * columns * sizeof(float));
+            std::memcpy(dmap, from + all_heads * shape.keys * columns, piece.count * columns * sizeof(float));
+        };
         // Σ P₁ ∘ dP₁ of the very dP₁ from which it is taken: dv_A v_A is the same sum and costs nothing, but is rounded
         // otherwise, and where few tokens have all the weight the difference is all that is left
         of_maps.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             meet(piece);
+            if (kept) {
+                std::memcpy(place(piece), map, piece.count * columns * sizeof(float));
+                std::memcpy(place(piece) + all_heads * shape.keys * columns, dmap, piece.count * columns * sizeof(float));
+            }
             for (int64_t a = 0; a < columns; a += W) {
                 vec total{};
                 for (int64_t t = 0; t < piece.count; t++) total += load(map + t * columns + a) * load(dmap + t * columns + a);
@@ -248,7 +266,7 @@ Answer agent_attention_gradient_of(
         of = -1;
         of_keys.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const float *dvalue = &dvalues[piece.index * size], *mean = &lost[piece.index * columns];
-            meet(piece);
+            meet_again(piece);
             to_tokens(dv, piece, d, spare, [&](Rows c) {
                 multiply(piece.count, row, count, {map, columns, 1}, dvalue, row, c);
             });

@@ -1,6 +1,9 @@
 // What agents and landmarks have in common: a few vectors that all tokens meet.
 #pragma once
+#include <memory>
 #include "tokens.h"
+
+constexpr int64_t MOST_KEPT = 1 << 21;  // numbers of maps that are kept for a second use, 8 MB
 
 // The few as columns, (d × padded a), scaled
 inline void as_columns(const float* few, int64_t row, int64_t count, int64_t width, float scale, std::vector<float>& to) {

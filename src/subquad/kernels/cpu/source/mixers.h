@@ -1,7 +1,6 @@
 // All that lies between a layer's projections, in one call: the parts of these files one after the other, for the
 // mechanisms of attention/. What parts have of each other is fp32 and never leaves the library.
 #pragma once
-#include <memory>
 #include "agent.h"
 #include "inline.h"
 #include "mlp.h"
@@ -189,8 +188,6 @@ inline void solve(
         });
     });
 }
-
-constexpr int64_t MOST_KEPT = 1 << 21;  // entries of a map, 8 MB
 
 // `windows` (d, d, down, across) are those of a convolution as a module has them
 template <class E>

@@ -297,14 +297,17 @@ Answer newton_inverse_gradient_of(
         std::vector<float> history(steps * size), g(size), given, a(size), b(size), total;
         for (int64_t i = me; i < matrices; i += all) {
             newton.begin(gram.data + i * m * m, start.data[i]);
-            for (int step = 0; step < steps; step++) {
+            // steps that change nothing have no gradient either: G ← 2 G - 2 G
+            int64_t taken = steps;
+            for (int64_t step = 0; step < taken; step++) {
                 std::copy(newton.y.begin(), newton.y.end(), history.begin() + step * size);
                 newton.step(true);
+                if (step + 2 < taken && newton.rest_is_small()) taken = step + 2;
             }
             as_rows(grad.data + i * m * m, m, m, m, given);
             symmetric(m, given.data(), g.data());
             total.assign(size, 0.0f);
-            for (int step = steps; step-- > 0;) {
+            for (int64_t step = taken; step-- > 0;) {
                 const float* y = &history[step * size];
                 std::fill(a.begin(), a.end(), 0.0f);
                 add_product(m, g.data(), y, a.data());
