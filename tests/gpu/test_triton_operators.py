@@ -5,9 +5,10 @@ import torch
 from kernels_here import DEVICE, DTYPES, ROUNDING, needs_kernels, relative_error
 from operator_calls import operator_calls
 
-from subquad import TokenGrid, kernels, ops
+from subquad import SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS
 from subquad.kernels.triton import newton_kernels, pool_kernels
+from subquad.rope import ROPES, AxialRope
 
 pytestmark = needs_kernels
 
@@ -122,3 +123,27 @@ def test_newtons_steps_and_their_gradients_are_those_of_the_eager_form(count, st
         found.append([inverse, *torch.autograd.grad(inverse, (gram, alpha), grad.to(dtype))])
     for one, other in zip(*found, strict=True):
         assert relative_error(one, other) < ROUNDING[torch.float32]
+
+
+@pytest.mark.parametrize(
+    "name", ["mala", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlla", "rala", "nala"))]
+)
+def test_features_that_are_turned_in_two_halves_have_gradients(name):
+    grid = TokenGrid(3, 4, 1)
+    rotation = AxialRope(12, 2, **ROPES["dinov3"])(grid, torch.device(DEVICE))
+    assert not rotation.interleaved
+    q, k, v, grad = torch.randn(4, 1, grid.num_tokens, 2, 12, device=DEVICE).transpose(2, 3).unbind(0)
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("eager", torch.float64)):
+        tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in (q, k, v)]
+        result = getattr(ops, f"{name}_attention")(*tensors, rotation=rotation, backend=backend)
+        found.append([result, *torch.autograd.grad(result, tensors, grad.to(dtype))])
+    for one, other in zip(*found, strict=True):
+        assert relative_error(one, other) < ROUNDING[torch.float32]
+
+
+def test_turned_features_that_these_kernels_do_not_take_are_refused_in_one_line():
+    wide = torch.randn(3, 1, 1, 5, 66, device=DEVICE).unbind(0)
+    with pytest.raises(SubquadError, match="heads of up to 64 channels there, and these have 66"):
+        ops.mala_attention(*wide, backend="triton")
+    assert kernels.choose(kernels.mala_attention, (*wide, None, None), (True, 1e-6)) is None

@@ -121,7 +121,7 @@ def _wide_or_apart(
     return "queries and keys that are turned stand on one grid" if apart else None
 
 
-CANNOT = {"linear_attention": _unknown_features}
+CANNOT: dict[str, Callable[..., str | None]] = {"linear_attention": _unknown_features}
 CANNOT |= {f"{name}_attention": _wide_or_apart for name in ("mlla", "mala", "rala", "nala")}
 for _module, _names in KERNELS.items():
     for _name in (found for name in _names for found in (name, f"{name}_gradient") if found in OPERATORS):

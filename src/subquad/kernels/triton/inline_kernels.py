@@ -197,7 +197,7 @@ def inline_attention_keeping_gradient(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Tensor
 ) -> tuple[Tensor, ...]:
     """The same, from the state that was kept: keys and values are read once."""
-    (b, h, n, d), mean = q.shape, 1 / k.shape[2]
+    (b, h, n, d), mean, state = q.shape, 1 / k.shape[2], state.contiguous()
     dq, dk, dv = map(empty_tokens, (q, k, v))
     of_queries, of_keys = (tile_of(f"inline.{name}", x, heavy=1) for name, x in (("dq", q), ("dk", k)))
     queries, keys = split_of(q, of_queries["BLOCK"]), split_of(k, of_keys["BLOCK"])

@@ -149,7 +149,7 @@ def _backward(
     KIND: str,
 ) -> tuple[Tensor, ...]:
     """To q, k, v, and to power and sharpness (h, d)."""
-    (b, h, n, d), scale = q.shape, 1 / k.shape[2]
+    (b, h, n, d), scale, state = q.shape, 1 / k.shape[2], state.contiguous()
     dq, dk, dv = map(empty_tokens, (q, k, v))
     kind = {"KIND": KIND, "STREAMS": state.shape[1]}
     of_queries, of_keys = (tile_of(f"{KIND}.{name}", x, heavy=1) for name, x in (("dq", q), ("dk", k)))

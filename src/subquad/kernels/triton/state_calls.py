@@ -118,7 +118,7 @@ def _backward(
     form: Form, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: Tables, eps: float, state: Tensor
 ) -> tuple[Tensor, ...]:
     """To q, k and v, from the state of all keys."""
-    (b, h, n, d), weighed = q.shape, form.FORM == "weighed"
+    (b, h, n, d), weighed, state = q.shape, form.FORM == "weighed", state.contiguous()
     dq, dk, dv = map(empty_tokens, (q, k, v))
     of_queries, of_keys = (_tile(form, name, x, heavy=1) for name, x in (("dq", q), ("dk", k)))
     queries, keys = split_of(q, of_queries["BLOCK"]), split_of(k, of_keys["BLOCK"])

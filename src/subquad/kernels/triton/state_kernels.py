@@ -1,9 +1,9 @@
 """Attention by a state of features that may be turned, MLLA's, MALA, RALA and NaLa: kernels for forward and backward.
 
 A state (streams, d + 3, d) is all that queries see of the keys: for each half of the features φ̃(k)ᵀ v, of turned
-ones, and below it Σ φ(k) of such that are not turned. NaLa's features have two halves. MALA takes off the values'
-mean, which is in the row below. Of RALA the sums are weighed by softmax(s φ(k)·ḡ): there that row is s ḡ, of all queries' mean
-features, and the last one the logarithm of the weights' sum; splits of the sequence are weighed by that and summed.
+ones, and below it Σ φ(k) of such that are not turned. NaLa's features have two halves. MALA takes off the values' mean,
+which is in the row below. Of RALA the sums are weighed by softmax(s φ(k)·ḡ): there that row is s ḡ, of the mean of all
+queries' features, and the last the logarithm of the weights' sum; splits are weighed by that and summed.
 
 A rotation gives each channel x cos + x' sin of a partner x', whose features are made from what is read at its place.
 
