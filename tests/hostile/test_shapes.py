@@ -15,6 +15,7 @@ from subquad.ops import OPERATIONS
 
 GRID = TokenGrid(3, 4)
 LETTERS = {"b": 2, "h": 3, "n": 12, "m": 10, "d": 8, "e": 8, "a": 4, "c": 6, "k": 3, "i": 2, "j": 2, "x": 5, "y": 6}
+LETTERS |= {"f": 24, "w": 3}  # a filter for each of h·d channels
 LEADING = (2, 3)
 
 # what an operation wants besides its tensors, and the letters that this decides on
@@ -177,6 +178,16 @@ def test_wrong_shapes_are_refused_in_one_line_by_all_backends_alike(name, argume
 
 OF_TABLES = {"s": 2, "y": 2, "x": 5, "p": 2, "t": 2, "i": 2, "j": 5, "u": 2}
 """Letters of biases of tables: 2 rows and 5 columns behind 2 tokens of the prefix."""
+BINS = {"shape": GRID.shape, "bins": (2, 2)}
+BY_THEMSELVES = {
+    "convolve_windows": {"height": GRID.height, "width": GRID.width},
+    "pool": BINS,
+    "pool_gradient": BINS,
+    "agent_mixer": {"shape": (2, 5), "bins": (2, 2), "filters": "channel"},
+    "pola_mixer": {"filters": "channel"},
+    "soft_mixer": {"shape": (2, 5), "filters": "channel"},
+}
+"""What operators want besides their tensors, where any number would not do."""
 
 
 @pytest.mark.parametrize("name", kernels.OPERATORS)
@@ -194,15 +205,9 @@ def test_no_operator_runs_on_wrong_shapes_though_called_by_itself(name):
     numbers = {"float": 1.0, "int": 2, "str": "relu", "List[int]": [3, 4]}
 
     def run(given):
-        values = [
-            tensor(argument.name, given[argument.name]) if argument.name in given else numbers.get(str(argument.type))
-            for argument in arguments
-        ]
-        if name == "convolve_windows":
-            values[2:] = GRID.shape
-        if name in ("pool", "pool_gradient"):
-            values[-2:] = GRID.shape, (2, 2)
-        return operator(*values, "native")
+        wanted = {argument.name: numbers.get(str(argument.type)) for argument in arguments}
+        wanted |= BY_THEMSELVES.get(name, {}) | {key: tensor(key, shape) for key, shape in given.items()}
+        return operator(*wanted.values(), "native")
 
     run(right)
     on_a_map = any(str(argument.type) == "List[int]" or argument.name == "height" for argument in arguments)
