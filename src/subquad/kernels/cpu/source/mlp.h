@@ -95,7 +95,7 @@ Answer mlp_of(
     parallel(shape.threads, [&](int me, int all) {
         std::vector<float> rows(T * row), some(part * T), sums(d * T);
         std::vector<P> left, tokens(deep<P>(d) * T), features;
-        pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
+        even_pieces(shape.queries, me, all, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
             for (int64_t t = 0; t < piece.count; t++) normed(x.at(0, 0, piece.first + t), d, norm, &rows[t * row]);
             turn(lowered(rows.data(), row, piece.count, row, left), piece.count, deep<P>(d), columns, tokens.data());

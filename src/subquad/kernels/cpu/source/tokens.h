@@ -99,6 +99,15 @@ void pieces(const Shape& shape, int64_t tokens, int me, int all, Function&& func
     }
 }
 
+// The pieces of thread `me` of `all`, of tokens that are no heads': each thread has as many, to a vector's length, so that
+// few tokens keep all of them busy.
+template <class Function>
+void even_pieces(int64_t tokens, int me, int all, Function&& function) {
+    const int64_t parts = (tokens + W - 1) / W, behind = std::min(tokens, parts * (me + 1) / all * W);
+    for (int64_t first = parts * me / all * W; first < behind; first += T)
+        function(Piece{0, 0, 0, first, std::min<int64_t>(T, behind - first)});
+}
+
 // Sums over the keys: `gather(piece, sums)` adds to `size` numbers of its head, on every thread to its own;
 // afterwards, on all threads, `finish(index, rooms)` for each head, where `each_sum` goes through the threads' sums.
 struct Sums {
