@@ -5,8 +5,8 @@ python scripts/engine_table.py --rounds 5 --folder build/engines   # on a machin
 python scripts/engine_table.py --table --folder build/engines
 
 A round has an engine after the other, each a process of its own, since their threads disturb each other; within it the
-networks take turns. What was measured is kept in FOLDER/times.json and more rounds add to it; the table has medians of
-rounds. OpenVINO reads the same ONNX files. A cell that an engine can't compute here has its reason in that file.
+mechanisms take turns. What was measured is kept in FOLDER/times.json and more rounds add to it; the table has medians
+of rounds. OpenVINO reads the same ONNX files. A cell that an engine can't compute here has its reason in that file.
 """
 
 import argparse
@@ -16,15 +16,12 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 MECHANISMS = ["softmax", "linear", "focused", "inline", "agent", "pola", "soft"]
 NETWORKS = ["deit_tiny", "timm/vit_small_patch14_dinov2"]
-WIDTHS = {"deit_tiny": (192, 16), "timm/vit_small_patch14_dinov2": (384, 14)}
-"""Channels, and pixels of a patch, from which the ceiling follows."""
 Entry = dict[str, Any]
 
 
@@ -96,12 +93,17 @@ ENGINES += ["openvino fp32", "openvino bf16"]
 
 
 def turn(engine: str, name: str, size: int, arguments: argparse.Namespace) -> None:
-    """One engine's pass through all mechanisms of a network at a size; a JSON line for each."""
+    """One engine's passes through a network of each mechanism at a size, in turn; a JSON line for each."""
     import torch
 
+    from subquad.errors import reason_of
+    from subquad.timing import interleaved_ms, warmed_up
+
     torch.set_num_threads(arguments.threads)
+    entries: dict[str, Entry] = {}
+    passes: dict[str, Callable[[], Any]] = {}
     for attention in arguments.attention:
-        entry: Entry = {"network": name, "attention": attention, "px": size, "engine": engine}
+        entry = entries[attention] = {"network": name, "attention": attention, "px": size, "engine": engine}
         try:
             path = file_of(arguments.folder, name, attention, size)
             if engine.startswith("onnxruntime"):
@@ -109,22 +111,25 @@ def turn(engine: str, name: str, size: int, arguments: argparse.Namespace) -> No
             elif engine.startswith("openvino"):
                 run = by_openvino(path, size, arguments.threads, engine)
             else:
-                run = by_torch(network(name, attention, size), size, engine)
-            entry["ms"] = milliseconds(run, arguments.seconds)
-        except Exception as error:
-            entry["error"] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                model = network(name, attention, size)
+                entry["ceiling"] = ceiling_of(model, size)
+                run = by_torch(model, size, engine)
+            warmed_up({attention: run}, torch.device("cpu"))
+            passes[attention] = run
+        except Exception as error:  # whatever an engine says of what it can't compute here
+            entry["error"] = reason_of(error)[:200]
+    for attention, taken in interleaved_ms(passes, arguments.repeats, torch.device("cpu")).items():
+        entries[attention]["ms"] = round(statistics.median(taken), 3)
+    for entry in entries.values():
         print(json.dumps(entry), flush=True)
 
 
-def milliseconds(run: Callable[[], Any], seconds: float) -> float:
-    """The median of passes in so many seconds, after one that is not measured."""
-    run()
-    taken: list[float] = []
-    while not taken or sum(taken) < seconds * 1e3:
-        start = time.perf_counter()
-        run()
-        taken.append((time.perf_counter() - start) * 1e3)
-    return round(statistics.median(taken), 3)
+def ceiling_of(model: Any, size: int) -> float | None:
+    """By counting products, how many times as fast a plain network is without attention: 1 + n/(6c)."""
+    if not hasattr(model, "blocks"):
+        return None
+    patch = getattr(model, "patch_size", None) or model.patch_embed.patch_size[0]
+    return 1 + (size // patch) ** 2 / (6 * model.num_features)
 
 
 def export_all(arguments: argparse.Namespace) -> None:
@@ -155,7 +160,7 @@ def cells(arguments: argparse.Namespace) -> list[tuple[str, int, str]]:
 def measure(arguments: argparse.Namespace, kept: list[Entry], file: Path) -> None:
     """Rounds of all engines in turn."""
     flags = ["--attention", *arguments.attention, "--threads", str(arguments.threads), "--folder", arguments.folder]
-    flags += ["--seconds", str(arguments.seconds)]
+    flags += ["--repeats", str(arguments.repeats)]
     for _ in range(arguments.rounds):
         for size in sorted(arguments.img_size):
             for name in arguments.networks:
@@ -175,10 +180,8 @@ def table(kept: list[Entry]) -> str:
         engines = [engine for engine in ENGINES if any(entry["engine"] == engine for entry in of_these)]
         middle = functools.partial(median_of, of_these)
         softmax = min((ms for engine in engines if (ms := middle("softmax", engine))), default=None)
-        ceiling = ""
-        if name in WIDTHS:
-            width, patch = WIDTHS[name]
-            ceiling = f"; at most {1 + (size // patch) ** 2 / (6 * width):.2f} times by counting products"
+        most = next((entry["ceiling"] for entry in of_these if entry.get("ceiling")), None)
+        ceiling = "" if most is None else f"; at most {most:.2f} times by counting products"
         text.append(f"\n{name}, {size} px{ceiling}\n")
         text.append("| | " + " | ".join(engines) + " | best softmax ÷ best |")
         text.append("|---" + "|---:" * (len(engines) + 1) + "|")
@@ -210,7 +213,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--folder", type=Path, default=Path("build/engines"), help="of the files and the times")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of measured passes of a network in a round")
+    parser.add_argument("--repeats", type=int, default=7, help="measured passes of a network in a round")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--export", action="store_true", help="write the ONNX files that are missing")
     parser.add_argument("--export-one", action="store_true", help=argparse.SUPPRESS)

@@ -21,7 +21,7 @@ from subquad.conversion.diffusers_attention import DiffusersAttention
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.data import load_dataset
 from subquad.diffusion.patchable_layers import maps_of
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_of
 from subquad.grid import TokenGrid
 from subquad.holding import holding
 from subquad.models.attention_names import parse_blocks
@@ -160,7 +160,7 @@ class Training:
             self.optimizer.load_state_dict(state["optimizer"])
             self.updates, self.seconds, self.losses = (state[name] for name in ("updates", "seconds", "losses"))
         except Exception as error:
-            raise SubquadError(f"{self.file} can't be gone on from: {' '.join(str(error).split())[:100]}") from None
+            raise SubquadError(f"{self.file} can't be gone on from: {reason_of(error)[:100]}") from None
 
     def save(self) -> None:
         """Write all that the next update needs."""

@@ -28,6 +28,14 @@ def gradients_of(function, tensors, weight):
     return [*plain, *first, *(grad for grad in second if grad is not None)]
 
 
+def hold_gradients(function, tensors, weight):
+    """Assert that the kernels' gradients are those of the eager form in float64; `function` takes a `backend`."""
+    expected = gradients_of(function, [x.double() for x in tensors], weight.double())
+    got = gradients_of(lambda *given: function(*given, backend="native"), tensors, weight)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
 @pytest.mark.parametrize("width", [7, 16, 40])
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize(
@@ -41,11 +49,7 @@ def gradients_of(function, tensors, weight):
 )
 def test_gradients_of_the_cores(operation, width, threads):
     (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
-    expected = gradients_of(operation, [x.double() for x in (q, k, v)], weight.double())
-    got = gradients_of(lambda *x: operation(*x, backend="native"), [q, k, v], weight)
-    assert len(got) == len(expected)
-    for one, other in zip(got, expected, strict=True):
-        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    hold_gradients(operation, (q, k, v), weight)
 
 
 @pytest.mark.parametrize("name", TURNED)
@@ -107,10 +111,7 @@ def test_gradients_of_agent_attention(width, threads, count):
     (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
     biases = torch.randn(3, count, 130), torch.randn(3, 70, count)
     tensors = q, torch.randn(2, 3, count, width), k, v, *biases
-    expected = gradients_of(ops.agent_attention, [x.double() for x in tensors], weight.double())
-    got = gradients_of(lambda *x: ops.agent_attention(*x, backend="native"), tensors, weight)
-    for one, other in zip(got, expected, strict=True):
-        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    hold_gradients(ops.agent_attention, tensors, weight)
 
 
 @pytest.mark.parametrize("width", [7, 16, 40])
@@ -123,10 +124,7 @@ def test_gradients_of_focused_attention(width, threads, power):
         return ops.focused_attention(*tensors, power=power, backend=backend)
 
     tensors = q, k, v, 0.5 + torch.rand(3, 1, width)
-    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
-    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
-    for one, other in zip(got, expected, strict=True):
-        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    hold_gradients(mix, tensors, weight)
 
 
 @pytest.mark.parametrize("width", [7, 16, 40])
@@ -141,10 +139,7 @@ def test_gradients_of_polaformers_attention(width, threads, least):
             return ops.pola_attention(q, k, v, power, None, *more, backend=backend)
 
         tensors = q, k, v, power, *more
-        expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
-        got = gradients_of(lambda *x, mix=mix: mix(*x, backend="native"), tensors, weight)
-        for one, other in zip(got, expected, strict=True):
-            assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+        hold_gradients(mix, tensors, weight)
 
 
 def test_a_token_of_zeros_has_no_gradient_of_powers():
@@ -169,10 +164,7 @@ def test_gradients_with_a_graph_count_what_one_tensor_owes_another_once():
         return ops.agent_attention(q, ops.pool_tokens(q, grid, bins, **more), k, v, *biases, **more)
 
     tensors = q, k, v, *biases
-    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
-    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
-    for one, other in zip(got, expected, strict=True):
-        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    hold_gradients(mix, tensors, weight)
 
 
 @pytest.mark.parametrize("width", [7, 16, 40])
@@ -185,10 +177,7 @@ def test_gradients_of_gaussian_maps(width, threads, count):
         return ops.soft_attention(x, landmarks, v, inverse="cholesky", scale=0.3, **more)
 
     tensors = x, 0.3 * torch.randn(2, 3, count, width), v
-    expected = gradients_of(mix, [x.double() for x in tensors], weight.double())
-    got = gradients_of(lambda *x: mix(*x, backend="native"), tensors, weight)
-    for one, other in zip(got, expected, strict=True):
-        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    hold_gradients(mix, tensors, weight)
 
 
 @pytest.mark.parametrize("size", [1, 9, 49])
@@ -218,10 +207,7 @@ def test_gradients_of_the_local_branch(grid, kernel_size, own):
     def branch(*given, backend=None):
         return ops.add_local(*given, grid=grid, kv_grid=grid, backend=backend)
 
-    expected = gradients_of(branch, [x.double() for x in tensors], weight.double())
-    got = gradients_of(lambda *given: branch(*given, backend="native"), tensors, weight)
-    for one, other in zip(got, expected, strict=True):
-        assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    hold_gradients(branch, tensors, weight)
     y.requires_grad_()
     (grad,) = torch.autograd.grad(branch(y, v, kernels, backend="native").sum(), y)
     assert (grad == 1).all()

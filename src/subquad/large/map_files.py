@@ -43,10 +43,10 @@ def map_file(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRo
         try:
             with WRITERS[path.suffix](aside, shape, np.dtype(dtype)) as write:
                 yield write
-        except BaseException as error:
+        except UnwritableError as error:
+            raise SubquadError(f"{path}: {error}") from None
+        except BaseException:
             shutil.rmtree(aside, ignore_errors=True)  # of formats that are folders
-            if isinstance(error, UnwritableError):
-                raise SubquadError(f"{path}: {error}") from None
             raise
 
 

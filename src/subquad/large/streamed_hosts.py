@@ -114,14 +114,14 @@ def host_of(model: nn.Module) -> StreamedHost:
 
 def _blocks_of(stage: Stage, grid: TokenGrid, stride: int, dim: int) -> StreamedBlocks:
     """A stage for an image whose tokens stand on `grid`."""
-    by_itself = hasattr(stage.embed, "of_rows")
-    reach = 0 if by_itself else reach_of(stage.embed)
+    of_rows: Any = getattr(stage.embed, "of_rows", None)
+    reach = reach_of(stage.embed) if of_rows is None else 0
 
     def embed(image: ImageRows, rows: GridRows) -> Tensor:
-        if by_itself:
-            embedded = stage.embed.of_rows(image, rows.first, rows.behind)  # type: ignore[operator]
-        else:
+        if of_rows is None:
             embedded = embedded_rows(stage.embed, image, rows, stride, reach)
+        else:
+            embedded = of_rows(image, rows.first, rows.behind)
         return stage.placed(embedded, rows)
 
     def rotation(block: Any, rows: GridRows) -> Rotation | None:

@@ -86,8 +86,7 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
 
 def of_one_dtype(*tokens: Tensor | None) -> tuple[Any, ...]:
     """Tokens as kernels want them: all fp32 or all bf16. Where they differ, as under autocast, all become fp32."""
-    first, *rest = tokens
-    if all(x is None or x.dtype == first.dtype for x in rest):  # type: ignore[union-attr]
+    if len({x.dtype for x in tokens if x is not None}) == 1:
         return tokens
     return tuple(None if x is None else x.float() for x in tokens)
 

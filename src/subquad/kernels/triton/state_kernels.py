@@ -147,6 +147,19 @@ def turned_back(
 
 
 @triton.jit
+def read_state(state, columns, scale, mean, STREAMS: tl.constexpr, D: tl.constexpr):
+    """A head's state: S and Σ φ(k) of both halves times `scale`, and the row of values times `mean`."""
+    other = state + (STREAMS - 1) * (D + 3) * D
+    return (
+        read_square(state, columns, D) * scale,
+        read_row(state, D, columns, D) * scale,
+        read_square(other, columns, D) * scale,
+        read_row(other, D, columns, D) * scale,
+        read_row(state, D + 1, columns, D) * mean,
+    )
+
+
+@triton.jit
 def query_sum_kernel(
     q,
     sums,
@@ -262,10 +275,7 @@ def answers_kernel(
     split, batch, head = program(splits, heads)
     columns = tl.arange(0, BLOCK_D)
     state += (batch * heads + head) * (STREAMS * (D + 3) * D)
-    other = state + (STREAMS - 1) * (D + 3) * D
-    plus_state, plus_sum = read_square(state, columns, D) * scale, read_row(state, D, columns, D) * scale
-    minus_state, minus_sum = read_square(other, columns, D) * scale, read_row(other, D, columns, D) * scale
-    value = read_row(state, D + 1, columns, D) * mean
+    plus_state, plus_sum, minus_state, minus_sum, value = read_state(state, columns, scale, mean, STREAMS, D)
     for start in range(split * chunk, tl.minimum(count, (split + 1) * chunk), BLOCK):
         rows = start + tl.arange(0, BLOCK)
         _, plus, minus, turned_plus, turned_minus = turned_features(
@@ -318,9 +328,7 @@ def query_gradient_kernel(
     columns = tl.arange(0, BLOCK_D)
     state += (batch * heads + head) * (STREAMS * (D + 3) * D)
     other = state + (STREAMS - 1) * (D + 3) * D
-    plus_state, plus_sum = read_square(state, columns, D) * scale, read_row(state, D, columns, D) * scale
-    minus_state, minus_sum = read_square(other, columns, D) * scale, read_row(other, D, columns, D) * scale
-    value = read_row(state, D + 1, columns, D) * mean
+    plus_state, plus_sum, minus_state, minus_sum, value = read_state(state, columns, scale, mean, STREAMS, D)
     dplus_state, dminus_state = tl.zeros((BLOCK_D, BLOCK_D), tl.float32), tl.zeros((BLOCK_D, BLOCK_D), tl.float32)
     dplus_sum, dminus_sum = tl.zeros((BLOCK_D,), tl.float32), tl.zeros((BLOCK_D,), tl.float32)
     dvalue = tl.zeros((BLOCK_D,), tl.float32)
@@ -410,9 +418,7 @@ def key_gradient_kernel(
     state += image * (STREAMS * (D + 3) * D)
     dstate += image * (STREAMS * (D + 3) * D)
     dother = dstate + (STREAMS - 1) * (D + 3) * D
-    dplus_state, dplus_sum = read_square(dstate, columns, D) * scale, read_row(dstate, D, columns, D) * scale
-    dminus_state, dminus_sum = read_square(dother, columns, D) * scale, read_row(dother, D, columns, D) * scale
-    dvalue = read_row(dstate, D + 1, columns, D) * mean
+    dplus_state, dplus_sum, dminus_state, dminus_sum, dvalue = read_state(dstate, columns, scale, mean, STREAMS, D)
     of_mean = tl.zeros((BLOCK_D,), tl.float32)
     if FORM == "weighed":
         mean_query = read_row(state, D + 1, columns, D)
