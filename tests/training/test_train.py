@@ -50,7 +50,8 @@ def test_a_run_leaves_everything_in_its_folder(tiny, tmp_path):
     assert load_recipe(run / "recipe.yaml", Recipe) == tiny
     assert json.loads((run / "summary.json").read_text()) == summary
     assert summary.keys() == SUMMARY
-    assert len(lines) == 3
+    assert len(lines) == 4
+    assert lines[1].startswith("2 epochs of ") and lines[1].endswith(" images, adamw at 0.001")
     assert all(len(line) <= 80 for line in lines)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [0, 1]

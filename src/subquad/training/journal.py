@@ -15,6 +15,7 @@ import torch
 
 from subquad.errors import SubquadError
 from subquad.models import attention_label
+from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.task import Row, Task
 from subquad.text import si, speed_text
 
@@ -31,6 +32,11 @@ def describe_setup(task: Task, params: int, macs: int) -> str:
     network = task.network_name(recipe.to_dict())
     attention = attention_label(network, recipe.attention)
     return f"{network}, {attention}: {si(params)} parameters, {si(macs)} MACs; {task.describe()}"
+
+
+def describe_schedule(recipe: CommonRecipe, epochs: int, updates: int, total_batch: int, lr: float) -> str:
+    """How long and how fast, in one line."""
+    return f"{epochs} epochs of {updates} updates of {total_batch} images, {recipe.opt} at {lr:g}"
 
 
 def epoch_line(task: Task, row: Row, num_epochs: int) -> str:

@@ -30,6 +30,7 @@ from subquad.training.journal import (
     Log,
     add_row,
     describe_run,
+    describe_schedule,
     describe_setup,
     epoch_line,
     make_writer,
@@ -58,9 +59,9 @@ class Trainer:
             self.ema = ModelEmaV3(self.bare, decay=recipe.model_ema_decay, use_warmup=recipe.model_ema_warmup)
         self.params = count_parameters(self.bare)
         self.macs, self.metric = task.macs(), task.columns[0].entry
-        rates = learning_rates(recipe, self.total_batch)
-        optimizer = make_optimizer(recipe, self.bare, rates.peak)
-        self.scheduler, self.num_epochs = make_scheduler(recipe, optimizer, rates, self.updates_per_epoch)
+        self.rates = learning_rates(recipe, self.total_batch)
+        optimizer = make_optimizer(recipe, self.bare, self.rates.peak)
+        self.scheduler, self.num_epochs = make_scheduler(recipe, optimizer, self.rates, self.updates_per_epoch)
         self.view = EpochView(task.train_images, self.updates_per_epoch * self.total_batch, recipe.seed)
         loader, self.eval_loader = self._loaders()
         self.model, self.optimizer, self.loader = accelerator.prepare(self.bare, optimizer, loader)
@@ -78,6 +79,9 @@ class Trainer:
         elif self.is_main:
             self.folder.create(self.recipe, self._facts())
         self.log(describe_setup(self.task, self.params, self.macs))
+        self.log(
+            describe_schedule(self.recipe, self.num_epochs, self.updates_per_epoch, self.total_batch, self.rates.peak)
+        )
         with make_writer(self.folder.tensorboard, self.epochs_done) if self.is_main else nullcontext() as writer:
             for epoch in range(self.epochs_done, self.num_epochs):
                 row = self._epoch(epoch)
