@@ -45,6 +45,9 @@ def main() -> None:
     parser.add_argument("--keep", type=int, nargs="+", default=[0], help="blocks that stay softmax; a table for each")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--updates", type=int, default=None, help="of both fits together; a tenth of the teacher's")
+    parser.add_argument("--opt", default=Plan.opt, help="optimizer of both fits")
+    parser.add_argument("--align-lr", type=float, default=Plan.align_lr)
+    parser.add_argument("--distil-lr", type=float, default=Plan.distil_lr)
     parser.add_argument("--judged", type=int, default=10_000, help="held-out images")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-scratch", action="store_true")
@@ -89,6 +92,9 @@ def plan_of(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.N
         keep=keep or None,
         align_updates=updates // 2,
         distil_updates=updates - updates // 2,
+        align_lr=arguments.align_lr,
+        distil_lr=arguments.distil_lr,
+        opt=arguments.opt,
         batch_size=recipe["batch_size"],
         crop_padding=recipe.get("crop_padding") or 0,
         amp=True,
@@ -118,6 +124,7 @@ def make(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.Name
     swapped = made.steps["swapped"]
     cell: dict[str, Any] = {step: one.student_score for step, one in made.steps.items()}
     cell |= {"teacher": swapped.teacher_score, "measure": swapped.measure, "updates": updates, "seconds": made.seconds}
+    cell |= {"opt": plan.opt, "align_lr": plan.align_lr, "distil_lr": plan.distil_lr}
     cell["agreement"] = made.steps["distilled"].agreement
     if not arguments.no_scratch and not keep:
         folder.mkdir(exist_ok=True)

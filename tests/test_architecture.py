@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "subquad"
 # a room may import those before it; rooms on one line may not import each other unless they say so below
 ORDER = [
     ["starting", "errors", "text", "home", "timing", "command_table", "substituting"],
-    ["ranges", "reading", "writing", "plugins"],
+    ["ranges", "reading", "writing", "plugins", "optimizers"],
     ["holding", "flags"],
     ["tracing"],
     ["grid"],

@@ -68,6 +68,13 @@ def test_a_run_is_converted_judged_and_kept(trained, tmp_path, capsys):
     for name in ("delta.safetensors", "student.safetensors"):
         student = load_converted(out / name, teacher)
         assert len(student.subquad_conversion.paths) == depth - 1
+        # and by every command that takes a trained network
+        reopened = subquad.open_trained(out if name == "delta.safetensors" else out / name)
+        assert reopened.classes == subquad.open_trained(trained).classes
+        images = torch.rand(2, 3, 32, 32)
+        torch.testing.assert_close(reopened.model(images), student(images), rtol=0, atol=0)
+    assert run("eval", out) == 0
+    assert "top-1" in capsys.readouterr().out
     assert set(report["history"]) == {"aligned", "distilled"}
     assert set(report["before"]) == set(report["after"]) == {str(number) for number in range(depth)}
     assert run("report", out, "--output", tmp_path / "again.html") == 0
@@ -102,6 +109,10 @@ def test_what_is_broken_off_goes_on_to_the_same_network(trained, tmp_path, monke
         with pytest.raises(KeyboardInterrupt):
             convert_run(plan, tmp_path / "broken", max_judged=20)
     assert not (tmp_path / "broken" / "delta.safetensors").exists()
+    # as it was written before there was a choice of optimizers
+    written = json.loads((tmp_path / "broken" / "plan.json").read_text())
+    del written["opt"]
+    (tmp_path / "broken" / "plan.json").write_text(json.dumps(written))
     other = Plan(**{**vars(plan), "seed": 3})
     with pytest.raises(subquad.SubquadError, match="unfinished work with seed = 0"):
         convert_run(other, tmp_path / "broken", max_judged=20)
@@ -124,6 +135,18 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     assert "2 of 12 blocks" in capsys.readouterr().out
     student = load_converted(out / "delta.safetensors", model.eval())
     assert list(student.subquad_conversion.paths) == [0, 11]
+    capsys.readouterr()
+    assert run("predict", photos / "0.jpg", "--checkpoint", out) == 0
+    assert run("export", out, "--format", "pt2", "--output", tmp_path / "student.pt2") == 0
+    assert run("stream", out, photos / "0.jpg") == 2
+    assert "Attention can't be streamed" in capsys.readouterr().err
+    whole = tmp_path / "whole"
+    flags = ["--align-updates", 0, "--distil-updates", 0, "--max-judged", 2]
+    assert run("convert", *source, "--attention", "linear", "--images", photos, "--output", whole, *flags) == 0
+    assert run("stream", whole, photos / "0.jpg", "--most-tokens", 64) == 0
+    (tmp_path / "weights.safetensors").unlink()
+    assert run("predict", photos / "0.jpg", "--checkpoint", out) == 2
+    assert "is a conversion of timm/vit_tiny_patch16_224=" in capsys.readouterr().err
 
 
 def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import pytest
 
 from subquad.conversion.fit_schedule import WARM_UP, Schedule
+from subquad.errors import SubquadError
 
 
 def test_the_rate_rises_and_falls_to_nothing():
@@ -18,3 +19,8 @@ def test_the_way_is_that_of_the_updates_or_of_the_time_where_that_is_further():
     assert Schedule(updates=10).share(5, 1000.0) == 0.5
     assert Schedule(updates=10, time_budget=100).share(5, 80.0) == 0.8
     assert Schedule(updates=10, time_budget=100).share(5, 20.0) == 0.5
+
+
+def test_an_optimizer_is_one_that_is_there():
+    with pytest.raises(SubquadError, match="unknown optimizer 'adamv'"):
+        Schedule(opt="adamv")

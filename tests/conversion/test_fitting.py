@@ -85,10 +85,10 @@ def test_start_values_are_those_with_the_least_error():
         assert all(chosen[number] <= tried[number] + 1e-6 for number in chosen)
 
 
-@pytest.mark.parametrize("fit", [align, distil])
-def test_a_fit_that_is_broken_off_goes_on_as_if_it_had_not_been(fit, tmp_path):
+@pytest.mark.parametrize(("fit", "opt"), [(align, "adamw"), (distil, "adamw"), (distil, "muon")])
+def test_a_fit_that_is_broken_off_goes_on_as_if_it_had_not_been(fit, opt, tmp_path):
     model, whole = small()
-    fit(whole, PICTURES, teacher=model, updates=6, **FAST)
+    fit(whole, PICTURES, teacher=model, updates=6, opt=opt, **FAST)
 
     batches = as_batches(PICTURES, batch_size=8, seed=0 if fit is align else 1)
 
@@ -100,15 +100,20 @@ def test_a_fit_that_is_broken_off_goes_on_as_if_it_had_not_been(fit, tmp_path):
     _, broken = small()
     state = tmp_path / "state.pt"
     with pytest.raises(KeyboardInterrupt):
-        fit(broken, interrupted, teacher=model, updates=6, lr=FAST["lr"], state_file=state)
+        fit(broken, interrupted, teacher=model, updates=6, lr=FAST["lr"], opt=opt, state_file=state)
     _, resumed = small()
-    done = fit(resumed, PICTURES, teacher=model, updates=6, state_file=state, **FAST)
+    if opt == "adamw":
+        # as it was kept before there was a choice
+        content = torch.load(state)
+        del content["schedule"]["opt"]
+        torch.save(content, state)
+    done = fit(resumed, PICTURES, teacher=model, updates=6, opt=opt, state_file=state, **FAST)
     assert (done.progress if fit is align else done).updates == 6
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, resumed.state_dict()[name]), name
     # one that has ended is not gone on with
     before = state_of(resumed)
-    fit(resumed, PICTURES, teacher=model, updates=6, state_file=state, **FAST)
+    fit(resumed, PICTURES, teacher=model, updates=6, opt=opt, state_file=state, **FAST)
     assert all(torch.equal(tensor, before[name]) for name, tensor in resumed.state_dict().items())
     with pytest.raises(SubquadError, match="another fit"):
         fit(resumed, PICTURES, teacher=model, updates=7, state_file=state, **FAST)

@@ -14,6 +14,7 @@ USUAL = {
     "distil_updates": 500,
     "align_lr": 0.001,
     "distil_lr": 0.0003,
+    "opt": "adamw",
     "train": "all",
     "batch_size": 64,
     "scale": 0.5,
@@ -44,6 +45,7 @@ def add_commands(commands: Commands) -> None:
     fit.add_argument("--distil-updates", type=whole, default=USUAL["distil_updates"], help="of the whole network")
     fit.add_argument("--align-lr", type=Number(float, above=0), default=USUAL["align_lr"], help="rate of the first")
     fit.add_argument("--distil-lr", type=Number(float, above=0), default=USUAL["distil_lr"], help="and of the second")
+    fit.add_argument("--opt", default=USUAL["opt"], help="optimizer of timm for both, as muon")
     fit.add_argument("--train", choices=TRAINED, default=USUAL["train"], help="what distillation trains")
     fit.add_argument("--batch-size", type=positive, default=USUAL["batch_size"], help="images of an update")
     fit.add_argument("--img-size", type=positive, metavar="PX", help="pixels of both sides; as trained if left out")

@@ -9,7 +9,7 @@ from subquad.flags import file_to_write, positive
 def add_commands(commands: Commands) -> None:
     """The command `export`."""
     sub = commands.add("export", run_export)
-    sub.add_argument("source", metavar="MODEL|RUN", help="a network's name, a run folder, or a weight file of one")
+    sub.add_argument("source", metavar="MODEL|RUN", help="a network's name, or a run, a conversion, a weight file")
     sub.add_argument("--pretrained", action="store_true", help="MODEL with the authors' weights, not random ones")
     sub.add_argument("--format", default="onnx", metavar="FORMAT", help="onnx, openvino, pt2 or aoti")
     sub.add_argument("--img-size", nargs="+", type=positive, metavar="PX", help="one number, or height and width")

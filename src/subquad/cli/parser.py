@@ -80,4 +80,4 @@ def run_name(text: str) -> str:
 
 def add_checkpoint(parser: Parser) -> None:
     """The argument that names trained weights."""
-    parser.add_argument("checkpoint", type=to_read, help="run folder, or a weight file of one")
+    parser.add_argument("checkpoint", type=to_read, help="folder of a run or conversion, or a file of it")

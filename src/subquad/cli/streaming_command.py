@@ -10,7 +10,7 @@ from subquad.flags import file_to_write, folder_to_write, positive, to_read
 def add_commands(commands: Commands) -> None:
     """The command `stream`."""
     sub = commands.add("stream", run_stream)
-    sub.add_argument("source", metavar="RUN", help="run folder or weight file of a plain host, or pretrained/NAME")
+    sub.add_argument("source", metavar="RUN", help="run folder, weight file or conversion, or pretrained/NAME")
     sub.add_argument("image", type=to_read, help="PNG, tiled TIFF, zarr, .npy, a slide; others are decoded at once")
     sub.add_argument("--features", type=file_to_write, metavar="FILE", help="write features (y, x, c): .npy or .zarr")
     sub.add_argument("--labels", type=file_to_write, metavar="FILE", help="write each token's class: .png .tif .npy")

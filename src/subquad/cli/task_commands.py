@@ -80,7 +80,8 @@ def _add_evaluate(commands: Commands, name: str, task: Any) -> None:
 
     parser = commands.add(name, run, task.evaluation_help)
     if task.has_released:
-        parser.add_argument("checkpoint", nargs="?", type=to_read, help="run folder, or a weight file of one")
+        text = "folder of a run or conversion, or a file of it"
+        parser.add_argument("checkpoint", nargs="?", type=to_read, help=text)
         _add_released(parser, task)
     else:
         add_checkpoint(parser)
@@ -109,7 +110,7 @@ def _add_predict(commands: Commands, name: str, task: Any) -> None:
 
     parser = commands.add(name, run, task.prediction_help)
     parser.add_argument("images", nargs="+", type=to_read, metavar="IMAGE", help="image files, or folders of them")
-    text = "run folder or weight file"
+    text = "folder of a run or conversion, or a file of it"
     parser.add_argument("--checkpoint", type=to_read, required=not task.has_released, help=text)
     if task.has_released:
         _add_released(parser, task)

@@ -3,9 +3,11 @@
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from subquad.conversion.distilling import TRAINED
 from subquad.errors import SubquadError, unknown_name
+from subquad.optimizers import OPTIMIZERS
 from subquad.writing import write_json
 
 PLAN = "plan.json"
@@ -30,6 +32,7 @@ class Plan:
         img_size: pixels of both sides; as the network was trained if None.
         align_updates, distil_updates: of the two fits; 0 for none.
         align_lr, distil_lr: their rates.
+        opt: the optimizer of both, one of `subquad.optimizers.OPTIMIZERS`.
         train: what distillation trains, one of `TRAINED`.
         batch_size: images of an update.
         crop_padding: images are shifted by up to so many pixels, instead of parts of them being taken.
@@ -52,6 +55,7 @@ class Plan:
     distil_updates: int = 500
     align_lr: float = 1e-3
     distil_lr: float = 3e-4
+    opt: str = "adamw"
     train: str = "all"
     batch_size: int = 64
     crop_padding: int = 0
@@ -62,6 +66,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.train not in TRAINED:
             raise unknown_name("train", self.train, TRAINED)
+        if self.opt not in OPTIMIZERS:
+            raise unknown_name("opt", self.opt, OPTIMIZERS)
         if min(self.align_updates, self.distil_updates) < 0 or self.batch_size < 1:
             raise SubquadError("updates are at least 0, and images of an update at least 1")
         if sum(choice is not None for choice in (self.blocks, self.keep, self.tolerance, self.speedup)) > 1:
@@ -75,6 +81,10 @@ class Plan:
     def chooses(self) -> bool:
         """Whether blocks are chosen by what they cost."""
         return bool(self.keep) or self.tolerance is not None or self.speedup is not None
+
+    def schedule_of(self, updates: int, lr: float) -> dict[str, Any]:
+        """Fields of the `Schedule` of one of the fits."""
+        return {"updates": updates, "lr": lr, "amp": self.amp, "opt": self.opt}
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,8 @@ def check_folder(folder: Path, plan: Plan, done: str) -> None:
     except (OSError, ValueError):
         raise SubquadError(f"{folder / PLAN} is damaged: take another output") from None
     now = json.loads(json.dumps(asdict(plan)))
+    # a field that a plan of an earlier version has not is as it was then
+    before = {one.name: one.default for one in fields(Plan)} | before
     if different := [one.name for one in fields(Plan) if before.get(one.name) != now[one.name]]:
         raise SubquadError(
             f"{folder} holds unfinished work with {different[0]} = {before.get(different[0])}: go on with that, or "

@@ -149,7 +149,7 @@ class _Run:
     def align(self) -> None:
         """Fit each layer to the one that it replaced."""
         plan = self.plan
-        schedule: dict[str, Any] = {"updates": plan.align_updates, "lr": plan.align_lr, "amp": plan.amp}
+        schedule = plan.schedule_of(plan.align_updates, plan.align_lr)
         done = align(self.student, self.drawn[0], teacher=self.teacher, state_file=self.folder / ALIGNED, **schedule)
         self.found |= {"before": done.before, "after": done.after}
         self.history["aligned"] = done.progress.history
@@ -168,7 +168,7 @@ class _Run:
     def distil(self) -> None:
         """Fit the whole student to its teacher."""
         plan = self.plan
-        schedule: dict[str, Any] = {"updates": plan.distil_updates, "lr": plan.distil_lr, "amp": plan.amp}
+        schedule = plan.schedule_of(plan.distil_updates, plan.distil_lr)
         done = distil(
             self.student,
             self.drawn[1],

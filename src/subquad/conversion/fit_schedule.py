@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from subquad.errors import SubquadError, UnknownSettingError, unknown_name
+from subquad.optimizers import OPTIMIZERS
 
 WARM_UP = 0.05
 """Share of the updates in which the rate rises."""
@@ -17,7 +18,8 @@ class Schedule:
     Attributes:
         updates: at most.
         lr: rate at its highest; it falls to nothing along a cosine.
-        weight_decay: of AdamW.
+        weight_decay: of the optimizer.
+        opt: the optimizer, one of `subquad.optimizers.OPTIMIZERS`.
         time_budget: seconds at most, of all sittings together; the rate falls in time for it.
         amp: compute in bf16 where PyTorch's autocast does.
     """
@@ -27,12 +29,15 @@ class Schedule:
     weight_decay: float = 0.0
     time_budget: float | None = None
     amp: bool = False
+    opt: str = "adamw"
 
     def __post_init__(self) -> None:
         if self.updates < 1 or not 0 < self.lr < math.inf or not 0 <= self.weight_decay < math.inf:
             raise SubquadError(f"at least one update and a rate above 0, got {self.updates} and {self.lr}")
         if self.time_budget is not None and not 0 < self.time_budget < math.inf:
             raise SubquadError(f"a time budget is in seconds above 0, got {self.time_budget}")
+        if self.opt not in OPTIMIZERS:
+            raise unknown_name("optimizer", self.opt, OPTIMIZERS)
 
     def rate(self, share: float) -> float:
         """The rate at a share of the way, 0 to 1."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.optim import create_optimizer_v2
 from torch import nn
 from tqdm import tqdm
 
@@ -140,8 +141,8 @@ class _Fit:
         self.goal, self.model, self.batches, self.schedule, self.state = goal, model, batches, schedule, state
         self.device = next(model.parameters()).device
         groups = [{"params": list(part.parameters)} for part in goal.parts]
-        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            groups, lr=schedule.lr, weight_decay=schedule.weight_decay
+        self.optimizer: torch.optim.Optimizer = create_optimizer_v2(
+            groups, opt=schedule.opt, lr=schedule.lr, weight_decay=schedule.weight_decay
         )
         self.progress, self.best = Progress(), BestStates(goal.parts)
         self.held_out = [batches(schedule.updates + place) for place in range(HELD_OUT)]
@@ -235,7 +236,7 @@ class _Fit:
     def resume(self, path: Path) -> None:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-            if (content["what"], content["schedule"]) != (self.goal.what, asdict(self.schedule)):
+            if (content["what"], Schedule(**content["schedule"])) != (self.goal.what, self.schedule):
                 raise SubquadError(f"{path} is of another fit: remove it, or go on with the settings it began with")
             self.model.load_state_dict(content["model"])
             self.optimizer.load_state_dict(content["optimizer"])

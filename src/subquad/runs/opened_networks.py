@@ -1,5 +1,6 @@
 """The one place where trained networks are opened: of every task, from run folders, files, or timm."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from subquad.weights.notes import task_in
 TIMM = "timm/"
 """What names of timm's networks begin with."""
 
+FOLDERS = {"conversion.json": "subquad.conversion.opened_conversion"}
+"""By the file that tells a folder of another kind than a run: the module whose `open_folder` opens it, and which is
+above this one."""
+
 
 def open_trained(
     source: Path | str,
@@ -30,8 +35,9 @@ def open_trained(
     """Open a trained network with what is known of its training.
 
     Args:
-        source: a run folder, whose best weights are taken, or a weight file that training wrote; or "timm/NAME" with
-            timm's weights, or "timm/NAME=FILE" with those of a file; or "pretrained/NAME" with the authors' weights.
+        source: a run folder, whose best weights are taken, or a weight file that training wrote; the folder of a
+            conversion, whose teacher is opened with it; or "timm/NAME" with timm's weights, or "timm/NAME=FILE" with
+            those of a file; or "pretrained/NAME" with the authors' weights.
         task: what it must be for, a name of `TASKS`; anything if left out.
         img_size: pixels of both sides of its images, for a network that looks at images of one size; as in training if
             left out.
@@ -50,7 +56,11 @@ def open_trained(
         if task not in (None, opened.task):
             raise SubquadError(f"{source} is a classifier of timm's, not a network of `subquad {task}`")
         return opened
-    file = weight_file(source_of(source))
+    path = source_of(source)
+    for mark, module in FOLDERS.items():
+        if ((path if path.is_dir() else path.parent) / mark).is_file():
+            return import_module(module).open_folder(path, task=task, img_size=img_size, device=where)
+    file = weight_file(path)
     if task is None:
         with naming(file):
             # what says nothing is refused where it is read

@@ -12,14 +12,12 @@ from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import yaml
-from timm.optim import list_optimizers
 
 from subquad.errors import SubquadError
+from subquad.optimizers import OPTIMIZERS
 from subquad.tasks.recipe_fields import checked, option
 
 _SCHEDULES = ("constant", "cosine", "poly", "multistep")
-# adahessian differentiates gradients, whose graph the loop does not keep
-_OPTIMIZERS = tuple(name for name in list_optimizers() if name != "adahessian")
 _PRECISIONS = ("", "bf16", "fp16")
 Self = TypeVar("Self", bound="CommonRecipe")
 
@@ -59,7 +57,7 @@ class CommonRecipe:
     grad_accum_steps: int = option(1, "steps whose gradients make one update", at_least=1)
     seed: int = option(42, "seed of weights, order and augmentation", at_least=0)
 
-    opt: str = option("adamw", "optimizer of timm", choices=_OPTIMIZERS)
+    opt: str = option("adamw", "optimizer of timm", choices=OPTIMIZERS)
     opt_eps: float | None = option(None, "epsilon of the optimizer", at_least=0)
     opt_betas: tuple[float, float] | None = option(None, "betas of the optimizer", at_least=0, below=1)
     momentum: float = option(0.9, "momentum of the optimizer", at_least=0, below=1)

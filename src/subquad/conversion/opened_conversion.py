@@ -1,0 +1,35 @@
+"""Networks that `subquad convert` left in a folder, opened for every command that takes a trained network."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subquad.conversion.conversion_record import read_record
+from subquad.conversion.conversion_run import DELTA
+from subquad.conversion.delta_files import load_converted
+from subquad.errors import SubquadError
+from subquad.runs import open_trained
+
+
+def open_folder(path: Path, *, task: str | None, img_size: int | None, device: torch.device) -> Any:
+    """The teacher of a conversion, opened as it was then, with the student in its place.
+
+    Args:
+        path: the folder, or one of the two weight files in it.
+        task: see `subquad.open_trained`, as the others.
+        img_size: of both sides.
+        device: where it goes.
+
+    Raises:
+        SubquadError: the record or the weights are damaged, or the teacher is no longer where it was.
+    """
+    folder, file = (path, path / DELTA) if path.is_dir() else (path.parent, path)
+    plan = read_record(folder).plan
+    try:
+        opened = open_trained(plan["source"], task=task, img_size=plan.get("img_size"), device=device)
+    except SubquadError as error:
+        raise SubquadError(f"{folder} is a conversion of {plan['source']}, which can't be opened: {error}") from None
+    opened = replace(opened, model=load_converted(file, opened.model, in_place=True).eval())
+    return opened if img_size is None else opened.image_network(img_size)
