@@ -75,6 +75,10 @@ def test_a_run_is_converted_judged_and_kept(trained, tmp_path, capsys):
         torch.testing.assert_close(reopened.model(images), student(images), rtol=0, atol=0)
     assert run("eval", out) == 0
     assert "top-1" in capsys.readouterr().out
+    alone = tmp_path / "alone.safetensors"
+    alone.write_bytes((out / "delta.safetensors").read_bytes())
+    with pytest.raises(subquad.SubquadError, match=r"no conversion\.json beside it"):
+        subquad.open_trained(alone)
     assert set(report["history"]) == {"aligned", "distilled"}
     assert set(report["before"]) == set(report["after"]) == {str(number) for number in range(depth)}
     assert run("report", out, "--output", tmp_path / "again.html") == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from subquad.conversion.conversion_record import read_record
+from subquad.conversion.conversion_record import REPORT, read_record
 from subquad.conversion.conversion_run import DELTA
 from subquad.conversion.delta_files import load_converted
 from subquad.errors import SubquadError
@@ -26,6 +26,11 @@ def open_folder(path: Path, *, task: str | None, img_size: int | None, device: t
         SubquadError: the record or the weights are damaged, or the teacher is no longer where it was.
     """
     folder, file = (path, path / DELTA) if path.is_dir() else (path.parent, path)
+    if not (folder / REPORT).is_file():
+        raise SubquadError(
+            f"{path} is of a converted network, and no {REPORT} beside it says of which teacher: "
+            "subquad.load_converted(file, teacher) reads it"
+        )
     plan = read_record(folder).plan
     try:
         opened = open_trained(plan["source"], task=task, img_size=plan.get("img_size"), device=device)

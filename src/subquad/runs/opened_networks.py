@@ -20,9 +20,9 @@ from subquad.weights.notes import task_in
 TIMM = "timm/"
 """What names of timm's networks begin with."""
 
-FOLDERS = {"conversion.json": "subquad.conversion.opened_conversion"}
-"""By the file that tells a folder of another kind than a run: the module whose `open_folder` opens it, and which is
-above this one."""
+FOLDERS = {"conversion": "subquad.conversion.opened_conversion"}
+"""Folders of another kind than runs, by the name of the .json in them and the key of their files' notes: the module
+whose `open_folder` opens them. It is above this one, and imported when there is something for it."""
 
 
 def open_trained(
@@ -57,8 +57,8 @@ def open_trained(
             raise SubquadError(f"{source} is a classifier of timm's, not a network of `subquad {task}`")
         return opened
     path = source_of(source)
-    for mark, module in FOLDERS.items():
-        if ((path if path.is_dir() else path.parent) / mark).is_file():
+    for kind_of_folder, module in FOLDERS.items():
+        if (path / f"{kind_of_folder}.json").is_file() or (path.is_file() and kind_of_folder in read_note(path)):
             return import_module(module).open_folder(path, task=task, img_size=img_size, device=where)
     file = weight_file(path)
     if task is None:
