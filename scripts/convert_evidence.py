@@ -23,6 +23,7 @@ import torch
 import subquad
 from subquad.attention import ATTENTION, traits_of
 from subquad.conversion import Plan, compare_networks, convert_run, convert_without_training
+from subquad.conversion.conversion_record import REPORT, read_record
 from subquad.conversion.conversion_run import open_plan
 from subquad.conversion.measured_costs import time_in_turns
 from subquad.reading import read_yaml
@@ -30,7 +31,7 @@ from subquad.text import columns
 from subquad.writing import write_json
 
 STEPS = ("swapped", "aligned", "distilled", "from scratch")
-SCRATCH = ("epochs", "updates_per_epoch", "warmup_epochs")
+SCRATCH = ("epochs", "updates_per_epoch", "warmup_epochs", "warmup_updates")
 LANDMARKS = (4, 7)
 """Of the rows without training, on a side."""
 
@@ -118,9 +119,11 @@ def make(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.Name
     plan = plan_of(name, keep, seed, recipe, arguments, updates)
     folder = arguments.output / f"{file.stem}-work"
     torch.manual_seed(seed)
-    made = convert_run(
-        plan, folder / "student", max_judged=arguments.judged, log=lambda line: print(f"{file.stem}: {line}")
-    )
+    if not (folder / "student" / REPORT).exists():
+        convert_run(
+            plan, folder / "student", max_judged=arguments.judged, log=lambda line: print(f"{file.stem}: {line}")
+        )
+    made = read_record(folder / "student")
     swapped = made.steps["swapped"]
     cell: dict[str, Any] = {step: one.student_score for step, one in made.steps.items()}
     cell |= {"teacher": swapped.teacher_score, "measure": swapped.measure, "updates": updates, "seconds": made.seconds}

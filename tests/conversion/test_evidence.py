@@ -19,7 +19,8 @@ def test_a_segmenter_is_judged_by_its_scenes(tmp_path, monkeypatch, capsys):
     import convert_evidence
 
     data = worlds.scenes(tmp_path / "scenes")
-    settings = {"epochs": 2, "batch_size": 2, "img_size": (64, 64), "attention": "softmax", "warmup_epochs": 0}
+    settings = {"epochs": 2, "batch_size": 2, "img_size": (64, 64), "attention": "softmax"}
+    settings |= {"warmup_epochs": 0, "warmup_updates": 1}
     subquad.train(None, tmp_path / "teacher", task="segment", data=str(data), **SIZES, **settings)
 
     def run(*more):
@@ -29,7 +30,17 @@ def test_a_segmenter_is_judged_by_its_scenes(tmp_path, monkeypatch, capsys):
         convert_evidence.main()
         return capsys.readouterr().out
 
-    assert "mIoU of" in run()
+    def stopped(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(convert_evidence, "from_scratch", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert "distilled:" in capsys.readouterr().out
+    # the student that is there is gone on with
+    told = run()
+    assert "mIoU of" in told and "distilled:" not in told
     cell = json.loads((tmp_path / "out" / "linear-keep0-seed0.json").read_text())
     assert cell["measure"] == "mIoU"
     assert all(0 <= cell[step] <= 1 for step in ("teacher", *convert_evidence.STEPS))
