@@ -142,6 +142,9 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     capsys.readouterr()
     assert run("predict", photos / "0.jpg", "--checkpoint", out) == 0
     assert run("export", out, "--format", "pt2", "--output", tmp_path / "student.pt2") == 0
+    capsys.readouterr()
+    assert run("analyze", out, "--images", photos, "--img-size", 256, "--output", tmp_path / "page") == 2
+    assert "converted for images of 224×224" in capsys.readouterr().err
     assert run("stream", out, photos / "0.jpg") == 2
     assert "Attention can't be streamed" in capsys.readouterr().err
     whole = tmp_path / "whole"

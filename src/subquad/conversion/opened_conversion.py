@@ -11,6 +11,7 @@ from subquad.conversion.conversion_run import DELTA
 from subquad.conversion.delta_files import load_converted
 from subquad.errors import SubquadError
 from subquad.runs import open_trained
+from subquad.tasks import Trained
 
 
 def open_folder(path: Path, *, task: str | None, img_size: int | None, device: torch.device) -> Any:
@@ -37,4 +38,18 @@ def open_folder(path: Path, *, task: str | None, img_size: int | None, device: t
     except SubquadError as error:
         raise SubquadError(f"{folder} is a conversion of {plan['source']}, which can't be opened: {error}") from None
     opened = replace(opened, model=load_converted(file, opened.model, in_place=True).eval())
-    return opened if img_size is None else opened.image_network(img_size)
+    if img_size is None:
+        return opened
+    check_size(opened, img_size, folder)
+    return opened.image_network(img_size)
+
+
+def check_size(opened: Trained, px: int, folder: Path) -> None:
+    """Raise where a network, as timm's usually are, takes images of the one size that it was converted for."""
+    embedding = getattr(opened.model, "patch_embed", None)
+    height, width = opened.image_network().input.img_size
+    if getattr(embedding, "strict_img_size", False) and (px, px) != (height, width):
+        raise SubquadError(
+            f"{folder} was converted for images of {height}×{width} and takes no others: convert the network again "
+            f"with --img-size {px}"
+        )
