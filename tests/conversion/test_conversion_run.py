@@ -14,6 +14,9 @@ import subquad
 from subquad.cli import main
 from subquad.conversion import Plan, conversion_run, convert_run, load_converted
 from subquad.conversion.conversion_record import read_record
+from subquad.conversion.opened_conversion import check_size
+from subquad.data import InputConfig
+from subquad.tasks import ImageNetwork
 
 RUN = Path(__file__).parents[1] / "fixtures" / "runs" / "classify"
 
@@ -141,10 +144,10 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     assert list(student.subquad_conversion.paths) == [0, 11]
     capsys.readouterr()
     assert run("predict", photos / "0.jpg", "--checkpoint", out) == 0
-    assert run("export", out, "--format", "pt2", "--output", tmp_path / "student.pt2") == 0
-    capsys.readouterr()
-    assert run("analyze", out, "--images", photos, "--img-size", 256, "--output", tmp_path / "page") == 2
-    assert "converted for images of 224×224" in capsys.readouterr().err
+    # of any size, though timm's name is of one
+    any_size = ("--format", "pt2", "--dynamic", "batch,size", "--output", tmp_path / "student.pt2")
+    assert run("export", out, *any_size) == 0
+    assert subquad.open_trained(out, img_size=250).input.img_size == (250, 250)
     assert run("stream", out, photos / "0.jpg") == 2
     assert "Attention can't be streamed" in capsys.readouterr().err
     whole = tmp_path / "whole"
@@ -214,3 +217,11 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, says, tmp_path, monk
     assert says in complaint
     assert complaint.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_converted_network_of_one_size_refuses_others(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_224", depth=1)
+    opened = ImageNetwork("classify", model, (), None, None, torch.device("cpu"), InputConfig((224, 224)))
+    check_size(opened, 224, tmp_path)
+    with pytest.raises(subquad.SubquadError, match=r"converted for images of 224×224 .* --img-size 256"):
+        check_size(opened, 256, tmp_path)

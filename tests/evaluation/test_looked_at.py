@@ -44,5 +44,19 @@ def test_a_network_of_timm_has_as_many_classes_as_the_file(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timm, "create_model", lambda name, **settings: asked.update(settings) or made)
         opened = open_trained(f"timm/vit_tiny_patch16_224={tmp_path / 'a.pth'}", img_size=32)
-    assert asked == {"pretrained": False, "img_size": 32, "num_classes": 3}
+    any_size = {"dynamic_img_size": True, "dynamic_img_pad": True}
+    assert asked == {"pretrained": False, "img_size": 32, "num_classes": 3, **any_size}
     assert opened.input.img_size == (32, 32) and not opened.model.training
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet10t"])
+def test_a_network_of_timm_takes_images_of_any_size_where_it_can(name, tmp_path):
+    import timm
+
+    made = timm.create_model(name, num_classes=3).eval()
+    torch.save(made.state_dict(), tmp_path / "a.pth")
+    model = open_trained(f"timm/{name}={tmp_path / 'a.pth'}", device="cpu").model
+    with torch.no_grad():
+        x = torch.rand(1, 3, 224, 224)
+        assert torch.equal(model(x), made(x))
+        assert model(torch.rand(1, 3, 100, 70)).isfinite().all()

@@ -33,7 +33,7 @@ def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageN
         head = next((state[key] for key in ("head.weight", "head.fc.weight", "fc.weight") if key in state), None)
         arguments["num_classes"] = 0 if head is None or not head.dim() else len(head)
     try:
-        model: Any = timm.create_model(name, pretrained=state is None, **arguments)
+        model = _made(name, pretrained=state is None, **arguments)
         if state is not None:
             if trouble := misfits(state, model.state_dict()):
                 raise ValueError(trouble)
@@ -48,3 +48,16 @@ def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageN
     same = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
     shown = InputConfig(img_size=(size[0], size[1]), **same)
     return ImageNetwork("classify", model.eval().to(device), (), None, None, device, shown)
+
+
+ANY_SIZE = {"dynamic_img_size": True, "dynamic_img_pad": True}
+"""What timm's plain networks take, by which they see images of any size; at their own one nothing changes."""
+
+
+def _made(name: str, **arguments: Any) -> Any:
+    """A network of timm, for images of any size where it can be one."""
+    try:
+        return timm.create_model(name, **arguments, **ANY_SIZE)
+    except TypeError:
+        # which others refuse before they ask for weights
+        return timm.create_model(name, **arguments)
