@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from subquad.errors import SubquadError
 from subquad.runs import open_trained
 from subquad.tasks.detection.trained_detector import TrainedDetector
 from subquad.tasks.segmentation.scene_transforms import SceneInput
@@ -60,3 +61,19 @@ def test_a_network_of_timm_takes_images_of_any_size_where_it_can(name, tmp_path)
         x = torch.rand(1, 3, 224, 224)
         assert torch.equal(model(x), made(x))
         assert model(torch.rand(1, 3, 100, 70)).isfinite().all()
+
+
+def test_weights_of_a_network_of_timm_are_brought_to_another_size_as_timm_does(tmp_path):
+    import timm
+
+    made = timm.create_model("vit_tiny_patch16_224", num_classes=3).eval()
+    torch.save(made.state_dict(), tmp_path / "a.pth")
+    opened = open_trained(f"timm/vit_tiny_patch16_224={tmp_path / 'a.pth'}", img_size=96, device="cpu")
+    x = torch.rand(1, 3, 96, 96)
+    made.set_input_size(96)
+    with torch.no_grad():
+        torch.testing.assert_close(opened.model(x), made(x))
+    # what can't be brought there is said in the file's own terms
+    torch.save(timm.create_model("vit_small_patch16_224", num_classes=3).state_dict(), tmp_path / "b.pth")
+    with pytest.raises(SubquadError, match="of another shape"):
+        open_trained(f"timm/vit_tiny_patch16_224={tmp_path / 'b.pth'}", img_size=96)

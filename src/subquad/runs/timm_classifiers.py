@@ -1,9 +1,11 @@
 """Classifiers of timm, to be looked into beside ours."""
 
+import sys
 from typing import Any
 
 import timm
 import torch
+from torch import Tensor, nn
 
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
@@ -35,8 +37,7 @@ def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageN
     try:
         model = _made(name, pretrained=state is None, **arguments)
         if state is not None:
-            if trouble := misfits(state, model.state_dict()):
-                raise ValueError(trouble)
+            state = _fitting(state, model)
             if names := not_finite(state):
                 raise ValueError(f"not finite: {some(names)}")
             model.load_state_dict(state)
@@ -61,3 +62,22 @@ def _made(name: str, **arguments: Any) -> Any:
     except TypeError:
         # which others refuse before they ask for weights
         return timm.create_model(name, **arguments)
+
+
+def _fitting(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights as a network of timm has them: of another image size, or as their authors wrote them, by its rules.
+
+    Raises:
+        ValueError: they do not fit, says what of it.
+    """
+    trouble = misfits(state, model.state_dict())
+    if not trouble:
+        return state
+    try:
+        state = sys.modules[type(model).__module__].checkpoint_filter_fn(dict(state), model)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+        # no such rules, or none for these
+        raise ValueError(trouble) from None
+    if misfits(state, model.state_dict()):
+        raise ValueError(trouble)
+    return state
