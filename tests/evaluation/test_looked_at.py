@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
+import subquad
 from subquad.errors import SubquadError
 from subquad.runs import open_trained
 from subquad.tasks.detection.trained_detector import TrainedDetector
@@ -77,3 +79,15 @@ def test_weights_of_a_network_of_timm_are_brought_to_another_size_as_timm_does(t
     torch.save(timm.create_model("vit_small_patch16_224", num_classes=3).state_dict(), tmp_path / "b.pth")
     with pytest.raises(SubquadError, match="of another shape"):
         open_trained(f"timm/vit_tiny_patch16_224={tmp_path / 'b.pth'}", img_size=96)
+
+
+@pytest.mark.parametrize("what", ["predict", "evaluate"])
+def test_features_are_not_taken_for_classes(what, tmp_path):
+    import timm
+
+    image = tmp_path / "a.png"
+    Image.new("RGB", (40, 30)).save(image)
+    torch.save(timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict(), tmp_path / "a.pth")
+    source = f"timm/vit_tiny_patch16_224={tmp_path / 'a.pth'}"
+    with pytest.raises(SubquadError, match="has features and no classes"):
+        subquad.predict(source, [image]) if what == "predict" else subquad.evaluate(source, data="digits")

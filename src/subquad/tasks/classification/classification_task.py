@@ -21,7 +21,7 @@ from subquad.tasks.class_names import check_same_classes
 from subquad.tasks.classification.class_predictions import Prediction, predicted_classes
 from subquad.tasks.classification.classification_recipe import Recipe
 from subquad.tasks.classification.mixed_loss import Objective
-from subquad.tasks.classification.trained_classifier import ClassJudgement, judge, opened_classifier
+from subquad.tasks.classification.trained_classifier import ClassJudgement, check_head, judge, opened_classifier
 from subquad.tasks.image_recipe import ImageRecipe
 from subquad.tasks.network_costs import count_macs
 from subquad.tasks.task import Column, Row, Task
@@ -145,6 +145,7 @@ class Classification(Task):
     @classmethod
     def evaluate(cls, trained: ImageNetwork, *, img_size: int | None = None, **settings: Any) -> ClassJudgement:
         """Accuracy, confusion and speed."""
+        check_head(trained)
         return judge(trained.image_network(img_size), **settings)
 
     @classmethod
@@ -152,6 +153,7 @@ class Classification(Task):
         cls, trained: ImageNetwork, files: Sequence[Path], log: Callable[[str], None], **settings: Any
     ) -> Iterator[Prediction]:
         """Classes with their probabilities; a grid of pictures for a folder."""
+        check_head(trained)
         return predicted_classes(trained, files, log, **settings)
 
 

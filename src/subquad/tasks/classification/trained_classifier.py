@@ -10,6 +10,7 @@ from torch import nn
 
 from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
 from subquad.data.imagenet_names import is_imagenet, places_of
+from subquad.errors import SubquadError
 from subquad.tasks.accuracy import EvalResult, TopOne, evaluate
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.classification.published_figures import published_text
@@ -70,6 +71,15 @@ def opened_classifier(model: nn.Module, note: Mapping[str, Any], recipe: Mapping
     released = note.get("released")
     about = released if isinstance(released, dict) else {}
     return TrainedClassifier("classify", model, tuple(classes), data, recipe.get("data_dir"), device, config, about)
+
+
+def check_head(trained: ImageNetwork) -> None:
+    """Raise where a network tells no classes apart, as DINOv2: its features are not their probabilities."""
+    if getattr(trained.model, "num_classes", None) == 0:
+        raise SubquadError(
+            "the network has features and no classes: `subquad analyze` looks into it, `subquad stream --features` "
+            "writes what it sees, and `subquad convert --labelled DATA` judges features by simple classifiers"
+        )
 
 
 def judge(
