@@ -7,6 +7,7 @@ from hosts import fewest_blocks, small
 
 import subquad
 from subquad.exports import EXPORTERS, export
+from subquad.exports.foreign_forms import forms_of_any_size
 from subquad.exports.programs import DYNAMIC
 from subquad.models.pyramid import Pyramid
 from subquad.tasks.segmentation import SEGMENTERS, Segmenter
@@ -40,6 +41,26 @@ def test_a_converted_dinov2_of_timm_takes_any_size(mechanism, format, tmp_path):
     )
     subquad.convert(model, mechanism)
     assert written(randomised(model), format, tmp_path, 70).difference < 1e-4
+
+
+# OpenVINO resamples EVA-02's table of positions otherwise, which is refused when the file is checked
+@pytest.mark.parametrize(
+    ("name", "format"), [("eva02_tiny_patch14_224", "onnx"), *(("vit_small_patch16_dinov3", name) for name in ENGINES)]
+)
+def test_rotations_of_timm_are_of_any_size(name, format, tmp_path):
+    model = timm.create_model(
+        name, img_size=64, embed_dim=48, num_heads=3, depth=1, dynamic_img_size=True, dynamic_img_pad=True
+    )
+    subquad.convert(model, "agent")
+    assert written(randomised(model), format, tmp_path, 64).difference < 1e-4
+
+
+@pytest.mark.parametrize("setting", [{}, {"normalize_coords": "min"}, {"grid_indexing": "xy", "grid_offset": 0.25}])
+def test_the_rotation_of_dinov3_is_that_of_timm(setting):
+    rope = timm.layers.RotaryEmbeddingDinoV3(32, **setting).eval()
+    with forms_of_any_size():
+        ours = rope.get_embed((5, 7))
+    torch.testing.assert_close(ours, rope.get_embed((5, 7)))
 
 
 @pytest.mark.parametrize("format", ("pt2", *ENGINES))

@@ -8,13 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subquad.errors import SubquadError
+from subquad.exports.foreign_forms import forms_of_any_size
 from subquad.kernels import use_backend
-from subquad.positions import means_by_products
-from subquad.substituting import substituted
 
 DYNAMIC = ("batch", "size")
 """What may change from call to call: the number of images; their height and width."""
@@ -84,17 +82,9 @@ def forget_ones(program: ExportedProgram) -> None:
 
 @contextmanager
 def as_formulas() -> Iterator[None]:
-    """What is traced has the eager forms, and softmax attention and libraries' adaptive means as their formulas."""
-    pooled = substituted(functional, "adaptive_avg_pool2d", _adaptive_means)
-    with torch.no_grad(), use_backend("eager"), sdpa_kernel(SDPBackend.MATH), pooled:
+    """What is traced has the eager forms, and what libraries compute as its formulas, softmax attention among it."""
+    with torch.no_grad(), use_backend("eager"), sdpa_kernel(SDPBackend.MATH), forms_of_any_size():
         yield
-
-
-def _adaptive_means(image: Tensor, output_size: int | Sequence[int | None]) -> Tensor:
-    """In the place of PyTorch's function of this signature: a size of None is that of the image."""
-    sizes = (output_size, output_size) if isinstance(output_size, int) else output_size
-    height, width = (given if new is None else new for new, given in zip(sizes, image.shape[-2:], strict=True))
-    return means_by_products(image, (height, width))
 
 
 OPTIONS, OBLIVIOUS = "torch.fx.experimental._config", "backed_size_oblivious"

@@ -1,0 +1,48 @@
+"""What other libraries compute in ways that hold a program to the size that was traced, in forms that take any."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import timm.layers
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from subquad.positions import means_by_products
+from subquad.substituting import substituted
+
+
+@contextmanager
+def forms_of_any_size() -> Iterator[None]:
+    """Adaptive means, and DINOv3's rotation as timm has it, computed with sizes that may be symbols."""
+    with ExitStack() as stack:
+        stack.enter_context(substituted(functional, "adaptive_avg_pool2d", _adaptive_means))
+        rotation = getattr(timm.layers, "RotaryEmbeddingDinoV3", None)
+        if hasattr(rotation, "_create_embed"):
+            stack.enter_context(substituted(rotation, "_create_embed", _turns))
+        yield
+
+
+def _adaptive_means(image: Tensor, output_size: int | Sequence[int | None]) -> Tensor:
+    """In the place of PyTorch's function of this signature: a size of None is that of the image."""
+    sizes = (output_size, output_size) if isinstance(output_size, int) else output_size
+    height, width = (given if new is None else new for new, given in zip(sizes, image.shape[-2:], strict=True))
+    return means_by_products(image, (height, width))
+
+
+def _turns(rope: Any, feat_shape: Sequence[int], no_aug: bool = False) -> Tensor:
+    """In the place of timm's method: sines and cosines (n, 2 d) of a map's places, which have no floats of sizes.
+
+    Places are the centres of tokens, on [-1, 1] along each side or along the one that `normalize_coords` names.
+    """
+    unit = {"separate": None, "min": torch.sym_min, "max": torch.sym_max}[rope.normalize_coords]
+    turned = rope.grid_indexing == "xy"
+    sides = []
+    for size in feat_shape:
+        centres = torch.arange(size, device=rope.periods.device).to(rope.periods.dtype) + 0.5 + rope.grid_offset
+        sides.append(2 * centres / (size if unit is None else unit(*feat_shape)) - 1)
+    rows, columns = torch.meshgrid(*sides, indexing="ij")
+    places = torch.stack((columns, rows) if turned else (rows, columns), dim=-1)
+    sines, cosines = rope._get_pos_embed_from_coords(places.flatten(0, 1))
+    return torch.cat([sines, cosines], dim=-1)
