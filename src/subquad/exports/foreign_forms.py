@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from subquad.positions import means_by_products
+from subquad.positions import means_by_products, resampled
 from subquad.substituting import substituted
 
 
 @contextmanager
 def forms_of_any_size() -> Iterator[None]:
-    """Adaptive means, and DINOv3's rotation as timm has it, computed with sizes that may be symbols."""
+    """Adaptive means, smooth resampling, and DINOv3's rotation as timm has it, with sizes that may be symbols."""
     with ExitStack() as stack:
         stack.enter_context(substituted(functional, "adaptive_avg_pool2d", _adaptive_means))
+        stack.enter_context(substituted(functional, "interpolate", _resampled))
         rotation = getattr(timm.layers, "RotaryEmbeddingDinoV3", None)
         if hasattr(rotation, "_create_embed"):
             stack.enter_context(substituted(rotation, "_create_embed", _turns))
@@ -29,6 +30,20 @@ def _adaptive_means(image: Tensor, output_size: int | Sequence[int | None]) -> T
     sizes = (output_size, output_size) if isinstance(output_size, int) else output_size
     height, width = (given if new is None else new for new, given in zip(sizes, image.shape[-2:], strict=True))
     return means_by_products(image, (height, width))
+
+
+_INTERPOLATE = functional.interpolate
+
+
+def _resampled(image: Tensor, size: Any = None, *more: Any, **settings: Any) -> Tensor:
+    """In the place of PyTorch's function: smooth bicubic resampling as products, which engines compute in other ways.
+
+    OpenVINO is off by 2e-3 where timm brings a table of positions to another grid.
+    """
+    smooth = settings.get("mode") == "bicubic" and settings.get("antialias") and not settings.get("align_corners")
+    if smooth and not more and image.dim() == 4 and isinstance(size, list | tuple):
+        return resampled(image, tuple(size), "bicubic", antialias=True)
+    return _INTERPOLATE(image, size, *more, **settings)
 
 
 def _turns(rope: Any, feat_shape: Sequence[int], no_aug: bool = False) -> Tensor:
