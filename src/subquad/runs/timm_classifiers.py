@@ -37,7 +37,7 @@ def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageN
     try:
         model = _made(name, pretrained=state is None, **arguments)
         if state is not None:
-            state = _fitting(state, model)
+            state = _fitting(state, model, resample=img_size is not None)
             if names := not_finite(state):
                 raise ValueError(f"not finite: {some(names)}")
             model.load_state_dict(state)
@@ -64,8 +64,10 @@ def _made(name: str, **arguments: Any) -> Any:
         return timm.create_model(name, **arguments)
 
 
-def _fitting(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def _fitting(state: dict[str, Tensor], model: nn.Module, *, resample: bool) -> dict[str, Tensor]:
     """Weights as a network of timm has them: of another image size, or as their authors wrote them, by its rules.
+
+    Tables of positions are resampled only where a size was asked for, which says that it is another one.
 
     Raises:
         ValueError: they do not fit, says what of it.
@@ -74,10 +76,14 @@ def _fitting(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     if not trouble:
         return state
     try:
-        state = sys.modules[type(model).__module__].checkpoint_filter_fn(dict(state), model)
+        brought = sys.modules[type(model).__module__].checkpoint_filter_fn(dict(state), model)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
         # no such rules, or none for these
         raise ValueError(trouble) from None
-    if misfits(state, model.state_dict()):
+    before, after = (weights.get("pos_embed") for weights in (state, brought))
+    moved = before is not None and after is not None and before.shape != after.shape
+    if misfits(brought, model.state_dict()):
         raise ValueError(trouble)
-    return state
+    if moved and not resample:
+        raise ValueError(f"{trouble}; it is resampled where an image size is asked for")
+    return dict(brought)
