@@ -144,19 +144,30 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     assert list(student.subquad_conversion.paths) == [0, 11]
     capsys.readouterr()
     assert run("predict", photos / "0.jpg", "--checkpoint", out) == 0
+    (tmp_path / "weights.safetensors").unlink()
+    assert run("predict", photos / "0.jpg", "--checkpoint", out) == 2
+    assert "is a conversion of timm/vit_tiny_patch16_224=" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_converted_network_of_timm_is_exported_and_streamed_from_its_folder(tmp_path, capsys):
+    torch.manual_seed(0)
+    save_file(timm.create_model("vit_tiny_patch16_224", num_classes=3).state_dict(), tmp_path / "weights.safetensors")
+    photo = tmp_path / "0.jpg"
+    Image.new("RGB", (240, 230), (60, 20, 90)).save(photo)
+    source = ("timm/vit_tiny_patch16_224", "--weights", tmp_path / "weights.safetensors", "--images", tmp_path)
+    flags = ["--align-updates", 0, "--distil-updates", 0, "--max-judged", 2]
+    out, whole = tmp_path / "some", tmp_path / "whole"
+    assert run("convert", *source, "--attention", "inline", "--blocks", 0, 11, "--output", out, *flags) == 0
     # of any size, though timm's name is of one
     any_size = ("--format", "pt2", "--dynamic", "batch,size", "--output", tmp_path / "student.pt2")
     assert run("export", out, *any_size) == 0
     assert subquad.open_trained(out, img_size=250).input.img_size == (250, 250)
-    assert run("stream", out, photos / "0.jpg") == 2
+    capsys.readouterr()
+    assert run("stream", out, photo) == 2
     assert "Attention can't be streamed" in capsys.readouterr().err
-    whole = tmp_path / "whole"
-    flags = ["--align-updates", 0, "--distil-updates", 0, "--max-judged", 2]
-    assert run("convert", *source, "--attention", "linear", "--images", photos, "--output", whole, *flags) == 0
-    assert run("stream", whole, photos / "0.jpg", "--most-tokens", 64) == 0
-    (tmp_path / "weights.safetensors").unlink()
-    assert run("predict", photos / "0.jpg", "--checkpoint", out) == 2
-    assert "is a conversion of timm/vit_tiny_patch16_224=" in capsys.readouterr().err
+    assert run("convert", *source, "--attention", "linear", "--output", whole, *flags) == 0
+    assert run("stream", whole, photo, "--most-tokens", 64) == 0
 
 
 def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):

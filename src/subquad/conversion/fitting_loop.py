@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2
 from torch import nn
 from tqdm import tqdm
 
@@ -21,6 +20,7 @@ from subquad.conversion.best_states import BestStates, Part
 from subquad.conversion.fit_schedule import Schedule
 from subquad.conversion.unlabelled_images import Batches, on_device
 from subquad.errors import SubquadError
+from subquad.optimizers import optimizer_of
 from subquad.writing import replacing
 
 CLIP = 1.0
@@ -141,9 +141,7 @@ class _Fit:
         self.goal, self.model, self.batches, self.schedule, self.state = goal, model, batches, schedule, state
         self.device = next(model.parameters()).device
         groups = [{"params": list(part.parameters)} for part in goal.parts]
-        self.optimizer: torch.optim.Optimizer = create_optimizer_v2(
-            groups, opt=schedule.opt, lr=schedule.lr, weight_decay=schedule.weight_decay
-        )
+        self.optimizer = optimizer_of(groups, schedule.opt, lr=schedule.lr, weight_decay=schedule.weight_decay)
         self.progress, self.best = Progress(), BestStates(goal.parts)
         self.held_out = [batches(schedule.updates + place) for place in range(HELD_OUT)]
 

@@ -19,8 +19,8 @@ def open_folder(path: Path, *, task: str | None, img_size: int | None, device: t
 
     Args:
         path: the folder, or one of the two weight files in it.
-        task: see `subquad.open_trained`, as the others.
-        img_size: of both sides.
+        task: what it must be for; anything if None.
+        img_size: pixels of both sides of its images; as it was converted if None.
         device: where it goes.
 
     Raises:
@@ -45,7 +45,7 @@ def open_folder(path: Path, *, task: str | None, img_size: int | None, device: t
 
 
 def check_size(opened: Trained, px: int, folder: Path) -> None:
-    """Raise where a network, as timm's usually are, takes images of the one size that it was converted for."""
+    """Raise where a network, as timm's Swin, takes images of the one size that it was converted for."""
     embedding = getattr(opened.model, "patch_embed", None)
     height, width = opened.image_network().input.img_size
     if getattr(embedding, "strict_img_size", False) and (px, px) != (height, width):

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
-from subquad.errors import SubquadError, reason_of
+from subquad.errors import SubquadError
+from subquad.optimizers import optimizer_of
 from subquad.tasks.common_recipe import CommonRecipe
 
 
@@ -31,10 +31,7 @@ def learning_rates(recipe: CommonRecipe, total_batch: int) -> LearningRates:
 
 def make_optimizer(recipe: CommonRecipe, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The optimizer, without decay on 1-d weights, biases and what `model.no_weight_decay()` names."""
-    try:
-        return create_optimizer_v2(model, opt=recipe.opt, lr=lr, **recipe.optimizer_settings())
-    except (TypeError, ValueError, AssertionError, RuntimeError, ImportError) as error:
-        raise SubquadError(f"optimizer '{recipe.opt}' does not take these settings: {reason_of(error)}") from error
+    return optimizer_of(model, recipe.opt, lr=lr, **recipe.optimizer_settings())
 
 
 def make_scheduler(
