@@ -47,7 +47,7 @@ def mechanisms_of(host: str, wanted: list[str]) -> list[str]:
 def measure(host: str, mechanism: str, formats: list[str], dynamic: tuple[str, ...]) -> dict[str, Cell]:
     """By format the largest difference and the seconds that it took, or why there is none."""
     import torch
-    from hosts import fewest_blocks, small
+    from hosts import fewest, small
 
     from subquad.errors import reason_of
     from subquad.exports import EXPORTERS, export, exporting, onnx_format, openvino_format
@@ -56,10 +56,10 @@ def measure(host: str, mechanism: str, formats: list[str], dynamic: tuple[str, .
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = small(host, mechanism, depths=fewest_blocks(host))
+    model = small(host, mechanism, **fewest(host))
     if least_pixels(model) > min(model.img_size):
         # windows and stripes are whole, and several, from here on
-        model = small(host, mechanism, depths=fewest_blocks(host), img_size=224)
+        model = small(host, mechanism, **fewest(host), img_size=224)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)

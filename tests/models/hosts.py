@@ -37,13 +37,16 @@ OF_LAST_STAGE = ("softnet",)
 assert set(CLASSES.values()) == set(HOSTS.values())
 
 
-# a block of each kind that a stage has: windows are shifted in every second one, LaViT's later ones take scores over
-FEWEST = {"swin": (2, 1, 1, 1), "lavit": (1, 1, 2, 2), "lavit_vit": (2,)}
+FEWEST = {"swin": (2, 1), "lavit": (2, 2), "lavit_vit": (2,)}
+"""Where a stage has blocks of more than one kind: windows are shifted, LaViT's later blocks take scores over."""
 
 
-def fewest_blocks(kind):
-    """Depths for what takes seconds for each block: compiling and exporting."""
-    return FEWEST.get(kind, (1,) * len(SMALL[kind][1]["depths"]))
+def fewest(kind):
+    """What makes a host as shallow as it can be, a way down included: compiling and exporting take seconds a block."""
+    if len(SMALL[kind][1]["depths"]) == 1:
+        return {"depths": FEWEST.get(kind, (1,))}
+    two_stages = {key: value[:2] for key, value in SMALL[kind][1].items() if isinstance(value, tuple)}
+    return two_stages | {"depths": FEWEST.get(kind, (1, 1))}
 
 
 def paired(hosts, mechanisms, *, whole="vit"):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hosts import CLASSES, SMALL, fewest_blocks, paired, small
+from hosts import CLASSES, SMALL, fewest, paired, small
 from mechanisms import assert_refused, refuses
 
 import subquad
@@ -167,7 +167,7 @@ def test_layer_groups_and_undecayed_parameters_exist(host):
 @pytest.mark.slow
 @every_host
 def test_the_whole_network_compiles_without_a_graph_break(host):
-    model, x = small(host, depths=fewest_blocks(host)).eval(), torch.randn(2, 3, 72, 56)
+    model, x = small(host, **fewest(host)).eval(), torch.randn(2, 3, 72, 56)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
@@ -175,7 +175,7 @@ def test_the_whole_network_compiles_without_a_graph_break(host):
 @pytest.mark.slow
 @every_host
 def test_the_whole_network_exports_for_any_batch(host):
-    model = small(host, depths=fewest_blocks(host)).eval()
+    model = small(host, **fewest(host)).eval()
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(model, (torch.randn(3, 3, 64, 64),), dynamic_shapes={"x": {0: batch}})
     x = torch.randn(5, 3, 64, 64)
