@@ -25,6 +25,7 @@ from subquad.attention import ATTENTION, traits_of
 from subquad.conversion import Plan, compare_networks, convert_run, convert_without_training
 from subquad.conversion.conversion_record import REPORT, read_record
 from subquad.conversion.conversion_run import open_plan
+from subquad.conversion.judging import Comparison
 from subquad.conversion.measured_costs import time_in_turns
 from subquad.reading import read_yaml
 from subquad.text import columns
@@ -49,7 +50,10 @@ def main() -> None:
     parser.add_argument("--opt", default=Plan.opt, help="optimizer of both fits")
     parser.add_argument("--align-lr", type=float, default=Plan.align_lr)
     parser.add_argument("--distil-lr", type=float, default=Plan.distil_lr)
-    parser.add_argument("--judged", type=int, default=10_000, help="held-out images")
+    parser.add_argument(
+        "--judged", type=int, default=10_000, help="held-out images that a finished student is judged on"
+    )
+    parser.add_argument("--judged-on-the-way", type=int, default=2000, help="of it before it is finished")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-scratch", action="store_true")
     parser.add_argument("--speed", action="store_true", help="only time at twice the size; wants a machine at rest")
@@ -121,21 +125,34 @@ def make(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.Name
     torch.manual_seed(seed)
     if not (folder / "student" / REPORT).exists():
         convert_run(
-            plan, folder / "student", max_judged=arguments.judged, log=lambda line: print(f"{file.stem}: {line}")
+            plan,
+            folder / "student",
+            max_judged=min(arguments.judged_on_the_way, arguments.judged),
+            log=lambda line: print(f"{file.stem}: {line}", flush=True),
         )
     made = read_record(folder / "student")
-    swapped = made.steps["swapped"]
+    last = judge_student(folder / "student", plan, arguments)
+    print(f"{file.stem}: {last.text}", flush=True)
     cell: dict[str, Any] = {step: one.student_score for step, one in made.steps.items()}
-    cell |= {"teacher": swapped.teacher_score, "measure": swapped.measure, "updates": updates, "seconds": made.seconds}
+    cell |= {"distilled": last.student_score, "teacher": last.teacher_score, "agreement": last.agreement}
+    cell |= {"measure": last.measure, "images": last.images, "images on the way": made.steps["swapped"].images}
+    cell |= {"updates": updates, "seconds": made.seconds}
     cell |= {"opt": plan.opt, "align_lr": plan.align_lr, "distil_lr": plan.distil_lr}
-    cell["agreement"] = made.steps["distilled"].agreement
     if not arguments.no_scratch and not keep:
         folder.mkdir(exist_ok=True)
         cell["from scratch"] = from_scratch(
-            name, seed, updates, in_epoch, swapped.measure, recipe, folder / "scratch", arguments
+            name, seed, updates, in_epoch, last.measure, recipe, folder / "scratch", arguments
         )
     write_json(file, cell, indent=1)
     shutil.rmtree(folder)
+
+
+def judge_student(folder: Path, plan: Plan, arguments: argparse.Namespace) -> Comparison:
+    """A finished student beside its teacher, on all the held-out images."""
+    trained, _, _, _ = open_plan(plan)
+    held_out = trained.held_out(data_dir=arguments.data_dir, most=arguments.judged)
+    figure = {"measure": held_out.measure, "tally": held_out.tally}
+    return compare_networks(subquad.open_trained(folder).model, trained.model, held_out.batches(200), **figure)
 
 
 def from_scratch(
