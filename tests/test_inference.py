@@ -38,6 +38,34 @@ def test_an_optimized_network_gives_what_it_gave(kind):
     assert any(block.fused for block in blocks_of(model)) == (kind not in {"pvt_v2", "eva02", "mavit", "hvit3"})
 
 
+@pytest.mark.parametrize("kind", ["vit", "dinov2"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_linear_attention_is_computed_with_what_is_around_it(kind, batch, monkeypatch):
+    model, called = drawn(small(kind, "linear", feature_map="elu")), []
+    image = torch.randn(batch, 3, 72, 64)
+    expected = model(image)
+    steps = subquad.optimize(model).stages[0].blocks[0].fused_attention
+    for block in blocks_of(model):
+        assert block.fused_attention is steps
+        block.fused_attention = steps._replace(answers=lambda *given: called.append(True) or steps.answers(*given))
+    with torch.no_grad():
+        assert_close(model(image), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+        assert len(called) == len(blocks_of(model))
+        with use_backend("eager"):
+            assert_close(model(image), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    assert len(called) == len(blocks_of(model))
+
+
+def test_what_is_not_linear_attention_alone_goes_its_steps():
+    for changes in ({"local": True}, {"attn_norm": True}, {"attention": "inline"}):
+        model = subquad.optimize(small("vit", changes.pop("attention", "linear"), **changes))
+        assert not any(block.fused_attention for block in blocks_of(model))
+    heard = small("vit", "linear")
+    blocks_of(heard)[1].attn.proj.register_forward_hook(lambda *_: None)
+    subquad.optimize(heard)
+    assert [block.fused_attention is not None for block in blocks_of(heard)] == [True, False, True]
+
+
 def test_an_optimized_network_in_bf16_is_as_good_as_bf16_is():
     model, image = drawn(small("dinov2", "inline")), torch.randn(2, 3, 64, 64)
     assert isinstance(blocks_of(model)[0].ls2, LayerScale)

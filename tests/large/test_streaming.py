@@ -130,6 +130,14 @@ def test_a_local_branch_and_another_feature_map_are_the_whole():
         assert_same(network("linear", **settings), torch.randn(1, 3, *IMAGE).double(), 20)
 
 
+@pytest.mark.parametrize("kind", ["class token", "rotary in float64"])
+def test_what_is_made_ready_for_inference_is_the_whole(kind):
+    model = subquad.optimize(network("linear", kind).float())
+    for parameter in model.parameters():
+        parameter.data.mul_(0.3)
+    assert_same(model, torch.randn(1, 3, *IMAGE), 20, tolerance=1e-5)
+
+
 @pytest.mark.parametrize("attention", STREAMED)
 def test_in_fp32_it_is_the_whole_but_for_roundings(attention):
     model = network(attention).float()

@@ -71,6 +71,8 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "pool": _pool,
         "convolve_windows": _windows,
         "mlp": _mlp,
+        "linear_branch_sums": _linear_branch_sums,
+        "linear_branch_answers": _linear_branch_answers,
         "inline_mixer": _inline_mixer,
         "agent_mixer": _agent_mixer,
         "pola_mixer": _pola_mixer,
@@ -289,10 +291,43 @@ def _windows(width):
     return (*_tokens(width), _draw(width, width, 2, 3)), tuple(GRID.shape), definition
 
 
+def _normed(x, weight, bias):
+    rest = x - x.mean(dim=-1, keepdim=True)
+    return rest / (rest.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * weight + bias
+
+
+def _linear_branch_sums(width):
+    channels = HEADS * width
+
+    def definition(x, norm_weight, norm_bias, weight, bias):
+        fused = _normed(x, norm_weight, norm_bias) @ weight.mT + bias
+        k, v = fused.unflatten(-1, (2, HEADS, width)).permute(2, 0, 3, 1, 4)
+        k = k.relu()
+        return torch.cat([k.mT @ v, k.sum(dim=-2)[..., None]], dim=-1)
+
+    weights = _draw(2 * channels, channels) / channels**0.5, _draw(2 * channels)
+    tensors = _draw(2, 70, channels), 1 + 0.1 * _draw(channels), _draw(channels), *weights
+    return tensors, (HEADS, "relu", 1e-6), definition
+
+
+def _linear_branch_answers(width):
+    channels = HEADS * width
+
+    def definition(x, norm_weight, norm_bias, weight, bias, sums, proj, proj_bias, scale):
+        q = (_normed(x, norm_weight, norm_bias) @ weight.mT + bias).unflatten(-1, (HEADS, width)).transpose(1, 2)
+        q = torch.where(q > 0, q + 1, q.exp())
+        y = q @ sums[..., :-1] / (q @ sums[..., -1:] + 50 * 1e-6)
+        return x + scale * (y.transpose(1, 2).flatten(2) @ proj.mT + proj_bias)
+
+    weights = [(_draw(channels, channels) / channels**0.5, _draw(channels)) for _ in range(2)]
+    sums = _draw(2, HEADS, width, width + 1).abs()
+    tensors = _draw(2, 70, channels), 1 + 0.1 * _draw(channels), _draw(channels), *weights[0], sums, *weights[1]
+    return (*tensors, _draw(channels)), (50, "elu", 1e-6, 1e-6), definition
+
+
 def _mlp(width):
     def definition(x, norm_weight, norm_bias, first, first_bias, second, second_bias, scale):
-        rest = x - x.mean(dim=-1, keepdim=True)
-        normed = rest / (rest.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * norm_weight + norm_bias
+        normed = _normed(x, norm_weight, norm_bias)
         hidden = normed @ first.mT + first_bias
         hidden = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
         return x + scale * (hidden @ second.mT + second_bias)

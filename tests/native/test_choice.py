@@ -206,6 +206,14 @@ def test_operations_are_operators_of_torch():
         OPERATORS["soft_spread_gradient"]: (q, q, few, few, 1.0),
         OPERATORS["newton_inverse_gradient"]: (gram, gram, torch.full((2, 1, 1), 0.1), 3),
         kernels.newton_inverse: (gram, torch.full((2, 1, 1), 0.1), 3),
+        kernels.linear_branch_sums: (
+            *(torch.randn(shape) for shape in ((2, 9, 8), 8, 8, (16, 8), 16)),
+            *(2, "relu", 1e-6),
+        ),
+        kernels.linear_branch_answers: (
+            *(torch.randn(shape) for shape in ((2, 9, 8), 8, 8, (8, 8), 8, (2, 2, 4, 5), (8, 8), 8)),
+            *(None, 9, "relu", 1e-6, 1e-6),
+        ),
         kernels.mlp: (*(torch.randn(shape) for shape in ((2, 9, 4), 4, 4, (6, 4), 6, (4, 6), 4)), None, 1e-6),
     }
     assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "native" in one.implementations}

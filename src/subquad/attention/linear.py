@@ -1,14 +1,17 @@
 """Linear attention, the plain one: positive features and a division. Cost 2 n d² a head. arXiv 2006.16236."""
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
 from subquad.attention.key_removal import renormalised
-from subquad.attention.sweeps import State, Streaming, Sweep
+from subquad.attention.sweeps import Branch, State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import unknown_name
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import FEATURE_MAPS, linear_attention, linear_weights
+from subquad.ops.branch_at_once import linear_branch_answers, linear_branch_sums
 from subquad.ops.linear_formula import linear_answers, linear_sums
 from subquad.ranges import Positive, checks_arguments
 
@@ -68,6 +71,14 @@ class LinearAttention(nn.Module):
             return finish_rows(self.local, y, v, rows=rows)
 
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
+
+    @property
+    def branch(self) -> Branch | None:
+        """See `subquad.attention.sweeps`; None where the local branch reads values on their map."""
+        if self.local is not None:
+            return None
+        steps = linear_branch_sums, linear_branch_answers
+        return Branch(*(partial(step, feature_map=self.feature_map) for step in steps))
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid

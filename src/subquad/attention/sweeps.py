@@ -64,6 +64,21 @@ class Streaming:
     answers: Sweep
 
 
+@dataclass(frozen=True)
+class Branch:
+    """A block's first half, from its norm to its residual, in two steps; a mechanism may have one as `branch`.
+
+    Each gives None where no kernel computes it, and the block goes its own steps.
+
+    Attributes:
+        sums: of some tokens (b, n, c), the weights of the norm and those of keys and values, see `ops.branch_at_once`.
+        answers: some tokens behind the residual, from such sums over `count`.
+    """
+
+    sums: Callable[..., Tensor | None]
+    answers: Callable[..., Tensor | None]
+
+
 def streaming_of(mechanism: Any, grid: TokenGrid) -> Streaming:
     """How a mechanism answers `grid` piece by piece.
 

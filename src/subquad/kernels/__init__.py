@@ -16,7 +16,7 @@ from subquad.kernels.backends import (
 from subquad.kernels.choosing import choose, compute, compute_if_possible, run
 from subquad.kernels.declaring import OPERATORS, Operator, implements, kernels_by_title
 from subquad.kernels.gradients import learns
-from subquad.kernels.layer_operators import mlp
+from subquad.kernels.layer_operators import linear_branch_answers, linear_branch_sums, mlp
 from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, pool
 from subquad.kernels.mixer_operators import agent_mixer, inline_mixer, pola_mixer, soft_mixer
 from subquad.kernels.mixing_operators import (
@@ -66,6 +66,8 @@ __all__ = [
     "learns",
     "linear_answers",
     "linear_attention",
+    "linear_branch_answers",
+    "linear_branch_sums",
     "linear_sums",
     "local_branch",
     "mala_attention",

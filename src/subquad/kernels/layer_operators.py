@@ -1,9 +1,11 @@
 """Operators of what lies around attention in a block.
 
-Letters: b batch, n tokens, c channels, m hidden channels.
+Letters: b batch, n tokens, c channels, m hidden channels, h heads, d channels of a head.
 """
 
 from typing import Any
+
+import torch
 
 from subquad.kernels.declaring import operator
 
@@ -23,6 +25,40 @@ mlp = operator(
     "Tensor second_bias, Tensor? scale, float eps)",
     MLP,
     _mlp,
+    shape=lambda x, *rest: x.new_empty(x.shape),
+    needs_all_tokens=False,
+)
+
+NORM = {"norm_weight": "c", "norm_bias": "c"}
+
+
+def empty_states(x: Any, num_heads: int) -> Any:
+    """Room for the sums (b, h, d, d + 1) of tokens (b, n, c)."""
+    width = x.shape[2] // num_heads
+    return x.new_empty(x.shape[0], num_heads, width, width + 1, dtype=torch.float32)
+
+
+# of some tokens [φ(k)ᵀ v, Σ φ(k)] of the keys and values that `weight` projects, (b, h, d, d + 1)
+linear_branch_sums = operator(
+    "linear attention with its norm, projections and residual",
+    "linear_branch_sums(Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor weight, Tensor? bias, int num_heads, "
+    "str feature_map, float norm_eps)",
+    {"x": "b n c"} | NORM | {"weight": "2*c c", "bias": "2*c"},
+    lambda x, norm, norm_bias, weight, bias, heads, *rest: 2 * x[0] * x[1] * x[2] * (2 * x[2] + x[2] // heads),
+    shape=lambda x, norm, norm_bias, weight, bias, num_heads, *rest: empty_states(x, num_heads),
+    gives_fp32=True,
+    needs_all_tokens=False,
+)
+
+# x + scale · (proj y + proj_bias) of some tokens, y their answers from such sums over `count` keys
+linear_branch_answers = operator(
+    "linear attention with its norm, projections and residual",
+    "linear_branch_answers(Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor weight, Tensor? bias, Tensor sums, "
+    "Tensor proj, Tensor? proj_bias, Tensor? scale, int count, str feature_map, float norm_eps, float eps)",
+    {"x": "b n c"}
+    | NORM
+    | {"weight": "c c", "bias": "c", "sums": "b h d d+1", "proj": "c h*d", "proj_bias": "c", "scale": "c"},
+    lambda x, norm, norm_bias, weight, bias, sums, *rest: 2 * x[0] * x[1] * x[2] * (2 * x[2] + sums[2]),
     shape=lambda x, *rest: x.new_empty(x.shape),
     needs_all_tokens=False,
 )

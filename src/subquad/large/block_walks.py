@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from subquad.attention.sweeps import Streaming, Sweep, streaming_of
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, rows_beside
-from subquad.models.layers import Block, SelfAttention
+from subquad.models.layers import AttentionSteps, Block, SelfAttention
 from subquad.rope import Rotation
 
 Call = Callable[[Any, Tensor, GridRows], Tensor]
@@ -53,12 +53,26 @@ class PlainBlock:
         self.streaming = streaming_of(block.attn.inner, grid)
 
     def sums(self, sweep: Sweep, states: Sequence[Any], rows: GridRows, seen: GridRows, x: Tensor) -> Any:
-        return sweep.compute(rows, *states, **self._supply(sweep, rows, seen, x))
+        if (steps := self._steps(rows)) is not None and (sums := steps.sums(self.block, x)) is not None:
+            return (sums,)
+        return self._swept(sweep, states, rows, seen, x)
 
     def behind(self, states: Sequence[Any], rows: GridRows, seen: GridRows, x: Tensor) -> Tensor:
-        y = self.sums(self.streaming.answers, states, rows, seen, x).transpose(1, 2).flatten(2)
         block = self.block
+        if (steps := self._steps(rows)) is not None:
+            y = steps.answers(block, x, states[0][0], rows.whole.num_tokens)
+            if y is not None:
+                return block.feed_forward(y)
+        y = self._swept(self.streaming.answers, states, rows, seen, x).transpose(1, 2).flatten(2)
         return block.feed_forward(rows.of(seen, x) + block.drop_path(block.ls1(block.attn.proj(y))))
+
+    def _steps(self, rows: GridRows) -> AttentionSteps | None:
+        """What takes the first half in two steps, of a network that is made ready for that: see `subquad.optimize`."""
+        steps: AttentionSteps | None = self.block.fused_attention
+        return steps if steps is not None and self.rotation(self.block, rows) is None else None
+
+    def _swept(self, sweep: Sweep, states: Sequence[Any], rows: GridRows, seen: GridRows, x: Tensor) -> Any:
+        return sweep.compute(rows, *states, **self._supply(sweep, rows, seen, x))
 
     def _supply(self, sweep: Sweep, rows: GridRows, seen: GridRows, x: Tensor) -> dict[str, Any]:
         """What a sweep wants of some rows, from the tokens (b, n, c) of all rows that it sees."""

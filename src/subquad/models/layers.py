@@ -5,7 +5,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, p 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -228,6 +228,18 @@ class ConvPosition(nn.Module):
         return x + (F.pad(position, (0, 0, grid.prefix, 0)) if grid.prefix else position)
 
 
+class AttentionSteps(NamedTuple):
+    """What computes the first half of a block in two steps, given by `subquad.inference`; each may give None.
+
+    Attributes:
+        sums: of a block and tokens (b, n, c), what its mechanism sums up of them.
+        answers: of a block, tokens, such sums and over how many tokens they are, the tokens behind the first half.
+    """
+
+    sums: Callable[["Block", Tensor], Tensor | None]
+    answers: Callable[["Block", Tensor, Tensor, int], Tensor | None]
+
+
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
@@ -268,14 +280,25 @@ class Block(nn.Module):
         self.mlp = make_mlp(mlp, dim, int(dim * mlp_ratio), drop=drop, eps=eps, act_layer=act_layer)
         self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        # what computes the second half in one step, given by subquad.inference
+        # what computes the first half in two steps, and the second in one, given by subquad.inference
+        self.fused_attention: AttentionSteps | None = None
         self.fused: Callable[[Block, Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
         x = x if self.cpe is None else self.cpe(x, grid=grid)
-        turned = {} if rotation is None else {"rotation": rotation}
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, **turned)))
-        return self.feed_forward(x)
+        y = self._attended(x, grid) if rotation is None else None
+        if y is None:
+            turned = {} if rotation is None else {"rotation": rotation}
+            y = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, **turned)))
+        return self.feed_forward(y)
+
+    def _attended(self, x: Tensor, grid: TokenGrid) -> Tensor | None:
+        """The first half of a block without rotation by `fused_attention`; None where that can't."""
+        if self.fused_attention is None or self.training or grid.whole is not grid:
+            return None
+        grid.check(x)
+        sums = self.fused_attention.sums(self, x)
+        return None if sums is None else self.fused_attention.answers(self, x, sums, grid.num_tokens)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The second half: x + mlp(norm(x))."""

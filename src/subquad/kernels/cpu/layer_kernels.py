@@ -3,11 +3,14 @@
 Letters: b batch, n tokens, c channels, m hidden channels. Tokens and weights are fp32 or bf16, as the tokens are.
 """
 
+import ctypes
+
 from torch import Tensor
 
 from subquad.kernels import layer_operators as operators
 from subquad.kernels.cpu.library import kernel
-from subquad.kernels.cpu.passing import norm_of, parameter_of, shape_of, tokens_of
+from subquad.kernels.cpu.mixing_kernels import FEATURES
+from subquad.kernels.cpu.passing import long, norm_of, numbers_of, of_one_dtype, parameter_of, shape_of, tokens_of
 from subquad.kernels.declaring import implements
 
 
@@ -41,5 +44,71 @@ def mlp(
         tokens_of(outer),
         *map(parameter_of, (second_bias, scale)),
         tokens_of(_one_head(out.flatten(0, 1))),
+    )
+    return out
+
+
+@implements(operators.linear_branch_sums, "native")
+def linear_branch_sums(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+    norm_eps: float,
+) -> Tensor:
+    """See subquad.ops.branch_at_once."""
+    out = operators.empty_states(x, num_heads)
+    # rounded weights would err alike for all tokens, which a sum shows
+    x, weight = of_one_dtype(x, weight)
+    tokens, rows = x.contiguous()[:, None], _one_head(weight)
+    kernel("linear_branch_sums", x.dtype)(
+        shape_of(tokens, tokens),
+        tokens_of(tokens),
+        norm_of(norm_weight, norm_bias, norm_eps),
+        tokens_of(rows),
+        parameter_of(bias),
+        numbers_of(out),
+        *long(num_heads),
+        ctypes.c_int32(FEATURES[feature_map]),
+    )
+    return out
+
+
+@implements(operators.linear_branch_answers, "native")
+def linear_branch_answers(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sums: Tensor,
+    proj: Tensor,
+    proj_bias: Tensor | None,
+    scale: Tensor | None,
+    count: int,
+    feature_map: str,
+    norm_eps: float,
+    eps: float,
+) -> Tensor:
+    """See subquad.ops.branch_at_once."""
+    out = x.new_empty(x.shape)
+    tokens = x.contiguous()[:, None]
+    queries, behind = (_one_head(one.to(x.dtype)) for one in (weight, proj))
+    kernel("linear_branch_answers", x.dtype)(
+        shape_of(tokens, tokens),
+        tokens_of(tokens),
+        norm_of(norm_weight, norm_bias, norm_eps),
+        tokens_of(queries),
+        parameter_of(bias),
+        parameter_of(sums),
+        tokens_of(behind),
+        *map(parameter_of, (proj_bias, scale)),
+        tokens_of(out[:, None]),
+        *long(sums.shape[1], count),
+        ctypes.c_int32(FEATURES[feature_map]),
+        ctypes.c_float(eps),
     )
     return out

@@ -57,6 +57,8 @@ FUNCTIONS = (
     "inline_attention_gradient",
     "inline_mixer",
     "linear_answers",
+    "linear_branch_answers",
+    "linear_branch_sums",
     "linear_sums",
     "local_branch",
     "local_branch_gradient",

@@ -9,4 +9,5 @@
 #include "focused.h"
 #include "ttt.h"
 #include "mlp.h"
+#include "linear_branch.h"
 #include "mixers.h"

@@ -1,7 +1,6 @@
-// The MLP of a block with its norm and its residual: see ops/mlp_formula.py. Everything between the norm and the sum is
-// turned, channels × tokens, so that weights are read as they lie in memory, a number or a pair for a row of tokens.
+// The MLP of a block with its norm and its residual: see ops/mlp_formula.py.
 #pragma once
-#include "tokens.h"
+#include "branches.h"
 
 // x Φ(x), with 1 - erf = (a₁ t + … + a₅ t⁵) e^(-y²), t = 1 / (1 + p y), within 1.5e-7 (Abramowitz and Stegun 7.1.26)
 inline vec gelu(vec x, float) {
@@ -30,61 +29,13 @@ inline vec gelu(vec x, bf16) {
     return x * (y * p + 0.5f);
 }
 
-// Weights (rows × width) as the left side of a product: where they lie, or in `room`
-inline Matrix<float> weights_of(const float* weight, int64_t, int64_t width, std::vector<float>&) {
-    return {weight, width, 1};
-}
-inline Matrix<float> weights_of(const bf16* weight, int64_t rows, int64_t width, std::vector<float>& room) {
-    return matrix_of(weight, width, rows, width, room);
-}
-inline Matrix<pair> weights_of(const bf16* weight, int64_t rows, int64_t width, std::vector<pair>& room) {
-    if (width % 2 == 0) return {reinterpret_cast<const pair*>(weight), width / 2, 1};
-    return lowered(weight, width, rows, width, room);
-}
-
-// Rows of tokens as the right side of a product with weights, (deep(width) × columns), with zeros beyond `count`
-template <class P>
-void turn(Matrix<P> rows, int64_t count, int64_t depth, int64_t columns, P* to) {
-    if (count < columns) std::memset(static_cast<void*>(to), 0, depth * columns * sizeof(P));
-    for (int64_t t = 0; t < count; t++)
-        for (int64_t k = 0; k < depth; k++) to[k * columns + t] = rows.data[t * rows.row + k];
-}
-
-struct Norm {
-    Numbers weight, bias;
-    float eps;
-};
-
-// One token less its mean over its deviation, as `padded` floats
-template <class E>
-void normed(const E* from, int64_t width, const Norm& norm, float* to) {
-    copy(from, width, to);
-    for (int64_t c = width; c < padded(width); c++) to[c] = 0;
-    vec total{}, squares{};
-    for (int64_t c = 0; c < width; c += W) total += load(to + c);
-    const float mean = sum(total) / float(width);
-    for (int64_t c = 0; c < width; c += W) {
-        vec rest = load(to + c) - mean;
-        for (int64_t i = width - c; i < W; i++) rest[i] = 0;
-        store(to + c, rest);
-        squares += rest * rest;
-    }
-    const float share = 1 / std::sqrt(sum(squares) / float(width) + norm.eps);
-    for (int64_t c = 0; c < width; c += W) {
-        const bool whole = width - c >= W;
-        const float *weight = norm.weight.data + c, *bias = norm.bias.data + c;
-        const vec scale = whole ? load(weight) : load(weight, width - c), more = whole ? load(bias) : load(bias, width - c);
-        store(to + c, load(to + c) * share * scale + more);
-    }
-}
-
 // out = x + scale · (W₂ gelu(W₁ norm(x) + b₁) + b₂) of tokens (1, 1, n, c), weights (hidden, c) and (c, hidden)
 template <class E>
 Answer mlp_of(
     Shape shape, Tokens<E> x, Norm norm, Tokens<E> first, Numbers first_bias, Tokens<E> second, Numbers second_bias,
     Numbers scale, Tokens<E> out) {
     typedef Operand<E> P;
-    const int64_t d = shape.width, hidden = first.count, row = padded(d);
+    const int64_t d = shape.width, hidden = first.count;
     if (!fits(shape, shape.queries, x, out) || !fits(d, norm.weight, norm.bias, second_bias, scale)) return MISFIT;
     if (!fits(hidden, first_bias) || first.width != d || second.width != hidden || second.count != d) return MISFIT;
     if (first.token != d || second.token != hidden || shape.batch * shape.heads != 1) return MISFIT;
@@ -93,16 +44,16 @@ Answer mlp_of(
     const Matrix<P> outer = weights_of(second.data, d, hidden, second_room);
     constexpr int64_t part = 192;  // hidden channels at a time: they stay in the L2 cache; even, as pairs have it
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> rows(T * row), some(part * T), sums(d * T);
-        std::vector<P> left, tokens(deep<P>(d) * T), features;
+        NormedTokens<E> around{d};
+        std::vector<float> some(part * T), sums(d * T);
+        std::vector<P> features;
         even_pieces(shape.queries, me, all, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
-            for (int64_t t = 0; t < piece.count; t++) normed(x.at(0, 0, piece.first + t), d, norm, &rows[t * row]);
-            turn(lowered(rows.data(), row, piece.count, row, left), piece.count, deep<P>(d), columns, tokens.data());
+            const P* tokens = around.of(x, piece, norm);
             for (int64_t from = 0; from < hidden; from += part) {
                 const int64_t count = std::min(part, hidden - from);
                 const Matrix<P> weights{inner.data + from * inner.row, inner.row, 1};
-                multiply(count, columns, deep<P>(d), weights, tokens.data(), columns, {some.data(), columns});
+                multiply(count, columns, deep<P>(d), weights, tokens, columns, {some.data(), columns});
                 for (int64_t i = 0; i < count; i++)
                     for (int64_t t = 0; t < columns; t += W) {
                         float* value = &some[i * columns + t];
@@ -112,20 +63,7 @@ Answer mlp_of(
                 const Matrix<P> more{outer.data + deep<P>(from), outer.row, 1};
                 multiply(d, columns, deep<P>(count), more, panel.data, columns, {sums.data(), columns}, from > 0);
             }
-            for (int64_t c = 0; c < d; c++)
-                for (int64_t t = 0; t < piece.count; t++) rows[t * row + c] = sums[c * columns + t];
-            for (int64_t t = 0; t < piece.count; t++) {
-                const E* from = x.at(0, 0, piece.first + t);
-                E* to = out.at(0, 0, piece.first + t);
-                for (int64_t c = 0; c < d; c += W) {
-                    const int64_t n = d - c;
-                    const auto read = [&](const auto* p) { return n >= W ? load(p + c) : load(p + c, n); };
-                    vec added = load(&rows[t * row + c]) + read(second_bias.data);
-                    if (scale.data) added *= read(scale.data);
-                    added += read(from);
-                    n >= W ? store(to + c, added) : store(to + c, added, n);
-                }
-            }
+            around.add(sums.data(), x, piece, second_bias, scale, out);
         });
     });
     return DONE;
