@@ -1,6 +1,7 @@
 """`subquad convert` and `subquad advise`, from the command line to the files."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,21 @@ def test_a_run_is_converted_judged_and_kept(trained, tmp_path, capsys):
     capsys.readouterr()
     assert run("convert", trained, "--attention", "linear", "--keep", 1, "--output", out, *FAST) == 2
     assert "holds a converted network already" in capsys.readouterr().err
+
+
+def test_a_conversion_finds_its_teacher_from_anywhere(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path / "runs" / "teacher")
+    monkeypatch.chdir(tmp_path)
+    fits = {"align_updates": 0, "distil_updates": 0, "batch_size": 16}
+    convert_run(Plan("runs/teacher", "digits", attention="linear", **fits), "runs/student", max_judged=20)
+    monkeypatch.chdir(tmp_path.parent)
+    classes = subquad.open_trained(trained).classes
+    assert subquad.open_trained(tmp_path / "runs" / "student").classes == classes
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    assert subquad.open_trained(tmp_path / "moved" / "student").classes == classes
+    (tmp_path / "moved" / "teacher").rename(tmp_path / "gone")
+    with pytest.raises(subquad.SubquadError, match=r"is a conversion of runs/teacher, which can't be opened"):
+        subquad.open_trained(tmp_path / "moved" / "student")
 
 
 def test_what_is_broken_off_goes_on_to_the_same_network(trained, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What is known of a conversion when it is done, as `conversion.json` keeps it and its page shows it."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ class Record:
         labelled: classifiers of the features; None where no data with labels were named.
         command: that made it.
         machine: what it was measured on.
+        teacher_beside: the teacher's folder or file as seen from the conversion's; "" where it has neither.
     """
 
     plan: dict[str, Any]
@@ -54,6 +56,15 @@ class Record:
     labelled: LabelledComparison | None = None
     command: str = ""
     machine: str = ""
+    teacher_beside: str = ""
+
+    def teacher(self, folder: Path) -> str:
+        """What opens the teacher of the conversion in a folder: what was typed, or what lies now where that lay."""
+        source = str(self.plan["source"])
+        name, path = _named(source)
+        beside = folder / self.teacher_beside
+        moved = self.teacher_beside and not path.exists() and beside.exists()
+        return f"{name}{beside}" if moved else source
 
     @property
     def converted(self) -> tuple[int, ...]:
@@ -64,6 +75,18 @@ class Record:
         """Write it into the folder of the conversion."""
         steps = {name: asdict(step) | {"kept": step.kept} for name, step in self.steps.items()}
         write_json(folder / REPORT, asdict(self) | {"steps": steps}, indent=1)
+
+
+def beside(folder: Path, source: str) -> str:
+    """Where the file or folder that a teacher was opened of lies, from a conversion's folder; "" for a name alone."""
+    _, path = _named(source)
+    return os.path.relpath(path, folder) if path.name and path.exists() else ""
+
+
+def _named(source: str) -> tuple[str, Path]:
+    """The name in front of a path, as of timm/NAME=FILE, and the path, which may be none."""
+    name, equals, path = source.partition("=")
+    return (f"{name}=", Path(path)) if equals and name.startswith("timm/") else ("", Path(source))
 
 
 def read_record(folder: Path) -> Record:

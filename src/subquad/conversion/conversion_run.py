@@ -16,7 +16,7 @@ from torch import nn
 from subquad.benchmarks import describe_device
 from subquad.conversion.aligning import align
 from subquad.conversion.conversion_plan import Judging, Plan, check_folder, write_plan
-from subquad.conversion.conversion_record import REPORT, Record
+from subquad.conversion.conversion_record import REPORT, Record, beside
 from subquad.conversion.delta_files import save_converted, save_delta
 from subquad.conversion.distilling import distil
 from subquad.conversion.hybrids import blocks_but, blocks_for, blocks_within, hybrid, sensitivity, trade_off
@@ -202,6 +202,7 @@ class _Run:
             labelled=self.judged.labelled,
             command=command,
             machine=f"{describe_device(self.opened.device)}, torch {torch.__version__}",
+            teacher_beside=beside(self.folder, self.plan.source),
         )
 
     def keep(self, record: Record) -> None:

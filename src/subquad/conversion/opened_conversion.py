@@ -32,9 +32,10 @@ def open_folder(path: Path, *, task: str | None, img_size: int | None, device: t
             f"{path} is of a converted network, and no {REPORT} beside it says of which teacher: "
             "subquad.load_converted(file, teacher) reads it"
         )
-    plan = read_record(folder).plan
+    record = read_record(folder)
+    plan = record.plan
     try:
-        opened = open_trained(plan["source"], task=task, img_size=plan.get("img_size"), device=device)
+        opened = open_trained(record.teacher(folder), task=task, img_size=plan.get("img_size"), device=device)
     except SubquadError as error:
         raise SubquadError(f"{folder} is a conversion of {plan['source']}, which can't be opened: {error}") from None
     opened = replace(opened, model=load_converted(file, opened.model, in_place=True).eval())

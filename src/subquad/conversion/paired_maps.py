@@ -58,7 +58,7 @@ def maps_of_folder(folder: Path, record: Record) -> PairedMaps:
     Raises:
         SubquadError: its teacher, its images or its own files can't be opened any more.
     """
-    plan = Plan(**record.plan)
+    plan = Plan(**record.plan | {"source": record.teacher(folder)})
     opened, config, _, drawn = open_plan(plan)
     images = few_images(held_out_of(opened, plan, IMAGES), drawn[0], IMAGES).to(opened.device)
     student = load_converted(folder / DELTA, opened.model)
