@@ -22,6 +22,11 @@ def clock(seconds: float) -> str:
     return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: 1 epoch, 9 epochs."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def columns(lines: Sequence[Sequence[str]]) -> str:
     """A table for a terminal, the first line its head: words on the left, numbers on the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -17,7 +17,7 @@ from subquad.errors import SubquadError
 from subquad.models import attention_label
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.task import Row, Task
-from subquad.text import si, speed_text
+from subquad.text import counted, si, speed_text
 
 Log = Callable[[str], None]
 
@@ -36,7 +36,8 @@ def describe_setup(task: Task, params: int, macs: int) -> str:
 
 def describe_schedule(recipe: CommonRecipe, epochs: int, updates: int, total_batch: int, lr: float) -> str:
     """How long and how fast, in one line."""
-    return f"{epochs} epochs of {updates} updates of {total_batch} images, {recipe.opt} at {lr:g}"
+    long = f"{counted(epochs, 'epoch')} of {counted(updates, 'update')} of {counted(total_batch, 'image')}"
+    return f"{long}, {recipe.opt} at {lr:g}"
 
 
 def epoch_line(task: Task, row: Row, num_epochs: int) -> str:
