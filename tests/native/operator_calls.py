@@ -1,5 +1,6 @@
 """A call of every operator that the CPU has kernels for, and the definition that it must equal, in float64."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from subquad import TokenGrid, ops
 from subquad.kernels import OPERATORS, Operator
+from subquad.ops.mhla_formula import blocks_of
 from subquad.positions import BiasTables
 from subquad.rope import ROPES, AxialRope, rotation_of, tables_of
 
@@ -57,6 +59,8 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "rala_attention": lambda width: _turned(width, lambda q, k, _, turn: ops.rala_weights(q, k, rotation=turn)),
         "nala_attention": lambda width: _turned(width, ops.nala_weights),
         "polapp_attention": _polapp,
+        "mhla_sums": _mhla_sums,
+        "mhla_answers": _mhla_answers,
         "focus": _focus,
         "ttt_unit": _unit,
         "inline_attention": _inline,
@@ -161,6 +165,34 @@ def _unit(width):
 
     weights = (_draw(HEADS, width, width) / width**0.5 for _ in range(2))
     return (*_tokens(width, 3), *weights, *tables), (interleaved, 0.3), definition
+
+
+PIECES = (2, 5)
+
+
+def _block_features(x, scale):
+    normed = x * (x.square().mean(dim=(1, 3), keepdim=True) + torch.finfo(torch.float32).eps).rsqrt()
+    return (normed * scale).relu() + 1e-6
+
+
+def _mhla_sums(width):
+    def definition(k, v, scale):
+        blocks, k = blocks_of(GRID, PIECES, k.device), _block_features(k, scale)
+        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+        own = [(k[:, :, blocks == i].mT @ v[:, :, blocks == i]) for i in range(math.prod(PIECES) + 1)]
+        return torch.stack(own, dim=2)
+
+    return (*_tokens(width, 2), 1 + 0.1 * _draw(HEADS, 1, width)), (list(GRID.shape), list(PIECES)), definition
+
+
+def _mhla_answers(width):
+    def definition(q, states, scale):
+        states = states[:, :, blocks_of(GRID, PIECES, q.device)]
+        y = (_block_features(q, scale)[..., None, :] @ states)[..., 0, :]
+        return y[..., :-1] / (y[..., -1:] + 1e-6)
+
+    states = _draw(2, HEADS, math.prod(PIECES) + 1, width, width + 1).abs()
+    return (*_tokens(width), states, 1 + 0.1 * _draw(HEADS, 1, width)), (list(GRID.shape), list(PIECES)), definition
 
 
 def _focus(width):

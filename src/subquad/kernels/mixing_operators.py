@@ -4,7 +4,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks
 The gradient of each stands in front of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -174,6 +174,36 @@ polapp_attention = operator(
     lambda q, k, *rest: 2 * _product(q, k) + 8 * q[0] * q[1] * q[2] * q[3],
     sums_in_fp32=True,
 )
+
+# of each block of a map in `pieces`, (rows, columns), [Σ kᵀ v, Σ k] of features; prefix tokens are a block in front
+mhla_sums = operator(
+    "MHLA",
+    "mhla_sums(Tensor k, Tensor v, Tensor scale, int[] shape, int[] pieces)",
+    {"k": "b h n d", "v": "b h n d", "scale": "h 1 d"},
+    lambda k, *rest: 2 * k[0] * k[1] * k[2] * k[3] * (k[3] + 1),
+    shape=lambda k, v, scale, shape, pieces: empty_states_of_blocks(k, shape, pieces),
+    sums_in_fp32=True,
+    gives_fp32=True,
+    needs_all_tokens=False,
+)
+
+# of the states that were mixed for each block of queries
+mhla_answers = operator(
+    "MHLA",
+    "mhla_answers(Tensor q, Tensor states, Tensor scale, int[] shape, int[] pieces)",
+    {"q": "b h n d", "states": "b h m d d+1", "scale": "h 1 d"},
+    lambda q, *rest: 2 * q[0] * q[1] * q[2] * q[3] * (q[3] + 1),
+    sums_in_fp32=True,
+    needs_all_tokens=False,
+)
+
+
+def empty_states_of_blocks(k: Any, shape: Sequence[int], pieces: Sequence[int]) -> Any:
+    """Room for the states (b, h, m, d, d + 1) of the blocks that keys (b, h, n, d) are cut into."""
+    b, h, n, d = k.shape
+    blocks = pieces[0] * pieces[1] + (n > shape[0] * shape[1])
+    return k.new_empty(b, h, blocks, d, d + 1, dtype=torch.float32)
+
 
 UNIT = {"w1": "h d d", "w2": "h d d"}
 

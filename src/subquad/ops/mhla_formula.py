@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad import spread
+from subquad import kernels, spread
 from subquad.grid import GridRows, TokenGrid
 from subquad.kernels import Shapes
 from subquad.ops.image_by_image import by_image
@@ -56,9 +56,38 @@ def mhla_attention(
     position that a smaller block has not is its nearest. It knows no prefix, no padding and one grid.
     """
     SHAPES.check(q, k, v, mixing, q_scale, k_scale, padding, **_sizes(grid, kv_grid, pieces))
+    if normaliser == "paper" and padding is None and not spread.is_spread():
+        y = _by_kernels(q, k, v, mixing, q_scale, k_scale, grid=grid, kv_grid=kv_grid, pieces=pieces)
+        if y is not None:
+            return y
     return _mhla(
         q, k, v, mixing, q_scale, k_scale, padding, grid=grid, kv_grid=kv_grid, pieces=pieces, normaliser=normaliser
     )
+
+
+def _by_kernels(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixing: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    *,
+    grid: TokenGrid,
+    kv_grid: TokenGrid,
+    pieces: tuple[int, int],
+) -> Tensor | None:
+    """The same by kernels that sum up and answer block by block; None where there is none, as for gradients."""
+    states = kernels.compute_if_possible(kernels.mhla_sums, (k, v, k_scale), (kv_grid.shape, pieces))
+    if states is None:
+        return None
+    return kernels.compute_if_possible(kernels.mhla_answers, (q, _mixed(states, mixing), q_scale), (grid.shape, pieces))
+
+
+@kept_in_fp32
+def _mixed(states: Tensor, mixing: Tensor) -> Tensor:
+    """States (b, h, j, d, d + 1) of the blocks of keys, mixed for each block of queries (b, h, i, d, d + 1)."""
+    return (mixing.to(states.dtype) @ states.flatten(3)).unflatten(3, states.shape[3:])
 
 
 @in_fp32
@@ -118,7 +147,7 @@ def mhla_answers(
 ) -> Tensor:
     """`mhla_attention` of queries (b, h, n, d) of a grid, or of some rows of one, from the states of all blocks."""
     q = features(q, q_scale)
-    mixed = (mixing @ states.flatten(3)).unflatten(3, states.shape[3:])
+    mixed = _mixed(states, mixing)
     first = min(grid.whole.prefix, 1) + cut.first
     inside = in_blocks(q[:, :, grid.prefix :], cut)
     y = inside @ mixed[:, :, first : first + len(cut.places)]

@@ -62,6 +62,8 @@ FUNCTIONS = (
     "linear_sums",
     "local_branch",
     "local_branch_gradient",
+    "mhla_answers",
+    "mhla_sums",
     "mlp",
     "newton_inverse",
     "newton_inverse_gradient",

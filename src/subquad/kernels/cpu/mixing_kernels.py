@@ -5,6 +5,7 @@ given back has the dtype of the first of them; parameters, states and whatever i
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from subquad.kernels import mixing_operators as operators
 from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
     Bias,
+    Blocks,
     bias_of,
     bias_of_tables,
     long,
@@ -249,6 +251,25 @@ def polapp_attention(
     """`same` and `opposite` (h, 1, 2d)."""
     spikiness = map(parameter_of, (same, opposite))
     return _answers("polapp_attention", q, k, v, *spikiness, turning_of(cos, sin), ctypes.c_float(eps))
+
+
+@implements(operators.mhla_sums, "native")
+def mhla_sums(k: Tensor, v: Tensor, scale: Tensor, shape: Sequence[int], pieces: Sequence[int]) -> Tensor:
+    """States of blocks, in fp32."""
+    k, v = of_one_dtype(k, v)
+    out = operators.empty_states_of_blocks(k, shape, pieces)
+    given = *map(tokens_of, (k, v)), parameter_of(scale), numbers_of(out), Blocks(*shape, *pieces)
+    kernel("mhla_sums", k.dtype)(shape_of(k, k), *given)
+    return out
+
+
+@implements(operators.mhla_answers, "native")
+def mhla_answers(q: Tensor, states: Tensor, scale: Tensor, shape: Sequence[int], pieces: Sequence[int]) -> Tensor:
+    """Queries (b, h, n, d) with mixed states (b, h, m, d, d + 1)."""
+    out = empty_tokens(q)
+    given = tokens_of(q), parameter_of(states), parameter_of(scale), tokens_of(out), Blocks(*shape, *pieces)
+    kernel("mhla_answers", q.dtype)(shape_of(q, q), *given)
+    return out
 
 
 def _agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Bias, query_bias: Bias) -> Tensor:

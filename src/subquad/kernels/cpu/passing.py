@@ -39,6 +39,12 @@ class Map(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("height", "width", "prefix")]
 
 
+class Blocks(ctypes.Structure):
+    """`Blocks` of kernels/mhla.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("height", "width", "rows", "columns")]
+
+
 class Filters(ctypes.Structure):
     """`Filters` of kernels/mixers.h."""
 

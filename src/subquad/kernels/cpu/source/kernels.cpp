@@ -8,6 +8,7 @@
 #include "polapp.h"
 #include "focused.h"
 #include "ttt.h"
+#include "mhla.h"
 #include "mlp.h"
 #include "linear_branch.h"
 #include "mixers.h"

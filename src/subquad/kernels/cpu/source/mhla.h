@@ -1,0 +1,171 @@
+// MHLA: a state for each block of the map, and answers of each block's queries from states that were mixed for it: see
+// ops/mhla_formula.py.
+#pragma once
+#include "tokens.h"
+
+constexpr float LEAST_FEATURE = 1e-6f, NORM_EPS = 1.1920929e-07f;
+
+// A map in rows × columns of blocks whose sides differ by one token at most; prefix tokens are a block in front
+struct Blocks {
+    int64_t height, width, rows, columns;
+
+    int64_t prefix(int64_t tokens) const { return tokens - height * width; }
+    int64_t count(int64_t tokens) const { return rows * columns + (prefix(tokens) > 0); }
+    bool fits(int64_t tokens) const {
+        return height > 0 && width > 0 && rows > 0 && columns > 0 && tokens >= height * width;
+    }
+    // The tokens of a block, in order
+    void tokens(int64_t all, int64_t block, std::vector<int64_t>& to) const {
+        const int64_t front = prefix(all);
+        to.clear();
+        if (front && block-- == 0) {
+            for (int64_t t = 0; t < front; t++) to.push_back(t);
+            return;
+        }
+        const int64_t r = block / columns, c = block % columns;
+        for (int64_t y = r * height / rows; y < (r + 1) * height / rows; y++)
+            for (int64_t x = c * width / columns; x < (c + 1) * width / columns; x++) to.push_back(front + y * width + x);
+    }
+};
+
+// Blocks of all images, shared among threads, T of a block's tokens at a time: `begin(b, block)`, then
+// `function(b, index, count)` for each part, then `end(b, block)`
+template <class Begin, class Function, class End>
+void each_block(const Shape& shape, int64_t n, const Blocks& blocks, int me, int all, Begin&& begin, Function&& function, End&& end) {
+    const int64_t m = blocks.count(n);
+    std::vector<int64_t> index;
+    for (int64_t i = shape.batch * m * me / all; i < shape.batch * m * (me + 1) / all; i++) {
+        const int64_t b = i / m, block = i % m;
+        blocks.tokens(n, block, index);
+        begin(b, block);
+        for (int64_t first = 0; first < int64_t(index.size()); first += T)
+            function(b, &index[first], std::min<int64_t>(T, int64_t(index.size()) - first));
+        end(b, block);
+    }
+}
+
+// 1 / sqrt(mean x² + ε) of tokens over the channels of all heads
+template <class E>
+void shares_of(const Shape& shape, const Tokens<E>& x, int64_t b, const int64_t* index, int64_t count, float* shares) {
+    for (int64_t t = 0; t < count; t++) {
+        vec squares{};
+        for (int64_t h = 0; h < shape.heads; h++) {
+            const E* from = x.at(b, h, index[t]);
+            for (int64_t c = 0; c < shape.width; c += W) {
+                const vec value = shape.width - c >= W ? load(from + c) : load(from + c, shape.width - c);
+                squares += value * value;
+            }
+        }
+        shares[t] = 1 / std::sqrt(sum(squares) / float(shape.heads * shape.width) + NORM_EPS);
+    }
+}
+
+// ReLU of normed tokens of a head, and a floor under it, as rows of padded width with zeros beyond it
+template <class E>
+void block_features(
+    const Shape& shape, const Tokens<E>& x, int64_t b, int64_t h, const int64_t* index, int64_t count, const float* shares,
+    const float* scale, float* to) {
+    const int64_t d = shape.width, row = padded(d);
+    for (int64_t t = 0; t < count; t++) {
+        const E* from = x.at(b, h, index[t]);
+        for (int64_t c = 0; c < d; c += W) {
+            const int64_t n = d - c;
+            const vec value = n >= W ? load(from + c) * load(scale + c) : load(from + c, n) * load(scale + c, n);
+            const vec scaled = value * shares[t];
+            vec feature = (scaled < vec{} ? vec{} : scaled) + LEAST_FEATURE;
+            for (int64_t i = n; i < W; i++) feature[i] = 0;
+            store(to + t * row + c, feature);
+        }
+    }
+}
+
+// [Σ kᵀ v, Σ k] of features of each block to `out`, (b, h, m, d, d + 1)
+template <class E>
+Answer mhla_sums_of(Shape shape, Tokens<E> k, Tokens<E> v, Numbers scale, Numbers out, Blocks blocks) {
+    typedef Operand<E> P;
+    const int64_t d = shape.width, row = padded(d), side = d + 1, n = shape.keys;
+    if (!fits(shape, n, k, v) || !blocks.fits(n) || !fits(shape.heads * d, scale)) return MISFIT;
+    const int64_t m = blocks.count(n), size = d * row + row;
+    if (out.count != shape.batch * shape.heads * m * d * side) return MISFIT;
+    parallel(shape.threads, [&](int me, int all) {
+        std::vector<float> states(shape.heads * size), features(T * row), values(T * row);
+        std::vector<P> left, right;
+        float shares[T];
+        each_block(
+            shape, n, blocks, me, all, [&](int64_t, int64_t) { std::fill(states.begin(), states.end(), 0.0f); },
+            [&](int64_t b, const int64_t* index, int64_t count) {
+                shares_of(shape, k, b, index, count, shares);
+                for (int64_t h = 0; h < shape.heads; h++) {
+                    float* state = &states[h * size];
+                    block_features(shape, k, b, h, index, count, shares, scale.data + h * d, features.data());
+                    for (int64_t t = 0; t < count; t++) copy(v.at(b, h, index[t]), d, &values[t * row]);
+                    add_rows(features.data(), row, count, row, state + d * row);
+                    const Panel<P> keys = packed(features.data(), row, count, row, left);
+                    const Panel<P> panel = packed(values.data(), row, count, row, right);
+                    multiply(d, row, deep<P>(count), keys.turned(), panel.data, panel.row, {state, row}, true);
+                }
+            },
+            [&](int64_t b, int64_t block) {
+                for (int64_t h = 0; h < shape.heads; h++) {
+                    const float* state = &states[h * size];
+                    float* to = out.data + ((b * shape.heads + h) * m + block) * d * side;
+                    for (int64_t i = 0; i < d; i++) {
+                        copy(state + i * row, d, to + i * side);
+                        to[i * side + d] = state[d * row + i];
+                    }
+                }
+            });
+    });
+    return DONE;
+}
+
+KERNEL(
+    mhla_sums, (Shape shape, AnyTokens k, AnyTokens v, Numbers scale, Numbers out, Blocks blocks),
+    (shape, k, v, scale, out, blocks))
+
+// q [S, z] of features, S / z, with the states (b, h, m, d, d + 1) that were mixed for each block
+template <class E>
+Answer mhla_answers_of(Shape shape, Tokens<E> q, Numbers states, Numbers scale, Tokens<E> out, Blocks blocks) {
+    typedef Operand<E> P;
+    const int64_t d = shape.width, row = padded(d), side = d + 1, n = shape.queries, panel = deep<P>(d) * row;
+    if (!fits(shape, n, q, out) || !blocks.fits(n) || !fits(shape.heads * d, scale)) return MISFIT;
+    const int64_t m = blocks.count(n);
+    if (states.count != shape.batch * shape.heads * m * d * side) return MISFIT;
+    parallel(shape.threads, [&](int me, int all) {
+        std::vector<float> state(d * row), sums(shape.heads * row), features(T * row), answers(T * row);
+        std::vector<P> panels(shape.heads * panel), left;
+        float shares[T];
+        each_block(
+            shape, n, blocks, me, all,
+            [&](int64_t b, int64_t block) {
+                for (int64_t h = 0; h < shape.heads; h++) {
+                    const float* from = states.data + ((b * shape.heads + h) * m + block) * d * side;
+                    for (int64_t i = 0; i < d; i++) {
+                        copy(from + i * side, d, &state[i * row]);
+                        sums[h * row + i] = from[i * side + d];
+                    }
+                    pack(state.data(), row, d, row, &panels[h * panel]);
+                }
+            },
+            [&](int64_t b, const int64_t* index, int64_t count) {
+                shares_of(shape, q, b, index, count, shares);
+                for (int64_t h = 0; h < shape.heads; h++) {
+                    block_features(shape, q, b, h, index, count, shares, scale.data + h * d, features.data());
+                    const Matrix<P> rows = lowered(features.data(), row, count, row, left);
+                    multiply(count, row, deep<P>(d), rows, &panels[h * panel], row, {answers.data(), row});
+                    for (int64_t t = 0; t < count; t++) {
+                        float* line = &answers[t * row];
+                        const float share = 1 / (product(&features[t * row], &sums[h * row], row) + LEAST_FEATURE);
+                        for (int64_t c = 0; c < row; c += W) store(line + c, load(line + c) * share);
+                        copy(line, d, out.at(b, h, index[t]));
+                    }
+                }
+            },
+            [](int64_t, int64_t) {});
+    });
+    return DONE;
+}
+
+KERNEL(
+    mhla_answers, (Shape shape, AnyTokens q, Numbers states, Numbers scale, AnyTokens out, Blocks blocks),
+    (shape, q, states, scale, out, blocks))
