@@ -3,13 +3,14 @@
     S = [Σ φ(k)ᵀ v, Σ φ(k)],  k, v of norm(x)        x + s · (P [φ(q) S / (φ(q)·Σ φ(k) + n ε)] + b),  q of norm(x)
 
 What is projected is never written down. Each function gives None where there is no kernel, as where gradients are
-wanted or autocast decides on dtypes: then the block goes its steps, which say what is computed (`linear_formula.py`).
+wanted, autocast decides on dtypes or other processes hold tokens: then the block goes its steps, which say what is
+computed (`linear_formula.py`).
 """
 
 import torch
 from torch import Tensor
 
-from subquad import kernels
+from subquad import kernels, spread
 from subquad.kernels import Operator
 
 
@@ -52,6 +53,6 @@ def linear_branch_answers(
 
 def _computed(operator: Operator, tensors: tuple[Tensor | None, ...], settings: tuple[object, ...]) -> Tensor | None:
     device = tensors[0].device.type  # type: ignore[union-attr]
-    if device != "meta" and torch.is_autocast_enabled(device):
+    if spread.is_spread() or (device != "meta" and torch.is_autocast_enabled(device)):
         return None
     return kernels.compute_if_possible(operator, tensors, settings)
