@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from subquad import ATTENTION
 from subquad.cli import make_parser
 
 ROOT = Path(__file__).parents[1]
@@ -42,3 +43,8 @@ def test_links_between_pages_lead_somewhere(page):
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", prose):
         assert (page.parent / target).exists(), target
+
+
+def test_every_mechanism_has_its_paper():
+    table = PAGES[0].read_text().partition("## The papers")[2]
+    assert {name for name in ATTENTION if f"`{name}`" not in table} <= {"softmax"}
