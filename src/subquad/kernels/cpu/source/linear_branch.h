@@ -83,7 +83,9 @@ struct TurnedState {
     std::vector<P> room;
     Matrix<P> left;
 
-    TurnedState(const float* sums, int64_t d) : rows(d * padded(d)), total(d) {
+    void set(const float* sums, int64_t d) {
+        rows.assign(d * padded(d), 0.0f);
+        total.resize(d);
         for (int64_t i = 0; i < d; i++, sums += d + 1) {
             for (int64_t j = 0; j < d; j++) rows[j * padded(d) + i] = sums[j];
             total[i] = sums[d];
@@ -106,11 +108,11 @@ Answer linear_branch_answers_of(
     if (sums.count != shape.batch * c * (d + 1) || count < 1) return MISFIT;
     std::vector<P> query_room, proj_room;
     const Matrix<P> queries = weights_of(weight.data, c, c, query_room), behind = weights_of(proj.data, c, c, proj_room);
-    std::vector<TurnedState<P>> states;
-    states.reserve(shape.batch * heads_of);
-    for (int64_t i = 0; i < shape.batch * heads_of; i++) states.emplace_back(sums.data + i * d * (d + 1), d);
+    std::vector<TurnedState<P>> states(shape.batch * heads_of);
     const float floor = eps * float(count);
     parallel(shape.threads, [&](int me, int all) {
+        for (int64_t i = me; i < int64_t(states.size()); i += all) states[i].set(sums.data + i * d * (d + 1), d);
+        barrier();
         NormedTokens<E> around{c};
         std::vector<float> projected(c * T), answers(c * T);
         std::vector<P> features;
