@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 from hosts import SMALL, small
+from torch import nn
 from torch.testing import assert_close
 
 import subquad
 from subquad import SubquadError, use_backend
+from subquad.attention.linear import LinearAttention
 from subquad.models.layers import Block, LayerScale
 
 
@@ -60,6 +62,15 @@ def test_what_is_not_linear_attention_alone_goes_its_steps():
     for changes in ({"local": True}, {"attn_norm": True}, {"attention": "inline"}):
         model = subquad.optimize(small("vit", changes.pop("attention", "linear"), **changes))
         assert not any(block.fused_attention for block in blocks_of(model))
+
+    class Own(nn.Linear):
+        pass
+
+    others = small("vit", "linear")
+    blocks_of(others)[0].attn.qkv = Own(24, 72)
+    blocks_of(others)[1].attn.inner.__class__ = type("Mine", (LinearAttention,), {})
+    subquad.optimize(others)
+    assert [block.fused_attention is not None for block in blocks_of(others)] == [False, False, True]
     heard = small("vit", "linear")
     blocks_of(heard)[1].attn.proj.register_forward_hook(lambda *_: None)
     subquad.optimize(heard)

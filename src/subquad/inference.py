@@ -10,7 +10,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
-from subquad.models.layers import AttentionSteps, Block, LayerScale, SelfAttention, whole_bias
+from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, whole_bias
 from subquad.ops import mlp_branch
 
 
@@ -67,7 +67,9 @@ def can_fuse_attention(block: Block) -> bool:
     attn, norm, scale = block.attn, block.norm1, block.ls1
     if type(attn) is not SelfAttention or getattr(attn.inner, "branch", None) is None:
         return False
-    plain = type(norm) is nn.LayerNorm and type(scale) in (nn.Identity, LayerScale) and type(attn.proj) is nn.Linear
+    # what others make of a projection, low-rank changes for instance, has a class of its own
+    plain = type(attn.qkv) in (nn.Linear, PartlyBiased) and type(attn.proj) is nn.Linear
+    plain = plain and type(norm) is nn.LayerNorm and type(scale) in (nn.Identity, LayerScale)
     has_norms = any(one is not None for one in (attn.pre_norm, attn.q_norm, attn.k_norm))
     heard = _is_heard(norm, scale, attn, *attn.children())
     return plain and attn.projected == ("q", "k", "v") and not has_norms and not heard

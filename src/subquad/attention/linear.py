@@ -74,8 +74,8 @@ class LinearAttention(nn.Module):
 
     @property
     def branch(self) -> Branch | None:
-        """See `subquad.attention.sweeps`; None where the local branch reads values on their map."""
-        if self.local is not None:
+        """See `subquad.attention.sweeps`; None where the local branch reads values on their map, and of subclasses."""
+        if type(self) is not LinearAttention or self.local is not None:
             return None
         steps = linear_branch_sums, linear_branch_answers
         return Branch(*(partial(step, feature_map=self.feature_map) for step in steps))
