@@ -27,6 +27,7 @@ from subquad.conversion.conversion_record import REPORT, read_record
 from subquad.conversion.conversion_run import open_plan
 from subquad.conversion.judging import Comparison
 from subquad.conversion.measured_costs import time_in_turns
+from subquad.errors import SubquadError
 from subquad.reading import read_yaml
 from subquad.text import columns
 from subquad.writing import write_json
@@ -72,7 +73,11 @@ def main() -> None:
         torch.backends.cuda.enable_flash_sdp(False)
         untrained(recipe, arguments)
         for cell in cells:
-            make(*cell, recipe, arguments)
+            try:
+                make(*cell, recipe, arguments)
+            except SubquadError as error:
+                # circulant attention, for one, knows no class token
+                print(f"{cell[0]}: {error}", flush=True)
             print(table(arguments, names), flush=True)
     print(table(arguments, names))
 

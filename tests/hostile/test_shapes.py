@@ -14,8 +14,8 @@ from subquad.kernels import use_backend
 from subquad.ops import OPERATIONS
 
 GRID = TokenGrid(3, 4)
-LETTERS = {"b": 2, "h": 3, "n": 12, "m": 10, "d": 8, "e": 8, "a": 4, "c": 6, "k": 3, "i": 2, "j": 2, "x": 5, "y": 6}
-LETTERS |= {"f": 24, "w": 3}  # a filter for each of h·d channels
+LETTERS = {"b": 2, "h": 3, "n": 12, "m": 10, "d": 8, "e": 8, "a": 4, "c": 24, "k": 3, "i": 2, "j": 2, "x": 5, "y": 6}
+LETTERS |= {"f": 24, "w": 3}  # c = h·d channels, and a filter for each of them
 LEADING = (2, 3)
 
 # what an operation wants besides its tensors, and the letters that this decides on
