@@ -1,5 +1,7 @@
 """The CPU kernels' answers against the eager form in float64, over widths, lengths, grids and sizes of numbers."""
 
+from functools import partial
+
 import pytest
 import torch
 from mechanisms import inputs_of, without_refused_prefix
@@ -8,8 +10,11 @@ from operator_calls import TURNED
 from torch.testing import assert_close
 
 from subquad import ATTENTION, SubquadError, TokenGrid, ops
+from subquad.attention.mhla import MHLAAttention
 from subquad.kernels import unavailable, use_backend
 from subquad.models.assembling import settings_of
+from subquad.ops.branch_at_once import linear_branch_answers, linear_branch_sums
+from subquad.ops.linear_formula import linear_sums
 from subquad.positions import BiasTables
 from subquad.rope import rotation_of
 
@@ -168,3 +173,36 @@ def test_what_is_infinite_has_the_feature_of_the_eager_form():
     expected = ops.linear_attention(q, k, v, backend="eager")
     assert expected.isfinite().all()
     assert_close(ops.linear_attention(q, k, v, backend="native"), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 17, 197])
+def test_both_steps_of_a_branch_at_any_length(batch, tokens, threads):
+    heads, width = 3, 20
+    dim = heads * width
+    draw = partial(torch.randn, dtype=torch.float64)
+    x, norm, bias, qkv = draw(batch, tokens, dim), 1 + 0.1 * draw(dim), draw(dim), draw(3 * dim, dim) / dim**0.5
+    proj, proj_bias = draw(dim, dim) / dim**0.5, draw(dim)
+    fused = torch.nn.functional.layer_norm(x, (dim,), norm, bias, 1e-6) @ qkv.mT
+    q, k, v = fused.unflatten(-1, (3, heads, width)).permute(2, 0, 3, 1, 4)
+    y = ops.linear_attention(q, k, v).transpose(1, 2).flatten(2)
+    expected = x + y @ proj.mT + proj_bias
+    given = [one.float() for one in (x, norm, bias)]
+    settings = {"norm_eps": 1e-6, "feature_map": "relu"}
+    sums = linear_branch_sums(*given, qkv[dim:].float(), None, num_heads=heads, **settings)
+    assert_close(sums.double(), linear_sums(k, v), rtol=1e-5, atol=1e-4)
+    behind = sums, proj.float(), proj_bias.float(), None
+    answers = linear_branch_answers(*given, qkv[:dim].float(), None, *behind, count=tokens, **settings)
+    assert_close(answers.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("grid", [TokenGrid(1, 1), TokenGrid(5, 3, 2), TokenGrid(14, 14)], ids=str)
+def test_blocks_of_any_size(grid, threads):
+    module = MHLAAttention(36, 3, grid=grid, kv_grid=grid, num_pieces=6, local=False)
+    q, k, v = projected(2, 3, grid.num_tokens, 12, count=3)
+    with torch.no_grad():
+        got = module(q, k, v, grid=grid, kv_grid=grid)
+        weights = module.double().weights(q.double(), k.double(), grid=grid, kv_grid=grid)[:, :, 0]
+    assert_close(got.double(), weights @ v.double(), rtol=1e-4, atol=1e-5)
