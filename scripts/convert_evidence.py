@@ -3,11 +3,12 @@
 python scripts/convert_evidence.py TEACHER --data-dir cifar10.tar.xz --output FOLDER [--seeds 0 1 2] [--status]
 python scripts/convert_evidence.py TEACHER --data-dir camvid.tar --output FOLDER [--speed]
 
-TEACHER is the run folder of a classifier or of a segmenter, as `subquad segment train --config camvid_plain` makes it;
-what is kept is top-1 or mIoU. Every cell (mechanism, seed) is one JSON in FOLDER; what is there is not made again, and
-what was broken off goes on. Students get the teacher's training images without labels, and at most a tenth of its
-updates, half of them alignment and half distillation. `from scratch` has as many updates, with labels, and the
-teacher's recipe. With --speed nothing is trained: each mechanism is timed at twice the teacher's size, against it.
+TEACHER is the run folder of a classifier or of a segmenter, as `subquad segment train --config camvid_plain` makes it,
+or what scripts/timm_teacher.py made (with --no-scratch); what is kept is top-1 or mIoU. Every cell (mechanism, seed) is
+one JSON in FOLDER; what is there is not made again, and what was broken off goes on. Students get the teacher's training
+images without labels, and at most a tenth of its updates, half of them alignment and half distillation. `from scratch`
+has as many updates, with labels, and the teacher's recipe. With --speed nothing is trained: each mechanism is timed at
+twice the teacher's size, against it.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from subquad.attention import ATTENTION, traits_of
 from subquad.conversion import Plan, compare_networks, convert_run, convert_without_training
 from subquad.conversion.conversion_record import REPORT, read_record
 from subquad.conversion.conversion_run import open_plan
+from subquad.conversion.judged_steps import held_out_of
 from subquad.conversion.judging import Comparison
 from subquad.conversion.measured_costs import time_in_turns
 from subquad.errors import SubquadError
@@ -155,7 +157,7 @@ def make(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.Name
 def judge_student(folder: Path, plan: Plan, arguments: argparse.Namespace) -> Comparison:
     """A finished student beside its teacher, on all the held-out images."""
     trained, _, _, _ = open_plan(plan)
-    held_out = trained.held_out(data_dir=arguments.data_dir, most=arguments.judged)
+    held_out = held_out_of(trained, plan, arguments.judged)
     figure = {"measure": held_out.measure, "tally": held_out.tally}
     return compare_networks(subquad.open_trained(folder).model, trained.model, held_out.batches(200), **figure)
 
@@ -199,9 +201,10 @@ def untrained(recipe: dict, arguments: argparse.Namespace) -> None:
     file = arguments.output / "without-training.json"
     if file.exists():
         return
-    trained, _, _, _ = open_plan(plan_of("linear", 0, 0, recipe, arguments))
+    plan = plan_of("linear", 0, 0, recipe, arguments)
+    trained, _, _, _ = open_plan(plan)
     # one in five: a pseudo-inverse for each head and image takes its time
-    held_out = trained.held_out(data_dir=arguments.data_dir, most=max(arguments.judged // 5, 1))
+    held_out = held_out_of(trained, plan, max(arguments.judged // 5, 1))
     rows = {}
     for side in LANDMARKS:
         student = convert_without_training(trained.model, (side, side))

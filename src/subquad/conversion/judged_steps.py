@@ -1,6 +1,7 @@
 """What a student was like behind each step of a conversion, always on the same images."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from subquad.conversion.conversion_plan import Judging, Plan
 from subquad.conversion.judging import Comparison, compare_networks
 from subquad.conversion.labelled_features import LabelledComparison, LabelledJudge, labelled_sets
-from subquad.conversion.unlabelled_images import Drawn
+from subquad.conversion.unlabelled_images import Drawn, has_parts
 from subquad.data import InputConfig
 from subquad.errors import SubquadError
 from subquad.tasks import HeldOut
@@ -24,7 +25,13 @@ Log = Callable[[str], None]
 
 
 def held_out_of(opened: Any, plan: Plan, most: int, log: Log = lambda line: None) -> HeldOut | None:
-    """The held-out data of a network's own task, where they are there; `log` is told why they are not."""
+    """The held-out data of a network's own task, where they are there; `log` is told why they are not.
+
+    A network that says its classes and not its data, as timm's folders, is judged on the images that it is converted
+    by, where they have these classes and a part that is held out.
+    """
+    if opened.data is None and opened.classes and has_parts(plan.images, plan.data_dir):
+        opened = replace(opened, data=plan.images)
     same = opened.data_dir is None and opened.data == plan.images
     try:
         return opened.held_out(data_dir=plan.data_dir if same else None, most=most)

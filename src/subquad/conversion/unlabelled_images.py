@@ -48,10 +48,15 @@ def open_images(source: Path | str, data_dir: Path | str | None = None) -> Pictu
     Raises:
         SubquadError: there are none.
     """
-    path = Path(source)
-    if data_dir is None and path.is_dir() and not (path / "train").is_dir():
-        return ImageFiles([path])
+    if not has_parts(source, data_dir):
+        return ImageFiles([Path(source)])
     return load_dataset(str(source), split="train", data_dir=data_dir)
+
+
+def has_parts(source: Path | str, data_dir: Path | str | None = None) -> bool:
+    """Whether images are a data set with a part to train on and a part that is held out, not photographs alone."""
+    path = Path(source)
+    return data_dir is not None or not path.is_dir() or (path / "train").is_dir()
 
 
 def views(config: InputConfig, *, scale: tuple[float, float] = (0.5, 1.0), crop_padding: int = 0) -> Transform:

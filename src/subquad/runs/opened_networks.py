@@ -11,7 +11,7 @@ from subquad.models import restore
 from subquad.models.pretrained import source_of
 from subquad.models.restoring import naming
 from subquad.runs.run_folder import recipe_beside
-from subquad.runs.timm_classifiers import open_timm
+from subquad.runs.timm_classifiers import folder_of_timm, open_timm, open_timm_folder
 from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
 from subquad.text import one_line
 from subquad.weights.files import read_note, weight_file
@@ -36,8 +36,9 @@ def open_trained(
 
     Args:
         source: a run folder, whose best weights are taken, or a weight file that training wrote; the folder of a
-            conversion, whose teacher is opened with it; or "timm/NAME" with timm's weights, or "timm/NAME=FILE" with
-            those of a file; or "pretrained/NAME" with the authors' weights.
+            conversion, whose teacher is opened with it; or a folder that timm saved (`timm.models.save_for_hf`); or
+            "timm/NAME" with timm's weights, or "timm/NAME=FILE" with those of a file; or "pretrained/NAME" with the
+            authors' weights.
         task: what it must be for, a name of `TASKS`; anything if left out.
         img_size: pixels of both sides of its images, for a network that looks at images of one size; as in training if
             left out.
@@ -52,11 +53,10 @@ def open_trained(
     """
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if str(source).startswith(TIMM):
-        opened: Trained = open_timm(str(source).removeprefix(TIMM), img_size, where)
-        if task not in (None, opened.task):
-            raise SubquadError(f"{source} is a classifier of timm's, not a network of `subquad {task}`")
-        return opened
+        return _classifier(open_timm(str(source).removeprefix(TIMM), img_size, where), source, task)
     path = source_of(source)
+    if timms := folder_of_timm(path):
+        return _classifier(open_timm_folder(timms, img_size, where), source, task)
     for kind_of_folder, module in FOLDERS.items():
         if (path / f"{kind_of_folder}.json").is_file() or (path.is_file() and kind_of_folder in read_note(path)):
             return import_module(module).open_folder(path, task=task, img_size=img_size, device=where)
@@ -70,6 +70,12 @@ def open_trained(
     with naming(file):
         opened = kind.opened(model.eval().to(where), note, recipe_beside(file.parent))
     return opened.image_network(img_size) if isinstance(opened, ImageNetwork) else opened
+
+
+def _classifier(opened: Trained, source: Path | str, task: str | None) -> Trained:
+    if task not in (None, opened.task):
+        raise SubquadError(f"{source} is a classifier of timm's, not a network of `subquad {task}`")
+    return opened
 
 
 def _known(task: str) -> str:

@@ -1,18 +1,26 @@
-"""Classifiers of timm, to be looked into beside ours."""
+"""Classifiers of timm: by their names, or from a folder that timm saved."""
 
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
 
-from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import read_weights
-from subquad.tasks import ImageNetwork
+from subquad.tasks import ImageNetwork, task_named
 from subquad.text import one_line
+from subquad.weights.files import read_note
 from subquad.weights.fitting import misfits, not_finite, some
+
+CONFIG = "config.json"
+"""In a folder that timm saved: the network's name, how it is made, how it takes images, its classes."""
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""What is beside it, as timm calls them."""
 
 
 def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageNetwork:
@@ -30,10 +38,70 @@ def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageN
     if name.partition(".")[0] not in timm.list_models():
         raise unknown_name("network of timm", name, timm.list_models())
     state = read_weights(file)[0] if file else None
-    arguments: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    arguments: dict[str, Any] = {}
     if state is not None:
         head = next((state[key] for key in ("head.weight", "head.fc.weight", "fc.weight") if key in state), None)
         arguments["num_classes"] = 0 if head is None or not head.dim() else len(head)
+    hint = "" if file else "; name a file, timm/NAME=FILE"
+    return _opened(name, state, img_size, device, f"timm/{source}", hint, **arguments)
+
+
+def folder_of_timm(path: Path) -> Path | None:
+    """The folder that timm saved, or that was fetched from its hub, of its path or that of the weights in it.
+
+    None for everything else, and for what `subquad.upload` wrote: that says more in its note.
+    """
+    folder = path.parent if path.name in WEIGHTS else path
+    file = _weights_in(folder)
+    return None if _architecture(folder) is None or (file is not None and read_note(file)) else folder
+
+
+def open_timm_folder(folder: Path, img_size: int | None, device: torch.device) -> ImageNetwork:
+    """Open a classifier from a folder that `timm.models.save_for_hf` wrote; none of its code is run.
+
+    Args:
+        folder: with config.json and the weights.
+        img_size: pixels of both sides of its images; as the folder says if left out.
+        device: where it goes.
+
+    Raises:
+        SubquadError: timm has no such network, or the weights are not there or do not fit.
+    """
+    name = str(_architecture(folder)).partition(".")[0]
+    if name not in timm.list_models():
+        raise SubquadError(f"{folder / CONFIG}: {unknown_name('network of timm', name, timm.list_models())}")
+    file = _weights_in(folder)
+    if file is None:
+        raise SubquadError(f"{folder} holds no weights: there is neither {' nor '.join(WEIGHTS)} in it")
+    return _opened(f"local-dir:{folder}", read_weights(file)[0], img_size, device, str(folder))
+
+
+def _weights_in(folder: Path) -> Path | None:
+    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+
+
+def _architecture(folder: Path) -> str | None:
+    """What timm calls the network of a folder; None if nothing says so."""
+    try:
+        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    name = said.get("architecture") if isinstance(said, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _opened(
+    name: str,
+    state: dict[str, Tensor] | None,
+    img_size: int | None,
+    device: torch.device,
+    called: str,
+    hint: str = "",
+    **arguments: Any,
+) -> ImageNetwork:
+    """A network of timm, with timm's weights if there are none of a file."""
+    if img_size is not None:
+        arguments["img_size"] = img_size
     try:
         model = _made(name, pretrained=state is None, **arguments)
         if state is not None:
@@ -41,14 +109,24 @@ def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageN
             if names := not_finite(state):
                 raise ValueError(f"not finite: {some(names)}")
             model.load_state_dict(state)
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
-        hint = "" if file else "; name a file, timm/NAME=FILE"
-        raise SubquadError(f"can't load timm/{source}: {one_line(error)}{hint}") from None
+    except (OSError, RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise SubquadError(f"can't load {called}: {one_line(error)}{hint}") from None
     config = timm.data.resolve_model_data_config(model)
-    size = tuple(config["input_size"][1:]) if img_size is None else (img_size, img_size)
-    same = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
-    shown = InputConfig(img_size=(size[0], size[1]), **same)
-    return ImageNetwork("classify", model.eval().to(device), (), None, None, device, shown)
+    seen = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
+    seen["img_size"] = config["input_size"][1:] if img_size is None else (img_size, img_size)
+    # as a note has it, which is JSON
+    as_json = {key: list(value) if isinstance(value, tuple) else value for key, value in seen.items()}
+    note = {"classes": _classes(model), "input": as_json}
+    return task_named("classify").opened(model.eval().to(device), note, {}).image_network()
+
+
+def _classes(model: Any) -> tuple[str, ...]:
+    """Their names, where timm knows all of them."""
+    names = model.pretrained_cfg.get("label_names") or ()
+    if isinstance(names, dict):
+        # by number, which gaps are left out of
+        names = [names[number] for number in sorted(names, key=int)]
+    return tuple(map(str, names)) if len(names) == model.num_classes else ()
 
 
 ANY_SIZE = {"dynamic_img_size": True, "dynamic_img_pad": True}

@@ -65,8 +65,9 @@ class ClassJudgement:
 def opened_classifier(model: nn.Module, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> ImageNetwork:
     """A classifier with what its note, and the recipe beside it, say of its training."""
     classes, settings = required(note, "classes", "input")
-    size: Any = model.img_size
-    config = settings_of(InputConfig, settings, img_size=size)
+    size: Any = getattr(model, "img_size", None)
+    # a network of others does not say it, but its note does
+    config = settings_of(InputConfig, settings, **({} if size is None else {"img_size": size}))
     data, device = recipe.get("data", note.get("data")), next(model.parameters()).device
     released = note.get("released")
     about = released if isinstance(released, dict) else {}

@@ -1,0 +1,103 @@
+"""Folders that timm saved are opened as run folders are, and what is wrong with them is said in one line."""
+
+import json
+from itertools import product
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.models import save_for_hf
+from torch.testing import assert_close
+
+from subquad.cli import main
+from subquad.conversion import Plan, convert_run
+from subquad.errors import SubquadError
+from subquad.runs import open_trained
+
+SIZES = {"img_size": 32, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
+CLASSES = ("cat", "dog", "owl")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A network of timm's with sizes of its own, saved by timm, and its folder."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=len(CLASSES), **SIZES).eval()
+    save_for_hf(
+        model,
+        str(tmp_path / "mine"),
+        model_config={"num_classes": len(CLASSES), "label_names": list(CLASSES)},
+        model_args=SIZES,
+        safe_serialization=True,
+    )
+    return model, tmp_path / "mine"
+
+
+def edit(folder, **changed):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+
+
+@pytest.mark.parametrize("called", ["{}", "{}/model.safetensors", "local-dir:{}"])
+def test_a_folder_of_timms_is_opened_with_its_sizes_and_classes(saved, called):
+    model, folder = saved
+    opened = open_trained(called.format(folder), device="cpu")
+    images = torch.randn(2, 3, 32, 32)
+    assert_close(opened.model(images), model(images))
+    assert opened.classes == CLASSES
+    # at another size it is what timm makes of it
+    assert open_trained(folder, img_size=64, device="cpu").model(torch.randn(1, 3, 64, 64)).shape == (1, 3)
+
+
+def test_a_student_is_judged_on_held_out_images_of_its_teachers_classes_and_opened_again(saved, tmp_path, capsys):
+    model, folder = saved
+    for place, (split, name) in enumerate(product(("train", "validation"), CLASSES)):
+        (tmp_path / "photos" / split / name).mkdir(parents=True)
+        for shade in range(2):
+            Image.new("RGB", (36, 32), (40 * place, 90 * shade, 9)).save(
+                tmp_path / "photos" / split / name / f"{shade}.png"
+            )
+    plan = Plan(str(folder), str(tmp_path / "photos"), attention="softmax", align_updates=0, distil_updates=0)
+    done = convert_run(plan, tmp_path / "out")
+    # with the same attention nothing is lost, so that the teacher has what timm's own network has
+    assert (done.steps["swapped"].measure, done.steps["swapped"].images) == ("top-1", 6)
+    opened = open_trained(tmp_path / "out", device="cpu")
+    images = torch.randn(2, 3, 32, 32)
+    assert_close(opened.model(images), model(images), rtol=1e-5, atol=1e-6)
+    assert opened.classes == CLASSES
+    assert main(["eval", str(tmp_path / "out"), "--data", str(tmp_path / "photos")]) == 0
+    assert "6 images: top-1" in capsys.readouterr().out
+
+
+def test_weights_that_pickle_holds_are_read_without_running_code(saved):
+    model, folder = saved
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    images = torch.randn(2, 3, 32, 32)
+    assert_close(open_trained(folder, device="cpu").model(images), model(images))
+
+
+def test_what_is_wrong_is_said_in_one_line(saved):
+    _, folder = saved
+    with pytest.raises(SubquadError, match=r"classifier of timm's, not a network of `subquad segment`"):
+        open_trained(folder, task="segment")
+    edit(folder, architecture="vit_of_nobody")
+    with pytest.raises(SubquadError, match="vit_of_nobody"):
+        open_trained(folder)
+    edit(folder, architecture="vit_tiny_patch16_224", model_args={**SIZES, "depth": 3})
+    with pytest.raises(SubquadError, match=r"can't load .*mine: .*blocks\.2"):
+        open_trained(folder)
+    edit(folder, model_args={"wings": 2})
+    with pytest.raises(SubquadError, match=r"can't load .*wings"):
+        open_trained(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(SubquadError, match="holds no weights"):
+        open_trained(folder)
+
+
+@pytest.mark.parametrize("names", [{"0": "cat", "1": "dog", "2": "owl"}, ["cat", "dog"], None])
+def test_classes_are_known_where_all_of_them_are_named(saved, names):
+    _, folder = saved
+    edit(folder, label_names=names)
+    assert open_trained(folder, device="cpu").classes == (CLASSES if isinstance(names, dict) else ())
