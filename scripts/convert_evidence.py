@@ -5,10 +5,10 @@ python scripts/convert_evidence.py TEACHER --data-dir camvid.tar --output FOLDER
 
 TEACHER is the run folder of a classifier or of a segmenter, as `subquad segment train --config camvid_plain` makes it,
 or what scripts/timm_teacher.py made (with --no-scratch); what is kept is top-1 or mIoU. Every cell (mechanism, seed) is
-one JSON in FOLDER; what is there is not made again, and what was broken off goes on. Students get the teacher's training
-images without labels, and at most a tenth of its updates, half of them alignment and half distillation. `from scratch`
-has as many updates, with labels, and the teacher's recipe. With --speed nothing is trained: each mechanism is timed at
-twice the teacher's size, against it.
+one JSON in FOLDER; what is there is not made again, and what was broken off goes on. Students get the teacher's
+training images without labels, and at most a tenth of its updates, half of them alignment and half distillation. `from
+scratch` has as many updates, with labels, and the teacher's recipe. With --speed nothing is trained: each mechanism is
+timed at twice the teacher's size, against it.
 """
 
 import argparse
