@@ -1,8 +1,9 @@
-"""A process of several that train one network, each on a band of rows: started by test_band_processes.py."""
+"""Processes that train one network, each on a band of rows: started by test_band_processes.py."""
 
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -70,9 +71,8 @@ def train_in_bands(case):
     return losses / dist.get_world_size(), grads
 
 
-def main(folder, rank, count):
-    folder = Path(folder)
-    torch.set_num_threads(1)
+def take_part(folder, rank, count):
+    """What one of the processes does."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
     for i, case in enumerate(json.loads((folder / "cases.json").read_text())):
         losses, grads = train_in_bands(case)
@@ -81,7 +81,25 @@ def main(folder, rank, count):
     dist.destroy_process_group()
 
 
+def main(folder, count):
+    """Forks the processes, which takes no time, where importing all of this takes each of them seconds."""
+    torch.set_num_threads(1)
+    children = []
+    for rank in range(count):
+        child = os.fork()
+        if not child:
+            left = 1
+            try:
+                take_part(Path(folder), rank, count)
+                left = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                # what is left of threads is nobody's business
+                os._exit(left)
+        children.append(child)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    # what is left of threads is nobody's business
-    os._exit(0)
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

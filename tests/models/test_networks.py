@@ -206,8 +206,8 @@ def test_a_damaged_file_is_one_line(tmp_path, content, suffix):
 def test_the_whole_network_compiles_without_a_graph_break(attention):
     torch.compiler.reset()  # what other tests compiled would decide what is compiled here
     model = small(attention, depths=(1,)).eval()
-    # for one size alone every host is compiled in test_hosts.py
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    # for one size alone every host is compiled in test_hosts.py; gradients of the layer are traced in its contract
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
     for size in ((36, 28), (44, 36)):
         x = torch.randn(2, 3, *size)
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
