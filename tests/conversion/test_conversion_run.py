@@ -103,6 +103,9 @@ def test_a_conversion_finds_its_teacher_from_anywhere(trained, tmp_path, monkeyp
     (tmp_path / "runs").rename(tmp_path / "moved")
     assert subquad.open_trained(tmp_path / "moved" / "student").classes == classes
     (tmp_path / "moved" / "teacher").rename(tmp_path / "gone")
+    # the whole file says how the teacher is made
+    assert subquad.open_trained(tmp_path / "moved" / "student").classes == classes
+    (tmp_path / "moved" / "student" / "student.safetensors").unlink()
     with pytest.raises(subquad.SubquadError, match=r"is a conversion of runs/teacher, which can't be opened"):
         subquad.open_trained(tmp_path / "moved" / "student")
 
@@ -161,6 +164,10 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     capsys.readouterr()
     assert run("predict", photos / "0.jpg", "--checkpoint", out) == 0
     (tmp_path / "weights.safetensors").unlink()
+    shutil.copy(out / "student.safetensors", tmp_path / "alone.safetensors")
+    for place in (out, tmp_path / "alone.safetensors"):
+        assert run("predict", photos / "0.jpg", "--checkpoint", place) == 0
+    (out / "student.safetensors").unlink()
     assert run("predict", photos / "0.jpg", "--checkpoint", out) == 2
     assert "is a conversion of timm/vit_tiny_patch16_224=" in capsys.readouterr().err
 

@@ -1,6 +1,7 @@
 """Runs as folders of the Hugging Face hub: they open in timm and here, with a card that says what they are."""
 
 import json
+import shutil
 from pathlib import Path
 
 import huggingface_hub
@@ -11,6 +12,7 @@ import torch
 import subquad
 from subquad import SubquadError
 from subquad.cli import main
+from subquad.conversion import Plan, convert_run
 
 RUN = Path(__file__).parents[1] / "fixtures" / "runs" / "classify"
 
@@ -36,6 +38,26 @@ def test_a_run_opens_from_its_folder_in_timm_and_here(tmp_path, capsys):
     facts = json.loads((RUN / "run.json").read_text())
     assert facts["command"] in card and (RUN / "recipe.yaml").read_text().strip() in card
     assert card.startswith("---\nlibrary_name: timm\n") and "top-1 %" in card and "agent attention" in card
+
+
+def test_a_conversion_opens_from_its_folder_without_its_teacher(tmp_path, capsys):
+    teacher = shutil.copytree(RUN, tmp_path / "teacher")
+    plan = Plan(str(teacher), "digits", attention="linear", align_updates=0, distil_updates=0, batch_size=16)
+    convert_run(plan, tmp_path / "student", max_judged=20)
+    assert main(["upload", str(tmp_path / "student"), f"local-dir:{tmp_path / 'hub'}"]) == 0
+    student = subquad.open_trained(tmp_path / "student", device="cpu")
+    shutil.rmtree(teacher)
+    opened = subquad.open_trained(f"local-dir:{tmp_path / 'hub'}", device="cpu")
+    images = torch.randn(2, 3, *student.input.img_size)
+    with torch.inference_mode():
+        assert torch.equal(opened.model(images), student.model(images))
+    assert opened.classes == student.classes
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "# teacher, linear attention" in card and "| swapped | " in card and "(digits)" in card
+    assert str(tmp_path) not in card
+    (tmp_path / "student" / "student.safetensors").unlink()
+    assert main(["upload", str(tmp_path / "student"), f"local-dir:{tmp_path / 'none'}"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not (tmp_path / "none").exists()
 
 
 def test_a_repository_gets_the_same_files_and_is_opened_by_its_name(tmp_path, monkeypatch, capsys):

@@ -37,6 +37,9 @@ Log = Callable[[str], None]
 DELTA, STUDENT = "delta.safetensors", "student.safetensors"
 """What is in the folder at the end, beside the record."""
 
+MADE = "made"
+"""The key of a student's note that says how its teacher is made, whose weights it does without."""
+
 ALIGNED, DISTILLED = "aligning.pt", "distilling.pt"
 """What is in it on the way, beside the plan."""
 
@@ -208,7 +211,8 @@ class _Run:
     def keep(self, record: Record) -> None:
         """Write the files of the end, and remove those of the way."""
         save_delta(self.student, self.folder / DELTA, teacher=self.teacher)
-        save_converted(self.student, self.folder / STUDENT)
+        about = {MADE: {**self.opened.made, "img_size": self.plan.img_size}} if self.opened.made else {}
+        save_converted(self.student, self.folder / STUDENT, about=about)
         record.save(self.folder)
         for name in (ALIGNED, DISTILLED):
             (self.folder / name).unlink(missing_ok=True)

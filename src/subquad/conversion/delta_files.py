@@ -5,6 +5,7 @@ digest of the teacher's weights, without which it means nothing.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,10 @@ def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = Fal
             f"{path} holds changes to other weights than this {type(teacher).__name__} has: load the teacher that was "
             f"converted, whose digest is {digest[:12]}…"
         )
-    student = convert(teacher, attention, img_size=size, prefix=given_prefix, in_place=in_place, **settings)
+    try:
+        student = convert(teacher, attention, img_size=size, prefix=given_prefix, in_place=in_place, **settings)
+    except SubquadError as error:
+        raise SubquadError(f"{path} does not fit this {type(teacher).__name__}: {error}") from None
     if conversion_of(student).grid != (height, width, prefix):
         raise SubquadError(
             f"{path} is of a grid of {height}×{width} tokens behind {prefix}, and this {type(teacher).__name__} of one "
@@ -93,6 +97,9 @@ def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = Fal
     if unknown or missing:
         raise SubquadError(f"{path} does not fit this {type(teacher).__name__}: {some(unknown or missing)}")
     student.load_state_dict(tensors, strict=False)
+    noted: Any = student
+    # a whole file may have come with other weights than its teacher's
+    noted.subquad_conversion = replace(conversion_of(student), teacher=digest)
     return student
 
 

@@ -5,13 +5,13 @@ made. So a note cannot ask for more than the file holds.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from subquad.errors import SubquadError
@@ -22,6 +22,9 @@ from subquad.weights.notes import creation_of
 
 SPARE_PARAMETERS = 1000
 """That a constructor may make and drop again: heads of detectors, what a pyramid does not need."""
+
+MOST_SPARE = 2**22
+"""Numbers that a network may have before it is converted and not behind it, as tables of relative positions."""
 
 MOST_RESAMPLED = 2**26
 """Numbers of tables that are stored for another size than the note says, as after `set_input_size`."""
@@ -49,10 +52,7 @@ def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple
     state, note = read_weights(path)
     with naming(path):
         creation = creation_of(note, task, len(state))
-        with _limited(2 * len(state) + SPARE_PARAMETERS), torch.device("meta"), warnings.catch_warnings():
-            # what is odd about a network that does not fit is of no interest, the network itself says it again
-            warnings.simplefilter("ignore")
-            sketch = _built(build, creation)
+        sketch = _sketched(build, creation, len(state))
         _check_classes(note, sketch)
     adapted, own = fitted(state, sketch, path), sketch.state_dict()
     with naming(path):
@@ -63,6 +63,29 @@ def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple
     return network, note
 
 
+def made_beside(
+    state: Mapping[str, Tensor], note: Mapping[str, Any], task: str, build: Callable[..., Network]
+) -> Network:
+    """The network of a note with weights that mean nothing, for weights that are nearly its own, as a conversion's.
+
+    Args:
+        state: what lies beside the note: a network of far more than this is not made.
+        note: of `parse_note`.
+        task: a command's name.
+        build: makes a network of the arguments that its `creation` holds.
+
+    Raises:
+        SubquadError: its note makes no network, or a far larger one.
+    """
+    creation = creation_of(note, task, len(state))
+    sketch = _sketched(build, creation, len(state))
+    _check_classes(note, sketch)
+    wanted, there = (sum(map(Tensor.numel, tensors)) for tensors in (sketch.state_dict().values(), state.values()))
+    if wanted > 2 * there + MOST_SPARE:
+        raise SubquadError(f"its note makes a network of {wanted} numbers, and the file has {there}")
+    return _built(build, creation)
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Errors in the block name the file."""
@@ -70,6 +93,14 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except SubquadError as error:
         raise SubquadError(f"cannot open {path}: {error}") from None
+
+
+def _sketched(build: Callable[..., Network], creation: dict[str, Any], entries: int) -> Network:
+    """The network without memory, if it has not many more parameters than a file of so many entries."""
+    with _limited(2 * entries + SPARE_PARAMETERS), torch.device("meta"), warnings.catch_warnings():
+        # what is odd about a network that does not fit is of no interest, the network itself says it again
+        warnings.simplefilter("ignore")
+        return _built(build, creation)
 
 
 def _built(build: Callable[..., Network], creation: dict[str, Any]) -> Network:
@@ -100,9 +131,9 @@ def _limited(most: int) -> Iterator[None]:
         hook.remove()
 
 
-def _check_classes(note: dict[str, Any], network: Any) -> None:
+def _check_classes(note: Mapping[str, Any], network: Any) -> None:
     """Raise where a note names more classes than its network tells apart; a head may have spare ones."""
-    outputs = network.creation.get("num_classes", getattr(network, "num_classes", None))
+    outputs = (getattr(network, "creation", None) or {}).get("num_classes", getattr(network, "num_classes", None))
     if outputs is None and not note.get("classes"):
         # some tasks know no classes
         return

@@ -248,7 +248,7 @@ def _cut_rows(grid: GridRows, count: int, device: torch.device) -> tuple[int, _S
     starts, counts = (torch.tensor([max(part[i], 0) for part in parts], device=device) for i in (0, 1))
     steps = torch.arange(int(max(size for _, size in parts)), device=device)
     places = starts[:, None] + torch.minimum(steps, (counts[:, None] - 1).clamp(min=0))
-    blocks = torch.arange(len(parts), device=device).repeat_interleave(counts)
+    blocks = torch.arange(len(parts), device=device).repeat_interleave(counts, output_size=grid.height)
     positions = torch.arange(grid.height, device=device) - starts[blocks]
     return here[0], _Side(places.clamp(max=grid.height - 1), steps >= counts[:, None], counts, blocks, positions)
 

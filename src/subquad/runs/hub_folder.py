@@ -1,6 +1,8 @@
 """A trained classifier as a folder of the Hugging Face hub: weights, what timm makes of them, and a model card."""
 
+import shutil
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,20 @@ from subquad.models import NETWORKS, VARIANTS, attention_label, restore_model, w
 from subquad.models.pretrained import HUB_CONFIG, HUB_WEIGHTS
 from subquad.models.timm_settings import default_cfg
 from subquad.reading import read_yaml
+from subquad.runs.opened_networks import FOLDERS
 from subquad.runs.run_records import Run, read_run
 from subquad.text import one_line, si
 from subquad.weights.files import save_weights
-from subquad.writing import write_json, write_text
+from subquad.writing import replacing, write_json, write_text
 
 
 def save_for_hf(source: Path | str, folder: Path | str) -> Path:
     """Write a trained classifier as a folder that `hf-hub:` and `local-dir:` names of timm's, and ours, stand for.
 
     Args:
-        source: a run folder, whose best weights are taken, or a weight file that training wrote.
-        folder: gets model.safetensors, config.json and README.md, the model card.
+        source: a run folder, whose best weights are taken, or a weight file that training wrote; or the folder of a
+            conversion, of which timm can make nothing, and we can.
+        folder: gets model.safetensors, README.md, the model card, and config.json, which a conversion has none of.
 
     Returns:
         The folder.
@@ -30,7 +34,15 @@ def save_for_hf(source: Path | str, folder: Path | str) -> Path:
     Raises:
         SubquadError: it is no classifier of images, or timm has no name for its host.
     """
-    folder, file = Path(folder), weight_file(source)
+    folder, path = Path(folder), Path(source)
+    for kind, module in FOLDERS.items():
+        if (path / f"{kind}.json").is_file():
+            weights, card = import_module(module).for_hub(path)
+            with replacing(folder / HUB_WEIGHTS) as aside:
+                shutil.copyfile(weights, aside)
+            write_text(folder / "README.md", card)
+            return folder
+    file = weight_file(source)
     model: Any
     model, note = restore_model(file)
     run = read_run(file.parent) if (file.parent / "run.json").is_file() else None

@@ -1,28 +1,34 @@
 """The one place where trained networks are opened: of every task, from run folders, files, or timm."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from subquad.errors import SubquadError
 from subquad.models import restore
 from subquad.models.pretrained import source_of
-from subquad.models.restoring import naming
+from subquad.models.restoring import made_beside, naming
 from subquad.runs.run_folder import recipe_beside
-from subquad.runs.timm_classifiers import folder_of_timm, open_timm, open_timm_folder
+from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, open_timm_folder
 from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
 from subquad.text import one_line
 from subquad.weights.files import read_note, weight_file
-from subquad.weights.notes import task_in
+from subquad.weights.notes import parse_note, task_in
+from subquad.writing import json_text
 
 TIMM = "timm/"
 """What names of timm's networks begin with."""
 
 FOLDERS = {"conversion": "subquad.conversion.opened_conversion"}
 """Folders of another kind than runs, by the name of the .json in them and the key of their files' notes: the module
-whose `open_folder` opens them. It is above this one, and imported when there is something for it."""
+whose `open_folder` opens them, and whose `for_hub` says what is uploaded of them. It is above this one, and imported
+when there is something for it."""
 
 
 def open_trained(
@@ -69,7 +75,31 @@ def open_trained(
     model, note = restore(file, kind.name, kind.build)
     with naming(file):
         opened = kind.opened(model.eval().to(where), note, recipe_beside(file.parent))
+    opened = replace(opened, made={"note": note | ({} if opened.data is None else {"data": opened.data})})
     return opened.image_network(img_size) if isinstance(opened, ImageNetwork) else opened
+
+
+def made_again(made: Mapping[str, Any], state: Mapping[str, Tensor], *, task: str | None, device: torch.device) -> Any:
+    """A network as `Trained.made` says, with weights that mean nothing; what it knows of its training is the same.
+
+    Args:
+        made: from a file, which a stranger may have written.
+        state: the weights beside it in the file: a network that is far larger than these is not made.
+        task: what it must be for; anything if None.
+        device: where it goes.
+
+    Raises:
+        SubquadError: nothing can be made of it, or it is for another task.
+    """
+    note, name = made.get("note"), made.get("timm")
+    if not isinstance(note, dict) or not isinstance(name, str | None):
+        raise SubquadError("its note does not say how the network was made")
+    # what is in it is checked like any note
+    note = parse_note(json_text(note))
+    kind = task_named(task or _known(task_in(note) or "classify"))
+    build = kind.build if name is None else partial(make_timm, name)
+    opened = kind.opened(made_beside(state, note, kind.name, build).eval().to(device), note, {})
+    return replace(opened, made=made)
 
 
 def _classifier(opened: Trained, source: Path | str, task: str | None) -> Trained:

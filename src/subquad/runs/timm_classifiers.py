@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageN
         head = next((state[key] for key in ("head.weight", "head.fc.weight", "fc.weight") if key in state), None)
         arguments["num_classes"] = 0 if head is None or not head.dim() else len(head)
     hint = "" if file else "; name a file, timm/NAME=FILE"
-    return _opened(name, state, img_size, device, f"timm/{source}", hint, **arguments)
+    return _opened(name, arguments, state, img_size, device, f"timm/{source}", hint)
 
 
 def folder_of_timm(path: Path) -> Path | None:
@@ -53,7 +54,7 @@ def folder_of_timm(path: Path) -> Path | None:
     """
     folder = path.parent if path.name in WEIGHTS else path
     file = _weights_in(folder)
-    return None if _architecture(folder) is None or (file is not None and read_note(file)) else folder
+    return None if _config(folder) is None or (file is not None and read_note(file)) else folder
 
 
 def open_timm_folder(folder: Path, img_size: int | None, device: torch.device) -> ImageNetwork:
@@ -67,43 +68,48 @@ def open_timm_folder(folder: Path, img_size: int | None, device: torch.device) -
     Raises:
         SubquadError: timm has no such network, or the weights are not there or do not fit.
     """
-    name = str(_architecture(folder)).partition(".")[0]
+    config = _config(folder) or {}
+    name = config["architecture"].partition(".")[0]
     if name not in timm.list_models():
         raise SubquadError(f"{folder / CONFIG}: {unknown_name('network of timm', name, timm.list_models())}")
     file = _weights_in(folder)
     if file is None:
         raise SubquadError(f"{folder} holds no weights: there is neither {' nor '.join(WEIGHTS)} in it")
-    return _opened(f"local-dir:{folder}", read_weights(file)[0], img_size, device, str(folder))
+    state, arguments = read_weights(file)[0], config.get("model_args") or {}
+    if not isinstance(arguments, dict):
+        raise SubquadError(f"{folder / CONFIG}: model_args are no arguments by name")
+    return _opened(f"local-dir:{folder}", arguments, state, img_size, device, str(folder), architecture=name)
 
 
 def _weights_in(folder: Path) -> Path | None:
     return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
 
 
-def _architecture(folder: Path) -> str | None:
-    """What timm calls the network of a folder; None if nothing says so."""
+def _config(folder: Path) -> dict[str, Any] | None:
+    """What timm wrote of the network of a folder, its architecture at least; None if it is no such folder."""
     try:
         said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    name = said.get("architecture") if isinstance(said, dict) else None
-    return name if isinstance(name, str) else None
+    return said if isinstance(said, dict) and isinstance(said.get("architecture"), str) else None
 
 
 def _opened(
     name: str,
+    arguments: dict[str, Any],
     state: dict[str, Tensor] | None,
     img_size: int | None,
     device: torch.device,
     called: str,
     hint: str = "",
-    **arguments: Any,
+    *,
+    architecture: str | None = None,
 ) -> ImageNetwork:
     """A network of timm, with timm's weights if there are none of a file."""
     if img_size is not None:
-        arguments["img_size"] = img_size
+        arguments = arguments | {"img_size": img_size}
     try:
-        model = _made(name, pretrained=state is None, **arguments)
+        model, taken = _made(name, pretrained=state is None, **arguments)
         if state is not None:
             state = _fitting(state, model, resample=img_size is not None)
             if names := not_finite(state):
@@ -116,8 +122,10 @@ def _opened(
     seen["img_size"] = config["input_size"][1:] if img_size is None else (img_size, img_size)
     # as a note has it, which is JSON
     as_json = {key: list(value) if isinstance(value, tuple) else value for key, value in seen.items()}
-    note = {"classes": _classes(model), "input": as_json}
-    return task_named("classify").opened(model.eval().to(device), note, {}).image_network()
+    note = {"classes": list(_classes(model)), "input": as_json}
+    creation = {"task": "classify", **arguments, **taken, "num_classes": model.num_classes}
+    opened = task_named("classify").opened(model.eval().to(device), note, {}).image_network()
+    return replace(opened, made={"timm": architecture or name.partition(".")[0], "note": note | {"creation": creation}})
 
 
 def _classes(model: Any) -> tuple[str, ...]:
@@ -133,13 +141,24 @@ ANY_SIZE = {"dynamic_img_size": True, "dynamic_img_pad": True}
 """What timm's plain networks take, by which they see images of any size; at their own one nothing changes."""
 
 
-def _made(name: str, **arguments: Any) -> Any:
-    """A network of timm, for images of any size where it can be one."""
+def _made(name: str, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+    """A network of timm, for images of any size where it can be one; and the arguments that make it so."""
     try:
-        return timm.create_model(name, **arguments, **ANY_SIZE)
+        return timm.create_model(name, **{**arguments, **ANY_SIZE}), ANY_SIZE
     except TypeError:
         # which others refuse before they ask for weights
-        return timm.create_model(name, **arguments)
+        return timm.create_model(name, **arguments), {}
+
+
+def make_timm(name: str, **arguments: Any) -> nn.Module:
+    """A network of timm without weights, as the note of a conversion says.
+
+    Raises:
+        SubquadError: timm has no such network.
+    """
+    if name not in timm.list_models():
+        raise unknown_name("network of timm", name, timm.list_models())
+    return timm.create_model(name, pretrained=False, **arguments)
 
 
 def _fitting(state: dict[str, Tensor], model: nn.Module, *, resample: bool) -> dict[str, Tensor]:

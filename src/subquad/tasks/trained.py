@@ -25,6 +25,7 @@ class Trained:
         classes: their names, in the order of the answers; none where they are not known.
         data, data_dir: what it was trained on; None where the file does not say.
         device: where it is.
+        made: how it is made again with weights that mean nothing, as JSON can hold it; see `subquad.runs.made_again`.
     """
 
     task: str
@@ -33,6 +34,7 @@ class Trained:
     data: str | None
     data_dir: str | None
     device: torch.device
+    made: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def fingerprint(self) -> str:
