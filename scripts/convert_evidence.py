@@ -5,10 +5,10 @@ python scripts/convert_evidence.py TEACHER --data-dir camvid.tar --output FOLDER
 
 TEACHER is the run folder of a classifier or of a segmenter, as `subquad segment train --config camvid_plain` makes it,
 or what scripts/timm_teacher.py made (with --no-scratch); what is kept is top-1 or mIoU. Every cell (mechanism, seed) is
-one JSON in FOLDER; what is there is not made again, and what was broken off goes on. Students get the teacher's
-training images without labels, and at most a tenth of its updates, half of them alignment and half distillation. `from
-scratch` has as many updates, with labels, and the teacher's recipe. With --speed nothing is trained: each mechanism is
-timed at twice the teacher's size, against it.
+one JSON in FOLDER; what is there is not made again, what was broken off goes on, and `from scratch` is added to cells
+that were made without it. Students get the teacher's training images without labels, and at most a tenth of its
+updates, half of them alignment and half distillation. `from scratch` has as many updates, with labels, and the
+teacher's recipe. With --speed nothing is trained: each mechanism is timed at twice the teacher's size, against it.
 """
 
 import argparse
@@ -34,8 +34,9 @@ from subquad.reading import read_yaml
 from subquad.text import columns
 from subquad.writing import write_json
 
-STEPS = ("swapped", "aligned", "distilled", "from scratch")
-SCRATCH = ("epochs", "updates_per_epoch", "warmup_epochs", "warmup_updates")
+SCRATCH = "from scratch"
+STEPS = ("swapped", "aligned", "distilled", SCRATCH)
+LENGTHS = ("epochs", "updates_per_epoch", "warmup_epochs", "warmup_updates")
 LANDMARKS = (4, 7)
 """Of the rows without training, on a side."""
 
@@ -123,35 +124,45 @@ def updates_of_epoch(recipe: dict, arguments: argparse.Namespace) -> int:
 def make(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.Namespace) -> None:
     """One cell: a student and what it was like on the way, and a network of the same kind trained from nothing."""
     file = file_of(name, keep, seed, arguments.output)
-    if file.exists():
+    cell = json.loads(file.read_text()) if file.exists() else {}
+    with_scratch = not arguments.no_scratch and not keep
+    if cell and (SCRATCH in cell or not with_scratch):
         return
-    in_epoch = updates_of_epoch(recipe, arguments)
-    updates = arguments.updates or max(in_epoch * recipe["epochs"] // 10, 2)
-    plan = plan_of(name, keep, seed, recipe, arguments, updates)
     folder = arguments.output / f"{file.stem}-work"
+    in_epoch = updates_of_epoch(recipe, arguments)
+    if not cell:
+        updates = arguments.updates or max(in_epoch * recipe["epochs"] // 10, 2)
+        cell = student_cell(name, keep, seed, updates, recipe, folder / "student", arguments)
+        write_json(file, cell, indent=1)
+    if with_scratch:
+        folder.mkdir(exist_ok=True)
+        budget = cell["updates"], in_epoch, cell["measure"]
+        cell[SCRATCH] = from_scratch(name, seed, *budget, recipe, folder / "scratch", arguments)
+        write_json(file, cell, indent=1)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def student_cell(
+    name: str, keep: int, seed: int, updates: int, recipe: dict, folder: Path, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """What a student keeps of its teacher after each step; what was broken off in its folder is gone on with."""
+    plan = plan_of(name, keep, seed, recipe, arguments, updates)
     torch.manual_seed(seed)
-    if not (folder / "student" / REPORT).exists():
+    if not (folder / REPORT).exists():
         convert_run(
             plan,
-            folder / "student",
+            folder,
             max_judged=min(arguments.judged_on_the_way, arguments.judged),
-            log=lambda line: print(f"{file.stem}: {line}", flush=True),
+            log=lambda line: print(f"{folder.parent.stem}: {line}", flush=True),
         )
-    made = read_record(folder / "student")
-    last = judge_student(folder / "student", plan, arguments)
-    print(f"{file.stem}: {last.text}", flush=True)
+    made = read_record(folder)
+    last = judge_student(folder, plan, arguments)
+    print(f"{folder.parent.stem}: {last.text}", flush=True)
     cell: dict[str, Any] = {step: one.student_score for step, one in made.steps.items()}
     cell |= {"distilled": last.student_score, "teacher": last.teacher_score, "agreement": last.agreement}
     cell |= {"measure": last.measure, "images": last.images, "images on the way": made.steps["swapped"].images}
     cell |= {"updates": updates, "seconds": made.seconds}
-    cell |= {"opt": plan.opt, "align_lr": plan.align_lr, "distil_lr": plan.distil_lr}
-    if not arguments.no_scratch and not keep:
-        folder.mkdir(exist_ok=True)
-        cell["from scratch"] = from_scratch(
-            name, seed, updates, in_epoch, last.measure, recipe, folder / "scratch", arguments
-        )
-    write_json(file, cell, indent=1)
-    shutil.rmtree(folder)
+    return cell | {"opt": plan.opt, "align_lr": plan.align_lr, "distil_lr": plan.distil_lr}
 
 
 def judge_student(folder: Path, plan: Plan, arguments: argparse.Namespace) -> Comparison:
@@ -175,7 +186,7 @@ def from_scratch(
     """What a network with this mechanism comes to, trained with labels for so many updates by the teacher's recipe."""
     mechanism, _, settings = name.partition(":")
     task = subquad.open_trained(arguments.teacher).task
-    fields = {key: value for key, value in recipe.items() if key not in SCRATCH and value is not None}
+    fields = {key: value for key, value in recipe.items() if key not in LENGTHS and value is not None}
     fields |= {"attention": mechanism, "seed": seed, "compile": False}
     fields["data_dir" if task == "classify" else "data"] = arguments.data_dir
     fields.pop("settings", None)

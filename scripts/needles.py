@@ -42,10 +42,13 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--count", type=int, default=20_000, help="images of 64 px, of which 80 %% are trained on")
+    parser.add_argument("--amp", choices=["no", "bf16"], default="bf16", help="what networks are trained in")
     parser.add_argument("--judged", type=int, default=500, help="images of each other size")
     parser.add_argument("--status", action="store_true", help="only print what is there")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
+    # PyTorch's fused attention is slow in bf16 backward at few tokens
+    torch.backends.cuda.enable_flash_sdp(False)
     for seed in arguments.seeds if not arguments.status else ():
         for name in arguments.attention:
             make(name, seed, arguments)
@@ -71,6 +74,7 @@ def recipe_of(name: str, seed: int, arguments: argparse.Namespace) -> Recipe:
         attention="softmax" if name == TILES else name,
         seed=seed,
         epochs=arguments.epochs,
+        amp=arguments.amp,
         **{key: value if value is None or key == "img_size" else str(value) for key, value in changes.items()},
     )
 
@@ -126,7 +130,7 @@ def tiles_by_size(recipe: Recipe, arguments: argparse.Namespace) -> dict[int, fl
         optimizer,
         [
             torch.optim.lr_scheduler.LinearLR(optimizer, 1e-3, total_iters=warm),
-            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates * recipe.epochs - warm),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(updates * recipe.epochs - warm, 1)),
         ],
         [warm],
     )
@@ -134,7 +138,9 @@ def tiles_by_size(recipe: Recipe, arguments: argparse.Namespace) -> dict[int, fl
         total = 0.0
         for chosen in torch.randperm(len(images))[: updates * recipe.batch_size].split(recipe.batch_size):
             batch = as_input(images[chosen])
-            loss = F.cross_entropy(model(batch.flip(-1) if torch.rand(()) < 0.5 else batch), labels[chosen])
+            with torch.autocast("cpu", torch.bfloat16, enabled=recipe.amp == "bf16"):
+                logits = model(batch.flip(-1) if torch.rand(()) < 0.5 else batch)
+            loss = F.cross_entropy(logits.float(), labels[chosen])
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_grad)
