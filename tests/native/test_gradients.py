@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from subquad import TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, unavailable, use_backend
-from subquad.ops import focused_formula, soft_formula
+from subquad.ops import focused_formula, mhla_formula, soft_formula
 from subquad.rope import rotation_of
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
@@ -142,6 +142,21 @@ def test_gradients_of_polaformers_attention(width, threads, least):
         hold_gradients(mix, tensors, weight)
 
 
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("grid", [TokenGrid(2, 2), TokenGrid(5, 3, 2), TokenGrid(20, 21)], ids=str)
+def test_gradients_of_states_of_blocks(grid, width, threads):
+    q, k, v, weight = projected(2, 3, grid.num_tokens, width, count=4)
+    blocks = 6 + min(grid.prefix, 1)
+
+    def mix(*tensors, backend="auto"):
+        with use_backend(backend):
+            return ops.mhla_attention(*tensors, grid=grid, kv_grid=grid, pieces=(2, 3))
+
+    scales = (0.5 + torch.rand(3, 1, width) for _ in range(2))
+    hold_gradients(mix, (q, k, v, torch.rand(blocks, blocks), *scales), weight)
+
+
 def test_a_token_of_zeros_has_no_gradient_of_powers():
     (q, k, v), power = projected(1, 2, 40, 16, count=3), 2 + torch.rand(2, 1, 16)
     q, k = q.clone().index_fill_(2, torch.tensor([5]), 0), k.clone().index_fill_(2, torch.tensor([7]), 0)
@@ -234,6 +249,16 @@ GRADIENT_CALLS = {
     "inline_attention_gradient": lambda x, few, grid: ops.inline_attention(x, x, x, backend="native"),
     "focus_gradient": lambda x, few, grid: kernels.run(
         kernels.focus, "native", focused_formula._focused, (x, torch.ones(3, 1, 16)), (3.0,)
+    ),
+    "mhla_sums_gradient": lambda x, few, grid: kernels.run(
+        kernels.mhla_sums, "native", mhla_formula._sums, (x, x, torch.ones(3, 1, 16)), (grid.shape, (2, 2))
+    ),
+    "mhla_answers_gradient": lambda x, few, grid: kernels.run(
+        kernels.mhla_answers,
+        "native",
+        mhla_formula._answers,
+        (x, torch.rand(2, 3, 4, 16, 17), torch.ones(3, 1, 16)),
+        (grid.shape, (2, 2)),
     ),
     "pola_attention_gradient": lambda x, few, grid: ops.pola_attention(x, x, x, torch.ones(3, 1, 16), backend="native"),
     "agent_attention_gradient": lambda x, few, grid: ops.agent_attention(

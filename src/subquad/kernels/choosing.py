@@ -50,17 +50,22 @@ def compute(
     return run(operator, chosen, formula, tensors, settings)
 
 
-def compute_if_possible(operator: Operator, tensors: Tensors, settings: Settings = ()) -> Tensor | None:
-    """What a kernel of `operator`, which has no gradient, computes; None where none can, whoever was asked for."""
+def _has_no_formula(*arguments: object) -> Tensor:
+    raise AssertionError("gradients of gradients were asked for where there are none")
+
+
+def compute_if_possible(
+    operator: Operator, tensors: Tensors, settings: Settings = (), formula: Callable[..., Tensor] = _has_no_formula
+) -> Tensor | None:
+    """What a kernel of `operator` computes; None where none can, whoever was asked for.
+
+    Where it has a gradient, gradients of that go through `formula(*tensors, *settings)`.
+    """
     chosen = choose(operator, tensors, settings, optional=True)
     if chosen is None:
         return None
     operator.shapes.check(*tensors)
-    return run(operator, chosen, _has_no_formula, tensors, settings)
-
-
-def _has_no_formula(*arguments: object) -> Tensor:
-    raise AssertionError("gradients of gradients were asked for where there are none")
+    return run(operator, chosen, formula, tensors, settings)
 
 
 def choose(

@@ -175,24 +175,57 @@ polapp_attention = operator(
     sums_in_fp32=True,
 )
 
+
+def _like_parameter(parameter: Tensor) -> Tensor:
+    """Room for its gradient: a sum over many tokens, in fp32."""
+    return torch.empty_like(parameter, dtype=torch.float32)
+
+
+STATES_OF_BLOCKS = {"states": "b h m d d+1"}
+SCALED = {"scale": "h 1 d"}
+
+mhla_sums_gradient = operator(
+    "the gradient of MHLA's states",
+    "mhla_sums_gradient(Tensor grad, Tensor k, Tensor v, Tensor scale, int[] shape, int[] pieces)",
+    {"grad": "b h m d d+1", "k": "b h n d", "v": "b h n d"} | SCALED,
+    lambda grad, k, *rest: 4 * k[0] * k[1] * k[2] * k[3] * (k[3] + 1),
+    shape=lambda grad, k, v, scale, *rest: (empty_tokens(k), empty_tokens(v), torch.empty_like(scale)),
+    result="(Tensor, Tensor, Tensor)",
+)
+
 # of each block of a map in `pieces`, (rows, columns), [Σ kᵀ v, Σ k] of features; prefix tokens are a block in front
 mhla_sums = operator(
     "MHLA",
     "mhla_sums(Tensor k, Tensor v, Tensor scale, int[] shape, int[] pieces)",
-    {"k": "b h n d", "v": "b h n d", "scale": "h 1 d"},
+    {"k": "b h n d", "v": "b h n d"} | SCALED,
     lambda k, *rest: 2 * k[0] * k[1] * k[2] * k[3] * (k[3] + 1),
     shape=lambda k, v, scale, shape, pieces: empty_states_of_blocks(k, shape, pieces),
+    gradient=mhla_sums_gradient,
     sums_in_fp32=True,
     gives_fp32=True,
     needs_all_tokens=False,
+)
+
+mhla_answers_gradient = operator(
+    "the gradient of MHLA's answers",
+    "mhla_answers_gradient(Tensor grad, Tensor q, Tensor states, Tensor scale, int[] shape, int[] pieces)",
+    GRAD | {"q": "b h n d"} | STATES_OF_BLOCKS | SCALED,
+    lambda grad, q, *rest: 4 * q[0] * q[1] * q[2] * q[3] * (q[3] + 1),
+    shape=lambda grad, q, states, scale, *rest: (
+        empty_tokens(q),
+        states.new_empty(states.shape, dtype=torch.float32),
+        torch.empty_like(scale),
+    ),
+    result="(Tensor, Tensor, Tensor)",
 )
 
 # of the states that were mixed for each block of queries
 mhla_answers = operator(
     "MHLA",
     "mhla_answers(Tensor q, Tensor states, Tensor scale, int[] shape, int[] pieces)",
-    {"q": "b h n d", "states": "b h m d d+1", "scale": "h 1 d"},
+    {"q": "b h n d"} | STATES_OF_BLOCKS | SCALED,
     lambda q, *rest: 2 * q[0] * q[1] * q[2] * q[3] * (q[3] + 1),
+    gradient=mhla_answers_gradient,
     sums_in_fp32=True,
     needs_all_tokens=False,
 )
@@ -220,9 +253,7 @@ POLAR = QKV | {"power": "h 1 d", "temperature": "h 1 d", "positions": "h m d"}
 
 
 def _pola_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    # parameters' gradients are sums over many tokens: in fp32
-    like_power = (torch.empty_like(power, dtype=torch.float32) for _ in range(2))
-    return *_like_qkv(grad, q, k, v), *like_power
+    return *_like_qkv(grad, q, k, v), _like_parameter(power), _like_parameter(power)
 
 
 # to q, k, v, power and temperature; positions have the sum of k's over the batch

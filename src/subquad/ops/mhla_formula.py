@@ -77,17 +77,34 @@ def _by_kernels(
     kv_grid: TokenGrid,
     pieces: tuple[int, int],
 ) -> Tensor | None:
-    """The same by kernels that sum up and answer block by block; None where there is none, as for gradients."""
-    states = kernels.compute_if_possible(kernels.mhla_sums, (k, v, k_scale), (kv_grid.shape, pieces))
+    """The same by kernels that sum up and answer block by block; None where there is none."""
+    states = kernels.compute_if_possible(kernels.mhla_sums, (k, v, k_scale), (kv_grid.shape, pieces), _sums)
     if states is None:
         return None
-    return kernels.compute_if_possible(kernels.mhla_answers, (q, _mixed(states, mixing), q_scale), (grid.shape, pieces))
+    tensors = q, _mixed(states, mixing), q_scale
+    return kernels.compute_if_possible(kernels.mhla_answers, tensors, (grid.shape, pieces), _answers)
+
+
+def _sums(k: Tensor, v: Tensor, scale: Tensor, shape: tuple[int, int], pieces: tuple[int, int]) -> Tensor:
+    """What the kernel `mhla_sums` computes."""
+    grid = TokenGrid(*shape, k.shape[2] - math.prod(shape))
+    return mhla_sums(k, v, scale, cut(grid, pieces, k.device), grid=grid)
+
+
+def _answers(q: Tensor, mixed: Tensor, scale: Tensor, shape: tuple[int, int], pieces: tuple[int, int]) -> Tensor:
+    """What the kernel `mhla_answers` computes."""
+    grid = TokenGrid(*shape, q.shape[2] - math.prod(shape))
+    as_they_are = torch.eye(mixed.shape[2], dtype=mixed.dtype, device=mixed.device)
+    return mhla_answers(q, mixed, as_they_are, scale, cut(grid, pieces, q.device), grid=grid)
 
 
 @kept_in_fp32
 def _mixed(states: Tensor, mixing: Tensor) -> Tensor:
     """States (b, h, j, d, d + 1) of the blocks of keys, mixed for each block of queries (b, h, i, d, d + 1)."""
-    return (mixing.to(states.dtype) @ states.flatten(3)).unflatten(3, states.shape[3:])
+    flat = states.flatten(3).flatten(0, 1)
+    # a product for each head: of two and four axes PyTorch makes one, and copies all states for it
+    mixed = torch.bmm(mixing.to(states.dtype).expand(flat.shape[0], -1, -1), flat)
+    return mixed.unflatten(0, states.shape[:2]).unflatten(3, states.shape[3:])
 
 
 @in_fp32

@@ -263,6 +263,20 @@ def mhla_sums(k: Tensor, v: Tensor, scale: Tensor, shape: Sequence[int], pieces:
     return out
 
 
+@implements(operators.mhla_sums_gradient, "native")
+def mhla_sums_gradient(
+    grad: Tensor, k: Tensor, v: Tensor, scale: Tensor, shape: Sequence[int], pieces: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """Give the gradients of `mhla_sums` to k, v and scale, of those to the states."""
+    given, (k, v) = (k, v), of_one_dtype(k, v)
+    dk, dv, dscale = empty_tokens(k), empty_tokens(v), torch.empty_like(scale, dtype=torch.float32)
+    tokens = *map(tokens_of, (k, v)), parameter_of(scale), *map(tokens_of, (dk, dv))
+    kernel("mhla_sums_gradient", k.dtype)(
+        shape_of(k, k), parameter_of(grad), *tokens, numbers_of(dscale), Blocks(*shape, *pieces)
+    )
+    return as_given((dk, dv, dscale), (*given, scale))
+
+
 @implements(operators.mhla_answers, "native")
 def mhla_answers(q: Tensor, states: Tensor, scale: Tensor, shape: Sequence[int], pieces: Sequence[int]) -> Tensor:
     """Queries (b, h, n, d) with mixed states (b, h, m, d, d + 1)."""
@@ -270,6 +284,24 @@ def mhla_answers(q: Tensor, states: Tensor, scale: Tensor, shape: Sequence[int],
     given = tokens_of(q), parameter_of(states), parameter_of(scale), tokens_of(out), Blocks(*shape, *pieces)
     kernel("mhla_answers", q.dtype)(shape_of(q, q), *given)
     return out
+
+
+@implements(operators.mhla_answers_gradient, "native")
+def mhla_answers_gradient(
+    grad: Tensor, q: Tensor, states: Tensor, scale: Tensor, shape: Sequence[int], pieces: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """Give the gradients of `mhla_answers` to q, states and scale."""
+    dtype, (grad, q) = q.dtype, of_one_dtype(grad, q)
+    dq, dstates, dscale = empty_tokens(q), *(torch.empty_like(x, dtype=torch.float32) for x in (states, scale))
+    kernel("mhla_answers_gradient", q.dtype)(
+        shape_of(q, q),
+        *map(tokens_of, (grad, q)),
+        *map(parameter_of, (states, scale)),
+        tokens_of(dq),
+        *map(numbers_of, (dstates, dscale)),
+        Blocks(*shape, *pieces),
+    )
+    return dq.to(dtype), dstates, dscale.to(scale.dtype)
 
 
 def _agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Bias, query_bias: Bias) -> Tensor:

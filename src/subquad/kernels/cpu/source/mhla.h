@@ -1,7 +1,7 @@
 // MHLA: a state for each block of the map, and answers of each block's queries from states that were mixed for it: see
 // ops/mhla_formula.py.
 #pragma once
-#include "tokens.h"
+#include "feature_maps.h"
 
 constexpr float LEAST_FEATURE = 1e-6f, NORM_EPS = 1.1920929e-07f;
 
@@ -169,3 +169,171 @@ Answer mhla_answers_of(Shape shape, Tokens<E> q, Numbers states, Numbers scale, 
 KERNEL(
     mhla_answers, (Shape shape, AnyTokens q, Numbers states, Numbers scale, AnyTokens out, Blocks blocks),
     (shape, q, states, scale, out, blocks))
+
+// From the gradients of a block's features, rows of each head in turn that are T lines apart, those of the tokens x, to
+// dx, and of the scale, added: with n = x r, r = (mean x² + ε)^-½ over all heads and z = n s, u = s dφ where z > 0, dx =
+// r u - r³ x (u·x) / (h d) and ds = Σ n dφ
+template <class E>
+void block_features_gradient(
+    const Shape& shape, const Tokens<E>& x, int64_t b, const int64_t* index, int64_t count, const float* shares,
+    const float* scale, const float* grads, const Tokens<E>& dx, float* dscale) {
+    const int64_t d = shape.width, row = padded(d);
+    std::vector<float> room(shape.heads * row);
+    for (int64_t t = 0; t < count; t++) {
+        const float share = shares[t];
+        vec dots{};
+        for (int64_t h = 0; h < shape.heads; h++)
+            each_entry(x.at(b, h, index[t]), d, [&](int64_t c, vec value) {
+                const int64_t n = d - c;
+                const float* from = scale + h * d + c;
+                const vec s = n >= W ? load(from) : load(from, n), grad = load(grads + (h * T + t) * row + c);
+                const vec live = value * s * share <= vec{} ? vec{} : grad, u = live * s, ds = live * value * share;
+                store(&room[h * row + c], u);
+                dots += u * value;
+                float* to = dscale + h * row + c;
+                store(to, load(to) + ds);
+            });
+        const float down = share * share * share * sum(dots) / float(shape.heads * d);
+        for (int64_t h = 0; h < shape.heads; h++) {
+            float* line = &room[h * row];
+            each_entry(x.at(b, h, index[t]), d, [&](int64_t c, vec value) {
+                store(line + c, load(line + c) * share - value * down);
+            });
+            copy(line, d, dx.at(b, h, index[t]));
+        }
+    }
+}
+
+// The gradients of a scale, each thread's (h × padded width) after the other, as one
+inline void sum_scales(const Shape& shape, const std::vector<float>& all, Numbers to) {
+    const int64_t d = shape.width, row = padded(d), size = shape.heads * row;
+    std::fill(to.data, to.data + to.count, 0.0f);
+    for (size_t first = 0; first < all.size(); first += size)
+        for (int64_t h = 0; h < shape.heads; h++)
+            for (int64_t c = 0; c < d; c++) to.data[h * d + c] += all[first + h * row + c];
+}
+
+// dv = φ dS, dφ = v dSᵀ + dz, of the gradients [dS, dz] to the states
+template <class E>
+Answer mhla_sums_gradient_of(
+    Shape shape, Numbers grads, Tokens<E> k, Tokens<E> v, Numbers scale, Tokens<E> dk, Tokens<E> dv, Numbers dscale,
+    Blocks blocks) {
+    const int64_t d = shape.width, row = padded(d), side = d + 1, n = shape.keys;
+    if (!fits(shape, n, k, v, dk, dv) || !blocks.fits(n) || !fits(shape.heads * d, scale, dscale)) return MISFIT;
+    const int64_t m = blocks.count(n), size = d * row, of_thread = shape.heads * row;
+    if (grads.count != shape.batch * shape.heads * m * d * side) return MISFIT;
+    std::vector<float> scales(shape.threads * of_thread);
+    parallel(shape.threads, [&](int me, int all) {
+        std::vector<float> states(shape.heads * size), turned(shape.heads * size), sums(shape.heads * row);
+        std::vector<float> features(T * row), values(T * row), given(shape.heads * T * row);
+        float shares[T];
+        each_block(
+            shape, n, blocks, me, all,
+            [&](int64_t b, int64_t block) {
+                for (int64_t h = 0; h < shape.heads; h++) {
+                    const float* from = grads.data + ((b * shape.heads + h) * m + block) * d * side;
+                    for (int64_t i = 0; i < d; i++) {
+                        copy(from + i * side, d, &states[h * size + i * row]);
+                        sums[h * row + i] = from[i * side + d];
+                    }
+                    transpose(&states[h * size], d, d, &turned[h * size]);
+                }
+            },
+            [&](int64_t b, const int64_t* index, int64_t count) {
+                shares_of(shape, k, b, index, count, shares);
+                for (int64_t h = 0; h < shape.heads; h++) {
+                    block_features(shape, k, b, h, index, count, shares, scale.data + h * d, features.data());
+                    multiply(count, row, d, Strided{features.data(), row, 1}, &states[h * size], row, {values.data(), row});
+                    for (int64_t t = 0; t < count; t++) {
+                        copy(&values[t * row], d, dv.at(b, h, index[t]));
+                        copy(v.at(b, h, index[t]), d, &features[t * row]);
+                    }
+                    float* to = &given[h * T * row];
+                    repeat(&sums[h * row], count, row, {to, row});
+                    multiply(count, row, d, Strided{features.data(), row, 1}, &turned[h * size], row, {to, row}, true);
+                }
+                block_features_gradient(
+                    shape, k, b, index, count, shares, scale.data, given.data(), dk, &scales[me * of_thread]);
+            },
+            [](int64_t, int64_t) {});
+    });
+    sum_scales(shape, scales, dscale);
+    return DONE;
+}
+
+KERNEL(
+    mhla_sums_gradient,
+    (Shape shape, Numbers grads, AnyTokens k, AnyTokens v, Numbers scale, AnyTokens dk, AnyTokens dv, Numbers dscale,
+     Blocks blocks),
+    (shape, grads, k, v, scale, dk, dv, dscale, blocks))
+
+// With f = 1 / (φ·z + ε) and e = g Sᵀ: dφ = f e - f² (φ·e) z, dS = Σ φᵀ (f g), dz = -Σ f² (φ·e) φ
+template <class E>
+Answer mhla_answers_gradient_of(
+    Shape shape, Tokens<E> grad, Tokens<E> q, Numbers states, Numbers scale, Tokens<E> dq, Numbers dstates, Numbers dscale,
+    Blocks blocks) {
+    const int64_t d = shape.width, row = padded(d), side = d + 1, n = shape.queries;
+    if (!fits(shape, n, grad, q, dq) || !blocks.fits(n) || !fits(shape.heads * d, scale, dscale)) return MISFIT;
+    const int64_t m = blocks.count(n), size = d * row, of_thread = shape.heads * row;
+    if (states.count != shape.batch * shape.heads * m * d * side || dstates.count != states.count) return MISFIT;
+    std::vector<float> scales(shape.threads * of_thread);
+    parallel(shape.threads, [&](int me, int all) {
+        std::vector<float> state(size), turned(shape.heads * size), sums(shape.heads * row), dsums(shape.heads * row);
+        std::vector<float> gradients(shape.heads * size), features(T * row), grads(T * row), given(shape.heads * T * row);
+        float shares[T];
+        each_block(
+            shape, n, blocks, me, all,
+            [&](int64_t b, int64_t block) {
+                std::fill(gradients.begin(), gradients.end(), 0.0f);
+                std::fill(dsums.begin(), dsums.end(), 0.0f);
+                for (int64_t h = 0; h < shape.heads; h++) {
+                    const float* from = states.data + ((b * shape.heads + h) * m + block) * d * side;
+                    for (int64_t i = 0; i < d; i++) {
+                        copy(from + i * side, d, &state[i * row]);
+                        sums[h * row + i] = from[i * side + d];
+                    }
+                    transpose(state.data(), d, d, &turned[h * size]);
+                }
+            },
+            [&](int64_t b, const int64_t* index, int64_t count) {
+                shares_of(shape, q, b, index, count, shares);
+                for (int64_t h = 0; h < shape.heads; h++) {
+                    float *to = &given[h * T * row], *z = &sums[h * row], *dz = &dsums[h * row];
+                    block_features(shape, q, b, h, index, count, shares, scale.data + h * d, features.data());
+                    for (int64_t t = 0; t < count; t++) copy(grad.at(b, h, index[t]), d, &grads[t * row]);
+                    multiply(count, row, d, Strided{grads.data(), row, 1}, &turned[h * size], row, {to, row});
+                    for (int64_t t = 0; t < count; t++) {
+                        float *line = to + t * row, *feature = &features[t * row], *g = &grads[t * row];
+                        const float f = 1 / (product(feature, z, row) + LEAST_FEATURE);
+                        const float of_sum = -f * f * product(feature, line, row);
+                        for (int64_t c = 0; c < row; c += W) {
+                            store(line + c, load(line + c) * f + load(z + c) * of_sum);
+                            store(dz + c, load(dz + c) + load(feature + c) * of_sum);
+                            store(g + c, load(g + c) * f);
+                        }
+                    }
+                    multiply(
+                        d, row, count, Strided{features.data(), 1, row}, grads.data(), row, {&gradients[h * size], row}, true);
+                }
+                block_features_gradient(
+                    shape, q, b, index, count, shares, scale.data, given.data(), dq, &scales[me * of_thread]);
+            },
+            [&](int64_t b, int64_t block) {
+                for (int64_t h = 0; h < shape.heads; h++) {
+                    float* to = dstates.data + ((b * shape.heads + h) * m + block) * d * side;
+                    for (int64_t i = 0; i < d; i++) {
+                        copy(&gradients[h * size + i * row], d, to + i * side);
+                        to[i * side + d] = dsums[h * row + i];
+                    }
+                }
+            });
+    });
+    sum_scales(shape, scales, dscale);
+    return DONE;
+}
+
+KERNEL(
+    mhla_answers_gradient,
+    (Shape shape, AnyTokens grad, AnyTokens q, Numbers states, Numbers scale, AnyTokens dq, Numbers dstates, Numbers dscale,
+     Blocks blocks),
+    (shape, grad, q, states, scale, dq, dstates, dscale, blocks))
