@@ -17,8 +17,12 @@ from subquad.rope import ROPES, AxialRope, rotation_of, tables_of
 Tensors = tuple[Tensor | None, ...]
 GRID = TokenGrid(9, 14, 2)
 HEADS, AGENTS = 3, 5
-TURNED = sorted(name for name, one in OPERATORS.items() if "cos" in one.shapes.texts and one.has_gradient("native"))
-"""Operators of features that a rotation may turn."""
+TURNED = sorted(
+    name
+    for name, one in OPERATORS.items()
+    if list(one.shapes.texts) == ["q", "k", "v", "cos", "sin"] and one.has_gradient("native")
+)
+"""Operators of features that a rotation may turn, and of nothing else."""
 
 
 @dataclass(frozen=True)

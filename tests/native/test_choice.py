@@ -20,6 +20,7 @@ from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, Backend, backends, choose, choosing, declaring, unavailable, use_backend
 from subquad.kernels.cpu import library
 from subquad.models.assembling import settings_of
+from subquad.ops import linear_formula
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
 
@@ -37,7 +38,13 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
             ops.linear_attention(*tensors, backend="native")
         assert "\n" not in str(caught.value)
     with pytest.raises(SubquadError, match="no gradients"):
-        ops.polapp_attention(q.clone().requires_grad_(), k, v, *torch.ones(2, 2, 1, 32), backend="native")
+        kernels.compute(
+            kernels.linear_sums,
+            linear_formula._linear_sums,
+            (k.clone().requires_grad_(), v),
+            ("relu",),
+            backend="native",
+        )
     with use_backend("native"), pytest.raises(SubquadError, match="linear attention"):
         ops.linear_attention(q.double(), k.double(), v.double())
     with pytest.raises(SubquadError, match="unknown backend 'nativ': did you mean native"), use_backend("nativ"):
@@ -46,14 +53,13 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
 
 def test_auto_takes_kernels_where_they_can_and_the_eager_form_elsewhere(monkeypatch):
     (q,) = projected(1, 2, 9, 16)
-    linear, polapp = kernels.linear_attention, kernels.polapp_attention
+    linear, sums = kernels.linear_attention, kernels.linear_sums
     assert choose(linear, (q,)) == "native"
     assert choose(linear, (q.double(),)) is None and choose(linear, (q,), cannot="reason") is None
     learned = q.clone().requires_grad_()
-    more = None, None, None, None, None, None, True, 1e-6
-    assert choose(polapp, (learned,), more) is None and choose(linear, (learned,)) == "native"
+    assert choose(sums, (learned, q), ("relu",)) is None and choose(linear, (learned,)) == "native"
     with torch.no_grad():
-        assert choose(polapp, (learned,), more) == "native"
+        assert choose(sums, (learned, q), ("relu",)) == "native"
     with use_backend("eager"):
         assert choose(linear, (q,)) is None and choose(linear, (q,), backend="native") == "native"
     monkeypatch.setattr(backends, "_asked", "eager")
@@ -189,6 +195,7 @@ def test_operations_are_operators_of_torch():
         OPERATORS["inline_attention_gradient"]: (q, q, k, v),
         **{OPERATORS[name]: (q, k, v, *turns, True, 1e-6) for name in TURNED},
         **{OPERATORS[f"{name}_gradient"]: (q, q, k, v, *turns, True, 1e-6) for name in TURNED},
+        OPERATORS["polapp_attention_gradient"]: (q, q, k, v, *torch.rand(2, 2, 1, 32), None, None, True, 1e-6),
         kernels.ttt_unit: (q, k, v, *torch.randn(2, 2, 16, 16), *turns, True, 0.3),
         kernels.mhla_sums: (k, v, power, [3, 4], [2, 2]),
         kernels.mhla_answers: (q, torch.rand(1, 2, 4, 16, 17), power, [3, 4], [2, 2]),

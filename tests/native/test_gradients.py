@@ -78,16 +78,30 @@ def test_turned_features_and_their_gradients(name, tables, width, threads):
 def test_exponentials_of_both_signs_turned_and_at_any_size(tables, width, threads, size, features):
     """A host's rotation may be of heads, not of features: both halves turn alike then."""
     cos, sin, interleaved = rotation_tables(width, tables, features)
-    q, k, v = projected(2, 3, GRID.num_tokens, width, count=3)
+    q, k, v, weight = projected(2, 3, GRID.num_tokens, width, count=4)
     tensors = q * size, k * size, v, *torch.rand(2, 3, 1, 2 * width)
 
     def mix(*given, **more):
         turn = rotation_of(*(None if x is None else x.to(given[0].dtype) for x in (cos, sin)), interleaved)
         return ops.polapp_attention(*given, rotation=turn, **more)
 
-    expected = mix(*(x.double() for x in tensors))
-    off, allowed = ((mix(*tensors, backend=name).double() - expected).norm() for name in ("native", "eager"))
-    assert off <= 3 * allowed + 1e-6 * expected.norm()
+    def results(given, **more):
+        answers = mix(*given, **more)
+        # those of the largest exponents leave the range of fp32
+        count = len(tensors) if size <= 1 else 0
+        return [answers, *gradients_of(lambda *x: mix(*x, **more), given, weight.to(answers.dtype))[:count]]
+
+    exact = results([x.double() for x in tensors])
+    got, eager = (results(tensors, backend=name) for name in ("native", "eager"))
+    for one, other, expected in zip(got, eager, exact, strict=True):
+        off, allowed = ((x.double() - expected).norm() for x in (one, other))
+        assert off <= 3 * allowed + 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_gradients_of_exponentials_of_both_signs(threads):
+    (q, weight), (k, v) = projected(2, 3, 70, 12, count=2), projected(2, 3, 130, 12, count=2)
+    hold_gradients(ops.polapp_attention, (q, k, v, *torch.rand(2, 3, 1, 24)), weight)
 
 
 @pytest.mark.parametrize("name", ["rala_attention"])
@@ -249,6 +263,9 @@ GRADIENT_CALLS = {
     "inline_attention_gradient": lambda x, few, grid: ops.inline_attention(x, x, x, backend="native"),
     "focus_gradient": lambda x, few, grid: kernels.run(
         kernels.focus, "native", focused_formula._focused, (x, torch.ones(3, 1, 16)), (3.0,)
+    ),
+    "polapp_attention_gradient": lambda x, few, grid: ops.polapp_attention(
+        x, x, x, *torch.ones(2, 3, 1, 32), backend="native"
     ),
     "mhla_sums_gradient": lambda x, few, grid: kernels.run(
         kernels.mhla_sums, "native", mhla_formula._sums, (x, x, torch.ones(3, 1, 16)), (grid.shape, (2, 2))

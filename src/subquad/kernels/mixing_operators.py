@@ -166,20 +166,42 @@ nala_attention = _turned("nala_attention", "NaLa", products=2, sums=2)
 WIDE_TABLES = "n d|h n d|n 2*d|h n 2*d"
 """Of both halves of features, or of one where these turn alike."""
 
-polapp_attention = operator(
-    "PolaFormer++'s attention",
-    "polapp_attention(Tensor q, Tensor k, Tensor v, Tensor same, Tensor opposite, Tensor? cos, Tensor? sin, "
-    "bool interleaved, float eps)",
-    QKV | {"same": "h 1 2*d", "opposite": "h 1 2*d", "cos": WIDE_TABLES, "sin": WIDE_TABLES},
-    lambda q, k, *rest: 2 * _product(q, k) + 8 * q[0] * q[1] * q[2] * q[3],
-    sums_in_fp32=True,
-)
+POLAPP = QKV | {"same": "h 1 2*d", "opposite": "h 1 2*d", "cos": WIDE_TABLES, "sin": WIDE_TABLES}
+
+
+def _polapp_product(q: Any, k: Any, *rest: Any) -> int:
+    return 2 * _product(q, k) + 8 * q[0] * q[1] * q[2] * q[3]
 
 
 def _like_parameter(parameter: Tensor) -> Tensor:
     """Room for its gradient: a sum over many tokens, in fp32."""
     return torch.empty_like(parameter, dtype=torch.float32)
 
+
+# to q, k, v, same and opposite
+polapp_attention_gradient = operator(
+    "the gradient of PolaFormer++'s attention",
+    "polapp_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor same, Tensor opposite, Tensor? cos, "
+    "Tensor? sin, bool interleaved, float eps)",
+    GRAD | POLAPP,
+    lambda grad, *shapes: 3 * _polapp_product(*shapes),
+    shape=lambda grad, q, k, v, same, opposite, *rest: (
+        *_like_qkv(grad, q, k, v),
+        *map(_like_parameter, (same, opposite)),
+    ),
+    result="(Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+polapp_attention = operator(
+    "PolaFormer++'s attention",
+    "polapp_attention(Tensor q, Tensor k, Tensor v, Tensor same, Tensor opposite, Tensor? cos, Tensor? sin, "
+    "bool interleaved, float eps)",
+    POLAPP,
+    _polapp_product,
+    gradient=polapp_attention_gradient,
+    backward=lambda compute, grad, tensors, settings: (*compute(grad, *tensors, *settings), None, None),
+    sums_in_fp32=True,
+)
 
 STATES_OF_BLOCKS = {"states": "b h m d d+1"}
 SCALED = {"scale": "h 1 d"}

@@ -73,6 +73,7 @@ FUNCTIONS = (
     "pola_attention_gradient",
     "pola_mixer",
     "polapp_attention",
+    "polapp_attention_gradient",
     "pool",
     "pool_gradient",
     "state_attention",

@@ -253,6 +253,26 @@ def polapp_attention(
     return _answers("polapp_attention", q, k, v, *spikiness, turning_of(cos, sin), ctypes.c_float(eps))
 
 
+@implements(operators.polapp_attention_gradient, "native")
+def polapp_attention_gradient(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    same: Tensor,
+    opposite: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Give the gradients of `polapp_attention` to q, k, v, same and opposite."""
+    of_spikiness = tuple(torch.empty_like(s, dtype=torch.float32) for s in (same, opposite))
+    spikiness = *map(parameter_of, (same, opposite)), *map(numbers_of, of_spikiness)
+    arguments = *spikiness, turning_of(cos, sin), ctypes.c_float(eps)
+    return *_gradients("polapp_attention_gradient", grad, q, k, v, *arguments), *of_spikiness
+
+
 @implements(operators.mhla_sums, "native")
 def mhla_sums(k: Tensor, v: Tensor, scale: Tensor, shape: Sequence[int], pieces: Sequence[int]) -> Tensor:
     """States of blocks, in fp32."""

@@ -271,5 +271,6 @@ inline vec power(vec x, vec p) {
     const vec bounded = whole + more, limit = fill(127.0f), floor = fill(-126.0f);
     const vec y = scaled_exponential(
         bounded > limit ? limit : (bounded < floor ? floor : bounded), (part - more) * 0.693147180559945f);
-    return (size < smallest) | (bounded < floor) ? vec{} : y;
+    // what is infinite stays so, that no number is made of it
+    return (size < smallest) | (bounded < floor) ? vec{} : (size > fill(3.40282347e38f) ? size : y);
 }
