@@ -16,6 +16,7 @@ from subquad.rope import ROPES, AxialRope, rotation_of, tables_of
 
 Tensors = tuple[Tensor | None, ...]
 GRID = TokenGrid(9, 14, 2)
+MAP = TokenGrid(5, 14)
 HEADS, AGENTS = 3, 5
 TURNED = sorted(
     name
@@ -65,6 +66,7 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "polapp_attention": _polapp,
         "mhla_sums": _mhla_sums,
         "mhla_answers": _mhla_answers,
+        "circulant_attention": _circulant,
         "focus": _focus,
         "ttt_unit": _unit,
         "inline_attention": _inline,
@@ -199,6 +201,13 @@ def _mhla_answers(width):
     # of a query without any feature above 0 a gradient is larger than all others together, and its rounding luck
     q = 1 + _tokens(width)[0]
     return (q, states, 1 + 0.1 * _draw(HEADS, 1, width)), (list(GRID.shape), list(PIECES)), definition
+
+
+def _circulant(width):
+    def definition(q, k, v):
+        return (ops.circulant_weights(q, k, grid=MAP) @ v.mT[..., None]).squeeze(-1).mT.contiguous()
+
+    return _tokens(width, 3, MAP.num_tokens), (list(MAP.shape),), definition
 
 
 def _focus(width):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hosts import without_prefix
 from mechanisms import inputs_of
 from native_inputs import WITHOUT, projected
 from operator_calls import TURNED
@@ -196,6 +197,8 @@ def test_operations_are_operators_of_torch():
         **{OPERATORS[name]: (q, k, v, *turns, True, 1e-6) for name in TURNED},
         **{OPERATORS[f"{name}_gradient"]: (q, q, k, v, *turns, True, 1e-6) for name in TURNED},
         OPERATORS["polapp_attention_gradient"]: (q, q, k, v, *torch.rand(2, 2, 1, 32), None, None, True, 1e-6),
+        kernels.circulant_attention: (q, k, v, [3, 4]),
+        OPERATORS["circulant_attention_gradient"]: (q, q, k, v, [3, 4]),
         kernels.ttt_unit: (q, k, v, *torch.randn(2, 2, 16, 16), *turns, True, 0.3),
         kernels.mhla_sums: (k, v, power, [3, 4], [2, 2]),
         kernels.mhla_answers: (q, torch.rand(1, 2, 4, 16, 17), power, [3, 4], [2, 2]),
@@ -236,7 +239,8 @@ def test_operations_are_operators_of_torch():
 
 @pytest.mark.parametrize("name", sorted(ATTENTION.keys() - WITHOUT))
 def test_operations_are_counted(name):
-    model = subquad.create_model("deit_tiny", attention=name, img_size=64, depths=(1,))
+    settings = {"img_size": 64, "depths": (1,), **without_prefix(name)}
+    model = subquad.create_model("deit_tiny", attention=name, **settings)
     counts = {}
     for backend in ("eager", "native"):
         with torch.no_grad(), use_backend(backend), FlopCounterMode(display=False) as counter:

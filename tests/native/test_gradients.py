@@ -171,6 +171,20 @@ def test_gradients_of_states_of_blocks(grid, width, threads):
     hold_gradients(mix, (q, k, v, torch.rand(blocks, blocks), *scales), weight)
 
 
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("grid", [(1, 1), (1, 26), (8, 9), (22, 15), (37, 4)])
+def test_gradients_of_correlations_on_a_torus(grid, width, threads):
+    grid = TokenGrid(*grid)
+    q, k, v, weight = projected(2, 3, grid.num_tokens, width, count=4)
+
+    def mix(*tensors, backend=None):
+        return ops.circulant_attention(*tensors, grid=grid, backend=backend)
+
+    assert_close(mix(q, k, v, backend="native").double(), mix(q.double(), k.double(), v.double()), rtol=1e-4, atol=1e-5)
+    hold_gradients(mix, (q, k, v), weight)
+
+
 def test_a_token_of_zeros_has_no_gradient_of_powers():
     (q, k, v), power = projected(1, 2, 40, 16, count=3), 2 + torch.rand(2, 1, 16)
     q, k = q.clone().index_fill_(2, torch.tensor([5]), 0), k.clone().index_fill_(2, torch.tensor([7]), 0)
@@ -264,6 +278,7 @@ GRADIENT_CALLS = {
     "focus_gradient": lambda x, few, grid: kernels.run(
         kernels.focus, "native", focused_formula._focused, (x, torch.ones(3, 1, 16)), (3.0,)
     ),
+    "circulant_attention_gradient": lambda x, few, grid: ops.circulant_attention(x, x, x, grid=grid, backend="native"),
     "polapp_attention_gradient": lambda x, few, grid: ops.polapp_attention(
         x, x, x, *torch.ones(2, 3, 1, 32), backend="native"
     ),

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from hosts import without_prefix
 from operator_calls import operator_calls
 
 import subquad
@@ -137,7 +138,8 @@ def test_networks_in_bf16_hand_bf16_to_the_kernels(name, autocast, monkeypatch):
         replaced = dataclasses.replace(one, function=noting(operator, one.function))
         monkeypatch.setitem(operator.implementations, "native", replaced)
     torch.manual_seed(0)
-    model = subquad.create_model("deit_tiny", attention=name, img_size=64, depths=(2,)).eval()
+    settings = {"img_size": 64, "depths": (2,), **without_prefix(name)}
+    model = subquad.create_model("deit_tiny", attention=name, **settings).eval()
     image = torch.randn(2, 3, 64, 64)
     exact = model.double()(image.double())
     if not autocast:

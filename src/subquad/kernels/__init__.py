@@ -22,6 +22,7 @@ from subquad.kernels.mixer_operators import agent_mixer, inline_mixer, pola_mixe
 from subquad.kernels.mixing_operators import (
     agent_attention,
     agent_attention_of_tables,
+    circulant_attention,
     focus,
     inline_attention,
     linear_answers,
@@ -56,6 +57,7 @@ __all__ = [
     "agent_attention_of_tables",
     "agent_mixer",
     "choose",
+    "circulant_attention",
     "compute",
     "compute_if_possible",
     "convolve_windows",

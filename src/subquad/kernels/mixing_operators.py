@@ -4,6 +4,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks
 The gradient of each stands in front of it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -259,6 +260,31 @@ def empty_states_of_blocks(k: Any, shape: Sequence[int], pieces: Sequence[int]) 
     blocks = pieces[0] * pieces[1] + (n > shape[0] * shape[1])
     return k.new_empty(b, h, blocks, d, d + 1, dtype=torch.float32)
 
+
+def _transforms(q: Any, count: int) -> int:
+    """Operations of so many real Fourier transforms of all channels over n tokens, 2.5 n log₂ n each."""
+    b, h, n, d = q
+    return int(2.5 * b * h * n * d * math.log2(max(n, 2))) * count
+
+
+circulant_attention_gradient = operator(
+    "the gradient of circulant attention",
+    "circulant_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, int[] shape)",
+    GRAD | {"q": "b h n d", "k": "b h n d", "v": "b h n d"},
+    lambda grad, q, *rest: _transforms(q, 15),
+    shape=_like_qkv,
+    result="(Tensor, Tensor, Tensor)",
+)
+
+# on a map of `shape`, (rows, columns)
+circulant_attention = operator(
+    "circulant attention",
+    "circulant_attention(Tensor q, Tensor k, Tensor v, int[] shape)",
+    {"q": "b h n d", "k": "b h n d", "v": "b h n d"},
+    lambda q, *rest: _transforms(q, 6),
+    gradient=circulant_attention_gradient,
+    sums_in_fp32=True,
+)
 
 UNIT = {"w1": "h d d", "w2": "h d d"}
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from subquad import kernels
 from subquad.grid import TokenGrid
 from subquad.kernels import Shapes
 from subquad.ops.image_by_image import by_image
@@ -23,14 +24,15 @@ SHAPES = Shapes("circulant attention", q="b h n d", k="b h n d", v="b h n d")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 
-def circulant_attention(q: Tensor, k: Tensor, v: Tensor, *, grid: TokenGrid) -> Tensor:
+def circulant_attention(q: Tensor, k: Tensor, v: Tensor, *, grid: TokenGrid, backend: str | None = None) -> Tensor:
     """(b, h, n, d) from q, k and v (b, h, n, d), on a grid without prefix tokens."""
     SHAPES.check(q, k, v, n=grid.num_tokens)
-    return _circulant(q, k, v, grid=grid)
+    return kernels.compute(kernels.circulant_attention, _circulant, (q, k, v), (grid.shape,), backend=backend)
 
 
 @in_fp32
-def _circulant(q: Tensor, k: Tensor, v: Tensor, *, grid: TokenGrid) -> Tensor:
+def _circulant(q: Tensor, k: Tensor, v: Tensor, shape: tuple[int, int]) -> Tensor:
+    grid = TokenGrid(*shape)
     correlate = _by_products if is_exporting() else _by_transforms
 
     def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -46,6 +46,8 @@ FUNCTIONS = (
     "agent_attention",
     "agent_attention_gradient",
     "agent_mixer",
+    "circulant_attention",
+    "circulant_attention_gradient",
     "convolve_windows",
     "focus",
     "focus_gradient",

@@ -324,6 +324,20 @@ def mhla_answers_gradient(
     return dq.to(dtype), dstates, dscale.to(scale.dtype)
 
 
+@implements(operators.circulant_attention, "native")
+def circulant_attention(q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int]) -> Tensor:
+    """Tokens (b, h, n, d) of a map."""
+    return _answers("circulant_attention", q, k, v, *long(*shape))
+
+
+@implements(operators.circulant_attention_gradient, "native")
+def circulant_attention_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """Give the gradients of `circulant_attention` to q, k and v."""
+    return _gradients("circulant_attention_gradient", grad, q, k, v, *long(*shape))
+
+
 def _agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Bias, query_bias: Bias) -> Tensor:
     dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
     out = empty_tokens(q)

@@ -1,5 +1,6 @@
 // One translation unit, compiled where it runs: see kernels/cpu/library.py.
 #include "agent.h"
+#include "circulant.h"
 #include "soft.h"
 #include "states.h"
 #include "state_parts.h"
