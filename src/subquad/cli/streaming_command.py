@@ -40,6 +40,8 @@ def run_stream(arguments: argparse.Namespace) -> None:
     print(f"{arguments.image}: {streamed.grid.num_tokens:,} tokens ({streamed.grid}) in {seconds:.1f} s")
     for name, share in streamed.most_likely(SHOWN):
         print(f"{share:7.1%}  {name}")
+    for name, share in () if streamed.has_head else streamed.most_labels(SHOWN):
+        print(f"{share:7.1%}  {name}, of the places")
     for kind, path in streamed.files.items():
         of = f" of {streamed.name_of(streamed.heat_class)}" if kind == "heat" else ""
         print(f"{kind}{of}: {path}")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
 from subquad.large.block_walks import reach_of
+from subquad.large.place_by_place import PlacesHost
 from subquad.large.streaming import StreamedBlocks
 from subquad.large.timm_hosts import TimmHost, is_plain_of_timm
 from subquad.models.backbone import Backbone
@@ -32,16 +33,22 @@ class StreamedHost(Protocol):
         in_chans: channels of its images.
         num_features: channels of its last tokens.
         num_classes: of its head; 0 for none.
-        global_pool: what its head reads of the last tokens: "avg" or "max" of the map, or "token".
-        heads: what says classes of a token behind `model.fc_norm`; of several the mean. None without classes.
+        global_pool: what its head reads of the last tokens: "avg" or "max" of the map, "token", or "" for all of them;
+            None where it tells each place by itself and nothing of the image.
+        fc_norm: what tokens go through in front of a head.
+        heads: what says classes of a token; of several the mean. None without classes.
     """
 
     model: Any
     in_chans: int
     num_features: int
     num_classes: int
-    global_pool: str
+    global_pool: str | None
+    fc_norm: Any
     heads: Sequence[Any]
+
+    def image(self, image: ImageRows) -> ImageRows:
+        """An image as the network fills it up before it looks at it."""
 
     def stages(self, size: tuple[int, int]) -> list[StreamedBlocks]:
         """Its blocks for an image of (height, width), those of one grid after the other."""
@@ -62,8 +69,12 @@ class OwnHost:
         self.in_chans = model.in_chans
         self.model: Any = model
         self.num_features, self.num_classes = model.num_features, model.num_classes
-        self.global_pool = model.global_pool
+        self.global_pool: str | None = model.global_pool
+        self.fc_norm: Any = model.fc_norm
         self.heads: Sequence[Any] = [model.head] if model.num_classes else []
+
+    def image(self, image: ImageRows) -> ImageRows:
+        return image
 
     def stages(self, size: tuple[int, int]) -> list[StreamedBlocks]:
         levels = [self.model.feature_info[0]] if self.model.is_plain else self.model.feature_info
@@ -103,7 +114,10 @@ def host_of(model: nn.Module) -> StreamedHost:
     host: StreamedHost
     if reason := getattr(model, "no_streaming", ""):
         raise SubquadError(f"{type(model).__name__} can't be streamed: {reason}")
-    if isinstance(model, Backbone):
+    if (parts := getattr(model, "place_by_place", None)) is not None:
+        about = parts()
+        host = PlacesHost(about, host_of(about.backbone))
+    elif isinstance(model, Backbone):
         host = OwnHost(model)
     elif is_plain_of_timm(model):
         host = TimmHost(model)

@@ -59,6 +59,7 @@ class Streamed:
         heat_class: the class that heat is of; None without heat.
         files: the maps that were written, by kind.
         classes: their names, where they are known.
+        label_shares: of each class, the share of places with its label; empty where no labels were written.
     """
 
     grid: TokenGrid
@@ -67,6 +68,7 @@ class Streamed:
     heat_class: int | None = None
     files: dict[str, Path] = field(default_factory=dict)
     classes: Sequence[str] = ()
+    label_shares: Sequence[float] = ()
 
     def name_of(self, number: int | None) -> str:
         """What a class is called."""
@@ -79,6 +81,11 @@ class Streamed:
             return []
         shares, numbers = self.logits.softmax(dim=-1).topk(min(count, len(self.logits)))
         return [(self.name_of(number), share) for number, share in zip(numbers.tolist(), shares.tolist(), strict=True)]
+
+    def most_labels(self, count: int) -> list[tuple[str, float]]:
+        """The classes that most places have as their labels, with their shares; none where no labels were written."""
+        numbers = sorted(range(len(self.label_shares)), key=lambda number: -self.label_shares[number])[:count]
+        return [(self.name_of(number), self.label_shares[number]) for number in numbers if self.label_shares[number]]
 
 
 def stream_network(
@@ -115,6 +122,7 @@ def stream_network(
         raise unknown_name("kept dtype", keep, DTYPES)
     kept = dtype if keep is None else DTYPES[keep]
     with torch.inference_mode(), evaluating(host.model), watching(progress) as watch, ExitStack() as stack:
+        image = host.image(image)
         stages = host.stages(image.shape)
         sizes = [(stage.grid.num_tokens, stage.dim) for stage in stages]
         stores: Stores = InMemory(sizes, kept)
@@ -156,7 +164,11 @@ def _walk(
 
 
 def _check_outputs(host: StreamedHost, outputs: Outputs) -> None:
-    if not host.global_pool and (outputs.features is None or host.num_classes):
+    if host.global_pool is None and not any((outputs.features, outputs.labels, outputs.heat)):
+        raise SubquadError("it tells the places of an image, not the image: ask for labels, heat or features")
+    if host.global_pool is None and outputs.heat is not None and outputs.heat_class is None:
+        raise SubquadError("heat is of one class, and no class is the image's: say which by its name or number")
+    if host.global_pool == "" and (outputs.features is None or host.num_classes):
         raise SubquadError("the head reads all tokens (global_pool=''): ask for features, of a network without classes")
     wants_head = outputs.labels is not None or outputs.heat is not None
     if wants_head and not host.num_classes:
@@ -170,6 +182,7 @@ def _check_outputs(host: StreamedHost, outputs: Outputs) -> None:
 def _answer(host: StreamedHost, stage: StreamedStage, outputs: Outputs) -> Streamed:
     """The head over the last tokens: pooled, and for each token."""
     grid, pool = stage.grid, Pool(host.global_pool, stage.grid)
+    counts = torch.zeros(host.num_classes, dtype=torch.long)
     dtypes = {"features": np.float32, "labels": np.uint8 if host.num_classes <= 256 else np.uint16}
     shapes = {"features": (*grid.shape, host.num_features), "labels": grid.shape}
     with ExitStack() as stack:
@@ -184,6 +197,7 @@ def _answer(host: StreamedHost, stage: StreamedStage, outputs: Outputs) -> Strea
                 writers["features"](rows.first, _as_rows(places.float(), rows))
             if "labels" in writers:
                 labels = _said(host, places).argmax(dim=-1)
+                counts += torch.bincount(labels, minlength=host.num_classes)
                 writers["labels"](rows.first, _as_rows(labels, rows).astype(dtypes["labels"]))
     # nothing where all tokens are what the network gives
     logits = host.logits(pool.result().to(stage.dtype))[0] if host.global_pool else torch.empty(0)
@@ -196,7 +210,8 @@ def _answer(host: StreamedHost, stage: StreamedStage, outputs: Outputs) -> Strea
                 heat = _said(host, tokens[0, rows.prefix :], shown)
                 write(rows.first, _as_rows(heat.float(), rows))
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return Streamed(grid, wide, bool(host.num_classes), shown, paths)
+    shares = tuple((counts / grid.num_places).tolist()) if "labels" in paths else ()
+    return Streamed(grid, wide, bool(host.num_classes and host.global_pool), shown, paths, label_shares=shares)
 
 
 def _normed(host: StreamedHost, stage: StreamedStage) -> Iterator[tuple[GridRows, Tensor]]:
@@ -208,7 +223,7 @@ def _normed(host: StreamedHost, stage: StreamedStage) -> Iterator[tuple[GridRows
 
 def _said(host: StreamedHost, places: Tensor, only: int | None = None) -> Tensor:
     """What the head says of tokens (n, c), each by itself: (n, classes), or (n,) of one class alone."""
-    normed = host.model.fc_norm(places)
+    normed = host.fc_norm(places)
     if only is None:
         logits = [head(normed) for head in host.heads]
     else:
@@ -225,7 +240,7 @@ def _as_rows(places: Tensor, rows: GridRows) -> Any:
 class Pool:
     """What a head reads of all tokens, from parts of them: prefix tokens, and one place that stands for all."""
 
-    def __init__(self, kind: str, grid: TokenGrid) -> None:
+    def __init__(self, kind: str | None, grid: TokenGrid) -> None:
         self.kind, self.grid = kind, grid
         self.prefix: Tensor | None = None
         self.place: Tensor | None = None
@@ -235,7 +250,7 @@ class Pool:
         wide = tokens if tokens.dtype == torch.float64 else tokens.float()
         if rows.first == 0:
             self.prefix = wide[:, : rows.prefix].clone()
-        if self.kind in ("token", ""):
+        if self.kind not in ("avg", "max"):
             return
         places = wide[:, rows.prefix :]
         if self.kind == "avg":

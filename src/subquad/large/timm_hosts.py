@@ -42,7 +42,8 @@ class TimmHost:
     """A plain network of timm whose attention layers were converted."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.global_pool = model, model.global_pool
+        self.model, self.fc_norm = model, model.fc_norm
+        self.global_pool: str | None = model.global_pool
         self.in_chans, self.patch_size = model.patch_embed.proj.in_channels, model.patch_embed.patch_size
         self.num_features, self.num_classes = model.num_features, model.num_classes
         heads = [getattr(model, name, None) for name in ("head", "head_dist")]
@@ -72,6 +73,9 @@ class TimmHost:
             )
         if getattr(model, "rope_mixed", False):
             raise SubquadError(f"{name} can't be streamed: its blocks turn tokens each by angles of their own")
+
+    def image(self, image: ImageRows) -> ImageRows:
+        return image
 
     def stages(self, size: tuple[int, int]) -> list[StreamedBlocks]:
         height, width = (-(-side // patch) for side, patch in zip(size, self.patch_size, strict=True))

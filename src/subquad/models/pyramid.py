@@ -1,5 +1,6 @@
 """The maps that dense heads stand on: four levels at strides 4, 8, 16 and 32 of any backbone, each normed if wanted."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from einops import rearrange
@@ -23,7 +24,7 @@ class Pyramid(nn.Module):
     Args:
         backbone: a network without a classifier, of four stages or of one; what its maps do not need is dropped.
         frozen_stages: how many stages, the patch embedding with the first of them, are not trained.
-        first: which of the four maps is the finest that is given, counted from 0.
+        strides: of the maps that are given, finest first; a plain network's may be its own alone, whatever it is.
         normed: whether maps of stages have a LayerNorm of their own.
         filled: whether images are filled up to multiples of 32 with zeros; those of a plain network always are.
     """
@@ -34,7 +35,7 @@ class Pyramid(nn.Module):
         backbone: Backbone,
         *,
         frozen_stages: Count = 0,
-        first: Count = 0,
+        strides: Sequence[int] = STRIDES,
         normed: bool = True,
         filled: bool = True,
     ) -> None:
@@ -48,8 +49,11 @@ class Pyramid(nn.Module):
         self.indices = backbone.prune_intermediate_layers(1 if self.is_plain else stages, prune_norm=not self.is_plain)
         infos = [backbone.feature_info[i] for i in self.indices]
         widths = [info["num_chs"] for info in infos]
-        self.strides = STRIDES[first:]
-        self.channels: list[int] = widths * len(self.strides) if self.is_plain else widths[first:]
+        self.strides = tuple(strides)
+        if not self.is_plain and not set(self.strides) <= set(STRIDES):
+            raise SubquadError(f"a pyramid has maps at strides 4, 8, 16 and 32, not {list(self.strides)}")
+        own = dict(zip(STRIDES, widths, strict=False))
+        self.channels: list[int] = [widths[0] if self.is_plain else own[stride] for stride in self.strides]
         self.backbone, self.frozen_stages = backbone, frozen_stages
         self.filled = filled or self.is_plain
         has_norms = normed and not self.is_plain
@@ -72,7 +76,7 @@ class Pyramid(nn.Module):
     @property
     def least_size(self) -> int:
         """Pixels of the shortest side of a program for images of any size: the coarsest map has two places at least."""
-        return max(self.backbone.least_size, STRIDES[-1] + 1)
+        return max(self.backbone.least_size, self.strides[-1] + 1)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Images (b, 3, height, width) of any size to maps (b, c, ⌈height / stride⌉, ⌈width / stride⌉).
@@ -81,7 +85,7 @@ class Pyramid(nn.Module):
         """
         size = x.shape[-2:]
         # maps of a plain network at four sizes fit each other where its own is even
-        x = fill_up(x, STRIDES[-1]) if self.filled else x
+        x = fill_up(x, self.strides[-1]) if self.filled else x
         settings: dict[str, Any] = {"indices": self.indices, "intermediates_only": True}
         if self.is_plain:
             (last,) = self.backbone.forward_intermediates(x, norm=True, **settings)

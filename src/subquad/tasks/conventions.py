@@ -5,13 +5,14 @@ segmentation_models_pytorch, every map of a backbone normed, images filled up to
 of the networks that the authors released, which mmdetection and mmsegmentation trained.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from subquad.errors import unknown_name
 from subquad.models.backbone import Backbone
-from subquad.models.pyramid import Pyramid
+from subquad.models.pyramid import STRIDES, Pyramid
 
 OWN, OPENMMLAB = "own", "openmmlab"
 CONVENTIONS = (OWN, OPENMMLAB)
@@ -29,12 +30,14 @@ def check_conventions(conventions: str) -> None:
         raise unknown_name("conventions", conventions, CONVENTIONS)
 
 
-def pyramid_of(backbone: Backbone, conventions: str, *, frozen_stages: int = 0, first: int = 0) -> Pyramid:
-    """The maps of a backbone under dense heads; first is the finest of the four that is given.
+def pyramid_of(
+    backbone: Backbone, conventions: str, *, frozen_stages: int = 0, strides: Sequence[int] = STRIDES
+) -> Pyramid:
+    """The maps of a backbone under dense heads, at these strides.
 
     In OpenMMLab a map is normed where the network norms its last one: Swin's are, PVT's are not.
     """
     if conventions == OWN:
-        return Pyramid(backbone, frozen_stages=frozen_stages, first=first)
+        return Pyramid(backbone, frozen_stages=frozen_stages, strides=strides)
     normed = not isinstance(backbone.norm, nn.Identity)
-    return Pyramid(backbone, frozen_stages=frozen_stages, first=first, normed=normed, filled=False)
+    return Pyramid(backbone, frozen_stages=frozen_stages, strides=strides, normed=normed, filled=False)

@@ -14,7 +14,7 @@ from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from subquad.errors import SubquadError, unknown_name
-from subquad.models.pyramid import Pyramid
+from subquad.models.pyramid import STRIDES, Pyramid
 from subquad.ranges import AboveZero, Count, Positive, checks_arguments
 from subquad.tasks.backbone_arguments import build_backbone
 from subquad.tasks.conventions import OPENMMLAB, OWN, check_conventions, pyramid_of
@@ -177,7 +177,7 @@ def build_detector(
     if head not in makers:
         raise unknown_name("head", head, makers)
     network = build_backbone(backbone)
-    pyramid = pyramid_of(network, conventions, frozen_stages=frozen_stages, first=FINEST.get(head, 0))
+    pyramid = pyramid_of(network, conventions, frozen_stages=frozen_stages, strides=STRIDES[FINEST.get(head, 0) :])
     given: dict[str, Any] = {"head": head, "num_classes": num_classes, "short_side": list(short_side)}
     given |= {"long_side": long_side, "head_channels": head_channels, "frozen_stages": frozen_stages}
     given |= {"mean": list(mean), "std": list(std), "conventions": conventions}

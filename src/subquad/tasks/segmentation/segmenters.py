@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
+from subquad.large.place_by_place import PlaceByPlace, linear_of
 from subquad.models.pyramid import STRIDES, Pyramid, cropped
 from subquad.models.stages import fill_up
 from subquad.ranges import Positive, checks_arguments
+from subquad.tasks.accuracy import evaluating
 from subquad.tasks.backbone_arguments import build_backbone
 from subquad.tasks.conventions import OPENMMLAB, OWN, check_conventions, pyramid_of
 from subquad.tasks.segmentation import openmmlab_decoders
@@ -37,18 +39,40 @@ def _upernet(channels: list[int], width: int = 512) -> tuple[nn.Module, int, int
     return decoder, width, width // 2
 
 
+def _linear(channels: list[int], width: int | None = None) -> tuple[nn.Module, int, int]:
+    return LinearDecoder(channels[-1], width), width or channels[-1], 0
+
+
+class LinearDecoder(nn.Module):
+    """A batch norm of the last map, brought to fewer channels if that is asked for: no place looks at another."""
+
+    def __init__(self, channels: int, width: int | None) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.reduction = nn.Identity() if width is None else nn.Conv2d(channels, width, 1)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        """The last of the maps (b, c, y, x), normed."""
+        y: Tensor = self.reduction(self.norm(maps[-1]))
+        return y
+
+
 Decoder = Callable[..., tuple[nn.Module, int, int]]
 
-SEGMENTERS: dict[str, Decoder] = {"fpn": _semantic_fpn, "upernet": _upernet}
+SEGMENTERS: dict[str, Decoder] = {"fpn": _semantic_fpn, "upernet": _upernet, "linear": _linear}
 """Decoders by name, made for a pyramid's channels and of a width: the decoder, the channels that it gives, and those of
 an auxiliary head, or 0.
 
-fpn: Semantic FPN, Kirillov et al. 2019, arXiv 1901.02446, section 3; upernet: Xiao et al. 2018, arXiv 1807.10221.
+fpn: Semantic FPN, Kirillov et al. 2019, arXiv 1901.02446, section 3; upernet: Xiao et al. 2018, arXiv 1807.10221;
+linear: what DINOv2 is judged by, Oquab et al. 2023, arXiv 2304.07193, section 7.4: each place of the last map alone.
 """
+
+PLACE_BY_PLACE = ("linear",)
+"""Those that read the backbone's last map alone, no place beside another: an image can be streamed through them."""
 
 BY_CONVENTIONS: dict[str, dict[str, Decoder]] = {
     OWN: SEGMENTERS,
-    OPENMMLAB: {"fpn": openmmlab_decoders.semantic_fpn, "upernet": openmmlab_decoders.upernet},
+    OPENMMLAB: {"fpn": openmmlab_decoders.semantic_fpn, "upernet": openmmlab_decoders.upernet, "linear": _linear},
 }
 """Decoders by whose conventions they follow."""
 
@@ -63,11 +87,6 @@ class Segmenter(nn.Module):
         head_channels: width of the decoder; the published one if left out.
         conventions: whose decoder it is, one of `CONVENTIONS`, of which the pyramid is as well.
     """
-
-    no_streaming = (
-        "its decoder's norms and pools are of whole maps; the backbone can be, model.pyramid.backbone, for its features"
-    )
-    """Why an image can't go through it some rows at a time."""
 
     @checks_arguments
     def __init__(
@@ -90,7 +109,7 @@ class Segmenter(nn.Module):
         except ImportError:
             raise SubquadError("segmentation needs its library: pip install 'subquad[dense]'") from None
         self.creation: dict[str, Any] = {}
-        self.pyramid, self.num_classes = pyramid, num_classes
+        self.pyramid, self.num_classes, self.head_name = pyramid, num_classes, head
         self.head = nn.Sequential(nn.Dropout2d(0.1), nn.Conv2d(width, num_classes, 1))
         self.auxiliary: nn.Module | None = None
         if auxiliary:
@@ -107,12 +126,29 @@ class Segmenter(nn.Module):
         """Pixels of the shortest side of a program for images of any size."""
         return self.pyramid.least_size
 
+    @property
+    def no_streaming(self) -> str:
+        """Why an image can't go through it some rows at a time; empty where it can."""
+        if self.head_name in PLACE_BY_PLACE:
+            return ""
+        return (
+            f"norms and pools of its decoder ({self.head_name}) are of whole maps; the backbone can be, "
+            f"model.pyramid.backbone, for its features, and segmenters with --head {PLACE_BY_PLACE[0]}"
+        )
+
+    def place_by_place(self) -> PlaceByPlace:
+        """Its backbone, the norm of the last map's places, and the linear layer that is the rest, in evaluation."""
+        norm = self.pyramid.norms[-1] if len(self.pyramid.norms) else nn.Identity()
+        with evaluating(self):
+            head = linear_of(self.decoder, self.head, self.pyramid.channels[-1])
+        return PlaceByPlace(self.pyramid.backbone, norm, head, self.pyramid.strides[-1] if self.pyramid.filled else 1)
+
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Images (b, 3, height, width) of any size to logits (b, num_classes, height, width).
 
         In training a network with an auxiliary head gives its logits, of the same size, as well.
         """
-        size, padded = x.shape[-2:], fill_up(x, STRIDES[-1]) if self.pyramid.filled else x
+        size, padded = x.shape[-2:], fill_up(x, self.pyramid.strides[-1]) if self.pyramid.filled else x
         maps = self.pyramid(padded)
         # the decoders expect maps at strides 1 and 2 before the others, and do not look at them
         y = self._to_pixels(self.head(self.decoder([padded, padded, *maps])), padded, size)
@@ -145,7 +181,9 @@ def build_segmenter(
     network = build_backbone(backbone)
     given: dict[str, Any] = {"head": head, "num_classes": num_classes, "head_channels": head_channels}
     given["conventions"] = conventions
-    made = Segmenter(pyramid_of(network, conventions, frozen_stages=frozen_stages), **given)
+    last = (network.feature_info[-1]["reduction"],)
+    strides = last if head in PLACE_BY_PLACE else STRIDES
+    made = Segmenter(pyramid_of(network, conventions, frozen_stages=frozen_stages, strides=strides), **given)
     creation = {"task": "segment", "backbone": network.creation, **given, "frozen_stages": frozen_stages}
     made.creation = json.loads(json.dumps(creation))
     return made
