@@ -160,9 +160,10 @@ def _unit(width):
     def definition(q, k, v, w1, w2, cos, sin):
         turn = rotation_of(cos, sin, interleaved)
         q, k = (q, k) if turn is None else map(turn.turn, (q, k))
-        w1, w2 = (w.detach().expand(len(q), *w.shape).requires_grad_() for w in (w1, w2))
+        w1, w2 = (w.expand(len(q), *w.shape) for w in (w1, w2))
+        w1, w2 = (w if w.requires_grad else w.detach().requires_grad_() for w in (w1, w2))
         loss = -(k @ w1 * torch.nn.functional.silu(k @ w2) * v).sum() * 0.3 / k.shape[2]
-        steps = torch.autograd.grad(loss, (w1, w2))
+        steps = torch.autograd.grad(loss, (w1, w2), create_graph=True)
         w1, w2 = (
             w - step / (step.square().sum(dim=-2, keepdim=True).sqrt() + 1)
             for w, step in zip((w1, w2), steps, strict=True)

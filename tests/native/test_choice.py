@@ -200,6 +200,7 @@ def test_operations_are_operators_of_torch():
         kernels.circulant_attention: (q, k, v, [3, 4]),
         OPERATORS["circulant_attention_gradient"]: (q, q, k, v, [3, 4]),
         kernels.ttt_unit: (q, k, v, *torch.randn(2, 2, 16, 16), *turns, True, 0.3),
+        OPERATORS["ttt_unit_gradient"]: (q, q, k, v, *torch.randn(2, 2, 16, 16), *turns, True, 0.3),
         kernels.mhla_sums: (k, v, power, [3, 4], [2, 2]),
         kernels.mhla_answers: (q, torch.rand(1, 2, 4, 16, 17), power, [3, 4], [2, 2]),
         OPERATORS["mhla_sums_gradient"]: (torch.rand(1, 2, 4, 16, 17), k, v, power, [3, 4], [2, 2]),

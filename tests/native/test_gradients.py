@@ -98,6 +98,20 @@ def test_exponentials_of_both_signs_turned_and_at_any_size(tables, width, thread
         assert off <= 3 * allowed + 1e-6 * expected.norm()
 
 
+@pytest.mark.parametrize("tables", ["mlla", None])
+@pytest.mark.parametrize("width", [7, 16, 20, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_gradients_of_a_unit_that_is_trained_on_the_way(tables, width, threads):
+    cos, sin, interleaved = rotation_tables(width, tables) if tables else (None, None, True)
+    q, k, v, weight = projected(2, 3, GRID.num_tokens, width, count=4)
+
+    def mix(*given, **more):
+        turn = rotation_of(*(None if x is None else x.to(given[0].dtype) for x in (cos, sin)), interleaved)
+        return ops.ttt_unit(*given, rotation=turn, **more)
+
+    hold_gradients(mix, (q, k, 9 * v, *(torch.randn(2, 3, width, width) / width**0.5)), weight)
+
+
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 def test_gradients_of_exponentials_of_both_signs(threads):
     (q, weight), (k, v) = projected(2, 3, 70, 12, count=2), projected(2, 3, 130, 12, count=2)
@@ -278,6 +292,7 @@ GRADIENT_CALLS = {
     "focus_gradient": lambda x, few, grid: kernels.run(
         kernels.focus, "native", focused_formula._focused, (x, torch.ones(3, 1, 16)), (3.0,)
     ),
+    "ttt_unit_gradient": lambda x, few, grid: ops.ttt_unit(x, x, x, *torch.randn(2, 3, 16, 16), backend="native"),
     "circulant_attention_gradient": lambda x, few, grid: ops.circulant_attention(x, x, x, grid=grid, backend="native"),
     "polapp_attention_gradient": lambda x, few, grid: ops.polapp_attention(
         x, x, x, *torch.ones(2, 3, 1, 32), backend="native"

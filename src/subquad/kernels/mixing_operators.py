@@ -288,12 +288,32 @@ circulant_attention = operator(
 
 UNIT = {"w1": "h d d", "w2": "h d d"}
 
+TRAINED = QKV | UNIT | {"cos": "n d|h n d", "sin": "n d|h n d"}
+
+
+def _unit_product(q: Any, k: Any, *rest: Any) -> int:
+    return _product(q, k) + _product(k, q) + 4 * q[0] * q[1] * k[2] * q[3] ** 2
+
+
+# to q, k, v, w1 and w2
+ttt_unit_gradient = operator(
+    "the gradient of a gated unit trained on keys",
+    "ttt_unit_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor w1, Tensor w2, Tensor? cos, Tensor? sin, "
+    "bool interleaved, float loss_scale)",
+    GRAD | TRAINED,
+    lambda grad, *shapes: 3 * _unit_product(*shapes),
+    shape=lambda grad, q, k, v, w1, w2, *rest: (*_like_qkv(grad, q, k, v), *map(_like_parameter, (w1, w2))),
+    result="(Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
 ttt_unit = operator(
     "a gated unit trained on keys",
     "ttt_unit(Tensor q, Tensor k, Tensor v, Tensor w1, Tensor w2, Tensor? cos, Tensor? sin, bool interleaved, "
     "float loss_scale)",
-    QKV | UNIT | {"cos": "n d|h n d", "sin": "n d|h n d"},
-    lambda q, k, *rest: _product(q, k) + _product(k, q) + 4 * q[0] * q[1] * k[2] * q[3] ** 2,
+    TRAINED,
+    _unit_product,
+    gradient=ttt_unit_gradient,
+    backward=lambda compute, grad, tensors, settings: (*compute(grad, *tensors, *settings), None, None),
     sums_in_fp32=True,
 )
 

@@ -81,6 +81,7 @@ FUNCTIONS = (
     "state_attention",
     "state_attention_gradient",
     "ttt_unit",
+    "ttt_unit_gradient",
 )
 """What the library exports, of each of ELEMENTS; each gives back whether lengths fitted."""
 

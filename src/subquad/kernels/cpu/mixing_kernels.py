@@ -236,6 +236,26 @@ def ttt_unit(
     return _answers("ttt_unit", q, k, v, *weights, turning_of(cos, sin), ctypes.c_float(loss_scale / k.shape[2]))
 
 
+@implements(operators.ttt_unit_gradient, "native")
+def ttt_unit_gradient(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    loss_scale: float,
+) -> tuple[Tensor, ...]:
+    """Give the gradients of `ttt_unit` to q, k, v, w1 and w2."""
+    of_weights = tuple(torch.empty_like(w, dtype=torch.float32) for w in (w1, w2))
+    weights = *map(parameter_of, (w1, w2)), *map(numbers_of, of_weights)
+    arguments = *weights, turning_of(cos, sin), ctypes.c_float(loss_scale / k.shape[2])
+    return *_gradients("ttt_unit_gradient", grad, q, k, v, *arguments), *of_weights
+
+
 @implements(operators.polapp_attention, "native", cannot=_no_pairs)
 def polapp_attention(
     q: Tensor,
