@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.models.backbone import Backbone
 from subquad.models.stages import fill_up
-from subquad.ranges import Count, checks_arguments
+from subquad.ranges import Count, Positive, checks_arguments
 from subquad.tracing import first, surely, up_to_multiple
 
 STRIDES = (4, 8, 16, 32)
@@ -35,7 +35,7 @@ class Pyramid(nn.Module):
         backbone: Backbone,
         *,
         frozen_stages: Count = 0,
-        strides: Sequence[int] = STRIDES,
+        strides: Sequence[Positive] = STRIDES,
         normed: bool = True,
         filled: bool = True,
     ) -> None:
