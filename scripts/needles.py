@@ -3,10 +3,12 @@
     python scripts/needles.py --output FOLDER --photographs camvid.tar [--attention linear agent …] [--seeds 0 1 2]
     python scripts/needles.py --output FOLDER --status
 
-Every network is trained on `needles` of 64 px (recipe `reach`) and judged on those of 64, 256 and 1,024 px, whose marks
-are half a side apart at least. *tiles* is what is done with slides: the same network on tiles of 32 px, and gated
-attention pooling over them (Ilse et al. 2018, arXiv 1802.04712, eq. 9), trained together, with as many epochs. Softmax
-is judged up to 256 px. A cell is a JSON in FOLDER, and is not made again.
+Every network is trained (recipe `reach`) on `needles` of 32 px and then on those of 64 px, on which alone it guesses
+for longer than anyone waits, and is judged on those of 64, 256 and 1,024 px. Marks are half a side apart at least.
+*tiles* is what is done with slides: the same network on tiles of 32 px and gated attention pooling over them (Ilse et
+al. 2018, arXiv 1802.04712, eq. 9), trained together, as long, on tiles of half a side. Its head has a hidden layer: on
+a linear one pooling is additive, and no sum over marks tells two alike from two that differ. Softmax is judged up to
+256 px. A cell is a JSON in FOLDER, and is not made again.
 """
 
 import argparse
@@ -28,6 +30,9 @@ from subquad.text import columns
 from subquad.training import train
 from subquad.writing import write_json
 
+LESSONS = (32, 64)
+"""Sizes that are trained on, one after the other."""
+
 SIZES = (64, 256, 1024)
 TILE = 32
 TILES = "tiles"
@@ -40,8 +45,8 @@ def main() -> None:
     parser.add_argument("--photographs", type=Path, help="folder or archive of what lies behind the marks")
     parser.add_argument("--attention", nargs="+", default=["softmax", "linear", "inline", "agent", "pola", TILES])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--count", type=int, default=20_000, help="images of 64 px, of which 80 %% are trained on")
+    parser.add_argument("--epochs", nargs=2, type=int, default=[16, 4], help="at 32 px, and at 64 px")
+    parser.add_argument("--count", type=int, default=20_000, help="images of each, of which 80 %% are trained on")
     parser.add_argument("--amp", choices=["no", "bf16"], default="bf16", help="what networks are trained in")
     parser.add_argument("--judged", type=int, default=500, help="images of each other size")
     parser.add_argument("--status", action="store_true", help="only print what is there")
@@ -61,21 +66,26 @@ def make(name: str, seed: int, arguments: argparse.Namespace) -> None:
     file = arguments.output / f"{name}-s{seed}.json"
     if file.exists():
         return
-    recipe = recipe_of(name, seed, arguments)
-    judged = tiles_by_size(recipe, arguments) if name == TILES else network_by_size(recipe, file, arguments)
+    recipes = [
+        recipe_of(name, seed, size, epochs, arguments) for size, epochs in zip(LESSONS, arguments.epochs, strict=True)
+    ]
+    judged = tiles_by_size(recipes, arguments) if name == TILES else network_by_size(recipes, file, arguments)
     write_json(file, judged)
 
 
-def recipe_of(name: str, seed: int, arguments: argparse.Namespace) -> Recipe:
-    """How networks are trained; that on tiles is one with softmax."""
-    changes = {"data": needles(SIZES[0], arguments.count), "data_dir": arguments.photographs, "img_size": SIZES[0]}
-    recipe = load_recipe("reach", Recipe)
-    return recipe.replace(
+def recipe_of(name: str, seed: int, size: int, epochs: int, arguments: argparse.Namespace) -> Recipe:
+    """How networks are trained at a size; that on tiles is one with softmax."""
+    return load_recipe("reach", Recipe).replace(
         attention="softmax" if name == TILES else name,
         seed=seed,
-        epochs=arguments.epochs,
+        data=needles(size, arguments.count),
+        data_dir=None if arguments.photographs is None else str(arguments.photographs),
+        img_size=size,
+        epochs=epochs,
+        batch_size=64,
+        warmup_epochs=0,
+        warmup_updates=50,
         amp=arguments.amp,
-        **{key: value if value is None or key == "img_size" else str(value) for key, value in changes.items()},
     )
 
 
@@ -84,10 +94,18 @@ def needles(size: int, count: int) -> str:
     return f"needles:size={size},distance={size // 2},count={count}"
 
 
-def network_by_size(recipe: Recipe, file: Path, arguments: argparse.Namespace) -> dict[int, float]:
+def network_by_size(recipes: list[Recipe], file: Path, arguments: argparse.Namespace) -> dict[int, float]:
     """Train a network on whole images, and judge it."""
-    folder = file.with_suffix("")
-    train(recipe, folder, resume=(folder / "recipe.yaml").is_file(), log=lambda line: print(f"{file.stem}: {line}"))
+    folder: Path | None = None
+
+    def said(line: str) -> None:
+        print(f"{file.stem}: {line}", flush=True)
+
+    for recipe in recipes:
+        start = {} if folder is None else {"initial_checkpoint": str(folder)}
+        folder = file.with_name(f"{file.stem}-{recipe.img_size[0]}px")
+        resume = (folder / "recipe.yaml").is_file()
+        train(recipe.replace(**start), folder, resume=resume, log=said)
     quadratic = traits_of(ATTENTION[recipe.attention.partition(":")[0]]).quadratic
     judged = {}
     for size in SIZES[:-1] if quadratic else SIZES:
@@ -108,24 +126,34 @@ class PooledTiles(nn.Module):
         self.network = subquad.create_model(**arguments_of(recipe.replace(img_size=TILE)), num_classes=0)
         width = self.network.num_features
         self.value, self.gate = nn.Linear(width, width), nn.Linear(width, width)
-        self.score, self.head = nn.Linear(width, 1), nn.Linear(width, 2)
+        self.score = nn.Linear(width, 1)
+        self.head = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, 2))
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (b, 3, y, x) of whole tiles to logits (b, 2)."""
-        tiles = images.unfold(2, TILE, TILE).unfold(3, TILE, TILE).permute(0, 2, 3, 1, 4, 5)
+        side = min(TILE, images.shape[-1] // 2)
+        tiles = images.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5)
         features = self.network(tiles.flatten(0, 2)).unflatten(0, (len(images), -1))
         scores = self.score(torch.tanh(self.value(features)) * torch.sigmoid(self.gate(features)))
         return self.head((scores.softmax(dim=1) * features).sum(dim=1))
 
 
-def tiles_by_size(recipe: Recipe, arguments: argparse.Namespace) -> dict[int, float]:
-    """Train tiles with attention pooling as the recipe has it, and judge them."""
-    torch.manual_seed(recipe.seed)
-    model = PooledTiles(recipe)
-    images, labels = tensors(SIZES[0], arguments.count, "train", arguments)
+def tiles_by_size(recipes: list[Recipe], arguments: argparse.Namespace) -> dict[int, float]:
+    """Train tiles with attention pooling as the recipes have it, and judge them."""
+    torch.manual_seed(recipes[0].seed)
+    model = PooledTiles(recipes[0])
+    for recipe in recipes:
+        train_tiles(model, recipe, arguments)
+    return {size: right(model.eval(), size, arguments) for size in SIZES}
+
+
+def train_tiles(model: PooledTiles, recipe: Recipe, arguments: argparse.Namespace) -> None:
+    """The epochs of a recipe."""
+    size = recipe.img_size[0]
+    images, labels = tensors(size, arguments.count, "train", arguments)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     updates = len(images) // recipe.batch_size
-    warm = updates * recipe.warmup_epochs
+    warm = recipe.warmup_updates
     schedule = torch.optim.lr_scheduler.SequentialLR(
         optimizer,
         [
@@ -147,8 +175,8 @@ def tiles_by_size(recipe: Recipe, arguments: argparse.Namespace) -> dict[int, fl
             optimizer.step()
             schedule.step()
             total += loss.item()
-        print(f"{TILES}-s{recipe.seed}: epoch {epoch + 1}/{recipe.epochs}  loss {total / updates:.3f}", flush=True)
-    return {size: right(model.eval(), size, arguments) for size in SIZES}
+        at = f"{TILES}-s{recipe.seed}: {size} px, epoch {epoch + 1}/{recipe.epochs}"
+        print(f"{at}  loss {total / updates:.3f}", flush=True)
 
 
 @torch.no_grad()
