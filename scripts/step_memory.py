@@ -60,12 +60,14 @@ def main() -> None:
     parser.add_argument("--extrapolate", action="store_true")
     parser.add_argument("--sides", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--attention", nargs="+", default=list(subquad.ATTENTION))
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS.values()), default=list(WAYS.values()))
     args = parser.parse_args()
-    titles = [f"{side:,}², {kind}" for side in args.sides for kind in WAYS.values()]
+    ways = [way for way, title in WAYS.items() if title in args.ways]
+    titles = [f"{side:,}², {WAYS[way]}" for side in args.sides for way in ways]
     print(f"| mechanism | {' | '.join(titles)} |")
     print("|---|" + "---:|" * len(titles))
     for name in args.attention:
-        peaks = [peak_gb(name, side, args, way) for side in args.sides for way in WAYS]
+        peaks = [peak_gb(name, side, args, way) for side in args.sides for way in ways]
         print(f"| {name} | {' | '.join('—' if peak is None else f'{peak:.2f}' for peak in peaks)} |", flush=True)
 
 
