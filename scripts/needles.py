@@ -3,12 +3,12 @@
     python scripts/needles.py --output FOLDER --photographs camvid.tar [--attention linear agent …] [--seeds 0 1 2]
     python scripts/needles.py --output FOLDER --status
 
-Every network is trained (recipe `reach`) on `needles` of 32 px and then on those of 64 px, on which alone it guesses
-for longer than anyone waits, and is judged on those of 64, 256 and 1,024 px. Marks are half a side apart at least.
-*tiles* is what is done with slides: the same network on tiles of 32 px and gated attention pooling over them (Ilse et
-al. 2018, arXiv 1802.04712, eq. 9), trained together, as long, on tiles of half a side. Its head has a hidden layer: on
-a linear one pooling is additive, and no sum over marks tells two alike from two that differ. Softmax is judged up to
-256 px. A cell is a JSON in FOLDER, and is not made again.
+Every network is trained (recipe `reach`) on `needles` of 16 px, then of 32, then of 64, as at 64 alone it guesses for
+longer than anyone waits, and is judged on those of 64, 256 and 1,024 px. Marks are half a side apart at least. *tiles*
+is what is done with slides: the same network on tiles of 32 px and gated attention pooling over them (Ilse et al. 2018,
+arXiv 1802.04712, eq. 9), trained together, as long, on tiles of half a side. Its head has a hidden layer: on a linear
+one pooling is additive, and no sum over marks tells two alike from two that differ. Softmax is judged up to 256 px. A
+cell is a JSON in FOLDER, and is not made again.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from subquad.text import columns
 from subquad.training import train
 from subquad.writing import write_json
 
-LESSONS = (32, 64)
+LESSONS = (16, 32, 64)
 """Sizes that are trained on, one after the other."""
 
 SIZES = (64, 256, 1024)
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--photographs", type=Path, help="folder or archive of what lies behind the marks")
     parser.add_argument("--attention", nargs="+", default=["softmax", "linear", "inline", "agent", "pola", TILES])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--epochs", nargs=2, type=int, default=[16, 4], help="at 32 px, and at 64 px")
+    parser.add_argument("--epochs", nargs=3, type=int, default=[3, 3, 3], help="at 16, at 32 and at 64 px")
     parser.add_argument("--count", type=int, default=20_000, help="images of each, of which 80 %% are trained on")
     parser.add_argument("--amp", choices=["no", "bf16"], default="bf16", help="what networks are trained in")
     parser.add_argument("--judged", type=int, default=500, help="images of each other size")
