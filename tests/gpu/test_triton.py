@@ -9,7 +9,7 @@ import itertools
 import pytest
 import torch
 from kernels_here import DEVICE, DTYPES, ROUNDING, needs_kernels, relative_error
-from mechanisms import inputs_of
+from mechanisms import inputs_of, without_refused_prefix
 from torch.utils.flop_counter import FlopCounterMode
 
 from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
@@ -158,6 +158,7 @@ def test_a_sequence_may_be_split_in_any_way(name, monkeypatch):
 @pytest.mark.parametrize("grid", [TokenGrid(5, 5), pytest.param(TokenGrid(6, 11, 1), marks=pytest.mark.slow)], ids=str)
 def test_every_mechanism_is_what_it_is_in_double_precision(name, grid):
     settings = {"num_agents": 9} if "num_agents" in settings_of(name) else {}
+    grid = without_refused_prefix(name, grid)
     module = ATTENTION[name](32, 2, grid=grid, kv_grid=grid, **settings).to(DEVICE)
     with torch.no_grad():
         for parameter in module.parameters():
