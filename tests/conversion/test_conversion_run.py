@@ -172,6 +172,19 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     assert "is a conversion of timm/vit_tiny_patch16_224=" in capsys.readouterr().err
 
 
+def test_what_can_not_be_begun_leaves_no_plan_in_the_way(trained, tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for place in range(3):
+        (photos / f"{place}.jpg").write_bytes(b"none")
+    plan = Plan(source=str(trained), images=str(photos), attention="linear", batch_size=2)
+    with pytest.raises(subquad.SubquadError, match="are broken"):
+        convert_run(plan, tmp_path / "out", max_judged=2)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(subquad.SubquadError, match="unknown attention 'agnt': did you mean agent"):
+        Plan(source="timm/never_fetched", images=str(photos), attention="agnt")
+
+
 @pytest.mark.slow
 def test_a_converted_network_of_timm_is_exported_and_streamed_from_its_folder(tmp_path, capsys):
     torch.manual_seed(0)

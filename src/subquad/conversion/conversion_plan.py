@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from subquad.attention import ATTENTION
 from subquad.conversion.distilling import TRAINED
 from subquad.errors import SubquadError, unknown_name
+from subquad.models.attention_names import names_in
 from subquad.optimizers import OPTIMIZERS
 from subquad.writing import write_json
 
@@ -68,6 +70,9 @@ class Plan:
             raise unknown_name("train", self.train, TRAINED)
         if self.opt not in OPTIMIZERS:
             raise unknown_name("opt", self.opt, OPTIMIZERS)
+        for name in names_in(self.attention):  # before weights are fetched
+            if name not in ATTENTION:
+                raise unknown_name("attention", name, ATTENTION)
         if min(self.align_updates, self.distil_updates) < 0 or self.batch_size < 1:
             raise SubquadError("updates are at least 0, and images of an update at least 1")
         if sum(choice is not None for choice in (self.blocks, self.keep, self.tolerance, self.speedup)) > 1:

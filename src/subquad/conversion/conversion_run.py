@@ -134,10 +134,11 @@ class _Run:
     def converted(self, command: str) -> Converted:
         """All steps of the plan, one after the other."""
         plan = self.plan
-        write_plan(self.folder, plan)
         conversion = conversion_of(self.student)
         self.log(f"{len(conversion.paths)} of {conversion.num_blocks} blocks of {plan.source} converted")
         self.judged.note("swapped", self.student)
+        self.drawn[0](0)
+        write_plan(self.folder, plan)  # what fails before, as for want of a whole image, has begun nothing
         if plan.align_updates:
             self.align()
             if plan.chooses or self.judging.curve:

@@ -57,7 +57,9 @@ def weight_file(path: Path | str) -> Path:
     if not path.is_dir():
         return path
     if not (path / BEST).is_file():
-        raise SubquadError(f"{path} holds no {BEST}: name a run folder that has finished an epoch")
+        raise SubquadError(
+            f"{path} holds no {BEST}: name a run folder that has finished an epoch, or a finished conversion"
+        )
     return path / BEST
 
 
