@@ -70,6 +70,7 @@ assert Path(subquad.__file__).is_relative_to(site), subquad.__file__
 assert not any(map(shutil.which, ("c++", "g++", "clang++", "gcc", "cc")))
 
 import torch
+from subquad.attention import traits_of
 from subquad.kernels.cpu import library, shipping
 
 names = [path for path in shipping.shipped_libraries() if path.is_file()]
@@ -82,7 +83,9 @@ for path in names:
     worst = 0.0
     for name in subquad.ATTENTION:
         torch.manual_seed(0)
-        model = subquad.create_model("deit_tiny", attention=name, img_size=(96, 80), depths=(2,)).eval()
+        alone = "prefix" in traits_of(subquad.ATTENTION[name]).refuses
+        mean = {"class_token": False, "global_pool": "avg"} if alone else {}
+        model = subquad.create_model("deit_tiny", attention=name, img_size=(96, 80), depths=(2,), **mean).eval()
         x = torch.randn(2, 3, 96, 80)
         outputs = []
         # asked for by name, a kernel that can't run is an error
@@ -169,7 +172,7 @@ def try_wheel(wheel: Path, site: str, place: Path) -> None:
     asked = "import sysconfig; print(sysconfig.get_path('platlib'))"
     own = Path(_run(python, "-c", asked).strip())
     _run(sys.executable, "-m", "pip", "-q", "--python", python, "install", "--no-deps", "--no-index", wheel)
-    (own / "others.pth").write_text(f"{site}\n")
+    (own / "others.pth").write_text(f"{Path(site).resolve()}\n")
     (place / "trial.py").write_text(TRIAL)
     environment = {"PATH": str(python.parent), "SUBQUAD_HOME": str(place / "home"), "OMP_NUM_THREADS": "1"}
     print(_run(python, "-I", place / "trial.py", own, place / "home", env=environment, cwd=place).strip())
