@@ -14,6 +14,7 @@ Several Python threads that call kernels at once have to get to the bit what eac
 import argparse
 import ctypes
 import functools
+import itertools
 import os
 import platform
 import re
@@ -29,12 +30,13 @@ from pathlib import Path
 import torch
 
 import subquad
-from subquad import ATTENTION, TokenGrid
+from subquad import ATTENTION, TokenGrid, ops
 from subquad.attention import traits_of
-from subquad.kernels.cpu import layer_kernels, library, map_kernels, mixing_kernels
+from subquad.kernels.cpu import layer_kernels, library, map_kernels, mixer_kernels, mixing_kernels
 from subquad.kernels.cpu.library import FUNCTIONS
 from subquad.kernels.cpu.shipping import PORTABLE_FLAGS, SOURCES
 from subquad.models.layers import SelfAttention
+from subquad.ops.linear_formula import linear_answers, linear_sums
 from subquad.rope import rope_of
 
 GRIDS = (
@@ -214,7 +216,7 @@ def extent(value) -> int:
 def recording():
     """What is computed inside is written down."""
     recorder = Recorder()
-    rooms = (mixing_kernels, map_kernels, layer_kernels)
+    rooms = (mixing_kernels, mixer_kernels, map_kernels, layer_kernels)
     for room in rooms:
         room.kernel = recorder.kernel
     try:
@@ -253,9 +255,20 @@ def run_layers() -> None:
             with torch.no_grad():
                 layer(x, grid=grid, rotation=rotation)
             layer(x.requires_grad_(), grid=grid, rotation=rotation).square().mean().backward()
-    model = subquad.create_model("deit_micro", img_size=16, patch_size=4, embed_dim=40, num_heads=2, depths=(1,))
-    for dtype in (torch.float32, torch.bfloat16):
+    settings = {"img_size": 16, "patch_size": 4, "embed_dim": 40, "num_heads": 2, "depths": (1,)}
+    for attention, dtype in itertools.product(("softmax", "linear"), (torch.float32, torch.bfloat16)):
+        model = subquad.create_model("deit_micro", attention=attention, **settings)
         subquad.optimize(model, dtype)(torch.randn(3, 3, 16, 16).to(dtype))
+    for (grid, dim, heads), dtype in itertools.product(GRIDS, (torch.float32, torch.bfloat16)):
+        run_parts(torch.randn(2, heads, grid.num_tokens, dim // heads).to(dtype), grid)
+
+
+def run_parts(x, grid):
+    """Kernels that whole layers need for streams and for tokens that are padded."""
+    with torch.no_grad():
+        linear_answers(x, linear_sums(x, x), grid.num_tokens)
+        if not grid.prefix and min(grid.shape) > 1:
+            ops.convolve_windows(x, torch.randn(x.shape[3], x.shape[3], 2, 2).to(x.dtype), grid)
 
 
 @dataclass(frozen=True)
