@@ -56,7 +56,6 @@ class OperatorCall:
 
 def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
     """By the operators' names, with heads of `width` channels and numbers of a seed."""
-    torch.manual_seed(seed)
     made = {
         "linear_attention": _linear,
         "mlla_attention": _mlla,
@@ -78,6 +77,7 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "newton_inverse": _newton,
         "local_branch": _local_branch,
         "depthwise": _depthwise,
+        "map_products": _map_products,
         "pool": _pool,
         "convolve_windows": _windows,
         "mlp": _mlp,
@@ -92,6 +92,7 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
     }
     calls = {}
     for name, make in made.items():
+        torch.manual_seed(seed)  # an operator's numbers, whichever others there are
         tensors, settings, definition = make(width)
         operator = OPERATORS[name]
         call = calls[name] = OperatorCall(operator, tensors, settings, definition)
@@ -320,6 +321,15 @@ def _local_branch(width):
 
 def _depthwise(width):
     return (*_tokens(width), *_filters(width)), (list(GRID.shape),), _convolved
+
+
+def _map_products(width):
+    def definition(k, v):
+        filled = torch.nn.functional.pad(GRID.to_map(k), (1, 1, 1, 1))
+        windows = filled.unfold(2, GRID.height, 1).unfold(3, GRID.width, 1)
+        return torch.einsum("bcijyx,bcyx->bijc", windows, GRID.to_map(v)).flatten(1, 2)
+
+    return _tokens(width, 2), (3, list(GRID.shape)), definition
 
 
 def _pool(width):

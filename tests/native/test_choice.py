@@ -212,6 +212,8 @@ def test_operations_are_operators_of_torch():
         kernels.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
         kernels.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
         OPERATORS["depthwise_gradient"]: (q, v, torch.randn(32, 3, 3), [3, 4]),
+        kernels.map_products: (q, v, 3, [3, 4]),
+        OPERATORS["map_products_gradient"]: (torch.randn(1, 9, 32), q, v, 3, [3, 4]),
         kernels.pool: (q, [3, 4], [2, 2]),
         OPERATORS["pool_gradient"]: (few, q, [3, 4], [2, 2]),
         kernels.convolve_windows: (q, torch.randn(16, 16, 2, 2), 3, 4),

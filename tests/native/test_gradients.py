@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from subquad import TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, unavailable, use_backend
-from subquad.ops import focused_formula, mhla_formula, soft_formula
+from subquad.ops import focused_formula, mhla_formula, soft_formula, ttt_formula
 from subquad.rope import rotation_of
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
@@ -314,6 +314,7 @@ GRADIENT_CALLS = {
     "depthwise_gradient": lambda x, few, grid: ops.add_local(
         x, x, torch.randn(48, 3, 3), grid=grid, kv_grid=grid, backend="native"
     ),
+    "map_products_gradient": lambda x, few, grid: ttt_formula.filter_sums(x, x, grid=grid, seen=grid),
     "pool_gradient": lambda x, few, grid: ops.pool_tokens(x, grid, TokenGrid(2, 2), backend="native"),
     "soft_gather_gradient": lambda x, few, grid: kernels.run(
         kernels.soft_gather, "native", soft_formula._gather, (x, few, x), (1.0,)

@@ -17,7 +17,7 @@ from subquad.kernels.choosing import choose, compute, compute_if_possible, run
 from subquad.kernels.declaring import OPERATORS, Operator, implements, kernels_by_title
 from subquad.kernels.gradients import learns
 from subquad.kernels.layer_operators import linear_branch_answers, linear_branch_sums, mlp
-from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, pool
+from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, map_products, pool
 from subquad.kernels.mixer_operators import agent_mixer, inline_mixer, pola_mixer, soft_mixer
 from subquad.kernels.mixing_operators import (
     agent_attention,
@@ -75,6 +75,7 @@ __all__ = [
     "linear_sums",
     "local_branch",
     "mala_attention",
+    "map_products",
     "mhla_answers",
     "mhla_sums",
     "mlla_attention",

@@ -64,6 +64,27 @@ depthwise = operator(
     backward=_depthwise_backward,
 )
 
+map_products_gradient = operator(
+    "the gradient of products of two maps",
+    "map_products_gradient(Tensor grad, Tensor k, Tensor v, int size, int[] shape)",
+    {"grad": "b t c", "k": "b h n d", "v": "b h n d"},
+    lambda grad, k, v, size, shape: 4 * grad[0] * grad[1] * grad[2] * shape[0] * shape[1],
+    shape=lambda grad, k, v, size, shape: (empty_tokens(k), empty_tokens(v)),
+    result="(Tensor, Tensor)",
+)
+
+# Σ_p k[p + t] v[p] of each channel, (b, t, h·d): what a depthwise kernel of `size` rows and columns is taught by v
+map_products = operator(
+    "products of two maps",
+    "map_products(Tensor k, Tensor v, int size, int[] shape)",
+    {"k": "b h n d", "v": "b h n d"},
+    lambda k, v, size, shape: 2 * k[0] * k[1] * k[3] * size**2 * shape[0] * shape[1],
+    shape=lambda k, v, size, shape: k.new_empty(k.shape[0], size**2, k.shape[1] * k.shape[3], dtype=torch.float32),
+    gradient=map_products_gradient,
+    sums_in_fp32=True,
+    gives_fp32=True,
+)
+
 pool_gradient = operator(
     "the gradient of means over the map",
     "pool_gradient(Tensor grad, Tensor x, int[] shape, int[] bins)",

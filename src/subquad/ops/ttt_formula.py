@@ -133,44 +133,75 @@ def ttt_filter(
     return _filter(q, k, v, w3, padding, grid=grid, kv_grid=kv_grid)
 
 
-@in_fp32
 def _filter(
     q: Tensor, k: Tensor, v: Tensor, w3: Tensor, padding: Tensor | None, *, grid: TokenGrid, kv_grid: TokenGrid
 ) -> Tensor:
     on_map = None if padding is None else padding[:, kv_grid.prefix :]
     sums = filter_sums(k, v, padding, grid=kv_grid, seen=kv_grid)
-    count, products = totals(v[:, :, kv_grid.prefix :], on_map, sums)
+    # a channel of them is counted, as half precision has no numbers of many tokens
+    count, products = totals(v[:, :, kv_grid.prefix :, :1].to(sums.dtype), on_map, sums)
     q = zero_padding(q, padding if grid == kv_grid else None)
     return filter_answers(q, w3, products, count, grid=grid, seen=grid)
 
 
-@kept_in_fp32
 def filter_sums(k: Tensor, v: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, seen: TokenGrid) -> Tensor:
     """What the values (b, h, n, d) of a grid, or of some rows of one, add to `ttt_filter`'s step: (b, h, t, d).
 
     Keys (b, h, m, d) stand on `seen`: the grid, or its rows and those beside them that a kernel looks at.
+    In fp32 at least.
     """
-    keys, values = seen.to_map(zero_padding(k, padding)), grid.to_map(zero_padding(v, padding))
-    (border, _), (above, below) = rows_beside(TAPS), grid.beside(seen)
+
+    def shifted(k: Tensor, v: Tensor, size: int, shape: tuple[int, int]) -> Tensor:
+        return _products(k, v, size, grid=grid, seen=seen)
+
+    heads, tokens = v.shape[1], (zero_padding(k, padding), zero_padding(v, padding))
+    cannot = None if seen == grid else "keys stand on the rows beside as well"
+    settings = (TAPS, grid.shape)
+    products = kernels.compute(kernels.map_products, shifted, tokens, settings, cannot=cannot, optional=True)
+    return rearrange(products, "b t (h d) -> b h t d", h=heads)
+
+
+@kept_in_fp32
+def _products(k: Tensor, v: Tensor, size: int, *, grid: TokenGrid, seen: TokenGrid) -> Tensor:
+    """Products (b, t, h·d) of the values' map with the keys', shifted by each tap of a kernel, summed over places."""
+    keys, values = seen.to_map(k), grid.to_map(v)
+    (border, _), (above, below) = rows_beside(size), grid.beside(seen)
     keys, beyond = spread.with_borders(keys, border)
     filled = F.pad(keys, (border, border, beyond - above, beyond - below))
     # the gradient of a convolution's kernel is what its input and its output's gradient have in common, shifted
     rows, columns = values.shape[-2:]
     products = [
         (filled[:, :, i : i + rows, j : j + columns] * values).sum((-2, -1))
-        for i, j in itertools.product(range(TAPS), repeat=2)
+        for i, j in itertools.product(range(size), repeat=2)
     ]
-    return rearrange(torch.stack(products, dim=-2), "b t (h d) -> b h t d", h=v.shape[1])
+    return torch.stack(products, dim=-2)
 
 
-@in_fp32
 def filter_answers(
     q: Tensor, w3: Tensor, products: Tensor, count: Tensor | int, *, grid: TokenGrid, seen: TokenGrid
 ) -> Tensor:
     """`ttt_filter` (b, h, n, d) on a grid, or some rows of one, from queries on `seen` and sums of `count` places."""
+
+    def filtered(q: Tensor, filters: Tensor, bias: None, shape: tuple[int, int]) -> Tensor:
+        return _filtered(q, filters, seen)
+
+    filters = _trained(products, w3, count)
+    cannot = None if seen == grid else "queries stand on the rows beside as well"
+    given, settings = (q, filters, None), (grid.shape,)
+    answers = kernels.compute(kernels.depthwise, filtered, given, settings, cannot=cannot, optional=True)
+    return grid.of(seen, answers)
+
+
+@in_fp32
+def _filtered(q: Tensor, filters: Tensor, seen: TokenGrid) -> Tensor:
+    return seen.to_heads(filter_map(seen.to_map(q), filters), q.shape[1])
+
+
+@kept_in_fp32
+def _trained(products: Tensor, w3: Tensor, count: Tensor | int) -> Tensor:
+    """Filters (b, h·d, i, j) of each image, a step from `w3`."""
     step = damped(products / (TAPS * count))
-    kernels = w3[:, 0] + rearrange(step, "b h (i j) d -> b (h d) i j", i=TAPS)
-    return grid.of(seen, seen.to_heads(filter_map(seen.to_map(q), kernels), q.shape[1]))
+    return w3[:, 0] + rearrange(step, "b h (i j) d -> b (h d) i j", i=TAPS)
 
 
 def damped(step: Tensor) -> Tensor:

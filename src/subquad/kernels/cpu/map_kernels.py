@@ -6,6 +6,7 @@ them; weights and whatever is summed are fp32.
 """
 
 import ctypes
+import math
 
 import torch
 from torch import Tensor
@@ -49,6 +50,22 @@ def depthwise(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) 
     return out
 
 
+def _run_gradient(taps: Tensor, v: Tensor, grad: Tensor, shape: list[int]) -> Tensor:
+    """Add to taps (k², h·d), or (b, k², h·d), the gradient of a depthwise weight; give that of its bias."""
+    bias = taps.new_zeros(taps.shape[-1])
+    height, width = shape
+    kernel("local_branch_gradient", v.dtype)(
+        shape_of(v, v),
+        *map(tokens_of, (v, grad)),
+        Map(height, width, v.shape[2] - height * width),
+        numbers_of(taps),
+        *long(taps.stride(0) if taps.dim() == 3 else 0),
+        numbers_of(bias),
+        ctypes.c_int32(math.isqrt(taps.shape[-2])),
+    )
+    return bias
+
+
 LARGEST_LEARNED = 9
 """The largest kernel whose gradient fits the registers of the loops that were written for it."""
 
@@ -64,20 +81,31 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
     """Give the gradients of `depthwise` to v, the weight and a bias."""
     dtype, (v, grad) = v.dtype, of_one_dtype(v, grad)
     dv, fp32 = depthwise(grad, weight.flip(-1, -2), None, shape), torch.float32
-    bias = weight.new_zeros(weight.shape[-3], dtype=fp32)
     taps = weight.new_zeros(*weight.shape[:-3], weight.shape[-1] ** 2, weight.shape[-3], dtype=fp32)
-    height, width = shape
-    kernel("local_branch_gradient", v.dtype)(
-        shape_of(v, v),
-        *map(tokens_of, (v, grad)),
-        Map(height, width, v.shape[2] - height * width),
-        numbers_of(taps),
-        *long(taps.stride(0) if taps.dim() == 3 else 0),
-        numbers_of(bias),
-        ctypes.c_int32(weight.shape[-1]),
-    )
+    bias = _run_gradient(taps, v, grad, shape)
     dweight = taps.mT.unflatten(-1, weight.shape[-2:]).contiguous()
     return dv.to(dtype), dweight.to(weight.dtype), bias.to(weight.dtype)
+
+
+def _larger_than_learned(k: Tensor, v: Tensor, size: int, shape: list[int]) -> str | None:
+    return None if size <= LARGEST_LEARNED else f"it has kernels of up to {LARGEST_LEARNED} rows, not of {size}"
+
+
+@implements(operators.map_products, "native", cannot=_larger_than_learned)
+def map_products(k: Tensor, v: Tensor, size: int, shape: list[int]) -> Tensor:
+    """Products (b, size², h·d) of a map with one that is shifted by each tap of a kernel, summed over places."""
+    k, v = of_one_dtype(k, v)
+    taps = k.new_zeros(k.shape[0], size**2, k.shape[1] * k.shape[3], dtype=torch.float32)
+    _run_gradient(taps, k, v, shape)
+    return taps
+
+
+@implements(operators.map_products_gradient, "native")
+def map_products_gradient(grad: Tensor, k: Tensor, v: Tensor, size: int, shape: list[int]) -> tuple[Tensor, Tensor]:
+    """Give the gradients of `map_products`: depthwise convolutions of one map with each image's products."""
+    weight = grad.mT.unflatten(-1, (size, size))
+    dk = depthwise(v, weight.flip(-1, -2), None, shape)
+    return dk.to(k.dtype), depthwise(k, weight, None, shape).to(v.dtype)
 
 
 @implements(operators.pool, "native")
