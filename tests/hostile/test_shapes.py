@@ -183,11 +183,15 @@ BY_THEMSELVES = {
     "convolve_windows": {"height": GRID.height, "width": GRID.width},
     "pool": BINS,
     "pool_gradient": BINS,
+    "map_products": {"size": 3},
+    "map_products_gradient": {"size": 3},
     "agent_mixer": {"shape": (2, 5), "bins": (2, 2), "filters": "channel"},
     "pola_mixer": {"filters": "channel"},
     "soft_mixer": {"shape": (2, 5), "filters": "channel"},
 }
 """What operators want besides their tensors, where any number would not do."""
+TAPS = {"map_products_gradient": {"t": 9}}
+"""Letters that these numbers decide on."""
 
 
 @pytest.mark.parametrize("name", kernels.OPERATORS)
@@ -197,7 +201,7 @@ def test_no_operator_runs_on_wrong_shapes_though_called_by_itself(name):
     shapes = operator.shapes
     if "native" not in operator.implementations or kernels.unavailable("native"):
         pytest.skip("no kernel for this machine")
-    letters = LETTERS | {"m": 12} | OF_TABLES
+    letters = LETTERS | {"m": 12} | OF_TABLES | TAPS.get(name, {})
     right = right_shapes(shapes, letters)
     if name == "local_branch":
         right["g"] = right["y"]

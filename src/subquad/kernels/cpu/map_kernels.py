@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from subquad.errors import SubquadError
 from subquad.kernels import map_operators as operators
 from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import Map, long, numbers_of, of_one_dtype, parameter_of, shape_of, tokens_of
@@ -87,11 +88,13 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
     return dv.to(dtype), dweight.to(weight.dtype), bias.to(weight.dtype)
 
 
-def _larger_than_learned(k: Tensor, v: Tensor, size: int, shape: list[int]) -> str | None:
-    return None if size <= LARGEST_LEARNED else f"it has kernels of up to {LARGEST_LEARNED} rows, not of {size}"
+def _not_learned(k: Tensor, v: Tensor, size: int, shape: list[int]) -> str | None:
+    if size % 2 and size <= LARGEST_LEARNED:
+        return None
+    return f"it has kernels of an odd number of rows up to {LARGEST_LEARNED}, not of {size}"
 
 
-@implements(operators.map_products, "native", cannot=_larger_than_learned)
+@implements(operators.map_products, "native", cannot=_not_learned)
 def map_products(k: Tensor, v: Tensor, size: int, shape: list[int]) -> Tensor:
     """Products (b, size², h·d) of a map with one that is shifted by each tap of a kernel, summed over places."""
     k, v = of_one_dtype(k, v)
@@ -103,7 +106,9 @@ def map_products(k: Tensor, v: Tensor, size: int, shape: list[int]) -> Tensor:
 @implements(operators.map_products_gradient, "native")
 def map_products_gradient(grad: Tensor, k: Tensor, v: Tensor, size: int, shape: list[int]) -> tuple[Tensor, Tensor]:
     """Give the gradients of `map_products`: depthwise convolutions of one map with each image's products."""
-    weight = grad.mT.unflatten(-1, (size, size))
+    if k.shape != v.shape:
+        raise SubquadError(f"products of two maps are of maps of one shape, not of {(*k.shape,)} and {(*v.shape,)}")
+    weight = grad.unflatten(1, (size, size)).permute(0, 3, 1, 2)
     dk = depthwise(v, weight.flip(-1, -2), None, shape)
     return dk.to(k.dtype), depthwise(k, weight, None, shape).to(v.dtype)
 
