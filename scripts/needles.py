@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", nargs=3, type=int, default=[3, 3, 3], help="at 16, at 32 and at 64 px")
     parser.add_argument("--count", type=int, default=20_000, help="images of each, of which 80 %% are trained on")
-    parser.add_argument("--amp", choices=["no", "bf16"], default="bf16", help="what networks are trained in")
+    parser.add_argument("--amp", choices=["", "bf16"], default="bf16", help="what networks are trained in; '' is fp32")
     parser.add_argument("--judged", type=int, default=500, help="images of each other size")
     parser.add_argument("--status", action="store_true", help="only print what is there")
     arguments = parser.parse_args()
