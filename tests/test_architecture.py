@@ -37,6 +37,7 @@ ORDER = [
     ["training", "diffusion"],
     ["analysis", "benchmarks"],
     ["conversion", "exports"],
+    ["advice"],
     ["pages"],
     ["api"],
     ["cli"],

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from subquad.errors import SubquadError  # noqa: E402
 
 if TYPE_CHECKING:
+    from subquad.advice import advise
     from subquad.api import analyze, bench, compare, evaluate, export, predict, report, stream, train
     from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.conversion import convert, load_converted, register_family, restore
@@ -46,6 +47,7 @@ __all__ = [
     "SubquadError",
     "TokenGrid",
     "Traits",
+    "advise",
     "analyze",
     "band_rows",
     "bench",
@@ -87,6 +89,7 @@ _PLACES = {
 """Which module each name comes from."""
 
 _WHEN_ASKED_FOR = {
+    "advice": ("advise",),
     "api": ("analyze", "bench", "compare", "evaluate", "export", "predict", "report", "stream", "train", "tune"),
     "conversion": ("convert", "load_converted", "register_family", "restore"),
     "large": ("band_rows", "chunk_blocks", "chunk_mlps", "split_tokens"),

@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("conversion_commands", "Give a trained network another attention, with images but without labels."),
     "advise": (
         "conversion_commands",
-        "Say what other attention can gain in a network at a size, measured here, before anything is spent.",
+        "Say where a network's time goes, what other attention gains, and which engine to take; measured here.",
     ),
     "convert-checkpoint": ("library_commands", "Write the authors' weights as safetensors of ours."),
     "list": ("library_commands", "What there is: mechanisms, hosts, models, backends and what they compute."),

@@ -229,7 +229,7 @@ def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):
 
 
 def test_advice_on_the_command_line(capsys):
-    assert run("advise", RUN, "--img-size", 16, 32, "--attention", "linear", "--repeats", 1) == 0
+    assert run("advise", RUN, "--img-size", 16, 32, "--attention", "linear", "--repeats", 1, "--engines") == 0
     printed = capsys.readouterr().out
     assert "1 + n/(6c)" in printed
     assert all(len(line) <= 80 for line in printed.splitlines())

@@ -22,6 +22,7 @@ from subquad.benchmarks.scaling import (
     growth_text,
     measure_scaling,
 )
+from subquad.benchmarks.time_shares import shares_of_time
 from subquad.benchmarks.tuned_tiles import tiles_table, tune_tiles
 from subquad.benchmarks.unets import UNETS, UnetRow, measure_unet, unets_table
 from subquad.benchmarks.whole_networks import NetworkRow, faster_from, measure_networks, networks_table
@@ -55,6 +56,7 @@ __all__ = [
     "networks_table",
     "peak_memory_mb",
     "save_rows",
+    "shares_of_time",
     "tiles_table",
     "tune_tiles",
     "unets_table",

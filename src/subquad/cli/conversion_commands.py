@@ -65,6 +65,12 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--img-size", type=positive, nargs="+", default=[512, 1024], metavar="PX", help="sides of images")
     sub.add_argument("--attention", nargs="+", help="mechanisms; all that are not quadratic if left out")
     sub.add_argument("--blocks", type=Number(int), nargs="+", metavar="N", help="numbers of blocks, from 0")
+    sub.add_argument(
+        "--engines",
+        nargs="*",
+        metavar="FORMAT",
+        help="of `subquad export`, to time; installed ones if left out, or none",
+    )
     sub.add_argument("--repeats", type=positive, default=5, help="passes of each, in turn")
     sub.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of weights and images")
 
@@ -94,11 +100,9 @@ def run_convert(arguments: argparse.Namespace) -> None:
 
 def run_advise(arguments: argparse.Namespace) -> None:
     """Measure, and print the table."""
+    from subquad.advice import advise
     from subquad.benchmarks.blocks import dtype_of
-    from subquad.conversion import advise
-    from subquad.runs.untrained_networks import maker_of
 
-    make = maker_of(arguments.source)
-    sizes = [(px, px) for px in arguments.img_size]
-    settings = {"blocks": arguments.blocks, "repeats": arguments.repeats, "dtype": dtype_of(arguments.dtype)}
-    print(advise(make, sizes, arguments.attention, **settings).text)
+    given = {name: getattr(arguments, name) for name in ("img_size", "attention", "blocks", "engines", "repeats")}
+    advised = advise(arguments.source, **given, dtype=dtype_of(arguments.dtype), log=print)
+    print(advised.text)

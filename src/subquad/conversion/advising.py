@@ -7,6 +7,7 @@ with layers that mix nothing and hand their values on.
 """
 
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from subquad.attention import ATTENTION, traits_of
 from subquad.benchmarks.memory import peak_memory_mb
+from subquad.benchmarks.time_shares import shares_of_time
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.counted_products import Counted, count_mixing
 from subquad.conversion.replacing import convert, converted_layers
@@ -23,7 +25,11 @@ from subquad.conversion.towers import Tower, find_tower
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.text import columns, one_line
-from subquad.timing import interleaved_ms
+from subquad.timing import Run, interleaved_ms
+
+MIXING = "attention between its projections"
+WORTH_A_WORD = 0.01
+"""The least share of the time that is printed."""
 
 
 class HandOn(nn.Module):
@@ -66,6 +72,8 @@ class Advice:
 
     Attributes:
         rows: as measured.
+        times: by size, which part of the time of the network as it is goes where: attention's mixing, as measured, and
+            the kinds of `shares_of_time`, of layers that mix nothing. Without the sizes of other devices than CPUs.
         ceilings: 1 + n/(6c), of plain networks.
         counted: the share of attention's mixing in all products, of networks that are not plain (windows, pyramids);
             without the sizes at which they can't be counted.
@@ -74,6 +82,7 @@ class Advice:
     """
 
     rows: list[AdviceRow]
+    times: dict[tuple[int, int], dict[str, float]]
     ceilings: dict[tuple[int, int], float]
     counted: dict[tuple[int, int], Counted]
     blocks: int
@@ -90,6 +99,9 @@ class Advice:
             size = f"{row.px[0]}×{row.px[1]}"
             body.append([size, str(row.tokens), name, f"{row.ms:.1f}", f"{row.gain:.2f}", share, f"{row.peak_mb:.0f}"])
         lines = [columns([head, *body])]
+        for px, shares in self.times.items():
+            parts = ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items() if share >= WORTH_A_WORD)
+            lines.append(textwrap.fill(f"{px[0]}×{px[1]}: its time is {parts}", 79, subsequent_indent="  "))
         for px, ceiling in self.ceilings.items():
             lines.append(f"{px[0]}×{px[1]}: by counting products, 1 + n/(6c), at most {ceiling:.2f} times as fast")
         lines += [f"{px[0]}×{px[1]}: {counted.text}" for px, counted in self.counted.items()]
@@ -125,7 +137,7 @@ def advise(
     """
     names = [name for name in ATTENTION if not traits_of(ATTENTION[name]).quadratic] if attention is None else attention
     where = torch.device(device)
-    rows, ceilings, counted = [], {}, {}
+    rows, spent, ceilings, counted = [], {}, {}, {}
     count = converted = 0
     for px in sizes:
         model = make(px).eval().to(where, dtype)
@@ -157,12 +169,22 @@ def advise(
             run()
         times = {name: statistics.median(each) for name, each in interleaved_ms(passes, repeats, where).items()}
         highest = times[""] / times["nothing"]
+        if where.type == "cpu":
+            spent[px] = _where_time_goes(1 / highest, passes["nothing"])
         for name, ms in times.items():
             gain = times[""] / ms
             share = None if name == "" else gain / highest
             peak = peak_memory_mb(passes[name], where)
             rows.append(AdviceRow(name, px, tower.grid.num_tokens, ms, gain, share, peak))
-    return Advice(rows, ceilings, counted, count, converted)
+    return Advice(rows, spent, ceilings, counted, count, converted)
+
+
+def _where_time_goes(rest: float, without_mixing: Run) -> dict[str, float]:
+    """Shares of the time, largest first, of which `rest` is that of the pass without mixing; 1 where noise has more."""
+    rest = min(rest, 1.0)
+    shares = {MIXING: 1 - rest}
+    shares |= {kind: rest * share for kind, share in shares_of_time(without_mixing).items()}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def _ceiling(tower: Tower, layers: dict[int, ConvertedAttention]) -> float:

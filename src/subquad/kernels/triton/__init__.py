@@ -54,7 +54,10 @@ def most_channels() -> int:
     """Of a head: a state of 128² numbers needs the shared memory of a data center's GPU."""
     if not torch.cuda.is_available():
         return 128
-    return 128 if torch.cuda.get_device_properties().shared_memory_per_block_optin >= 160 * 2**10 else 64
+    properties = torch.cuda.get_device_properties()
+    # PyTorch's types have not known it in all versions
+    shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    return 128 if shared >= 160 * 2**10 else 64
 
 
 def _lazily(module: str, name: str) -> Callable[..., Any]:

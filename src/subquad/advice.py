@@ -1,0 +1,122 @@
+"""What another attention can gain in a network on this machine, and which engine and number format to take.
+
+import subquad
+
+print(subquad.advise("timm/vit_small_patch14_dinov2", img_size=[518, 1036]).text)
+"""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from subquad.conversion import Advice, convert
+from subquad.conversion import advise as advise_on_mechanisms
+from subquad.exports.engine_times import EngineTime, time_engines
+from subquad.runs.untrained_networks import maker_of
+from subquad.text import columns
+
+AS_IT_IS = "as it is"
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Advised:
+    """What was measured.
+
+    Attributes:
+        source: the network that it is about.
+        mechanisms: the network as it is, with other mechanisms and with none.
+        engines: by size, passes of the network as it is and with the quickest mechanism in every engine.
+    """
+
+    source: str
+    mechanisms: Advice
+    engines: dict[Size, list[EngineTime]]
+
+    @property
+    def text(self) -> str:
+        """Tables for a terminal, and what to take at each size."""
+        return "\n\n".join([self.mechanisms.text, *(self._engines_text(px) for px in self.engines)])
+
+    def fastest(self, px: Size) -> EngineTime | None:
+        """The quickest pass of an image of a size, whichever network it is of; None where every engine failed."""
+        timed = [row for row in self.engines[px] if row.ms is not None]
+        return min(timed, key=lambda row: row.ms or 0.0, default=None)
+
+    def _engines_text(self, px: Size) -> str:
+        rows = self.engines[px]
+        names = list(dict.fromkeys(row.network for row in rows))
+        cells: dict[tuple[str, str], dict[str, str]] = {(row.engine, row.dtype): {} for row in rows}
+        for row in rows:
+            cells[row.engine, row.dtype][row.network] = f"{row.ms:.1f}" if row.ms else "fails"
+        body = [[" ".join(form), *(times[name] for name in names)] for form, times in cells.items()]
+        lines = [columns([[f"{px[0]}×{px[1]}, ms", *names], *body])]
+        lines += [f"{row.engine} {row.dtype}, {row.network}: {row.reason}" for row in rows if row.reason]
+        # a command that is wider than a terminal goes on in the next line, as a shell takes it
+        wrapped = [textwrap.wrap(line, 76, subsequent_indent="    ") for line in self._what_to_take(px)]
+        return "\n".join([*lines, *(" \\\n".join(parts) for parts in wrapped)])
+
+    def _what_to_take(self, px: Size) -> list[str]:
+        row = self.fastest(px)
+        if row is None or row.ms is None:
+            return []
+        before = next(one.ms for one in self.mechanisms.rows if one.px == px and not one.attention)
+        lines = [f"take {row.network}, {row.engine} {row.dtype}: {row.ms:.1f} ms, {before / row.ms:.2f} times as fast"]
+        made = self.source
+        if row.network != AS_IT_IS:
+            made = "runs/converted"
+            lines.append(f"  subquad convert {self.source} --attention {row.network} --images … --output {made}")
+        if row.engine == "optimize":
+            lines.append("  subquad.optimize(model" + (", torch.bfloat16)" if row.dtype == "bf16" else ")"))
+        elif row.engine != "PyTorch":
+            size = px[0] if px[0] == px[1] else f"{px[0]} {px[1]}"
+            command = f"  subquad export {made} --format {row.engine} --dtype {row.dtype} --img-size {size} --output …"
+            lines.append(command)
+        return lines
+
+
+def advise(
+    source: str | Callable[[Size], nn.Module],
+    *,
+    img_size: int | Sequence[int | Size] = (512, 1024),
+    attention: Sequence[str] | None = None,
+    blocks: Sequence[int] | None = None,
+    engines: Sequence[str] | None = None,
+    repeats: int = 5,
+    dtype: torch.dtype = torch.float32,
+    log: Callable[[str], None] = lambda line: None,
+) -> Advised:
+    """Measure where a network's time goes, what other mechanisms gain, and what a pass takes in every engine.
+
+    Args:
+        source: a network of ours by name, timm/NAME, a run, or a function of (height, width) that makes one. Weights
+            do not matter.
+        img_size: pixels of images, one size or several.
+        attention: mechanisms; all that are not quadratic and fit the network if left out.
+        blocks: which attention layers; all if left out.
+        engines: formats of `subquad export` to time beside PyTorch; those that are installed if left out, and with
+            none at all PyTorch in other forms is not timed either.
+        repeats: passes of each, in turn.
+        dtype: of the first table; engines are timed in fp32, and in bf16 where the processor multiplies it.
+        log: gets a line for each thing that is timed.
+
+    Raises:
+        SubquadError: there is no such network, size, mechanism or engine, or nothing in it can be converted.
+    """
+    make = maker_of(source) if isinstance(source, str) else source
+    given = [img_size] if isinstance(img_size, int) else img_size
+    sizes = [(one, one) if isinstance(one, int) else (one[0], one[1]) for one in given]
+    mechanisms = advise_on_mechanisms(make, sizes, attention, blocks=blocks, repeats=repeats, dtype=dtype, log=log)
+    timed = {}
+    for px in sizes if engines is None or engines else ():
+        model = make(px).eval()
+        networks = {AS_IT_IS: model}
+        at_size = [row for row in mechanisms.rows if row.px == px and row.attention not in ("", "nothing")]
+        if at_size:
+            name = min(at_size, key=lambda row: row.ms).attention
+            networks[name] = convert(model, name, blocks=blocks, img_size=px)
+        timed[px] = time_engines(networks, px, engines, repeats=repeats, log=log)
+    return Advised(source if isinstance(source, str) else "MODEL", mechanisms, timed)

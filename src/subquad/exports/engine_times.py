@@ -1,0 +1,180 @@
+"""What a pass of a network takes in PyTorch and in other engines, in fp32 and bf16, each in a process of its own.
+
+Engines keep threads of their own that wait by spinning, so that two of them in one process disturb each other.
+"""
+
+import copy
+import importlib.util
+import json
+import multiprocessing
+import signal
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError, reason_of
+from subquad.exports.exporting import DTYPES, export, exporter_named
+from subquad.exports.formats import EXPORTERS
+from subquad.inference import optimize
+from subquad.text import one_line
+from subquad.timing import Run, interleaved_ms, warmed_up
+
+PYTORCH = {"PyTorch": lambda model: model, "optimize": optimize}
+"""Forms of a network in PyTorch itself: as it is, and by `subquad.optimize`."""
+
+MEASURED = ("fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class EngineTime:
+    """A network in an engine.
+
+    Attributes:
+        network: its name.
+        engine: "PyTorch", "optimize", or a format of EXPORTERS.
+        dtype: "fp32" or "bf16", of parameters and images.
+        ms: the median of a pass over one image; None where there is none.
+        reason: why there is none, in a line.
+    """
+
+    network: str
+    engine: str
+    dtype: str
+    ms: float | None = None
+    reason: str = ""
+
+
+def installed_formats() -> list[str]:
+    """Formats of engines other than PyTorch whose packages are installed."""
+    return [
+        name
+        for name, one in EXPORTERS.items()
+        if one.needs and all(importlib.util.find_spec(part) for part in one.needs)
+    ]
+
+
+def multiplies_bf16() -> bool:
+    """Whether this processor multiplies bf16 itself; others widen it, and are slower by it."""
+    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
+    return any(bool(getattr(torch.cpu, name)()) for name in asked if hasattr(torch.cpu, name))
+
+
+def time_engines(
+    networks: Mapping[str, nn.Module],
+    px: tuple[int, int],
+    formats: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    *,
+    repeats: int = 5,
+    log: Callable[[str], None] = lambda line: None,
+) -> list[EngineTime]:
+    """Time passes over one image of `px` (height, width): engine after engine, the networks in turn in each.
+
+    Args:
+        networks: by name; they are left as they are.
+        px: what files are written for.
+        formats: names of EXPORTERS beside PyTorch; those of `installed_formats` if left out.
+        dtypes: "fp32", "bf16" or both; bf16 where the processor multiplies it if left out.
+        repeats: passes of each, after one that warms up.
+        log: gets a line for each engine.
+
+    Raises:
+        SubquadError: a format or dtype is unknown, or its package is missing.
+    """
+    formats = installed_formats() if formats is None else formats
+    dtypes = [dtype for dtype in MEASURED if dtype != "bf16" or multiplies_bf16()] if dtypes is None else dtypes
+    for format in formats:
+        exporter_named(format)
+    if unknown := set(dtypes) - set(MEASURED):
+        raise SubquadError(f"passes are timed in {' and '.join(MEASURED)}, not in {', '.join(sorted(unknown))}")
+    able = dict.fromkeys(PYTORCH, MEASURED) | {name: EXPORTERS[name].dtypes for name in formats}
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="subquad-engines-") as folder:
+        file = Path(folder) / "networks.pt"
+        # as they are now, training and hooks included, for processes that start from nothing
+        torch.save({name: copy.deepcopy(model).eval() for name, model in networks.items()}, file)
+        for engine, of_engine in able.items():
+            for dtype in (dtype for dtype in dtypes if dtype in of_engine):
+                log(f"{px[0]}×{px[1]} {engine} {dtype}")
+                rows += in_a_process(file, engine, dtype, px, repeats, list(networks))
+    return rows
+
+
+def in_a_process(
+    file: Path, engine: str, dtype: str, px: tuple[int, int], repeats: int, names: Sequence[str]
+) -> list[EngineTime]:
+    """The rows of one engine, whose process may end as it likes."""
+    answer = file.with_name("times.json")
+    answer.unlink(missing_ok=True)
+    child = multiprocessing.get_context("spawn").Process(
+        target=_child, args=(file, answer, engine, dtype, px, repeats, torch.get_num_threads())
+    )
+    child.start()
+    try:
+        child.join()
+    finally:
+        child.kill()
+    if answer.exists():
+        return [EngineTime(**row) for row in json.loads(answer.read_text())]
+    reason = "its process was ended, as it is where memory runs out" if child.exitcode == -9 else "its process failed"
+    return [EngineTime(name, engine, dtype, None, f"{reason} ({child.exitcode})") for name in names]
+
+
+def _child(file: Path, answer: Path, engine: str, dtype: str, px: tuple[int, int], repeats: int, threads: int) -> None:
+    """What a process does: it writes its rows, and is the first to go where memory runs out."""
+    # whoever started it is told of Ctrl-C, and ends it; a command's own words are not for what libraries start in here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    torch.set_num_threads(threads)
+    # written by `time_engines` a moment ago, in a folder of its own
+    networks = torch.load(file, weights_only=False)
+    rows = timed_here(networks, engine, dtype, px, repeats, file.parent)
+    answer.write_text(json.dumps([vars(row) for row in rows]))
+
+
+def timed_here(
+    networks: Mapping[str, nn.Module], engine: str, dtype: str, px: tuple[int, int], repeats: int, folder: Path
+) -> list[EngineTime]:
+    """The rows of one engine, in this process; networks are brought to the dtype, files are written to `folder`."""
+    image = torch.randn(1, 3, *px, dtype=DTYPES[dtype])
+    passes: dict[str, Run] = {}
+    reasons: dict[str, str] = {}
+    for name, model in networks.items():
+        try:
+            run = _runner(model.to(DTYPES[dtype]), engine, dtype, px, folder / f"network-{len(passes)}")
+            passes |= warmed_up({name: _pass(run, image)}, torch.device("cpu"))[0]
+        except Exception as error:
+            # engines and their translators raise what they like
+            reasons[name] = one_line(reason_of(error))
+    times = interleaved_ms(passes, repeats, torch.device("cpu"))
+    return [
+        EngineTime(name, engine, dtype, statistics.median(times[name]))
+        if name in times
+        else EngineTime(name, engine, dtype, None, reasons[name])
+        for name in networks
+    ]
+
+
+def _runner(model: nn.Module, engine: str, dtype: str, px: tuple[int, int], path: Path) -> Callable[[Tensor], Any]:
+    if engine in PYTORCH:
+        return PYTORCH[engine](model)
+    exporter = exporter_named(engine)
+    written = export(model, path.with_suffix(exporter.suffix), format=engine, img_size=px, dtype=dtype)
+    return exporter.load(written.path)
+
+
+def _pass(run: Callable[[Tensor], Any], image: Tensor) -> Run:
+    def once() -> None:
+        with torch.inference_mode():
+            run(image)
+
+    return once

@@ -1,0 +1,106 @@
+"""Passes in every engine, each in a process of its own, and the advice that is made of them."""
+
+import pytest
+import torch
+from torch import nn
+
+import subquad
+from subquad import SubquadError
+from subquad.advice import AS_IT_IS, Advised
+from subquad.benchmarks import shares_of_time
+from subquad.benchmarks.time_shares import OTHER, kind_of
+from subquad.conversion import Advice
+from subquad.conversion.advising import AdviceRow
+from subquad.exports.engine_times import EngineTime, installed_formats, time_engines, timed_here
+from subquad.models import create_model
+
+PX = (32, 32)
+
+
+def network(attention="linear"):
+    return create_model("deit_tiny", attention=attention, img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=2)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Engines without processes of their own, which take seconds to begin."""
+
+    def run(file, engine, dtype, px, repeats, names):
+        return timed_here(torch.load(file, weights_only=False), engine, dtype, px, repeats, file.parent)
+
+    monkeypatch.setattr("subquad.exports.engine_times.in_a_process", run)
+
+
+def test_pytorch_is_timed_as_it_is_and_optimized_in_the_dtypes_that_are_asked_for(in_this_process):
+    model, said = network().train(), []
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    rows = time_engines({"a": model, "b": network("softmax")}, PX, [], ["fp32", "bf16"], repeats=1, log=said.append)
+    assert [(row.engine, row.dtype, row.network) for row in rows] == [
+        (engine, dtype, name) for engine in ("PyTorch", "optimize") for dtype in ("fp32", "bf16") for name in "ab"
+    ]
+    assert all(row.ms > 0 and not row.reason for row in rows)
+    assert said == ["32×32 PyTorch fp32", "32×32 PyTorch bf16", "32×32 optimize fp32", "32×32 optimize bf16"]
+    # what was given is as it was
+    assert model.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+class Refuses(nn.Module):
+    def forward(self, images):
+        raise ValueError(f"no images of\n{images.shape[-1]} px")
+
+
+def test_a_network_that_fails_in_an_engine_has_its_reason_in_a_line_and_the_others_are_timed(in_this_process):
+    broken, whole = time_engines({"a": Refuses(), "b": network()}, PX, [], ["fp32"], repeats=1)[:2]
+    assert broken.ms is None
+    assert broken.reason.startswith("no images of") and "\n" not in broken.reason
+    assert whole.ms > 0
+
+
+def test_unknown_formats_and_dtypes_are_refused_before_anything_is_timed():
+    with pytest.raises(SubquadError, match="did you mean onnx"):
+        time_engines({}, PX, ["onnxx"])
+    with pytest.raises(SubquadError, match="fp32 and bf16, not in fp16"):
+        time_engines({}, PX, [], ["fp16"])
+
+
+def test_shares_of_time_are_of_kinds_and_of_all_of_it():
+    linear, x = nn.Linear(256, 256), torch.randn(512, 256)
+    shares = shares_of_time(lambda: linear(x).relu(), repeats=2)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert next(iter(shares)) == "products of matrices"
+    assert kind_of("aten::native_layer_norm") == "norms"
+    assert kind_of("aten::copy_") == "copies"
+    assert kind_of("subquad::something_new") == OTHER
+
+
+def test_what_to_take_is_the_quickest_of_all_and_says_how():
+    before = AdviceRow("", PX, 17, 10.0, 1.0, None, 1.0)
+    rows = [
+        EngineTime(AS_IT_IS, "PyTorch", "fp32", 9.0),
+        EngineTime("linear", "PyTorch", "fp32", 8.0),
+        EngineTime(AS_IT_IS, "openvino", "bf16", None, "it has no sine"),
+        EngineTime("linear", "openvino", "bf16", 4.0),
+    ]
+    advised = Advised("timm/vit", Advice([before], {}, {}, {}, 1, 1), {PX: rows})
+    assert advised.fastest(PX) == rows[-1]
+    text = advised.text
+    assert "take linear, openvino bf16: 4.0 ms, 2.50 times as fast" in text
+    assert "subquad convert timm/vit --attention linear" in text
+    assert "subquad export runs/converted --format openvino --dtype bf16 --img-size 32" in text
+    assert "openvino bf16, as it is: it has no sine" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    nothing = Advised("timm/vit", Advice([before], {}, {}, {}, 1, 1), {PX: [rows[2]]})
+    assert nothing.fastest(PX) is None
+    assert "take" not in nothing.text
+
+
+@pytest.mark.slow
+def test_advice_goes_from_a_network_to_an_engine():
+    advised = subquad.advise(lambda px: network("softmax"), img_size=32, attention=["linear"], repeats=1)
+    engines = {row.engine for row in advised.engines[PX]}
+    assert engines == {"PyTorch", "optimize", *installed_formats()}
+    assert {row.network for row in advised.engines[PX]} == {AS_IT_IS, "linear"}
+    assert all(row.ms for row in advised.engines[PX]), [row.reason for row in advised.engines[PX]]
+    assert sum(advised.mechanisms.times[PX].values()) == pytest.approx(1)
+    assert all(len(line) <= 80 for line in advised.text.splitlines())
