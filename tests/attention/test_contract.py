@@ -32,8 +32,12 @@ from subquad.attention.contract import VOCABULARY
 from subquad.models.layers import SelfAttention
 
 every_mechanism = pytest.mark.parametrize("name", ATTENTION)
+# tables that all heads share, and such as differ from head to head
 TURNED = [
-    pytest.param(name, "mala", id=f"{name} turned") for name, cls in ATTENTION.items() if "rotation" in cls.inputs
+    pytest.param(name, rope, id=f"{name} turned as {rope}")
+    for name, cls in ATTENTION.items()
+    if "rotation" in cls.inputs
+    for rope in ("mala", "mlla", "dinov3")
 ]
 # as it is, and with a rotation where the mechanism turns its features itself
 every_way = pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What is released under our names: networks, and entries of single attention layers."""
 
+import re
+
 import torch
 from torch import Tensor
 
@@ -7,12 +9,17 @@ OURS = {"plain": "softmax", "flatten": "focused"}
 HOSTS = {("ttt", "vit"): "vit3", ("ttt", "h"): "hvit3"}
 SIZES = {"xt": "xtiny", "t": "tiny", "s": "small", "m": "medium", "b": "base", "l": "large"}
 
+RENAMED = {"flatten_cswin_s": "flatten_cswin_small_deep"}
+"""Configurations that one of another paper has the name of: Agent Attention's CSwin-S is another one."""
+
 
 def our_network(name: str) -> str:
     """The network of the table that a golden is of."""
+    name, pixels = re.fullmatch(r"(.*?)(_\d{3})?", RENAMED.get(name, name)).groups(default="")
     mechanism, *host, size = name.split("_")
+    sizes = SIZES | ({"b": "large"} if host == ["pvt"] else {})
     host = [HOSTS.get((mechanism, each), each) for each in host]
-    return "_".join([OURS.get(mechanism, mechanism), *host, SIZES.get(size, size)])
+    return "_".join([OURS.get(mechanism, mechanism), *host, sizes.get(size, size)]) + pixels
 
 
 def pola_layer(state: dict[str, Tensor], heads: int) -> dict[str, Tensor]:

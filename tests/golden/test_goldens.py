@@ -113,6 +113,11 @@ def kept_entries(record, model):
     return {name: own[target].view(kept[name]) for name, target in targets.items() if target in own}
 
 
+def test_every_network_that_is_recorded_is_one_of_the_table():
+    kinds = {name: golden(name).get("outputs", {}) for name in FILES if not name.startswith(("agentsd", "dense"))}
+    assert [name for name, outputs in kinds.items() if "logits" in outputs] == NETWORKS
+
+
 # one network of each of the smaller hosts and mechanisms in the fast tests
 SLOW = re.compile("swin|flatten|pola|agent_deit|inline_pvt|plain|soft_norm|[mr]ala_t|nala|mlla|ttt_h|mhla|agent_pvt_t$")
 SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) else name for name in NETWORKS]
@@ -240,17 +245,17 @@ class InBlock(nn.Module):
 def test_gated_attention_computes_what_the_released_layer_does(name):
     record, at = golden(name), "layers.0.blocks.0.attn."
     mechanism, grid = ATTENTION[name.partition("_")[0]], TokenGrid(*map(int, re.findall(r"\d+", name)))
-    heads = int(re.search(r"\(64, (\d+)\)", record["call"])[1])
+    dim, heads = map(int, re.search(r"\((\d+), (\d+)\)", record["call"]).groups())
     gate = "norm_silu" if any(key.startswith("ln.") for key in record["state_dict"]) else "plain"
     mechanism = partial(mechanism, local=False) if gate == "norm_silu" else mechanism
-    layer = GatedAttention(64, heads, mechanism, grid=grid, gate=gate).double()
+    layer = GatedAttention(dim, heads, mechanism, grid=grid, gate=gate).double()
     network = InBlock(layer)
     state = {at + key: tensor for key, tensor in make_state_dict(record["state_dict"]).items()}
     assert sum(parameter.numel() for parameter in network.parameters()) == record["num_params"]
     network.load_state_dict(to_our_layout(state, "mavit", {k: t.shape for k, t in network.state_dict().items()}))
     image = make_input(record["input_shape"]).requires_grad_()
     wide = traits_of(layer.inner).feature_width
-    rotation = rope_of("mala", 64 // heads, heads)(grid, image.device, image.dtype, feature_width=wide)
+    rotation = rope_of("mala", dim // heads, heads)(grid, image.device, image.dtype, feature_width=wide)
     y = layer(image.flatten(2).mT, grid=grid, rotation=rotation)
     assert_as_recorded(grid.to_image(y), record["outputs"]["out"])
     y.square().mean().backward()
@@ -409,19 +414,26 @@ MLLA = {"theirs": "layers.0.blocks.0.attn.", "ours": "stages.0.blocks.0.attn."}
 MLLA_BLOCK = {"theirs": "layers.0.blocks.0.", "ours": "stages.0.blocks.0."}
 
 
+def mlla_sizes(record):
+    """Channels and heads of a layer, between which the call has its grid."""
+    return map(int, re.search(r"\((\d+), \(\d+, \d+\), (\d+)\)", record["call"]).groups())
+
+
 def rotation_on(grid, dim, heads, dtype=torch.float64):
     return rope_of("mlla", dim // heads, heads)(grid, torch.device("cpu"), dtype)
 
 
-def test_mlla_attention_computes_what_the_released_layer_does():
-    record, grid = golden("mlla_attn_6x10"), TokenGrid(6, 10)
-    layer = MambaLikeAttention(64, 4, ATTENTION["mlla"], grid=grid).double()
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("mlla_attn_")])
+def test_mlla_attention_computes_what_the_released_layer_does(name):
+    record, grid = golden(name), grid_of(name)
+    dim, heads = mlla_sizes(record)
+    layer = MambaLikeAttention(dim, heads, ATTENTION["mlla"], grid=grid).double()
     state = under_our_names(make_state_dict(record["state_dict"]), layer, "mllanet", **MLLA)
     others = {name: tensor for name, tensor in layer.state_dict().items() if name not in state}
     assert {name.partition(".")[0] for name in others} == {"in_proj", "gate", "conv", "proj"}
     layer.load_state_dict(state | others)
     x = make_input(record["input_shape"]).requires_grad_()
-    supply = {"padding": None, "rotation": rotation_on(grid, 64, 4)}
+    supply = {"padding": None, "rotation": rotation_on(grid, dim, heads)}
     y = layer.mixed(supply | layer.heads(x), grid, grid)
     assert_as_recorded(y, record["outputs"]["out"])
     y.square().mean().backward()
@@ -429,13 +441,15 @@ def test_mlla_attention_computes_what_the_released_layer_does():
     assert x.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
 
 
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("mlla_block_")])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_mllas_block_computes_what_the_released_one_does(dtype):
-    record, grid = golden("mlla_block_6x10"), TokenGrid(6, 10)
-    block = MambaLikeBlock(64, MambaLikeAttention(64, 4, ATTENTION["mlla"], grid=grid)).to(dtype)
+def test_mllas_block_computes_what_the_released_one_does(name, dtype):
+    record, grid = golden(name), grid_of(name)
+    dim, heads = mlla_sizes(record)
+    block = MambaLikeBlock(dim, MambaLikeAttention(dim, heads, ATTENTION["mlla"], grid=grid)).to(dtype)
     block.load_state_dict(under_our_names(make_state_dict(record["state_dict"]), block, "mllanet", **MLLA_BLOCK))
     x = make_input(record["input_shape"]).to(dtype).requires_grad_()
-    y = block(x, grid=grid, rotation=rotation_on(grid, 64, 4, dtype))
+    y = block(x, grid=grid, rotation=rotation_on(grid, dim, heads, dtype))
     if dtype == torch.float32:
         assert_as_recorded(y, record["outputs"]["out"], rtol=1e-4, atol=1e-4)
         return

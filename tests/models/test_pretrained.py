@@ -98,12 +98,12 @@ def test_a_file_of_every_link_fits_its_network_entry_by_entry(row):
 
 
 def test_links_are_whole():
-    assert len([row for row in LINKS if not LINKS[row].is_repository]) == 60
+    assert len([row for row in LINKS if not (LINKS[row].is_repository or LINKS[row].is_share)]) == 60
     assert set(ROWS) == set(LINKS)
     for row, link in LINKS.items():
         assert link.url.startswith("https://") and link.page in PAGES and link.label
         assert link.page in (row.split("_")[0], "soft")
-    urls = [link.url for link in LINKS.values() if not link.is_repository]
+    urls = [link.url for link in LINKS.values() if not (link.is_repository or link.is_share)]
     assert len(set(urls)) == len(urls)
     assert row_of("agent_deit_small.r448") == row_of("agent_deit_small_448") == "agent_deit_small_448"
     with pytest.raises(
@@ -377,6 +377,19 @@ def test_a_released_file_that_is_fetched_computes_its_golden(file, shelf, monkey
 
 def listing(*paths):
     return Answer(json.dumps([{"type": "file", "path": path, "size": 3} for path in paths]).encode())
+
+
+@pytest.mark.parametrize("row", [next(row for row in ROWS if LINKS[row].is_share)])
+def test_files_of_a_share_are_put_in_their_place_by_hand(row, shelf, monkeypatch):
+    url = LINKS[row].url
+    state = shelf.put(row)
+    monkeypatch.setitem(LINKS, row, replace(LINKS[row], url=url))
+    place = pretrained.weights_home() / f"{row}.pth"
+    with pytest.raises(SubquadError, match="a browser has to open; fetch") as raised:
+        subquad.create_model(row, pretrained=True)
+    assert url in str(raised.value) and str(place) in str(raised.value)
+    place.write_bytes(shelf.answers[f"/{row}"][0].body)
+    assert torch.equal(subquad.create_model(row, pretrained=True).head.bias, state["head.bias"])
 
 
 def test_polaformers_files_are_found_by_name_in_the_repository(shelf, monkeypatch):

@@ -11,6 +11,7 @@ from subquad import ATTENTION, TokenGrid
 from subquad.attention.inline import LocalKernel
 from subquad.attention.mhla import mixing_start
 from subquad.ops import (
+    NORMALISERS,
     agent_weights,
     circulant_formula,
     circulant_weights,
@@ -248,6 +249,17 @@ def test_the_released_normaliser_of_mhla_is_of_the_queries_at_the_same_position_
     torch.testing.assert_close(weights[0, 0, i, 0], first)
 
 
+def test_rows_of_mhla_sum_to_one_and_with_the_released_normaliser_to_about_one():
+    grid, pieces = TokenGrid(16, 16), (4, 4)
+    q, k, _, _ = on_grid(grid, 64)
+    tensors = q, k, mixing_start("linear", pieces), *[torch.ones(2, 1, 64, dtype=torch.float64)] * 2
+    grids = {"grid": grid, "kv_grid": grid, "pieces": pieces}
+    paper, released = (mhla_weights(*tensors, **grids, normaliser=each).sum(-1) for each in NORMALISERS)
+    torch.testing.assert_close(paper, torch.ones_like(paper), rtol=1e-5, atol=0)
+    assert released.mean().item() == pytest.approx(1, abs=0.02)
+    assert released.std().item() == pytest.approx(0.15, abs=0.03) and 0.4 < released.min() < released.max() < 1.8
+
+
 @pytest.mark.parametrize(
     ("kind", "row"),
     [
@@ -401,6 +413,15 @@ def test_rank_augmented_weights_are_linear_ones_of_keys_that_the_mean_query_weig
         for j, kj in enumerate(keys):
             a, b = (turned_by_hand(x, at, d) for x, at in ((qi, places[i]), (kj, places[j]))) if turns else (qi, kj)
             torch.testing.assert_close(got[i, j], shares[j] * (a @ b) / divisor)
+
+
+def test_rows_that_turned_products_have_sum_to_one_where_nothing_turns_and_to_three_quarters_where_it_does():
+    q, k, rotation, _ = on_grid(TokenGrid(28, 28), 64, heads=4)
+    for spread, most in ((0.3, 0.03), (1.0, 0.06), (3.0, 0.15)):
+        for weights in (rala_weights, mlla_weights):
+            still, turned = (weights(spread * q, spread * k, rotation=each).sum(-1) for each in (None, rotation))
+            torch.testing.assert_close(still, torch.ones_like(still), rtol=1e-5, atol=0)
+            assert turned.mean().item() == pytest.approx(0.73, abs=0.05) and turned.std() < most
 
 
 def test_the_mean_query_is_of_those_that_are_there():

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from subquad.errors import SubquadError
+from subquad.models import NETWORKS, VARIANTS
 from subquad.reading import parse_settings
 from subquad.tasks import TASKS, fields_of, load_recipe, recipe_names
 from subquad.tasks.classification import Recipe
@@ -26,8 +27,24 @@ def test_a_packaged_recipe_names_its_source_and_its_command(kind, name):
 
 
 def test_the_recipes_of_the_papers_are_there():
-    papers = {"deit", "pvt", "swin", "cswin", "soft", "swin_384", "cswin_384", "cifar10", "cifar10_small", "digits"}
-    assert papers <= set(recipe_names(Recipe))
+    papers = {"deit", "pvt", "swin", "cswin", "soft", "mavit", "swin_384", "cswin_384"}
+    assert papers | {"cifar10", "cifar10_small", "digits"} <= set(recipe_names(Recipe))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_network_is_trained_as_its_size_was(name):
+    task, networks = TASKS["classify"], [each for each, row in NETWORKS.items() if row.variant == name]
+    for model in (name, *networks):
+        assert task.default_recipe({"data": "imagenet", "model": model}) == VARIANTS[name].recipe
+
+
+def test_mavits_recipe_is_the_published_one():
+    recipe = load_recipe("mavit", Recipe)
+    assert (recipe.epochs, recipe.warmup_epochs, recipe.cooldown_epochs, recipe.clip_grad) == (300, 5, 10, None)
+    assert (recipe.warmup_lr, recipe.min_lr, recipe.lr_base, recipe.weight_decay) == (1e-6, 1e-5, 5e-4, 0.05)
+    assert recipe.model_ema and recipe.model_ema_decay == pytest.approx(
+        0.99996 ** (8 * recipe.batch_size / 512), rel=1e-8
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

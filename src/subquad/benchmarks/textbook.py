@@ -7,6 +7,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -176,6 +177,60 @@ def polapp(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
     return (y if module.local is None else y + _own_conv(module.local, v, grid)) * s["g"]
 
 
+def mlla(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """Linear attention of ELU + 1, and the depthwise branch."""
+    q, k, v = F.elu(s["q"]) + 1, F.elu(s["k"]) + 1, s["v"]
+    n = k.shape[-2]
+    normalizer = 1 / (q @ k.mean(dim=-2, keepdim=True).transpose(-2, -1) + 1e-6)
+    y = q @ ((k.transpose(-2, -1) * n**-0.5) @ (v * n**-0.5)) * normalizer
+    return y if module.local is None else y + _own_conv(module.local, v, grid)
+
+
+def ttt(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """One step of the gated units and of the filter, gradients written out, and what they then answer."""
+    (q, filter_q), (k, filter_k), (v, filter_v) = (s[name].split([len(module.w1), 1], dim=1) for name in "qkv")
+    n, straight, gate = k.shape[-2], k @ module.w1, k @ module.w2
+    error, share = -v / (3 * n), torch.sigmoid(gate)
+    first = k.transpose(-2, -1) @ (error * gate * share)
+    second = k.transpose(-2, -1) @ (error * straight * share * (1 + gate * (1 - share)))
+    first, second = (step / (step.norm(dim=-2, keepdim=True) + 1) for step in (first, second))
+    y = (q @ (module.w1 - first)) * F.silu(q @ (module.w2 - second))
+    q, k, v = (rearrange(x, "b 1 (y x) d -> 1 (b d) y x", y=grid.height) for x in (filter_q, filter_k, filter_v))
+    around = F.pad(k, (1, 1, 1, 1)).unfold(2, grid.height, 1).unfold(3, grid.width, 1)
+    step = (around * (-v / (3 * n))[:, :, None, None]).sum(dim=(-2, -1))[0]
+    step = step / (step.flatten(1).norm(dim=1)[:, None, None] + 1)
+    kernels = repeat(module.w3, "d 1 i j -> (b d) 1 i j", b=len(y)) - step[:, None]
+    filtered = F.conv2d(q, kernels, padding=1, groups=len(kernels))
+    return torch.cat([y, rearrange(filtered, "1 (b d) y x -> b 1 (y x) d", b=len(y))], dim=1)
+
+
+def circulant(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """Two correlations by Fourier transforms, a softmax between them, then the gate."""
+    q, k, v = (torch.fft.rfft2(s[name].unflatten(2, grid.shape), dim=(2, 3)) for name in "qkv")
+    scores = torch.fft.irfft2(q.conj() * k, s=grid.shape, dim=(2, 3)) * grid.num_places**-0.5
+    shares = scores.flatten(2, 3).softmax(dim=2).unflatten(2, grid.shape)
+    y = torch.fft.irfft2(torch.fft.rfft2(shares, dim=(2, 3)).conj() * v, s=grid.shape, dim=(2, 3))
+    return y.flatten(2, 3) * F.silu(s["g"])
+
+
+def mhla(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
+    """A state of each block after the other, their mixtures, and what each block's queries read of its own."""
+    q, k = (
+        F.relu(x * (x.square().mean(dim=(1, 3), keepdim=True) + torch.finfo(x.dtype).eps).rsqrt() * scale) + 1e-6
+        for x, scale in ((s["q"], module.q_scale), (s["k"], module.k_scale))
+    )
+    v = torch.cat([s["v"], torch.ones_like(s["v"][..., :1])], dim=-1)
+    rows, columns = ([i * size // n for i in range(n + 1)] for size, n in zip(grid.shape, module.pieces, strict=True))
+    places = torch.arange(grid.num_places, device=q.device).view(grid.shape)
+    blocks = [places[a:b, c:d].flatten() for a, b in pairwise(rows) for c, d in pairwise(columns)]
+    states = torch.stack([k[:, :, block].transpose(-2, -1) @ v[:, :, block] for block in blocks])
+    mixed = torch.einsum("ij,jbhde->ibhde", module.mixing.clamp(min=1e-6), states)
+    read = torch.cat([q[:, :, block] @ state for block, state in zip(blocks, mixed, strict=True)], dim=2)
+    read = read[:, :, torch.cat(blocks).argsort()]
+    y = read[..., :-1] / (read[..., -1:] + 1e-6)
+    return y if module.local is None else y + _own_conv(module.local, s["v"], grid)
+
+
 def _own_conv(local: Any, v: Tensor, grid: TokenGrid) -> Tensor:
     """The depthwise convolution with a kernel for each channel."""
     image = rearrange(v, "b h (y x) d -> b (h d) y x", y=grid.height)
@@ -202,5 +257,9 @@ TEXTBOOK: dict[str, Callable[[Any, Supply, TokenGrid], Tensor]] = {
     "rala": rala,
     "nala": nala,
     "polapp": polapp,
+    "mlla": mlla,
+    "ttt": ttt,
+    "circulant": circulant,
+    "mhla": mhla,
 }
 """By mechanism: its module, its inputs and their grid (no prefix, no padding) to (b, h, n, d)."""

@@ -15,7 +15,7 @@ from subquad.models.timm_settings import default_cfg
 from subquad.models.variants import VARIANTS
 from subquad.weights.files import classes_in, fitted, read_weights, save_weights
 from subquad.weights.fitting import Adapted, adapt, misfits
-from subquad.weights.released import family_of, our_name
+from subquad.weights.released import HOST_OF, family_of, our_name
 from subquad.weights.released_heads import head_of
 
 
@@ -66,14 +66,16 @@ def recognise(state: dict[str, Tensor], where: Path | str) -> str:
         raise SubquadError(f"{where} is of a network with the head {head}: name it with --model, as NETWORK/{head}_…")
     family = family_of(state)
     names = [our_name(name, family) for name in state] if family else list(state)
-    fitting = [name for name in NETWORKS if _same_depths(name, family, names) and _fits(name, state)]
+    # whose layout it is trained what was published, not with other mechanisms what has the same entries
+    tables = (PUBLISHED, NETWORKS) if family else (NETWORKS,)
+    of_tables = (
+        [name for name in table if _same_depths(name, family, names) and _fits(name, state)] for table in tables
+    )
+    fitting = next(filter(None, of_tables), [])
     if not fitting:
         raise SubquadError(
             f"{where} fits none of the {len(NETWORKS)} networks: name the nearest with --model to see what differs"
         )
-    if family and not PUBLISHED.keys().isdisjoint(fitting):
-        # whose layout it is trained what was published, not with other mechanisms what has the same entries
-        fitting = [name for name in fitting if name in PUBLISHED]
     if len(fitting) > 1:
         raise SubquadError(f"{where} fits {' and '.join(fitting)} alike, entry by entry: name one with --model")
     return fitting[0]
@@ -84,12 +86,16 @@ def _same_depths(network: str, family: str | None, names: list[str]) -> bool:
     variant = VARIANTS[NETWORKS[network].variant]
     blocks = {match[0] for name in names if (match := re.match(r"stages\.\d+\.blocks\.\d+\.", name))}
     expected = {f"stages.{s}.blocks.{j}." for s, depth in enumerate(variant.depths) for j in range(depth)}
-    return blocks == expected and family in (None, variant.host)
+    return blocks == expected and (family is None or HOST_OF.get(family, family) == variant.host)
 
 
 def _fits(network: str, state: dict[str, Tensor]) -> bool:
     model = assemble(network, num_classes=classes_in(state) or 0, device="meta")
-    adapted = adapt(state, model)
+    try:
+        adapted = adapt(state, model)
+    except SubquadError:
+        # tables on a grid that is none with this network's prefix tokens, say
+        return False
     return not adapted.resized and not misfits(adapted.state, model.state_dict())
 
 

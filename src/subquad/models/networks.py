@@ -46,6 +46,7 @@ SOURCES = {
     "circulant": "github.com/LeapLabTHU/Circulant-Attention",
     "rala": "huggingface.co/aldjalkdf/RAVLT",
     "ttt": "github.com/LeapLabTHU/ViTTT",
+    "polapp": "github.com/ZacharyMeng/PolaFormerPP",
 }
 """Where the authors' weights are."""
 
@@ -148,7 +149,7 @@ def nala(variant: str, params: float, gmacs: float, top1: float) -> Network:
 
 def polapp(variant: str, params: float, gmacs: float, top1: float) -> Network:
     """PolaFormer++, the table of its repository."""
-    return Network(variant, fine("polapp"), {}, params, gmacs, top1)
+    return Network(variant, fine("polapp"), {}, params, gmacs, top1, "polapp")
 
 
 def fine(mechanism: str) -> tuple[str, ...]:

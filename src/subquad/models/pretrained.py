@@ -258,8 +258,10 @@ def _wanted(row: str, wanted: Wanted, mirror: str) -> Wanted:
     if mirror:
         return Wanted(f"{mirror.rstrip('/')}/{row}.pth", wanted.target, wanted.what)
     link = link_of(row)
-    if isinstance(link, DenseLink) or not link.is_repository:
+    if isinstance(link, DenseLink) or not (link.is_repository or link.is_share):
         return wanted
+    if link.is_share:
+        raise wanted.error("its authors share a folder that a browser has to open")
     try:
         file = hub_file(link.url, network_of(row))
     except SubquadError as error:

@@ -142,7 +142,7 @@ def mllanet(embed_dim: int, depths: tuple[int, ...], num_heads: tuple[int, ...],
     return Variant("mllanet", depths, sizes, "swin")
 
 
-def mavit(size: str, *, family: str = "", recipe: str = "deit", **more: Any) -> Variant:
+def mavit(size: str, *, family: str = "", recipe: str = "mavit", **more: Any) -> Variant:
     """A MAViT, arXiv 2507.00698, or what else stands on this host: sizes are the same, and `more` is what differs."""
     depths, sizes = MAVIT_SIZES[size]
     return Variant("mavit", depths, {**sizes, "rope": "mala", **more}, recipe, family)

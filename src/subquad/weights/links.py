@@ -29,6 +29,7 @@ PAGES: dict[str, Page] = {
     "mala": Page("https://huggingface.co/aldjalkdf/MAViT", "no licence file"),
     "rala": Page("https://huggingface.co/aldjalkdf/RAVLT", "MIT by its model card, no licence file"),
     "ttt": Page("https://github.com/LeapLabTHU/ViTTT", "MIT"),
+    "polapp": Page("https://pan.baidu.com/s/1tjG-Qq2zFwN_HZswAzxarQ?pwd=atba", "no licence file"),
 }
 """By mechanism: where the links stand."""
 
@@ -38,7 +39,8 @@ class Link:
     """A file of the authors'.
 
     Attributes:
-        url: its link; or that of a repository of the hub, whose files are listed when one is asked for.
+        url: its link; or that of a repository of the hub, whose files are listed when one is asked for; or that of a
+            share, from which a person has to fetch it.
         page: a name of PAGES.
         label: what the page calls the file: the configuration, or the network.
         top1: ImageNet-1k accuracy in per cent as the page prints it, None where it prints none.
@@ -60,7 +62,12 @@ class Link:
     @property
     def is_repository(self) -> bool:
         """Whether the link is of a repository of the Hugging Face hub."""
-        return self.url == PAGES[self.page].url
+        return self.url == PAGES[self.page].url and not self.is_share
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the link is of a folder that is opened by a browser alone: files are put in their place by hand."""
+        return self.url.startswith("https://pan.baidu.com/")
 
 
 def _tsinghua(page: str, share: str, label: str, top1: float, **more: object) -> Link:
@@ -116,6 +123,11 @@ def mala(label: str, top1: float) -> Link:
 def rala(label: str, top1: float) -> Link:
     """Of RALA, README.md."""
     return Link(f"{PAGES['rala'].url}/resolve/main/{label}.pth", "rala", label, top1)
+
+
+def polapp(label: str, top1: float) -> Link:
+    """Of PolaFormer++, README.md: one share of all files, whose names were not known when this was written."""
+    return Link(PAGES["polapp"].url, "polapp", label, top1)
 
 
 WITHOUT_RIDGE = 'trained in 2021 without ridge: create_model("soft_tiny", inverse="plain", pretrained=True)'
@@ -189,6 +201,12 @@ LINKS: dict[str, Link] = {
     "rala_small": rala("RAVLT_S", 84.4),
     "rala_base": rala("RAVLT_B", 85.5),
     "rala_large": rala("RAVLT_L", 86.1),
+    "polapp_b0": polapp("PolaFormer++ b0", 76.9),
+    "polapp_b1": polapp("PolaFormer++ b1", 79.1),
+    "polapp_b2": polapp("PolaFormer++ b2", 82.8),
+    "polapp_b3": polapp("PolaFormer++ b3", 84.3),
+    "polapp_b4": polapp("PolaFormer++ b4", 85.4),
+    "polapp_b5": polapp("PolaFormer++ b5", 85.6),
     "ttt_vit3_tiny": ttt("e12d1bd1c20c4e06a2da", "ViT³-T", 76.5),
     "ttt_vit3_small": ttt("4ab59ca54b474dff9b70", "ViT³-S", 81.6),
     "ttt_vit3_base": ttt("c9e9bb09f85d449ab8cf", "ViT³-B", 82.6),

@@ -185,7 +185,7 @@ MARKS: dict[str, str] = {
     r"^layers\.0\.blocks\.0\.mlp\.dwc\.weight$": "hvit3",
     r"^layers\.0\.blocks\.0\.norm1\.weight$": "swin",
     r"^layers\.0\.blocks\.0\.norm1\.norm\.weight$": "mavit",
-    r"^blocks\.0\.attn\.piece_attn\.conv\.weight$": "mhla",
+    r"^blocks\.0\.attn\.to_qkv\.weight$": "mhla",
     r"^blocks\.0\.norm1\.weight$": "vit",
 }
 """By which entry a family is recognised, the first that is there."""

@@ -13,7 +13,7 @@ from subquad.data.synthetic.long_distances import DRAWN
 from subquad.errors import SubquadError
 from subquad.flags import Flag, file_to_write, positive, whole
 from subquad.large import chunk_blocks
-from subquad.models import VARIANTS, create_model, load_checkpoint
+from subquad.models import NETWORKS, VARIANTS, create_model, load_checkpoint
 from subquad.models.pretrained import source_of
 from subquad.tasks.accuracy import evaluate
 from subquad.tasks.backbone_arguments import arguments_of
@@ -101,7 +101,8 @@ class Classification(Task):
         data, model = given.get("data", "digits").partition(":")[0], given.get("model")
         if data in OWN_RECIPES:
             return OWN_RECIPES[data]
-        return VARIANTS[model].recipe if model in VARIANTS else "deit"
+        size = NETWORKS[model].variant if model in NETWORKS else model
+        return VARIANTS[size].recipe if size in VARIANTS else "deit"
 
     @classmethod
     def build(cls, **creation: Any) -> nn.Module:
