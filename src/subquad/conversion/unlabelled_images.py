@@ -129,6 +129,10 @@ class InMemory:
     def __init__(self, images: Tensor, *, batch_size: int, seed: int = 0):
         if images.dim() != 4 or len(images) < 1 or batch_size < 1:
             raise SubquadError(f"images are a tensor (n, c, y, x), got one of {tuple(images.shape)}")
+        if not images.is_floating_point():
+            raise SubquadError(
+                f"images are as the network takes them, normalized numbers, got a tensor of {images.dtype}"
+            )
         self.images, self.batch_size, self.seed = images, min(batch_size, len(images)), seed
 
     def __call__(self, update: int) -> Tensor:
