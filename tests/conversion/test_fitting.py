@@ -1,19 +1,21 @@
 """Alignment and distillation: errors fall, blocks do not see each other, what is broken off goes on as if unbroken."""
 
 import copy
+import tarfile
 
 import pytest
 import torch
 from foreign import sharp
 from foreign_diffusion import denoiser, inputs
 from mechanisms import refuses
+from PIL import Image
 from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.conversion import align, converted_layers, distil, relative_errors, sensitivity, trade_off
 from subquad.conversion.distilling import trained_parameters
-from subquad.conversion.unlabelled_images import Drawn, as_batches, open_images, views
+from subquad.conversion.unlabelled_images import Drawn, as_batches, has_parts, open_images, views
 from subquad.data import InputConfig
 from subquad.grid import TokenGrid
 
@@ -211,8 +213,6 @@ def test_what_went_wrong_is_one_line():
 
 
 def test_pictures_of_a_folder_in_an_order_of_their_seed_without_the_broken_ones(tmp_path):
-    from PIL import Image
-
     for place in range(5):
         Image.new("RGB", (80 + place, 70), (50 * place, 0, 0)).save(tmp_path / f"{place}.png")
     (tmp_path / "5.png").write_bytes(b"no picture")
@@ -227,6 +227,22 @@ def test_pictures_of_a_folder_in_an_order_of_their_seed_without_the_broken_ones(
     assert images.broken_paths() == [str(tmp_path / "5.png")]
     for settings in ({"crop_padding": 4}, {"scale": (1.0, 1.0)}):
         assert Drawn(images, views(config, **settings), batch_size=2)(0).shape[1:] == (3, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("folders", "has_held_out"), [(("",), False), (("a/", "b/"), True), (("train/a/", "val/a/"), True)], ids=str
+)
+def test_images_of_an_archive_need_no_classes(folders, has_held_out, tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "cache"))
+    archive = tmp_path / "photos.tar"
+    with tarfile.open(archive, "w") as tar:
+        for folder in folders:
+            for number in range(4):
+                file = tmp_path / f"{number}.png"
+                Image.new("RGB", (8, 8), (50 * number, 0, 0)).save(file)
+                tar.add(file, f"{folder}{number}.png")
+    assert len(open_images(archive)) >= 4
+    assert has_parts(archive) == has_held_out
 
 
 @pytest.mark.parametrize("attention", ["linear", "agent:num_agents=4"])
