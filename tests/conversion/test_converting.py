@@ -2,6 +2,7 @@
 
 import copy
 import io
+import threading
 from functools import partial
 
 import numpy as np
@@ -227,6 +228,35 @@ def test_what_was_trained_besides_is_not_restored_in_silence():
         subquad.restore(student)
 
 
+@pytest.mark.parametrize("name", ["timm ViT", "timm DINOv3", "torch encoder"])
+def test_threads_that_call_one_network_each_have_the_grid_of_their_image(name):
+    """Two shapes of one number of tokens: what is mixed up is no error."""
+    student = subquad.convert(teacher(name), "inline")
+    for layer in converted_layers(student).values():
+        for parameter in layer.inner.parameters():
+            # local branches start as zeros, which see no neighbours
+            nn.init.normal_(parameter)
+    calls = [images(64, 96), images(96, 64)]
+    expected = [answer(student, x) for x in calls]
+    both_embedded, answers = threading.Barrier(2), [None, None]
+    embedding = student.get_submodule(student.subquad_conversion.embedding)
+
+    def wait(*called):
+        both_embedded.wait(60)
+
+    embedding.register_forward_hook(wait)
+
+    def call(number):
+        answers[number] = answer(student, calls[number])
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(one, other) for one, other in zip(answers, expected, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_what_is_put_back_is_of_the_type_that_the_network_has_by_now(dtype):
     model = teacher("timm ViT")
@@ -248,6 +278,24 @@ def test_blocks_are_any_whole_numbers():
     for blocks in (range(1), np.argsort([0.1, 0.2])[:1], torch.tensor([0]), (0,)):
         assert list(converted_layers(subquad.convert(model, "linear", blocks=blocks))) == [0]
     assert conversion_of(subquad.convert(model, "linear", img_size=[64, 96])).grid == (4, 6, 1)
+
+
+def not_copyable():
+    """PyTorch copies no tensor that something was computed from, as those of weight norms of DINO's heads."""
+    model = teacher("timm ViT")
+    model.doubled = 2 * model.cls_token
+    return model
+
+
+class Quantized(nn.Linear):
+    def get_extra_state(self):
+        return torch.qint8
+
+
+def quantized():
+    model = teacher("timm ViT")
+    model.head = Quantized(48, 5)
+    return model
 
 
 def windows_alone():
@@ -297,8 +345,10 @@ def odd():
         (lambda: subquad.convert(teacher("timm ViT").to("meta"), "linear"), "cls_token is on the device meta"),
         (lambda: subquad.convert(windows_alone(), "linear"), r"blocks\.0\.attn sees a window.*name those"),
         (lambda: load_converted("delta.safetensors", "timm/vit"), "teacher is the network"),
+        (lambda: subquad.convert(not_copyable(), "linear"), "can't be copied, take in_place=True"),
+        (lambda: subquad.convert(quantized(), "linear"), "as in quantized networks"),
     ],
-    ids=range(21),
+    ids=range(23),
 )
 def test_mistakes_are_one_line(call, says):
     with pytest.raises(SubquadError, match=says) as caught:

@@ -7,12 +7,12 @@ from operator import index
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.conversion.towers import Layer, Tower, find_tower
-from subquad.errors import SubquadError, shown
+from subquad.errors import SubquadError, reason_without_path, shown
 from subquad.models.assembling import as_json, check_names, make_mechanisms
 from subquad.models.attention_names import Block, Names, parse_blocks, split_names
 from subquad.weights.digest import digest_of
@@ -101,7 +101,7 @@ def convert(
     mechanisms = _mechanisms(tower, dict(zip(names, chosen, strict=True)), settings)
     digest = digest_of(model.state_dict(), "")
     if not in_place:
-        model = deepcopy(model)
+        model = _copied(model)
     recorder = tower.recorder(tower.grid.prefix)
     modules = dict(model.named_modules())
     made: dict[str, ConvertedAttention] = {}
@@ -260,10 +260,21 @@ def _height_and_width(img_size: Any) -> tuple[int, int] | None:
 
 def _check_weights_are_there(model: nn.Module) -> None:
     for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor):
+            raise SubquadError(f"{name} is no tensor, as in quantized networks: convert the network, then quantize it")
         if tensor.is_meta:
             raise SubquadError(
                 f"{name} is on the device meta, without numbers: load the network's weights, then convert"
             )
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise SubquadError(
+            f"this {type(model).__name__} can't be copied, take in_place=True: {reason_without_path(error)[:120]}"
+        ) from None
 
 
 def _as_now(original: nn.Module, module: nn.Module) -> None:
