@@ -22,13 +22,13 @@ from subquad.text import clock
 Colours = Mapping[str, str]
 
 _STEPS = (
-    "On the same images. Kept is the student’s score as a share of the teacher’s, agreement the share of "
-    "images with the same most likely class; the error is ‖y − t‖² / ‖t‖² of the last features. Time is that of the "
-    "step’s fit."
+    "All steps are judged on the same images. Kept is the student’s score as a share of the teacher’s, agreement the "
+    "share of images with the same most likely class; the error is ‖y − t‖² / ‖t‖² of the last features. Time is that "
+    "of the step’s fit."
 )
 _ON_HELD_OUT = {
-    True: "These are held-out images of the network’s own data. ",
-    False: "These are parts of the images that the student was fitted to, other ones than were trained on: the figures "
+    True: "Judged on held-out images of the network’s own data. ",
+    False: "Judged on other parts of the very images that the student was fitted to: the figures "
     "say how well it was fitted, not how it does on others. ",
     None: "",
 }
