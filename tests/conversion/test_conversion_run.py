@@ -158,7 +158,13 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     flags = ["--blocks", 0, 11, "--align-updates", 1, "--distil-updates", 0, "--batch-size", 2, "--max-judged", 2]
     source = ("timm/vit_tiny_patch16_224", "--weights", tmp_path / "weights.safetensors")
     assert run("convert", *source, "--attention", "inline", "--images", photos, "--output", out, *flags) == 0
-    assert "2 of 12 blocks" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 of 12 blocks" in said
+    assert f"judged on other parts of {photos}, which it is fitted to" in said
+    assert f"1 of 5 images could not be read and were left out, the first is {photos / 'broken.jpg'}" in said
+    page = (out / "conversion.html").read_text()
+    assert "how well it was fitted, not how it does on others" in page
+    assert "held-out images of the network" not in page
     student = load_converted(out / "delta.safetensors", model.eval())
     assert list(student.subquad_conversion.paths) == [0, 11]
     capsys.readouterr()
@@ -170,6 +176,14 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     (out / "student.safetensors").unlink()
     assert run("predict", photos / "0.jpg", "--checkpoint", out) == 2
     assert "is a conversion of timm/vit_tiny_patch16_224=" in capsys.readouterr().err
+
+
+def test_a_time_budget_is_shared_by_both_fits_as_their_updates_are():
+    plan = Plan(source="a", images="b", align_updates=100, distil_updates=300, time_budget=2)
+    assert plan.schedule_of(100, 1e-3)["time_budget"] == 30
+    assert plan.schedule_of(300, 1e-3)["time_budget"] == 90
+    with pytest.raises(subquad.SubquadError, match="in minutes above 0, got -1"):
+        Plan(source="a", images="b", time_budget=-1)
 
 
 def test_what_can_not_be_begun_leaves_no_plan_in_the_way(trained, tmp_path):
@@ -245,6 +259,8 @@ def test_advice_on_the_command_line(capsys):
         ),
         (["convert", RUN, "--images", "digits", "--output", "o", "--speedup", 2], "give both speedup and at"),
         (["convert", RUN, "--images", "nowhere/x", "--output", "o"], "nowhere"),
+        (["convert", RUN, "--images", "nowhere", "--output", "o"], "unknown data, folder or archive 'nowhere'"),
+        (["convert", RUN, "--images", "digits", "--output", "o", "--time-budget", 0], "must be a number, above 0"),
         (
             ["convert", RUN, "--images", "digits", "--output", "o", "--weights", "f"],
             "--weights are of a network of timm",
@@ -255,7 +271,7 @@ def test_advice_on_the_command_line(capsys):
         (["advise", "deit_tinny"], "did you mean"),
         (["advise", "timm/resnet18", "--img-size", "64"], "timm/resnet18 can't be made"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

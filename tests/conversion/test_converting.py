@@ -2,8 +2,10 @@
 
 import copy
 import io
+import threading
 from functools import partial
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.conversion import converted_layers
+from subquad.conversion import conversion_of, converted_layers, load_converted
 from subquad.conversion.converted_attention import ADDED
 from subquad.grid import TokenGrid
 from subquad.models.mavit import GATES
@@ -226,6 +228,81 @@ def test_what_was_trained_besides_is_not_restored_in_silence():
         subquad.restore(student)
 
 
+@pytest.mark.parametrize("name", ["timm ViT", "timm DINOv3", "torch encoder"])
+def test_threads_that_call_one_network_each_have_the_grid_of_their_image(name):
+    """Two shapes of one number of tokens: what is mixed up is no error."""
+    student = subquad.convert(teacher(name), "inline")
+    for layer in converted_layers(student).values():
+        for parameter in layer.inner.parameters():
+            # local branches start as zeros, which see no neighbours
+            nn.init.normal_(parameter)
+    calls = [images(64, 96), images(96, 64)]
+    expected = [answer(student, x) for x in calls]
+    both_embedded, answers = threading.Barrier(2), [None, None]
+    embedding = student.get_submodule(student.subquad_conversion.embedding)
+
+    def wait(*called):
+        both_embedded.wait(60)
+
+    embedding.register_forward_hook(wait)
+
+    def call(number):
+        answers[number] = answer(student, calls[number])
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(one, other) for one, other in zip(answers, expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_put_back_is_of_the_type_that_the_network_has_by_now(dtype):
+    model = teacher("timm ViT")
+    restored = subquad.restore(subquad.convert(model, "agent", num_agents=4).to(dtype), strict=False)
+    assert {parameter.dtype for parameter in restored.parameters()} == {dtype}
+    assert torch.equal(answer(restored, images().to(dtype)), answer(copy.deepcopy(model).to(dtype), images().to(dtype)))
+
+
+def test_a_network_that_is_converted_without_gradients_can_be_trained():
+    model = teacher("timm ViT")
+    with torch.inference_mode():
+        student = subquad.convert(model, "agent", num_agents=4)
+    student(images()).sum().backward()
+    assert all(parameter.grad is not None for parameter in student.blocks[0].attn.parameters())
+
+
+def test_blocks_are_any_whole_numbers():
+    model = teacher("timm ViT")
+    for blocks in (range(1), np.argsort([0.1, 0.2])[:1], torch.tensor([0]), (0,)):
+        assert list(converted_layers(subquad.convert(model, "linear", blocks=blocks))) == [0]
+    assert conversion_of(subquad.convert(model, "linear", img_size=[64, 96])).grid == (4, 6, 1)
+
+
+def not_copyable():
+    """PyTorch copies no tensor that something was computed from, as those of weight norms of DINO's heads."""
+    model = teacher("timm ViT")
+    model.doubled = 2 * model.cls_token
+    return model
+
+
+class Quantized(nn.Linear):
+    def get_extra_state(self):
+        return torch.qint8
+
+
+def quantized():
+    model = teacher("timm ViT")
+    model.head = Quantized(48, 5)
+    return model
+
+
+def windows_alone():
+    sizes = {"depth": 2, "global_attn_indexes": (), "window_size": 3, "neck_chans": 16}
+    return timm.create_model("samvit_base_patch16", img_size=64, embed_dim=48, num_heads=4, **sizes)
+
+
 class OddAttention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -258,8 +335,20 @@ def odd():
             "converted already",
         ),
         (lambda: answer(subquad.convert(teacher("timm ViT"), "linear", prefix=0), images()), "17 tokens are not"),
+        (lambda: subquad.convert(teacher("timm ViT"), 3), "name of a mechanism, or one for each block, got 3"),
+        (lambda: subquad.convert(teacher("timm ViT"), ATTENTION["linear"]), "name of a mechanism"),
+        (lambda: subquad.convert(teacher("timm ViT"), {0: ATTENTION["linear"]}), "name of a mechanism"),
+        (lambda: subquad.convert(teacher("timm ViT"), "linear", blocks=1), "numbers from 0 to 1"),
+        (lambda: subquad.convert(teacher("timm ViT"), "linear", blocks="1"), "numbers from 0 to 1"),
+        (lambda: subquad.convert(teacher("timm ViT"), "linear", img_size=(64, 64, 3)), "one number of pixels, or"),
+        (lambda: subquad.convert(teacher("timm ViT"), "linear", img_size=64.0), "one number of pixels, or"),
+        (lambda: subquad.convert(teacher("timm ViT").to("meta"), "linear"), "cls_token is on the device meta"),
+        (lambda: subquad.convert(windows_alone(), "linear"), r"blocks\.0\.attn sees a window.*name those"),
+        (lambda: load_converted("delta.safetensors", "timm/vit"), "teacher is the network"),
+        (lambda: subquad.convert(not_copyable(), "linear"), "can't be copied, take in_place=True"),
+        (lambda: subquad.convert(quantized(), "linear"), "as in quantized networks"),
     ],
-    ids=range(11),
+    ids=range(23),
 )
 def test_mistakes_are_one_line(call, says):
     with pytest.raises(SubquadError, match=says) as caught:

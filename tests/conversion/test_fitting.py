@@ -1,18 +1,21 @@
 """Alignment and distillation: errors fall, blocks do not see each other, what is broken off goes on as if unbroken."""
 
 import copy
+import tarfile
 
 import pytest
 import torch
 from foreign import sharp
 from foreign_diffusion import denoiser, inputs
 from mechanisms import refuses
+from PIL import Image
 from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.conversion import align, converted_layers, distil, relative_errors
-from subquad.conversion.unlabelled_images import Drawn, as_batches, open_images, views
+from subquad.conversion import align, converted_layers, distil, relative_errors, sensitivity, trade_off
+from subquad.conversion.distilling import trained_parameters
+from subquad.conversion.unlabelled_images import Drawn, as_batches, has_parts, open_images, views
 from subquad.data import InputConfig
 from subquad.grid import TokenGrid
 
@@ -210,8 +213,6 @@ def test_what_went_wrong_is_one_line():
 
 
 def test_pictures_of_a_folder_in_an_order_of_their_seed_without_the_broken_ones(tmp_path):
-    from PIL import Image
-
     for place in range(5):
         Image.new("RGB", (80 + place, 70), (50 * place, 0, 0)).save(tmp_path / f"{place}.png")
     (tmp_path / "5.png").write_bytes(b"no picture")
@@ -226,6 +227,78 @@ def test_pictures_of_a_folder_in_an_order_of_their_seed_without_the_broken_ones(
     assert images.broken_paths() == [str(tmp_path / "5.png")]
     for settings in ({"crop_padding": 4}, {"scale": (1.0, 1.0)}):
         assert Drawn(images, views(config, **settings), batch_size=2)(0).shape[1:] == (3, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("folders", "has_held_out"), [(("",), False), (("a/", "b/"), True), (("train/a/", "val/a/"), True)], ids=str
+)
+def test_images_of_an_archive_need_no_classes(folders, has_held_out, tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "cache"))
+    archive = tmp_path / "photos.tar"
+    with tarfile.open(archive, "w") as tar:
+        for folder in folders:
+            for number in range(4):
+                file = tmp_path / f"{number}.png"
+                Image.new("RGB", (8, 8), (50 * number, 0, 0)).save(file)
+                tar.add(file, f"{folder}{number}.png")
+    assert len(open_images(archive)) >= 4
+    assert has_parts(archive) == has_held_out
+
+
+@pytest.mark.parametrize("attention", ["linear", "agent:num_agents=4"])
+def test_a_frozen_teacher_has_a_student_that_is_trained(attention):
+    """Pretrained backbones are frozen by habit, and some mechanisms add no parameters of their own."""
+    model = sharp("timm ViT").requires_grad_(False)
+    student = subquad.convert(model, attention)
+    before = state_of(student)
+    align(student, PICTURES, teacher=model, updates=5, **FAST)
+    aligned = state_of(student)
+    changed = {name for name in before if not torch.equal(before[name], aligned[name])}
+    assert {"blocks.0.attn.qkv.weight", "blocks.1.attn.proj.weight"} <= changed
+    assert all(".attn." in name for name in changed)
+    assert len(trained_parameters(student, "all")) == len(list(student.parameters()))
+    distil(student, PICTURES, teacher=model, train="all", updates=2, **FAST)
+    # as it was when it was handed over
+    assert not any(parameter.requires_grad for parameter in student.norm.parameters())
+
+
+def test_what_is_frozen_in_a_network_that_is_not_stays():
+    _, student = small()
+    student.patch_embed.requires_grad_(False)
+    trained = {id(parameter) for parameter in trained_parameters(student, "all")}
+    stay = {name for name, parameter in student.named_parameters() if id(parameter) not in trained}
+    assert stay == {"patch_embed.proj.weight", "patch_embed.proj.bias"}
+
+
+def shorter():
+    model = sharp("timm ViT")
+    del model.blocks[1]
+    return model
+
+
+def with_other_classes():
+    model = sharp("timm ViT")
+    model.reset_classifier(7)
+    return model
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda student, teacher: align(student, PICTURES, teacher=teacher, updates=1, **FAST),
+        lambda student, teacher: distil(student, PICTURES, teacher=teacher, updates=1, **FAST),
+        lambda student, teacher: relative_errors(student, teacher, PICTURES),
+        lambda student, teacher: sensitivity(student, teacher, [PICTURES]),
+        lambda student, teacher: trade_off(student, teacher, [PICTURES], []),
+    ],
+    ids=["align", "distil", "relative_errors", "sensitivity", "trade_off"],
+)
+def test_a_teacher_that_the_student_was_not_made_of_is_refused(measure):
+    _, student = small()
+    for teacher, says in ((student, "converted, too"), (shorter(), "another network"), (with_other_classes(), "head")):
+        with pytest.raises(SubquadError, match=says) as caught:
+            measure(student, teacher)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_copy_of_a_student_is_fitted_alone():

@@ -19,6 +19,11 @@ REFUSED = {
     "MaxViT": ("maxvit_rmlp_pico_rw_256", {}, r"is a timm\.models\.maxxvit\.\w*Attention\w*"),
     "MobileViT": ("mobilevit_xxs", {}, "no patch embedding"),
     "PVTv2": ("pvt_v2_b0", {}, r"is a timm\.models\.pvt_v2\.Attention"),
+    "parallel blocks": (
+        "vit_base_patch16_xp_224",
+        TINY | {"img_size": 64},
+        r"no blocks with attention .* timm\.\S*\.ParallelScalingBlock holds none",
+    ),
     "ResNet": ("resnet10t", {}, "no patch embedding"),
     "Swin v2, CR": ("swinv2_cr_tiny_ns_224", PYRAMID | {"img_size": 64}, r"is a timm.*swin_transformer_v2_cr\.Window"),
 }

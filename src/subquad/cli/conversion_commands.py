@@ -43,6 +43,8 @@ def add_commands(commands: Commands) -> None:
     fit = sub.add_argument_group("how it is fitted")
     fit.add_argument("--align-updates", type=whole, default=USUAL["align_updates"], help="of layers, each alone")
     fit.add_argument("--distil-updates", type=whole, default=USUAL["distil_updates"], help="of the whole network")
+    budget = "that both take at most"
+    fit.add_argument("--time-budget", type=Number(float, above=0), metavar="MINUTES", help=budget)
     fit.add_argument("--align-lr", type=Number(float, above=0), default=USUAL["align_lr"], help="rate of the first")
     fit.add_argument("--distil-lr", type=Number(float, above=0), default=USUAL["distil_lr"], help="and of the second")
     fit.add_argument("--opt", default=USUAL["opt"], help="optimizer of timm for both, as muon")

@@ -19,7 +19,7 @@ from subquad.conversion.best_states import Part
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.fit_schedule import schedule_of
 from subquad.conversion.fitting_loop import Goal, Progress, fit
-from subquad.conversion.replacing import conversion_of, converted_layers, restore
+from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, restore
 from subquad.conversion.unlabelled_images import as_batches, fed
 from subquad.data import InputConfig
 from subquad.errors import SubquadError
@@ -120,6 +120,7 @@ class Taps:
     """Lets converted layers answer the tokens that the teacher's layers get, as the teacher comes by."""
 
     def __init__(self, student: nn.Module, teacher: nn.Module, layers: dict[int, ConvertedAttention]):
+        check_teacher(student, teacher)
         self.teacher, self.layers = teacher, layers
         conversion = conversion_of(student)
         self.paths = {number: conversion.paths[number] for number in layers}
@@ -146,10 +147,7 @@ class Taps:
     @property
     def parts(self) -> list[Part]:
         """The parameters of each layer, and the name of its error."""
-        return [
-            Part([one for one in layer.parameters() if one.requires_grad], (f"block {number}",))
-            for number, layer in self.layers.items()
-        ]
+        return [Part(layer.trainable(), (f"block {number}",)) for number, layer in self.layers.items()]
 
     @torch.no_grad()
     def choose_start_values(self, batches: Sequence[Any]) -> None:

@@ -1,6 +1,7 @@
 """How a network is converted, and what is measured of it."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Plan:
         at: pixels of both sides of the image that speed is measured on.
         img_size: pixels of both sides; as the network was trained if None.
         align_updates, distil_updates: of the two fits; 0 for none.
+        time_budget: minutes that both fits take at most, shared as their updates are; as long as these take if None.
         align_lr, distil_lr: their rates.
         opt: the optimizer of both, one of `subquad.optimizers.OPTIMIZERS`.
         train: what distillation trains, one of `TRAINED`.
@@ -55,6 +57,7 @@ class Plan:
     img_size: int | None = None
     align_updates: int = 500
     distil_updates: int = 500
+    time_budget: float | None = None
     align_lr: float = 1e-3
     distil_lr: float = 3e-4
     opt: str = "adamw"
@@ -75,6 +78,8 @@ class Plan:
                 raise unknown_name("attention", name, ATTENTION)
         if min(self.align_updates, self.distil_updates) < 0 or self.batch_size < 1:
             raise SubquadError("updates are at least 0, and images of an update at least 1")
+        if self.time_budget is not None and not 0 < self.time_budget < math.inf:
+            raise SubquadError(f"a time budget is in minutes above 0, got {self.time_budget}")
         if sum(choice is not None for choice in (self.blocks, self.keep, self.tolerance, self.speedup)) > 1:
             raise SubquadError("blocks, keep, tolerance and speedup each choose the blocks: give one of them")
         if (self.speedup is None) != (self.at is None):
@@ -89,7 +94,9 @@ class Plan:
 
     def schedule_of(self, updates: int, lr: float) -> dict[str, Any]:
         """Fields of the `Schedule` of one of the fits."""
-        return {"updates": updates, "lr": lr, "amp": self.amp, "opt": self.opt}
+        share = updates / max(self.align_updates + self.distil_updates, 1)
+        budget = None if self.time_budget is None else 60 * self.time_budget * share
+        return {"updates": updates, "lr": lr, "amp": self.amp, "opt": self.opt, "time_budget": budget}
 
 
 @dataclass(frozen=True)

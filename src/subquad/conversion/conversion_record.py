@@ -33,6 +33,8 @@ class Record:
         blocks: what each converted block costs alone; empty where it was not measured.
         hybrids: from no converted block to all; empty where they were not measured.
         broken: files that could not be read.
+        on_held_out: whether the steps were judged on images that the student was not fitted to; None where a version
+            before did not note it.
         before, after: errors of the blocks before and after alignment on the same images, by their numbers.
         history: of the fits "aligned" and "distilled".
         costs: time and memory at several sizes; empty where they were not measured.
@@ -49,6 +51,7 @@ class Record:
     blocks: list[BlockDamage] = field(default_factory=list)
     hybrids: list[HybridRow] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    on_held_out: bool | None = None
     before: dict[int, float] = field(default_factory=dict)
     after: dict[int, float] = field(default_factory=dict)
     history: dict[str, History] = field(default_factory=dict)

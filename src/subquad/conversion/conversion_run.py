@@ -146,6 +146,9 @@ class _Run:
         if plan.distil_updates:
             self.distil()
         record = self.record(self.costs(), command)
+        if record.broken:
+            count = f"{len(record.broken)} of {len(self.pictures)}"
+            self.log(f"{count} images could not be read and were left out, the first is {record.broken[0]}")
         self.keep(record)
         judged, blocks = self.judged, tuple(conversion_of(self.student).paths)
         return Converted(self.student, self.teacher, blocks, judged.steps, judged.seconds, record)
@@ -201,6 +204,7 @@ class _Run:
             self.judged.seconds,
             **self.found,
             broken=self.pictures.broken_paths(),
+            on_held_out=self.judged.on_held_out,
             history=self.history,
             costs=costs,
             labelled=self.judged.labelled,

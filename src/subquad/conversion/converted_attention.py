@@ -128,6 +128,12 @@ class ConvertedAttention(nn.Module):
         """What the layer has that the one it stands for had not."""
         return [one for name, one in self.named_children() if name in ADDED]
 
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that a fit may change: all of them where the old layer was frozen as a whole."""
+        added = {id(one) for part in self.added() for one in part.parameters()}
+        frozen = not any(one.requires_grad for one in self.parameters() if id(one) not in added)
+        return [one for one in self.parameters() if frozen or one.requires_grad]
+
     def has(self, name: str) -> bool:
         """Whether there is a module of this name."""
         return self._modules.get(name) is not None

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from subquad.conversion.replacing import Conversion, conversion_of, convert, converted_layers
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.weights.digest import DIGEST, digest_of
 from subquad.weights.files import read_weights
 from subquad.weights.fitting import some
@@ -62,6 +62,8 @@ def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = Fal
     Raises:
         SubquadError: the file holds something else or is damaged, or the teacher is another network than the file's.
     """
+    if not isinstance(teacher, nn.Module):
+        raise SubquadError(f"the teacher is the network that was converted, with its weights, got {shown(teacher)}")
     tensors, note = read_weights(path)
     about = note.get(KIND)
     if not isinstance(about, dict):

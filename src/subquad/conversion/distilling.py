@@ -14,7 +14,7 @@ from subquad.conversion.best_states import Part
 from subquad.conversion.fit_schedule import schedule_of
 from subquad.conversion.fitting_loop import Goal, Progress, fit
 from subquad.conversion.low_rank import low_rank_changes
-from subquad.conversion.replacing import converted_layers
+from subquad.conversion.replacing import check_teacher, converted_layers
 from subquad.conversion.unlabelled_images import as_batches, fed
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
@@ -57,7 +57,9 @@ def distil(
         SubquadError: something does not fit, in one line.
     """
     plan = schedule_of(schedule, lr=3e-4)
-    teacher = teacher_of(student) if teacher is None else teacher
+    if teacher is None:
+        teacher = teacher_of(student)
+    check_teacher(student, teacher)
     batches = as_batches(images, batch_size=batch_size, seed=seed, config=config)
 
     def step(pictures: Any) -> dict[str, float]:
@@ -95,7 +97,10 @@ def trained_parameters(student: nn.Module, train: str) -> list[nn.Parameter]:
         raise unknown_name("train", train, TRAINED)
     layers = converted_layers(student).values()
     if train == "all":
-        parameters = [one for one in student.parameters() if one.requires_grad]
+        added = {id(one) for layer in layers for part in layer.added() for one in part.parameters()}
+        # a teacher that was frozen as a whole is one by habit: its student is trained all the same
+        frozen = not any(one.requires_grad for one in student.parameters() if id(one) not in added)
+        parameters = [one for one in student.parameters() if frozen or one.requires_grad]
     elif train == "attention":
         parameters = [one for layer in layers for one in layer.parameters()]
     else:

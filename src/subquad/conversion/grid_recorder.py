@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,8 @@ class GridRecorder:
     """Listens to a patch embedding, a convolution, and says on which grid the tokens of a call stand.
 
     One is shared by the converted layers of a network. It is an object, not a closure, so that a copied or pickled
-    network has its own.
+    network has its own. Threads that call one network at a time, as those of a server or of `nn.DataParallel`, each
+    have the grid of their own image.
 
     Args:
         prefix: tokens in front of the map, which stand nowhere.
@@ -30,6 +32,7 @@ class GridRecorder:
     def __init__(self, prefix: int) -> None:
         self.prefix = prefix
         self._map: TokenGrid | None = None
+        self._by_thread: dict[int, TokenGrid] = {}
         self._rows: TokenGrid | None = None
         self._earlier: dict[Any, TokenGrid | None] = {}
 
@@ -60,7 +63,11 @@ class GridRecorder:
     def record(self, grid: TokenGrid) -> None:
         """The next tokens stand on `grid`, a map without prefix tokens."""
         self._map = grid
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            # layers that are not compiled with the embedding read the same
+            self._by_thread = {}
+        else:
+            self._by_thread[get_ident()] = grid
             places = int(grid.num_places)
             # two grids of one number of tokens can't be told apart when a checkpointed layer is computed again
             self._earlier[places] = grid if self._earlier.get(places, grid) == grid else None
@@ -91,7 +98,7 @@ class GridRecorder:
         return self._find(tokens.shape[-2], 0)
 
     def _find(self, count: int, prefix: int) -> TokenGrid:
-        last, places = self._map, count - prefix
+        last, places = self._last, count - prefix
         if last is not None and last.num_places == places:
             if torch.compiler.is_compiling() or not _in_backward() or self._earlier.get(int(places)) is not None:
                 return last
@@ -111,9 +118,15 @@ class GridRecorder:
             "drop, merge or reorder tokens between their blocks can't be converted"
         )
 
+    @property
+    def _last(self) -> TokenGrid | None:
+        """The grid of this thread's last image; of any thread's in one that embedded none, as those of backward."""
+        # compiled code has embedding and layers in one graph, which knows its own grid
+        return self._map if torch.compiler.is_compiling() else self._by_thread.get(get_ident(), self._map)
+
     def __getstate__(self) -> dict[str, Any]:
         # grids of a trace are symbols, which can't be copied
-        return {"prefix": self.prefix, "_map": None, "_rows": None, "_earlier": {}}
+        return {"prefix": self.prefix, "_map": None, "_by_thread": {}, "_rows": None, "_earlier": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GridRecorder":
         copied = type(self)(self.prefix)

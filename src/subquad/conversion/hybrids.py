@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, answers_of
-from subquad.conversion.replacing import conversion_of, converted_layers
+from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers
 from subquad.errors import SubquadError
 from subquad.timing import interleaved_ms
 
@@ -91,6 +91,7 @@ def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:
 
 def sensitivity(student: nn.Module, teacher: nn.Module, images: Sequence[Tensor]) -> list[BlockDamage]:
     """What each converted block does alone, in the order of the blocks; `images` are batches."""
+    check_teacher(student, teacher)
     targets = [_answers(teacher, batch) for batch in images]
     rows = []
     for number in converted_layers(student):
@@ -119,6 +120,7 @@ def trade_off(
         repeats: passes of each.
     """
     order = [row.block for row in sorted(damages, key=lambda row: row.damage)]
+    check_teacher(student, teacher)
     targets = [_answers(teacher, batch) for batch in images]
     hybrids = [tuple(sorted(order[:count])) for count in range(len(order) + 1)]
     times = {} if at is None else _times(student, hybrids, at, repeats)

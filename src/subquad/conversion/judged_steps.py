@@ -33,11 +33,14 @@ def held_out_of(opened: Any, plan: Plan, most: int, log: Log = lambda line: None
     if opened.data is None and opened.classes and has_parts(plan.images, plan.data_dir):
         opened = replace(opened, data=plan.images)
     same = opened.data_dir is None and opened.data == plan.images
+    reason = "nothing says which data it was trained on"
     try:
-        return opened.held_out(data_dir=plan.data_dir if same else None, most=most)
+        held_out: HeldOut | None = opened.held_out(data_dir=plan.data_dir if same else None, most=most)
     except SubquadError as error:
-        log(f"judged on other parts of {plan.images}, as the network's own data can't be opened: {error}")
-        return None
+        held_out, reason = None, f"the network's own data can't be opened: {error}"
+    if held_out is None:
+        log(f"judged on other parts of {plan.images}, which it is fitted to, as {reason}")
+    return held_out
 
 
 def judged_batches(held_out: HeldOut | None, drawn: Drawn, most: int) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -84,6 +87,11 @@ class JudgedSteps:
         self.log(f"{name}: {self.steps[name].text}")
         if self._labelled is not None:
             self.log(f"{name}: {self._labelled.note(name, student).text}")
+
+    @property
+    def on_held_out(self) -> bool:
+        """Whether it is judged on images that it was not fitted to."""
+        return self._held_out is not None
 
     @property
     def labelled(self) -> LabelledComparison | None:

@@ -3,17 +3,20 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from operator import index
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.conversion.towers import Layer, Tower, find_tower
-from subquad.errors import SubquadError, shown
+from subquad.errors import SubquadError, reason_without_path, shown
 from subquad.models.assembling import as_json, check_names, make_mechanisms
 from subquad.models.attention_names import Block, Names, parse_blocks, split_names
 from subquad.weights.digest import digest_of
+from subquad.weights.fitting import some
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Conversion:
         }
 
 
+@torch.inference_mode(False)
 def convert(
     model: nn.Module,
     attention: Names | Mapping[int, str] = "agent",
@@ -88,15 +92,16 @@ def convert(
     Raises:
         SubquadError: a layer's kind is not known, or a name or number does not fit, in one line.
     """
-    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    size = _height_and_width(img_size)
     tower = find_tower(model, img_size=size, prefix=prefix)
+    _check_weights_are_there(model)
     names = _by_block(tower, attention, blocks)
     chosen = parse_blocks(list(names.values()), [len(names)])
     check_names(settings, set(), {name for name, _ in chosen})
     mechanisms = _mechanisms(tower, dict(zip(names, chosen, strict=True)), settings)
     digest = digest_of(model.state_dict(), "")
     if not in_place:
-        model = deepcopy(model)
+        model = _copied(model)
     recorder = tower.recorder(tower.grid.prefix)
     modules = dict(model.named_modules())
     made: dict[str, ConvertedAttention] = {}
@@ -150,6 +155,8 @@ def restore(model: nn.Module, *, strict: bool = True) -> nn.Module:
             "parts of the network that were not replaced have changed since it was converted: strict=False puts the "
             "attention layers back all the same"
         )
+    for module in converted.values():
+        _as_now(module.original, module)
     embedding = modules[conversion.embedding]
     for key, hook in list(embedding._forward_hooks.items()):
         if isinstance(hook, GridRecorder):
@@ -170,6 +177,30 @@ def conversion_of(model: nn.Module) -> Conversion:
     return conversion
 
 
+def check_teacher(student: nn.Module, teacher: nn.Module) -> None:
+    """Raise where `teacher` can't be the network that `student` was made of.
+
+    Raises:
+        SubquadError: it is converted itself, as the student is where `convert` was told `in_place`; or it has other
+            layers, or weights of other shapes.
+    """
+    modules, paths = dict(teacher.named_modules()), conversion_of(student).paths.values()
+    if already := [path for path in paths if isinstance(modules.get(path), ConvertedAttention)]:
+        raise SubquadError(
+            f"{already[0]} of the teacher is converted, too: give the network as it was before subquad.convert, or "
+            "leave `teacher` out"
+        )
+    inside = tuple(f"{path}." for path in paths)
+    shapes = {name: tensor.shape for name, tensor in teacher.state_dict().items()}
+    state = student.state_dict()
+    differing = [path for path in paths if path not in modules]
+    differing += [
+        name for name, tensor in state.items() if shapes.get(name) != tensor.shape and not name.startswith(inside)
+    ]
+    if differing:
+        raise SubquadError(f"this teacher is another network than the student was made of: {some(differing)} differ")
+
+
 def converted_layers(model: nn.Module) -> dict[int, ConvertedAttention]:
     """The replaced layers by the numbers of their blocks."""
     return {number: model.get_submodule(path) for number, path in conversion_of(model).paths.items()}  # type: ignore[misc]
@@ -178,18 +209,22 @@ def converted_layers(model: nn.Module) -> dict[int, ConvertedAttention]:
 def _by_block(tower: Tower, attention: Names | Mapping[int, str], blocks: Sequence[int] | None) -> dict[int, str]:
     """A mechanism's name for each block that is replaced."""
     count = len(tower.layers)
+    if not isinstance(attention, str | Sequence | Mapping) or not all(
+        isinstance(name, str) for name in (attention.values() if isinstance(attention, Mapping) else attention)
+    ):
+        raise SubquadError(f"attention is the name of a mechanism, or one for each block, got {shown(attention)}")
     if isinstance(attention, Mapping):
         if blocks is not None:
             raise SubquadError("blocks are named by the mapping `attention` already: leave `blocks` out")
         blocks = list(attention)
     if blocks is None:
         blocks = [number for number, layer in enumerate(tower.layers) if layer.is_target]
-    wrong = [number for number in blocks if not isinstance(number, int) or not -count <= number < count]
-    numbers = [number % count for number in blocks if number not in wrong]
-    if wrong or len(set(numbers)) < len(numbers) or not numbers:
-        raise SubquadError(
-            f"blocks are numbers from 0 to {count - 1}, each once and at least one, got {shown(list(blocks))}"
-        )
+        if not blocks:
+            raise SubquadError(
+                f"none of the {count} attention layers sees the whole image ({tower.layers[0].path} sees a window): "
+                "name those to convert by `blocks`"
+            )
+    numbers = _numbers(blocks, count)
     if isinstance(attention, Mapping):
         return dict(sorted(zip(numbers, attention.values(), strict=True)))
     entries = attention
@@ -199,6 +234,55 @@ def _by_block(tower: Tower, attention: Names | Mapping[int, str], blocks: Sequen
     if len(names) != len(numbers):
         raise SubquadError(f"attention has {len(names)} entries for {len(numbers)} blocks: give one for all or each")
     return dict(sorted(zip(numbers, names, strict=True)))
+
+
+def _numbers(blocks: Any, count: int) -> list[int]:
+    """Numbers of blocks, of any type of whole numbers, counted from the first one."""
+    try:
+        numbers = [index(number) for number in blocks]
+    except TypeError:
+        numbers = []
+    there = {number % count for number in numbers if -count <= number < count}
+    if not numbers or len(there) < len(numbers):
+        raise SubquadError(f"blocks are numbers from 0 to {count - 1}, each once and at least one, got {shown(blocks)}")
+    return [number % count for number in numbers]
+
+
+def _height_and_width(img_size: Any) -> tuple[int, int] | None:
+    """Pixels that were given as one number for both sides, as two, or not at all."""
+    if img_size is None:
+        return None
+    sides = tuple(img_size) if isinstance(img_size, tuple | list) else (img_size, img_size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise SubquadError(f"img_size is one number of pixels, or (height, width), got {shown(img_size)}")
+    return sides
+
+
+def _check_weights_are_there(model: nn.Module) -> None:
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor):
+            raise SubquadError(f"{name} is no tensor, as in quantized networks: convert the network, then quantize it")
+        if tensor.is_meta:
+            raise SubquadError(
+                f"{name} is on the device meta, without numbers: load the network's weights, then convert"
+            )
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise SubquadError(
+            f"this {type(model).__name__} can't be copied, take in_place=True: {reason_without_path(error)[:120]}"
+        ) from None
+
+
+def _as_now(original: nn.Module, module: nn.Module) -> None:
+    """Let the weights of an old layer have the types that those of the one in its place have by now."""
+    now = module.state_dict()
+    for name, tensor in (*original.named_parameters(), *original.named_buffers()):
+        if name in now:
+            tensor.data = tensor.data.to(now[name].dtype)
 
 
 def _mechanisms(tower: Tower, chosen: Mapping[int, Block], settings: dict[str, Any]) -> dict[int, Any]:

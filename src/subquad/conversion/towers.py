@@ -195,7 +195,11 @@ def _root_of(embedding: str, modules: dict[str, nn.Module]) -> str:
         root = ".".join(parts[:length])
         if next(_candidates(root, modules), None) is not None:
             return root
-    raise SubquadError(f"no blocks with attention stand behind the patch embedding {embedding}")
+    kinds = [type(module) for path, module in modules.items() if _BLOCK.search(path) and list(module.children())]
+    blocks = next(
+        (f", and {cls.__module__}.{cls.__qualname__} holds none" for cls in kinds if "Block" in cls.__name__), ""
+    )
+    raise SubquadError(f"no blocks with attention layers stand behind the patch embedding {embedding}{blocks}")
 
 
 def _candidates(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:

@@ -11,7 +11,9 @@ from torch import Tensor
 from torchvision import transforms
 
 from subquad.data import InputConfig, eval_transform, load_dataset, read_image
+from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
+from subquad.data.walking import find_path, subfolders
 from subquad.errors import SubquadError
 from subquad.tasks.image_files import image_files
 from subquad.training.order import seeded
@@ -49,14 +51,25 @@ def open_images(source: Path | str, data_dir: Path | str | None = None) -> Pictu
         SubquadError: there are none.
     """
     if not has_parts(source, data_dir):
-        return ImageFiles([Path(source)])
+        return ImageFiles([_unpacked(source)])
     return load_dataset(str(source), split="train", data_dir=data_dir)
 
 
 def has_parts(source: Path | str, data_dir: Path | str | None = None) -> bool:
     """Whether images are a data set with a part to train on and a part that is held out, not photographs alone."""
-    path = Path(source)
-    return data_dir is not None or not path.is_dir() or (path / "train").is_dir()
+    if data_dir is not None:
+        return True
+    path = _unpacked(source)
+    if not path.is_dir() or (path / "train").is_dir():
+        return True
+    # of an archive with a folder for each class some are held out
+    return path != Path(source) and bool(subfolders(path))
+
+
+def _unpacked(source: Path | str) -> Path:
+    """The folder that an archive is unpacked to, and any other path as it is."""
+    path = find_path(source)
+    return unpack(path) if is_archive(path) else path
 
 
 def views(config: InputConfig, *, scale: tuple[float, float] = (0.5, 1.0), crop_padding: int = 0) -> Transform:
@@ -129,6 +142,10 @@ class InMemory:
     def __init__(self, images: Tensor, *, batch_size: int, seed: int = 0):
         if images.dim() != 4 or len(images) < 1 or batch_size < 1:
             raise SubquadError(f"images are a tensor (n, c, y, x), got one of {tuple(images.shape)}")
+        if not images.is_floating_point():
+            raise SubquadError(
+                f"images are as the network takes them, normalized numbers, got a tensor of {images.dtype}"
+            )
         self.images, self.batch_size, self.seed = images, min(batch_size, len(images)), seed
 
     def __call__(self, update: int) -> Tensor:

@@ -22,10 +22,16 @@ from subquad.text import clock
 Colours = Mapping[str, str]
 
 _STEPS = (
-    "On the same held-out images. Kept is the student’s score as a share of the teacher’s, agreement the share of "
-    "images with the same most likely class; the error is ‖y − t‖² / ‖t‖² of the last features. Time is that of the "
-    "step’s fit."
+    "All steps are judged on the same images. Kept is the student’s score as a share of the teacher’s, agreement the "
+    "share of images with the same most likely class; the error is ‖y − t‖² / ‖t‖² of the last features. Time is that "
+    "of the step’s fit."
 )
+_ON_HELD_OUT = {
+    True: "Judged on held-out images of the network’s own data. ",
+    False: "Judged on other parts of the very images that the student was fitted to: the figures "
+    "say how well it was fitted, not how it does on others. ",
+    None: "",
+}
 _BLOCKS = (
     "‖y − t‖² / ‖t‖² of each converted layer’s answer to the teacher’s own tokens, on a logarithmic axis: before "
     "and after alignment, on the same images, which were not trained on."
@@ -105,13 +111,14 @@ def _plan(record: Record) -> str:
         text.format(values[name], at=plan.get("at")) for name, text in chosen.items() if plan.get(name) is not None
     ]
     fits = [
-        f"{verb} in {plan[name]} updates"
+        f"{verb} in {'at most ' if plan.get('time_budget') else ''}{plan[name]} updates"
         for name, verb in (("align_updates", "aligned block by block"), ("distil_updates", "distilled as a whole"))
         if plan.get(name)
     ]
     if fits:
         words.append(
-            f"The student was {' and '.join(fits)} of {plan['batch_size']} images of {plan['images']}, without labels."
+            f"The student was {' and '.join(fits)} of {plan['batch_size']} images of {plan['images']}, without labels"
+            f"{', in {:g} minutes'.format(plan['time_budget']) if plan.get('time_budget') else ''}."
         )
     return " ".join(words)
 
@@ -156,7 +163,8 @@ def _steps(record: Record) -> Markup:
         rows.append([*cells, Cell("–" if seconds is None else clock(seconds), _value(seconds or 0.0))])
     teacher = _last(record).teacher_score
     beside = "" if teacher is None else f" The teacher has {_percent(teacher)}."
-    return section("What each step left", _STEPS + beside, sortable_table(titles, rows))
+    text = _ON_HELD_OUT[record.on_held_out] + _STEPS + beside
+    return section("What each step left", text, sortable_table(titles, rows))
 
 
 def _blocks(record: Record, colours: Colours) -> Markup:

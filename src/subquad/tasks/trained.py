@@ -52,7 +52,9 @@ class Trained:
         """
         name = data or self.data
         if name is None:
-            raise SubquadError("the weight file does not say what it was trained on: name the data")
+            raise SubquadError(
+                "the weight file does not say what it was trained on: name the data, as --data folder --data-dir DIR"
+            )
         return name
 
     def image_network(self, img_size: int | None = None) -> ImageNetwork:
