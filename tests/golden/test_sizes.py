@@ -90,8 +90,15 @@ FAST = ("polapp_b1", "mhla_deit_t", "circulant_deit_t")
 FAST_AND_SLOW = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SIZES]
 
 
-def layout_of(name):
-    kind, sizes = name.partition("_")[0], SIZES[name].layout
+def num_stages(name):
+    return len(SIZES[name].layout.get("depths", [1]))
+
+
+def layout_of(name, blocks=None):
+    """What a file of it holds; with so many `blocks` of each stage instead of its own."""
+    kind, sizes = name.partition("_")[0], dict(SIZES[name].layout)
+    if blocks is not None:
+        sizes |= {"depth": blocks} if "depth" in sizes else {"depths": (blocks,) * num_stages(name)}
     if kind in ("mala", "rala", "nala", "polapp"):
         return written_out.mavit_layout(kind, **sizes)
     if kind == "mlla":
@@ -152,8 +159,8 @@ def test_entries_of_every_size_are_read(name):
 
 @pytest.mark.parametrize("name", FAST_AND_SLOW)
 def test_every_size_starts_as_released(name):
-    size, stages = SIZES[name], 4 if "depths" in SIZES[name].layout else 1
-    model = subquad.create_model(our_network(name), depths=(2,) * stages)
+    size = SIZES[name]
+    model = subquad.create_model(our_network(name), depths=(2,) * num_stages(name))
     last = [stage.blocks[-1] for stage in model.stages]
     assert [block.ls1.gamma.unique().item() for block in last if size.gammas] == pytest.approx(size.gammas, rel=1e-6)
     if size.drop_path is not None:
@@ -162,13 +169,14 @@ def test_every_size_starts_as_released(name):
 
 @pytest.mark.parametrize("name", FAST_AND_SLOW)
 def test_every_size_computes_what_the_written_out_network_does(name):
-    state = made(layout_of(name))
+    """Two blocks of each stage, of all their widths and heads: how many there are shows in the entries."""
+    state = made(layout_of(name, blocks=2))
     # maps that are not square, and of odd sides; the table of positions that MHLA has is for its own
     height, width = (
         (224, 224) if name.startswith("mhla") else (90, 150) if "depths" in SIZES[name].layout else (96, 160)
     )
     image = make_input((2, 3, height, width))
-    model = subquad.create_model(our_network(name)).double().eval()
+    model = subquad.create_model(our_network(name), depths=(2,) * num_stages(name)).double().eval()
     subquad.load_checkpoint(model, state)
     with torch.no_grad():
         expected = written(name, state, image)
