@@ -14,7 +14,6 @@ a picture. `--toy` is a test of all this: tiny networks, few images.
 """
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from agentsd_page import page, read_results, summary
+from low_priority import give_way
 from PIL import Image, ImageDraw
 from small_denoisers import BATCH, NETWORKS, SIDE, Denoiser, Training, as_input, converted, load_images, schedule
 from torch import Tensor, nn
@@ -113,7 +113,7 @@ def main() -> None:
         usual = {name: parser.get_default(name) for name in small}
         vars(arguments).update({name: value if value != usual[name] else small[name] for name, value in given.items()})
         arguments.output = arguments.output / "toy"
-    os.nice(19)
+    give_way()
     torch.set_num_threads(arguments.threads)
     try:
         COMMANDS[arguments.command](arguments)

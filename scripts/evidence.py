@@ -26,6 +26,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from low_priority import give_way
+
 ROOT = Path(__file__).parents[1]
 DONE = ROOT / "docs" / "evidence.json"
 SPEED_REPEATS = 15
@@ -88,7 +90,7 @@ def from_frozen(arguments: argparse.Namespace) -> None:
 def campaign(arguments: argparse.Namespace) -> None:
     """Train one cell after another, the first that is not done and that no other process holds."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.nice(19)
+    give_way()
     import torch
     from ablated_attention import register
     from evidence_tables import cells
@@ -157,7 +159,7 @@ def recipe_of(cell: Any, data: Path) -> Any:
 
 def analyze(arguments: argparse.Namespace) -> None:
     """Keep what is to be found in trained classifiers whose folders are here and that were not looked into yet."""
-    os.nice(19)
+    give_way()
     import torch
     from ablated_attention import register
     from evidence_tables import cells

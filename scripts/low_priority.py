@@ -1,0 +1,19 @@
+"""Long work in the background that gives way to everything else on the machine."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def give_way() -> None:
+    """Take the lowest priority, in the session as well where no terminal belongs to it.
+
+    Linux shares processors among sessions first, and a nice value counts within one alone (`sched_autogroup`): work
+    that was started by `setsid` would take as much as everything of another session together.
+    """
+    os.nice(19)
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY))
+    except OSError:
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text("19")
