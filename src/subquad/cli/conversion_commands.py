@@ -57,6 +57,8 @@ def add_commands(commands: Commands) -> None:
     fit.add_argument("--seed", type=whole, default=0, help="of the order of the images")
     judge = sub.add_argument_group("what is measured")
     judge.add_argument("--max-judged", type=positive, default=2000, help="images to compare on, held-out ones if any")
+    untrained = "rows for landmarks and agents without any training"
+    judge.add_argument("--baseline", action="store_true", help=untrained)
     judge.add_argument("--curve", action="store_true", help="what each block costs, though none is kept for it")
     judge.add_argument("--sizes", type=positive, nargs="+", default=[], metavar="PX", help="time both at these sizes")
     judge.add_argument("--labelled", metavar="DATA", help="judge features by nearest neighbours and a linear probe")
@@ -92,7 +94,7 @@ def run_convert(arguments: argparse.Namespace) -> None:
     names = {field.name for field in dataclasses.fields(Plan)} - {"source", "blocks"}
     blocks = None if arguments.blocks is None else tuple(arguments.blocks)
     plan = Plan(source=source, blocks=blocks, **{name: given[name] for name in names})
-    measured = {name: given[name] for name in ("max_judged", "curve", "labelled", "labelled_dir")}
+    measured = {name: given[name] for name in ("max_judged", "baseline", "curve", "labelled", "labelled_dir")}
     measured["sizes"] = tuple(arguments.sizes)
     # both networks are let go of before the page opens them again; what was measured is kept by then
     print(convert_run(plan, arguments.output, command=shlex.join(sys.argv), log=print, **measured).text)

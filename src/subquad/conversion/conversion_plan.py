@@ -108,6 +108,7 @@ class Judging:
         curve: measure what each block costs, and the hybrids, though no blocks are chosen by it.
         sizes: pixels of both sides of images that both networks are timed on.
         labelled: data with labels, for simple classifiers of the features; see `load_dataset`.
+        baseline: judge networks without any training as well, as rows in front of the steps.
         labelled_dir: where the images of `labelled` are; where those of the plan are, if both are of one data set.
     """
 
@@ -116,6 +117,7 @@ class Judging:
     sizes: tuple[int, ...] = ()
     labelled: str | None = None
     labelled_dir: str | None = None
+    baseline: bool = False
 
 
 def check_folder(folder: Path, plan: Plan, done: str) -> None:

@@ -25,6 +25,7 @@ from subquad.conversion.judging import Comparison
 from subquad.conversion.measured_costs import CostRow, check_sizes, measure_costs
 from subquad.conversion.replacing import conversion_of, convert
 from subquad.conversion.unlabelled_images import Drawn, open_images, views
+from subquad.conversion.untrained_rows import judge_untrained, untrained_students
 from subquad.data import InputConfig
 from subquad.data.dataset import PictureDataset
 from subquad.errors import SubquadError
@@ -40,7 +41,7 @@ DELTA, STUDENT = "delta.safetensors", "student.safetensors"
 MADE = "made"
 """The key of a student's note that says how its teacher is made, whose weights it does without."""
 
-ALIGNED, DISTILLED = "aligning.pt", "distilling.pt"
+ALIGNED, DISTILLED, ROWS = "aligning.pt", "distilling.pt", "untrained.json"
 """What is in it on the way, beside the plan."""
 
 LOOKED_AT = 4
@@ -55,7 +56,7 @@ class Converted:
         student: the converted network.
         teacher: the network as it was.
         blocks: numbers of its converted blocks.
-        steps: what the student was like behind each step, by its name.
+        steps: what the student was like behind each step, by its name, see `Record`.
         seconds: that each step took.
         record: all that is kept of it.
     """
@@ -139,6 +140,8 @@ class _Run:
         self.judged.note("swapped", self.student)
         self.drawn[0](0)
         write_plan(self.folder, plan)  # what fails before, as for want of a whole image, has begun nothing
+        if self.judging.baseline:
+            self.compare_untrained()
         if plan.align_updates:
             self.align()
             if plan.chooses or self.judging.curve:
@@ -152,6 +155,13 @@ class _Run:
         self.keep(record)
         judged, blocks = self.judged, tuple(conversion_of(self.student).paths)
         return Converted(self.student, self.teacher, blocks, judged.steps, judged.seconds, record)
+
+    def compare_untrained(self) -> None:
+        """Judge what can be had without any training."""
+        judging = {"most": self.judging.max_judged, "data": [self.judging.labelled, self.judging.labelled_dir]}
+        about = {"plan": asdict(self.plan), "judging": judging, "on_held_out": self.judged.on_held_out}
+        students = untrained_students(self.student, self.teacher, self.plan)
+        judge_untrained(self.judged, students, self.folder / ROWS, about, self.log)
 
     def align(self) -> None:
         """Fit each layer to the one that it replaced."""
@@ -219,7 +229,7 @@ class _Run:
         about = {MADE: {**self.opened.made, "img_size": self.plan.img_size}} if self.opened.made else {}
         save_converted(self.student, self.folder / STUDENT, about=about)
         record.save(self.folder)
-        for name in (ALIGNED, DISTILLED):
+        for name in (ALIGNED, DISTILLED, ROWS):
             (self.folder / name).unlink(missing_ok=True)
 
 
