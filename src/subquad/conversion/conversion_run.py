@@ -15,7 +15,7 @@ from torch import nn
 
 from subquad.benchmarks import describe_device
 from subquad.conversion.aligning import align
-from subquad.conversion.conversion_plan import Judging, Plan, check_folder, write_plan
+from subquad.conversion.conversion_plan import Judging, Plan, check_folder, check_unfinished, write_plan
 from subquad.conversion.conversion_record import REPORT, Record, beside
 from subquad.conversion.delta_files import save_converted, save_delta
 from subquad.conversion.distilling import distil
@@ -81,13 +81,20 @@ class Converted:
 
 
 def convert_run(
-    plan: Plan, output: Path | str, *, command: str = "", log: Log = lambda line: None, **judging: Any
+    plan: Plan,
+    output: Path | str,
+    *,
+    epochs: float | None = None,
+    command: str = "",
+    log: Log = lambda line: None,
+    **judging: Any,
 ) -> Converted:
     """Convert a trained network with images alone, and keep it in a folder.
 
     Args:
         plan: how.
         output: the folder; one that holds the same plan's unfinished work is gone on with.
+        epochs: in place of the plan's updates, those in which its images are seen so many times, by both fits together.
         command: that is kept in the record.
         log: gets a line for each step.
         judging: fields of `Judging`: `max_judged=500`, `sizes=(224, 448)`, …
@@ -97,11 +104,22 @@ def convert_run(
     """
     folder = Path(output)
     with holding(folder):
-        check_folder(folder, plan, REPORT)
-        return _Run(plan, folder, Judging(**judging), log).converted(command)
+        check_unfinished(folder, REPORT)
+        opened = None
+        if epochs is not None:
+            # how many images there are is known when they are open
+            opened = open_plan(plan)
+            plan = plan.lasting_epochs(epochs, len(opened[2]))
+            both = f"{plan.align_updates} updates of alignment, {plan.distil_updates} of distillation"
+            log(f"{epochs:g} epochs are {both}")
+        check_folder(folder, plan)
+        return _Run(plan, folder, Judging(**judging), log, opened or open_plan(plan)).converted(command)
 
 
-def open_plan(plan: Plan) -> tuple[Any, InputConfig, PictureDataset, dict[int, Drawn]]:
+Opened = tuple[Any, InputConfig, PictureDataset, dict[int, Drawn]]
+
+
+def open_plan(plan: Plan) -> Opened:
     """The trained teacher, how it takes images, and the images of a plan, drawn for each of the two fits.
 
     Raises:
@@ -119,9 +137,9 @@ def open_plan(plan: Plan) -> tuple[Any, InputConfig, PictureDataset, dict[int, D
 class _Run:
     """A conversion at work: what is open, and what was found out so far."""
 
-    def __init__(self, plan: Plan, folder: Path, judging: Judging, log: Log):
+    def __init__(self, plan: Plan, folder: Path, judging: Judging, log: Log, opened: Opened):
         self.plan, self.folder, self.judging, self.log = plan, folder, judging, log
-        self.opened, config, self.pictures, self.drawn = open_plan(plan)
+        self.opened, config, self.pictures, self.drawn = opened
         self.teacher = self.opened.model
         check_sizes(self.teacher, judging.sizes)
         self.student = convert(self.teacher, plan.attention, blocks=plan.blocks, img_size=plan.img_size)
