@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,69 @@ def test_a_time_budget_is_shared_by_both_fits_as_their_updates_are():
     assert plan.schedule_of(300, 1e-3)["time_budget"] == 90
     with pytest.raises(subquad.SubquadError, match="in minutes above 0, got -1"):
         Plan(source="a", images="b", time_budget=-1)
+
+
+def test_updates_of_both_fits_are_halves_and_epochs_are_counted_over_the_images():
+    plan = Plan(source="a", images="b", batch_size=10)
+
+    def halves(plan):
+        return plan.align_updates, plan.distil_updates
+
+    assert [halves(plan.lasting(updates)) for updates in (2, 7)] == [(1, 1), (3, 4)]
+    assert halves(plan.lasting_epochs(3, 45)) == (6, 6)
+    assert halves(plan.lasting_epochs(0.5, 100)) == (2, 3)
+    # fewer images than those of an update are a batch, and each fit has an update at least
+    assert halves(plan.lasting_epochs(4, 3)) == (2, 2)
+    assert halves(plan.lasting_epochs(0.01, 45)) == (1, 1)
+    with pytest.raises(subquad.SubquadError, match="both fits together are at least 2, got 1"):
+        plan.lasting(1)
+    for epochs in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(subquad.SubquadError, match="both fits together are above 0, got"):
+            plan.lasting_epochs(epochs, 45)
+
+
+def test_a_plan_keeps_what_epochs_come_to_and_the_same_command_goes_on(trained, tmp_path, monkeypatch, capsys):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for place in range(9):
+        Image.new("RGB", (10, 9), (20 * place, 20, 90)).save(photos / f"{place}.png")
+    command = ["convert", trained, "--attention", "linear", "--images", photos, "--batch-size", 4, "--max-judged", 8]
+    command += ["--output", tmp_path / "out"]
+
+    def interrupted(*given, **settings):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(conversion_run, "distil", interrupted)
+        assert run(*command, "--epochs", 2.5) not in (0, 2)
+    written = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert (written["align_updates"], written["distil_updates"]) == (2, 3)
+    capsys.readouterr()
+    assert run(*command, "--epochs", 4) == 2
+    assert "unfinished work with align_updates = 2" in capsys.readouterr().err
+    assert run(*command, "--epochs", 2.5) == 0
+    assert "2.5 epochs are 2 updates of alignment, 3 of distillation" in capsys.readouterr().out
+    # the same number said otherwise
+    assert run(*command, "--updates", 5) == 2
+    assert "holds a converted network already" in capsys.readouterr().err
+    assert run(*command[:-1], tmp_path / "other", "--updates", 5) == 0
+    plans = [json.loads((tmp_path / name / "conversion.json").read_text())["plan"] for name in ("out", "other")]
+    assert plans[0] == plans[1]
+
+
+LENGTHS = {"--updates": 9, "--epochs": 1, "--align-updates": 0, "--distil-updates": 3}
+OF_BOTH = {"--updates", "--epochs"}
+EXCLUDED = [pair for pair in combinations(LENGTHS, 2) if OF_BOTH & set(pair)]
+
+
+@pytest.mark.parametrize("pair", EXCLUDED)
+def test_lengths_of_both_fits_and_of_each_exclude_each_other(pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = [part for name in pair for part in (name, LENGTHS[name])]
+    assert run("convert", RUN, "--images", "digits", "--output", "o", *given) == 2
+    complaint = capsys.readouterr().err
+    assert "give one kind of them" in complaint and complaint.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_can_not_be_begun_leaves_no_plan_in_the_way(trained, tmp_path):

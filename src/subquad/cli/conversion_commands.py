@@ -41,8 +41,12 @@ def add_commands(commands: Commands) -> None:
     which.add_argument("--speedup", type=Number(float, above=1), help="as few as make it so many times as fast")
     which.add_argument("--at", type=positive, metavar="PX", help="side of the image that --speedup is measured on")
     fit = sub.add_argument_group("how it is fitted")
-    fit.add_argument("--align-updates", type=whole, default=USUAL["align_updates"], help="of layers, each alone")
-    fit.add_argument("--distil-updates", type=whole, default=USUAL["distil_updates"], help="of the whole network")
+    fit.add_argument("--updates", type=Number(int, at_least=2), metavar="N", help="of both fits, half of them each")
+    fit.add_argument("--epochs", type=Number(float, above=0), metavar="E", help="the same, as passes over the images")
+    for name, what in (("align_updates", "of layers, each alone"), ("distil_updates", "of the whole network")):
+        # what was not given is not among the arguments
+        flag, text = f"--{name.replace('_', '-')}", f"{what} (default: {USUAL[name]})"
+        fit.add_argument(flag, type=whole, default=argparse.SUPPRESS, help=text)
     budget = "that both take at most"
     fit.add_argument("--time-budget", type=Number(float, above=0), metavar="MINUTES", help=budget)
     fit.add_argument("--align-lr", type=Number(float, above=0), default=USUAL["align_lr"], help="rate of the first")
@@ -57,6 +61,8 @@ def add_commands(commands: Commands) -> None:
     fit.add_argument("--seed", type=whole, default=0, help="of the order of the images")
     judge = sub.add_argument_group("what is measured")
     judge.add_argument("--max-judged", type=positive, default=2000, help="images to compare on, held-out ones if any")
+    untrained = "rows for landmarks and agents without any training"
+    judge.add_argument("--baseline", action="store_true", help=untrained)
     judge.add_argument("--curve", action="store_true", help="what each block costs, though none is kept for it")
     judge.add_argument("--sizes", type=positive, nargs="+", default=[], metavar="PX", help="time both at these sizes")
     judge.add_argument("--labelled", metavar="DATA", help="judge features by nearest neighbours and a linear probe")
@@ -89,13 +95,21 @@ def run_convert(arguments: argparse.Namespace) -> None:
         if not source.startswith("timm/") or "=" in source:
             raise SubquadError("--weights are of a network of timm: name it as timm/NAME")
         source = f"{source}={arguments.weights}"
-    names = {field.name for field in dataclasses.fields(Plan)} - {"source", "blocks"}
+    lengths = {name: given[name] for name in ("align_updates", "distil_updates") if name in given}
+    if sum((arguments.updates is not None, arguments.epochs is not None, bool(lengths))) > 1:
+        raise SubquadError(
+            "--updates and --epochs are of both fits together, --align-updates and --distil-updates of each alone: "
+            "give one kind of them"
+        )
+    names = {field.name for field in dataclasses.fields(Plan)} - {"source", "blocks", "align_updates", "distil_updates"}
     blocks = None if arguments.blocks is None else tuple(arguments.blocks)
-    plan = Plan(source=source, blocks=blocks, **{name: given[name] for name in names})
-    measured = {name: given[name] for name in ("max_judged", "curve", "labelled", "labelled_dir")}
-    measured["sizes"] = tuple(arguments.sizes)
+    plan = Plan(source=source, blocks=blocks, **lengths, **{name: given[name] for name in names})
+    if arguments.updates is not None:
+        plan = plan.lasting(arguments.updates)
+    settings = {name: given[name] for name in ("max_judged", "baseline", "curve", "labelled", "labelled_dir")}
+    settings |= {"sizes": tuple(arguments.sizes), "epochs": arguments.epochs}
     # both networks are let go of before the page opens them again; what was measured is kept by then
-    print(convert_run(plan, arguments.output, command=shlex.join(sys.argv), log=print, **measured).text)
+    print(convert_run(plan, arguments.output, command=shlex.join(sys.argv), log=print, **settings).text)
     api.report(arguments.output, arguments.output / "conversion.html", log=print)
     print(f"conversion.html, .json, delta.safetensors and student.safetensors are in {arguments.output}")
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,27 @@ class Plan:
         """Whether blocks are chosen by what they cost."""
         return bool(self.keep) or self.tolerance is not None or self.speedup is not None
 
+    def lasting(self, updates: int) -> "Plan":
+        """The same with so many updates of both fits together: half of them alignment, half distillation.
+
+        Raises:
+            SubquadError: there are not two of them.
+        """
+        if updates < 2:
+            raise SubquadError(f"updates of both fits together are at least 2, got {updates}")
+        return replace(self, align_updates=updates // 2, distil_updates=updates - updates // 2)
+
+    def lasting_epochs(self, epochs: float, images: int) -> "Plan":
+        """The same with the updates of both fits together in which so many images are seen so many times.
+
+        Raises:
+            SubquadError: the number of epochs is none.
+        """
+        if not 0 < epochs < math.inf:
+            raise SubquadError(f"epochs of both fits together are above 0, got {epochs}")
+        in_epoch = max(images // self.batch_size, 1)
+        return self.lasting(max(round(epochs * in_epoch), 2))
+
     def schedule_of(self, updates: int, lr: float) -> dict[str, Any]:
         """Fields of the `Schedule` of one of the fits."""
         share = updates / max(self.align_updates + self.distil_updates, 1)
@@ -108,6 +129,7 @@ class Judging:
         curve: measure what each block costs, and the hybrids, though no blocks are chosen by it.
         sizes: pixels of both sides of images that both networks are timed on.
         labelled: data with labels, for simple classifiers of the features; see `load_dataset`.
+        baseline: judge networks without any training as well, as rows in front of the steps.
         labelled_dir: where the images of `labelled` are; where those of the plan are, if both are of one data set.
     """
 
@@ -116,12 +138,17 @@ class Judging:
     sizes: tuple[int, ...] = ()
     labelled: str | None = None
     labelled_dir: str | None = None
+    baseline: bool = False
 
 
-def check_folder(folder: Path, plan: Plan, done: str) -> None:
-    """Raise where a folder holds a finished conversion, whose record is called `done`, or one by another plan."""
+def check_unfinished(folder: Path, done: str) -> None:
+    """Raise where a folder holds a finished conversion, whose record is called `done`."""
     if (folder / done).exists():
         raise SubquadError(f"{folder} holds a converted network already: take another output")
+
+
+def check_folder(folder: Path, plan: Plan) -> None:
+    """Raise where a folder holds a conversion by another plan."""
     if not (folder / PLAN).exists():
         return
     try:

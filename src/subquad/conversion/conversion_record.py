@@ -17,6 +17,9 @@ from subquad.writing import write_json
 REPORT = "conversion.json"
 """The file in the folder of a conversion."""
 
+UNTRAINED = "untrained"
+"""What names of rows end with that are no steps: of networks without any training, judged on the same images."""
+
 History = Mapping[str, list[list[float]]]
 """Of a fit: by what was measured, pairs of the update's number and the figure."""
 
@@ -28,7 +31,8 @@ class Record:
     Attributes:
         plan: fields of the `Plan`.
         conversion: what was done, `Conversion.as_note()`.
-        steps: what the student was like behind each step, by its name.
+        steps: what the student was like behind each step, by its name; in front of them, by names that end with
+            `UNTRAINED`, networks that nobody has trained, where they were asked for.
         seconds: that steps took.
         blocks: what each converted block costs alone; empty where it was not measured.
         hybrids: from no converted block to all; empty where they were not measured.
@@ -105,7 +109,7 @@ def read_record(folder: Path) -> Record:
         return Record(
             **content
             | {
-                "steps": {name: _comparison(step) for name, step in content["steps"].items()},
+                "steps": {name: comparison_of(step) for name, step in content["steps"].items()},
                 "blocks": [BlockDamage(**row) for row in content["blocks"]],
                 "hybrids": [HybridRow(**row | {"converted": tuple(row["converted"])}) for row in content["hybrids"]],
                 "before": _by_number(content.get("before", {})),
@@ -124,7 +128,8 @@ EARLIER = {"student_top1": "student_score", "teacher_top1": "teacher_score"}
 """What versions called it that judged classifiers alone."""
 
 
-def _comparison(step: dict[str, Any]) -> Comparison:
+def comparison_of(step: dict[str, Any]) -> Comparison:
+    """What a student was like, as JSON holds it."""
     # what is kept follows from the others
     return Comparison(**{EARLIER.get(name, name): value for name, value in step.items() if name != "kept"})
 

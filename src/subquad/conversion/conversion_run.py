@@ -15,7 +15,7 @@ from torch import nn
 
 from subquad.benchmarks import describe_device
 from subquad.conversion.aligning import align
-from subquad.conversion.conversion_plan import Judging, Plan, check_folder, write_plan
+from subquad.conversion.conversion_plan import Judging, Plan, check_folder, check_unfinished, write_plan
 from subquad.conversion.conversion_record import REPORT, Record, beside
 from subquad.conversion.delta_files import save_converted, save_delta
 from subquad.conversion.distilling import distil
@@ -25,6 +25,7 @@ from subquad.conversion.judging import Comparison
 from subquad.conversion.measured_costs import CostRow, check_sizes, measure_costs
 from subquad.conversion.replacing import conversion_of, convert
 from subquad.conversion.unlabelled_images import Drawn, open_images, views
+from subquad.conversion.untrained_rows import judge_untrained, untrained_students
 from subquad.data import InputConfig
 from subquad.data.dataset import PictureDataset
 from subquad.errors import SubquadError
@@ -40,7 +41,7 @@ DELTA, STUDENT = "delta.safetensors", "student.safetensors"
 MADE = "made"
 """The key of a student's note that says how its teacher is made, whose weights it does without."""
 
-ALIGNED, DISTILLED = "aligning.pt", "distilling.pt"
+ALIGNED, DISTILLED, ROWS = "aligning.pt", "distilling.pt", "untrained.json"
 """What is in it on the way, beside the plan."""
 
 LOOKED_AT = 4
@@ -55,7 +56,7 @@ class Converted:
         student: the converted network.
         teacher: the network as it was.
         blocks: numbers of its converted blocks.
-        steps: what the student was like behind each step, by its name.
+        steps: what the student was like behind each step, by its name, see `Record`.
         seconds: that each step took.
         record: all that is kept of it.
     """
@@ -80,13 +81,20 @@ class Converted:
 
 
 def convert_run(
-    plan: Plan, output: Path | str, *, command: str = "", log: Log = lambda line: None, **judging: Any
+    plan: Plan,
+    output: Path | str,
+    *,
+    epochs: float | None = None,
+    command: str = "",
+    log: Log = lambda line: None,
+    **judging: Any,
 ) -> Converted:
     """Convert a trained network with images alone, and keep it in a folder.
 
     Args:
         plan: how.
         output: the folder; one that holds the same plan's unfinished work is gone on with.
+        epochs: in place of the plan's updates, those in which its images are seen so many times, by both fits together.
         command: that is kept in the record.
         log: gets a line for each step.
         judging: fields of `Judging`: `max_judged=500`, `sizes=(224, 448)`, …
@@ -96,11 +104,22 @@ def convert_run(
     """
     folder = Path(output)
     with holding(folder):
-        check_folder(folder, plan, REPORT)
-        return _Run(plan, folder, Judging(**judging), log).converted(command)
+        check_unfinished(folder, REPORT)
+        opened = None
+        if epochs is not None:
+            # how many images there are is known when they are open
+            opened = open_plan(plan)
+            plan = plan.lasting_epochs(epochs, len(opened[2]))
+            both = f"{plan.align_updates} updates of alignment, {plan.distil_updates} of distillation"
+            log(f"{epochs:g} epochs are {both}")
+        check_folder(folder, plan)
+        return _Run(plan, folder, Judging(**judging), log, opened or open_plan(plan)).converted(command)
 
 
-def open_plan(plan: Plan) -> tuple[Any, InputConfig, PictureDataset, dict[int, Drawn]]:
+Opened = tuple[Any, InputConfig, PictureDataset, dict[int, Drawn]]
+
+
+def open_plan(plan: Plan) -> Opened:
     """The trained teacher, how it takes images, and the images of a plan, drawn for each of the two fits.
 
     Raises:
@@ -118,9 +137,9 @@ def open_plan(plan: Plan) -> tuple[Any, InputConfig, PictureDataset, dict[int, D
 class _Run:
     """A conversion at work: what is open, and what was found out so far."""
 
-    def __init__(self, plan: Plan, folder: Path, judging: Judging, log: Log):
+    def __init__(self, plan: Plan, folder: Path, judging: Judging, log: Log, opened: Opened):
         self.plan, self.folder, self.judging, self.log = plan, folder, judging, log
-        self.opened, config, self.pictures, self.drawn = open_plan(plan)
+        self.opened, config, self.pictures, self.drawn = opened
         self.teacher = self.opened.model
         check_sizes(self.teacher, judging.sizes)
         self.student = convert(self.teacher, plan.attention, blocks=plan.blocks, img_size=plan.img_size)
@@ -139,6 +158,8 @@ class _Run:
         self.judged.note("swapped", self.student)
         self.drawn[0](0)
         write_plan(self.folder, plan)  # what fails before, as for want of a whole image, has begun nothing
+        if self.judging.baseline:
+            self.compare_untrained()
         if plan.align_updates:
             self.align()
             if plan.chooses or self.judging.curve:
@@ -152,6 +173,13 @@ class _Run:
         self.keep(record)
         judged, blocks = self.judged, tuple(conversion_of(self.student).paths)
         return Converted(self.student, self.teacher, blocks, judged.steps, judged.seconds, record)
+
+    def compare_untrained(self) -> None:
+        """Judge what can be had without any training."""
+        judging = {"most": self.judging.max_judged, "data": [self.judging.labelled, self.judging.labelled_dir]}
+        about = {"plan": asdict(self.plan), "judging": judging, "on_held_out": self.judged.on_held_out}
+        students = untrained_students(self.student, self.teacher, self.plan)
+        judge_untrained(self.judged, students, self.folder / ROWS, about, self.log)
 
     def align(self) -> None:
         """Fit each layer to the one that it replaced."""
@@ -219,7 +247,7 @@ class _Run:
         about = {MADE: {**self.opened.made, "img_size": self.plan.img_size}} if self.opened.made else {}
         save_converted(self.student, self.folder / STUDENT, about=about)
         record.save(self.folder)
-        for name in (ALIGNED, DISTILLED):
+        for name in (ALIGNED, DISTILLED, ROWS):
             (self.folder / name).unlink(missing_ok=True)
 
 

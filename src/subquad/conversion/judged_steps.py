@@ -1,7 +1,7 @@
 """What a student was like behind each step of a conversion, always on the same images."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.conversion_plan import Judging, Plan
 from subquad.conversion.judging import Comparison, compare_networks
-from subquad.conversion.labelled_features import LabelledComparison, LabelledJudge, labelled_sets
+from subquad.conversion.labelled_features import LabelledComparison, LabelledJudge, Readable, labelled_sets
 from subquad.conversion.unlabelled_images import Drawn, has_parts
 from subquad.data import InputConfig
 from subquad.errors import SubquadError
@@ -52,11 +52,28 @@ def judged_batches(held_out: HeldOut | None, drawn: Drawn, most: int) -> Iterato
         yield drawn(APART + update), None
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What a network was like.
+
+    Attributes:
+        comparison: beside the teacher.
+        told: what classifiers make of its features; None where no data with labels were named.
+    """
+
+    comparison: Comparison
+    told: Readable | None = None
+
+    def as_note(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+
 class JudgedSteps:
     """Judges a student behind each step.
 
     Attributes:
-        steps: what was found, by the names of the steps.
+        steps: what was found, by the names of the steps, and in front of them that of other networks.
         seconds: that the steps took.
 
     Raises:
@@ -68,6 +85,7 @@ class JudgedSteps:
         self.log, self.drawn, self.most = log, drawn, judging.max_judged
         self.steps: dict[str, Comparison] = {}
         self.seconds: dict[str, float] = {}
+        self._told: dict[str, Readable] = {}
         self._labelled = None
         if judging.labelled is not None:
             same = plan.data_dir if judging.labelled == plan.images else None
@@ -78,15 +96,39 @@ class JudgedSteps:
 
     def note(self, name: str, student: nn.Module, seconds: float | None = None) -> None:
         """Judge what a step made, which took so many seconds."""
+        judged = self.judge(student)
+        self._add({name: judged})
+        if seconds is not None:
+            self.seconds[name] = seconds
+        self.tell(name, judged)
+
+    def judge(self, student: nn.Module) -> Judged:
+        """What a network is like, which need not be of a step."""
         batches = judged_batches(self._held_out, self.drawn, self.most)
         own = self._held_out
         figure: dict[str, Any] = {} if own is None else {"measure": own.measure, "tally": own.tally}
-        self.steps[name] = compare_networks(student, self.teacher, batches, **figure)
-        if seconds is not None:
-            self.seconds[name] = seconds
-        self.log(f"{name}: {self.steps[name].text}")
-        if self._labelled is not None:
-            self.log(f"{name}: {self._labelled.note(name, student).text}")
+        comparison = compare_networks(student, self.teacher, batches, **figure)
+        return Judged(comparison, None if self._labelled is None else self._labelled.judge(student))
+
+    def put_in_front(self, rows: Mapping[str, Judged]) -> None:
+        """Let what was found of other networks stand in front of the steps, by the names of the rows."""
+        steps, self.steps = self.steps, {}
+        told, self._told = self._told, {}
+        self._add(rows)
+        self.steps |= steps
+        self._told |= told
+
+    def tell(self, name: str, judged: Judged) -> None:
+        """Log what was found."""
+        self.log(f"{name}: {judged.comparison.text}")
+        if judged.told is not None:
+            self.log(f"{name}: {judged.told.text}")
+
+    def _add(self, rows: Mapping[str, Judged]) -> None:
+        for name, judged in rows.items():
+            self.steps[name] = judged.comparison
+            if judged.told is not None:
+                self._told[name] = judged.told
 
     @property
     def on_held_out(self) -> bool:
@@ -96,7 +138,7 @@ class JudgedSteps:
     @property
     def labelled(self) -> LabelledComparison | None:
         """What classifiers made of the features; None where no data with labels were named."""
-        return None if self._labelled is None else self._labelled.comparison
+        return None if self._labelled is None else replace(self._labelled.comparison, steps=self._told)
 
 
 def few_images(held_out: HeldOut | None, drawn: Drawn, count: int) -> Tensor:

@@ -80,8 +80,12 @@ class LabelledJudge:
 
     def note(self, step: str, student: nn.Module) -> Readable:
         """Judge a student, and keep it as that of a step."""
-        self.comparison.steps[step] = self._read(student)[1]
+        self.comparison.steps[step] = self.judge(student)
         return self.comparison.steps[step]
+
+    def judge(self, student: nn.Module) -> Readable:
+        """Judge a student that is not kept."""
+        return self._read(student)[1]
 
     def _read(self, model: nn.Module) -> tuple[tuple[int, int], Readable]:
         train, labels, _ = self._features(model, "train")

@@ -32,7 +32,10 @@ class NystromAttention(nn.Module):
         few_queries, few_keys = self.pooled(q, grid), self.pooled(k, kv_grid)
         of_keys = F.scaled_dot_product_attention(few_queries, k, v)
         between = soft_map(few_queries, few_keys).float()
-        inverse = torch.linalg.pinv(between).to(q.dtype)
+        try:
+            inverse = torch.linalg.pinv(between).to(q.dtype)
+        except torch.linalg.LinAlgError:
+            raise SubquadError("the map between landmarks has no pseudo-inverse: it is not finite") from None
         return soft_map(q, few_keys) @ (inverse @ of_keys)
 
     def pooled(self, tokens: Tensor, grid: TokenGrid) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from subquad.conversion.conversion_record import Record
+from subquad.conversion.conversion_record import UNTRAINED, Record
 from subquad.conversion.hybrids import HybridRow
 from subquad.conversion.judging import Comparison
 from subquad.conversion.measured_costs import CostRow
@@ -25,6 +25,10 @@ _STEPS = (
     "All steps are judged on the same images. Kept is the student’s score as a share of the teacher’s, agreement the "
     "share of images with the same most likely class; the error is ‖y − t‖² / ‖t‖² of the last features. Time is that "
     "of the step’s fit."
+)
+_UNTRAINED = (
+    " Rows called untrained are other networks that nobody has trained: the teacher’s softmax through a few landmarks "
+    "(Nyströmformer), and agents as they are swapped in. Against them a student shows what its fits were worth."
 )
 _ON_HELD_OUT = {
     True: "Judged on held-out images of the network’s own data. ",
@@ -163,7 +167,8 @@ def _steps(record: Record) -> Markup:
         rows.append([*cells, Cell("–" if seconds is None else clock(seconds), _value(seconds or 0.0))])
     teacher = _last(record).teacher_score
     beside = "" if teacher is None else f" The teacher has {_percent(teacher)}."
-    text = _ON_HELD_OUT[record.on_held_out] + _STEPS + beside
+    untrained = _UNTRAINED if any(name.endswith(UNTRAINED) for name in record.steps) else ""
+    text = _ON_HELD_OUT[record.on_held_out] + _STEPS + beside + untrained
     return section("What each step left", text, sortable_table(titles, rows))
 
 
