@@ -76,7 +76,10 @@ class NormalisedRows:
 
     def rows(self, first: int, behind: int) -> Tensor:
         """Give rows (1, channels, y, x)."""
-        pixels = self.pixels.read(first, behind)
+        try:
+            pixels = self.pixels.read(first, behind)
+        except OSError as error:
+            raise SubquadError(f"{self.name} can't be read any more: {reason_without_path(error)}") from None
         pixels = np.repeat(pixels, self.channels, axis=2) if pixels.shape[2] == 1 else pixels[..., : self.channels]
         most = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
         if pixels.dtype.kind == "f":
