@@ -39,6 +39,7 @@ from subquad.inference import optimize
 from subquad.large import Outputs, Streamed, host_of, identity_of, rows_of, stream_network
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
 from subquad.pages import check_page, write_analysis, write_conversion, write_report
+from subquad.ranges import Positive, checks_arguments
 from subquad.runs import open_trained
 from subquad.runs.run_records import Group, find_runs, group_runs
 from subquad.tasks import CommonRecipe, Gallery, Judgement, task_named
@@ -178,6 +179,7 @@ def predict(
     return list(task_named(trained.task).predict(trained, paths, log, **settings))
 
 
+@checks_arguments
 def stream(
     source: nn.Module | Path | str,
     image: Any,
@@ -189,7 +191,7 @@ def stream(
     dtype: str | None = None,
     keep: str | None = None,
     tokens_in: Path | str | None = None,
-    most_tokens: int | None = None,
+    most_tokens: Positive | None = None,
     progress: bool = False,
 ) -> Streamed:
     """What a network makes of one image of any size, exactly, with no more in memory than its tokens.
@@ -213,13 +215,17 @@ def stream(
     """
     model, about, classes = _to_stream(source, dtype)
     host = host_of(model)
-    if most_tokens is not None and most_tokens < 1:
-        raise SubquadError(f"most_tokens is 1 at least, got {most_tokens}")
+    if elsewhere := {p.device.type for p in model.parameters()} - {"cpu"}:
+        raise SubquadError(
+            f"networks are streamed on the CPU, and this one is on {' and '.join(elsewhere)}: model.cpu()"
+        )
     rows = rows_of(image, about.mean, about.std, host)
     shown = _class_number(heat_class, classes)
     outputs = Outputs(_path(features), _path(labels), _path(heat), shown)
     folder = _path(tokens_in)
-    identity = "" if folder is None else identity_of(model, image)
+    read = {"image": Path(image)} if isinstance(image, str | Path) else {}
+    outputs.check_apart(read if folder is None else read | {"folder of tokens": folder})
+    identity = "" if folder is None else identity_of(model, image, about.mean, about.std)
     return stream_network(
         host,
         rows,

@@ -32,7 +32,7 @@ class Exchange(Protocol):
         """Whether it is the last one."""
 
     def sums(self, parts: Sequence[Part]) -> tuple[Tensor, ...]:
-        """Each part, summed over processes, with gradients."""
+        """Each part, summed over processes, with gradients, of the dtype that it has."""
 
     def largest(self, x: Tensor) -> Tensor:
         """The largest of all processes for each entry, without gradients."""

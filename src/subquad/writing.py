@@ -3,10 +3,12 @@
 What a killed process left aside is removed by the next one that writes to the same folder.
 """
 
+import errno
 import json
 import math
 import os
 import re
+import shutil
 import socket
 import zlib
 from collections.abc import Iterator, Mapping
@@ -45,7 +47,29 @@ def replacing(path: Path) -> Iterator[Path]:
         raise WriteError(f"{path} can't be written: {reason}") from error
     finally:
         with suppress(OSError):
-            aside.unlink(missing_ok=True)
+            _remove(aside)
+
+
+def reserve(path: Path, size: int) -> None:
+    """Have the disk keep so many bytes for a file that is there, which is as long then, or longer if it was.
+
+    What is mapped into memory and finds no place on the disk ends the process without a word.
+
+    Raises:
+        OSError: there is no such place.
+    """
+    with path.open("r+b") as file:
+        if size and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+                return
+            except OSError as error:
+                # a file system that keeps no place for anybody
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+        if shutil.disk_usage(path.parent).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file.truncate(max(size, os.fstat(file.fileno()).st_size))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -98,7 +122,15 @@ def sweep(folder: Path) -> None:
         match = _ASIDE.fullmatch(entry.name)
         if match and match["host"] == _host() and not _runs(int(match["process"])):
             with suppress(OSError):
-                entry.unlink()
+                _remove(entry)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder with what is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sweep_once(folder: Path) -> None:

@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from hosts import CLASSES, small
 from threads import together
 
+import subquad
 from subquad import ATTENTION
 from subquad.attention import traits_of
 from subquad.errors import SubquadError
@@ -168,6 +170,92 @@ def test_a_batch_norm_remembers_what_one_process_would():
         torch.testing.assert_close(dict(copies[1].named_buffers())[name], buffer, msg=name)
 
 
+@pytest.mark.parametrize(
+    ("host", "attention"),
+    [*(("vit", attention) for attention in SPREADING), *((host, "linear") for host in SPREADING_HOSTS)],
+)
+def test_networks_of_bf16_are_spread_as_well(host, attention):
+    model = small(host, attention, drop_path_rate=0).bfloat16().train()
+    image = torch.randn(1, 3, 109, 40)
+
+    def one(index, exchange):
+        mine = split_over(copy.deepcopy(model), exchange)
+        logits = mine(image.bfloat16()[:, :, band_rows(mine, 109)])
+        logits.float().square().sum().backward()
+        return logits, [p.grad is not None for p in mine.parameters()]
+
+    logits, grads = together(2, one)[0]
+    assert logits.dtype == torch.bfloat16 and all(grads)
+    exact = copy.deepcopy(model).float()(image)
+    assert (logits - exact).abs().max() < 0.1 * exact.abs().max() + 1e-3
+
+
+@pytest.mark.parametrize("pool", ["avg", "max", "token"])
+def test_what_heads_read_has_the_dtype_of_tokens(pool):
+    model = small("vit", "linear", global_pool=pool, drop_path_rate=0).bfloat16()
+    image = torch.randn(1, 3, 40, 24).bfloat16()
+    (logits,) = together(1, lambda index, exchange: split_over(copy.deepcopy(model), exchange)(image))
+    assert logits.dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_they_compute_the_same():
+    model = small("vit", "focused", drop_path_rate=0).eval()
+    image = torch.randn(1, 3, 40, 24)
+
+    def one(index, exchange):
+        return torch.compile(split_over(copy.deepcopy(model), exchange), backend="eager")(image)
+
+    with torch.no_grad():
+        torch.testing.assert_close(together(1, one)[0], model(image))
+
+
+@pytest.fixture
+def alone_in_gloo():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_who_is_no_group_of_processes_is_one_line(alone_in_gloo):
+    model = small("vit", "linear")
+    mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("images", "tokens"))
+    for given, words in (
+        (mesh, r"one axis of a mesh, and this one has 2: mesh\['tokens'\]"),
+        (None, "an axis of a DeviceMesh, or a process group"),
+        (2, "an axis of a DeviceMesh, or a process group"),
+    ):
+        with pytest.raises(SubquadError, match=words) as refusal:
+            subquad.split_tokens(model, given)
+        assert "\n" not in str(refusal.value)
+    split = subquad.split_tokens(model, mesh["tokens"])
+    for height in (0, -8, 64.0):
+        with pytest.raises(SubquadError, match="height must be a whole number of at least 1"):
+            band_rows(split, height)
+
+
+def test_without_processes_that_have_met_it_is_one_line():
+    with pytest.raises(SubquadError, match="init_process_group"):
+        subquad.split_tokens(small("vit", "linear"), None)
+
+
+@pytest.mark.parametrize("host", ["vit", "pvt"])
+def test_what_a_network_of_bands_can_not_be_is_said_at_once(host):
+    def one(index, exchange):
+        split = split_over(small(host, "linear"), exchange)
+        for words, call in (
+            ("stream the network that it was", lambda: subquad.stream(split, torch.zeros(3, 64, 64))),
+            ("take subquad.chunk_mlps", lambda: subquad.chunk_blocks(split)),
+            ("frames", lambda: subquad.join_frames(split)),
+            ("take subquad.chunk_mlps", lambda: split_over(subquad.chunk_blocks(small(host, "linear")), exchange)),
+        ):
+            with pytest.raises(SubquadError, match=words) as refusal:
+                call()
+            assert "\n" not in str(refusal.value)
+
+    together(1, one)
+
+
 @pytest.mark.parametrize("attention", sorted(set(ATTENTION) - set(SPREADING)))
 def test_mechanisms_that_can_not_be_spread_say_so(attention):
     with pytest.raises(SubquadError, match="can't be spread over processes") as raised:
@@ -186,6 +274,7 @@ def test_hosts_that_can_not_be_spread_say_so(host):
     [
         ([24, 12], [40, 40], None),
         ([20, 16], [40, 40], "multiples of 8"),
+        ([24, 0], [40, 40], "every process has to hold some"),
         ([24, 16], [40, 48], "different images: 1×3×24×40, 1×3×16×48"),
         ([16, 8, 16], [40, 40, 40], "unless they have 16 rows"),
     ],

@@ -1,8 +1,13 @@
 """`subquad.stream`: logits and maps are those of the whole network, and what is broken off goes on."""
 
+import copy
+import errno
 import json
+import os
+import shutil
 import weakref
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,13 +67,13 @@ def test_maps_are_those_of_the_whole(image, tmp_path):
     assert own.heat_class == own.logits.argmax()
 
 
-@pytest.mark.parametrize("suffix", [".tif", ".zarr"])
+@pytest.mark.parametrize("suffix", [".tif", ".zarr", ".TIF"])
 def test_maps_of_other_formats_are_those_of_numpy(suffix, image, tmp_path):
-    package = pytest.importorskip({".tif": "tifffile", ".zarr": "zarr"}[suffix])
+    package = pytest.importorskip({".tif": "tifffile", ".zarr": "zarr"}[suffix.lower()])
     model, path = network(), tmp_path / f"heat{suffix}"
     subquad.stream(model, image, heat=path, labels=tmp_path / "labels.npy")
     subquad.stream(model, image, heat=tmp_path / "heat.npy")
-    read = package.imread(path) if suffix == ".tif" else package.open(str(path), mode="r")[:]
+    read = package.imread(path) if suffix != ".zarr" else package.open(str(path), mode="r")[:]
     assert np.array_equal(read, np.load(tmp_path / "heat.npy"))
 
 
@@ -128,13 +133,13 @@ def test_what_was_broken_off_goes_on_behind_the_last_step(make, steps, step, ima
         patch.setattr(resuming.Progress, "reached", dies)
         with pytest.raises(KilledError):
             subquad.stream(model, image, tokens_in=folder, most_tokens=20)
-    assert len([path for path in folder.iterdir() if path.suffix == ".bin"]) <= 4
+    assert len(list(folder.glob("*.bin"))) <= 4
     ran = []
     for name in ("embed", "_replace"):
         before = getattr(StreamedStage, name)
         monkeypatch.setattr(StreamedStage, name, lambda *arguments, before=before: (ran.append(1), before(*arguments)))
     assert torch.equal(subquad.stream(model, image, tokens_in=folder, most_tokens=20).logits, expected)
-    assert len(ran) == steps - step and not list(folder.iterdir())
+    assert len(ran) == steps - step and not list(folder.glob("*"))
 
 
 def test_tokens_of_a_stage_are_let_go_with_the_next(image, monkeypatch):
@@ -160,9 +165,20 @@ def test_tokens_of_another_image_are_not_gone_on_with(image, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(resuming.Progress, "finished", lambda progress: None)
         subquad.stream(model, image, tokens_in=tmp_path)
-    for other_model, other_image in ((network(), image), (model, image + 1)):
+    turned = copy.deepcopy(model)
+    turned.blocks[0].mlp.fc1.weight.data = turned.blocks[0].mlp.fc1.weight.flip(0)
+    scaled = copy.deepcopy(model)
+    scaled.blocks[1].norm1.eps = 1e-3
+    others = [(network(), image), (turned, image), (scaled, image), (model, image + 1), (model, image.flip(-1))]
+    for other_model, other_image in others:
         with pytest.raises(SubquadError, match="tokens of another network or image"):
             subquad.stream(other_model, other_image, tokens_in=tmp_path)
+    with pytest.raises(SubquadError, match="in another dtype"):
+        subquad.stream(model, image, tokens_in=tmp_path, keep="bf16")
+    for gone in tmp_path.glob("*.bin"):
+        gone.unlink()
+    with pytest.raises(SubquadError, match=r"\.bin is damaged or gone"):
+        subquad.stream(model, image, tokens_in=tmp_path)
     (tmp_path / "stream.json").write_text(json.dumps({"done": 3}))
     with pytest.raises(SubquadError, match="is damaged"):
         subquad.stream(model, image, tokens_in=tmp_path)
@@ -177,18 +193,143 @@ def test_tokens_of_another_image_are_not_gone_on_with(image, tmp_path, monkeypat
         ({"heat_class": "cat", "heat": "heat.npy"}, "unknown class"),
         ({"keep": "int8"}, "unknown kept dtype"),
         ({"dtype": "bf16"}, "subquad.optimize"),
-        ({"most_tokens": 0}, "most_tokens is 1 at least"),
+        ({"most_tokens": "9"}, "most_tokens must be a whole number"),
+        ({"keep": torch.bfloat16}, "keep must be text"),
+        ({"heat_class": 2.0, "heat": "heat.npy"}, "heat_class must be a whole number or text"),
+        ({"heat_class": 2}, "a class is that of the heat"),
+        ({"heat": "map.npy", "labels": "map.npy"}, "is to be the heat, and is the labels as well"),
+        ({"heat": "map.zarr/heat.npy", "features": "map.zarr"}, "is to be the heat, and is the features as well"),
+        ({"features": "tokens", "tokens_in": "tokens"}, "and is the folder of tokens as well"),
+        ({"most_tokens": 0}, "most_tokens must be a whole number of at least 1"),
         ({"tokens_in": "file"}, "can't be written to"),
     ],
     ids=str,
 )
 def test_mistakes_are_one_line(settings, words, image, tmp_path):
     (tmp_path / "file").write_text("")
-    paths = {"heat", "features", "tokens_in"}
+    paths = {"heat", "features", "labels", "tokens_in"}
     settings = {name: tmp_path / value if name in paths else value for name, value in settings.items()}
     with pytest.raises(SubquadError, match=words) as refusal:
         subquad.stream(network(), image, **settings)
     assert "\n" not in str(refusal.value) and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
+def test_files_that_changed_are_other_images(suffix, tmp_path, monkeypatch):
+    pixels, path, model = (
+        np.random.default_rng(0).integers(0, 256, (80, 64, 3), np.uint8),
+        tmp_path / f"a{suffix}",
+        network(),
+    )
+
+    def write(pixels):
+        if suffix == ".npy":
+            np.save(path, pixels)
+        else:
+            array = pytest.importorskip("zarr").open(
+                str(path), mode="a", shape=pixels.shape, chunks=(32, 32, 3), dtype="u1"
+            )
+            array[:] = pixels
+
+    write(pixels)
+    with monkeypatch.context() as patch:
+        patch.setattr(resuming.Progress, "finished", lambda progress: None)
+        subquad.stream(model, path, tokens_in=tmp_path / "tokens")
+    write(pixels[::-1])
+    with pytest.raises(SubquadError, match="tokens of another network or image"):
+        subquad.stream(model, path, tokens_in=tmp_path / "tokens")
+
+
+def test_an_array_is_known_by_its_rows_and_never_widened_as_a_whole(tmp_path):
+    class Rows:
+        """An array that is only ever cut."""
+
+        shape, dtype = (4096, 8, 3), np.dtype(np.uint8)
+
+        def __getitem__(self, rows):
+            assert rows.stop - rows.start <= 512
+            return np.full((rows.stop - rows.start, 8, 3), 7, np.uint8)
+
+    subquad.stream(network(), Rows(), tokens_in=tmp_path / "tokens", most_tokens=64)
+
+
+def test_the_image_itself_is_not_written_over(tmp_path):
+    path = tmp_path / "image.png"
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(path)
+    before = path.read_bytes()
+    for name in (path, tmp_path / "folder" / ".." / "image.png"):
+        with pytest.raises(SubquadError, match="is to be the labels, and is the image as well"):
+            subquad.stream(network(), path, labels=name)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "outputs", [{"heat": "heat.jpg"}, {"features": "features.png"}, {"labels": "there.zarr"}, {"heat": "file/heat.npy"}]
+)
+def test_what_can_not_be_written_is_said_in_front_of_all_work(outputs, image, tmp_path, monkeypatch):
+    (tmp_path / "there.zarr").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(StreamedStage, "embed", lambda *arguments: pytest.fail("it has begun"))
+    with pytest.raises(SubquadError, match=next(iter(outputs.values()))):
+        subquad.stream(network(), image, **{kind: tmp_path / name for kind, name in outputs.items()})
+
+
+@pytest.mark.parametrize("settings", [{"tokens_in": "tokens"}, {"features": "f.npy"}], ids=str)
+def test_a_full_disk_is_one_line_in_front_of_all_work(settings, image, tmp_path, monkeypatch):
+    """What is mapped into memory and has no place ends the process: place is asked for."""
+    asked = []
+
+    def full(file, start, size):
+        asked.append(size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(StreamedStage, "embed", lambda *arguments: pytest.fail("it has begun"))
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(SubquadError, match="No space left on device") as refusal:
+        subquad.stream(network(), image, **{kind: tmp_path / name for kind, name in settings.items()})
+    assert "\n" not in str(refusal.value) and asked[0] >= 88 * 24 * 4 and not list(tmp_path.iterdir())
+
+
+def test_where_the_disk_keeps_no_place_free_bytes_are_counted(image, tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    subquad.stream(network(), image, tokens_in=tmp_path / "tokens", features=tmp_path / "f.npy")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
+    with pytest.raises(SubquadError, match="No space left on device"):
+        subquad.stream(network(), image, tokens_in=tmp_path / "tokens")
+
+
+def test_what_is_broken_off_in_front_of_the_first_step_leaves_nothing(image, tmp_path, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StreamedStage, "embed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        subquad.stream(
+            network(), image, tokens_in=tmp_path / "tokens", heat=tmp_path / "h.npy", features=tmp_path / "f.zarr"
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrap", [Image.fromarray, lambda pixels: pixels], ids=["Pillow", "numpy"])
+def test_pictures_and_arrays_are_those_of_files(wrap, tmp_path):
+    pixels, model = np.random.default_rng(0).integers(0, 256, (40, 32, 3), np.uint8), network()
+    np.save(tmp_path / "image.npy", pixels)
+    expected = subquad.stream(model, tmp_path / "image.npy").logits
+    assert torch.equal(subquad.stream(model, wrap(pixels)).logits, expected)
+
+
+@pytest.mark.parametrize("image", [None, 3, [[1.0]], b"image"], ids=str)
+def test_what_is_no_image_at_all_is_one_line(image):
+    with pytest.raises(SubquadError, match="an image is a file, an array") as refusal:
+        subquad.stream(network(), image)
+    assert "\n" not in str(refusal.value)
+
+
+def test_networks_on_other_devices_say_so(image):
+    with pytest.raises(SubquadError, match=r"on the CPU, and this one is on meta: model\.cpu\(\)"):
+        subquad.stream(network().to("meta"), image)
+    with pytest.raises(SubquadError, match="source must be"):
+        subquad.stream(None, image)
 
 
 def test_networks_without_what_is_asked_for_say_so(image):

@@ -16,12 +16,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from subquad import spread
 from subquad.attention.bricks import LocalConv
 from subquad.attention.traits import traits_of
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
 from subquad.large.band_layers import BandConv2d, beside, see_beside
+from subquad.large.chunked_blocks import InChunks
 from subquad.large.exchanging import BandExchange
 from subquad.large.processes import ProcessGroup
 from subquad.models.backbone import Backbone
+from subquad.ranges import Positive, checks_arguments
 
 
 def split_tokens(model: nn.Module, mesh: DeviceMesh | dist.ProcessGroup) -> Any:
@@ -41,7 +43,30 @@ def split_tokens(model: nn.Module, mesh: DeviceMesh | dist.ProcessGroup) -> Any:
     Raises:
         SubquadError: for a network that can't be spread, in one line with the reason.
     """
-    return split_over(model, BandExchange(ProcessGroup(mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh)))
+    return split_over(model, BandExchange(ProcessGroup(_group_of(mesh))))
+
+
+def _group_of(mesh: Any) -> dist.ProcessGroup:
+    """The processes that an image is spread over.
+
+    Raises:
+        SubquadError: none, or not one axis, are named.
+    """
+    if not dist.is_initialized():
+        raise SubquadError(
+            "no processes have met: start them by torchrun, and call torch.distributed.init_process_group() first"
+        )
+    if isinstance(mesh, DeviceMesh) and mesh.ndim != 1:
+        names = mesh.mesh_dim_names or ()
+        axis = f"mesh[{names[-1]!r}], say" if names else "name them, mesh_dim_names=(…), and give mesh[NAME]"
+        raise SubquadError(f"tokens are spread along one axis of a mesh, and this one has {mesh.ndim}: {axis}")
+    group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
+    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise SubquadError(
+            "tokens are spread over an axis of a DeviceMesh, or a process group that this process is in, got "
+            f"{shown(mesh)}"
+        )
+    return group
 
 
 def split_over(model: nn.Module, exchange: BandExchange) -> Any:
@@ -68,6 +93,8 @@ def check_spreads(model: nn.Module) -> None:
             f"{type(model).__name__} can't be spread over processes: it takes networks of subquad whose blocks see "
             "all tokens, as the plain host's and the pyramids' do (docs/tokens-over-processes.md)"
         )
+    if any(isinstance(vars(module).get("forward"), InChunks) for module in model.modules()):
+        raise SubquadError("blocks in chunks can't be spread over processes as well: take subquad.chunk_mlps")
     inner = {type(module): module for module in model.modules() if hasattr(type(module), "traits")}
     names = [traits_of(module).label or cls.__name__ for cls, module in inner.items() if not traits_of(module).spreads]
     if names:
@@ -79,7 +106,8 @@ def check_spreads(model: nn.Module) -> None:
         raise SubquadError("images with a margin can't be spread over processes: take image_margin=0")
 
 
-def band_rows(model: nn.Module, height: int) -> slice:
+@checks_arguments
+def band_rows(model: nn.Module, height: Positive) -> slice:
     """Which rows of images of `height` pixels this process holds, of bands as equal as the network's strides allow.
 
     Raises:
@@ -91,8 +119,8 @@ def band_rows(model: nn.Module, height: int) -> slice:
     steps = -(-height // unit)
     if steps < channel.count:
         raise SubquadError(
-            f"images of {height} rows have {steps} bands of {unit} rows, too few for {channel.count} processes: take "
-            f"at most {steps}, or images of {unit * (channel.count - 1) + 1} rows"
+            f"images of {height} rows have {steps} times {unit} rows, too few for {channel.count} processes: take at "
+            f"most {steps}, or images of {unit * (channel.count - 1) + 1} rows"
         )
     first, behind = (index * steps // channel.count * unit for index in (channel.index, channel.index + 1))
     return slice(first, min(behind, height))
@@ -119,6 +147,7 @@ class _Split(Backbone):
     """What a network is besides its own class while its tokens are spread."""
 
     exchange: BandExchange
+    no_streaming = "its tokens are spread over processes: stream the network that it was, with its state_dict"
 
     def check_images(self, x: Tensor) -> None:
         super().check_images(x)
@@ -152,7 +181,9 @@ def check_bands(shapes: Sequence[Sequence[int]], unit: int, least: int) -> None:
         bands = ", ".join("×".join(map(str, shape)) for shape in shapes)
         raise SubquadError(f"processes hold bands of different images: {bands}; only their heights may differ")
     heights = [height for _, _, height, _ in shapes]
-    if any(height % unit for height in heights[:-1]) or not all(heights):
+    if not all(heights):
+        raise SubquadError(f"bands of {' '.join(map(str, heights))} rows: every process has to hold some")
+    if any(height % unit for height in heights[:-1]):
         raise SubquadError(
             f"bands of {' '.join(map(str, heights))} rows: all but the last have to be multiples of {unit}, the stride "
             "of the coarsest map; subquad.band_rows gives such"

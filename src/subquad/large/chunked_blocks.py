@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from subquad import spread
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, cut_into_rows
 from subquad.large.block_walks import BlockWalk, PlainBlock, in_forwards_place, part_of, walk_of
@@ -55,6 +54,8 @@ def chunk_blocks(model: nn.Module, most_tokens: int = 8192) -> Any:
             f"{type(model).__name__} has no blocks that could take some rows at a time: those of the plain host and "
             "of pyramids can; subquad.chunk_mlps is for others"
         )
+    if any(hasattr(backbone, "exchange") for backbone in backbones):
+        raise SubquadError("blocks of tokens that are spread over processes can't take chunks: take subquad.chunk_mlps")
     for backbone in backbones:
         for stage in backbone.stages:
             for block in stage.blocks:
@@ -62,7 +63,7 @@ def chunk_blocks(model: nn.Module, most_tokens: int = 8192) -> Any:
     for backbone in backbones:
         for stage in backbone.stages:
             for block in stage.blocks:
-                block.forward = _InChunks(block, most_tokens)
+                block.forward = InChunks(block, most_tokens)
     return model
 
 
@@ -76,7 +77,7 @@ def _never(*arguments: Any) -> Any:
     raise AssertionError("nothing is computed where a network is checked")
 
 
-class _InChunks:
+class InChunks:
     """What a block's `forward` is: an object, so that it is copied and pickled with the block."""
 
     def __init__(self, block: Any, most_tokens: int) -> None:
@@ -87,8 +88,6 @@ class _InChunks:
         forward = type(self.block).forward
         if x.shape[1] <= self.most_tokens:
             return _whole(forward, self.block, x, grid, rotation)
-        if spread.is_spread():
-            raise SubquadError("blocks in chunks can't be spread over processes as well: take subquad.chunk_mlps")
 
         def call(block: Any, x: Tensor, rows: GridRows) -> Tensor:
             return _whole(forward, block, x, rows, part_of(rotation, rows, grid))

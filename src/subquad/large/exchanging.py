@@ -45,8 +45,9 @@ class BandExchange:
         """Whether it is the last band."""
         return self.index == self.channel.count - 1
 
+    @torch.compiler.disable
     def sums(self, parts: Sequence[Part]) -> tuple[Tensor, ...]:
-        """Each part, summed over processes in one message, in fp32 at least, with gradients."""
+        """Each part, in its dtype, summed over processes in one message, in fp32 at least, with gradients."""
         tensors = [part for part in parts if isinstance(part, Tensor)]
         dtype = torch.float32
         for tensor in tensors:
@@ -58,10 +59,11 @@ class BandExchange:
         ]
         summed = _Sum.apply(torch.cat(flat), self).split([len(part) for part in flat])
         return tuple(
-            of_all.view(part.shape) if isinstance(part, Tensor) else of_all[0]
+            of_all.view(part.shape).to(part.dtype) if isinstance(part, Tensor) else of_all[0]
             for of_all, part in zip(summed, parts, strict=True)
         )
 
+    @torch.compiler.disable
     def largest(self, x: Tensor) -> Tensor:
         """The largest of all processes for each entry, without gradients."""
         most = x.detach().clone(memory_format=torch.contiguous_format)
@@ -70,10 +72,12 @@ class BandExchange:
         self.channel.largest(most)
         return most
 
+    @torch.compiler.disable
     def with_borders(self, image: Tensor, above: int, below: int) -> Tensor:
         """A map (b, c, y, x) with the last rows of the band above and the first ones of that below, with gradients."""
         return _Borders.apply(image, above, below, self)
 
+    @torch.compiler.disable
     def grid_of(self, image: Tensor, prefix: int) -> TokenGrid:
         """The grid of a band (b, c, y, x) of a map that has `prefix` tokens in front."""
         height, width = image.shape[-2:]

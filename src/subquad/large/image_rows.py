@@ -11,18 +11,22 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from subquad.data.decoding import read_named_image, size_in_header
-from subquad.errors import SubquadError
+from subquad.data.decoding import read_image, read_named_image, size_in_header
+from subquad.errors import SubquadError, reason_without_path, shown
+from subquad.large.array_rows import ArrayRows, NpyRows
+from subquad.large.kept_bands import MOST_WHOLE
 from subquad.large.png_rows import PngRows, can_read_by_rows
 from subquad.large.slide_rows import SlideRows
 from subquad.large.streamed_hosts import StreamedHost
 from subquad.large.tiff_rows import TiffRows
+from subquad.large.zarr_rows import ZARR_MARKS, ZarrRows
 from subquad.models.stages import ImageRows
 
-MOST_WHOLE = 2**28
-"""Pixels of an image that is decoded at once, 0.8 GB of bytes, where its format can't be read by rows."""
+ABOVE_ONE = 1e-6
+"""What fractions may be off by: white that was rounded."""
 
 
 class PixelRows(Protocol):
@@ -34,45 +38,12 @@ class PixelRows(Protocol):
         """Give rows `first` to `behind`, (y, x, channels)."""
 
 
-class ArrayRows:
-    """An array (y, x, channels), or (y, x) of grey; a numpy array, or anything that is cut like one."""
-
-    def __init__(self, array: Any) -> None:
-        if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
-            raise SubquadError(f"an image is an array (y, x) or (y, x, 1, 3 or 4), got {tuple(array.shape)}")
-        self.array, self.shape = array, (array.shape[0], array.shape[1])
-
-    def read(self, first: int, behind: int) -> NDArray[Any]:
-        """Give a view, or what the array makes of a slice."""
-        rows = np.asarray(self.array[first:behind])
-        return rows[..., None] if rows.ndim == 2 else rows
-
-
-class NpyRows:
-    """A file of numpy, mapped anew for each read: what is no longer mapped does not count as this process's memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.shape = ArrayRows(self._mapped()).shape
-
-    def _mapped(self) -> NDArray[Any]:
-        try:
-            array: NDArray[Any] = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise SubquadError(f"{self.path} is no file of numpy that can be read: {error}") from None
-        return array
-
-    def read(self, first: int, behind: int) -> NDArray[Any]:
-        """Give a copy."""
-        return ArrayRows(self._mapped()).read(first, behind).copy()
-
-
 class TensorRows:
     """A tensor (channels, y, x) or (1, channels, y, x), as a network takes it."""
 
     def __init__(self, image: Tensor, dtype: torch.dtype) -> None:
         self.image = image[None] if image.dim() == 3 else image
-        if self.image.dim() != 4 or len(self.image) != 1 or not image.is_floating_point():
+        if self.image.dim() != 4 or len(self.image) != 1 or not image.is_floating_point() or image.is_meta:
             raise SubquadError(
                 f"one image at a time is streamed, a tensor (channels, height, width) of fractions; got "
                 f"{tuple(image.shape)} of {str(image.dtype).removeprefix('torch.')}"
@@ -82,14 +53,22 @@ class TensorRows:
 
     def rows(self, first: int, behind: int) -> Tensor:
         """Give rows (1, channels, y, x)."""
-        return self.image[:, :, first:behind].to(self.dtype)
+        return self.image[:, :, first:behind].to("cpu", self.dtype)
 
 
 class NormalisedRows:
     """Pixels as a network takes them: fractions less `mean`, over `std`, in colours; transparency is left out."""
 
-    def __init__(self, pixels: PixelRows, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        pixels: PixelRows,
+        mean: Sequence[float],
+        std: Sequence[float],
+        dtype: torch.dtype,
+        name: object = "this image",
+    ) -> None:
         self.pixels, self.shape, self.dtype, self.channels = pixels, pixels.shape, dtype, len(mean)
+        self.name = name
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         of_mean, of_std = (torch.tensor(numbers, dtype=torch.float64) for numbers in (mean, std))
         # of all numbers of a row: what is repeated for every three of them is slow
@@ -97,15 +76,30 @@ class NormalisedRows:
 
     def rows(self, first: int, behind: int) -> Tensor:
         """Give rows (1, channels, y, x)."""
-        pixels = self.pixels.read(first, behind)
+        try:
+            pixels = self.pixels.read(first, behind)
+        except OSError as error:
+            raise SubquadError(f"{self.name} can't be read any more: {reason_without_path(error)}") from None
         pixels = np.repeat(pixels, self.channels, axis=2) if pixels.shape[2] == 1 else pixels[..., : self.channels]
-        most = np.iinfo(pixels.dtype).max if np.issubdtype(pixels.dtype, np.integer) else 1
-        # numbers of 16 bits as wider ones, which PyTorch knows; it warns of memory that is not writable
+        most = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
+        if pixels.dtype.kind == "f":
+            self._check_fractions(pixels, first)
+        # numbers of 16 bits as wider ones, which PyTorch knows, as it does those of this machine's order of bytes alone
         is_short = pixels.dtype.itemsize == 2
-        pixels = pixels.astype(np.float32) if is_short else np.require(pixels, requirements=("C", "W"))
+        pixels = pixels.astype(np.float32 if is_short else pixels.dtype.newbyteorder("="), copy=is_short)
+        # it warns of memory that is not writable
+        pixels = np.require(pixels, requirements=("C", "W"))
         image = torch.from_numpy(pixels).flatten(1).to(self.scale.dtype)
         image = torch.addcmul(self.shift, image, self.scale / most).to(self.dtype)
         return image.view(1, *pixels.shape).permute(0, 3, 1, 2)
+
+    def _check_fractions(self, pixels: NDArray[Any], first: int) -> None:
+        lowest, highest = (float(number) for number in (pixels.min(), pixels.max()))
+        if not (lowest >= -ABOVE_ONE and highest <= 1 + ABOVE_ONE):
+            raise SubquadError(
+                f"{self.name}: fractions must go from 0 to 1, and go from {lowest:g} to {highest:g} in rows {first} to "
+                f"{first + len(pixels) - 1}: scale them, or write whole numbers of 8 or 16 bits"
+            )
 
 
 def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], host: StreamedHost) -> ImageRows:
@@ -125,9 +119,16 @@ def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], host: Strea
     if isinstance(image, Tensor):
         rows = TensorRows(image, dtype)
     elif isinstance(image, str | Path):
-        rows = NormalisedRows(open_image(Path(image)), mean, std, dtype)
-    else:
+        rows = NormalisedRows(open_image(Path(image)), mean, std, dtype, image)
+    elif isinstance(image, Image.Image):
+        rows = NormalisedRows(ArrayRows(np.asarray(read_image(image))), mean, std, dtype)
+    elif hasattr(image, "shape") and hasattr(image, "dtype"):
         rows = NormalisedRows(ArrayRows(image), mean, std, dtype)
+    else:
+        raise SubquadError(
+            "an image is a file, an array of pixels (y, x, channels), a picture of Pillow, a tensor (channels, y, x); "
+            f"got {shown(image)}"
+        )
     if rows.channels != wanted:
         raise SubquadError(f"this network takes images of {wanted} channels, and this one has {rows.channels}")
     return rows
@@ -140,27 +141,20 @@ def open_image(path: Path) -> PixelRows:
         SubquadError: there is none, it is damaged, a package that reads it is missing, or it is too large for a format
             that is decoded at once; in one line that names it.
     """
-    if not path.exists():
-        raise SubquadError(f"there is no image {path}")
-    make = READERS.get(path.suffix.lower(), _whole)
-    return make(path)
+    try:
+        if path.is_dir() and any((path / name).exists() for name in ZARR_MARKS):
+            return ZarrRows(path)
+        if path.is_dir() and path.suffix.lower() not in FOLDERS:
+            raise SubquadError(f"{path} is a folder: name an image in it")
+        if not path.exists():
+            raise SubquadError(f"there is no image {path}")
+        return READERS.get(path.suffix.lower(), _whole)(path)
+    except OSError as error:
+        raise SubquadError(f"{path} can't be read: {reason_without_path(error)}") from None
 
 
 def _png(path: Path) -> PixelRows:
     return PngRows(path) if can_read_by_rows(path) else _whole(path)
-
-
-def _zarr(path: Path) -> PixelRows:
-    try:
-        import zarr
-    except ImportError:
-        raise SubquadError(f"{path} needs the package zarr: pip install 'subquad[large]'") from None
-    try:
-        stored: Any = zarr.open(str(path), mode="r")
-    except Exception as error:
-        raise SubquadError(f"{path} is no zarr array that can be read: {error}") from None
-    array = stored if hasattr(stored, "ndim") else stored["0"]
-    return ArrayRows(array)
 
 
 def _whole(path: Path) -> PixelRows:
@@ -179,7 +173,9 @@ READERS: dict[str, Callable[[Path], PixelRows]] = {
     ".png": _png,
     ".tif": TiffRows,
     ".tiff": TiffRows,
-    ".zarr": _zarr,
+    ".zarr": ZarrRows,
     **dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".dcm"), SlideRows),
 }
 """Who reads files of which ending; all others are decoded at once."""
+FOLDERS = (".zarr", ".mrxs", ".dcm")
+"""Endings of what may be a folder."""

@@ -3,7 +3,6 @@
 A file is there whole or not at all: it is written aside and takes its name when the last row is in it.
 """
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from subquad.errors import SubquadError
-from subquad.writing import replacing
+from subquad.writing import replacing, reserve
 
 WriteRows = Callable[[int, NDArray[Any]], None]
 """Puts rows (y, x) or (y, x, c) at the row of that number."""
@@ -35,24 +34,23 @@ def map_file(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRo
     Raises:
         SubquadError: nothing writes such an ending, or not this kind of map, or a package is missing.
     """
-    if path.suffix not in WRITERS:
+    kind = path.suffix.lower()
+    if kind not in WRITERS:
         raise SubquadError(f"{path} has no ending of maps: use one of {' '.join(WRITERS)}")
     if path.is_dir():
         raise SubquadError(f"{path} is there already: remove it, or name another")
     with replacing(path) as aside:
         try:
-            with WRITERS[path.suffix](aside, shape, np.dtype(dtype)) as write:
+            with WRITERS[kind](aside, shape, np.dtype(dtype)) as write:
                 yield write
         except UnwritableError as error:
             raise SubquadError(f"{path}: {error}") from None
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)  # of formats that are folders
-            raise
 
 
 @contextmanager
 def _npy(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRows]:
     open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    reserve(path, path.stat().st_size)
 
     def write(first: int, rows: NDArray[Any]) -> None:
         # mapped anew for each write: what is no longer mapped does not count as this process's memory

@@ -80,6 +80,10 @@ class PngRows:
             raise SubquadError(f"{self.path} is damaged near row {self.next_row}: {error}") from None
         self.above = image.crop((0, count, self.shape[1], count + 1)).tobytes()
         self.next_row += count
+        if self.next_row == self.shape[0]:
+            # to the end of the stream, whose sum tells whether all of it was right
+            for _ in self.pieces:
+                pass
         return np.asarray(image.convert("RGB"))[1:]
 
     def _inflate(self) -> Iterator[bytes]:
@@ -120,13 +124,16 @@ def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
     """The chunks of a PNG by kind, those of pixels in pieces."""
     while len(head := file.read(8)) == 8:
         length, kind = struct.unpack(">I4s", head)
+        check = zlib.crc32(kind)
         while length:
             data = file.read(min(length, PIECE) if kind == b"IDAT" else length)
             if not data:
                 return
             length -= len(data)
+            check = zlib.crc32(data, check)
             yield kind, data
-        file.read(4)
+        if len(told := file.read(4)) == 4 and told != struct.pack(">I", check):
+            raise zlib.error(f"the sum of a chunk {kind.decode('latin1')!r} does not fit")
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

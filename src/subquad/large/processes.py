@@ -56,7 +56,9 @@ class ProcessGroup:
         own = torch.tensor(numbers, device=like.device)
         gathered = own.new_empty(self.count * len(own))
         with self._in_one_line():
-            dist.all_gather_into_tensor(gathered, own, group=self.group)
+            # its name up to PyTorch 2.13, which warns of it from then on
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            gather(gathered, own, group=self.group)
             return gathered.view(self.count, -1).tolist()
 
     def swap(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 
 from subquad.errors import SubquadError
 from subquad.holding import holding
-from subquad.large.token_store import TokensInFiles
+from subquad.large.token_store import TokensInFiles, token_paths
 from subquad.writing import write_json
 
 RECORD = "stream.json"
@@ -47,9 +47,18 @@ class Progress:
     def store(self, stage: int) -> TokensInFiles:
         """Two files, those that are there where the walk was in this stage."""
         current = self.current if stage == self.stage else 0
+        if self.done and stage == self.stage:
+            self._check_there(stage)
         own = TokensInFiles(self.folder, *self.sizes[stage], self.dtype, current=current, stage=stage)
         self.stores[stage] = own
         return own
+
+    def _check_there(self, stage: int) -> None:
+        """Raise where the tokens that the record speaks of are gone."""
+        count, dim = self.sizes[stage]
+        path = token_paths(self.folder, stage)[self.current]
+        if not path.is_file() or path.stat().st_size < count * dim * self.dtype.itemsize:
+            raise SubquadError(f"{path} is damaged or gone, and {RECORD} needs it: remove that to start anew")
 
     def reached(self, done: int, stage: int) -> None:
         """Say that so many steps are done, for good, and remove what stages before this one had."""
@@ -87,9 +96,17 @@ def tokens_in_folder(
         record = _read(folder / RECORD)
         if record is not None and {key: record.get(key) for key in about} != about:
             raise SubquadError(
-                f"{folder} has the tokens of another network or image: name another folder, or remove {RECORD} in it"
+                f"{folder} has the tokens of another network or image, or in another dtype: name another folder, or "
+                f"remove {RECORD} in it"
             )
-        yield Progress(folder, about, sizes, dtype, record)
+        progress = Progress(folder, about, sizes, dtype, record)
+        try:
+            yield progress
+        except BaseException:
+            if not progress.done:
+                # nothing to go on with
+                progress.finished()
+            raise
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ by itself, the class with the largest logit (labels) and the logit of one class 
 the tokens and norms in front of it, an image's logits are the mean of its heat.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
-from subquad.large.map_files import map_file
+from subquad.large.map_files import WriteRows, map_file
 from subquad.large.resuming import tokens_in_folder
 from subquad.large.streamed_hosts import StreamedHost
 from subquad.large.streaming import StreamedBlocks, StreamedStage, Watch
@@ -46,6 +46,27 @@ class Outputs:
     labels: Path | None = None
     heat: Path | None = None
     heat_class: int | None = None
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Those that are asked for, by kind."""
+        asked = {"features": self.features, "labels": self.labels, "heat": self.heat}
+        return {kind: path for kind, path in asked.items() if path is not None}
+
+    def check_apart(self, read: Mapping[str, Path]) -> None:
+        """Raise where a map would be written over another one, or over something that is read, or in or around it."""
+        seen: dict[str, Path] = {}
+        for kind, path in [*read.items(), *self.paths.items()]:
+            own = path.resolve()
+            for other, there in seen.items():
+                if kind in self.paths and (own == there or own in there.parents or _is_in(own, there)):
+                    raise SubquadError(f"{path} is to be the {kind}, and is the {other} as well: name another file")
+            seen[kind] = own
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    """Whether a file lies in a folder that is one image or map."""
+    return folder in path.parents and folder.suffix.lower() == ".zarr"
 
 
 @dataclass(frozen=True)
@@ -131,8 +152,14 @@ def stream_network(
         # those that can't be streamed say so here, before anything is computed
         walked = sum(stage.total for stage in stages)
         hear = watch(walked + stages[-1].grid.num_tokens * (1 + (outputs.heat is not None)))
-        last = _walk(stages, image, stores, partial(StreamedStage, dtype=dtype, most_tokens=most_tokens), hear)
-        streamed = _answer(host, last, outputs)
+        with ExitStack() as files:
+            # in front of all work: what can't be written is said, and the disk keeps a place for the rest
+            writers = {
+                kind: files.enter_context(map_file(path, *_format(kind, host, stages[-1].grid)))
+                for kind, path in outputs.paths.items()
+            }
+            last = _walk(stages, image, stores, partial(StreamedStage, dtype=dtype, most_tokens=most_tokens), hear)
+            streamed = _answer(host, last, outputs, writers)
         stores.finished()
         return replace(streamed, classes=classes)
 
@@ -175,43 +202,45 @@ def _check_outputs(host: StreamedHost, outputs: Outputs) -> None:
         raise SubquadError("labels and heat are what a head says, and this network has none: ask for features")
     if wants_head and host.num_classes > MOST_CLASSES:
         raise SubquadError(f"labels tell up to {MOST_CLASSES:,} classes apart, not {host.num_classes:,}")
+    if outputs.heat_class is not None and outputs.heat is None:
+        raise SubquadError("a class is that of the heat: name a file to write it to, or leave the class out")
     if outputs.heat_class is not None and not 0 <= outputs.heat_class < host.num_classes:
         raise SubquadError(f"class {outputs.heat_class} is not among 0 to {host.num_classes - 1}")
 
 
-def _answer(host: StreamedHost, stage: StreamedStage, outputs: Outputs) -> Streamed:
+def _answer(host: StreamedHost, stage: StreamedStage, outputs: Outputs, writers: Mapping[str, WriteRows]) -> Streamed:
     """The head over the last tokens: pooled, and for each token."""
     grid, pool = stage.grid, Pool(host.global_pool, stage.grid)
     counts = torch.zeros(host.num_classes, dtype=torch.long)
-    dtypes = {"features": np.float32, "labels": np.uint8 if host.num_classes <= 256 else np.uint16}
-    shapes = {"features": (*grid.shape, host.num_features), "labels": grid.shape}
-    with ExitStack() as stack:
-        paths = {name: getattr(outputs, name) for name in dtypes if getattr(outputs, name) is not None}
-        writers = {
-            name: stack.enter_context(map_file(path, shapes[name], dtypes[name])) for name, path in paths.items()
-        }
-        for rows, tokens in _normed(host, stage):
-            pool.add(rows, tokens)
-            places = tokens[0, rows.prefix :]
-            if "features" in writers:
-                writers["features"](rows.first, _as_rows(places.float(), rows))
-            if "labels" in writers:
-                labels = _said(host, places).argmax(dim=-1)
-                counts += torch.bincount(labels, minlength=host.num_classes)
-                writers["labels"](rows.first, _as_rows(labels, rows).astype(dtypes["labels"]))
+    for rows, tokens in _normed(host, stage):
+        pool.add(rows, tokens)
+        places = tokens[0, rows.prefix :]
+        if "features" in writers:
+            writers["features"](rows.first, _as_rows(places.float(), rows))
+        if "labels" in writers:
+            labels = _said(host, places).argmax(dim=-1)
+            counts += torch.bincount(labels, minlength=host.num_classes)
+            writers["labels"](rows.first, _as_rows(labels, rows).astype(_format("labels", host, grid)[1]))
     # nothing where all tokens are what the network gives
     logits = host.logits(pool.result().to(stage.dtype))[0] if host.global_pool else torch.empty(0)
     shown = outputs.heat_class
     if outputs.heat is not None:
         shown = int(logits.argmax()) if shown is None else shown
-        paths["heat"] = outputs.heat
-        with map_file(outputs.heat, grid.shape, np.float32) as write:
-            for rows, tokens in _normed(host, stage):
-                heat = _said(host, tokens[0, rows.prefix :], shown)
-                write(rows.first, _as_rows(heat.float(), rows))
+        for rows, tokens in _normed(host, stage):
+            heat = _said(host, tokens[0, rows.prefix :], shown)
+            writers["heat"](rows.first, _as_rows(heat.float(), rows))
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    shares = tuple((counts / grid.num_places).tolist()) if "labels" in paths else ()
-    return Streamed(grid, wide, bool(host.num_classes and host.global_pool), shown, paths, label_shares=shares)
+    shares = tuple((counts / grid.num_places).tolist()) if "labels" in writers else ()
+    has_head = bool(host.num_classes and host.global_pool)
+    return Streamed(grid, wide, has_head, shown, outputs.paths, label_shares=shares)
+
+
+def _format(kind: str, host: StreamedHost, grid: TokenGrid) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of a map."""
+    if kind == "features":
+        return (*grid.shape, host.num_features), np.float32
+    of_labels = np.uint8 if host.num_classes <= 256 else np.uint16
+    return grid.shape, of_labels if kind == "labels" else np.float32
 
 
 def _normed(host: StreamedHost, stage: StreamedStage) -> Iterator[tuple[GridRows, Tensor]]:

@@ -6,6 +6,7 @@ that is broken off has spoilt nothing: one is read while the other is written, a
 Letters: n tokens, c channels.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from subquad.errors import SubquadError
+from subquad.writing import reserve
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 """What tokens are kept in."""
@@ -95,6 +97,11 @@ class TokensInMemory:
         """Do nothing: what is written is there."""
 
 
+def token_paths(folder: Path, stage: int) -> list[Path]:
+    """The two files of a stage."""
+    return [folder / f"tokens-{stage}-{i}.bin" for i in range(2)]
+
+
 class TokensInFiles:
     """Two files in a folder, mapped into memory; `current` is the one that is read, `stage` a part of their names."""
 
@@ -102,8 +109,20 @@ class TokensInFiles:
         self, folder: Path, count: int, dim: int, dtype: torch.dtype, *, current: int = 0, stage: int = 0
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.paths = [folder / f"tokens-{stage}-{i}.bin" for i in range(2)]
+        self.paths = token_paths(folder, stage)
         self.shape, self.dtype, self.current = (1, count, dim), dtype, current
+        size, new = count * dim * dtype.itemsize, [path for path in self.paths if not path.exists()]
+        try:
+            for path in self.paths:
+                path.touch()
+                reserve(path, size)
+        except OSError as error:
+            for path in new:
+                path.unlink(missing_ok=True)
+            raise SubquadError(
+                f"{folder} can't hold two files of {size:,} bytes for tokens ({error.strerror or error}): name a "
+                "folder on another disk, or keep tokens in bf16"
+            ) from None
 
     def _mapped(self, file: int) -> Tensor:
         # anew for every slice: what is no longer mapped does not count as this process's memory
@@ -125,10 +144,12 @@ class TokensInFiles:
 
     def turn(self) -> None:
         """Put what was written on the disk, and read it from now on."""
-        import os
-
-        with self.paths[1 - self.current].open("rb") as file:
-            os.fsync(file.fileno())
+        path = self.paths[1 - self.current]
+        try:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise SubquadError(f"{path} can't be written: {error.strerror or error}") from None
         self.current = 1 - self.current
 
     def remove(self) -> None:

@@ -6,11 +6,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from subquad.large.kept_bands import LEAST_ROWS
 from subquad.large.streaming import Watch
+
+PLAIN = (bool, int, float, str, type(None))
+"""What a module says of itself in a word or a number."""
 
 
 @contextmanager
@@ -39,16 +44,35 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def identity_of(model: nn.Module, image: Any) -> str:
-    """What tells a walk from others: the network's weights, and the image, a file by its name, size and time."""
-    digest = hashlib.sha256(repr(model).encode())
+def identity_of(model: nn.Module, image: Any, *others: Any) -> str:
+    """What tells a walk from others: the network, and the image, a file by its name, size and time; and what else."""
+    digest = hashlib.blake2b(f"{model!r} {others!r}".encode(), digest_size=32)
+    for module in model.modules():
+        # what changes no weight: numbers of heads, scales, epsilons
+        plain = {name: value for name, value in vars(module).items() if isinstance(value, PLAIN) and name[0] != "_"}
+        digest.update(repr(sorted((plain | {"training": None}).items())).encode())
     for name, tensor in sorted(model.state_dict().items()):
-        wide = tensor.detach().double()
-        digest.update(f"{name} {tuple(tensor.shape)} {wide.sum().item()!r} {wide.abs().sum().item()!r}".encode())
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(_bytes_of(tensor))
     if isinstance(image, str | Path):
-        about = Path(image).stat()
-        digest.update(f"{Path(image).resolve()} {about.st_size} {about.st_mtime_ns}".encode())
+        path = Path(image)
+        digest.update(str(path.resolve()).encode())
+        for file in [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]:
+            about = file.stat()
+            digest.update(f"{file.name} {about.st_size} {about.st_mtime_ns}".encode())
+    elif isinstance(image, Tensor):
+        digest.update(f"{tuple(image.shape)} {image.dtype}".encode())
+        for row in image.movedim(-2, 0):
+            digest.update(_bytes_of(row))
     else:
-        pixels = image if isinstance(image, Tensor) else torch.as_tensor(image)
-        digest.update(f"{tuple(pixels.shape)} {pixels.double().sum().item()!r}".encode())
+        pixels = np.asarray(image) if not hasattr(image, "shape") else image
+        digest.update(f"{tuple(pixels.shape)} {pixels.dtype}".encode())
+        for first in range(0, pixels.shape[0], LEAST_ROWS):
+            digest.update(np.ascontiguousarray(pixels[first : first + LEAST_ROWS]).tobytes())
     return digest.hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """A tensor's numbers, as they lie in memory."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy()

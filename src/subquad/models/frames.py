@@ -52,6 +52,8 @@ def join_frames(model: nn.Module, most_frames: Positive = 16) -> Any:
     if not isinstance(model, ViT) or isinstance(model, _Framed):
         what = "takes frames already" if isinstance(model, _Framed) else "can't take frames as one sequence"
         raise SubquadError(f"{type(model).__name__} {what}: a plain ViT of create_model can (deit_tiny and its like)")
+    if hasattr(model, "exchange"):
+        raise SubquadError("frames are not taken by networks whose tokens are spread over processes")
     stage: Any = model.stages[0]
     stage.__class__ = _FramedStage
     like = next(model.parameters())
