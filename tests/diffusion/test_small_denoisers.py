@@ -114,7 +114,7 @@ def test_a_toy_from_training_to_the_page(scripts, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(agentsd_evidence, "METHODS", one)
     monkeypatch.setattr(agentsd_evidence, "LEVELS", (50, 750))
     monkeypatch.setattr(agentsd_evidence, "STEPS", 4)
-    monkeypatch.setattr(agentsd_evidence.os, "nice", lambda step: None)
+    monkeypatch.setattr(agentsd_evidence, "give_way", lambda: None)
     pictures, labels = data()
     monkeypatch.setattr(agentsd_evidence, "load_images", lambda data, split, count: (pictures, labels))
     files = ["--toy", "--amp", "", "--output", str(tmp_path / "out"), "--results", str(tmp_path / "agentsd.json")]

@@ -24,7 +24,7 @@ def evidence(monkeypatch):
     monkeypatch.setattr(ATTENTION, "_entries", dict(ATTENTION.loaded))
     import evidence
 
-    monkeypatch.setattr(evidence.os, "nice", lambda step: None)
+    monkeypatch.setattr(evidence, "give_way", lambda: None)
     monkeypatch.setattr(evidence.signal, "signal", lambda *words: None)
     monkeypatch.setattr(torch.backends.cuda, "enable_flash_sdp", lambda wanted: None)
     return evidence
