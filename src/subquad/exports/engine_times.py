@@ -25,6 +25,7 @@ from subquad.exports.formats import EXPORTERS
 from subquad.inference import optimize
 from subquad.text import one_line
 from subquad.timing import Run, interleaved_ms, warmed_up
+from subquad.writing import write_json
 
 PYTORCH = {"PyTorch": lambda model: model, "optimize": optimize}
 """Forms of a network in PyTorch itself: as it is, and by `subquad.optimize`."""
@@ -138,7 +139,7 @@ def _child(file: Path, answer: Path, engine: str, dtype: str, px: tuple[int, int
     # written by `time_engines` a moment ago, in a folder of its own
     networks = torch.load(file, weights_only=False)
     rows = timed_here(networks, engine, dtype, px, repeats, file.parent)
-    answer.write_text(json.dumps([vars(row) for row in rows]))
+    write_json(answer, [vars(row) for row in rows])
 
 
 def timed_here(
