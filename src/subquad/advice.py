@@ -14,6 +14,7 @@ from torch import nn
 
 from subquad.conversion import Advice, convert
 from subquad.conversion import advise as advise_on_mechanisms
+from subquad.exports import exporter_named
 from subquad.exports.engine_times import EngineTime, time_engines
 from subquad.runs.untrained_networks import maker_of
 from subquad.text import columns
@@ -106,6 +107,9 @@ def advise(
     Raises:
         SubquadError: there is no such network, size, mechanism or engine, or nothing in it can be converted.
     """
+    for name in engines or ():
+        # minutes before it is its turn
+        exporter_named(name)
     make = maker_of(source) if isinstance(source, str) else source
     given = [img_size] if isinstance(img_size, int) else img_size
     sizes = [(one, one) if isinstance(one, int) else (one[0], one[1]) for one in given]

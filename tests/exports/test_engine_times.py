@@ -60,6 +60,8 @@ def test_a_network_that_fails_in_an_engine_has_its_reason_in_a_line_and_the_othe
 def test_unknown_formats_and_dtypes_are_refused_before_anything_is_timed():
     with pytest.raises(SubquadError, match="did you mean onnx"):
         time_engines({}, PX, ["onnxx"])
+    with pytest.raises(SubquadError, match="did you mean onnx"):
+        subquad.advise(lambda px: pytest.fail("a network was made first"), engines=["onnxx"])
     with pytest.raises(SubquadError, match="fp32 and bf16, not in fp16"):
         time_engines({}, PX, [], ["fp16"])
 
