@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--done", type=Path, default=DONE, help=argparse.SUPPRESS)
     parser.add_argument("--code", type=Path, help="a git worktree to train from; made if it is not there")
     parser.add_argument("--tables", nargs="+", help="only these")
+    parser.add_argument("--rows", nargs="+", help="only these rows of them")
     parser.add_argument("--minutes", type=float, help="for so long")
     parser.add_argument("--status", action="store_true", help="only print what is done")
     parser.add_argument("--analyze", action="store_true", help="only look into the classifiers that are trained")
@@ -83,6 +84,7 @@ def from_frozen(arguments: argparse.Namespace) -> None:
     words = [sys.executable, str(code / "scripts" / "evidence.py"), "--data", str(arguments.data.resolve())]
     words += ["--output", str(arguments.output.resolve()), "--done", str(arguments.done.resolve())]
     words += ["--tables", *arguments.tables] if arguments.tables else []
+    words += ["--rows", *arguments.rows] if arguments.rows else []
     words += ["--minutes", str(arguments.minutes)] if arguments.minutes else []
     os.execvpe(sys.executable, words, {**os.environ, "PYTHONPATH": str(code / "src")})
 
@@ -102,7 +104,7 @@ def campaign(arguments: argparse.Namespace) -> None:
     torch.backends.cuda.enable_flash_sdp(torch.cuda.is_available())
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(round(60 * arguments.minutes) if arguments.minutes else 0)
-    for cell in cells(arguments.tables):
+    for cell in cells(arguments.tables, arguments.rows):
         if cell.name in read(arguments.done):
             continue
         print(f"— {cell.name}", flush=True)
