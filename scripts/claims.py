@@ -160,23 +160,30 @@ def slopes(most: float, least_of_softmax: float) -> Rule:
     return rule
 
 
-def fewer_confused(measured: Measured) -> Judged:
+def fewer_confused(table: str) -> Rule:
     """InLine confuses fewer pairs of queries of an image than linear attention, over seeds."""
-    linear, inline = (measured.looks("cifar10", row, lambda found: found["confused"]) for row in ("linear", "inline"))
-    seeds = sorted(linear.keys() & inline.keys())
-    fewer = mean_interval([linear[seed] - inline[seed] for seed in seeds]) if seeds else None
-    return by_seeds(fewer, unit="pairs an image fewer")
+
+    def rule(measured: Measured) -> Judged:
+        linear, inline = (measured.looks(table, row, lambda found: found["confused"]) for row in ("linear", "inline"))
+        seeds = sorted(linear.keys() & inline.keys())
+        fewer = mean_interval([linear[seed] - inline[seed] for seed in seeds]) if seeds else None
+        return by_seeds(fewer, unit="pairs an image fewer")
+
+    return rule
 
 
-def lower_entropy(measured: Measured) -> Judged:
+def lower_entropy(table: str) -> Rule:
     """With its powers PolaFormer's entropy is lower than with powers of 1, in the layer where it is least so."""
 
     def least(found: Mapping[str, Any]) -> float:
         plain, learned = found["entropy_with_power"]["1"], found["measures"]["entropy"]
         return min(one - other for one, other in zip(plain, learned, strict=True))
 
-    lower = list(measured.looks("cifar10", "pola", least).values())
-    return by_seeds(mean_interval(lower) if lower else None, unit="of ln N lower, in the layer where it is least")
+    def rule(measured: Measured) -> Judged:
+        lower = list(measured.looks(table, "pola", least).values())
+        return by_seeds(mean_interval(lower) if lower else None, unit="of ln N lower, in the layer where it is least")
+
+    return rule
 
 
 def rising_with_depth(measured: Measured) -> Judged:
@@ -189,6 +196,19 @@ def rising_with_depth(measured: Measured) -> Judged:
 
     rises = list(measured.looks("deep", "softmax", rise).values())
     return by_seeds(mean_interval(rises) if rises else None, unit="of correlation, last third less first")
+
+
+def or_in_brief(rule_on: Callable[[str], Rule], table: str) -> Rule:
+    """A rule on a table and, while that has no interval, on the small networks of the table `brief`, which is said."""
+
+    def rule(measured: Measured) -> Judged:
+        judged, brief = (rule_on(name)(measured) for name in (table, "brief"))
+        unjudged = (ABSENT, UNDECIDED)
+        if judged.verdict not in unjudged or brief.verdict == ABSENT or judged.verdict == brief.verdict:
+            return judged
+        return Judged(brief.verdict, f"{brief.beside}, small networks (CIFAR-10 in brief)")
+
+    return rule
 
 
 def until(judge: Rule, before: str) -> Rule:
@@ -210,44 +230,47 @@ CLAIMS = (
     Claim(
         "InLine attention confuses fewer queries than linear attention does.",
         "InLine, arXiv 2412.06590 (injectivity)",
-        "evidence.md, CIFAR-10: confused pairs of inline and linear; until then the table below",
+        "evidence.md, CIFAR-10: confused pairs of inline and linear (or in brief); until then the table below",
         "fewer pairs of an image",
-        until(fewer_confused, "2.2 against 57.5, softmax 7.3, 2,000 images"),
+        until(or_in_brief(fewer_confused, "cifar10"), "2.2 against 57.5, softmax 7.3, 2,000 images"),
     ),
     Claim(
         "InLine attention rests on centring its keys, by which rows sum to 1.",
         "InLine, arXiv 2412.06590, eq. 5",
-        "evidence.md, ablations: inline, inline_uncentred",
+        "evidence.md, ablations (or in brief): inline, inline_uncentred",
         "top-1 is higher with it",
-        better("ablations", "inline", "inline_uncentred"),
+        or_in_brief(lambda table: better(table, "inline", "inline_uncentred"), "ablations"),
     ),
     Claim(
         "What linear attention lacks is locality: a depthwise branch gains more than a better formula beside it.",
         "InLine, arXiv 2412.06590, eq. 6; FLatten, arXiv 2308.00442",
-        "evidence.md, ablations: linear, linear_localtrue, inline",
+        "evidence.md, ablations (or in brief): linear, linear_localtrue, inline",
         "linear to linear with the branch gains more top-1 than from there to InLine",
-        larger_gain("ablations", ("linear", "linear_localtrue"), ("linear_localtrue", "inline")),
+        or_in_brief(
+            lambda table: larger_gain(table, ("linear", "linear_localtrue"), ("linear_localtrue", "inline")),
+            "ablations",
+        ),
     ),
     Claim(
         "Agent attention is more accurate than softmax.",
         "Agent Attention, arXiv 2312.08874 (classification)",
-        "evidence.md, CIFAR-10: agent, softmax",
+        "evidence.md, CIFAR-10 (or in brief): agent, softmax",
         "top-1 is higher",
-        better("cifar10", "agent", "softmax"),
+        or_in_brief(lambda table: better(table, "agent", "softmax"), "cifar10"),
     ),
     Claim(
         "Linear attention needs similarities of opposite signs, not of equal ones alone.",
         "PolaFormer, arXiv 2501.15061, eq. 5-8",
-        "evidence.md, ablations: pola, pola_one_sided",
+        "evidence.md, ablations (or in brief): pola, pola_one_sided",
         "top-1 is higher with both",
-        better("ablations", "pola", "pola_one_sided"),
+        or_in_brief(lambda table: better(table, "pola", "pola_one_sided"), "ablations"),
     ),
     Claim(
         "Powers above 1 lower the entropy of linear attention.",
         "PolaFormer, arXiv 2501.15061 (entropy)",
-        "evidence.md, CIFAR-10: pola, with its powers and with others; until then the table below",
+        "evidence.md, CIFAR-10 (or in brief): pola, with its powers and with others; until then the table below",
         "lower in every layer than with powers of 1, nothing else changed",
-        until(lower_entropy, "0.78 to 0.83 of ln N against 0.97 to 0.98"),
+        until(or_in_brief(lower_entropy, "cifar10"), "0.78 to 0.83 of ln N against 0.97 to 0.98"),
     ),
     Claim(
         "Deep layers are saturated: their attention is that of the layer before.",
