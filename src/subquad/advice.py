@@ -31,11 +31,13 @@ class Advised:
         source: the network that it is about.
         mechanisms: the network as it is, with other mechanisms and with none.
         engines: by size, passes of the network as it is and with the quickest mechanism in every engine.
+        blocks: numbers of the attention layers that are replaced; None for all.
     """
 
     source: str
     mechanisms: Advice
     engines: dict[Size, list[EngineTime]]
+    blocks: Sequence[int] | None = None
 
     @property
     def text(self) -> str:
@@ -64,12 +66,15 @@ class Advised:
         row = self.fastest(px)
         if row is None or row.ms is None:
             return []
-        before = next(one.ms for one in self.mechanisms.rows if one.px == px and not one.attention)
-        lines = [f"take {row.network}, {row.engine} {row.dtype}: {row.ms:.1f} ms, {before / row.ms:.2f} times as fast"]
+        said = f"take {row.network}, {row.engine} {row.dtype}: {row.ms:.1f} ms"
+        # of the same table, in whose turns both were timed
+        before = next((one.ms for one in self.engines[px] if (one.network, one.engine) == (AS_IT_IS, "PyTorch")), None)
+        lines = [said + (f", {before / row.ms:.2f} times as fast as it is in PyTorch" if before else "")]
         made = self.source
         if row.network != AS_IT_IS:
             made = "runs/converted"
-            lines.append(f"  subquad convert {self.source} --attention {row.network} --images … --output {made}")
+            which = "" if self.blocks is None else f" --blocks {' '.join(map(str, self.blocks))}"
+            lines.append(f"  subquad convert {self.source} --attention {row.network}{which} --images … --output {made}")
         if row.engine == "optimize":
             lines.append("  subquad.optimize(model" + (", torch.bfloat16)" if row.dtype == "bf16" else ")"))
         elif row.engine != "PyTorch":
@@ -123,4 +128,4 @@ def advise(
             name = min(at_size, key=lambda row: row.ms).attention
             networks[name] = convert(model, name, blocks=blocks, img_size=px)
         timed[px] = time_engines(networks, px, engines, repeats=repeats, log=log)
-    return Advised(source if isinstance(source, str) else "MODEL", mechanisms, timed)
+    return Advised(source if isinstance(source, str) else "MODEL", mechanisms, timed, blocks)

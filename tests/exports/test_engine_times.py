@@ -88,11 +88,15 @@ def test_what_to_take_is_the_quickest_of_all_and_says_how():
     advised = Advised("timm/vit", Advice([before], {}, {}, {}, 1, 1), {PX: rows})
     assert advised.fastest(PX) == rows[-1]
     text = advised.text
-    assert "take linear, openvino bf16: 4.0 ms, 2.50 times as fast" in text
-    assert "subquad convert timm/vit --attention linear" in text
+    assert "take linear, openvino bf16: 4.0 ms, 2.25 times as fast as it is in PyTorch" in text
+    assert "subquad convert timm/vit --attention linear --images" in text
     assert "subquad export runs/converted --format openvino --dtype bf16 --img-size 32" in text
     assert "openvino bf16, as it is: it has no sine" in text
     assert all(len(line) <= 80 for line in text.splitlines())
+    failed = [EngineTime(AS_IT_IS, "PyTorch", "fp32", None, "no memory"), *rows[1:]]
+    some = Advised("timm/vit", Advice([before], {}, {}, {}, 1, 1), {PX: failed}, blocks=[0, 3]).text
+    assert "--attention linear --blocks 0 3 --images" in some
+    assert "times as fast" not in some, "there is nothing that it was timed beside"
     nothing = Advised("timm/vit", Advice([before], {}, {}, {}, 1, 1), {PX: [rows[2]]})
     assert nothing.fastest(PX) is None
     assert "take" not in nothing.text
