@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
+from subquad.models.convolutions import ConvNorm, Downsample, stem_strides
 from subquad.models.layers import Block, Mechanism, SelfAttention, on_map
-from subquad.models.mlla_network import ConvNorm, Downsample, stem_strides
 from subquad.models.stages import BlockPlace, rotary_stages
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.rope import Rotation
