@@ -10,6 +10,7 @@ from mechanisms import assert_refused, refuses
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.grid import TokenGrid
+from subquad.models.mlla_network import MambaLikeAttention
 from subquad.models.pvt import SpatialReductionAttention
 from subquad.models.swin import WindowAttention, border_mask
 from subquad.models.vit import Plain
@@ -217,7 +218,9 @@ def test_padding_is_refused_where_it_would_be_dropped():
     padding = torch.zeros(1, 64, dtype=torch.bool)
     window = WindowAttention(12, 2, ATTENTION["softmax"], grid=grid, window_size=4)
     reduced = SpatialReductionAttention(12, 2, ATTENTION["softmax"], grid=grid, sr_ratio=2)
-    for layer, message in ((window, "windows of 4×4 take no padding"), (reduced, "reduced 2 times")):
+    mamba = MambaLikeAttention(12, 2, ATTENTION["softmax"], grid=grid)
+    refusals = ((window, "windows of 4×4 take no padding"), (reduced, "reduced 2 times"), (mamba, "by a convolution"))
+    for layer, message in refusals:
         assert layer(x, grid=grid).shape == x.shape
         with pytest.raises(SubquadError, match=message):
             layer(x, grid=grid, padding=padding)
