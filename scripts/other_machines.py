@@ -32,7 +32,7 @@ import torch
 import subquad
 from subquad import ATTENTION, TokenGrid, ops
 from subquad.attention import traits_of
-from subquad.kernels.cpu import layer_kernels, library, map_kernels, mixer_kernels, mixing_kernels
+from subquad.kernels.cpu import calls, grids, landmarks, layer_kernels, library, map_kernels, mixer_kernels, states
 from subquad.kernels.cpu.library import FUNCTIONS
 from subquad.kernels.cpu.shipping import PORTABLE_FLAGS, SOURCES
 from subquad.models.layers import SelfAttention
@@ -218,7 +218,7 @@ def extent(value) -> int:
 def recording():
     """What is computed inside is written down."""
     recorder = Recorder()
-    rooms = (mixing_kernels, mixer_kernels, map_kernels, layer_kernels)
+    rooms = (states, grids, landmarks, calls, mixer_kernels, map_kernels, layer_kernels)
     for room in rooms:
         room.kernel = recorder.kernel
     try:

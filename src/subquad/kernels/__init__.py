@@ -16,32 +16,32 @@ from subquad.kernels.backends import (
 from subquad.kernels.choosing import choose, compute, compute_if_possible, run
 from subquad.kernels.declaring import OPERATORS, Operator, implements, kernels_by_title
 from subquad.kernels.gradients import learns
+from subquad.kernels.grid_operators import circulant_attention, mhla_answers, mhla_sums
+from subquad.kernels.landmark_operators import (
+    agent_attention,
+    agent_attention_of_tables,
+    newton_inverse,
+    soft_gather,
+    soft_spread,
+)
 from subquad.kernels.layer_operators import linear_branch_answers, linear_branch_sums, mlp
 from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, map_products, pool
 from subquad.kernels.mixer_operators import agent_mixer, inline_mixer, pola_mixer, soft_mixer
-from subquad.kernels.mixing_operators import (
-    agent_attention,
-    agent_attention_of_tables,
-    circulant_attention,
+from subquad.kernels.shapes import Shapes
+from subquad.kernels.state_operators import (
     focus,
     inline_attention,
     linear_answers,
     linear_attention,
     linear_sums,
     mala_attention,
-    mhla_answers,
-    mhla_sums,
     mlla_attention,
     nala_attention,
-    newton_inverse,
     pola_attention,
     polapp_attention,
     rala_attention,
-    soft_gather,
-    soft_spread,
     ttt_unit,
 )
-from subquad.kernels.shapes import Shapes
 
 from subquad.kernels import cpu, triton  # isort: skip  # noqa: F401  the backends of this package register themselves
 

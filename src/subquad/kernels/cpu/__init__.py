@@ -30,4 +30,5 @@ register_backend(
     )
 )
 
-from subquad.kernels.cpu import layer_kernels, map_kernels, mixer_kernels, mixing_kernels  # noqa: E402, F401  they need the backend
+# they need the backend
+from subquad.kernels.cpu import grids, landmarks, layer_kernels, map_kernels, mixer_kernels, states  # noqa: E402, F401

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from subquad.kernels import layer_operators as operators
 from subquad.kernels.cpu.library import kernel
-from subquad.kernels.cpu.mixing_kernels import FEATURES
 from subquad.kernels.cpu.passing import long, norm_of, numbers_of, of_one_dtype, parameter_of, shape_of, tokens_of
+from subquad.kernels.cpu.states import FEATURES
 from subquad.kernels.declaring import implements
 
 
