@@ -17,6 +17,7 @@ from subquad.kernels.triton import (
     local_kernels,
     maps_calls,
     newton_kernels,
+    polapp_calls,
     pool_kernels,
     state_calls,
 )
@@ -45,6 +46,12 @@ def calls(
     }
     turned = {
         name: partial(call, *((grad,) if "backward" in name else ()), q, k, v, *tables) for name, call in turned.items()
+    }
+    spikes = torch.rand(h, 1, 2 * d)
+    wide = torch.ones(n, 2 * d), torch.ones(h, n, 2 * d), True, 1e-6
+    turned |= {
+        "polapp": lambda: polapp_calls.polapp_attention(q, k, v, spikes, spikes, *wide),
+        "polapp backward": lambda: polapp_calls.polapp_attention_gradient(grad, q, k, v, spikes, spikes, *wide),
     }
     return {
         **(turned if d <= MOST_TURNED else {}),

@@ -8,7 +8,7 @@ from operator_calls import operator_calls
 from subquad import SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS
 from subquad.kernels.triton import newton_kernels, pool_kernels
-from subquad.rope import ROPES, AxialRope
+from subquad.rope import ROPES, AxialRope, Rotation
 
 pytestmark = needs_kernels
 
@@ -140,6 +140,43 @@ def test_features_that_are_turned_in_two_halves_have_gradients(name):
         found.append([result, *torch.autograd.grad(result, tensors, grad.to(dtype))])
     for one, other in zip(*found, strict=True):
         assert relative_error(one, other) < ROUNDING[torch.float32]
+
+
+# what is turned of sizes that are far apart outgrows its divisor, which is not turned: these sizes are for none
+POLAPP_TABLES = {
+    "none": (0.5, None, True),
+    "none, beyond exp": (40, None, True),
+    "pairs of all features": (0.5, 24, True),
+    "pairs in each half": (2, 12, True),
+    "two halves of each half": (2, 12, False),
+}
+
+
+@pytest.mark.parametrize(("size", "width", "interleaved"), POLAPP_TABLES.values(), ids=POLAPP_TABLES)
+def test_polapps_features_are_turned_and_lowered_as_in_the_formula(size, width, interleaved):
+    n, angles = 70, torch.randn(70, width or 1, device=DEVICE)
+    rotation = None if width is None else Rotation(angles.cos(), angles.sin(), interleaved)
+    q, k, v, grad = torch.randn(4, 2, n, 2, 12, device=DEVICE).transpose(2, 3).unbind(0)
+    given = (size * q, size * k, v, *torch.rand(2, 2, 1, 24, device=DEVICE).unbind(0))
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("eager", torch.float64)):
+        tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in given]
+        turning = (
+            rotation if rotation is None else Rotation(rotation.cos.to(dtype), rotation.sin.to(dtype), interleaved)
+        )
+        result = ops.polapp_attention(*tensors, rotation=turning, backend=backend)
+        found.append([result, *torch.autograd.grad(result, tensors, grad.to(dtype))])
+    for one, other in zip(*found, strict=True):
+        assert relative_error(one, other) < 4 * ROUNDING[torch.float32]
+
+
+def test_polapps_features_that_turn_across_both_halves_are_refused():
+    q, k, v = torch.randn(3, 1, 2, 5, 12, device=DEVICE).unbind(0)
+    spikes, angles = torch.rand(2, 1, 24, device=DEVICE), torch.randn(5, 24, device=DEVICE)
+    with pytest.raises(SubquadError, match="these are turned across"):
+        ops.polapp_attention(
+            q, k, v, spikes, spikes, rotation=Rotation(angles.cos(), angles.sin(), False), backend="triton"
+        )
 
 
 def test_turned_features_that_these_kernels_do_not_take_are_refused_in_one_line():

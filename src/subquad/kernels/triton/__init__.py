@@ -28,6 +28,7 @@ KERNELS = {
     "state_calls": tuple(
         f"{name}_attention{kind}" for name in ("mlla", "mala", "rala", "nala") for kind in ("", "_keeping")
     ),
+    "polapp_calls": ("polapp_attention",),
     "local_kernels": ("local_branch", "depthwise"),
     "pool_kernels": ("pool",),
     "newton_kernels": ("newton_inverse",),
@@ -124,8 +125,26 @@ def _wide_or_apart(
     return "queries and keys that are turned stand on one grid" if apart else None
 
 
+def _polapp_apart(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    same: torch.Tensor,
+    opposite: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    interleaved: bool,
+    eps: float,
+) -> str | None:
+    """What keeps PolaFormer++'s attention from these kernels."""
+    if cos is not None and not interleaved and cos.shape[-1] != q.shape[3]:
+        return "it turns within positive and within negative features, and these are turned across"
+    return _wide_or_apart(q, k, v, cos)
+
+
 CANNOT: dict[str, Callable[..., str | None]] = {"linear_attention": _unknown_features}
 CANNOT |= {f"{name}_attention": _wide_or_apart for name in ("mlla", "mala", "rala", "nala")}
+CANNOT["polapp_attention"] = _polapp_apart
 for _module, _names in KERNELS.items():
     for _name in (found for name in _names for found in (name, f"{name}_gradient") if found in OPERATORS):
         implements(OPERATORS[_name], "triton", cannot=CANNOT.get(_name))(_lazily(_module, _name))

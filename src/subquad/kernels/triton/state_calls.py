@@ -35,7 +35,7 @@ Tables = tuple[Tensor | None, Tensor | None, bool]
 """cos and sin (n, d) or (h, n, d), which may be absent, and whether pairs are neighbours."""
 
 
-def _tables_of(tables: Tables) -> tuple[Tokens | None, ...]:
+def tables_of(tables: Tables) -> tuple[Tokens | None, ...]:
     """Tables as tokens of all images, and of all heads where these turn alike."""
     found = [table if table is None else table.contiguous() for table in tables[:2]]
     return tuple(
@@ -44,9 +44,13 @@ def _tables_of(tables: Tables) -> tuple[Tokens | None, ...]:
     )
 
 
+def turn_of(tables: Tables) -> str:
+    """Which channels are turned together: none, pairs of neighbours, or those of two halves."""
+    return "none" if tables[0] is None else "pairs" if tables[2] else "halves"
+
+
 def _settings(form: Form, tables: Tables) -> dict[str, Any]:
-    turn = "none" if tables[0] is None else "pairs" if tables[2] else "halves"
-    return {"KIND": form.KIND, "STREAMS": form.STREAMS, "FORM": form.FORM, "TURN": turn}
+    return {"KIND": form.KIND, "STREAMS": form.STREAMS, "FORM": form.FORM, "TURN": turn_of(tables)}
 
 
 def _tile(form: Form, kernel: str, x: Tensor, *, heavy: int = 0) -> dict[str, Any]:
@@ -77,7 +81,7 @@ def _state(form: Form, q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tenso
         normalizer = state.new_empty(b * h, split.pieces)
     state_kernel[b * h * split.pieces,](
         *map(tokens_of, (k, v)),
-        *_tables_of(tables),
+        *tables_of(tables),
         *(mean_query, state, normalizer, h, n, *split),
         **_settings(form, tables),
         **tile,
@@ -106,7 +110,7 @@ def _forward(form: Form, q: Tensor, k: Tensor, v: Tensor, tables: Tables, eps: f
     split = split_of(q, tile["BLOCK"])
     answers_kernel[b * h * split.pieces,](
         *map(tokens_of, (q, out)),
-        *_tables_of(tables),
+        *tables_of(tables),
         *(state, h, n, *split, *_scales(form, k), eps),
         **_settings(form, tables),
         **tile,
@@ -122,7 +126,7 @@ def _backward(
     dq, dk, dv = map(empty_tokens, (q, k, v))
     of_queries, of_keys = (_tile(form, name, x, heavy=1) for name, x in (("dq", q), ("dk", k)))
     queries, keys = split_of(q, of_queries["BLOCK"]), split_of(k, of_keys["BLOCK"])
-    settings, scales, turning = _settings(form, tables), _scales(form, k), _tables_of(tables)
+    settings, scales, turning = _settings(form, tables), _scales(form, k), tables_of(tables)
 
     def to_queries(dq: Tensor | None, dmean: Tensor | None, dstate: Tensor | None) -> None:
         query_gradient_kernel[b * h * queries.pieces,](
