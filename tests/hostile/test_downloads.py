@@ -16,7 +16,9 @@ from serving import Answer, serving
 
 from subquad import SubquadError
 from subquad.weights import downloading
-from subquad.weights.downloading import Wanted, check_address, check_same, confirmation, download, locked, remember
+from subquad.weights.downloading import Wanted, check_same, download, locked, remember
+from subquad.weights.web_pages import confirmation
+from subquad.weights.web_requests import Redirections, check_address
 
 BODY = b"PK\x03\x04" + bytes(range(256)) * 4096
 PAGE = b"<!doctype html><html><head><title>Log in &amp; go</title></head><body>who are you?</body></html>"
@@ -172,7 +174,7 @@ def test_redirections_are_followed_to_a_file_and_not_to_a_login_or_a_disk(tmp_pa
 def test_https_is_not_left():
     request = urllib.request.Request("https://a/file.pth")
     with pytest.raises(urllib.error.HTTPError, match="it points to http://a/other"):
-        downloading._Redirections().redirect_request(request, None, 302, "Found", {}, "http://a/other")
+        Redirections().redirect_request(request, None, 302, "Found", {}, "http://a/other")
 
 
 def test_more_than_was_spoken_of_is_not_kept(tmp_path):

@@ -12,21 +12,19 @@ import shutil
 import socket
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 from filelock import FileLock
 from tqdm import tqdm
 
 from subquad.errors import SubquadError, reason_of, reason_without_path
 from subquad.text import one_line
+from subquad.weights.web_pages import confirmation, title_of
+from subquad.weights.web_requests import DownloadError, check_address, host_of, is_page, no_answer, opened
 from subquad.writing import WriteError, write_json
 
 ATTEMPTS = 4
@@ -35,27 +33,12 @@ ATTEMPTS = 4
 PAUSE = 1.0
 """Seconds before the second attempt, twice as long before each further one."""
 
-TIMEOUT = 30.0
-"""Seconds without a byte after which a connection is taken for broken."""
-
 CHUNK = 2**18
 MOST_PAGE = 2**20
 """Bytes of a page that are read for what it says."""
 
 MOST_PAGES = 2
 """Pages that ask for confirmation, one after another."""
-
-
-class DownloadError(SubquadError):
-    """A file that could not be had: the line names the link, where to put the file by hand, and what was expected."""
-
-    @classmethod
-    def of(cls, wanted: "Wanted", reason: str) -> "DownloadError":
-        """What went wrong, and what to do instead."""
-        return cls(
-            f"can't get {wanted.target.name}: {reason}; fetch {wanted.url} by hand and put it at {wanted.target}, "
-            f"expected is {wanted.what}"
-        )
 
 
 class _AnotherFileError(DownloadError):
@@ -82,9 +65,12 @@ class Wanted:
     what: str
     sha256: str | None = None
 
-    def error(self, reason: str) -> DownloadError:
-        """What went wrong, and what to do instead."""
-        return DownloadError.of(self, reason)
+    def error(self, reason: str, kind: type[DownloadError] = DownloadError) -> DownloadError:
+        """What went wrong, where to put the file by hand, and what was expected."""
+        return kind(
+            f"can't get {self.target.name}: {reason}; fetch {self.url} by hand and put it at {self.target}, "
+            f"expected is {self.what}"
+        )
 
 
 @contextmanager
@@ -135,17 +121,6 @@ def download(wanted: Wanted) -> dict[str, Any]:
     return seen
 
 
-def is_link(text: str) -> bool:
-    """Whether a text is a link, not a path."""
-    return text.startswith(("https://", "http://"))
-
-
-def check_address(url: str) -> None:
-    """Raise where a link is not of the network."""
-    if not is_link(url) or not urlsplit(url).netloc:
-        raise SubquadError(f"{one_line(url)} is no link: it begins with https:// or http://")
-
-
 def check_same(wanted: Wanted, file: Path) -> dict[str, Any]:
     """Compare a whole file with what is known of it; its link, size and SHA-256.
 
@@ -160,10 +135,10 @@ def check_same(wanted: Wanted, file: Path) -> dict[str, Any]:
         known, where = _read_note(note), f"as at first ({note}; remove that note to take what there is now)"
     if known.get("sha256", digest) != digest:
         before = f"{known['size']} bytes, " if "size" in known else ""
-        raise _AnotherFileError.of(
-            wanted,
+        raise wanted.error(
             f"it is another file than expected: {size} bytes, SHA-256 {digest[:16]}…, "
             f"not {before}{str(known['sha256'])[:16]}… {where}",
+            _AnotherFileError,
         )
     return {"url": wanted.url, "size": size, "sha256": digest}
 
@@ -187,25 +162,6 @@ def sha256_of(file: Path) -> str:
     return digest.hexdigest()
 
 
-def read_small(url: str, most: int = 2**22) -> bytes:
-    """A small answer, as of a listing.
-
-    Raises:
-        DownloadError: there is none, in one line.
-    """
-    check_address(url)
-    try:
-        with _opened(url, {}) as response:
-            answer = response.read(most + 1)
-    except (OSError, http.client.HTTPException) as error:
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
-        raise DownloadError(f"{url} can't be read: {_reason(error, url)}") from None
-    if len(answer) > most:
-        raise DownloadError(f"{url} can't be read: it gives more than {most} bytes")
-    return answer
-
-
 def _attempt(wanted: Wanted, part: Path) -> None:
     """Bring the whole file to `part`."""
     for attempt in range(ATTEMPTS):
@@ -226,35 +182,35 @@ def _transfer(wanted: Wanted, part: Path) -> None:
     url = wanted.url
     for _ in range(MOST_PAGES + 1):
         with _answer(wanted, url, headers) as response:
-            if not _is_page(response):
+            if not is_page(response):
                 return _receive(wanted, response, part, start)
             text = _read(response, MOST_PAGE).decode(errors="replace")
         confirmed = confirmation(text, response.url)
         if confirmed is None:
-            raise wanted.error(f"{_host(response.url)} gives a page instead of a file{_title(text)}")
+            raise wanted.error(f"{host_of(response.url)} gives a page instead of a file{title_of(text)}")
         url = confirmed
-    raise wanted.error(f"{_host(url)} asks for confirmation again and again")
+    raise wanted.error(f"{host_of(url)} asks for confirmation again and again")
 
 
 @contextmanager
 def _answer(wanted: Wanted, url: str, headers: dict[str, str]) -> Iterator[Any]:
     """The answer to a request, of a file or of a page."""
     try:
-        response = _opened(url, headers)
+        response = opened(url, headers)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and "Range" in headers:
             # what came is not a beginning of what there is now
             _forget(wanted.target.with_name(f"{wanted.target.name}.part"))
-            raise _BrokenOffError(_reason(error, url)) from None
+            raise _BrokenOffError(no_answer(error, url)) from None
         if error.code >= 500 or error.code == http.client.TOO_MANY_REQUESTS:
-            raise _BrokenOffError(_reason(error, url)) from None
-        raise wanted.error(_reason(error, url)) from None
+            raise _BrokenOffError(no_answer(error, url)) from None
+        raise wanted.error(no_answer(error, url)) from None
     except (OSError, http.client.HTTPException) as error:
         if isinstance(getattr(error, "reason", None), socket.gaierror | ConnectionRefusedError):
             # asking again would not help: there is no network, or nobody there
-            raise wanted.error(_reason(error, url)) from None
-        raise _BrokenOffError(_reason(error, url)) from None
+            raise wanted.error(no_answer(error, url)) from None
+        raise _BrokenOffError(no_answer(error, url)) from None
     with response:
         yield response
 
@@ -269,7 +225,7 @@ def _receive(wanted: Wanted, response: Any, part: Path, start: int) -> None:
     chunk = _read(response, CHUNK)
     if not start and not _looks_like_weights(chunk):
         _forget(part)
-        raise wanted.error(f"{_host(response.url)} gives something else: it begins with {one_line(repr(chunk[:24]))}")
+        raise wanted.error(f"{host_of(response.url)} gives something else: it begins with {one_line(repr(chunk[:24]))}")
     if total is not None and shutil.disk_usage(part.parent).free < total - start:
         _forget(part)
         free = shutil.disk_usage(part.parent).free
@@ -287,22 +243,22 @@ def _receive(wanted: Wanted, response: Any, part: Path, start: int) -> None:
             chunk = _read(response, CHUNK)
     if total is not None and place > total:
         _forget(part)
-        raise wanted.error(f"{_host(response.url)} gives more than the {total} bytes that it speaks of")
+        raise wanted.error(f"{host_of(response.url)} gives more than the {total} bytes that it speaks of")
     if total is not None and place < total:
-        raise _BrokenOffError(f"the connection to {_host(response.url)} broke off after {place} of {total} bytes")
+        raise _BrokenOffError(f"the connection to {host_of(response.url)} broke off after {place} of {total} bytes")
 
 
 def _sizes(response: Any, part: Path, start: int) -> tuple[int | None, int]:
     """The bytes of the whole file, None where the server does not say, and from which one on they come."""
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise _BrokenOffError(f"{_host(response.url)} compresses the file, which was not asked for")
+        raise _BrokenOffError(f"{host_of(response.url)} compresses the file, which was not asked for")
     if response.status != http.client.PARTIAL_CONTENT:
         length = response.headers.get("Content-Length", "")
         return int(length) if length.isdigit() else None, 0
     match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
     if match is None or int(match[1]) != start:
         _forget(part)
-        raise _BrokenOffError(f"{_host(response.url)} goes on at another place than was asked for")
+        raise _BrokenOffError(f"{host_of(response.url)} goes on at another place than was asked for")
     return None if match[2] == "*" else int(match[2]), start
 
 
@@ -352,97 +308,10 @@ def _read(response: BinaryIO, size: int) -> bytes:
     try:
         return response.read(size)
     except (OSError, http.client.HTTPException) as error:
-        host = _host(getattr(response, "url", ""))
+        host = host_of(getattr(response, "url", ""))
         raise _BrokenOffError(f"the connection to {host} broke off: {reason_of(error)}") from None
-
-
-def _is_page(response: Any) -> bool:
-    return response.headers.get_content_type() in ("text/html", "application/xhtml+xml")
 
 
 def _looks_like_weights(beginning: bytes) -> bool:
     """Whether a file begins as those of torch.save (a zip archive or a pickle) and safetensors do."""
     return beginning[:4] == b"PK\x03\x04" or beginning[:1] == b"\x80" or beginning[8:9] == b"{"
-
-
-def _opened(url: str, headers: dict[str, str]) -> Any:
-    named = {"User-Agent": "subquad", "Accept-Encoding": "identity", **headers}
-    # http and https only, checked by `check_address` and at every redirection
-    return urllib.request.build_opener(_Redirections).open(urllib.request.Request(url, headers=named), timeout=TIMEOUT)
-
-
-class _Redirections(urllib.request.HTTPRedirectHandler):
-    """Follows where a server points to, but from https to nothing else."""
-
-    def redirect_request(self, request: Any, file: Any, code: int, message: str, headers: Any, url: str) -> Any:
-        """As the base class.
-
-        Raises:
-            HTTPError: the new place is less safe.
-        """
-        if urlsplit(request.full_url).scheme == "https" != urlsplit(url).scheme:
-            raise urllib.error.HTTPError(request.full_url, code, f"it points to {url}", headers, file)
-        return super().redirect_request(request, file, code, message, headers, url)
-
-
-def _reason(error: Exception, url: str) -> str:
-    """Why there was no answer, in words."""
-    if isinstance(error, urllib.error.HTTPError):
-        moved = ", it was moved or removed" if error.code in (401, 403, 404, 410) else ""
-        return f"{_host(url)} answers {error.code} {one_line(error.reason)}{moved}"
-    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
-        error = error.reason
-    return f"{_host(url)} can't be reached, {reason_of(error)}"
-
-
-def _host(url: str) -> str:
-    return urlsplit(url).netloc or "the server"
-
-
-def _title(page: str) -> str:
-    match = re.search(r"<title[^>]*>(.*?)</title>", page, re.IGNORECASE | re.DOTALL)
-    return f", '{one_line(unescape(match[1]).strip(), 80)}'" if match and match[1].strip() else ""
-
-
-def confirmation(page: str, address: str) -> str | None:
-    """Where a page leads that asks whether a file is wanted although it is too large to be scanned.
-
-    Google Drive's has a form whose hidden inputs are to be sent along, one of them called `confirm`.
-
-    Args:
-        page: its HTML.
-        address: its link.
-
-    Returns:
-        The link of the file, None where it is another page.
-    """
-    reader = _Forms()
-    reader.feed(page)
-    for action, inputs in reader.forms:
-        if "confirm" in inputs and "id" in inputs:
-            parts = urlsplit(urljoin(address, action))
-            safe = parts.scheme == "https" or (parts.scheme == "http" and urlsplit(address).scheme == "http")
-            query = urlencode({**dict(parse_qsl(parts.query)), **inputs})
-            return urlunsplit(parts._replace(query=query)) if safe else None
-    return None
-
-
-class _Forms(HTMLParser):
-    """Collects forms that are sent with GET: where to, and their hidden inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.forms: list[tuple[str, dict[str, str]]] = []
-        self._inside = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        if tag == "form":
-            self._inside = given.get("method", "get").lower() == "get"
-            if self._inside:
-                self.forms.append((given.get("action", ""), {}))
-        elif tag == "input" and self._inside and given.get("type") == "hidden" and given.get("name"):
-            self.forms[-1][1][given["name"]] = given.get("value", "")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = self._inside and tag != "form"

@@ -21,12 +21,13 @@ from subquad.errors import SubquadError
 from subquad.home import home
 from subquad.text import one_line
 from subquad.weights.digest import DIGEST, check_digest, digest_of
-from subquad.weights.downloading import Wanted, download, is_link, locked, remember
+from subquad.weights.downloading import Wanted, download, locked, remember
 from subquad.weights.fitting import Adapted, adapt, misfits, not_finite, some
 from subquad.weights.notes import parse_note
 from subquad.weights.released import evaluated_under
 from subquad.weights.stored import MOST_REPEATED, StoredTensor, StrangeTensor
 from subquad.weights.torch_files import opened
+from subquad.weights.web_requests import is_link
 from subquad.writing import json_text, replacing
 
 WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")

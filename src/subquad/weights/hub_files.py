@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from subquad.errors import SubquadError
 from subquad.text import one_line
-from subquad.weights.downloading import read_small
+from subquad.weights.web_requests import read_small
 
 HUB = "https://huggingface.co"
 """Where the hub is, unless HF_ENDPOINT says otherwise, as for the hub's own tools."""
