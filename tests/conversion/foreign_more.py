@@ -5,6 +5,7 @@ from functools import partial
 import timm
 import torch
 from foreign import of_transformers
+from foreign_dino import ListedBlock, dinov2, dinov3
 from torch import nn
 
 
@@ -71,6 +72,10 @@ MORE = {
     "transformers ViTPose": (lambda: OfMaps(vitpose_of_transformers()), []),
     "transformers SAM 2": (sam2_of_transformers, [(64, 96), (128, 64)]),
     "transformers SAM-HQ": (sam_hq_of_transformers, []),
+    "DINOv2 of torch.hub": (dinov2, [(64, 96), (96, 80)]),
+    "DINOv2 of torch.hub, registers": (partial(dinov2, 4), [(64, 96), (96, 80)]),
+    "DINOv3 of torch.hub": (dinov3, [(64, 96), (96, 80)]),
+    "DINOv3 of torch.hub, lists": (partial(dinov3, ListedBlock), [(64, 96)]),
     **{
         f"transformers {name}": (partial(of_transformers, f"{model}Model", f"{model}Config"), [])
         for name, model in (

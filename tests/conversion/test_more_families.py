@@ -47,6 +47,19 @@ def test_patches_that_are_cut_before_the_network_are_refused():
         subquad.convert(of_transformers("Siglip2VisionModel", "Siglip2VisionConfig", num_patches=16), "linear")
 
 
+def test_lists_of_images_and_angles_of_each_image_are_refused():
+    student = subquad.convert(teacher("DINOv2 of torch.hub"), "linear")
+    answer(student, images())
+    (layer, *_), tokens = converted_layers(student).values(), torch.randn(1, 17, 48)
+    with pytest.raises(SubquadError, match="one tensor of images, not a list"):
+        layer(tokens, attn_bias=object())
+    student = subquad.convert(teacher("DINOv3 of torch.hub"), "linear")
+    answer(student, images())
+    (layer, *_), tokens = converted_layers(student).values(), torch.randn(2, 21, 48)
+    with pytest.raises(SubquadError, match="turns all images of a batch alike"):
+        layer(tokens, rope=tuple(torch.randn(2, 2, 1, 16, 12)))
+
+
 def test_blocks_of_sam_2_that_lead_to_the_next_stage_stay():
     model = teacher("transformers SAM 2")
     assert list(converted_layers(subquad.convert(model, "linear"))) == [2, 4]

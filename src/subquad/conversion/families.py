@@ -21,6 +21,8 @@ from subquad.plugins import Table
 FAMILIES: dict[str, str] = {
     "diffusers.models.attention_processor": "subquad.conversion.diffusers_attention",
     "diffusers.models.transformers.transformer_flux": "subquad.conversion.diffusers_attention",
+    "dinov2.layers.attention": "subquad.conversion.dino_attention",
+    "dinov3.layers.attention": "subquad.conversion.dino_attention",
     "timm.layers.attention": "subquad.conversion.timm_attention",
     "timm.models.eva": "subquad.conversion.timm_attention",
     "timm.models.swin_transformer": "subquad.conversion.timm_swin",

@@ -24,6 +24,7 @@ PREFIX_TOKENS = (
     "distillation_token",
     "reg_token",
     "register_tokens",
+    "storage_tokens",
     "prefix_tokens",
 )
 """Parameters (1, p, c) or (c,) of an embedding that put tokens in front of the map's."""
