@@ -4,7 +4,7 @@ from functools import partial
 
 import timm
 import torch
-from foreign import of_transformers
+from foreign import TINY, of_transformers
 from foreign_dino import ListedBlock, dinov2, dinov3
 from torch import nn
 
@@ -61,9 +61,21 @@ def swin_of_transformers(model, config):
     return getattr(transformers, model)(getattr(transformers, config)(**sizes))
 
 
+def timms_biased(name, **more):
+    """One of timm's whose logits have a bias of each pair; it is for images of one size."""
+    return timm.create_model(name, img_size=64, num_classes=5, **TINY | more)
+
+
 # name: what makes it, and sizes besides 64×64 that it takes
 MORE = {
     "timm Swin v2": (timms_swin_v2, [(64, 96), (96, 80)]),
+    "timm BEiT": (partial(timms_biased, "beit_base_patch16_224"), []),
+    "timm BEiT, shared biases": (
+        partial(timms_biased, "beit_base_patch16_224", use_rel_pos_bias=False, use_shared_rel_pos_bias=True),
+        [],
+    ),
+    "timm ViT, relative positions": (partial(timms_biased, "vit_relpos_small_patch16_224"), []),
+    "timm ViT, relative positions shared": (partial(timms_biased, "vit_srelpos_small_patch16_224"), []),
     "transformers Swin": (partial(swin_of_transformers, "SwinModel", "SwinConfig"), [(64, 96), (96, 80)]),
     "transformers Swin v2": (partial(swin_of_transformers, "Swinv2Model", "Swinv2Config"), [(64, 96), (96, 80)]),
     "transformers BEiT": (partial(beit_of_transformers, use_relative_position_bias=True), []),

@@ -47,6 +47,21 @@ def test_patches_that_are_cut_before_the_network_are_refused():
         subquad.convert(of_transformers("Siglip2VisionModel", "Siglip2VisionConfig", num_patches=16), "linear")
 
 
+# timm's interpolation does what PyTorch warns of
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence", "ignore:torch.searchsorted")
+@pytest.mark.parametrize("name", ["timm BEiT", "timm BEiT, shared biases"])
+def test_a_beit_is_made_for_other_images_by_timms_own_call(name):
+    model = teacher(name)
+    students = {attention: subquad.convert(model, attention) for attention in ("softmax", "linear")}
+    for one in (model, *students.values()):
+        one.set_input_size((64, 96))
+    expected = answer(model, images(64, 96))
+    assert difference(answer(students["softmax"], images(64, 96)), expected) < 1e-6
+    assert answer(students["linear"], images(64, 96)).isfinite().all()
+    assert not any("relative_position_bias_table" in key for key in students["linear"].blocks.state_dict())
+    assert torch.equal(answer(subquad.restore(students["linear"], strict=False), images(64, 96)), expected)
+
+
 def test_lists_of_images_and_angles_of_each_image_are_refused():
     student = subquad.convert(teacher("DINOv2 of torch.hub"), "linear")
     answer(student, images())

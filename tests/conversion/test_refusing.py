@@ -12,7 +12,6 @@ from subquad.conversion import converted_layers
 
 PYRAMID = {"embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4)}
 REFUSED = {
-    "beit": ("beit_base_patch16_224", TINY | {"img_size": 64}, r"blocks\.0\.attn is a timm.*beit\.Attention"),
     "CaiT": ("cait_xxs24_224", {"depth": 1}, r"blocks\.0\.attn is a timm.*cait\.TalkingHeadAttn"),
     "ConvNeXt": ("convnext_atto", {}, "no blocks with attention"),
     "LeViT": ("levit_128s", {}, r"is a timm\.models\.levit\.Attention"),
