@@ -103,7 +103,7 @@ class Dino(nn.Module):
             x = x + F.interpolate(self.pos_embed, (height, width), mode="bilinear")
         front = [self.cls_token, *([getattr(self, self.registers_name)] if self.registers_name else [])]
         x = torch.cat([*(one.expand(x.shape[0], -1, -1) for one in front), x.flatten(2).mT], dim=1)
-        more = {"rope": self.angles(height, width)} if self.turns else {}
+        more = {"rope": tuple(table.to(x.device) for table in self.angles(height, width))} if self.turns else {}
         for block in self.blocks:
             x = block(x, **more)
         return self.norm(x)[:, 0]
