@@ -180,11 +180,13 @@ def scale_lines(scale: Mapping[str, Any]) -> list[str]:
     timed = {(row["mechanism"], row["tokens"]): row["ms"] for row in scale.get("timed", []) if row["backward"]}
     counted = {(row["mechanism"], row["tokens"]): row for row in scale["counted"] if row["backward"]}
     titles = [f"{length:,}" for length in lengths]
+    untimed = [f"{name} at {length:,}" for name in exponents for length in lengths if (name, length) not in timed]
     lines = [
         "A training step (forward and backward) of an attention layer with its projections, one image, fp32: G",
         "multiply-adds / MB that live at once" + (" / ms" if timed else "") + ". Counted of the eager forms, softmax's",
         "being fused; Fourier transforms are in no count. *n^* is fitted over the longest lengths, from a sixteenth of",
         f"the longest on. torch {scale['torch']}" + (f"; timed on {scale['device']}." if timed else "; not timed yet."),
+        *([f"Not timed: {', '.join(untimed)} tokens."] if timed and untimed else []),
         "",
         "    python scripts/scale.py            # --time on a quiet machine",
         "",

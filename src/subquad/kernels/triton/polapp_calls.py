@@ -59,7 +59,7 @@ def polapp_attention_gradient(
     (b, h, n, d), tables = q.shape, (cos, sin, interleaved)
     state, turning, mean = _state(k, v, tables).contiguous(), _of_both_halves(tables, q), 1 / k.shape[2]
     # what one stream gives and the other adds to stands in fp32 between them
-    dq, dk, dv = empty_tokens(q).float(), empty_tokens(k), empty_tokens(v)
+    dq, dk, dv = torch.empty_like(q, dtype=torch.float32), empty_tokens(k), empty_tokens(v)
     of_queries, of_keys = (_tile(name, x, heavy=2) for name, x in (("dq", q), ("dk", k)))
     queries, keys = split_of(q, of_queries["BLOCK"]), split_of(k, of_keys["BLOCK"])
     shares = state.new_zeros(2, b * h, queries.pieces, 2, d + 2, d)
@@ -82,7 +82,7 @@ def polapp_attention_gradient(
     )
     # of each stream a sum of its own: (b·h, 2, d) over the images
     spikiness = (one[:, :, d + 1].unflatten(0, (b, h)).sum(dim=0).reshape(h, 1, 2 * d) for one in by_stream)
-    return dq.to(q.dtype), dk, dv, *spikiness
+    return empty_tokens(q).copy_(dq), dk, dv, *spikiness
 
 
 def _state(k: Tensor, v: Tensor, tables: Tables) -> Tensor:
