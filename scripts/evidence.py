@@ -4,7 +4,7 @@
     python scripts/evidence.py --status                       # what is done, in hours
     python scripts/evidence.py --data DATA --cost             # operations of each table, counted
     python scripts/evidence.py --analyze                      # measures of the classifiers that are trained
-    python scripts/evidence.py --speed --tables resolution    # milliseconds of what is done; on a quiet machine
+    python scripts/evidence.py --speed --tables resolution    # speed of what is done; on a quiet machine
     python scripts/evidence.py --page                         # docs/evidence.md, and the claims of docs/findings.md
 
 DATA is the folder with cifar10.tar.xz, camvid.tar and pennfudan.tar. Runs lie in `--output`, go on where they were
@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 from datetime import date
@@ -30,7 +29,6 @@ from low_priority import give_way
 
 ROOT = Path(__file__).parents[1]
 DONE = ROOT / "docs" / "evidence.json"
-SPEED_REPEATS = 15
 LOOKED_AT = 1000
 """Held-out images of `--analyze`."""
 GFLOPS = 58
@@ -203,32 +201,20 @@ def cost(arguments: argparse.Namespace) -> None:
 
 
 def speeds(arguments: argparse.Namespace) -> None:
-    """Time a pass of the networks of image tables that are trained and whose folders are here, rows in turn."""
-    import torch
+    """Keep what the networks of image tables cost that are trained and whose folders are here, rows in turn."""
     from ablated_attention import register
-    from evidence_tables import TABLES, Cell
-
-    from subquad.runs import open_trained
-    from subquad.timing import interleaved_ms, warmed_up
+    from evidence_speeds import measured_speeds
+    from evidence_tables import TABLES
 
     register()
     for table in TABLES:
         if table.task == "lra" or (arguments.tables and table.name not in arguments.tables):
             continue
-        passes = {}
-        for cell in (Cell(table, row, table.seeds[0]) for row in table.rows):
-            if cell.name not in (done := read(arguments.done)) or not (arguments.output / cell.name).is_dir():
-                continue
-            trained = open_trained(arguments.output / cell.name).image_network()
-            image = torch.zeros(1, 3, *trained.input.img_size, device=trained.device)
-            passes[cell.name] = torch.inference_mode()(lambda model=trained.model, image=image: model(image))
-        if not passes:
-            continue
-        passes, _ = warmed_up(passes, trained.device)
-        times = interleaved_ms(passes, SPEED_REPEATS, trained.device)
-        timed = {name: {**done[name], "ms": statistics.median(of)} for name, of in times.items()}
-        keep(arguments.done, timed)
-        print("\n".join(f"{name}: {run['ms']:.2f} ms" for name, run in timed.items()), flush=True)
+        done = read(arguments.done)
+        costs = measured_speeds(table, done, arguments.output)
+        keep(arguments.done, {name: {**done[name], **own} for name, own in costs.items()})
+        for name, own in costs.items():
+            print(f"{name}: {', '.join(f'{what} {value:.4g}' for what, value in own.items())}", flush=True)
 
 
 def commit() -> str:

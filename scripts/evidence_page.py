@@ -14,6 +14,8 @@ from subquad.analysis.paired_differences import mean_interval
 from subquad.writing import write_text
 
 Done = Mapping[str, Mapping[str, Any]]
+COSTS = {"ms": "ms", "step_images_per_second": "img/s", "step_mb": "MB"}
+"""What `--speed` found, by title."""
 START, END = "<!-- claims: written by scripts/evidence.py --page -->", "<!-- end of claims -->"
 HEAD = """# Evidence
 
@@ -21,7 +23,8 @@ What was trained to judge the papers' claims, written by `python scripts/evidenc
 Means ± standard deviations of the last epoch over so many seeds; *against* is the paired difference to the first row
 over the seeds that both have, with its 95 % interval (Student's t) from two seeds on. An empty cell was not trained.
 *hours* are no measurement of speed: runs share a machine with other work; *ms* is one, of a pass of one image
-(`--speed`, on a quiet machine).
+(`--speed`, on a quiet machine), as are *img/s* and *MB* of a training step, forward and backward on a batch: what it
+holds at once beside the weights, without what a kernel takes and gives back inside itself.
 
     python scripts/evidence.py --data DATA --code FROZEN
     python scripts/evidence.py --status"""
@@ -76,7 +79,8 @@ def table_lines(table: Evidence, done: Done) -> list[str]:
         return ["Not trained yet."]
     first, title = found[table.rows[0].name], runs[0].get("title", runs[0]["metric"])
     others = [name for name in runs[0].get("columns", {}) if name != title]
-    names = ["", title, "seeds", f"against {table.rows[0].name}", *others, "parameters", "MACs", "ms", "hours"]
+    against = f"against {table.rows[0].name}"
+    names = ["", title, "seeds", against, *others, "parameters", "MACs", *COSTS.values(), "hours"]
     lines = [as_row(names), "|---" + "|---:" * (len(names) - 1) + "|"]
     for row in table.rows:
         own = found[row.name]
@@ -89,7 +93,7 @@ def table_lines(table: Evidence, done: Done) -> list[str]:
         cells_of_row = [row.name, spread([run["value"] for run in own.values()]), str(len(own))]
         cells_of_row += [mean_interval(apart).text if apart else "", *beside]
         cells_of_row += [f"{one['params'] / 1e6:.2f} M", f"{one['macs'] / 1e6:.1f} M"]
-        cells_of_row += [f"{one['ms']:.2f}" if "ms" in one else "", f"{hours:.1f}"]
+        cells_of_row += [three_digits(one[key]) if key in one else "" for key in COSTS] + [f"{hours:.1f}"]
         lines.append(as_row(cells_of_row))
     days, devices = ({run[key] for run in runs} for key in ("date", "device"))
     versions = ", ".join(sorted({run["torch"] for run in runs}))
@@ -161,6 +165,11 @@ def at_cost(points: Sequence[tuple[float, float]], cost: float) -> float | None:
 def as_row(cells_of_row: Sequence[str]) -> str:
     """A row of a table in Markdown."""
     return "|" + "|".join(f" {cell} " if cell else " " for cell in cells_of_row) + "|"
+
+
+def three_digits(value: float) -> str:
+    """A cost, in whole numbers where these have three digits or more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

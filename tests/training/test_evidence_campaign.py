@@ -152,4 +152,7 @@ def test_what_is_done_is_not_trained_again(evidence, tmp_path, monkeypatch, caps
     assert found["images"] == 16 and found["confused"] >= 0 and 0 <= found["removed"]["local 49"] <= 100
     assert "Means over layers" in evidence_page.page(evidence.read(tmp_path / "done.json"))
     assert "linear_localtrue-s0: " in call("--speed")
-    assert all(run["ms"] > 0 for name, run in evidence.read(tmp_path / "done.json").items() if name.endswith("s0"))
+    timed = [run for name, run in evidence.read(tmp_path / "done.json").items() if name.endswith("s0")]
+    assert len(timed) == 2 and all(run[key] > 0 for run in timed for key in evidence_page.COSTS)
+    # more than a number for each of the images' pixels
+    assert all(run["step_mb"] > run["step_batch"] * 64 * 4 / 2**20 for run in timed)
