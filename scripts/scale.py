@@ -10,6 +10,7 @@ the logarithms over 4,096 to 65,536 tokens. `scripts/evidence.py --page` makes t
 import argparse
 import json
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def main() -> None:
             settings |= {"max_softmax_tokens": longest, "time_budget_s": float("inf")}
             for row in measure_scaling(missing, [length], repeats=arguments.repeats, **settings) if missing else []:
                 own = {"mechanism": row.mechanism, "tokens": row.tokens, "backward": backward}
+                own["date"] = date.today().isoformat()
                 timed.append({**own, "ms": row.block_ms, "spread": row.spread, "measured_mb": row.peak_mb})
             save(arguments.output, {**found, "device": where})
 

@@ -95,12 +95,14 @@ def with_gradients(function, tensors, weight):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_results_and_gradients_are_those_of_the_explicit_weights(name, dtype, shape):
-    if name == "polapp" and shape[-1] > MOST_TURNED:
-        pytest.skip("heads of so many channels are eager there")
     call, weights, tensors = cases(*shape)[name]
     tensors = [tensor.to(DEVICE, dtype) for tensor in tensors]
     weight = torch.randn_like(tensors[0])
-    got = with_gradients(lambda *given: call(*given, backend="triton"), tensors, weight)
+    try:
+        got = with_gradients(lambda *given: call(*given, backend="triton"), tensors, weight)
+    except SubquadError as refusal:
+        assert shape[-1] > MOST_TURNED and "channels" in str(refusal)
+        pytest.skip(str(refusal))
     expected = with_gradients(weights, [tensor.double() for tensor in tensors], weight.double())
     for place, (one, other) in enumerate(zip(got, expected, strict=True)):
         assert one.dtype == dtype and one.shape == other.shape

@@ -73,7 +73,7 @@ def test_what_has_finished_is_kept(tiny, tmp_path):
     lines = []
     first = compare(tiny, ["softmax"], [1], tmp_path)
     assert compare(tiny, ["softmax"], [1], tmp_path, log=lines.append) == first
-    assert not any(line.startswith("epoch") for line in lines)
+    assert lines == ["— softmax, seed 1", f"it has finished: {tmp_path / 'softmax-s1'} is kept as it is"]
 
 
 def test_a_wrong_name_is_found_before_the_first_run(tiny, tmp_path):

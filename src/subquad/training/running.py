@@ -37,6 +37,7 @@ def train(recipe: CommonRecipe, run: Path | str, *, resume: bool = False, log: L
         folder.check_resumable(recipe)
         if (summary := folder.summary(summary_numbers(task_named(recipe.task).columns[0].entry))) is not None:
             tidy(folder.path)
+            log(f"it has finished: {folder.path} is kept as it is")
             return summary
     attempt = _Attempt(recipe, folder, resume)
     with Interruptions() as interruptions, attempt.in_one_line(), holding(folder.path):
