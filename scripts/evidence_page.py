@@ -95,11 +95,11 @@ def table_lines(table: Evidence, done: Done) -> list[str]:
         cells_of_row += [f"{one['params'] / 1e6:.2f} M", f"{one['macs'] / 1e6:.1f} M"]
         cells_of_row += [three_digits(one[key]) if key in one else "" for key in COSTS] + [f"{hours:.1f}"]
         lines.append(as_row(cells_of_row))
-    devices = {run["device"] for run in runs}
-    versions = ", ".join(sorted({run["torch"] for run in runs}))
+    days = span_of(run["date"] for run in runs)
+    devices, versions = ("; ".join(sorted({run[key] for run in runs})) for key in ("device", "torch"))
     equal = equal_cost_lines(table, found) if table.at_equal_cost else []
     equal += findings_lines(table, found) if table.looked_into else []
-    return [*lines, *equal, "", f"{span_of(run['date'] for run in runs)}, torch {versions}, {'; '.join(sorted(devices))}."]
+    return [*lines, *equal, "", f"{days}, torch {versions}, {devices}."]
 
 
 def equal_cost_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[str]:
@@ -194,13 +194,13 @@ def scale_lines(scale: Mapping[str, Any]) -> list[str]:
     timed = {(row["mechanism"], row["tokens"]): row["ms"] for row in scale.get("timed", []) if row["backward"]}
     counted = {(row["mechanism"], row["tokens"]): row for row in scale["counted"] if row["backward"]}
     titles = [f"{length:,}" for length in lengths]
-    days = span_of(row["date"] for row in scale["timed"]) if timed else ""
+    dated = f"; timed on {scale['device']}, {span_of(row['date'] for row in scale['timed'])}." if timed else ""
     untimed = [f"{name} at {length:,}" for name in exponents for length in lengths if (name, length) not in timed]
     lines = [
         "A training step (forward and backward) of an attention layer with its projections, one image, fp32: G",
         "multiply-adds / MB that live at once" + (" / ms" if timed else "") + ". Counted of the eager forms, softmax's",
         "being fused; Fourier transforms are in no count. *n^* is fitted over the longest lengths, from a sixteenth of",
-        f"the longest on. torch {scale['torch']}" + (f"; timed on {scale['device']}, {days}." if timed else "; not timed yet."),
+        f"the longest on. torch {scale['torch']}" + (dated or "; not timed yet."),
         *([f"Not timed: {', '.join(untimed)} tokens."] if timed and untimed else []),
         "",
         "    python scripts/scale.py            # --time on a quiet machine",
