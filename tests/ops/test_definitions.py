@@ -261,18 +261,20 @@ def test_rows_of_mhla_sum_to_one_and_with_the_released_normaliser_to_about_one()
 
 
 @pytest.mark.parametrize(
-    ("kind", "row"),
+    ("kind", "settings", "row"),
     [
         # of blocks at the distances 0, 1, 2 in a row
-        ("linear", (1, 1 / 2, 0)),
-        ("cos", (1, math.cos(math.pi / 8), math.cos(math.pi / 4))),
-        ("exp", (1, math.exp(-1 / 2), math.exp(-1))),
-        ("local", (1, 1, 0)),
-        ("gaussian", (1, math.exp(-9 / 8), math.exp(-9 / 2))),
+        ("linear", {}, (1, 1 / 2, 0)),
+        ("cos", {}, (1, math.cos(math.pi / 8), math.cos(math.pi / 4))),
+        ("exp", {"sigma": 2}, (1, math.exp(-1 / 2), math.exp(-1))),
+        ("local", {}, (1, 1, 0)),
+        ("local", {"near": 0.5}, (1, 0, 0)),
+        ("local", {"near": 2}, (1, 1, 1)),
+        ("gaussian", {}, (1, math.exp(-9 / 8), math.exp(-9 / 2))),
     ],
 )
-def test_the_mixing_of_mhla_starts_from_the_distances_of_its_blocks(kind, row):
-    start = mixing_start(kind, (1, 3), sigma=2)
+def test_the_mixing_of_mhla_starts_from_the_distances_of_its_blocks(kind, settings, row):
+    start = mixing_start(kind, (1, 3), **settings)
     near = torch.tensor([row, (row[1], row[0], row[1]), row[::-1]], dtype=torch.float64)
     torch.testing.assert_close(start, near if kind == "gaussian" else near / near.sum(dim=0))
 

@@ -21,16 +21,15 @@ from subquad.ranges import AboveZero, Positive, checks_arguments
 
 LEAST = 1e-6
 """What the mixing has at least, with the paper's normaliser: of blocks that nobody sees there would be no way back."""
-NEAR = 1.5
-"""How far, in blocks, a local start of the mixing sees."""
 
 
 class MHLAAttention(nn.Module):
     """`num_pieces` blocks, as square as the grid of construction allows, cut any grid of a call.
 
-    `mixing` says how the matrix of the blocks starts, see `mixing_start`, with `sigma` for "exp". `normaliser` is
-    "paper", with rows that sum to 1, or "released", that of the code, where the matrix is free to be negative; see
-    `mhla_attention`. `local` is a depthwise `kernel_size`² of the values. Queries and keys are normed over all heads.
+    `mixing` says how the matrix of the blocks starts, see `mixing_start`, with `sigma` for "exp" and `near`, in blocks,
+    for "local". `normaliser` is "paper", with rows that sum to 1, or "released", that of the code, where the matrix is
+    free to be negative; see `mhla_attention`. `local` is a depthwise `kernel_size`² of the values. Queries and keys are
+    normed over all heads.
     """
 
     inputs = ("q", "k", "v", "padding")
@@ -55,6 +54,7 @@ class MHLAAttention(nn.Module):
         num_pieces: Positive = 16,
         mixing: str = "linear",
         sigma: AboveZero = 3,
+        near: AboveZero = 1.5,
         normaliser: str = "paper",
         local: bool = True,
         kernel_size: Positive = 5,
@@ -70,7 +70,7 @@ class MHLAAttention(nn.Module):
         self._check(grid, kv_grid, None)
         self.q_scale = nn.Parameter(torch.ones(num_heads, 1, width))
         self.k_scale = nn.Parameter(torch.ones(num_heads, 1, width))
-        start = mixing_start(mixing, self.pieces, sigma, self.prefixes)
+        start = mixing_start(mixing, self.pieces, sigma, near, self.prefixes)
         if normaliser == "paper":
             start = start.clamp(min=LEAST)
         self.mixing = nn.Parameter(torch.empty(start.shape))
@@ -184,12 +184,16 @@ STARTS = ("linear", "cos", "exp", "local", "gaussian")
 
 
 def mixing_start(
-    kind: str, pieces: tuple[int, int], sigma: float = 3, prefixes: tuple[bool, bool] = (False, False)
+    kind: str,
+    pieces: tuple[int, int],
+    sigma: float = 3,
+    near: float = 1.5,
+    prefixes: tuple[bool, bool] = (False, False),
 ) -> Tensor:
     """What the matrix of the blocks starts from, float64, by the distances D between their centres.
 
-    "linear" is 1 − D / max D, "cos" cos(π/4 · D / max D), "exp" exp(−D / sigma), "local" D ≤ 1.5, each divided by its
-    sums over columns; "gaussian" is exp(−D² / 2(max D / 3)²). Prefix tokens, a block in front where `prefixes` of
+    "linear" is 1 − D / max D, "cos" cos(π/4 · D / max D), "exp" exp(−D / sigma), "local" D ≤ near, each divided by
+    its sums over columns; "gaussian" is exp(−D² / 2(max D / 3)²). Prefix tokens, a block in front where `prefixes` of
     (queries, keys) says so, are at no distance from all.
     """
     places = list(itertools.product(range(pieces[0]), range(pieces[1])))
@@ -199,10 +203,10 @@ def mixing_start(
     distances = nn.functional.pad(distances, (int(prefixes[1]), 0, int(prefixes[0]), 0))
     if kind == "gaussian":
         return torch.exp(-(distances.square()) / (2 * (farthest / 3) ** 2))
-    near = {
+    start = {
         "linear": lambda: 1 - distances / farthest,
         "cos": lambda: torch.cos(math.pi / 4 * distances / farthest),
         "exp": lambda: torch.exp(-distances / sigma),
-        "local": lambda: (distances <= NEAR).to(distances.dtype),
+        "local": lambda: (distances <= near).to(distances.dtype),
     }[kind]()
-    return near / near.sum(dim=0, keepdim=True)
+    return start / start.sum(dim=0, keepdim=True)
