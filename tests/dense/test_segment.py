@@ -1,6 +1,7 @@
 """`subquad segment`, from scenes to a table: trained, gone on with, judged, and shown."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from subquad import SubquadError
 from subquad.cli import main
 from subquad.runs import open_trained
 from subquad.tasks import load_recipe
-from subquad.tasks.segmentation import SegmentRecipe, judge_segmenter
+from subquad.tasks.segmentation import Segmentation, SegmentRecipe, judge_segmenter
 from subquad.training import train
 
 
@@ -60,6 +61,22 @@ def test_the_backbone_is_looked_into(run, scenes, tmp_path, capsys):
     for wrong, complaint in (([*command, "--removed"], "gives none: leave it out"), (command[:2], "name photographs")):
         assert main(wrong) == 2 and complaint in capsys.readouterr().err
     assert main(["eval", str(run)]) == 2 and "it is for `subquad segment`" in capsys.readouterr().err
+
+
+def test_data_without_names_of_classes_are_judged_by_the_networks_names(recipe, tmp_path):
+    unnamed = worlds.scenes(tmp_path / "unnamed", counts=(2, 2), names=False)
+    own = recipe.replace(data=str(unnamed), num_classes=3, epochs=1)
+    train(own, tmp_path / "run")
+    trained = open_trained(tmp_path / "run")
+    assert trained.classes == ("class 1", "class 2", "class 3")
+    found = judge_segmenter(trained)
+    assert found.count == 2 and found.classes == trained.classes
+    assert len(trained.training_images()) == 2 and trained.held_out() is not None
+    assert len(Segmentation.gallery([("it", trained)], 1).rows) == 1
+    named = replace(trained, classes=("ground", "red", "green"))
+    assert torch.equal(judge_segmenter(named).result.confusion, found.result.confusion)
+    with pytest.raises(SubquadError, match="has label 3, and there are 2 classes"):
+        judge_segmenter(replace(trained, classes=("ground", "red")))
 
 
 @pytest.mark.slow
