@@ -108,6 +108,20 @@ def test_classes_are_never_mixed_into_others():
         assert set(crop.unique().tolist()) <= {0, 2, VOID}
 
 
+def test_colours_are_distorted_and_never_exchanged(folder):
+    picture = Image.new("RGB", (48, 32), (200, 110, 30))
+    labels = np.zeros((32, 48), np.uint8)
+    settings = SceneInput((32, 48), None, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    transform = TrainingTransform(settings, scale=(1.0, 1.0), hflip=0.0)
+    colours = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        colours.append(transform(picture, labels)[0].mean((1, 2)))
+    seen = torch.stack(colours)
+    assert (seen[:, 0] > seen[:, 1]).all() and (seen[:, 1] > seen[:, 2]).all()
+    assert (seen.amax(0) - seen.amin(0)).min() > 0.05
+
+
 def test_what_is_filled_up_is_the_mean_of_the_images_for_the_network():
     settings = SceneInput((32, 48), None, (0.2, 0.5, 0.8), (0.25, 0.25, 0.25))
     transform = TrainingTransform(settings, scale=(1.0, 1.0), hflip=0.0, distort=False)
