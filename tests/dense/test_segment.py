@@ -15,7 +15,8 @@ from subquad import SubquadError
 from subquad.cli import main
 from subquad.runs import open_trained
 from subquad.tasks import load_recipe
-from subquad.tasks.segmentation import Segmentation, SegmentRecipe, judge_segmenter
+from subquad.tasks.conventions import CONVENTIONS
+from subquad.tasks.segmentation import SEGMENTERS, Segmentation, SegmentRecipe, judge_segmenter
 from subquad.training import train
 
 
@@ -77,6 +78,27 @@ def test_data_without_names_of_classes_are_judged_by_the_networks_names(recipe, 
     assert torch.equal(judge_segmenter(named).result.confusion, found.result.confusion)
     with pytest.raises(SubquadError, match="has label 3, and there are 2 classes"):
         judge_segmenter(replace(trained, classes=("ground", "red")))
+
+
+@pytest.mark.parametrize("conventions", CONVENTIONS)
+@pytest.mark.parametrize("head", SEGMENTERS)
+def test_a_batch_of_which_one_scene_is_left_is_trained_on(recipe, head, conventions):
+    """Decoders with batch norms of maps of a single place take no single image."""
+    task = Segmentation(recipe.replace(head=head, conventions=conventions, drop_path=0.0))
+    scenes, labels = task.collate([task.train_images[k] for k in range(2)])
+    torch.manual_seed(0)
+    loss = task.loss(task.model.train(), (scenes[:1], labels[:1]))
+    loss.backward()
+    torch.manual_seed(0)
+    both = task.loss(task.model, (scenes[[0, 0]], labels[[0, 0]]))
+    torch.testing.assert_close(loss, both)
+
+
+def test_a_decoder_that_takes_no_single_scene_is_said(recipe, tmp_path):
+    single = recipe.replace(head="upernet", head_channels=16, batch_size=1)
+    with pytest.raises(SubquadError, match=r"^a batch norm has one number .* of 1 scene of 32×32 px: give .* 2"):
+        train(single, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
