@@ -55,6 +55,7 @@ Count = Annotated[int, Range(at_least=0)]
 AboveZero = Annotated[float, Range(above=0)]
 Ratio = Annotated[float, Range(above=0, at_most=1000)]
 NotNegative = Annotated[float, Range(at_least=0)]
+Share = Annotated[float, Range(at_least=0, at_most=1)]
 DropRate = Annotated[float, Range(at_least=0, below=1)]
 
 Parameters = ParamSpec("Parameters")
@@ -72,12 +73,21 @@ def checks_arguments(function: Callable[Parameters, Result]) -> Callable[Paramet
     @functools.wraps(function)
     def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-            kind = hints().get(name, Any)
-            if not fits(value, kind):
-                raise SubquadError(f"{name} must be {describe(kind)}, got {shown(value)}")
+            _check(name, value, hints().get(name, Any))
         return function(*args, **kwargs)
 
     return checked
+
+
+def check_fields(instance: Any) -> None:
+    """Refuse, in one line, an object of a dataclass whose fields' annotations do not allow what they hold."""
+    for name, kind in typing.get_type_hints(type(instance), include_extras=True).items():
+        _check(name, getattr(instance, name), kind)
+
+
+def _check(name: str, value: Any, kind: Any) -> None:
+    if not fits(value, kind):
+        raise SubquadError(f"{name} must be {describe(kind)}, got {shown(value)}")
 
 
 def fits(value: Any, kind: Any) -> bool:

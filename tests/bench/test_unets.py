@@ -37,7 +37,7 @@ def test_what_can_not_be_measured_is_said_before_a_network_is_built(monkeypatch)
     monkeypatch.setattr(unets, "_unet", None)
     with pytest.raises(SubquadError, match="unknown U-Net 'sd14'"):
         measure_unet("sd14", [64], [0.4])
-    with pytest.raises(SubquadError, match=r"ratio is a share of the tokens, from 0 to 1, got 1\.4"):
+    with pytest.raises(SubquadError, match=r"ratio must be a number of at least 0 and at most 1, got 1\.4"):
         measure_unet("sd15", [64], [1.4])
 
 

@@ -12,7 +12,7 @@ from subquad import SubquadError
 from subquad.cli import main
 from subquad.runs import open_trained
 from subquad.tasks import load_recipe
-from subquad.tasks.detection import DetectRecipe, judge_detector
+from subquad.tasks.detection import Detection, DetectRecipe, judge_detector
 from subquad.training import train
 
 
@@ -44,6 +44,21 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     assert load_recipe(run / "recipe.yaml", DetectRecipe) == recipe
     found = judge_detector(open_trained(run))
     assert found.count == 3 and found.result.box["ap"] == pytest.approx(summary["best_box_ap"], abs=0.5)
+
+
+def test_masks_that_are_not_there_to_judge_by_are_said_before_training(run, recipe, tmp_path):
+    folder = worlds.objects(tmp_path / "objects")
+    file = folder / "annotations/instances_val2017.json"
+    content = json.loads(file.read_text())
+    for annotation in content["annotations"]:
+        annotation["segmentation"] = []
+    file.write_text(json.dumps(content))
+    reason = r"instances_val2017\.json: annotation 1 has no mask"
+    with pytest.raises(SubquadError, match=reason):
+        Detection(recipe.replace(data=str(folder)))
+    with pytest.raises(SubquadError, match=reason):
+        judge_detector(open_trained(run), data=str(folder))
+    Detection(recipe.replace(data=str(folder), head="faster_rcnn"))
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Every detector stands on every kind of backbone, is trained by finite losses, and is restored from its file."""
 
+import copy
+
 import pytest
 import torch
 from hosts import small
@@ -8,6 +10,7 @@ from torch import nn
 from subquad import SubquadError
 from subquad.models import restore, save_weights
 from subquad.tasks.backbone_arguments import DENSE_AGENTS
+from subquad.tasks.conventions import CONVENTIONS
 from subquad.tasks.detection import cascade, openmmlab_parts
 from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, build_detector
 
@@ -203,6 +206,21 @@ def test_released_conventions_bear_autocast(head):
         losses = model.train()(images, targets)
         found = model.eval()(images)
     assert all(loss.isfinite() for loss in losses.values()) and len(found) == 2
+
+
+@pytest.mark.parametrize("conventions", CONVENTIONS)
+@pytest.mark.parametrize("head", DETECTORS)
+def test_a_network_that_answers_no_numbers_does_not_find_nothing(head, conventions):
+    """Scores that are no numbers are above no threshold."""
+    model, image = made(head, conventions=conventions).eval(), [torch.rand(3, 40, 50)]
+    parts = [model.pyramid.backbone, getattr(model.network, "rpn", None), getattr(model.network, "roi_heads", None)]
+    for part in filter(None, parts):
+        before = copy.deepcopy(part.state_dict())
+        with torch.no_grad():
+            next(p for p in part.parameters() if p.dim() > 1).fill_(float("inf"))
+            with pytest.raises(SubquadError, match="not finite: its weights are damaged, or it has diverged"):
+                model(image)
+        part.load_state_dict(before)
 
 
 @pytest.mark.parametrize("head", ["mask_rcnn", pytest.param("cascade_mask_rcnn", marks=pytest.mark.slow)])

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 import worlds
+from faster_coco_eval.core import mask as coding
 from PIL import Image
 
 from subquad import SubquadError
 from subquad.data.dataset import BrokenImageError, DataError
-from subquad.tasks.detection.object_data import load_objects
+from subquad.tasks.detection.average_precision import judge_objects
+from subquad.tasks.detection.object_data import decode_mask, load_objects
 from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
 
 
@@ -185,6 +187,42 @@ def test_masks_are_read_as_polygons_and_as_run_lengths_and_others_are_said(folde
     change(lambda content: content["annotations"][0].pop("segmentation"))
     with pytest.raises(DataError, match="annotation 1 has no mask: take a head without masks"):
         load_objects(folder, split="train", masks=True)[0]
+
+
+@pytest.mark.parametrize("shape", [None, []])
+def test_an_object_without_a_mask_is_said_before_anything_is_trained_or_judged(folder, change, shape):
+    """An empty mask would be judged as one that nobody finds."""
+    change(lambda content: content["annotations"][-1].update(segmentation=shape))
+    with pytest.raises(DataError, match=r"instances_train2017\.json: annotation 12 has no mask"):
+        load_objects(folder, split="train", masks=True)
+    change(lambda content: content["annotations"][-1].update(iscrowd=1))
+    images = load_objects(folder, split="train", masks=True)
+    with pytest.raises(DataError, match="annotation 12 has no mask: take a head without masks"):
+        images.check_masks(crowds=True)
+    load_objects(folder, split="validation", masks=True).check_masks(crowds=True)
+
+
+def test_images_without_their_size_have_that_of_their_files(folder, change):
+    named = load_objects(folder, split="train", masks=True)
+
+    def drop(content):
+        for image in content["images"]:
+            image.pop("width")
+        content["images"][0].pop("height")
+        content["annotations"][0]["bbox"] = [500, 500, 10, 10]
+
+    change(drop)
+    images = load_objects(folder, split="train", masks=True)
+    # beside the image, which is known without decoding it
+    assert images.num_empty == 1 and images[0][1]["labels"].tolist() == [2]
+    assert images.images == named.images and images.truth["images"] == named.truth["images"]
+    # masks are judged by the sizes of their images
+    found = [
+        {"image_id": one["image_id"], "category_id": one["category_id"], "bbox": one["bbox"], "score": 1.0}
+        | {"segmentation": coding.encode(np.asfortranarray(decode_mask(one, 48, 64)))}
+        for one in images.truth["annotations"]
+    ]
+    assert judge_objects(images.truth, found, masks=True).mask["ap"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize(

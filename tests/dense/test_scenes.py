@@ -1,5 +1,8 @@
 """Scenes are read as they lie, and what is wrong with them is said in one line."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ from PIL import Image
 
 from subquad import SubquadError
 from subquad.data.dataset import BrokenImageError, DataError
+from subquad.data.decoding import read_label_map
 from subquad.tasks.segmentation import load_scenes
 from subquad.tasks.segmentation.scene_data import VOID, read_class_names
 from subquad.tasks.segmentation.scene_transforms import SceneInput, SceneTransform, TrainingTransform
@@ -35,6 +39,41 @@ def test_255_in_an_annotation_is_nothing_as_0_is(folder):
     Image.fromarray(raw).save(file)
     labels = load_scenes(folder, split="train").labels(0)
     assert (labels[:, :2] == VOID).all() and (labels[:, 50:] == VOID).all() and labels[:, 2:50].max() <= 2
+
+
+def grey_png(path, values, bits):
+    """A PNG of grey numbers of fewer bits than Pillow writes."""
+    lines = np.pad(values, ((0, 0), (0, -values.shape[1] % (8 // bits))))
+    planes = (lines[..., None] >> np.arange(bits)[::-1]) & 1
+    rows = b"".join(b"\0" + np.packbits(line.flatten()).tobytes() for line in planes)
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], bits, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_labels_of_a_few_bits_are_the_numbers_that_are_stored(folder, bits):
+    file = folder / "annotations/training/0.png"
+    stored = np.resize(np.arange(min(4, 2**bits)), (40, 56)).astype(np.uint8)
+    grey_png(file, stored, bits)
+    assert (read_label_map(file) == stored).all()
+    labels = load_scenes(folder, split="train").labels(0, (56, 40))
+    assert (labels == np.where(stored == 0, VOID, stored - 1)).all()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_labels_of_a_palette_are_its_places(folder, bits):
+    stored = np.resize(np.arange(min(4, 2**bits)), (40, 56)).astype(np.uint8)
+    for name in ("0.png", "0.tif"):
+        file = folder / "annotations/training" / name
+        image = Image.fromarray(stored).convert("P")
+        image.putpalette([90, 80, 70, 0, 0, 0, 255, 255, 255, 1, 2, 3])
+        image.save(file, **({"bits": bits} if name == "0.png" else {}))
+        assert (read_label_map(file) == stored).all()
 
 
 def test_a_tar_of_scenes_is_unpacked(folder, tmp_path, monkeypatch):
@@ -67,6 +106,20 @@ def test_classes_are_never_mixed_into_others():
         torch.manual_seed(seed)
         crop = TrainingTransform(INPUT, scale=(0.3, 1.7))(Image.new("RGB", (36, 24)), labels)[1]
         assert set(crop.unique().tolist()) <= {0, 2, VOID}
+
+
+def test_colours_are_distorted_and_never_exchanged(folder):
+    picture = Image.new("RGB", (48, 32), (200, 110, 30))
+    labels = np.zeros((32, 48), np.uint8)
+    settings = SceneInput((32, 48), None, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    transform = TrainingTransform(settings, scale=(1.0, 1.0), hflip=0.0)
+    colours = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        colours.append(transform(picture, labels)[0].mean((1, 2)))
+    seen = torch.stack(colours)
+    assert (seen[:, 0] > seen[:, 1]).all() and (seen[:, 1] > seen[:, 2]).all()
+    assert (seen.amax(0) - seen.amin(0)).min() > 0.05
 
 
 def test_what_is_filled_up_is_the_mean_of_the_images_for_the_network():

@@ -1,6 +1,7 @@
 """`subquad segment`, from scenes to a table: trained, gone on with, judged, and shown."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from subquad import SubquadError
 from subquad.cli import main
 from subquad.runs import open_trained
 from subquad.tasks import load_recipe
-from subquad.tasks.segmentation import SegmentRecipe, judge_segmenter
+from subquad.tasks.conventions import CONVENTIONS
+from subquad.tasks.segmentation import SEGMENTERS, Segmentation, SegmentRecipe, judge_segmenter
 from subquad.training import train
 
 
@@ -60,6 +62,43 @@ def test_the_backbone_is_looked_into(run, scenes, tmp_path, capsys):
     for wrong, complaint in (([*command, "--removed"], "gives none: leave it out"), (command[:2], "name photographs")):
         assert main(wrong) == 2 and complaint in capsys.readouterr().err
     assert main(["eval", str(run)]) == 2 and "it is for `subquad segment`" in capsys.readouterr().err
+
+
+def test_data_without_names_of_classes_are_judged_by_the_networks_names(recipe, tmp_path):
+    unnamed = worlds.scenes(tmp_path / "unnamed", counts=(2, 2), names=False)
+    own = recipe.replace(data=str(unnamed), num_classes=3, epochs=1)
+    train(own, tmp_path / "run")
+    trained = open_trained(tmp_path / "run")
+    assert trained.classes == ("class 1", "class 2", "class 3")
+    found = judge_segmenter(trained)
+    assert found.count == 2 and found.classes == trained.classes
+    assert len(trained.training_images()) == 2 and trained.held_out() is not None
+    assert len(Segmentation.gallery([("it", trained)], 1).rows) == 1
+    named = replace(trained, classes=("ground", "red", "green"))
+    assert torch.equal(judge_segmenter(named).result.confusion, found.result.confusion)
+    with pytest.raises(SubquadError, match="has label 3, and there are 2 classes"):
+        judge_segmenter(replace(trained, classes=("ground", "red")))
+
+
+@pytest.mark.parametrize("conventions", CONVENTIONS)
+@pytest.mark.parametrize("head", SEGMENTERS)
+def test_a_batch_of_which_one_scene_is_left_is_trained_on(recipe, head, conventions):
+    """Decoders with batch norms of maps of a single place take no single image."""
+    task = Segmentation(recipe.replace(head=head, conventions=conventions, drop_path=0.0))
+    scenes, labels = task.collate([task.train_images[k] for k in range(2)])
+    torch.manual_seed(0)
+    loss = task.loss(task.model.train(), (scenes[:1], labels[:1]))
+    loss.backward()
+    torch.manual_seed(0)
+    both = task.loss(task.model, (scenes[[0, 0]], labels[[0, 0]]))
+    torch.testing.assert_close(loss, both)
+
+
+def test_a_decoder_that_takes_no_single_scene_is_said(recipe, tmp_path):
+    single = recipe.replace(head="upernet", head_channels=16, batch_size=1)
+    with pytest.raises(SubquadError, match=r"^a batch norm has one number .* of 1 scene of 32×32 px: give .* 2"):
+        train(single, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

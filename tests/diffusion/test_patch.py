@@ -1,6 +1,8 @@
 """One line on, one line off: what a patched pipeline computes, and that nothing is left of it."""
 
 import copy
+import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
+import diffusers
 import tiny
 from diffusers import StableDiffusionImg2ImgPipeline
 from diffusers.models.attention_processor import AttnProcessor2_0
@@ -291,8 +294,81 @@ def test_what_can_not_be_patched_is_said_in_one_line_and_left_alone(pipe):
     ):
         with pytest.raises(SubquadError, match=reason):
             apply_agent_attention(model)
-    with pytest.raises(SubquadError, match=r"ratio is a share of the tokens, from 0 to 1, got 1\.5"):
-        apply_agent_attention(pipe, ratio=1.5)
+
+
+WRONG = {
+    "sx": (0, 2.5, "4"),
+    "sy": (-1, True),
+    "ratio": (1.5, -0.1, float("nan"), "0.4"),
+    "agent_ratio": (1.01, "0.5"),
+    "agents": (0, 2.5, True),
+    "k_scale": (float("nan"), None, "0.3"),
+    "k_shortcut": (float("inf"), "a"),
+    "max_downsample": (0, 1.5, "2"),
+    "random": ("no", 2),
+    "reuse": (-1, 1.5, "1"),
+    "merge_mlp": ("yes",),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("apply", [apply_agent_attention, apply_token_merging])
+def test_a_wrong_setting_is_said_in_one_line_and_leaves_what_was_there(pipe, apply, name):
+    assert WRONG.keys() == inspect.signature(apply_agent_attention).parameters.keys() - {"model"}
+    if name not in inspect.signature(apply).parameters:
+        return
+    handle = apply_token_merging(pipe)
+    for wrong in WRONG[name]:
+        with pytest.raises(SubquadError, match=rf"^{name} must be [^\n]*, got "):
+            apply(pipe, **{name: wrong})
+    assert handle.active
+
+
+def test_a_patch_that_can_not_be_leaves_the_one_that_is_there(pipe):
+    with pytest.raises(SubquadError, match="agents=16 stands in place of sx, sy and agent_ratio: leave out sx"):
+        apply_agent_attention(pipe, agents=16, sx=4)
+    handle = apply_agent_attention(pipe.unet)
+    attention = pipe.unet.up_blocks[1].attentions[0].transformer_blocks[0].attn1
+    attention.residual_connection = True
+    try:
+        with pytest.raises(SubquadError, match="has a residual_connection"):
+            apply_agent_attention(pipe.unet, ratio=0.3)
+    finally:
+        attention.residual_connection = False
+    assert handle.active
+
+
+@pytest.mark.parametrize("kind", [diffusers.EDMEulerScheduler, diffusers.CMStochasticIterativeScheduler])
+def test_phases_are_refused_where_levels_are_not_counted_in_training_steps(pipe, kind):
+    """Playground v2.5 and consistency models hand the network a logarithm of the noise."""
+    other = SimpleNamespace(unet=pipe.unet, scheduler=kind())
+    with pytest.raises(SubquadError, match=rf"^{kind.__name__} does not count .*: give sx, sy, ratio and agent_ratio"):
+        apply_agent_attention(other)
+    assert not traces(pipe.unet)
+    apply_agent_attention(other, sx=4, sy=4).remove()
+    apply_token_merging(other).remove()
+
+
+COUNTING = ("DDIM", "DDPM", "DPMSolverMultistep", "EulerAncestralDiscrete", "EulerDiscrete", "FlowMatchEulerDiscrete")
+COUNTING += ("HeunDiscrete", "KDPM2Discrete", "LCM", "LMSDiscrete", "PNDM", "TCD", "UniPCMultistep", "DEISMultistep")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", COUNTING)
+def test_phases_are_those_of_all_schedulers_that_count_in_training_steps(pipe, name):
+    scheduler = getattr(diffusers, f"{name}Scheduler")()
+    scheduler.set_timesteps(8)
+    with apply_agent_attention(SimpleNamespace(unet=pipe.unet, scheduler=scheduler)) as handle:
+        assert handle.noise.threshold == 600
+
+
+def test_a_network_that_is_compiled_in_place_is_told_how_else(pipe):
+    """Its hooks are compiled with it, where none can see the level."""
+    unet = tiny.unet()
+    unet.compile(backend="eager")
+    with pytest.raises(SubquadError, match=r"compiled in place .*: give pipe\.unet = torch\.compile\(pipe\.unet\)"):
+        apply_agent_attention(unet)
+    assert not traces(unet) and apply_token_merging(unet).active
 
 
 @pytest.mark.slow

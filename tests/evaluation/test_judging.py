@@ -16,7 +16,7 @@ from subquad.models import save_weights
 from subquad.runs import open_trained
 from subquad.tasks import ImageNetwork, Trained
 from subquad.tasks.accuracy import EvalSums
-from subquad.tasks.class_names import check_classes
+from subquad.tasks.class_names import check_classes, check_same_classes
 from subquad.tasks.classification.throughput import measure_throughput
 from subquad.tasks.classification.trained_classifier import images_of, judge
 from subquad.tasks.detection import average_precision, judge_detector, trained_detector
@@ -90,6 +90,13 @@ def test_classes_in_another_order_are_others():
         check_classes("data", ["b", "a"], ("a", "b"))
     with pytest.raises(SubquadError, match="3 classes, the model 2, and they differ: c"):
         check_classes("data", ["a", "b", "c"], ("a", "b"))
+    with pytest.raises(SubquadError, match="1 classes, the model 2, and they differ: b"):
+        check_classes("data", ["a"], ("a", "b"))
+    check_same_classes(["a", "b"], ["a", "b"])
+    with pytest.raises(SubquadError, match="validation data differ in their classes: another order"):
+        check_same_classes(["a", "b"], ["b", "a"])
+    with pytest.raises(SubquadError, match="validation data differ in their classes: b"):
+        check_same_classes(["a", "b"], ["a"])
 
 
 def test_guesses_are_made_from_what_was_trained_on_and_judged_on_the_test_set(monkeypatch):

@@ -30,6 +30,9 @@ _MOST_ASPECT = 200
 _LABEL_MODES = frozenset({"1", "L", "P", "I", "I;16", "I;16L", "I;16B"})
 """Pillow's modes of images whose pixels are whole numbers and no colours."""
 
+_STRETCHED = {"L;2": 255 // 3, "L;4": 255 // 15}
+"""By what Pillow multiplies grey levels of fewer than 8 bits, so that the highest is white, by what it decodes."""
+
 
 class DataError(SubquadError):
     """Data that is not as it must be; its message is one line."""
@@ -118,10 +121,18 @@ def read_label_map(path: Path) -> NDArray[Any]:
                 raise SubquadError(f"its pixels are of mode {image.mode}, class numbers are of L, P, I;16 or 1")
             if image.format in ("JPEG", "MPO"):
                 raise SubquadError("it is a JPEG, whose compression changes class numbers: write it as PNG")
-            values = np.asarray(image)
+            factor = _stretched_by(image)
+            values = np.asarray(image) // factor if factor > 1 else np.asarray(image)
     except Exception as error:
         raise DataError(f"annotation {path} can't be read: {reason_without_path(error)}") from None
     return values.astype(np.uint8) if values.dtype == bool else values
+
+
+def _stretched_by(image: Image.Image) -> int:
+    """By what the numbers of an image are multiplied when it is decoded, which it must not be yet."""
+    # the fourth of a tile is its decoder's arguments, of which the first or only one is how numbers are stored
+    arguments = [tile[3] if isinstance(tile[3], tuple) else (tile[3],) for tile in getattr(image, "tile", ())]
+    return max((_STRETCHED.get(stored, 1) for stored, *_ in arguments), default=1)
 
 
 def _opened(file: Path | BinaryIO) -> BinaryIO:

@@ -15,6 +15,7 @@ from subquad.diffusion.hooks import MergesMLP, SeesMap, SeesNoise, SeesTokens, U
 from subquad.diffusion.patchable_layers import (
     SERVED,
     Map,
+    check_level_is_seen,
     check_replaceable,
     maps_of,
     network_of,
@@ -24,6 +25,7 @@ from subquad.diffusion.patchable_layers import (
 from subquad.diffusion.processor import MergedAttention, Shared
 from subquad.diffusion.settings import EARLY, LATE, SWITCH, Settings
 from subquad.errors import SubquadError
+from subquad.ranges import Count, Positive, Share, checks_arguments
 
 
 class Handle:
@@ -64,19 +66,20 @@ class Handle:
         self.remove()
 
 
+@checks_arguments
 def apply_agent_attention(
     model: Any,
     *,
-    sx: int | None = None,
-    sy: int | None = None,
-    ratio: float | None = None,
-    agent_ratio: float | None = None,
-    agents: int | None = None,
+    sx: Positive | None = None,
+    sy: Positive | None = None,
+    ratio: Share | None = None,
+    agent_ratio: Share | None = None,
+    agents: Positive | None = None,
     k_scale: float = 0.3,
     k_shortcut: float = 0.075,
-    max_downsample: int | None = None,
+    max_downsample: Positive | None = None,
     random: bool = False,
-    reuse: int = 0,
+    reuse: Count = 0,
     merge_mlp: bool = False,
 ) -> Handle:
     """Let the denoising network of a pipeline attend through agents on merged tokens.
@@ -100,10 +103,16 @@ def apply_agent_attention(
         merge_mlp: whether the blocks' MLPs run on the merged tokens too.
 
     Raises:
-        SubquadError: the model has no such blocks, no level fits, or a layer has a processor that can't be replaced.
+        SubquadError: a setting is none, the model has no such blocks, no level fits, or a layer has a processor that
+            can't be replaced; or the phases could not follow the noise. What was there is left as it was.
     """
     given = {"sx": sx, "sy": sy, "agent_ratio": agent_ratio, "agents": agents}
     own = {name: value for name, value in given.items() if value is not None}
+    replaced = [name for name in own if agents is not None and name != "agents"]
+    if replaced:
+        raise SubquadError(
+            f"agents={agents} stands in place of sx, sy and agent_ratio: leave out {' and '.join(replaced)}"
+        )
     common = {"k_scale": k_scale, "k_shortcut": k_shortcut, "merge_mlp": merge_mlp}
     common |= {} if ratio is None else {"ratio": ratio}
     if own:
@@ -113,15 +122,16 @@ def apply_agent_attention(
     return _patch(model, early, late, max_downsample, random, reuse)
 
 
+@checks_arguments
 def apply_token_merging(
     model: Any,
     *,
-    sx: int = 2,
-    sy: int = 2,
-    ratio: float = 0.5,
-    max_downsample: int | None = None,
+    sx: Positive = 2,
+    sy: Positive = 2,
+    ratio: Share = 0.5,
+    max_downsample: Positive | None = None,
     random: bool = False,
-    reuse: int = 0,
+    reuse: Count = 0,
     merge_mlp: bool = False,
 ) -> Handle:
     """Token merging without agents (ToMe): see `apply_agent_attention`."""
@@ -145,23 +155,23 @@ def _take_away(outermost: nn.Module, shared: Shared | None = None) -> None:
 
 
 def _patch(model: Any, early: Settings, late: Settings, max_downsample: int | None, random: bool, reuse: int) -> Handle:
-    if reuse < 0:
-        raise SubquadError(f"a matching is used for a number of steps, or 0 to match in each block: got reuse={reuse}")
     outermost, network = outermost_of(model), network_of(model)
-    remove_agent_attention(outermost)
     chosen = _chosen(network, max_downsample)
     for place in chosen:
         for name, block in place.blocks():
             check_replaceable(name, block)
             if early.merge_mlp and getattr(block, "_chunk_size", None) is not None:
                 raise SubquadError(f"merge_mlp does not work in chunks: call disable_forward_chunking(), for {name}")
+    scheduler = getattr(model, "scheduler", None)
+    if early != late:
+        check_level_is_seen(outermost, scheduler)
+    remove_agent_attention(outermost)
     shared = Shared(early, random, reuse)
     processors = {}
     for place in chosen:
         own = {name: _patch_block(block, shared) for name, block in place.blocks()}
         place.module.register_forward_pre_hook(SeesMap(shared, list(own.values()), place.patch), with_kwargs=True)
         processors.update(own)
-    scheduler = getattr(model, "scheduler", None)
     steps = scheduler.config.num_train_timesteps if scheduler is not None else 1000
     noise = SeesNoise(shared, early, late, SWITCH * steps, position_of(network, "timestep"))
     outermost.register_forward_pre_hook(noise, with_kwargs=True)

@@ -1,12 +1,14 @@
 """Where the networks of diffusers have self-attention over a map of image tokens, and what may stand there."""
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from subquad.diffusion.processor import MergedAttention
 from subquad.errors import SubquadError
 
 TRANSFORMERS = {"DiTTransformer2DModel", "PixArtTransformer2DModel"}
@@ -83,6 +85,32 @@ def position_of(network: nn.Module, name: str) -> int:
     return list(inspect.signature(network.forward).parameters).index(name)
 
 
+def check_level_is_seen(outermost: nn.Module, scheduler: Any) -> None:
+    """Raise where the phases can't go by the noise level: it is not looked at, or is another number.
+
+    Args:
+        outermost: the network as it is called.
+        scheduler: of its pipeline, if it is one's.
+    """
+    if getattr(outermost, "_compiled_call_impl", None) is not None:
+        raise SubquadError(
+            f"{type(outermost).__name__} was compiled in place by .compile(), where hooks can't see the noise level: "
+            "give pipe.unet = torch.compile(pipe.unet), or one phase by sx, sy, ratio and agent_ratio"
+        )
+    if scheduler is None:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # as it is made, whatever steps it was set to last
+        levels = type(scheduler).from_config(scheduler.config).timesteps
+    steps, first = scheduler.config.num_train_timesteps, None if levels is None else float(max(levels))
+    if first is not None and not steps / 2 <= first <= steps:
+        raise SubquadError(
+            f"{type(scheduler).__name__} does not count noise levels in training steps (its first is {first:.4g} of "
+            f"{steps}), by which the two phases go: give sx, sy, ratio and agent_ratio, for one"
+        )
+
+
 def check_replaceable(name: str, block: Any) -> None:
     """Raise where a block, its self-attention or that one's processor does what merged attention would not."""
     if type(block).__name__ == "ToMeBlock":
@@ -90,7 +118,9 @@ def check_replaceable(name: str, block: Any) -> None:
             f"{name}: tomesd merges the tokens of this network already, call tomesd.remove_patch() first"
         )
     attention = block.attn1
-    kind = type(attention.processor).__name__
+    there = attention.processor
+    # one of ours gives its place to the next
+    kind = type(there.original if isinstance(there, MergedAttention) else there).__name__
     if kind not in REPLACEABLE:
         raise SubquadError(f"{name} has a {kind}, which can't be replaced: reset it with set_default_attn_processor()")
     for extra in EXTRAS:

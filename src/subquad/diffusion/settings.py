@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from subquad.errors import SubquadError
+from subquad.ranges import Positive, Share, check_fields
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Settings:
         merge_mlp: whether the blocks' MLPs run on the merged tokens too.
     """
 
-    sx: int = 4
-    sy: int = 4
-    ratio: float = 0.4
-    agent_ratio: float | None = 0.95
+    sx: Positive = 4
+    sy: Positive = 4
+    ratio: Share = 0.4
+    agent_ratio: Share | None = 0.95
     k_scale: float = 0.3
     k_shortcut: float = 0.075
-    agents: int | None = None
+    agents: Positive | None = None
     merge_mlp: bool = False
 
     def cell(self, height: int, width: int) -> tuple[int, int]:
@@ -46,14 +46,7 @@ class Settings:
         return None if self.agent_ratio is None else int(num_tokens * self.agent_ratio)
 
     def __post_init__(self) -> None:
-        if self.sx < 1 or self.sy < 1:
-            raise SubquadError(f"a cell has at least one row and one column, got sx={self.sx}, sy={self.sy}")
-        if self.agents is not None and self.agents < 1:
-            raise SubquadError(f"there is at least one agent, got agents={self.agents}")
-        for name in ("ratio", "agent_ratio"):
-            share = getattr(self, name)
-            if share is not None and not 0 <= share <= 1:
-                raise SubquadError(f"{name} is a share of the tokens, from 0 to 1, got {share}")
+        check_fields(self)
 
 
 EARLY, LATE = Settings(), Settings(sx=2, sy=2, agent_ratio=0.5)

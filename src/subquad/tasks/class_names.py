@@ -7,16 +7,19 @@ from subquad.errors import SubquadError
 
 def check_classes(data: str, found: Sequence[str], known: Sequence[str]) -> None:
     """Raise where the classes `found` in `data` are not those `known` to a network, in the same order."""
-    if tuple(found) == tuple(known):
-        return
-    strange = sorted(set(found) - set(known)) or ["another order"]
-    raise SubquadError(
-        f"{data} has {len(found)} classes, the model {len(known)}, and they differ: {', '.join(strange[:5])}"
-    )
+    if tuple(found) != tuple(known):
+        raise SubquadError(
+            f"{data} has {len(found)} classes, the model {len(known)}, and they differ: {_difference(found, known)}"
+        )
 
 
 def check_same_classes(training: Sequence[str], validation: Sequence[str]) -> None:
     """Raise where the data to judge by has other classes than the data to train on, or has them in another order."""
     if tuple(training) != tuple(validation):
-        differing = sorted(set(training) ^ set(validation))
-        raise SubquadError(f"training and validation data differ in their classes: {', '.join(differing[:5])}")
+        differing = _difference(training, validation)
+        raise SubquadError(f"training and validation data differ in their classes: {differing}")
+
+
+def _difference(some: Sequence[str], others: Sequence[str]) -> str:
+    """What classes there are on one side alone, or that their order is another."""
+    return ", ".join(sorted(set(some) ^ set(others))[:5]) or "another order"

@@ -73,6 +73,8 @@ class Detection(Task):
         train_images = load_objects(data, split="train", max_images=recipe.max_train_images, **common)
         # what is judged is compared with the annotations themselves
         eval_images = load_objects(data, split="validation", masks=False, strict=recipe.strict)
+        if self.masks:
+            eval_images.check_masks(crowds=True)
         check_same_classes(train_images.classes, eval_images.classes)
         if recipe.num_classes not in (None, len(train_images.classes)):
             raise SubquadError(f"{data} has {len(train_images.classes)} classes, not {recipe.num_classes}")

@@ -4,18 +4,22 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.models.pyramid import STRIDES, Pyramid
 from subquad.ranges import AboveZero, Count, Positive, checks_arguments
+from subquad.tasks.accuracy import check_finite
 from subquad.tasks.backbone_arguments import build_backbone
 from subquad.tasks.conventions import OPENMMLAB, OWN, check_conventions, pyramid_of
 from subquad.tasks.detection import openmmlab_detectors
@@ -96,6 +100,21 @@ FINEST = {"retinanet": 1}
 WITH_MASKS = frozenset({"mask_rcnn", "cascade_mask_rcnn"})
 
 
+ANSWERING = (RPNHead, RetinaNetHead, FastRCNNPredictor, AgnosticPredictor, MaskRCNNPredictor)
+"""Modules that give scores, differences of boxes, and masks."""
+
+
+def _refuse_what_is_not_finite(module: nn.Module, args: Any, answer: Any) -> None:
+    """Hook of a module that answers: NaN is above no threshold, and would be taken for an image without objects."""
+    if module.training or torch.compiler.is_compiling():
+        return
+    if isinstance(answer, Tensor):
+        check_finite(answer, "an image")
+        return
+    for part in answer.values() if isinstance(answer, dict) else answer:
+        _refuse_what_is_not_finite(module, args, part)
+
+
 class Detector(nn.Module):
     """Boxes, and masks where the head has them, of objects in images of any size.
 
@@ -116,6 +135,9 @@ class Detector(nn.Module):
         self.creation: dict[str, Any] = {}
         self.network, self.has_masks = network, head in WITH_MASKS
         self.one_by_one = one_by_one
+        for part in network.modules():
+            if isinstance(part, ANSWERING):
+                part.register_forward_hook(_refuse_what_is_not_finite)
 
     @property
     def pyramid(self) -> Pyramid:
@@ -129,7 +151,8 @@ class Detector(nn.Module):
         Images are a sequence of (3, height, width) of bytes as numbers from 0 to 1, of any sizes.
 
         Raises:
-            SubquadError: an image is so thin that nothing is left of it at the longer side there may be.
+            SubquadError: an image is so thin that nothing is left of it at the longer side there may be; or, in
+                evaluation, scores or boxes are not finite.
         """
         resize: Any = self.network.transform
         for image in images:

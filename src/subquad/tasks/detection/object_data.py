@@ -15,10 +15,10 @@ from PIL import Image
 
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
-from subquad.data.decoding import DataError, read_image
+from subquad.data.decoding import BrokenImageError, DataError, read_image, size_in_header
 from subquad.data.walking import find_path, is_regular_file
 from subquad.errors import SubquadError, reason_without_path, unknown_name
-from subquad.tasks.detection.coco_file import CocoFile, Entry, read_coco
+from subquad.tasks.detection.coco_file import Entry, read_coco
 
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 Target = dict[str, Any]
@@ -40,7 +40,7 @@ class ObjectDataset(PictureDataset):
         self, file: Path, folder: Path, name: str, *, masks: bool, strict: bool, max_images: int | None
     ) -> None:
         content = read_coco(file)
-        self.images = images = content.images[:max_images]
+        images = content.images[:max_images]
         super().__init__(len(images), name, strict=strict)
         self.file, self.masks = file, masks
         self.transform: Callable[[Any, Target], Any] | None = None
@@ -51,8 +51,9 @@ class ObjectDataset(PictureDataset):
             few = ", ".join(missing[:3])
             raise SubquadError(f"{len(missing)} of {len(images)} images that {file} names are not in {folder}: {few}")
         by_image: dict[int, list[Entry]] = {image["id"]: [] for image in images}
+        self.images = images = [_with_size(image, path) for image, path in zip(images, self.paths, strict=True)]
         own = [one for one in content.annotations if one["image_id"] in by_image]
-        kept = _kept(own, content, file, strict)
+        kept = _kept(own, images, content.categories, file, strict)
         if not kept:
             raise SubquadError(f"{file} has no objects for its {len(images)} images")
         self.num_empty = len(own) - len(kept)
@@ -61,6 +62,18 @@ class ObjectDataset(PictureDataset):
         self.annotations = [by_image[image["id"]] for image in images]
         named = [{"id": place, "name": name} for place, name in enumerate(self.classes, start=1)]
         self.truth = {"info": {}, "images": images, "annotations": kept, "categories": named}
+        if masks:
+            self.check_masks()
+
+    def check_masks(self, *, crowds: bool = False) -> None:
+        """Raise where an object has no mask; where a crowd has none as well if `crowds`, which masks are judged by.
+
+        Raises:
+            DataError: the first annotation that has none.
+        """
+        for annotation in self.truth["annotations"]:
+            if not annotation.get("segmentation") and (crowds or not annotation["iscrowd"]):
+                raise DataError(f"{self.file}: {_no_mask(annotation)}")
 
     def __getitem__(self, index: int) -> Any:
         picture = self.whole_picture(index)
@@ -93,12 +106,6 @@ class ObjectDataset(PictureDataset):
         own = [annotation for annotation in self.annotations[index] if not annotation["iscrowd"]]
         boxes = torch.tensor([corners(one["bbox"], *size) for one in own], dtype=torch.float32).reshape(-1, 4)
         labels = torch.tensor([annotation["category_id"] for annotation in own], dtype=torch.long)
-        outside = ~((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))
-        if outside.any():
-            number = own[int(outside.nonzero()[0, 0])]["id"]
-            raise DataError(
-                f"the box of annotation {number} lies beside its image {self.paths[index]}, {width}×{height} px"
-            )
         target: Target = {"image_id": named["id"], "boxes": boxes, "labels": labels}
         if self.masks:
             masks = [self._mask(annotation, height, width) for annotation in own]
@@ -120,10 +127,24 @@ def corners(box: Sequence[float], width: float = math.inf, height: float = math.
     return [float(np.float32(min(max(edge, 0), most))) for edge, most in edges]
 
 
-def _kept(annotations: list[Entry], content: CocoFile, file: Path, strict: bool) -> list[Entry]:
+def _with_size(image: Entry, path: Path) -> Entry:
+    """An image with its width and height, which are its file's where it does not say them."""
+    if "width" in image and "height" in image:
+        return image
+    try:
+        width, height = size_in_header(path)
+    except BrokenImageError:
+        # left out and counted when it is decoded
+        return image
+    return {"width": width, "height": height, **image}
+
+
+def _kept(
+    annotations: list[Entry], images: list[Entry], categories: list[Entry], file: Path, strict: bool
+) -> list[Entry]:
     """Annotations whose boxes are not empty, with the numbers of their classes."""
-    numbers = {category["id"]: place for place, category in enumerate(content.categories, start=1)}
-    sizes = {image["id"]: (image.get("width", math.inf), image.get("height", math.inf)) for image in content.images}
+    numbers = {category["id"]: place for place, category in enumerate(categories, start=1)}
+    sizes = {image["id"]: (image.get("width", math.inf), image.get("height", math.inf)) for image in images}
     kept = []
     for annotation in annotations:
         box = annotation["bbox"]
@@ -137,6 +158,10 @@ def _kept(annotations: list[Entry], content: CocoFile, file: Path, strict: bool)
     return kept
 
 
+def _no_mask(annotation: Entry) -> str:
+    return f"annotation {annotation.get('id')} has no mask: take a head without masks, as faster_rcnn"
+
+
 def decode_mask(annotation: dict[str, Any], height: int, width: int) -> NDArray[np.uint8]:
     """An annotation's polygons or run lengths as a mask (height, width) of 0 and 1.
 
@@ -147,7 +172,7 @@ def decode_mask(annotation: dict[str, Any], height: int, width: int) -> NDArray[
 
     shape, number = annotation.get("segmentation"), annotation.get("id")
     if not shape:
-        raise DataError(f"annotation {number} has no mask: take a head without masks, as faster_rcnn")
+        raise DataError(_no_mask(annotation))
     if isinstance(shape, dict) and tuple(shape["size"]) != (height, width):
         theirs = f"{shape['size'][1]}×{shape['size'][0]}"
         raise DataError(f"the mask of annotation {number} has {theirs} px, its image {width}×{height}")

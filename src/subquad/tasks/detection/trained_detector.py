@@ -114,6 +114,8 @@ def judge_detector(
     """Average precision on what a detector was trained on, or on other images with the same classes."""
     images = load_objects(trained.data_to_judge(data), split=split, strict=strict)
     check_classes(images.name, images.classes, trained.classes)
+    if trained.model.has_masks:
+        images.check_masks(crowds=True)
     images.transform = ObjectTransform()
     loader = create_loader(images, batch_size=1, collate=as_lists)
     start = time.perf_counter()

@@ -74,7 +74,13 @@ class SceneDataset(PictureDataset):
 
 
 def load_scenes(
-    data: str | Path, *, split: str, num_classes: int | None = None, strict: bool = False, max_images: int | None = None
+    data: str | Path,
+    *,
+    split: str,
+    num_classes: int | None = None,
+    classes: Sequence[str] = (),
+    strict: bool = False,
+    max_images: int | None = None,
 ) -> SceneDataset:
     """The scenes in a folder or archive in ADE20K's layout, without a transform.
 
@@ -82,6 +88,7 @@ def load_scenes(
         data: the folder or archive.
         split: "train", "validation" or "test".
         num_classes: how many classes there are where no objectInfo*.txt names them.
+        classes: their names there, as the network that is shown the scenes has them.
         strict: raise at a broken image instead of skipping it.
         max_images: keep the first so many.
 
@@ -102,7 +109,7 @@ def load_scenes(
         if not folder.is_dir():
             raise SubquadError(f"{path} has no {folder.relative_to(path)}: scenes lie in {LAYOUT}")
     pairs = _pairs(images, annotations)
-    names = _class_names(path, num_classes)
+    names = _class_names(path, num_classes, classes)
     if len(names) >= VOID:
         raise SubquadError(f"{path} has {len(names)} classes, and labels of a byte tell {VOID - 1} apart")
     return SceneDataset(pairs[:max_images], names, str(data), strict=strict)
@@ -128,8 +135,10 @@ def _pairs(images: Path, annotations: Path) -> list[tuple[Path, Path]]:
     return pairs
 
 
-def _class_names(path: Path, num_classes: int | None) -> list[str]:
+def _class_names(path: Path, num_classes: int | None, classes: Sequence[str]) -> list[str]:
     files = sorted(path.glob("objectInfo*.txt"))
+    if not files and classes:
+        return list(classes)
     if not files:
         if num_classes is None:
             raise SubquadError(f"{path} has no objectInfo.txt with the names of classes: give --num-classes")

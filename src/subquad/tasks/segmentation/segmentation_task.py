@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.errors import SubquadError
 from subquad.flags import Flag, file_to_write, folder_to_write
 from subquad.models import create_model
 from subquad.tasks.backbone_arguments import arguments_of, backbone_arguments
@@ -128,7 +129,10 @@ class Segmentation(Task):
         images, labels = batch
         if not len(images):
             return 0 * _sum(model(images.new_zeros(2, 3, *self.input.crop)))
-        found = model(images)
+        if len(images) == 1 and self.recipe.batch_size > 1:
+            # what broken pictures have left of a batch: batch norms take no single image, and the loss is its own twice
+            images, labels = images.repeat(2, 1, 1, 1), labels.repeat(2, 1, 1)
+        found = _answer(model, images)
         heads = found if isinstance(found, tuple) else (found,)
         # a crop of nothing but void would have a mean over no pixels
         known = (labels != VOID).sum().clamp(min=1)
@@ -180,6 +184,19 @@ class Segmentation(Task):
     def gallery(cls, networks: Sequence[tuple[str, TrainedSegmenter]], count: int) -> Gallery:
         """Overlays, with the mean IoU of the classes that are in the image or found in it."""
         return scene_gallery(networks, count)
+
+
+def _answer(model: nn.Module, images: Tensor) -> Any:
+    """What a network says of scenes; raises where a batch norm has nothing to take a variance of."""
+    try:
+        return model(images)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+    raise SubquadError(
+        f"a batch norm has one number a channel in a batch of {len(images)} scene of "
+        f"{images.shape[-1]}×{images.shape[-2]} px: give --batch-size 2 or more"
+    )
 
 
 def _sum(found: Any) -> Tensor:

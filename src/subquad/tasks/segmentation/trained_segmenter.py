@@ -76,7 +76,7 @@ class TrainedSegmenter(Trained):
 
     def held_out(self, *, data_dir: str | None = None, most: int | None = None) -> HeldOut | None:
         """Give its validation scenes, each a batch, to be looked at as wholes, without windows."""
-        images = load_scenes(self.data_to_judge(data_dir), split="validation")
+        images = load_scenes(self.data_to_judge(data_dir), split="validation", classes=self.classes)
         check_classes(images.name, images.classes, self.classes)
         images.transform = SceneTransform(self.input)
         some, classes = evenly_some(images, most), len(self.classes)
@@ -90,7 +90,7 @@ class TrainedSegmenter(Trained):
 
     def training_images(self, *, data_dir: str | None = None) -> SceneDataset | None:
         """Give its training scenes; `data_dir` is the folder or archive of all scenes."""
-        return load_scenes(self.data_to_judge(data_dir), split="train")
+        return load_scenes(self.data_to_judge(data_dir), split="train", classes=self.classes)
 
     def window(self, slide: bool | None) -> tuple[int, int] | None:
         """The window to look through, None for none; as in training where `slide` is None."""
@@ -159,7 +159,7 @@ def judge_segmenter(
     strict: bool = False,
 ) -> SceneJudgement:
     """Intersection over union on what a segmenter was trained on, or on other scenes with the same classes."""
-    images = load_scenes(trained.data_to_judge(data), split=split, strict=strict)
+    images = load_scenes(trained.data_to_judge(data), split=split, classes=trained.classes, strict=strict)
     check_classes(images.name, images.classes, trained.classes)
     images.transform = SceneTransform(trained.input)
     loader = create_loader(images, batch_size=1, collate=leave_apart)
@@ -251,7 +251,7 @@ def iou_text(result: SegmentationResult, classes: Sequence[str]) -> str:
 
 def scene_gallery(networks: Sequence[tuple[str, TrainedSegmenter]], count: int) -> Gallery:
     """Some held-out scenes, their labels, and what networks make of them, as overlays with the mean IoU."""
-    images = load_scenes(networks[0][1].data_to_judge(), split="validation")
+    images = load_scenes(networks[0][1].data_to_judge(), split="validation", classes=networks[0][1].classes)
     rows = []
     for index in evenly_chosen(len(images), count):
         if (item := images[index]) is None:
