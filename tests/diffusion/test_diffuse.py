@@ -77,6 +77,13 @@ def test_what_is_there_is_not_made_again(pipe, tmp_path, monkeypatch):
         make_images(pipe, ["a"], tmp_path / "y", **settings)
 
 
+def test_settings_that_cannot_be_are_said_before_the_first_image(pipe, tmp_path):
+    methods = {"softmax": {}, "agent": {"agents": 4, "sx": 2}}
+    with pytest.raises(SubquadError, match="leave out sx"):
+        make_images(pipe, ["a"], tmp_path / "new", methods=methods, sampling=SMALL)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_seed_stands_for_a_noise_of_its_own(pipe):
     first, again, other = (make_image(pipe, "a", seed, SMALL) for seed in (1, 1, 2))
     assert difference_of(first, again)["difference"] == 0 < difference_of(first, other)["difference"]
