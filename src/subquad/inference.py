@@ -10,7 +10,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
-from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, whole_bias
+from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.ops import mlp_branch
 
 
@@ -98,4 +98,4 @@ def can_fuse(block: Block) -> bool:
 
 def _is_heard(*modules: nn.Module) -> bool:
     """Whether somebody listens to one of these."""
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return any(map(is_heard, modules))
