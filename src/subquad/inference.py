@@ -3,6 +3,8 @@
 What a kernel computes in one step no hook on the steps sees, so that this has to be asked for.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -33,6 +35,18 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             module.fused_attention = FIRST_HALF if can_fuse_attention(module) else None
             module.fused = second_half if can_fuse(module) else None
     return model
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Let a network be in evaluation for a while; afterwards each of its modules is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def attention_sums(block: Block, x: Tensor) -> Tensor | None:
