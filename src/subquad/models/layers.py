@@ -147,8 +147,15 @@ class SelfAttention(nn.Module):
             if name in supply and (norm := getattr(self, f"{name}_norm")) is not None:
                 supply = supply | {name: norm(supply[name])}
             if rotation is not None and name in supply:
-                supply = supply | {name: rotation.turn(supply[name])}
+                supply = supply | {name: self._turned(supply[name], rotation)}
         return supply
+
+    def _turned(self, tokens: Tensor, rotation: Rotation) -> Tensor:
+        """Queries or keys (b, h, n, d) of the host's heads turned; a mechanism's own have no tables, and stay."""
+        if self.all_heads == self.num_heads:
+            return rotation.turn(tokens)
+        own, others = tokens.split([self.num_heads, self.all_heads - self.num_heads], dim=1)
+        return torch.cat([rotation.turn(own), others], dim=1)
 
     def mix(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """What the mechanism makes of its inputs, projected back: (b, n, c)."""
