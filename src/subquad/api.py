@@ -10,6 +10,7 @@ subquad.report(["runs/mine"], "report.html")
 """
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -394,6 +395,8 @@ def export(
     elif str(source) in NETWORKS.keys() | VARIANTS.keys() and not Path(source).exists():
         log(f"{source} has random weights: name a run, or say pretrained")
         model, name = create_model(str(source), img_size=size), str(source)
+    elif re.fullmatch(r"\w+", str(source)) and not Path(source).exists():
+        raise unknown_name("network or run", str(source), NETWORKS.keys() | VARIANTS.keys())
     else:
         trained = open_trained(source, device="cpu")
         model, name = trained.model, Path(source).name

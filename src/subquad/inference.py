@@ -11,7 +11,7 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.ops import mlp_branch
 
@@ -25,8 +25,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it. Raises SubquadError for a
     dtype that is none of networks.
     """
-    if dtype is not None and not dtype.is_floating_point:
-        raise SubquadError(f"a network computes in fp32, bf16 or fp16, not in {dtype}")
+    if dtype is not None:
+        check_computes(dtype)
     model.eval().requires_grad_(False)
     if dtype is not None:
         model.to(dtype)
@@ -35,6 +35,13 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             module.fused_attention = FIRST_HALF if can_fuse_attention(module) else None
             module.fused = second_half if can_fuse(module) else None
     return model
+
+
+def check_computes(dtype: Any) -> None:
+    """Raise SubquadError where no network computes in a dtype."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        named = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
+        raise SubquadError(f"a network computes in torch.float32, torch.bfloat16 or torch.float16, not in {named}")
 
 
 @contextmanager

@@ -217,6 +217,8 @@ def test_the_function_takes_names_and_networks(tmp_path):
     model = small("vit", "linear", depths=(1,), patch_size=16, img_size=32)
     written = subquad.export(model, tmp_path / "n.pt2", format="pt2", dtype="bf16")
     assert written.path.exists() and next(model.parameters()).dtype == torch.float32
+    with pytest.raises(SubquadError, match="unknown network or run 'agent_deit_tny': did you mean agent_deit_tiny"):
+        subquad.export("agent_deit_tny", format="pt2")
     with pytest.raises(SubquadError, match="no-such-run"):
         subquad.export(tmp_path / "no-such-run", format="pt2")
 
