@@ -13,6 +13,7 @@ from subquad import ATTENTION, SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.mlla_network import MambaLikeAttention
 from subquad.models.pvt import SpatialReductionAttention
+from subquad.models.restoring import restore_model
 from subquad.models.swin import WindowAttention, border_mask
 from subquad.models.vit import Plain
 from subquad.positions import GridTable
@@ -217,6 +218,32 @@ def test_the_head_is_replaced_on_the_networks_device_and_dtype(host):
     assert torch.equal(model(x), model.fc_norm(model.forward_features(x)))
     with pytest.raises(SubquadError, match="unknown global_pool 'mean'"):
         model.reset_classifier(3, "mean")
+
+
+@every_host
+@torch.no_grad()
+def test_a_network_that_was_changed_is_opened_as_it_is_now(host, tmp_path):
+    model, x = with_random_tables(small(host)).eval(), torch.randn(1, 3, 96, 64)
+    for change in (
+        lambda: model.set_input_size((96, 64)),
+        lambda: model.reset_classifier(7, "max"),
+        lambda: model.reset_classifier(5, "avg"),
+        lambda: model.reset_classifier(0, ""),
+    ):
+        change()
+        subquad.save_weights(model, tmp_path / "changed.safetensors")
+        opened, _ = restore_model(tmp_path / "changed.safetensors")
+        assert opened.creation == model.creation and opened.img_size == model.img_size
+        torch.testing.assert_close(opened.eval()(x), model(x))
+
+
+@pytest.mark.parametrize("host", ["lavit", "lavit_vit"])
+def test_a_walk_that_stops_early_leaves_no_loss_of_another_pass(host):
+    model, x = small(host).train(), torch.randn(2, 3, 64, 64)
+    model(x)
+    assert model.auxiliary_loss() > 0
+    model.forward_intermediates(x, indices=[0], stop_early=True)
+    assert model.auxiliary_loss() == 0
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,9 @@ class Backbone(nn.Module):
         """A new head for `num_classes` classes, on the network's device; 0 for none. The pooling stays unless given."""
         if global_pool is not None:
             self.global_pool = self._checked_pool(global_pool)
+            self._made_with(global_pool=global_pool)
         self.num_classes = num_classes
+        self._made_with(num_classes=int(num_classes))
         like = next(self.parameters())
         head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
         self.head = head.apply(init_linear).to(device=like.device, dtype=like.dtype).train(self.training)
@@ -253,6 +255,12 @@ class Backbone(nn.Module):
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
         for stage, grid in zip(self.stages, self.grids(self.img_size), strict=True):
             stage.regrid(grid)
+        self._made_with(img_size=[int(side) for side in self.img_size])
+
+    def _made_with(self, **arguments: Any) -> None:
+        """From now on the network is as if it had been made with these: its weights' file says so."""
+        if self.creation:
+            self.creation = self.creation | arguments
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As PyTorch's, and reads the authors' layouts and tables of other image sizes as well."""
