@@ -104,6 +104,7 @@ def test_what_somebody_listens_to_is_computed():
     assert [block.fused is not None for block in blocks_of(model)] == [True, False, True] and seen == [True]
 
 
-def test_a_dtype_of_whole_numbers_is_refused():
-    with pytest.raises(SubquadError, match=r"not in torch\.int8"):
-        subquad.optimize(small("vit"), torch.int8)
+@pytest.mark.parametrize(("dtype", "named"), [(torch.int8, r"torch\.int8"), ("bf16", "'bf16'")])
+def test_a_dtype_that_no_network_computes_in_is_refused(dtype, named):
+    with pytest.raises(SubquadError, match=f"torch.float16, not in {named}"):
+        subquad.optimize(small("vit"), dtype)

@@ -14,8 +14,11 @@ from torch import nn
 
 from subquad.conversion import Advice, convert
 from subquad.conversion import advise as advise_on_mechanisms
+from subquad.errors import SubquadError
 from subquad.exports import exporter_named
 from subquad.exports.engine_times import EngineTime, time_engines
+from subquad.inference import check_computes
+from subquad.ranges import Positive, checks_arguments
 from subquad.runs.untrained_networks import maker_of
 from subquad.text import columns
 
@@ -84,14 +87,15 @@ class Advised:
         return lines
 
 
+@checks_arguments
 def advise(
     source: str | Callable[[Size], nn.Module],
     *,
-    img_size: int | Sequence[int | Size] = (512, 1024),
+    img_size: Positive | Sequence[Positive | tuple[Positive, Positive]] = (512, 1024),
     attention: Sequence[str] | None = None,
     blocks: Sequence[int] | None = None,
     engines: Sequence[str] | None = None,
-    repeats: int = 5,
+    repeats: Positive = 5,
     dtype: torch.dtype = torch.float32,
     log: Callable[[str], None] = lambda line: None,
 ) -> Advised:
@@ -112,11 +116,14 @@ def advise(
     Raises:
         SubquadError: there is no such network, size, mechanism or engine, or nothing in it can be converted.
     """
+    check_computes(dtype)
     for name in engines or ():
         # minutes before it is its turn
         exporter_named(name)
     make = maker_of(source) if isinstance(source, str) else source
     given = [img_size] if isinstance(img_size, int) else img_size
+    if not given:
+        raise SubquadError("there is no size of images to advise on: name one, img_size=512")
     sizes = [(one, one) if isinstance(one, int) else (one[0], one[1]) for one in given]
     mechanisms = advise_on_mechanisms(make, sizes, attention, blocks=blocks, repeats=repeats, dtype=dtype, log=log)
     timed = {}

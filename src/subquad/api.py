@@ -10,6 +10,7 @@ subquad.report(["runs/mine"], "report.html")
 """
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -366,7 +367,7 @@ def export(
     format: str = "onnx",
     img_size: int | Sequence[int] | None = None,
     batch: int = 1,
-    dynamic: Sequence[str] = (),
+    dynamic: str | Sequence[str] = (),
     dtype: str = "fp32",
     int8: str | None = None,
     log: Log = silent,
@@ -379,7 +380,7 @@ def export(
         format: a name of `subquad.exports.EXPORTERS`: "onnx", "openvino", "pt2" or "aoti".
         img_size: pixels, one number or (height, width); what the network was made or trained for if left out.
         batch: images at a time, where their number may not change.
-        dynamic: what may change from call to call: "batch", "size", or both.
+        dynamic: what may change from call to call: "batch", "size", or both, "batch,size".
         dtype: fp32, bf16 or fp16, of parameters and images; a network of another dtype is copied.
         int8: what of its products of matrices becomes int8: "weights", or "dynamic" for activations as well.
         log: hears what the weights are.
@@ -394,6 +395,8 @@ def export(
     elif str(source) in NETWORKS.keys() | VARIANTS.keys() and not Path(source).exists():
         log(f"{source} has random weights: name a run, or say pretrained")
         model, name = create_model(str(source), img_size=size), str(source)
+    elif re.fullmatch(r"\w+", str(source)) and not Path(source).exists():
+        raise unknown_name("network or run", str(source), NETWORKS.keys() | VARIANTS.keys())
     else:
         trained = open_trained(source, device="cpu")
         model, name = trained.model, Path(source).name

@@ -3,14 +3,16 @@
 What a kernel computes in one step no hook on the steps sees, so that this has to be asked for.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from subquad.errors import SubquadError
-from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, whole_bias
+from subquad.errors import SubquadError, shown
+from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.ops import mlp_branch
 
 
@@ -23,8 +25,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it. Raises SubquadError for a
     dtype that is none of networks.
     """
-    if dtype is not None and not dtype.is_floating_point:
-        raise SubquadError(f"a network computes in fp32, bf16 or fp16, not in {dtype}")
+    if dtype is not None:
+        check_computes(dtype)
     model.eval().requires_grad_(False)
     if dtype is not None:
         model.to(dtype)
@@ -33,6 +35,25 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             module.fused_attention = FIRST_HALF if can_fuse_attention(module) else None
             module.fused = second_half if can_fuse(module) else None
     return model
+
+
+def check_computes(dtype: Any) -> None:
+    """Raise SubquadError where no network computes in a dtype."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        named = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
+        raise SubquadError(f"a network computes in torch.float32, torch.bfloat16 or torch.float16, not in {named}")
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Let a network be in evaluation for a while; afterwards each of its modules is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def attention_sums(block: Block, x: Tensor) -> Tensor | None:
@@ -98,4 +119,4 @@ def can_fuse(block: Block) -> bool:
 
 def _is_heard(*modules: nn.Module) -> bool:
     """Whether somebody listens to one of these."""
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return any(map(is_heard, modules))

@@ -122,6 +122,12 @@ def _fits_several(value: Any, origin: Any, parts: tuple[Any, ...]) -> bool:
     return all(fits(entry, parts[0]) for entry in value)
 
 
+def check_repeats(repeats: Any) -> None:
+    """Raise SubquadError where something would be timed no times, of which there is no median."""
+    if not fits(repeats, Positive):
+        raise SubquadError(f"repeats must be {describe(Positive)}, got {shown(repeats)}")
+
+
 def describe(kind: Any, several: bool = False) -> str:
     """A kind in words: "a whole number of at least 1"; that it may be left out is not said."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)

@@ -4,11 +4,13 @@
 that it was traced with; `surely` asks without doing so. Everywhere else sizes are numbers, and branches are branches.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from subquad.errors import SubquadError
 
 
 def surely(condition: Any) -> bool:
@@ -16,8 +18,19 @@ def surely(condition: Any) -> bool:
 
     Where the answer is False the caller takes the form that is right in either case.
     """
+    if isinstance(condition, Tensor):
+        # torch.jit.trace hands out tensors for sizes
+        refuse_torchscript()
     # torch.compile sees bool here, and guards on it
     return condition if type(condition) is bool else statically_known_true(condition)
+
+
+def refuse_torchscript(*_: Any) -> NoReturn:
+    """Raise SubquadError: a trace would hold for one size, and says so nowhere; scripts know less Python than this."""
+    raise SubquadError(
+        "TorchScript (torch.jit.trace and script, torch.onnx.export with dynamo=False) can't hold this network: "
+        "subquad.export(model, path, format='pt2') writes a program of torch.export, format='onnx' an ONNX file"
+    )
 
 
 def is_symbol(size: Any) -> bool:

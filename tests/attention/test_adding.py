@@ -1,11 +1,15 @@
 """The mechanism that docs/adding-a-mechanism.md adds works as written there."""
 
+import pytest
 import torch
 from mechanisms import apply_weights, build, but_values, inputs_of
 from outside import PAGE, SOURCE
 
 import subquad
 from subquad import ATTENTION, TokenGrid
+from subquad.attention import Traits
+from subquad.models.layers import SelfAttention
+from subquad.rope import ROPES, rope_of
 
 
 def test_the_mechanism_of_the_page_keeps_the_contract_and_trains(monkeypatch):
@@ -24,3 +28,29 @@ def test_the_mechanism_of_the_page_keeps_the_contract_and_trains(monkeypatch):
     model = subquad.create_model("deit_micro", attention="mean", num_classes=10)
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+class Seeing(torch.nn.Module):
+    """Three heads more than the host has, and no word of rotation: it keeps what it is handed."""
+
+    inputs = ("q", "k", "v", "padding")
+    traits = Traits(label="seeing", extra_heads=3)
+
+    def __init__(self, dim, num_heads, *, grid, kv_grid):
+        super().__init__()
+
+    def forward(self, q, k, v, padding=None, *, grid, kv_grid):
+        self.seen = q, k
+        return v
+
+
+@pytest.mark.parametrize("rope", sorted(ROPES))
+def test_heads_of_a_mechanisms_own_are_not_turned_by_any_hosts_rotation(rope):
+    grid = TokenGrid(3, 5, 1)
+    layer, x = SelfAttention(16, 2, Seeing, grid=grid), torch.randn(2, 16, 16)
+    rotation = rope_of(rope, 8, 2)(grid, x.device)
+    layer(x, grid=grid, rotation=rotation)
+    bare = layer.heads(x)
+    for seen, name in zip(layer.inner.seen, ("q", "k"), strict=True):
+        torch.testing.assert_close(seen[:, :2], rotation.turn(bare[name][:, :2]))
+        torch.testing.assert_close(seen[:, 2:], bare[name][:, 2:])

@@ -188,6 +188,18 @@ def test_images_do_not_see_each_other(name, rope):
 
 
 @every_way
+def test_of_no_image_there_is_no_answer_and_no_gradient(name, rope):
+    grid = without_refused_prefix(name, TokenGrid(4, 5, 1))
+    layer = SelfAttention(DIM, HEADS, ATTENTION[name], grid=grid)
+    x = torch.randn(0, grid.num_tokens, DIM, requires_grad=True)
+    rotation = None if rope is None else rotation_of(layer.inner, grid, rope)
+    y = layer(x, grid=grid, rotation=rotation)
+    assert y.shape == x.shape
+    y.sum().backward()
+    assert not [key for key, p in layer.named_parameters() if p.grad is not None and p.grad.count_nonzero()]
+
+
+@every_way
 def test_gradients_agree_with_finite_differences(name, rope):
     grid = without_refused_prefix(name, TokenGrid(2, 3, 1))
     module = build(name, grid)

@@ -39,6 +39,14 @@ def test_it_is_exported(name):
     assert difference(exported(x), answer(student, x)) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore")  # that TorchScript is deprecated
+def test_torchscript_is_refused_with_what_to_take_instead():
+    student, x = subquad.convert(teacher("timm ViT"), "linear"), images()
+    for call in (lambda: torch.jit.trace(student, x), lambda: torch.jit.script(student)):
+        with pytest.raises(SubquadError, match=r"subquad.export\(model, path, format='pt2'\)"):
+            call()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOREIGN)
 def test_it_is_exported_for_any_number_of_images(name):

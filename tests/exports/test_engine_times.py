@@ -7,9 +7,9 @@ from torch import nn
 import subquad
 from subquad import SubquadError
 from subquad.advice import AS_IT_IS, Advised
-from subquad.benchmarks import shares_of_time
+from subquad.benchmarks import measure_unet, shares_of_time
 from subquad.benchmarks.time_shares import OTHER, kind_of
-from subquad.conversion import Advice
+from subquad.conversion import Advice, advise, trade_off
 from subquad.conversion.advising import AdviceRow
 from subquad.exports.engine_times import EngineTime, installed_formats, time_engines, timed_here
 from subquad.models import create_model
@@ -64,6 +64,41 @@ def test_unknown_formats_and_dtypes_are_refused_before_anything_is_timed():
         subquad.advise(lambda px: pytest.fail("a network was made first"), engines=["onnxx"])
     with pytest.raises(SubquadError, match="fp32 and bf16, not in fp16"):
         time_engines({}, PX, [], ["fp16"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"img_size": "32"}, "img_size must be .* got '32'"),
+        ({"img_size": [(8, 8, 8)]}, r"img_size must be .* got \[\(8, 8, 8\)\]"),
+        ({"img_size": [8.5]}, r"img_size must be .* got \[8.5\]"),
+        ({"img_size": []}, "no size of images to advise on"),
+        ({"attention": "agent"}, "attention must be a list of texts, got 'agent'"),
+        ({"engines": "onnx"}, "engines must be a list of texts, got 'onnx'"),
+        ({"repeats": 0}, "repeats must be a whole number of at least 1, got 0"),
+        ({"dtype": torch.int8}, "torch.float16, not in torch.int8"),
+    ],
+)
+def test_what_advice_can_not_be_asked_for_is_said_before_a_network_is_made(settings, message):
+    with pytest.raises(SubquadError, match=message) as raised:
+        subquad.advise(lambda px: pytest.fail("a network was made first"), **settings)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "timed",
+    [
+        lambda: time_engines({}, PX, repeats=0),
+        lambda: advise(pytest.fail, [PX], repeats=0),
+        lambda: trade_off(None, None, [], [], repeats=0),
+        lambda: subquad.bench(["linear"], [16], repeats=0),
+        lambda: subquad.bench(["deit_micro"], [16], repeats=0),
+        lambda: measure_unet("sd15", [64], [], repeats=0),
+    ],
+)
+def test_what_is_timed_is_repeated_once_at_least(timed):
+    with pytest.raises(SubquadError, match="repeats must be a whole number of at least 1, got 0"):
+        timed()
 
 
 def test_shares_of_time_are_of_kinds_and_of_all_of_it():

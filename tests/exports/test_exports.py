@@ -72,6 +72,52 @@ def test_networks_are_written_as_they_are_asked_and_stay_as_they_were(training, 
     assert model.training is training
 
 
+class Several(torch.nn.Module):
+    def forward(self, x):
+        return [x.mean((2, 3)), x.amax((2, 3))]
+
+
+class Halves(torch.nn.Module):
+    def forward(self, x):
+        return x.view(*x.shape[:3], 2, 4).mean((2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (Several(), {}, "gives a list of 2, and what is written gives one tensor: wrap it"),
+        (Halves(), {"img_size": 9}, "the network itself does not take images of 1 × 3 × 9 × 9: shape"),
+        (Mean(), {"img_size": None}, "does not say what images it was made for: name their pixels, img_size="),
+        (Mean(), {"img_size": True}, "img_size must be a whole number or a list of 2 whole numbers, got True"),
+        (Mean(), {"img_size": (8, 0)}, r"img_size is pixels, one number or height and width, got \(8, 0\)"),
+        (Mean(), {"batch": 0}, "batch must be a whole number of at least 1, got 0"),
+        (Mean(), {"batch": 2.5}, "batch must be a whole number of at least 1, got 2.5"),
+        (Mean(), {"dynamic": "batch,sizes"}, "what may change is batch or size, got 'sizes'"),
+    ],
+)
+def test_networks_and_numbers_that_can_not_be_written_are_one_line(model, settings, message, tmp_path):
+    with pytest.raises(SubquadError, match=message) as raised:
+        export(model, tmp_path / "n.pt2", **{"format": "pt2", "img_size": 8} | settings)
+    assert "\n" not in str(raised.value) and not list(tmp_path.iterdir())
+
+
+def test_what_may_change_can_be_one_text(tmp_path):
+    for dynamic, shapes in [("batch", ((1, 8, 8), (3, 8, 8))), ("batch, size", ((1, 8, 8), (3, 39, 88)))]:
+        assert export(Mean(), tmp_path / "n.pt2", format="pt2", img_size=8, dynamic=dynamic).shapes == shapes
+
+
+def test_a_network_that_says_nothing_of_its_channels_has_those_of_its_first_convolution(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), Mean())
+    assert export(model, tmp_path / "n.pt2", format="pt2", img_size=8).difference == 0
+
+
+def test_each_part_of_a_network_stays_in_the_mode_that_it_was_in(tmp_path):
+    model = Dropped().train()
+    model.layers[1].eval()
+    export(model, tmp_path / "n.pt2", format="pt2", img_size=8)
+    assert model.training and model.layers.training and not model.layers[1].training
+
+
 @pytest.mark.parametrize(("name", "value"), [("OPTIONS", "torch.no_such_module"), ("OBLIVIOUS", "no_such_option")])
 def test_a_pytorch_without_its_option_exports_what_it_can(name, value, monkeypatch, tmp_path):
     monkeypatch.setattr(programs, name, value)
@@ -171,6 +217,8 @@ def test_the_function_takes_names_and_networks(tmp_path):
     model = small("vit", "linear", depths=(1,), patch_size=16, img_size=32)
     written = subquad.export(model, tmp_path / "n.pt2", format="pt2", dtype="bf16")
     assert written.path.exists() and next(model.parameters()).dtype == torch.float32
+    with pytest.raises(SubquadError, match="unknown network or run 'agent_deit_tny': did you mean agent_deit_tiny"):
+        subquad.export("agent_deit_tny", format="pt2")
     with pytest.raises(SubquadError, match="no-such-run"):
         subquad.export(tmp_path / "no-such-run", format="pt2")
 

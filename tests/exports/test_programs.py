@@ -1,6 +1,7 @@
 """What is exported computes what the network computes, at sizes that were not traced, in every engine."""
 
 import importlib.util
+import re
 
 import pytest
 import torch
@@ -77,6 +78,25 @@ def test_engines_compute_what_the_network_computes(format, tmp_path):
     model = random_network("vit", "agent", depths=(1,), patch_size=16, img_size=32)
     written = export(model, tmp_path / f"n{EXPORTERS[format].suffix}", format=format, dynamic=DYNAMIC)
     assert written.difference < 1e-4 and len(written.shapes) == 2
+
+
+def test_what_may_change_has_its_name_in_an_onnx_file(tmp_path):
+    for package in EXPORTERS["onnx"].needs:
+        pytest.importorskip(package)
+    import onnx
+
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Flatten(2))
+    axes = []
+    for dynamic in ((), ("batch",), DYNAMIC):
+        export(model, tmp_path / "n.onnx", dynamic=dynamic, img_size=24)
+        written = onnx.load(tmp_path / "n.onnx")
+        (images,), (output,) = written.graph.input, written.graph.output
+        axes.append([axis.dim_param or axis.dim_value for axis in images.type.tensor_type.shape.dim])
+        assert output.type.tensor_type.shape.dim[0].dim_param == ("batch" if dynamic else "")
+        # nowhere else by PyTorch's numbers either
+        inside = [axis.dim_param for value in written.graph.value_info for axis in value.type.tensor_type.shape.dim]
+        assert not [name for name in inside if re.search(r"\bs\d+", name)]
+    assert axes == [[1, 3, 24, 24], ["batch", 3, 24, 24], ["batch", 3, "height", "width"]]
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,21 @@ def assert_same(model, image, most_tokens, tolerance=1e-10, **settings):
     assert (found - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+class Twice(nn.Linear):
+    """Another's layer in a projection's place."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("name", ["linear", "pola"])
+def test_what_stands_in_a_projections_place_is_called_when_it_streams_too(name):
+    model = network(name)
+    for block in model.blocks:
+        block.attn.qkv.__class__ = Twice
+    assert_same(model, torch.randn(1, 3, *IMAGE).double(), 20)
+
+
 @pytest.mark.parametrize("name", ATTENTION)
 def test_every_mechanism_streams_or_says_why_not(name):
     grid = TokenGrid(11, 8)

@@ -1,6 +1,7 @@
 """Every host with every mechanism: sizes, gradients, and what timm's models offer."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from subquad import ATTENTION, SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.mlla_network import MambaLikeAttention
 from subquad.models.pvt import SpatialReductionAttention
+from subquad.models.restoring import restore_model
 from subquad.models.swin import WindowAttention, border_mask
 from subquad.models.vit import Plain
 from subquad.positions import GridTable
@@ -44,6 +46,44 @@ def test_images_of_any_size_go_through(host, attention):
         if host in PYRAMIDS:
             last = model.forward_intermediates(torch.randn(1, 3, *size))[1][-1]
             assert last.shape[2:] == (rows, columns), size
+
+
+@every_host
+@torch.no_grad()
+def test_no_images_have_no_logits(host):
+    assert small(host, "agent").eval()(torch.randn(0, 3, 75, 50)).shape == (0, 5)
+
+
+@every_host
+@torch.no_grad()
+def test_projections_are_called_where_somebody_listens(host):
+    model, images, called = small(host).eval(), torch.randn(1, 3, 64, 64), []
+    projections = {name: module for name, module in model.named_modules() if name.endswith("attn.qkv")}
+    hooks = [
+        module.register_forward_hook(lambda _, __, y, name=name: [called.append(name), 2 * y][1])
+        for name, module in projections.items()
+    ]
+    heard = model(images)
+    assert list(dict.fromkeys(called)) == list(projections)
+    for hook, module in zip(hooks, projections.values(), strict=True):
+        hook.remove()
+        for parameter in module.parameters():
+            parameter *= 2
+    torch.testing.assert_close(model(images), heard)
+
+
+@every_host
+def test_changes_of_low_rank_are_learned_in_every_projection(host):
+    peft = pytest.importorskip("peft")
+    model = small(host).eval()
+    names = [name for name, module in model.named_modules() if name.endswith("attn.qkv")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=names, init_lora_weights=False), model)
+    model(torch.randn(1, 3, 64, 64)).square().sum().backward()
+    changes = {name: parameter for name, parameter in model.named_parameters() if ".lora_" in name}
+    assert len(changes) == 2 * len(names)
+    assert not [name for name, parameter in changes.items() if parameter.grad is None]
 
 
 @every_pair
@@ -140,6 +180,33 @@ def test_features_end_where_their_level_does(host):
 
 
 @every_host
+@torch.no_grad()
+def test_a_pruned_network_counts_the_levels_that_it_has(host):
+    model, x = small(host).eval(), torch.randn(1, 3, 64, 64)
+    maps = model.forward_intermediates(x, intermediates_only=True)
+    for i in range(len(maps)):
+        for norm, head in ((False, False), (True, False), (True, True)):
+            pruned = copy.deepcopy(model)
+            pruned.prune_intermediate_layers([i], prune_norm=norm, prune_head=head)
+            final, left = pruned.forward_intermediates(x)
+            torch.testing.assert_close(left, maps[: i + 1])
+            for indices in (1, [-1]):
+                of_last = pruned.forward_intermediates(x, indices=indices, intermediates_only=True)
+                torch.testing.assert_close(of_last, maps[i : i + 1])
+            # whatever was dropped, its parts fit each other
+            torch.testing.assert_close(final, pruned.forward_features(x))
+            assert final.shape[-1] == pruned.num_features and pruned(x).isfinite().all()
+
+
+@pytest.mark.parametrize("host", sorted(set(SMALL) - set(PYRAMIDS)))
+@torch.no_grad()
+def test_final_features_of_a_plain_network_are_normed_wherever_it_ends(host):
+    model, x = small(host).eval(), torch.randn(1, 3, 64, 64)
+    final, maps = model.forward_intermediates(x, indices=[0], norm=True, output_fmt="NLC", stop_early=True)
+    torch.testing.assert_close(final.flatten(1, -2)[:, model.prefix :], maps[0])
+
+
+@every_host
 def test_the_head_is_replaced_on_the_networks_device_and_dtype(host):
     model = small(host).double().eval()
     x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
@@ -154,6 +221,49 @@ def test_the_head_is_replaced_on_the_networks_device_and_dtype(host):
 
 
 @every_host
+@torch.no_grad()
+def test_a_network_that_was_changed_is_opened_as_it_is_now(host, tmp_path):
+    model, x = with_random_tables(small(host)).eval(), torch.randn(1, 3, 96, 64)
+    for change in (
+        lambda: model.set_input_size((96, 64)),
+        lambda: model.reset_classifier(7, "max"),
+        lambda: model.reset_classifier(5, "avg"),
+        lambda: model.reset_classifier(0, ""),
+    ):
+        change()
+        subquad.save_weights(model, tmp_path / "changed.safetensors")
+        opened, _ = restore_model(tmp_path / "changed.safetensors")
+        assert opened.creation == model.creation and opened.img_size == model.img_size
+        torch.testing.assert_close(opened.eval()(x), model(x))
+
+
+@pytest.mark.parametrize("host", ["lavit", "lavit_vit"])
+def test_a_walk_that_stops_early_leaves_no_loss_of_another_pass(host):
+    model, x = small(host).train(), torch.randn(2, 3, 64, 64)
+    model(x)
+    assert model.auxiliary_loss() > 0
+    model.forward_intermediates(x, indices=[0], stop_early=True)
+    assert model.auxiliary_loss() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.set_input_size(0), "img_size must be .* of at least 1.*, got 0"),
+        (lambda model: model.set_input_size((96, 64, 3)), r"a list of 2 whole numbers .* got \(96, 64, 3\)"),
+        (lambda model: model.set_input_size(96.5), "img_size must be a whole number .* got 96.5"),
+        (lambda model: model.reset_classifier(-1), "num_classes must be a whole number of at least 0, got -1"),
+        (lambda model: model.reset_classifier("5"), "num_classes must be a whole number of at least 0, got '5'"),
+    ],
+)
+def test_numbers_that_a_network_can_not_be_changed_to_leave_it_as_it_was(change, message):
+    model = small("vit")
+    with pytest.raises(SubquadError, match=message):
+        change(model)
+    assert model.img_size == (64, 64) and model.head.out_features == model.num_classes == 5
+
+
+@every_host
 def test_layer_groups_and_undecayed_parameters_exist(host):
     from timm.models._manipulate import group_parameters
 
@@ -163,6 +273,18 @@ def test_layer_groups_and_undecayed_parameters_exist(host):
     for coarse in (False, True):
         groups = group_parameters(model, model.group_matcher(coarse), reverse=True)
         assert set(groups) == names and len(set(groups.values())) > 1
+        # all that stands in a stage is nearer to the image than the head is
+        assert max(group for name, group in groups.items() if name.startswith("stages")) < groups["head.weight"]
+
+
+@pytest.mark.parametrize("host", ["vit", "swin", "lavit_vit"])
+@pytest.mark.filterwarnings("ignore")  # that TorchScript is deprecated
+def test_torchscript_is_refused_with_what_to_take_instead(host):
+    model, x = small(host).eval(), torch.randn(1, 3, 64, 64)
+    detector = torch.nn.Sequential(model, torch.nn.ReLU())
+    for call in (lambda: torch.jit.trace(detector, x), lambda: torch.jit.script(detector)):
+        with pytest.raises(SubquadError, match=r"subquad.export\(model, path, format='pt2'\)"):
+            call()
 
 
 @pytest.mark.slow

@@ -121,12 +121,12 @@ class LocalKernel(nn.Module):
     def taps(self, mean: Tensor) -> Tensor:
         """What the MLP makes of mean tokens (b, c)."""
         taps = by_head(self.fc2, F.gelu(by_head(self.fc1, mean)))
-        return taps.view(taps.shape[0], -1, 3, 3)
+        return taps.unflatten(1, (-1, 3, 3))
 
 
 def by_head(conv: nn.Conv1d, x: Tensor) -> Tensor:
     """A grouped convolution at one place, (b, c) -> (b, c'): products of matrices, which a convolution is slow at."""
     assert conv.bias is not None
-    b, h = x.shape[0], conv.groups
-    heads, weight = x.reshape(b, h, -1).transpose(0, 1), conv.weight.view(h, -1, x.shape[1] // h)
-    return torch.baddbmm(conv.bias.view(h, 1, -1), heads, weight.mT).transpose(0, 1).reshape(b, -1)
+    h = conv.groups
+    heads, weight = x.unflatten(1, (h, -1)).transpose(0, 1), conv.weight.view(h, -1, x.shape[1] // h)
+    return torch.baddbmm(conv.bias.view(h, 1, -1), heads, weight.mT).transpose(0, 1).flatten(1)

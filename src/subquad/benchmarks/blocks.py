@@ -22,6 +22,7 @@ from subquad.benchmarks.memory import peak_memory_mb
 from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.errors import check_suffix, unknown_name
 from subquad.models.assembling import settings_of
+from subquad.ranges import check_repeats
 from subquad.text import columns
 from subquad.timing import interleaved_ms, timed_pass, warmed_up
 from subquad.writing import replacing, write_json
@@ -106,6 +107,7 @@ def measure_blocks(
     `log` hears of it.
     """
     check_mechanisms(mechanisms)
+    check_repeats(repeats)
     kind, device = dtype_of(dtype), torch.device(device)
     deadline = time.perf_counter() + time_budget_s
     asked = set(parts) & {"core", "textbook"} if ops else set(parts)

@@ -22,6 +22,7 @@ from subquad.diffusion import (
 )
 from subquad.diffusion.patchable_layers import maps_of
 from subquad.errors import SubquadError, unknown_name
+from subquad.ranges import check_repeats
 from subquad.substituting import substituted
 from subquad.text import columns
 from subquad.timing import interleaved_ms, now
@@ -99,6 +100,7 @@ def measure_unet(
     """
     if name not in UNETS:
         raise unknown_name("U-Net", name, UNETS)
+    check_repeats(repeats)
     methods = _methods(ratios, agents, reuse)
     kind, device = dtype_of(dtype), torch.device(device)
     unet = _unet(name).to(device=device, dtype=kind).eval()

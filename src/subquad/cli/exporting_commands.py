@@ -32,7 +32,7 @@ def run_export(arguments: argparse.Namespace) -> None:
         format=arguments.format,
         img_size=arguments.img_size,
         batch=arguments.batch_size,
-        dynamic=[name.strip() for name in arguments.dynamic.split(",") if name.strip()],
+        dynamic=arguments.dynamic,
         dtype=arguments.dtype,
         int8=arguments.int8,
         log=print,

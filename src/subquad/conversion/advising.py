@@ -24,6 +24,7 @@ from subquad.conversion.replacing import convert, converted_layers
 from subquad.conversion.towers import Tower, find_tower
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.ranges import check_repeats
 from subquad.text import columns, one_line
 from subquad.timing import Run, interleaved_ms
 
@@ -135,6 +136,7 @@ def advise(
     Raises:
         SubquadError: the network can't be converted, in one line.
     """
+    check_repeats(repeats)
     names = [name for name in ATTENTION if not traits_of(ATTENTION[name]).quadratic] if attention is None else attention
     where = torch.device(device)
     rows, spent, ceilings, counted = [], {}, {}, {}

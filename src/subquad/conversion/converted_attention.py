@@ -20,6 +20,7 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.layers import init_linear
 from subquad.rope import Rotation
+from subquad.tracing import refuse_torchscript
 
 ADDED = ("inner", "gate_of_tokens", "extra_qkv", "extra_proj")
 """Modules that a converted layer has beside those that it keeps."""
@@ -48,6 +49,9 @@ class ConvertedAttention(nn.Module):
     replaces: ClassVar[tuple[str, ...]] = ()
     host: ClassVar[str] = "vit"
     listener: ClassVar[type[GridRecorder]] = GridRecorder
+
+    # what torch.jit.script calls first
+    __prepare_scriptable__ = refuse_torchscript
 
     def __init__(self, original: nn.Module, mechanism: Mechanism, *, grid: TokenGrid, recorder: GridRecorder) -> None:
         super().__init__()

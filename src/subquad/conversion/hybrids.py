@@ -17,6 +17,7 @@ from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, answers_of
 from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers
 from subquad.errors import SubquadError
+from subquad.ranges import check_repeats
 from subquad.timing import interleaved_ms
 
 
@@ -119,6 +120,7 @@ def trade_off(
         at: (height, width) of an image that all hybrids are timed on, in turns.
         repeats: passes of each.
     """
+    check_repeats(repeats)
     order = [row.block for row in sorted(damages, key=lambda row: row.damage)]
     check_teacher(student, teacher)
     targets = [_answers(teacher, batch) for batch in images]

@@ -21,6 +21,29 @@ def checked_shapes(img_size: tuple[int, int], batch: int, dynamic: Sequence[str]
     return list(dict.fromkeys([(batch, *img_size), (3 if "batch" in dynamic else batch, *other)]))
 
 
+def answer_of(model: nn.Module, images: Tensor) -> Tensor:
+    """What a network makes of images, in the eager form.
+
+    Raises:
+        SubquadError: it does not take them, or gives something other than one tensor.
+    """
+    try:
+        with torch.no_grad(), use_backend("eager"):
+            answer = model(images)
+    except SubquadError:
+        raise
+    except Exception as error:
+        shape = " × ".join(map(str, images.shape))
+        raise SubquadError(f"the network itself does not take images of {shape}: {reason_of(error)}") from error
+    if not isinstance(answer, Tensor):
+        several = f" of {len(answer)}" if isinstance(answer, list | tuple | dict) else ""
+        raise SubquadError(
+            f"the network gives a {type(answer).__name__}{several}, and what is written gives one tensor: "
+            "wrap it in a module that returns the tensor that you want"
+        )
+    return answer
+
+
 def largest_difference(
     model: nn.Module,
     run: Callable[[Tensor], Tensor],
@@ -38,8 +61,7 @@ def largest_difference(
     generator = torch.Generator().manual_seed(0)
     for batch, height, width in shapes:
         images = torch.randn(batch, channels, height, width, generator=generator).to(dtype)
-        with torch.no_grad(), use_backend("eager"):
-            wanted = model(images).float()
+        wanted = answer_of(model, images).float()
         where = f"at {batch} × {height} × {width}"
         try:
             got = run(images).float()

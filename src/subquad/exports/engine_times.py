@@ -23,6 +23,7 @@ from subquad.errors import SubquadError, reason_of
 from subquad.exports.exporting import DTYPES, export, exporter_named
 from subquad.exports.formats import EXPORTERS
 from subquad.inference import optimize
+from subquad.ranges import check_repeats
 from subquad.text import one_line
 from subquad.timing import Run, interleaved_ms, warmed_up
 from subquad.writing import write_json
@@ -89,6 +90,7 @@ def time_engines(
     Raises:
         SubquadError: a format or dtype is unknown, or its package is missing.
     """
+    check_repeats(repeats)
     formats = installed_formats() if formats is None else formats
     dtypes = [dtype for dtype in MEASURED if dtype != "bf16" or multiplies_bf16()] if dtypes is None else dtypes
     for format in formats:

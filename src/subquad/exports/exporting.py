@@ -6,15 +6,18 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
 
 from subquad.errors import SubquadError, check_suffix, reason_of, shown, unknown_name
-from subquad.exports.checking import TOLERANCES, Shape, checked_shapes, largest_difference
+from subquad.exports.checking import TOLERANCES, Shape, answer_of, checked_shapes, largest_difference
 from subquad.exports.formats import EXPORTERS, Exporter, Runner
 from subquad.exports.programs import as_formulas, check_dynamic, program_of, sizes_without_guards
 from subquad.exports.quantizing import INT8, in_int8
+from subquad.inference import in_evaluation
+from subquad.ranges import Positive, checks_arguments, fits
 from subquad.writing import replacing
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -39,14 +42,15 @@ class Exported:
     least: int | None
 
 
+@checks_arguments
 def export(
     model: nn.Module,
     path: Path | str,
     *,
     format: str = "onnx",
     img_size: int | tuple[int, int] | None = None,
-    batch: int = 1,
-    dynamic: Sequence[str] = (),
+    batch: Positive = 1,
+    dynamic: str | Sequence[str] = (),
     dtype: str = "fp32",
     int8: str | None = None,
 ) -> Exported:
@@ -59,7 +63,7 @@ def export(
         format: a name of EXPORTERS.
         img_size: pixels, one number or (height, width); what the network was made for if left out.
         batch: images at a time, where their number may not change.
-        dynamic: what may change from call to call: "batch", "size", or both.
+        dynamic: what may change from call to call: "batch", "size", or both, "batch,size".
         dtype: fp32, bf16 or fp16, of parameters and images.
         int8: what of its products of matrices becomes int8: "weights", or "dynamic" for activations as well.
 
@@ -71,22 +75,25 @@ def export(
     check_dtype(dtype, format)
     path = Path(path)
     check_suffix(path, f"{format} is", exporter.suffix)
+    dynamic = names_in(dynamic)
     check_dynamic(dynamic)
-    size = _pair(img_size if img_size is not None else getattr(model, "img_size", None))
+    size = _size(img_size if img_size is not None else getattr(model, "img_size", None))
     least = least_pixels(model)
     if "size" in dynamic and min(size) < least:
         raise SubquadError(f"for images of any size this network takes at least {least} px, got {size[0]}×{size[1]}")
-    training = model.training
     before = {parameter.dtype for parameter in model.parameters()}
     if before - {DTYPES[dtype]}:
         raise SubquadError(
             f"the network is {' and '.join(sorted(map(str, before)))}: bring it to {DTYPES[dtype]} first, model.to(…)"
         )
-    try:
-        wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least)
-        return _written(model.eval(), path, exporter, wanted)
-    finally:
-        model.train(training)
+    wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least)
+    with in_evaluation(model):
+        return _written(model, path, exporter, wanted)
+
+
+def names_in(dynamic: str | Sequence[str]) -> list[str]:
+    """What may change, by name; as the command takes it, too: "batch,size"."""
+    return [name.strip() for name in dynamic.split(",") if name.strip()] if isinstance(dynamic, str) else list(dynamic)
 
 
 def exporter_named(name: str) -> Exporter:
@@ -133,6 +140,12 @@ def least_pixels(model: nn.Module) -> int:
     return max(two_patches, getattr(model, "least_size", 1))
 
 
+def channels_of(model: nn.Module) -> int:
+    """Channels of the images that a network takes: as it says, or as its first convolution does."""
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    return int(getattr(model, "in_chans", 3 if first is None else first.in_channels))
+
+
 @dataclass(frozen=True)
 class _Wanted:
     """The arguments of `export`, checked."""
@@ -147,7 +160,7 @@ class _Wanted:
 
 
 def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) -> Exported:
-    channels = getattr(model, "in_chans", 3)
+    channels = channels_of(model)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if device.type != "cpu":
         raise SubquadError(f"networks are written from the CPU, and this one is on {device}: model.cpu() first")
@@ -169,6 +182,8 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
 def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted, channels: int) -> Runner:
     """Write the network to `path` and open that in its engine."""
     images = torch.zeros(wanted.batch, channels, *wanted.size, dtype=wanted.dtype)
+    # what a network can't do is said by itself, and before minutes of tracing
+    answer_of(model, images)
     try:
         traced = in_int8(model, wanted.int8) if wanted.int8 and wanted.int8 in exporter.int8 else model
         program = program_of(traced, images, wanted.dynamic, wanted.least)
@@ -185,9 +200,12 @@ def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wante
         raise SubquadError(f"it can't be written as {wanted.format}: {type(error).__name__}: {reason}") from error
 
 
-def _pair(size: object) -> tuple[int, int]:
-    if isinstance(size, int) and size > 0:
-        return size, size
-    if isinstance(size, Sequence) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size):
-        return size[0], size[1]
+def _size(size: object) -> tuple[int, int]:
+    if size is None:
+        raise SubquadError("this network does not say what images it was made for: name their pixels, img_size=…")
+    if fits(size, Positive):
+        return cast(int, size), cast(int, size)
+    if fits(size, tuple[Positive, Positive]):
+        height, width = cast(Sequence[int], size)
+        return height, width
     raise SubquadError(f"img_size is pixels, one number or height and width, got {shown(size)}")

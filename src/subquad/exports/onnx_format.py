@@ -1,6 +1,7 @@
 """ONNX: one file, weights inside, for ONNX Runtime and whoever else reads it."""
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def write(program: ExportedProgram, path: Path) -> None:
     )
     assert converted is not None
     tidy(converted.model)
+    name_axes(converted.model)
     converted.save(path, external_data=False)
 
 
@@ -51,6 +53,25 @@ def tidy(model: Any) -> None:
         common.CommonSubexpressionEliminationPass(),
         common.NameFixPass(),
     )(model)
+
+
+def name_axes(model: Any) -> None:
+    """Call what may change of the images "batch", "height" and "width", in place, where PyTorch has numbered symbols.
+
+    Engines fix sizes by these names, ONNX Runtime by `add_free_dimension_override_by_name`.
+    """
+    images = model.graph.inputs[0].shape
+    names = {
+        str(size.value): name
+        for size, name in zip(images, ("batch", "channels", "height", "width"), strict=True)
+        if not isinstance(size, int)
+    }
+    symbols = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
+    results = [value for node in model.graph.all_nodes() for value in node.outputs]
+    for value in (*model.graph.inputs, *results) if names else ():
+        for axis, size in enumerate(value.shape or ()):
+            if not isinstance(size, int) and size.value is not None:
+                value.shape[axis] = symbols.sub(lambda found: names[found[0]], str(size.value))
 
 
 def load(path: Path) -> Callable[[Tensor], Tensor]:

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
+from subquad.inference import in_evaluation
 from subquad.large.map_files import WriteRows, map_file
 from subquad.large.resuming import tokens_in_folder
 from subquad.large.streamed_hosts import StreamedHost
 from subquad.large.streaming import StreamedBlocks, StreamedStage, Watch
 from subquad.large.token_store import DTYPES, InMemory, Stores
-from subquad.large.walking_along import evaluating, watching
+from subquad.large.walking_along import watching
 from subquad.models.stages import ImageRows
 
 MOST_CLASSES = 2**16
@@ -142,7 +143,7 @@ def stream_network(
     if keep is not None and keep not in DTYPES:
         raise unknown_name("kept dtype", keep, DTYPES)
     kept = dtype if keep is None else DTYPES[keep]
-    with torch.inference_mode(), evaluating(host.model), watching(progress) as watch, ExitStack() as stack:
+    with torch.inference_mode(), in_evaluation(host.model), watching(progress) as watch, ExitStack() as stack:
         image = host.image(image)
         stages = host.stages(image.shape)
         sizes = [(stage.grid.num_tokens, stage.dim) for stage in stages]

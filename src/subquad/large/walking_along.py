@@ -1,4 +1,4 @@
-"""What goes along with a walk: a bar on a terminal, evaluation for its time, and what it is known by."""
+"""What goes along with a walk: a bar on a terminal, and what it is known by."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -31,17 +31,6 @@ def watching(shown: bool) -> Iterator[Callable[[int], Watch]]:
             return hear
 
         yield watch
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Let a network be in evaluation for a while."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def identity_of(model: nn.Module, image: Any, *others: Any) -> str:

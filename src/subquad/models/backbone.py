@@ -15,6 +15,8 @@ from subquad import spread
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.layers import init_linear
+from subquad.ranges import Count, Positive, checks_arguments
+from subquad.tracing import refuse_torchscript
 from subquad.weights.fitting import adapt
 
 POOLS = ("avg", "max", "token", "")
@@ -183,12 +185,15 @@ class Backbone(nn.Module):
                 break
         if intermediates_only:
             return maps
-        if level == len(self.feature_info) - 1:
+        if level == len(self.feature_info) - 1 or self._norm_fits(level):
             tokens = self.norm(tokens)
         return self._as_output(tokens, grid), maps
 
     def _norm_fits(self, level: int) -> bool:
         return level == len(self.feature_info) - 1
+
+    # what torch.jit.script calls first
+    __prepare_scriptable__ = refuse_torchscript
 
     # changing a network
 
@@ -198,12 +203,16 @@ class Backbone(nn.Module):
         """Drop what the levels `indices` do not need; returns them as numbers from 0."""
         taken, last = feature_take_indices(len(self.feature_info), indices)
         shortened = last < len(self.feature_info) - 1
+        width, prune_norm = self.num_features, prune_norm or (shortened and not self._norm_fits(last))
         if shortened:
             self._cut_after(last)
-        if prune_norm or (shortened and not self._norm_fits(last)):
+            # levels are counted, from the last as well, among those that are left
+            self.feature_info = self.feature_info[: last + 1]
+        if prune_norm:
             self.norm = nn.Identity()
             self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
-        if prune_head or shortened:
+        # a norm may widen its tokens, and no head reads others
+        if prune_head or shortened or self.num_features != width:
             self.fc_norm = nn.Identity()
             self.reset_classifier(0, "")
         return taken
@@ -215,11 +224,14 @@ class Backbone(nn.Module):
         """The head."""
         return self.head
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+    @checks_arguments
+    def reset_classifier(self, num_classes: Count, global_pool: str | None = None) -> None:
         """A new head for `num_classes` classes, on the network's device; 0 for none. The pooling stays unless given."""
         if global_pool is not None:
             self.global_pool = self._checked_pool(global_pool)
+            self._made_with(global_pool=global_pool)
         self.num_classes = num_classes
+        self._made_with(num_classes=int(num_classes))
         like = next(self.parameters())
         head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
         self.head = head.apply(init_linear).to(device=like.device, dtype=like.dtype).train(self.training)
@@ -235,13 +247,20 @@ class Backbone(nn.Module):
         """The grid of every stage, without prefix tokens, for images of (height, width)."""
         return grids_of(img_size, self.patch_size, len(self.stages))
 
-    def set_input_size(self, img_size: int | Sequence[int] | None = None) -> None:
+    @checks_arguments
+    def set_input_size(self, img_size: Positive | tuple[Positive, Positive] | None = None) -> None:
         """Make position parameters for images of another size, (height, width), resampling those that are there."""
         if img_size is None:
             return
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
         for stage, grid in zip(self.stages, self.grids(self.img_size), strict=True):
             stage.regrid(grid)
+        self._made_with(img_size=[int(side) for side in self.img_size])
+
+    def _made_with(self, **arguments: Any) -> None:
+        """From now on the network is as if it had been made with these: its weights' file says so."""
+        if self.creation:
+            self.creation = self.creation | arguments
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As PyTorch's, and reads the authors' layouts and tables of other image sizes as well."""
@@ -257,7 +276,7 @@ class Backbone(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups, for layer-wise learning rates."""
         fine = [
-            (r"^stages\.(\d+)\.(?:embed|pos_embed|prefix_tokens)", (0,)),
+            (r"^stages\.(\d+)\.(?:embed|pos_embed|prefix_tokens|residual)", (0,)),
             (r"^stages\.(\d+)\.\w+\.(\d+)", None),
             (r"^stages\.(\d+)\.norm", (99999,)),
             (r"^norm", (99999,)),

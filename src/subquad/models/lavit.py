@@ -187,9 +187,10 @@ class LaViT(ScoreBackbone):
                     losses.append(loss)
             else:
                 tokens, grid = stage(x)
+            # at each stage, as whoever walks may stop there, and the loss of another pass would stay
+            self._keep_loss(losses)
             yield tokens, grid
             x = grid.to_image(tokens)
-        self._keep_loss(losses)
 
     def forward_features(self, x: Tensor) -> Tensor:
         self.check_images(x)
@@ -279,8 +280,8 @@ class LaViTPlain(ScoreBackbone, Plain):
         losses: list[Tensor] = []
         for tokens, grid, _, loss in self.stages[0].score_steps(x):
             losses = [] if loss is None else [loss]
+            self._keep_loss(losses)
             yield tokens, grid
-        self._keep_loss(losses)
 
     def forward_features(self, x: Tensor) -> Tensor:
         self.check_images(x)

@@ -103,10 +103,10 @@ class SelfAttention(nn.Module):
         """What the mechanism has projected, by name, each (b, h, n, d); keys and values of other tokens, if given."""
         if keys is None:
             # not unflatten, which is a dozen calls of Python: narrow layers wait for those
-            fused = self.qkv(x).view(*x.shape[:2], len(self.projected), self.all_heads, -1)
+            fused = self._in_heads(self.qkv(x))
             if fused.requires_grad and not is_exporting():
                 # the parts' gradients are put together as they lie, without a copy more
-                parts = [part.transpose(1, 2) for part in fused.unbind(2)]
+                parts = tuple(part.transpose(1, 2) for part in fused.unbind(2))
             else:
                 parts = fused.permute(2, 0, 3, 1, 4).unbind(0)
             return dict(zip(self.projected, parts, strict=True))
@@ -116,7 +116,11 @@ class SelfAttention(nn.Module):
 
     def some_heads(self, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """Some of what is projected, by name, each (b, h, n, d)."""
-        parts: dict[str, Tensor] = {}
+        if type(self.qkv) not in (nn.Linear, PartlyBiased) or is_heard(self.qkv):
+            # what others make of it, low-rank changes for instance, is not in its weight, or wants to see it called
+            parts = dict(zip(self.projected, self._in_heads(self.qkv(x)).permute(2, 0, 3, 1, 4), strict=True))
+            return {name: parts[name] for name in self.projected if name in names}
+        parts = {}
         bias = whole_bias(self.qkv)
         width = self.qkv.out_features // len(self.projected)
         wanted = [name for name in self.projected if name in names]
@@ -128,6 +132,12 @@ class SelfAttention(nn.Module):
             parts |= {self.projected[place]: own for place, own in zip(run, heads, strict=True)}
         return parts
 
+    def _in_heads(self, fused: Tensor) -> Tensor:
+        """(b, n, p·h·d) to (b, n, p, h, d)."""
+        parts = len(self.projected)
+        # the width by its number: there may be no image at all
+        return fused.view(*fused.shape[:2], parts, self.all_heads, fused.shape[2] // (parts * self.all_heads))
+
     def between(self, supply: dict[str, Any]) -> dict[str, Any]:
         """What queries and keys go through between projection and mechanism: their norms, and the host's rotation."""
         rotation = None if "rotation" in self.inner.inputs else supply["rotation"]
@@ -137,8 +147,15 @@ class SelfAttention(nn.Module):
             if name in supply and (norm := getattr(self, f"{name}_norm")) is not None:
                 supply = supply | {name: norm(supply[name])}
             if rotation is not None and name in supply:
-                supply = supply | {name: rotation.turn(supply[name])}
+                supply = supply | {name: self._turned(supply[name], rotation)}
         return supply
+
+    def _turned(self, tokens: Tensor, rotation: Rotation) -> Tensor:
+        """Queries or keys (b, h, n, d) of the host's heads turned; a mechanism's own have no tables, and stay."""
+        if self.all_heads == self.num_heads:
+            return rotation.turn(tokens)
+        own, others = tokens.split([self.num_heads, self.all_heads - self.num_heads], dim=1)
+        return torch.cat([rotation.turn(own), others], dim=1)
 
     def mix(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """What the mechanism makes of its inputs, projected back: (b, n, c)."""
@@ -186,6 +203,11 @@ class PartlyBiased(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, whole_bias(self))
+
+
+def is_heard(module: nn.Module) -> bool:
+    """Whether somebody listens to a module, and has to see it called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def whole_bias(qkv: nn.Linear) -> Tensor | None:

@@ -80,7 +80,7 @@ def filter_map(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     image, above = spread.with_borders(image, half)
     if weight.dim() == 3:
         return F.conv2d(image, weight[:, None], bias, padding=(above, half), groups=image.shape[1])
-    if is_exporting():
+    if is_exporting() or len(image) == 0:
         return _shifted_products(image, weight, bias)
     # all images become channels of one: on the CPU 4 to 8 times faster than nine shifted products
     channels = rearrange(image, "b c y x -> 1 (b c) y x")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from subquad.errors import SubquadError
+from subquad.inference import in_evaluation
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,8 @@ def evaluate(
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """`model` in evaluation mode without gradients; afterwards every module is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with in_evaluation(model), torch.inference_mode():
+        yield
 
 
 def check_finite(answer: Tensor, what: Path | str) -> None:

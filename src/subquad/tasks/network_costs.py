@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from subquad.inference import in_evaluation
 from subquad.kernels import use_backend
 
 
@@ -21,10 +22,13 @@ def count_macs(model: nn.Module, img_size: tuple[int, int]) -> int:
 def count_macs_of(model: nn.Module, batch: Tensor) -> int:
     """Multiply-adds of one pass over a batch, on the device that the model is on."""
     device = next(model.parameters()).device
-    training = model.training
-    model.eval()
     # the same on every machine: the eager forms, as older torch counts nothing for its fused attention on the CPU
-    with torch.no_grad(), use_backend("eager"), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with (
+        in_evaluation(model),
+        torch.no_grad(),
+        use_backend("eager"),
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):
         model(batch.to(device))
-    model.train(training)
     return counter.get_total_flops() // 2
