@@ -33,7 +33,7 @@ from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
-from subquad.exports import DTYPES, Exported, exporter_named, in_engine
+from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of
 from subquad.exports import export as export_network
 from subquad.holding import holding
 from subquad.inference import optimize
@@ -389,7 +389,7 @@ def export(
         SubquadError: a name is wrong, a package is missing, or the network can't be written as that, in one line.
     """
     exporter = exporter_named(format)
-    size = _size_of(img_size)
+    size, notes = _size_of(img_size), dict[str, Any]()
     if isinstance(source, nn.Module):
         model, name = source, type(source).__name__.lower()
     elif str(source) in NETWORKS.keys() | VARIANTS.keys() and not Path(source).exists():
@@ -401,13 +401,14 @@ def export(
         trained = open_trained(source, device="cpu")
         model, name = trained.model, Path(source).name
         size = size or getattr(getattr(trained, "input", None), "img_size", None)
+        notes = notes_of(trained, size)
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     if any(parameter.dtype != DTYPES[dtype] for parameter in model.parameters()):
         model = copy.deepcopy(model).to(DTYPES[dtype])
     target = Path(path) if path is not None else Path(f"{name}{exporter.suffix}")
     settings: dict[str, Any] = {"format": format, "img_size": size, "batch": batch, "dynamic": dynamic}
-    return export_network(model, target, **settings, dtype=dtype, int8=int8)
+    return export_network(model, target, **settings, dtype=dtype, int8=int8, notes=notes)
 
 
 def _size_of(img_size: int | Sequence[int] | None) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """What is written is checked before it is kept, errors are one line, and engines stand in for the network."""
 
 import importlib.util
+import json
 from contextlib import contextmanager
 
 import pytest
@@ -9,6 +10,7 @@ from hosts import small
 
 import subquad
 from subquad import SubquadError
+from subquad.data import InputConfig
 from subquad.exports import EXPORTERS, Exporter, export, exporting, open_exported, programs, register_exporter
 from subquad.exports.checking import checked_shapes, largest_difference
 from subquad.exports.exporting import least_pixels
@@ -241,11 +243,43 @@ def test_files_are_opened_by_their_suffix_or_by_the_format_that_is_named(tmp_pat
         open_exported(tmp_path / "mean.pt2", "pt")
 
 
+def notes_in(path, format, names):
+    """What a file says beside its numbers, read as somebody without this library reads it."""
+    if format == "pt2":
+        texts = dict.fromkeys(names, "")
+        torch.export.load(path, extra_files=texts)
+        return texts
+    if format == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        return onnxruntime.InferenceSession(str(path)).get_modelmeta().custom_metadata_map
+    openvino = pytest.importorskip("openvino")
+    model = openvino.Core().read_model(path)
+    return {name: model.get_rt_info(["subquad", name]).astype(str) for name in names}
+
+
+@pytest.mark.parametrize("format", [name for name, one in EXPORTERS.items() if one.describe is not None])
+def test_notes_are_read_in_the_format_itself(format, tmp_path):
+    notes = {"task": "classify", "classes": ["a", 'ü "b"'], "mean": (0.5, 0.25, 0.125), "crop_pct": 0.9}
+    path = tmp_path / f"n{EXPORTERS[format].suffix}"
+    export(Mean(), path, format=format, img_size=8, notes=notes)
+    told = notes_in(path, format, notes)
+    assert told["task"] == "classify"
+    for name in ("classes", "mean", "crop_pct"):
+        assert json.loads(told[name]) == json.loads(json.dumps(notes[name]))
+    images = torch.randn(1, 3, 8, 8)
+    torch.testing.assert_close(open_exported(path, format)(images), Mean()(images), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_what_was_exported_is_judged_in_its_engine(tmp_path):
     run = tmp_path / "run"
     subquad.train("digits", run, attention="linear", epochs=1)
     written = subquad.export(run, tmp_path / "n.pt2", format="pt2", dynamic=["batch"])
+    trained = subquad.open_trained(run)
+    notes = notes_in(written.path, "pt2", ["task", "classes", "img_size", "mean", "std", "interpolation", "crop_pct"])
+    assert notes["task"] == "classify" and json.loads(notes["classes"]) == list(trained.classes)
+    seen = {name: json.loads(notes[name]) for name in ("img_size", "mean", "std", "crop_pct")}
+    assert InputConfig(**seen, interpolation=notes["interpolation"]) == trained.input
     there, here = subquad.evaluate(run, engine=written.path), subquad.evaluate(run)
     assert there.result.top1 == here.result.top1 and (there.result.confusion == here.result.confusion).all()
     for engine, message in [

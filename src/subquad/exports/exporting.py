@@ -3,16 +3,18 @@
 import importlib.util
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from subquad.errors import SubquadError, check_suffix, reason_of, shown, unknown_name
 from subquad.exports.checking import TOLERANCES, Shape, answer_of, checked_shapes, largest_difference
+from subquad.exports.file_notes import as_texts
 from subquad.exports.formats import EXPORTERS, Exporter, Runner
 from subquad.exports.programs import as_formulas, check_dynamic, program_of, sizes_without_guards
 from subquad.exports.quantizing import INT8, in_int8
@@ -53,6 +55,7 @@ def export(
     dynamic: str | Sequence[str] = (),
     dtype: str = "fp32",
     int8: str | None = None,
+    notes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Exported:
     """Write `model` to `path`; the file is there whole and found to be right, or not at all.
 
@@ -66,6 +69,7 @@ def export(
         dynamic: what may change from call to call: "batch", "size", or both, "batch,size".
         dtype: fp32, bf16 or fp16, of parameters and images.
         int8: what of its products of matrices becomes int8: "weights", or "dynamic" for activations as well.
+        notes: what the file says beside, by name, as JSON can hold it; formats without room for them leave them out.
 
     Raises:
         SubquadError: a name is wrong, a package is missing, or the network can't be written as that, in one line.
@@ -86,7 +90,7 @@ def export(
         raise SubquadError(
             f"the network is {' and '.join(sorted(map(str, before)))}: bring it to {DTYPES[dtype]} first, model.to(…)"
         )
-    wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least)
+    wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least, as_texts(notes))
     with in_evaluation(model):
         return _written(model, path, exporter, wanted)
 
@@ -157,6 +161,7 @@ class _Wanted:
     dtype: torch.dtype
     int8: str | None
     least: int
+    notes: Mapping[str, str]
 
 
 def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) -> Exported:
@@ -191,6 +196,8 @@ def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wante
             exporter.write(program, path)
         if wanted.int8 and (quantize := exporter.int8_files.get(wanted.int8)):
             quantize(path)
+        if wanted.notes and exporter.describe is not None:
+            exporter.describe(path, wanted.notes)
         return exporter.load(path)
     except SubquadError:
         raise

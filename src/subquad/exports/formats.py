@@ -26,6 +26,7 @@ class Exporter:
         needs: packages that write and run it, beside PyTorch.
         write: writes a traced program to a path.
         load: opens what was written, in the engine that it is for.
+        describe: puts notes, texts by name, into a file that was written, in place; None where it has no room for them.
         int8: what of `quantizing.INT8` it can hold, the network's linear layers having been brought to it by torchao.
         int8_files: what of it is done by the engine's own tool to the file that was written, in place.
         dtypes: what its engine computes in, of `exporting.DTYPES`.
@@ -36,6 +37,7 @@ class Exporter:
     needs: tuple[str, ...]
     write: Callable[[ExportedProgram, Path], None]
     load: Callable[[Path], Runner]
+    describe: Callable[[Path, Mapping[str, str]], None] | None = field(default=None, kw_only=True)
     int8: tuple[str, ...] = ()
     int8_files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
@@ -49,7 +51,13 @@ def check_exporter(name: str, exporter: Any) -> None:
 
 OURS = {
     "pt2": Exporter(
-        "PyTorch's own: torch.export.load", ".pt2", (), pt2_format.write, pt2_format.load, int8=("weights",)
+        "PyTorch's own: torch.export.load",
+        ".pt2",
+        (),
+        pt2_format.write,
+        pt2_format.load,
+        describe=pt2_format.describe,
+        int8=("weights",),
     ),
     "onnx": Exporter(
         "ONNX, for ONNX Runtime and others",
@@ -57,6 +65,7 @@ OURS = {
         ("onnx", "onnxscript", "onnxruntime"),
         onnx_format.write,
         onnx_format.load,
+        describe=onnx_format.describe,
         int8_files={"dynamic": onnx_format.quantize},
         # ONNX Runtime has no bf16 convolution for CPUs
         dtypes=("fp32", "fp16"),
@@ -67,6 +76,7 @@ OURS = {
         ("openvino", "onnx", "onnxscript"),
         openvino_format.write,
         openvino_format.load,
+        describe=openvino_format.describe,
     ),
     "aoti": Exporter(
         "compiled by torch.compile's backend for this kind of machine: torch._inductor.aoti_load_package",

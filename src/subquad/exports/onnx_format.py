@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,16 @@ def load(path: Path) -> Callable[[Tensor], Tensor]:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def describe(path: Path, notes: Mapping[str, str]) -> None:
+    """Put notes into the file's metadata, ONNX Runtime's `session.get_modelmeta().custom_metadata_map`."""
+    import onnx
+
+    model = onnx.load(path)
+    for name, text in notes.items():
+        model.metadata_props.add(key=name, value=text)
+    onnx.save(model, path)
 
 
 def quantize(path: Path) -> None:

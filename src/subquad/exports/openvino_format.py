@@ -1,7 +1,7 @@
 """OpenVINO: an .xml and the weights in a .bin beside it, by way of ONNX."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -19,6 +19,20 @@ def write(program: ExportedProgram, path: Path) -> None:
         file = Path(folder) / "network.onnx"
         onnx_format.write(program, file)
         openvino.save_model(openvino.convert_model(file), path, compress_to_fp16=False)
+
+
+def describe(path: Path, notes: Mapping[str, str]) -> None:
+    """Put notes into the file's runtime information, `model.get_rt_info(["subquad", name])`."""
+    import openvino
+
+    model = openvino.Core().read_model(path)
+    for name, text in notes.items():
+        model.set_rt_info(text, ["subquad", name])
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        # the weights are read from the file while it is written
+        openvino.save_model(model, Path(folder) / path.name, compress_to_fp16=False)
+        for file in Path(folder).iterdir():
+            file.replace(path.with_name(file.name))
 
 
 def load(path: Path) -> Callable[[Tensor], Tensor]:

@@ -1,6 +1,6 @@
 """PyTorch's own format: a program that torch.export.load gives back, on any device, without this library."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -12,6 +12,14 @@ def write(program: ExportedProgram, path: Path) -> None:
     """Write the program and its weights in one file."""
     with path.open("wb") as file:
         torch.export.save(program, file)
+
+
+def describe(path: Path, notes: Mapping[str, str]) -> None:
+    """Put notes beside the program, which `torch.export.load(path, extra_files={name: ""})` fills in."""
+    with path.open("rb") as file:
+        program = torch.export.load(file)
+    with path.open("wb") as file:
+        torch.export.save(program, file, extra_files=dict(notes))
 
 
 def load(path: Path) -> Callable[[Tensor], Tensor]:

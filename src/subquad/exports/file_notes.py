@@ -1,0 +1,33 @@
+"""What readers of an exported file have to know beside its numbers: classes, and how images are brought to it."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from subquad.tasks.trained import Trained
+
+IMAGES = "RGB, (value / 255 - mean) / std"
+"""What a network of ours is shown."""
+
+
+def notes_of(trained: Trained, img_size: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Collect the task of a trained network, its classes, and how it was trained to see images.
+
+    Args:
+        trained: the network.
+        img_size: (height, width) that it is written for, where that is another size than in training.
+    """
+    notes: dict[str, Any] = {"task": trained.task}
+    if trained.classes:
+        notes["classes"] = list(trained.classes)
+    if dataclasses.is_dataclass(seen := getattr(trained, "input", None)):
+        notes |= {"images": IMAGES, **dataclasses.asdict(seen)}  # type: ignore[arg-type]
+        if img_size is not None and "img_size" in notes:
+            notes["img_size"] = img_size
+    return notes
+
+
+def as_texts(notes: Mapping[str, Any]) -> dict[str, str]:
+    """Give each note as a text, JSON where it is none already: formats hold nothing else."""
+    return {name: note if isinstance(note, str) else json.dumps(note) for name, note in notes.items()}
