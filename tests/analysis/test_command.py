@@ -14,7 +14,10 @@ from safetensors.torch import save_file
 import subquad
 from subquad.analysis import attention_weights
 from subquad.analysis.small_maps import looking
+from subquad.analysis.study import Study
 from subquad.cli import main
+from subquad.data import InputConfig
+from subquad.tasks.classification.trained_classifier import TrainedClassifier
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +100,48 @@ def test_networks_of_timm_stand_beside_ours(runs, tmp_path, capsys):
         assert text in err and err.count("\n") == 1, err
     assert main(["analyze", source, "--img-size", "48", "--output", str(tmp_path)]) == 2
     assert "nothing says what was held out: name photographs with --images, or a data set" in capsys.readouterr().err
+
+
+def folder_of(root, count, colour):
+    for name in "ab":
+        for split, images in (("train", 1), ("val", count)):
+            (root / split / name).mkdir(parents=True)
+            for k in range(images):
+                Image.new("RGB", (8, 8), (colour, k, 0)).save(root / split / name / f"{k:03}.png")
+    return root
+
+
+@pytest.mark.parametrize("count", [5, 7, 20])
+def test_images_are_looked_at_from_the_first_class_to_the_last(tmp_path, count):
+    root = folder_of(tmp_path / "data", count, 0)
+    (root / "val" / "b" / "000.png").write_bytes(b"broken")
+    model = subquad.create_model("deit_micro", depths=(1,), num_classes=2, img_size=8, patch_size=4).eval()
+    config = InputConfig((8, 8))
+    trained = TrainedClassifier("classify", model, ("a", "b"), str(root), None, torch.device("cpu"), config)
+    pictures, inputs = Study(max_images=4)._pictures(trained)
+    assert len(pictures) == len(inputs) == 4
+    listed = [str(path) for path in sorted((root / "val").rglob("*.png"))]
+    places = [k * len(listed) // 4 for k in range(4)]
+    shown = [picture.getpixel((0, 0))[1] for picture in pictures]
+    whole = [int(listed[k][-7:-4]) for k in places if "b/000" not in listed[k]]
+    assert [k for k in shown if k in whole] and max(places) >= count
+    photographs, _ = Study(max_images=4, images=[root / "val" / "a"])._pictures(trained)
+    assert [p.getpixel((0, 0))[1] for p in photographs] == [k * count // 4 for k in range(4)]
+
+
+def test_counts_of_other_data_are_not_taken_for_these(runs, tmp_path, capsys):
+    sizes = {"depths": (1,), "num_classes": 2, "img_size": 8, "patch_size": 4}
+    model = subquad.create_model("deit_micro", **sizes).eval()
+    subquad.save_weights(model, tmp_path / "m.safetensors", {"task": "classify", "classes": ["a", "b"], "input": {}})
+    command = ["analyze", str(tmp_path / "m.safetensors"), "--removed", "--measures", "entropy", "--max-images", "2"]
+    command += ["--output", str(tmp_path / "out")]
+    file = tmp_path / "out" / "removed-m.json"
+    for name in ("one", "two"):
+        folder_of(tmp_path / name, 2, 200)
+        assert main([*command, "--data", str(tmp_path / name)]) == 0
+        kept = json.loads(file.read_text())
+        assert kept["about"]["data"] == str(tmp_path / name) and 0.5 not in kept["counts"]["none"]
+        kept["counts"]["none"] = [0.5] * 4
+        file.write_text(json.dumps(kept))
+    assert main([*command, "--data", "folder", "--data-dir", str(tmp_path / "one")]) == 0
+    assert 0.5 not in json.loads(file.read_text())["counts"]["none"]

@@ -7,6 +7,7 @@ from html import unescape
 
 import numpy as np
 import pytest
+import timm
 import torch
 from hosts import small, without_prefix
 from mechanisms import WITH_WEIGHTS
@@ -96,3 +97,45 @@ def test_the_command_writes_a_page_a_table_and_json(tmp_path, capsys):
     assert {row["network"] for row in rows} == {"softmax", "inline"}
     assert main(["analyze", runs[0], "--images", *pictures, "--measures", "rang", "--output", str(out)]) == 2
     assert "unknown --measures 'rang': did you mean rank" in capsys.readouterr().err
+
+
+TIMM = {
+    # name, settings, side: grids of queries and keys that are seen, in order
+    "pvt_v2_b0": ({}, 64, [((16, 16, 0), (2, 2, 0)), ((8, 8, 0), (2, 2, 0)), ((4, 4, 0), (2, 2, 0)), ((2, 2, 0),) * 2]),
+    "twins_pcpvt_small": ({"img_size": 64}, 64, [((16, 16, 0), (2, 2, 0)), ((8, 8, 0), (2, 2, 0))]),
+    "twins_svt_small": ({"img_size": 224, "embed_dims": (8, 16, 32, 64)}, 224, [((56, 56, 0), (7, 7, 0))]),
+    "cait_xxs24_224": ({"img_size": 32}, 32, []),
+    "xcit_nano_12_p16_224": ({"img_size": 32}, 32, []),
+    "samvit_base_patch16": ({"img_size": 64, "embed_dim": 16, "num_heads": 2, "window_size": 2}, 64, []),
+    "deit_tiny_patch16_224": ({"img_size": 64, "embed_dim": 24}, 64, [((4, 4, 1),) * 2]),
+}
+SMALL = {"twins_svt_small", "twins_pcpvt_small", "pvt_v2_b0"}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_layers_of_timm_are_seen_where_tokens_see_tokens(name):
+    settings, side, expected = TIMM[name]
+    short = {"depths": (2, 1, 1, 1)} if name in SMALL else {"depth": 2}
+    model = timm.create_model(name, num_classes=3, **settings, **short).eval()
+    images = torch.randn(1, 3, side, side)
+    before = model(images)
+    layers = attention_weights(model, images)
+    grids = [tuple((g.height, g.width, g.prefix) for g in (layer.grid, layer.kv_grid)) for layer in layers]
+    assert list(dict.fromkeys(grids))[: len(expected)] == expected and bool(grids) == bool(expected)
+    for layer in layers:
+        assert layer.weights.shape[-2:] == (layer.grid.num_tokens, layer.kv_grid.num_tokens)
+        assert torch.allclose(layer.weights.sum(-1), torch.ones(()), atol=1e-5)
+    if not expected:
+        with pytest.raises(SubquadError, match="shows no attention"):
+            measure_network(model, [images])
+    else:
+        assert all(
+            math.isfinite(row.mean) for row in measure_network(model, [images], ["entropy", "diagonal", "local"])
+        )
+    assert torch.equal(model(images), before)
+
+
+def test_a_token_alone_has_no_others_to_be_compared_with():
+    model = subquad.create_model("pvt_tiny", attention="linear", num_classes=2, img_size=32, depths=(1, 1, 1, 1))
+    rows = measure_network(model, [torch.randn(1, 3, 32, 32)])
+    assert {row.layer for row in rows} == {1, 2, 3, 4} and all(math.isfinite(row.mean) for row in rows)

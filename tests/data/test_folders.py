@@ -1,9 +1,10 @@
 """Folders of images: which images belong to which split and class, and what is said about a wrong tree."""
 
 import pytest
-from PIL import Image
+from PIL import Image, features
 
-from subquad.data import load_dataset
+from subquad.data import BrokenImageError, find_images, load_dataset
+from subquad.data.decoding import _FORMATS, IMAGE_ENDINGS
 from subquad.errors import SubquadError
 
 SPLIT_TREE = {"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1}
@@ -87,7 +88,7 @@ def test_a_class_folder_without_images_is_named(make_tree):
 
 
 def test_class_folders_that_are_all_empty_are_said_to_be(make_tree):
-    assert "hold no images (.png .jpg .jpeg)" in complaint(str(make_tree({"a": 0, "b": 0})))
+    assert "hold no images (.jpg .jpeg" in complaint(str(make_tree({"a": 0, "b": 0})))
 
 
 def test_a_folder_of_images_without_class_folders_is_told_how_to_sort(make_tree):
@@ -134,3 +135,27 @@ def test_grey_and_transparent_images_come_in_rgb(make_tree):
     Image.new("1", (4, 4)).save(root / "train/cat/bits.png")
     images = load_dataset(str(root), split="train")
     assert {images.picture(i).mode for i in range(len(images))} == {"RGB"}
+
+
+@pytest.mark.parametrize("ending", [ending for endings in _FORMATS.values() for ending in endings])
+def test_what_the_decoder_reads_is_found_in_folders(tmp_path, ending):
+    format = next(name for name, endings in _FORMATS.items() if ending in endings)
+    if {"AVIF": "avif", "JPEG2000": "jpg_2000", "WEBP": "webp"}.get(format, "zlib") not in features.get_supported():
+        pytest.skip(f"this Pillow has no {format}")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for name in (f"1{ending}", f"2{ending.upper()}", f".hidden{ending}", "notes.txt", "3.svg"):
+            Image.new("RGB", (8, 8), 90).save(tmp_path / folder / name, format)
+    train, validation = (load_dataset(str(tmp_path), split=split, strict=True) for split in ("train", "validation"))
+    assert len(train) == len(validation) == 2 and len(find_images(tmp_path)) == 4
+    assert all(images[index] is not None for images in (train, validation) for index in range(2))
+
+
+def test_photographs_that_nobody_decodes_are_named_and_not_passed_over(make_tree):
+    root = make_tree({"a": 4, "b": 4})
+    heic = root / "a" / "00.HEIC"
+    heic.write_bytes(b"\0\0\0\x18ftypheic")
+    assert heic in find_images(root) and ".heic" in IMAGE_ENDINGS
+    with pytest.raises(BrokenImageError, match=r"00\.HEIC: cannot identify image file"):
+        images = load_dataset(str(root), split="train", strict=True)
+        list(images)

@@ -18,7 +18,7 @@ from subquad.tasks import ImageNetwork, Trained
 from subquad.tasks.accuracy import EvalSums
 from subquad.tasks.class_names import check_classes, check_same_classes
 from subquad.tasks.classification.throughput import measure_throughput
-from subquad.tasks.classification.trained_classifier import images_of, judge
+from subquad.tasks.classification.trained_classifier import TrainedClassifier, images_of, judge
 from subquad.tasks.detection import average_precision, judge_detector, trained_detector
 from subquad.tasks.detection.average_precision import MEASURES, as_coco, evaluate_detection
 from subquad.tasks.detection.trained_detector import TrainedDetector, find_objects, precision_text, predict_objects
@@ -303,3 +303,18 @@ def test_weights_in_other_places_have_another_fingerprint():
         first[0].weight.copy_(torch.tensor([[1.0, -1.0], [1.0, -1.0]]))
     prints.add(trained.fingerprint)
     assert len(prints) == 3
+
+
+@pytest.mark.parametrize("damage", [float("nan"), float("inf")])
+def test_answers_that_are_no_numbers_are_no_accuracy(tmp_path, damage):
+    model = create_model("deit_micro", depths=(1,), num_classes=10, img_size=8, patch_size=4).eval()
+    with torch.no_grad():
+        model.head.bias[3] = damage
+    trained = opened_of(model)
+    with pytest.raises(SubquadError, match="answers to digits are not finite"):
+        judge(trained, batch_size=400)
+
+
+def opened_of(model):
+    classes = tuple(map(str, range(10)))
+    return TrainedClassifier("classify", model, classes, "digits", None, CPU, InputConfig((8, 8)))

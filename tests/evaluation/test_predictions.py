@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from subquad.data import InputConfig
+from subquad.data import InputConfig, load_dataset
 from subquad.errors import SubquadError
 from subquad.tasks.classification import Prediction, predict, save_picture_grid
 
@@ -58,6 +58,24 @@ def test_a_single_file_is_predicted_and_its_folder_need_not_be_a_class(folder, t
     (prediction,) = guess(str(path), top_k=1)
     assert prediction.true is None and not prediction.is_wrong and len(prediction.probabilities) == 1
     assert len(guess([path, folder / "red"])) == 4
+
+
+def test_true_classes_are_those_that_training_would_read(folder, tmp_path, monkeypatch):
+    inner = folder / "red" / "day" / "blue"
+    inner.mkdir(parents=True)
+    Image.new("RGB", (4, 4), COLOURS["red"]).save(inner / "deep.png")
+    # a store of files, whose links lie in the folders of classes
+    (tmp_path / "blue").mkdir()
+    Image.new("RGB", (4, 4), COLOURS["green"]).save(tmp_path / "blue" / "stored.png")
+    (folder / "green" / "link.png").symlink_to(tmp_path / "blue" / "stored.png")
+    images = load_dataset(str(folder), split="train"), load_dataset(str(folder), split="validation")
+    trained = {part.path(i): part.classes[part.labels[i]] for part in images for i in range(len(part))}
+    assert {str(p.path): p.true for p in guess(folder)} == trained
+    assert {p.true for p in guess(folder / "red")} == {"red", "blue"}
+    (link,) = guess(folder / "green" / "link.png")
+    assert link.true == "green"
+    monkeypatch.chdir(folder / "green")
+    assert {p.true for p in guess([".", "0.png"])} == {"green"}
 
 
 def test_more_images_than_a_batch_keep_their_order(folder):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hosts import small
 from made_files import refused, zipped
+from safetensors.torch import save_file
 from weight_grammar import Maker, header_of
 
 from subquad.errors import SubquadError
@@ -260,3 +261,51 @@ def test_tables_of_a_shape_that_no_table_has_are_one_line():
             with pytest.raises(SubquadError) as caught:
                 load_checkpoint(model, model.state_dict() | {name: torch.zeros(shape)})
             assert str(caught.value).isprintable(), (name, shape)
+
+
+WRAPPED = ("", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
+
+
+@pytest.mark.parametrize("prefix", WRAPPED)
+@pytest.mark.parametrize("form", ["pickle", "safetensors", "our safetensors", "dict", "dict of a trainer"])
+def test_what_wrappers_put_in_front_is_taken_off_whatever_the_form(tmp_path, prefix, form):
+    model, other = small("vit", num_classes=3), small("vit", num_classes=3)
+    state = {f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}
+    if prefix == "module.":
+        # of torch.optim.swa_utils.AveragedModel
+        state["n_averaged"] = torch.tensor(7)
+    if form == "pickle":
+        torch.save(state, source := tmp_path / "x.pth")
+    elif form == "safetensors":
+        save_file(state, source := tmp_path / "x.safetensors")
+    elif form == "our safetensors":
+        save_weights(types.SimpleNamespace(state_dict=lambda: state), source := tmp_path / "x.safetensors")
+    else:
+        source = state if form == "dict" else {"epoch": 3, "state_dict": state}
+    load_checkpoint(other, source)
+    assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"weights": {"a": 1}, "epoch": 3}, "holds no weights, but 'weights' of type dict"),
+        ({"head.weight": np.zeros(3)}, "holds no weights, but 'head.weight' of type ndarray"),
+        ({3: torch.zeros(3)}, "holds no weights, but '3' of type Tensor"),
+        ({}, "missing"),
+    ],
+)
+def test_dicts_that_hold_no_weights_are_told_what_they_hold(source, message):
+    with pytest.raises(SubquadError, match=message) as caught:
+        load_checkpoint(small("vit", num_classes=3), source)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_without_a_classifier_start_all_but_the_classifier():
+    model, other = small("vit", num_classes=3), small("vit", num_classes=3)
+    before = other.head.weight.clone()
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}
+    load_checkpoint(other, state, head=None)
+    assert torch.equal(other.head.weight, before) and torch.equal(other.norm.weight, model.norm.weight)
+    with pytest.raises(SubquadError, match="2 missing"):
+        load_checkpoint(other, state)

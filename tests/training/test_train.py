@@ -15,7 +15,7 @@ from subquad.tasks.classification import Recipe
 from subquad.tasks.classification.mixed_loss import Objective
 from subquad.tasks.task_table import make_task
 from subquad.training import train
-from subquad.training.journal import epoch_line
+from subquad.training.journal import describe_schedule, epoch_line
 
 SUMMARY = {
     "status",
@@ -30,6 +30,15 @@ SUMMARY = {
     "images_per_second",
     "peak_memory_mb",
 }
+
+
+def test_a_warm_up_that_never_ends_is_said(tiny):
+    def schedule(**changes):
+        return describe_schedule(tiny.replace(epochs=3, **changes), 3, 5, 8, 1e-3)
+
+    assert schedule(warmup_epochs=5).endswith(", which a warm-up of 25 updates does not reach")
+    assert schedule(warmup_updates=15).endswith(", which a warm-up of 15 updates does not reach")
+    assert schedule(warmup_epochs=2).endswith("adamw at 0.001") and schedule(warmup_updates=14).endswith(" 0.001")
 
 
 def test_a_run_leaves_everything_in_its_folder(tiny, tmp_path):

@@ -32,7 +32,13 @@ def on_map(measure: Callable[[Tensor, TokenGrid], Tensor]) -> OfLayer:
 
 def if_square(measure: Callable[[Tensor], Tensor]) -> OfLayer:
     """What `measure` gives for tokens that attend to themselves."""
-    return lambda layer: measure(layer.weights) if layer.grid == layer.kv_grid else None
+
+    def of(layer: LayerAttention) -> Tensor | None:
+        # a token alone, as in the last stage for small images, has no others
+        alone = layer.weights.shape[-1] < 2
+        return measure(layer.weights) if layer.grid == layer.kv_grid and not alone else None
+
+    return of
 
 
 def map_rank(kind: str) -> OfLayer:

@@ -4,6 +4,7 @@ Three kinds of layers show their weights: those that keep the contract of `ATTEN
 hand their weights to a dropout `attn_drop`, as its ViTs and Swins do.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -155,21 +156,31 @@ def _scores(name: str, module: Any, change: Change, model: nn.Module, images: Te
 @contextmanager
 def _timm(name: str, module: Any, change: Change, model: nn.Module, images: Tensor, branches: bool) -> Iterator[None]:
     inputs: dict[str, Tensor] = {}
+    given_to_layer: tuple[Any, ...] = ()
+
+    def begin(_: Any, given: tuple[Any, ...]) -> None:
+        nonlocal given_to_layer
+        given_to_layer = given
+        inputs.clear()
 
     def read(_: Any, __: Any, projected: Tensor) -> None:
-        parts = projected.unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        parts = projected.flatten(1, -2).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4)
         inputs.update(zip("qkv", parts.unbind(0), strict=True))
 
     def hand_over(_: Any, given: tuple[Tensor]) -> Tensor | None:
         weights = given[0]
-        count = weights.shape[-1]
-        grid = _window_grid(module, count) or _plain_grid(model, images, count)
-        changed = change(LayerAttention(name, "softmax", weights[:, :, None], grid, grid, module, dict(inputs)))
+        grids = _timm_grids(module, model, images, given_to_layer, weights)
+        if grids is None:
+            return None
+        own = inputs if weights.shape[-2] == weights.shape[-1] else {}
+        changed = change(LayerAttention(name, "softmax", weights[:, :, None], *grids, module, dict(own)))
         return None if changed is None else changed[:, :, 0]
 
     with ExitStack() as stack:
         stack.enter_context(_unfused(module))
-        if isinstance(getattr(module, "qkv", None), nn.Linear):
+        stack.enter_context(module.register_forward_pre_hook(begin))
+        # others project each head's queries, keys and values next to each other, or the places of several windows
+        if isinstance(getattr(module, "qkv", None), nn.Linear) and not getattr(module, "head_first", False):
             stack.enter_context(module.qkv.register_forward_hook(read))
         stack.enter_context(module.attn_drop.register_forward_pre_hook(hand_over))
         yield
@@ -194,6 +205,33 @@ def _unfused(module: Any) -> Iterator[None]:
         yield
     finally:
         module.fused_attn = before
+
+
+def _timm_grids(
+    module: Any, model: nn.Module, images: Tensor, given: tuple[Any, ...], weights: Tensor
+) -> tuple[TokenGrid, TokenGrid] | None:
+    """Where queries and keys of a layer of timm's stand, which was `given` tokens; None where no tokens see tokens.
+
+    That is so of channels that see channels (XCiT) and of a class token alone that looks (CaiT); and nothing is said of
+    layers that compute all windows at once (Twins), or images and heads as one (SAM).
+    """
+    if weights.dim() != 4 or not given or not isinstance(given[0], Tensor) or hasattr(module, "temperature"):
+        return None
+    tokens, size = given[0].shape[1:-1], given[1] if len(given) > 1 else None
+    queries, keys = weights.shape[-2:]
+    sides = [tokens, given[0].shape[2:], size if isinstance(size, tuple | list) else ()]
+    placed = (TokenGrid(*map(int, pair)) for pair in sides if len(pair) == 2 and math.prod(pair) == queries)
+    if queries != keys:
+        # keys of a map that is smaller by a whole number, as PVT's and Twins' are
+        grid = next(placed, None)
+        step = math.isqrt(queries // keys)
+        if grid is None or (grid.height // step) * (grid.width // step) != keys:
+            return None
+        return grid, TokenGrid(grid.height // step, grid.width // step)
+    if queries not in (math.prod(tokens), math.prod(given[0].shape[2:])):
+        return None
+    grid = _window_grid(module, keys) or next(placed, None) or _plain_grid(model, images, keys)
+    return grid, grid
 
 
 def _window_grid(module: Any, count: int) -> TokenGrid | None:

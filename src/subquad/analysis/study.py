@@ -108,16 +108,15 @@ class Study:
                 "nothing says what was held out: name photographs with --images, or a data set with --data"
             )
         images = images_of(trained, data=self.data, data_dir=self.data_dir)
-        places = range(0, len(images), max(1, len(images) // self.max_images))
-        pairs = ((k, images[k]) for k in places)
-        whole = list(islice(((k, pair[0]) for k, pair in pairs if pair is not None), self.max_images))
+        pairs = ((k, images[k]) for k in _even_order(len(images), self.max_images))
+        whole = sorted(islice(((k, pair[0]) for k, pair in pairs if pair is not None), self.max_images), key=_place)
         if not whole:
             raise SubquadError(f"none of {len(images)} held-out images can be read, the first is {images.path(0)}")
         return [images.picture(k) for k, _ in whole], [image for _, image in whole]
 
     def _photographs(self, paths: Sequence[Path], trained: ImageNetwork) -> tuple[list[Any], list[Any]]:
         files = image_files(paths)
-        chosen = files[:: max(1, len(files) // self.max_images)][: self.max_images]
+        chosen = [files[k] for k in sorted(_even_order(len(files), self.max_images)[: self.max_images])]
         readable = list(readable_images(chosen, eval_transform(trained.input), strict=False, log=self.log))
         if not readable:
             raise SubquadError(f"none of {len(chosen)} images can be read, the first is {chosen[0]}")
@@ -132,7 +131,13 @@ class Study:
             step = len(images) / self.max_held_out
             images = Subset(images, [int(k * step) for k in range(self.max_held_out)])
         settings: dict[str, Any] = {"batch_size": SURVEYED, "device": trained.device}
-        about = {"network": name, "data": trained.data, "size": trained.input.img_size, "weights": trained.fingerprint}
+        about = {
+            "network": name,
+            "data": self.data or trained.data,
+            "data_dir": self.data_dir or (None if self.data else trained.data_dir),
+            "size": trained.input.img_size,
+            "weights": trained.fingerprint,
+        }
         if self.removed:
             findings.hits[name] = survey(
                 images,
@@ -161,6 +166,17 @@ class Study:
 
     def _kept(self, name: str) -> Path | None:
         return None if self.output is None else self.output / name
+
+
+def _even_order(count: int, most: int) -> list[int]:
+    """All of `count` places: `most` of them first, from the first part to the last, then what may stand in for them."""
+    first = [k * count // most for k in range(most)] if most < count else list(range(count))
+    chosen = set(first)
+    return [*first, *(k for k in range(count) if k not in chosen)]
+
+
+def _place(pair: tuple[int, Any]) -> int:
+    return pair[0]
 
 
 def name_of(source: Path | str) -> str:

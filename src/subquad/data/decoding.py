@@ -21,8 +21,25 @@ from subquad.errors import SubquadError, reason_without_path
 # Pillow's remarks about odd headers would stand between our own lines
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "MPO")
-"""What is decoded: others run programs (EPS), or are no photographs."""
+_FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "AVIF": (".avif",),
+    "JPEG2000": (".jp2", ".j2k", ".jpx"),
+    "MPO": (".mpo",),
+}
+"""What is decoded, with the endings of its files: others run programs (EPS), or are no photographs."""
+
+_NOT_DECODED = (".heic", ".heif")
+"""Photographs that Pillow does not decode: they are named as broken, and not passed over as what is no image."""
+
+IMAGE_ENDINGS = (*(ending for endings in _FORMATS.values() for ending in endings), *_NOT_DECODED)
+"""Of the files in a folder, those with one of these endings are its images, upper case or lower."""
 
 _MOST_ASPECT = 200
 """The longer side over the shorter: beyond it, a picture resized by its shorter side does not fit into memory."""

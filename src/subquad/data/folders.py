@@ -5,10 +5,9 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from timm.data.readers.img_extensions import get_img_extensions
-
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import Source
+from subquad.data.decoding import IMAGE_ENDINGS
 from subquad.data.sampling import hold_out
 from subquad.data.walking import find_images, image_names, natural_order, subfolders
 from subquad.errors import SubquadError
@@ -121,4 +120,4 @@ def _names(folders: dict[str, Path]) -> str:
 
 
 def _endings() -> str:
-    return " ".join(get_img_extensions())
+    return " ".join(IMAGE_ENDINGS)

@@ -7,23 +7,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from timm.data.readers.img_extensions import get_img_extensions
-
+from subquad.data.decoding import IMAGE_ENDINGS
 from subquad.errors import SubquadError, reason_without_path
 
 
 def find_images(folder: Path) -> list[Path]:
     """All images in `folder` and below, in natural order.
 
-    They are known by their endings: what can't be read, or is no regular file, is found to be broken later on.
+    They are known by their endings, see `IMAGE_ENDINGS`: what can't be read, or is no regular file, is found to be
+    broken later on.
     """
     return [Path(name) for name in image_names(folder)]
 
 
 def image_names(folder: Path) -> list[str]:
     """Name all images in `folder` and below, in natural order."""
-    endings = tuple(get_img_extensions())
-    return sorted((name for name in walk_files(folder) if name.lower().endswith(endings)), key=natural_order)
+    return sorted((name for name in walk_files(folder) if is_image_name(name)), key=natural_order)
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file's name has the ending of an image, in upper or lower case."""
+    return name.lower().endswith(IMAGE_ENDINGS)
 
 
 def walk_files(folder: Path) -> Iterator[str]:

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from subquad.data import BrokenImageError, find_images, read_image
+from subquad.data.decoding import IMAGE_ENDINGS
 from subquad.data.walking import find_path
 from subquad.errors import SubquadError, reason_without_path
 from subquad.writing import replacing
@@ -31,7 +32,7 @@ def image_files(paths: Iterable[Path | str]) -> list[Path]:
     Raises:
         SubquadError: one is not there, a folder has none, or nothing is named.
     """
-    return [file for _, file in _rooted(paths)]
+    return [file for _, file in rooted_image_files(paths)]
 
 
 def plan_outputs(paths: Iterable[Path | str], folder: Path, endings: Sequence[str]) -> list[PlannedImage]:
@@ -44,7 +45,7 @@ def plan_outputs(paths: Iterable[Path | str], folder: Path, endings: Sequence[st
     """
     inside = find_path(folder).resolve()
     images: dict[Path, tuple[Path | None, Path]] = {}
-    for root, file in _rooted(paths):
+    for root, file in rooted_image_files(paths):
         real = file.resolve()
         if root is None or root.resolve() not in inside.parents or not real.is_relative_to(inside):
             images.setdefault(real, (root, file))
@@ -125,7 +126,7 @@ def save_picture(picture: Image.Image, path: Path) -> None:
         raise SubquadError(f"can't write {path}: {reason_without_path(error)}") from None
 
 
-def _rooted(paths: Iterable[Path | str]) -> Iterator[tuple[Path | None, Path]]:
+def rooted_image_files(paths: Iterable[Path | str]) -> Iterator[tuple[Path | None, Path]]:
     """Image files, with the folder that was named where they were not themselves."""
     nothing = True
     for path in map(find_path, paths):
@@ -133,7 +134,7 @@ def _rooted(paths: Iterable[Path | str]) -> Iterator[tuple[Path | None, Path]]:
         if path.is_dir():
             images = find_images(path)
             if not images:
-                raise SubquadError(f"folder {path} has no images")
+                raise SubquadError(f"folder {path} has no images ({' '.join(IMAGE_ENDINGS)})")
             yield from ((path, image) for image in images)
         elif path.exists():
             yield None, path

@@ -37,7 +37,9 @@ def describe_setup(task: Task, params: int, macs: int) -> str:
 def describe_schedule(recipe: CommonRecipe, epochs: int, updates: int, total_batch: int, lr: float) -> str:
     """How long and how fast, in one line."""
     long = f"{counted(epochs, 'epoch')} of {counted(updates, 'update')} of {counted(total_batch, 'image')}"
-    return f"{long}, {recipe.opt} at {lr:g}"
+    warmup = recipe.warmup_epochs * updates if recipe.warmup_updates is None else recipe.warmup_updates
+    never = f", which a warm-up of {counted(warmup, 'update')} does not reach" if warmup >= recipe.epochs * updates else ""
+    return f"{long}, {recipe.opt} at {lr:g}{never}"
 
 
 def epoch_line(task: Task, row: Row, num_epochs: int) -> str:

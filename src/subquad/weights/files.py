@@ -7,10 +7,10 @@ import hashlib
 import math
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from safetensors import safe_open
@@ -32,6 +32,11 @@ from subquad.writing import json_text, replacing
 
 WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
 """Under which keys trainers put the weights, the preferred one first."""
+
+WRAPPED = ("module.", "_orig_mod.")
+"""What DataParallel and torch.compile put in front of names."""
+
+Entry = TypeVar("Entry")
 
 BEST = "best.safetensors"
 """The weights of a run folder that are taken where it is named instead of a file."""
@@ -82,7 +87,9 @@ def read_weights(path: Path | str, *, key: str | None = None) -> tuple[dict[str,
             _check_entries({name: tuple(file.get_slice(name).get_shape()) for name in names})
             tensors = {name: file.get_tensor(name) for name in names}
             check_digest(path, tensors, file.metadata() or {})
-            return tensors, _note_in(file)
+            note = _note_in(file)
+            # what we wrote has the names of its network, which may itself hold a `module`
+            return tensors if note else without_wrappers(tensors, path), note
     with opened(path) as content:
         return unwrap(content, path, key), {}
 
@@ -132,15 +139,10 @@ def _note_in(file: Any) -> dict[str, Any]:
 
 def unwrap(content: Any, path: Path | str, preferred: str | None = None) -> dict[str, Tensor]:
     """The tensors of a pickled file, from under the keys of WRAPPERS and without the prefixes that wrappers leave."""
-    for key in (preferred, *WRAPPERS):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            evaluated = content.get(_evaluated(content[key]))
-            content = evaluated if isinstance(evaluated, dict) and _evaluated(evaluated) else content[key]
-            break
+    content = _inner(content, preferred)
     kinds = StoredTensor | StrangeTensor
     if not isinstance(content, dict) or not content or not all(isinstance(value, kinds) for value in content.values()):
         raise SubquadError(f"{path} holds no weights: expected names and tensors, or them under {', '.join(WRAPPERS)}")
-    bare: dict[str, StoredTensor] = {}
     for key, value in content.items():
         if not isinstance(key, str):
             raise SubquadError(f"{path} has an entry whose name is no text, but the number {key}")
@@ -148,11 +150,7 @@ def unwrap(content: Any, path: Path | str, preferred: str | None = None) -> dict
             raise SubquadError(
                 f"{path}: {one_line(key)} is {value.kind} tensor, which is not read: save it as a plain one"
             )
-        if _bare(key) in bare:
-            raise SubquadError(
-                f"{path} has two entries for {one_line(_bare(key))}, with and without a wrapper's prefix"
-            )
-        bare[_bare(key)] = value
+    bare: dict[str, StoredTensor] = without_wrappers(content, path)
     try:
         _check_entries({name: tensor.size for name, tensor in bare.items()})
     except SubquadError as error:
@@ -160,7 +158,48 @@ def unwrap(content: Any, path: Path | str, preferred: str | None = None) -> dict
     return {name: tensor.read() for name, tensor in bare.items()}
 
 
-def _evaluated(state: dict[Any, Any]) -> str | None:
+def _inner(content: Any, preferred: str | None = None) -> Any:
+    """What lies under the first key of WRAPPERS that there is, or what is given where there is none."""
+    for key in (preferred, *WRAPPERS):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            evaluated = content.get(_evaluated(content[key]))
+            return evaluated if isinstance(evaluated, Mapping) and _evaluated(evaluated) else content[key]
+    return content
+
+
+def without_wrappers(state: Mapping[str, Entry], where: Path | str) -> dict[str, Entry]:
+    """A state dict without what DataParallel, torch.compile and AveragedModel put in front of its names.
+
+    Raises:
+        SubquadError: two names would be one.
+    """
+    bare: dict[str, Entry] = {}
+    for name, value in state.items():
+        if _bare(name) in bare:
+            raise SubquadError(
+                f"{where} has two entries for {one_line(_bare(name))}, with and without a wrapper's prefix"
+            )
+        bare[_bare(name)] = value
+    if bare.keys() != state.keys():
+        # how many states AveragedModel has averaged
+        bare.pop("n_averaged", None)
+    return bare
+
+
+def _plain_state(source: Mapping[Any, Any], where: str) -> Mapping[str, Tensor]:
+    """The tensors of a dict that a caller has read, be it a trainer's checkpoint."""
+    state = _inner(source)
+    wrong = [key for key, value in state.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    if wrong:
+        key, value = wrong[0], state[wrong[0]]
+        raise SubquadError(
+            f"{where} holds no weights, but {one_line(key, 60)!r} of type {type(value).__name__}: expected names and "
+            f"tensors, or them under {', '.join(WRAPPERS)}"
+        )
+    return state
+
+
+def _evaluated(state: Mapping[Any, Any]) -> str | None:
     """The key beside `state` under which the weights lie that its authors evaluated, if it is not its own."""
     return evaluated_under(_bare(name) for name in state if isinstance(name, str))
 
@@ -178,25 +217,26 @@ def _check_entries(shapes: dict[str, tuple[int, ...]]) -> None:
 
 def _bare(key: str) -> str:
     """A name without what DataParallel and torch.compile put in front."""
-    for prefix in ("module.", "_orig_mod."):
-        key = key.removeprefix(prefix)
+    # compiled before they were spread, or the other way round
+    while key.startswith(WRAPPED):
+        key = key.partition(".")[2]
     return key
 
 
 def load_checkpoint(
-    model: nn.Module, source: Path | str | dict[str, Any], *, head: bool | None = True, strict: bool = True
+    model: nn.Module, source: Path | str | Mapping[str, Any], *, head: bool | None = True, strict: bool = True
 ) -> Adapted:
     """Load weights into `model`, strictly: every entry must have its place, and every place its entry.
 
     Reads our own files and those that the papers' authors released (also under `state_dict_ema`, `model_ema`, `model`
-    or `state_dict`, and with `module.` in front); nothing in a file is executed. Position and bias tables of another
-    image size are resampled, those of the same size are taken exactly.
+    or `state_dict`, and with `module.` or `_orig_mod.` in front), and dicts of either; nothing in a file is executed.
+    Position and bias tables of another image size are resampled, those of the same size are taken exactly.
 
     Args:
         model: of `create_model`.
         source: a file, its link, a run folder, whose best weights are taken, or a state dict.
         head: False leaves the classifier as it is, for weights with other classes; None does so where they have
-            another number of them.
+            another number of them, or no classifier.
         strict: False takes what fits and leaves the rest of the model as it is: softmax weights into a network of the
             same host with another mechanism.
 
@@ -208,14 +248,15 @@ def load_checkpoint(
         SubquadError: if something does not fit or is not finite, in one line that names the entries; the model is then
             untouched.
     """
-    if isinstance(source, dict):
-        state, where = source, "the state dict"
+    if isinstance(source, Mapping):
+        where = "the state dict"
+        state = _plain_state(source, where)
     else:
         file = linked_file(source) if isinstance(source, str) and is_link(source) else weight_file(source)
         state, where = read_weights(file)[0], str(file)
-    if head is None:
-        head = classes_in(state) in (None, classes_in(model.state_dict()))
-    adapted = fitted(state, model, where, head=head, strict=strict)
+    if not state.keys() & model.state_dict().keys():
+        state = without_wrappers(state, where)
+    adapted = fitted(dict(state), model, where, head=head, strict=strict)
     model.load_state_dict(adapted.state)
     return adapted
 
@@ -244,7 +285,7 @@ def linked_file(url: str) -> Path:
 
 
 def fitted(
-    state: dict[str, Tensor], model: nn.Module, where: Path | str, *, head: bool = True, strict: bool = True
+    state: dict[str, Tensor], model: nn.Module, where: Path | str, *, head: bool | None = True, strict: bool = True
 ) -> Adapted:
     """A state dict as `model` takes it; a model on the meta device only says whether its shapes fit.
 
@@ -257,6 +298,8 @@ def fitted(
         adapted = adapt({name: tensor.to("meta") for name, tensor in state.items()} if is_sketch else state, model)
     except SubquadError as error:
         raise SubquadError(f"{where}: {error}") from None
+    if head is None:
+        head = classes_in(adapted.state) == classes_in(own)
     if not head:
         for name in HEAD:
             adapted.state.pop(name, None)

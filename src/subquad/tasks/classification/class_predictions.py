@@ -12,7 +12,7 @@ from subquad.data import InputConfig, eval_transform
 from subquad.errors import SubquadError
 from subquad.tasks.accuracy import check_finite, evaluating
 from subquad.tasks.classification.picture_grid import Prediction, save_picture_grid
-from subquad.tasks.image_files import image_files, readable_images
+from subquad.tasks.image_files import readable_images, rooted_image_files
 from subquad.tasks.trained import ImageNetwork
 
 _BATCH = 64
@@ -44,7 +44,8 @@ def predict(
     Raises:
         SubquadError: no image can be read, or the model gives no numbers.
     """
-    files = image_files([paths] if isinstance(paths, str | Path) else paths)
+    rooted = list(rooted_image_files([paths] if isinstance(paths, str | Path) else paths))
+    files, folders = [file for _, file in rooted], {file: _class_folder(root, file, classes) for root, file in rooted}
     transform = eval_transform(input_config)
     predictions: list[Prediction] = []
     bar = tqdm(files, desc="predicting", leave=False, disable=None)
@@ -57,8 +58,7 @@ def predict(
             best = logits.float().softmax(-1).cpu().topk(min(top_k, len(names)))
             for (path, _), values, places in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
                 named = [(names[place], value) for place, value in zip(places, values, strict=True)]
-                folder = path.resolve().parent.name
-                predictions.append(Prediction(path, named, folder if folder in classes else None))
+                predictions.append(Prediction(path, named, folders[path]))
     return predictions
 
 
@@ -95,6 +95,16 @@ def predicted_classes(
     if grid is not None:
         save_picture_grid(predictions, grid)
         log(f"the picture grid is in {grid}")
+
+
+def _class_folder(root: Path | None, file: Path, classes: Sequence[str]) -> str | None:
+    """The class whose folder an image lies in, as training finds it: at any depth, and where a link lies itself."""
+    # of a folder that was named, the outermost folder in it; then that folder itself
+    inside = () if root is None else file.parent.relative_to(root).parts
+    around = (file.parent if root is None else root).absolute()
+    # links of folders are followed only where their own names say nothing
+    names = (*inside, around.name, around.resolve().name)
+    return next((name for name in names if name in classes), None)
 
 
 def _all_named(classes: Sequence[str], outputs: int) -> list[str]:

@@ -1,5 +1,6 @@
 """A trained classifier, and its judgement on its data."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,10 @@ def judge(
     loader = create_loader(images, batch_size=batch_size, workers=workers)
     num_classes: Any = trained.model.num_classes
     result = evaluate(trained.model, loader, device=trained.device, num_classes=num_classes)
+    if not math.isfinite(result.loss):
+        raise SubquadError(
+            f"the network's answers to {images.name} are not finite: its weights are damaged, or it has diverged"
+        )
     speed = measure_throughput(trained.model, trained.input.img_size, batch_size, trained.device)
     # a head may have more outputs than the data has classes
     names = (*trained.classes, *(f"class {place}" for place in range(len(trained.classes), num_classes)))

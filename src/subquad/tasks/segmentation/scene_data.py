@@ -17,12 +17,11 @@ from PIL import Image
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
 from subquad.data.decoding import DataError, read_image, read_label_map
-from subquad.data.walking import find_path, is_hidden, is_regular_file
+from subquad.data.walking import find_path, is_hidden, is_image_name, is_regular_file
 from subquad.errors import SubquadError, reason_without_path, unknown_name
 
 VOID = 255
 SPLITS = {"train": "training", "validation": "validation", "test": "testing"}
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 LAYOUT = "images/training, images/validation, and the same under annotations"
 
 
@@ -118,7 +117,7 @@ def load_scenes(
 def _pairs(images: Path, annotations: Path) -> list[tuple[Path, Path]]:
     """The images of a folder and their annotations, by name."""
     try:
-        files = sorted(file for file in images.iterdir() if file.suffix.lower() in IMAGES and not is_hidden(file.name))
+        files = sorted(file for file in images.iterdir() if is_image_name(file.name) and not is_hidden(file.name))
     except OSError as error:
         raise SubquadError(f"can't read the folder {images}: {reason_without_path(error)}") from None
     pairs = [(file, annotations / f"{file.stem}.png") for file in files]
