@@ -444,7 +444,7 @@ def report(
         record = read_record(paths[0])
         write_conversion(record, path, maps=_paired_maps(paths[0], record, log))
         return path
-    groups = group_runs(find_runs(paths))
+    groups = group_runs(find_runs(paths, log))
     rows, note = [], ""
     if scaling and (mechanisms := _mechanisms_of(groups)):
         log(f"measuring {', '.join(mechanisms)} against sequence length")

@@ -83,6 +83,38 @@ def test_runs_that_differ_by_their_seed_are_one_row_with_mean_and_deviation(make
     assert "91.00 ± 1.41" in (tmp_path / "page.html").read_text()
 
 
+def test_a_run_that_is_named_twice_is_one(make_run, tmp_path):
+    runs = [make_run(f"s{seed}", "agent", seed=seed, top1=90.0 + seed) for seed in range(2)]
+    (group,) = group_runs(find_runs([tmp_path / "runs", *runs, runs[0] / ".." / "s1"]))
+    assert len(group.runs) == 2 and group.mean("eval_top1") == 90.5
+
+
+def test_runs_that_have_not_finished_or_begun_are_said_to_be(make_run, tmp_path):
+    make_run("whole", "agent", epochs=5, lr=0.1), make_run("begun", "softmax", lr=0.1)
+    (make_run("first", "inline") / "metrics.jsonl").write_text("")
+    (make_run("killed", "inline") / "recipe.yaml").unlink()
+    for name, epochs in (("whole", 5), ("begun", 8)):
+        file = tmp_path / "runs" / name / "recipe.yaml"
+        file.write_text(file.read_text() + f"epochs: {epochs}\ncooldown_epochs: 0\n")
+    said = []
+    subquad.report([tmp_path / "runs"], tmp_path / "page.html", scaling=False, log=said.append)
+    assert len([line for line in said if line.startswith("left out: ") and "no whole epoch yet" in line]) == 2
+    text = " ".join(read(tmp_path / "page.html")[1].text)
+    assert "Not finished yet: begun (5 of 8 epochs)." in text and "whole (" not in text
+    with pytest.raises(SubquadError, match="first has no whole epoch yet"):
+        find_runs([tmp_path / "runs" / "first"])
+
+
+def test_what_differs_beside_the_attention_is_said(make_run, tmp_path):
+    make_run("a", "agent", lr=0.1, workers=1), make_run("b", "softmax", lr=0.1, workers=2, settings={"x": 1})
+    subquad.report([tmp_path / "runs"], tmp_path / "page.html", scaling=False)
+    assert "only the attention differs" in (tmp_path / "page.html").read_text()
+    make_run("c", "softmax", lr=0.2, model="pvt_tiny")
+    subquad.report([tmp_path / "runs"], tmp_path / "page.html", scaling=False)
+    page = (tmp_path / "page.html").read_text()
+    assert "only the attention differs" not in page and "in more than the attention: lr, model." in page
+
+
 def test_runs_stand_in_the_order_of_their_first_mechanism_whatever_its_settings(make_run, tmp_path):
     known = list(ATTENTION)[:3]
     for place, name in enumerate([f"{known[2]}+softmax", f"{known[1]}:local=true+{known[0]}", "unknown", known[0]]):

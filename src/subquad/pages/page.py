@@ -20,7 +20,7 @@ from subquad.pages.gallery import gallery_section
 from subquad.pages.known_results import known_results
 from subquad.pages.page_parts import NOTHING, charts, check_page, footer, header, render, section, write_page
 from subquad.pages.table import accuracy_table
-from subquad.runs.run_records import Group
+from subquad.runs.run_records import Group, differing_fields
 from subquad.tasks import Gallery
 from subquad.text import clock, si, speed_text
 
@@ -83,9 +83,20 @@ def _header(groups: Sequence[Group]) -> Markup:
         "subquad report",
         _title(groups),
         " · ".join(told),
-        lead="The same host, data and recipe; only the attention differs.",
+        lead=_lead(groups),
         cards=_cards(groups) if len(groups) > 1 else (),
     )
+
+
+def _lead(groups: Sequence[Group]) -> str:
+    """What is the same in all runs, and what is not."""
+    differing, most = differing_fields(groups), 5
+    lead = "The same host, data and recipe; only the attention differs."
+    if differing:
+        more = ", …" if len(differing) > most else ""
+        lead = f"The recipes differ in more than the attention: {', '.join(differing[:most])}{more}."
+    unfinished = [f"{run.path.name} ({run.unfinished})" for group in groups for run in group.runs if run.unfinished]
+    return f"{lead} Not finished yet: {', '.join(unfinished)}." if unfinished else lead
 
 
 def _cards(groups: Sequence[Group]) -> list[tuple[str, str]]:

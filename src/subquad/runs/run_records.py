@@ -40,6 +40,13 @@ class Run:
         return self.attention_with(self.settings)
 
     @property
+    def unfinished(self) -> str:
+        """How far it has come, "3 of 10 epochs", where its recipe asks for more; else empty."""
+        asked = self.recipe.get("epochs"), self.recipe.get("cooldown_epochs", 0)
+        planned = sum(count for count in asked if isinstance(count, int))
+        return f"{len(self.rows)} of {planned} epochs" if len(self.rows) < planned else ""
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Those of its network and mechanism."""
         return self.recipe.get("settings") or {}
@@ -91,17 +98,35 @@ class Group:
         return statistics.fmean(sum(row["epoch_seconds"] for row in run.rows) for run in self.runs)
 
 
-def find_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs in `paths`, each a run folder or a folder that holds some."""
-    runs = []
+class NoEpochError(SubquadError):
+    """A run that has no whole epoch yet."""
+
+
+def find_runs(paths: Sequence[Path], log: Callable[[str], None] = lambda line: None) -> list[Run]:
+    """The runs in `paths`, each a run folder or a folder that holds some; a run that is named twice is one.
+
+    `log` hears of runs among others that have no whole epoch yet and are left out.
+    """
+    runs: dict[Path, Run] = {}
+    left_out: list[NoEpochError] = []
     for path in paths:
         if not path.is_dir():
             raise SubquadError(f"there is no run folder {path}")
         folders = [path] if (path / "run.json").is_file() else sorted(file.parent for file in path.glob("*/run.json"))
         if not folders:
             raise SubquadError(f"{path} holds no run: a run folder has a run.json")
-        runs += [read_run(folder) for folder in folders]
-    return runs
+        for folder in folders:
+            try:
+                runs.setdefault(folder.resolve(), read_run(folder))
+            except NoEpochError as error:
+                if folder == path:
+                    raise
+                left_out.append(error)
+    if left_out and not runs:
+        raise left_out[0]
+    for reason in left_out:
+        log(f"left out: {reason}")
+    return list(runs.values())
 
 
 def read_run(folder: Path) -> Run:
@@ -115,7 +140,7 @@ def read_run(folder: Path) -> Run:
     lines = _content(folder / "metrics.jsonl", str.splitlines)
     rows = [_row(folder / "metrics.jsonl", number, line) for number, line in enumerate(lines, start=1)]
     if not rows:
-        raise SubquadError(f"{folder} has no whole epoch yet: metrics.jsonl is empty")
+        raise NoEpochError(f"{folder} has no whole epoch yet: metrics.jsonl is empty")
     for name, content, needed in (
         ("run.json", [facts], _FACTS),
         ("recipe.yaml", [recipe], _FIELDS),
@@ -163,7 +188,7 @@ _ENTRIES = dict.fromkeys(("epoch", "train_loss", *_COSTS), _NUMBER)
 
 def _recipe(file: Path) -> Any:
     if not file.exists():
-        raise SubquadError(f"{file.parent} has no whole epoch yet: {file.name} is missing")
+        raise NoEpochError(f"{file.parent} has no whole epoch yet: {file.name} is missing")
     return read_yaml(file)
 
 
@@ -171,7 +196,7 @@ def _content(file: Path, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SubquadError(f"{file.parent} has no whole epoch yet: {file.name} is missing") from None
+        raise NoEpochError(f"{file.parent} has no whole epoch yet: {file.name} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
         raise SubquadError(f"{file} can't be read: {' '.join(str(error).split())}") from None
 
@@ -213,6 +238,14 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def _place(attention: str, places: Mapping[str, int]) -> int:
     """Where a run stands among others: by the first of its mechanisms; networks of others, without one, last."""
     return places.get(next(iter(names_in(attention)), ""), len(places))
+
+
+def differing_fields(groups: Sequence[Group]) -> list[str]:
+    """Fields of recipes that differ from group to group, beside the mechanism and its settings."""
+    recipes = [group.first.recipe for group in groups]
+    without = {"attention", "settings", *(name for group in groups for name in _ignored(group.first))}
+    names = dict.fromkeys(name for recipe in recipes for name in recipe if name not in without)
+    return [name for name in names if any(recipe.get(name) != recipes[0].get(name) for recipe in recipes)]
 
 
 def _ignored(run: Run) -> set[str]:

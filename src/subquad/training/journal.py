@@ -38,8 +38,9 @@ def describe_schedule(recipe: CommonRecipe, epochs: int, updates: int, total_bat
     """How long and how fast, in one line."""
     long = f"{counted(epochs, 'epoch')} of {counted(updates, 'update')} of {counted(total_batch, 'image')}"
     warmup = recipe.warmup_epochs * updates if recipe.warmup_updates is None else recipe.warmup_updates
-    beyond = f", which a warm-up of {counted(warmup, 'update')} does not reach"
-    never = beyond if warmup >= recipe.epochs * updates else ""
+    never = (
+        f", which a warm-up of {counted(warmup, 'update')} does not reach" if warmup >= recipe.epochs * updates else ""
+    )
     return f"{long}, {recipe.opt} at {lr:g}{never}"
 
 
