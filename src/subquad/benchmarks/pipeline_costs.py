@@ -69,11 +69,11 @@ def make_images(
     for method in methods:
         if method not in METHODS:
             raise unknown_name("method", method, METHODS)
-    for method, options in methods.items():
-        # what can't be is said before the images of the methods in front of it
-        METHODS[method](pipe, **options)
-        remove_agent_attention(pipe)
     with holding(folder):
+        for method, options in methods.items():
+            # what can't be is said before the images of the methods in front of it
+            METHODS[method](pipe, **options)
+            remove_agent_attention(pipe)
         return _make_images(pipe, prompts, folder, methods, sampling or Sampling(), seeds, about or {}, memory, log)
 
 

@@ -1,11 +1,11 @@
 """What readers of an exported file have to know beside its numbers: classes, and how images are brought to it."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from subquad.tasks.trained import Trained
+from subquad.writing import json_text
 
 IMAGES = "RGB, (value / 255 - mean) / std"
 """What a network of ours is shown."""
@@ -30,4 +30,4 @@ def notes_of(trained: Trained, img_size: tuple[int, int] | None = None) -> dict[
 
 def as_texts(notes: Mapping[str, Any]) -> dict[str, str]:
     """Give each note as a text, JSON where it is none already: formats hold nothing else."""
-    return {name: note if isinstance(note, str) else json.dumps(note) for name, note in notes.items()}
+    return {name: note if isinstance(note, str) else json_text(note) for name, note in notes.items()}
