@@ -142,7 +142,7 @@ class Pictures(list):
 
 def looked_at(task: str) -> Any:
     found = SimpleNamespace(task=task, model=Anything(), data="digits", device="cpu", input=Anything(), fingerprint="7")
-    found.classes = ("cat",)
+    found.classes, found.data_dir = ("cat",), None
     found.image_network = lambda img_size=None: found
     return found
 
