@@ -1,6 +1,7 @@
 """Runs that an earlier version left are opened, judged and gone on with: `tests/fixtures/runs` holds one of each task.
 
-They were broken off behind their first epoch; `second_epochs.json` says what their second one came to then.
+They were broken off behind their first epoch; `second_epochs.json` says what their second one came to then. The
+segmenter's training loss is of later: `--distort` exchanged the channels of colours before, which it does not say.
 """
 
 import json
