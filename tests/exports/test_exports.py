@@ -11,9 +11,20 @@ from hosts import small
 import subquad
 from subquad import SubquadError
 from subquad.data import InputConfig
-from subquad.exports import EXPORTERS, Exporter, export, exporting, open_exported, programs, register_exporter
+from subquad.exports import (
+    EXPORTERS,
+    Exporter,
+    export,
+    exporting,
+    notes_of,
+    open_exported,
+    programs,
+    register_exporter,
+)
 from subquad.exports.checking import checked_shapes, largest_difference
 from subquad.exports.exporting import least_pixels
+from subquad.tasks.segmentation.scene_transforms import SceneInput
+from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
 
 
 class Mean(torch.nn.Module):
@@ -268,6 +279,15 @@ def test_notes_are_read_in_the_format_itself(format, tmp_path):
         assert json.loads(told[name]) == json.loads(json.dumps(notes[name]))
     images = torch.randn(1, 3, 8, 8)
     torch.testing.assert_close(open_exported(path, format)(images), Mean()(images), rtol=1e-5, atol=1e-6)
+
+
+def test_notes_of_a_segmenter_say_how_scenes_are_resized():
+    seen = SceneInput((48, 64), 48, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    trained = TrainedSegmenter("segment", Mean(), ("sky", "road"), None, None, torch.device("cpu"), seen, False)
+    notes = notes_of(trained, (96, 96))
+    assert notes["classes"] == ["sky", "road"] and notes["short_side"] == 48 and notes["crop"] == (48, 64)
+    # a size in training is no segmenter's, which takes any
+    assert "img_size" not in notes
 
 
 @pytest.mark.slow

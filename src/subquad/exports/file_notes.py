@@ -21,8 +21,9 @@ def notes_of(trained: Trained, img_size: tuple[int, int] | None = None) -> dict[
     notes: dict[str, Any] = {"task": trained.task}
     if trained.classes:
         notes["classes"] = list(trained.classes)
-    if dataclasses.is_dataclass(seen := getattr(trained, "input", None)):
-        notes |= {"images": IMAGES, **dataclasses.asdict(seen)}  # type: ignore[arg-type]
+    seen = getattr(trained, "input", None)
+    if dataclasses.is_dataclass(seen) and not isinstance(seen, type):
+        notes |= {"images": IMAGES, **dataclasses.asdict(seen)}
         if img_size is not None and "img_size" in notes:
             notes["img_size"] = img_size
     return notes
