@@ -145,9 +145,10 @@ def least_pixels(model: nn.Module) -> int:
 
 
 def channels_of(model: nn.Module) -> int:
-    """Channels of the images that a network takes: as it says, or as its first convolution does."""
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return int(getattr(model, "in_chans", 3 if first is None else first.in_channels))
+    """Channels of the images that a network takes: as it says, or its backbone, or as its first convolution does."""
+    said = (channels for module in model.modules() if isinstance(channels := getattr(module, "in_chans", None), int))
+    convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
+    return next(said, next(convolutions, 3))
 
 
 @dataclass(frozen=True)
