@@ -12,8 +12,8 @@ struct AgentMaps {
     const int64_t count, d = shape.width, columns = padded(count);
     const float scale = 1 / std::sqrt(float(d));
     BiasRows of_keys, of_queries;
-    std::vector<float> map = std::vector<float>(T * columns), scaled;
-    std::vector<P> panel, room;
+    Buffer<float> map = Buffer<float>(T * columns), scaled;
+    Buffer<P> panel, room;
     int64_t of = -1;
 
     AgentMaps(const Shape& shape, const float* agents, int64_t count, const Bias& key_bias, const Bias& query_bias)
@@ -66,7 +66,7 @@ struct AgentMaps {
 struct Collected {
     const int64_t count, row, columns, size;
     Sums sums;
-    std::vector<float> heads_;
+    Buffer<float> heads_;
 
     Collected(const Shape& shape, int64_t count)
         : count(count), row(padded(shape.width)), columns(padded(count)), size(count * row + 2 * columns),
@@ -78,7 +78,7 @@ struct Collected {
 
     template <class E, class P>
     void run(const Shape& shape, const Tokens<E>& k, const Tokens<E>& v, AgentMaps<P>& maps, int me, int all) {
-        std::vector<P> left, right;
+        Buffer<P> left, right;
         float* map = maps.map.data();
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             float *most = sum + count * row, *total = most + columns;
@@ -136,11 +136,11 @@ Answer agent_attention_of(
     typedef Operand<E> P;
     const int64_t d = shape.width, row = padded(d), panel = deep<P>(count) * row;
     Collected collected(shape, count);
-    std::vector<P> panels(shape.batch * shape.heads * panel);
+    Buffer<P> panels(shape.batch * shape.heads * panel);
     parallel(shape.threads, [&](int me, int all) {
         AgentMaps<P> maps(shape, agents.data, count, key_bias, query_bias);
-        std::vector<float> spare;
-        std::vector<P> room;
+        Buffer<float> spare;
+        Buffer<P> room;
         collected.run(shape, k, v, maps, me, all);
         heads(shape, me, all, [&](int64_t i) { pack(collected.values(i), row, count, row, &panels[i * panel]); });
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
@@ -178,7 +178,7 @@ Answer agent_attention_gradient_of(
     Collected collected(shape, count);
     Sums of_queries(shape.threads, 2 * size), of_keys(shape.threads, size);  // dv_A and dA; dA
     Sums of_maps(shape.threads, columns);
-    std::vector<float> dvalues(shape.batch * shape.heads * size), lost(shape.batch * shape.heads * columns);
+    Buffer<float> dvalues(shape.batch * shape.heads * size), lost(shape.batch * shape.heads * columns);
     // P₁ and dP₁ of all keys are needed twice
     const int64_t entries = 2 * all_heads * shape.keys * columns;
     const std::unique_ptr<float[]> kept(entries > MOST_KEPT ? nullptr : new float[entries]);
@@ -187,7 +187,7 @@ Answer agent_attention_gradient_of(
     };
     parallel(shape.threads, [&](int me, int all) {
         AgentMaps<float> maps(shape, agents.data, count, key_bias, query_bias);
-        std::vector<float> spare, other, few, turned, gradient(T * columns);
+        Buffer<float> spare, other, few, turned, gradient(T * columns);
         float *map = maps.map.data(), *dmap = gradient.data();
         int64_t of = -1;
         // from the logits' gradient: that of the tokens, of the agents and of the bias

@@ -5,23 +5,15 @@
 #include "tokens.h"
 
 // Weights (rows × width) as the left side of a product: where they lie, or in `room`
-inline Matrix<float> weights_of(const float* weight, int64_t, int64_t width, std::vector<float>&) {
+inline Matrix<float> weights_of(const float* weight, int64_t, int64_t width, Buffer<float>&) {
     return {weight, width, 1};
 }
-inline Matrix<float> weights_of(const bf16* weight, int64_t rows, int64_t width, std::vector<float>& room) {
+inline Matrix<float> weights_of(const bf16* weight, int64_t rows, int64_t width, Buffer<float>& room) {
     return matrix_of(weight, width, rows, width, room);
 }
-inline Matrix<pair> weights_of(const bf16* weight, int64_t rows, int64_t width, std::vector<pair>& room) {
+inline Matrix<pair> weights_of(const bf16* weight, int64_t rows, int64_t width, Buffer<pair>& room) {
     if (width % 2 == 0) return {reinterpret_cast<const pair*>(weight), width / 2, 1};
     return lowered(weight, width, rows, width, room);
-}
-
-// Rows of tokens as the right side of a product with weights, (deep(width) × columns), with zeros beyond `count`
-template <class P>
-void turn(Matrix<P> rows, int64_t count, int64_t depth, int64_t columns, P* to) {
-    if (count < columns) std::memset(static_cast<void*>(to), 0, depth * columns * sizeof(P));
-    for (int64_t t = 0; t < count; t++)
-        for (int64_t k = 0; k < depth; k++) to[k * columns + t] = rows.data[t * rows.row + k];
 }
 
 struct Norm {
@@ -29,27 +21,32 @@ struct Norm {
     float eps;
 };
 
-// One token less its mean over its deviation, as `padded` floats
-template <class E>
-void normed(const E* from, int64_t width, const Norm& norm, float* to) {
-    copy(from, width, to);
-    for (int64_t c = width; c < padded(width); c++) to[c] = 0;
+// One token less its mean over its deviation, as `padded` floats, or numbers rounded to bf16
+template <class E, class To>
+void normed(const E* from, int64_t width, const Norm& norm, float* rests, To* to) {
+    const int64_t whole = width / W * W, left = width - whole;
     vec total{}, squares{};
-    for (int64_t c = 0; c < width; c += W) total += load(to + c);
+    for (int64_t c = 0; c < whole; c += W) {
+        const vec x = load(from + c);
+        store(rests + c, x);
+        total += x;
+    }
+    if (left) store(rests + whole, load(from + whole, left)), total += load(rests + whole);
     const float mean = sum(total) / float(width);
-    for (int64_t c = 0; c < width; c += W) {
-        vec rest = load(to + c) - mean;
-        for (int64_t i = width - c; i < W; i++) rest[i] = 0;
-        store(to + c, rest);
+    for (int64_t c = 0; c < whole; c += W) {
+        const vec rest = load(rests + c) - mean;
+        store(rests + c, rest);
         squares += rest * rest;
     }
-    const float share = 1 / std::sqrt(sum(squares) / float(width) + norm.eps);
-    for (int64_t c = 0; c < width; c += W) {
-        const bool whole = width - c >= W;
-        const float *weight = norm.weight.data + c, *bias = norm.bias.data + c;
-        const vec scale = whole ? load(weight) : load(weight, width - c), more = whole ? load(bias) : load(bias, width - c);
-        store(to + c, load(to + c) * share * scale + more);
+    if (left) {
+        for (int64_t c = whole; c < width; c++) rests[c] -= mean;
+        squares += load(rests + whole) * load(rests + whole);
     }
+    const float share = 1 / std::sqrt(sum(squares) / float(width) + norm.eps);
+    const float *weight = norm.weight.data, *bias = norm.bias.data;
+    for (int64_t c = 0; c < whole; c += W) store(to + c, load(rests + c) * share * load(weight + c) + load(bias + c));
+    if (left)
+        store(to + whole, load(rests + whole) * share * load(weight + whole, left) + load(bias + whole, left));
 }
 
 // Tokens of a piece behind their norm, as the right side of a product with weights, (deep(c) × padded(count))
@@ -57,12 +54,16 @@ template <class E>
 struct NormedTokens {
     typedef Operand<E> P;
     const int64_t width, row = padded(width);
-    std::vector<float> rows = std::vector<float>(T * row);
-    std::vector<P> left, turned = std::vector<P>(deep<P>(width) * T);
+    Buffer<float> rows = Buffer<float>(T * row);
+    Buffer<P> left = Buffer<P>(deep<P>(T * row)), turned = Buffer<P>(deep<P>(width) * T);
 
     const P* of(const Tokens<E>& x, const Piece& piece, const Norm& norm) {
-        for (int64_t t = 0; t < piece.count; t++) normed(x.at(piece.b, 0, piece.first + t), width, norm, &rows[t * row]);
-        turn(lowered(rows.data(), row, piece.count, row, left), piece.count, deep<P>(width), padded(piece.count), turned.data());
+        typedef std::conditional_t<std::is_same_v<P, pair>, bf16, float> Single;
+        const int64_t depth = deep<P>(width), apart = deep<P>(row), columns = padded(piece.count);
+        for (int64_t t = 0; t < piece.count; t++)
+            normed(x.at(piece.b, 0, piece.first + t), width, norm, rows.data(), reinterpret_cast<Single*>(&left[t * apart]));
+        if (piece.count < columns) std::fill(turned.begin(), turned.end(), P{});
+        turn(left.data(), apart, piece.count, depth, turned.data(), columns);
         return turned.data();
     }
 
@@ -71,8 +72,7 @@ struct NormedTokens {
         const float* branch, const Tokens<E>& x, const Piece& piece, const Numbers& bias, const Numbers& scale,
         const Tokens<E>& out) {
         const int64_t columns = padded(piece.count);
-        for (int64_t c = 0; c < width; c++)
-            for (int64_t t = 0; t < piece.count; t++) rows[t * row + c] = branch[c * columns + t];
+        turn(branch, columns, width, piece.count, rows.data(), row);
         for (int64_t t = 0; t < piece.count; t++) {
             const E* from = x.at(piece.b, 0, piece.first + t);
             E* to = out.at(piece.b, 0, piece.first + t);

@@ -5,8 +5,8 @@
 // e^(-2πi j / length) for all j, and the factors that a transform goes by
 struct Waves {
     int64_t length;
-    std::vector<float> cosines, sines;
-    std::vector<int64_t> factors;
+    Buffer<float> cosines, sines;
+    Buffer<int64_t> factors;
 
     explicit Waves(int64_t length) : length(length), cosines(length), sines(length) {
         for (int64_t j = 0; j < length; j++) {
@@ -102,10 +102,10 @@ struct Torus {
     int64_t longest = std::max(height, width);
 
     struct Room {
-        std::vector<float> map, line, other, more;
+        Buffer<float> map, line, other, more;
     };
     Room room() const {
-        const auto numbers = [](int64_t count) { return std::vector<float>(count * BOTH); };
+        const auto numbers = [](int64_t count) { return Buffer<float>(count * BOTH); };
         return {numbers(places), numbers(longest), numbers(longest), numbers(longest)};
     }
 
@@ -217,7 +217,7 @@ Answer circulant_attention_of(
     const Torus torus{height, width};
     parallel(shape.threads, [&](int me, int all) {
         Torus::Room room = torus.room();
-        std::vector<float> weights(torus.places * W);
+        Buffer<float> weights(torus.places * W);
         each_channels(shape, me, all, [&](int64_t b, int64_t h, int64_t first) {
             const Channels<E> of_q{q, b, h, first}, of_k{k, b, h, first}, of_v{v, b, h, first}, of_out{out, b, h, first};
             torus.combine<true>(room, of_q, of_k);
@@ -244,7 +244,7 @@ Answer circulant_attention_gradient_of(
     const Torus torus{height, width};
     parallel(shape.threads, [&](int me, int all) {
         Torus::Room room = torus.room();
-        std::vector<float> weights(torus.places * W), slopes(torus.places * W);
+        Buffer<float> weights(torus.places * W), slopes(torus.places * W);
         each_channels(shape, me, all, [&](int64_t b, int64_t h, int64_t first) {
             const Channels<E> of_q{q, b, h, first}, of_k{k, b, h, first}, of_grad{grad, b, h, first};
             const Vectors weight{weights.data()}, slope{slopes.data()};

@@ -131,7 +131,7 @@ template <class E>
 void through_raised_shares(const Tokens<E>& q, const Piece& piece, int64_t width, const float* grad, const Tokens<E>& to) {
     const int64_t row = padded(width);
     const Lengths of(q, piece, width);
-    std::vector<float> raised(row);
+    Buffer<float> raised(row);
     for (int64_t t = 0; t < piece.count; t++, grad += 2 * row) {
         const E* from = q.at(piece.b, piece.h, piece.first + t);
         E* dq = to.at(piece.b, piece.h, piece.first + t);

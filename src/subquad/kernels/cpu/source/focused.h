@@ -9,7 +9,7 @@ struct Focus {
     const Tokens<E>& x;
     const float exponent;
     const int64_t d = shape.width, row = padded(d), size = shape.heads * row;
-    std::vector<float> sharpness = std::vector<float>(size);  // 1 / t
+    Buffer<float> sharpness = Buffer<float>(size);  // 1 / t
 
     bool begin(const Numbers& temperature) {
         if (!fits(shape, shape.queries, x) || !fits(shape.heads * d, temperature)) return false;
@@ -40,7 +40,7 @@ Answer focus_of(Shape shape, Tokens<E> x, Numbers temperature, float exponent, T
     if (!it.begin(temperature) || !fits(shape, shape.queries, out)) return MISFIT;
     const Shape tokens{shape.batch, 1, shape.queries, shape.queries, shape.width, shape.threads};
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> y(it.size), raised(it.size);
+        Buffer<float> y(it.size), raised(it.size);
         pieces(tokens, shape.queries, me, all, [&](const Piece& piece) {
             for (int64_t t = piece.first; t < piece.first + piece.count; t++) {
                 float norm, raised_norm;
@@ -72,7 +72,7 @@ Answer focus_gradient_of(
     const Shape tokens{shape.batch, 1, shape.queries, shape.queries, shape.width, shape.threads};
     Sums sums(shape.threads, it.size);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> y(it.size), raised(it.size);
+        Buffer<float> y(it.size), raised(it.size);
         sums.gather(tokens, shape.queries, me, all, [&](const Piece& piece, float* sum) {
             for (int64_t t = piece.first; t < piece.first + piece.count; t++) {
                 float a, c;

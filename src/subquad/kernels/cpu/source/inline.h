@@ -5,7 +5,7 @@
 // A piece's tokens less their mean, as rows of padded width
 template <class E>
 void centred(
-    const Tokens<E>& x, const Piece& piece, int64_t width, const float* mean, std::vector<float>& room, float* to) {
+    const Tokens<E>& x, const Piece& piece, int64_t width, const float* mean, Buffer<float>& room, float* to) {
     const Rows rows = values_of(x, piece, width, room);
     const int64_t row = padded(width);
     for (int64_t t = 0; t < piece.count; t++)
@@ -21,11 +21,11 @@ Answer inline_attention_of(Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, T
     Sums means(shape.threads, row), sums(shape.threads, size);
     typedef Operand<E> P;
     const int64_t panel = deep<P>(d) * row;
-    std::vector<float> states(shape.batch * shape.heads * size);
-    std::vector<P> panels(shape.batch * shape.heads * panel);
+    Buffer<float> states(shape.batch * shape.heads * size);
+    Buffer<P> panels(shape.batch * shape.heads * panel);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * row), spare, mean(row);
-        std::vector<P> left, right;
+        Buffer<float> room(T * row), spare, mean(row);
+        Buffer<P> left, right;
         int64_t of = -1;
         // keys are centred before the product: subtracting afterwards cancels when they share a large mean
         means.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
@@ -75,10 +75,10 @@ Answer inline_attention_gradient_of(
     const int64_t d = shape.width, row = padded(d), square = d * row, all_heads = shape.batch * shape.heads;
     const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
     Sums sums(shape.threads, 2 * row), states(shape.threads, square), grads(shape.threads, square + row);
-    std::vector<float> means(all_heads * 2 * row), covariance(all_heads * square);
-    std::vector<float> gradient(all_heads * (2 * square + row));  // dC, Σ g, dCᵀ
+    Buffer<float> means(all_heads * 2 * row), covariance(all_heads * square);
+    Buffer<float> gradient(all_heads * (2 * square + row));  // dC, Σ g, dCᵀ
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * row), spare, other;
+        Buffer<float> room(T * row), spare, other;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const Rows keys = values_of(k, piece, d, spare);
             add_rows(keys.data, keys.row, piece.count, row, sum);
@@ -96,7 +96,7 @@ Answer inline_attention_gradient_of(
             multiply(d, row, piece.count, {room.data(), 1, row}, values.data, values.row, {sum, row}, true);
         });
         heads(shape, me, all, [&](int64_t index) {
-            std::vector<float> total(square);
+            Buffer<float> total(square);
             states.each_sum(index, [&](const float* part) {
                 for (int64_t i = 0; i < square; i++) total[i] += part[i] * scale;
             });

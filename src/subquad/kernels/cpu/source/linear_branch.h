@@ -34,21 +34,22 @@ Answer linear_branch_sums_of(
     if (!fits(shape, shape.keys, x) || !fits(c, norm.weight, norm.bias) || !fits(2 * c, bias)) return MISFIT;
     if (weight.count != 2 * c || weight.width != c || weight.token != c) return MISFIT;
     if (out.count != shape.batch * heads_of * d * side) return MISFIT;
-    std::vector<P> room;
+    Buffer<P> room;
     const Matrix<P> weights = weights_of(weight.data, 2 * c, c, room);
     const int64_t totals = c * row;  // behind the states of all heads
     Sums sums(shape.threads, totals + c);
     parallel(shape.threads, [&](int me, int all) {
         NormedTokens<E> around{c};
-        std::vector<float> projected(2 * c * T);
-        std::vector<P> keys, values, panel(deep<P>(T) * row);
+        Buffer<float> projected(2 * c * T);
+        Buffer<P> keys, values, panel(deep<P>(T) * row);
         sums.gather_images(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const int64_t columns = padded(piece.count), depth = deep<P>(columns);
             multiply(2 * c, columns, deep<P>(c), weights, around.of(x, piece, norm), columns, {projected.data(), columns});
             biased(projected.data(), 2 * c, c, bias, feature, piece.count, columns);
             for (int64_t first = 0; first < c; first += d) {
                 const float *k = &projected[first * columns], *v = k + c * columns;
-                turn(lowered(v, columns, d, columns, values), d, depth, row, panel.data());
+                const Matrix<P> rows = lowered(v, columns, d, columns, values);
+                turn(rows.data, rows.row, d, depth, panel.data(), row);
                 multiply(d, row, depth, lowered(k, columns, d, columns, keys), panel.data(), row, {sum + first * row, row}, true);
             }
             for (int64_t i = 0; i < c; i++) {
@@ -79,8 +80,8 @@ KERNEL(
 // What a head's queries are multiplied by, turned, and Σ φ(k)
 template <class P>
 struct TurnedState {
-    std::vector<float> rows, total;
-    std::vector<P> room;
+    Buffer<float> rows, total;
+    Buffer<P> room;
     Matrix<P> left;
 
     void set(const float* sums, int64_t d) {
@@ -106,16 +107,16 @@ Answer linear_branch_answers_of(
     for (const Tokens<E>& one : {weight, proj})
         if (one.count != c || one.width != c || one.token != c) return MISFIT;
     if (sums.count != shape.batch * c * (d + 1) || count < 1) return MISFIT;
-    std::vector<P> query_room, proj_room;
+    Buffer<P> query_room, proj_room;
     const Matrix<P> queries = weights_of(weight.data, c, c, query_room), behind = weights_of(proj.data, c, c, proj_room);
-    std::vector<TurnedState<P>> states(shape.batch * heads_of);
+    Buffer<TurnedState<P>> states(shape.batch * heads_of);
     const float floor = eps * float(count);
     parallel(shape.threads, [&](int me, int all) {
         for (int64_t i = me; i < int64_t(states.size()); i += all) states[i].set(sums.data + i * d * (d + 1), d);
         barrier();
         NormedTokens<E> around{c};
-        std::vector<float> projected(c * T), answers(c * T);
-        std::vector<P> features;
+        Buffer<float> projected(c * T), answers(c * T);
+        Buffer<P> features;
         const auto answer = [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
             const Rows out_of{projected.data(), columns};

@@ -15,7 +15,7 @@ struct Blocks {
         return height > 0 && width > 0 && rows > 0 && columns > 0 && tokens >= height * width;
     }
     // The tokens of a block, in order
-    void tokens(int64_t all, int64_t block, std::vector<int64_t>& to) const {
+    void tokens(int64_t all, int64_t block, Buffer<int64_t>& to) const {
         const int64_t front = prefix(all);
         to.clear();
         if (front && block-- == 0) {
@@ -33,7 +33,7 @@ struct Blocks {
 template <class Begin, class Function, class End>
 void each_block(const Shape& shape, int64_t n, const Blocks& blocks, int me, int all, Begin&& begin, Function&& function, End&& end) {
     const int64_t m = blocks.count(n);
-    std::vector<int64_t> index;
+    Buffer<int64_t> index;
     for (int64_t i = shape.batch * m * me / all; i < shape.batch * m * (me + 1) / all; i++) {
         const int64_t b = i / m, block = i % m;
         blocks.tokens(n, block, index);
@@ -88,8 +88,8 @@ Answer mhla_sums_of(Shape shape, Tokens<E> k, Tokens<E> v, Numbers scale, Number
     const int64_t m = blocks.count(n), size = d * row + row;
     if (out.count != shape.batch * shape.heads * m * d * side) return MISFIT;
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> states(shape.heads * size), features(T * row), values(T * row);
-        std::vector<P> left, right;
+        Buffer<float> states(shape.heads * size), features(T * row), values(T * row);
+        Buffer<P> left, right;
         float shares[T];
         each_block(
             shape, n, blocks, me, all, [&](int64_t, int64_t) { std::fill(states.begin(), states.end(), 0.0f); },
@@ -132,8 +132,8 @@ Answer mhla_answers_of(Shape shape, Tokens<E> q, Numbers states, Numbers scale, 
     const int64_t m = blocks.count(n);
     if (states.count != shape.batch * shape.heads * m * d * side) return MISFIT;
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> state(d * row), sums(shape.heads * row), features(T * row), answers(T * row);
-        std::vector<P> panels(shape.heads * panel), left;
+        Buffer<float> state(d * row), sums(shape.heads * row), features(T * row), answers(T * row);
+        Buffer<P> panels(shape.heads * panel), left;
         float shares[T];
         each_block(
             shape, n, blocks, me, all,
@@ -178,7 +178,7 @@ void block_features_gradient(
     const Shape& shape, const Tokens<E>& x, int64_t b, const int64_t* index, int64_t count, const float* shares,
     const float* scale, const float* grads, const Tokens<E>& dx, float* dscale) {
     const int64_t d = shape.width, row = padded(d);
-    std::vector<float> room(shape.heads * row);
+    Buffer<float> room(shape.heads * row);
     for (int64_t t = 0; t < count; t++) {
         const float share = shares[t];
         vec dots{};
@@ -205,7 +205,7 @@ void block_features_gradient(
 }
 
 // The gradients of a scale, each thread's (h × padded width) after the other, as one
-inline void sum_scales(const Shape& shape, const std::vector<float>& all, Numbers to) {
+inline void sum_scales(const Shape& shape, const Buffer<float>& all, Numbers to) {
     const int64_t d = shape.width, row = padded(d), size = shape.heads * row;
     std::fill(to.data, to.data + to.count, 0.0f);
     for (size_t first = 0; first < all.size(); first += size)
@@ -222,10 +222,10 @@ Answer mhla_sums_gradient_of(
     if (!fits(shape, n, k, v, dk, dv) || !blocks.fits(n) || !fits(shape.heads * d, scale, dscale)) return MISFIT;
     const int64_t m = blocks.count(n), size = d * row, of_thread = shape.heads * row;
     if (grads.count != shape.batch * shape.heads * m * d * side) return MISFIT;
-    std::vector<float> scales(shape.threads * of_thread);
+    Buffer<float> scales(shape.threads * of_thread);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> states(shape.heads * size), turned(shape.heads * size), sums(shape.heads * row);
-        std::vector<float> features(T * row), values(T * row), given(shape.heads * T * row);
+        Buffer<float> states(shape.heads * size), turned(shape.heads * size), sums(shape.heads * row);
+        Buffer<float> features(T * row), values(T * row), given(shape.heads * T * row);
         float shares[T];
         each_block(
             shape, n, blocks, me, all,
@@ -276,10 +276,10 @@ Answer mhla_answers_gradient_of(
     if (!fits(shape, n, grad, q, dq) || !blocks.fits(n) || !fits(shape.heads * d, scale, dscale)) return MISFIT;
     const int64_t m = blocks.count(n), size = d * row, of_thread = shape.heads * row;
     if (states.count != shape.batch * shape.heads * m * d * side || dstates.count != states.count) return MISFIT;
-    std::vector<float> scales(shape.threads * of_thread);
+    Buffer<float> scales(shape.threads * of_thread);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> state(size), turned(shape.heads * size), sums(shape.heads * row), dsums(shape.heads * row);
-        std::vector<float> gradients(shape.heads * size), features(T * row), grads(T * row), given(shape.heads * T * row);
+        Buffer<float> state(size), turned(shape.heads * size), sums(shape.heads * row), dsums(shape.heads * row);
+        Buffer<float> gradients(shape.heads * size), features(T * row), grads(T * row), given(shape.heads * T * row);
         float shares[T];
         each_block(
             shape, n, blocks, me, all,

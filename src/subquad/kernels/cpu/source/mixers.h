@@ -24,7 +24,7 @@ Answer finish(
     const Shape& shape, const Tokens<E>& v, const Tokens<E>& g, const Tokens<E>& out, const Map& map,
     const Filters& filters) {
     const int64_t channels = shape.heads * shape.width, taps = filters.size * filters.size;
-    std::vector<float> weight(taps * channels), bias(filters.bias.data ? channels : 0);
+    Buffer<float> weight(taps * channels), bias(filters.bias.data ? channels : 0);
     for (int64_t c = 0; c < channels; c++) {
         const int64_t filter = c / filters.each % filters.count;
         for (int64_t i = 0; i < taps; i++) weight[i * channels + c] = filters.weight.data[filter * taps + i];
@@ -35,12 +35,12 @@ Answer finish(
 }
 
 // Tokens (b, h, count, d) that lie side by side
-inline Tokens<float> few_tokens(const Shape& shape, int64_t count, std::vector<float>& room) {
+inline Tokens<float> few_tokens(const Shape& shape, int64_t count, Buffer<float>& room) {
     const int64_t head = count * shape.width;
     room.resize(shape.batch * shape.heads * head);
     return {room.data(), shape.heads * head, head, shape.width, shape.batch, shape.heads, count, shape.width};
 }
-inline Numbers numbers_of(std::vector<float>& room) { return {room.data(), int64_t(room.size())}; }
+inline Numbers numbers_of(Buffer<float>& room) { return {room.data(), int64_t(room.size())}; }
 
 // The MLP of a head, W₂ gelu(W₁ x̄ + b₁) + b₂, that gives nine taps for each channel: weights (h·d, d) and (9·h·d, d)
 struct Predictor {
@@ -57,13 +57,13 @@ inline float inner_product(const float* x, const float* y, int64_t width) {
 
 // Taps (b, 9, h·d) from the mean of tokens x (b, 1, n, h·d)
 template <class E>
-void predict(const Shape& shape, const Tokens<E>& x, const Predictor& by, std::vector<float>& taps) {
+void predict(const Shape& shape, const Tokens<E>& x, const Predictor& by, Buffer<float>& taps) {
     const int64_t d = shape.width, channels = shape.heads * d, row = padded(channels), nine = 9;
     const Shape tokens{shape.batch, 1, shape.queries, shape.queries, channels, shape.threads};
     Sums sums(shape.threads, row);
     taps.resize(shape.batch * nine * channels);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> spare, mean(d), hidden(padded(d));
+        Buffer<float> spare, mean(d), hidden(padded(d));
         sums.gather(tokens, shape.queries, me, all, [&](const Piece& piece, float* sum) {
             const Rows rows = values_of(x, piece, channels, spare);
             add_rows(rows.data, rows.row, piece.count, row, sum);
@@ -93,7 +93,7 @@ Answer inline_mixer_of(
     if (!fits(9 * channels * d, predictor.second) || !fits(9 * channels, predictor.second_bias)) return MISFIT;
     if (!fits(shape, shape.queries, v) || !fits(shape.queries, map)) return MISFIT;
     if (const Answer answer = inline_attention_of<E>(shape, q, k, v, out)) return answer;
-    std::vector<float> taps;
+    Buffer<float> taps;
     predict(shape, x, predictor, taps);
     return local_branch_of<E>(shape, v, out, {}, out, map, numbers_of(taps), 9 * channels, {}, 3);
 }
@@ -110,7 +110,7 @@ Answer agent_mixer_of(
     int64_t down, int64_t across, Tokens<E> out) {
     if (!fits(shape, filters) || !fits(shape, shape.queries, v) || !fits(shape.queries, map)) return MISFIT;
     if (down < 1 || across < 1) return MISFIT;
-    std::vector<float> room;
+    Buffer<float> room;
     if (pool_to(shape, q, map, down, across, few_tokens(shape, down * across, room))) return MISFIT;
     const Answer answer =
         agent_attention_of<E>(shape, q, numbers_of(room), down * across, k, v, key_bias, query_bias, out);
@@ -131,7 +131,7 @@ Answer pola_mixer_of(
     const int64_t channels = shape.heads * shape.width;
     if (!fits(channels, power, temperature) || !power.data || !temperature.data) return MISFIT;
     if (!fits(shape, filters) || !fits(shape, shape.queries, v, g) || !fits(shape.queries, map)) return MISFIT;
-    std::vector<float> powers(channels), sharpness(channels);
+    Buffer<float> powers(channels), sharpness(channels);
     for (int64_t c = 0; c < channels; c++) {
         const float x = temperature.data[c];
         powers[c] = 1 + alpha / (1 + std::exp(-power.data[c]));
@@ -151,11 +151,11 @@ KERNEL(
 // Landmarks from what a convolution made of their windows: gelu(norm(scale · x)), in place
 inline void make_landmarks(const Shape& shape, const Tokens<float>& x, float scale, const Norm& norm) {
     const int64_t d = shape.width;
-    std::vector<float> line(padded(d));
+    Buffer<float> line(padded(d));
     for (int64_t i = 0; i < shape.batch * shape.heads * x.count; i++) {
         float* token = x.data + i * d;
         for (int64_t c = 0; c < d; c++) token[c] *= scale;
-        normed(token, d, norm, line.data());
+        normed(token, d, norm, line.data(), line.data());
         for (int64_t c = 0; c < d; c += W) store(&line[c], gelu(load(&line[c]), 0.0f));
         copy(line.data(), d, token);
     }
@@ -163,12 +163,12 @@ inline void make_landmarks(const Shape& shape, const Tokens<float>& x, float sca
 
 // x (b, h, m, d) ← Y x, with Newton's inverse Y of κ(l, l) + ridge from `start` / (largest row sum)² of it
 inline void solve(
-    const Shape& shape, const Tokens<float>& landmarks, int64_t steps, float ridge, float start, std::vector<float>& x) {
+    const Shape& shape, const Tokens<float>& landmarks, int64_t steps, float ridge, float start, Buffer<float>& x) {
     const int64_t d = shape.width, m = landmarks.count, row = padded(m);
     parallel(shape.threads, [&](int me, int all) {
         GaussianMap kernel;
         Newton newton(m);
-        std::vector<float> gram(m * m), right, spare(m * padded(d));
+        Buffer<float> gram(m * m), right, spare(m * padded(d));
         heads(shape, me, all, [&](int64_t index) {
             float largest = 0;
             for (int64_t first = 0; first < m; first += T) {
@@ -199,7 +199,7 @@ Answer soft_mixer_of(
     if (down < 1 || across < 1 || map.height < down || map.width < across || steps < 0) return MISFIT;
     if (!fits(places * d * d, windows) || !fits(d, norm.weight, norm.bias)) return MISFIT;
     const int64_t count = map.height / down * (map.width / across);
-    std::vector<float> weights(places * d * d), points, gathered;
+    Buffer<float> weights(places * d * d), points, gathered;
     // as products want them, (down, across, d, d of landmarks)
     for (int64_t c = 0; c < d; c++)
         for (int64_t o = 0; o < d; o++)

@@ -39,14 +39,14 @@ Answer mlp_of(
     if (!fits(shape, shape.queries, x, out) || !fits(d, norm.weight, norm.bias, second_bias, scale)) return MISFIT;
     if (!fits(hidden, first_bias) || first.width != d || second.width != hidden || second.count != d) return MISFIT;
     if (first.token != d || second.token != hidden || shape.batch * shape.heads != 1) return MISFIT;
-    std::vector<P> first_room, second_room;
+    Buffer<P> first_room, second_room;
     const Matrix<P> inner = weights_of(first.data, hidden, d, first_room);
     const Matrix<P> outer = weights_of(second.data, d, hidden, second_room);
     constexpr int64_t part = 192;  // hidden channels at a time: they stay in the L2 cache; even, as pairs have it
     parallel(shape.threads, [&](int me, int all) {
         NormedTokens<E> around{d};
-        std::vector<float> some(part * T), sums(d * T);
-        std::vector<P> features;
+        Buffer<float> some(part * T), sums(d * T);
+        Buffer<P> features((deep<P>(part) + 1) * T);
         even_pieces(shape.queries, me, all, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
             const P* tokens = around.of(x, piece, norm);
@@ -54,14 +54,15 @@ Answer mlp_of(
                 const int64_t count = std::min(part, hidden - from);
                 const Matrix<P> weights{inner.data + from * inner.row, inner.row, 1};
                 multiply(count, columns, deep<P>(d), weights, tokens, columns, {some.data(), columns});
-                for (int64_t i = 0; i < count; i++)
+                for (int64_t i = 0; i < count; i += 2)
                     for (int64_t t = 0; t < columns; t += W) {
-                        float* value = &some[i * columns + t];
-                        store(value, gelu(load(value) + first_bias.data[from + i], E{}));
+                        const auto feature = [&](int64_t i) {
+                            return i < count ? gelu(load(&some[i * columns + t]) + first_bias.data[from + i], E{}) : vec{};
+                        };
+                        store_two(&features[deep<P>(i) * columns + t], columns, feature(i), feature(i + 1));
                     }
-                const Panel<P> panel = packed(some.data(), columns, count, columns, features);
                 const Matrix<P> more{outer.data + deep<P>(from), outer.row, 1};
-                multiply(d, columns, deep<P>(count), more, panel.data, columns, {sums.data(), columns}, from > 0);
+                multiply(d, columns, deep<P>(count), more, features.data(), columns, {sums.data(), columns}, from > 0);
             }
             around.add(sums.data(), x, piece, second_bias, scale, out);
         });

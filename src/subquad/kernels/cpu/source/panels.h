@@ -25,6 +25,13 @@ inline halves halves_at(const bf16* p, int64_t n) {
     return x;
 }
 
+// Two rows of numbers as operands of which a column is the depth: side by side, or one behind the other
+inline void store_two(pair* to, int64_t, vec first, vec second) {
+    const ivec both = __builtin_convertvector(narrowed(first), ivec) | __builtin_convertvector(narrowed(second), ivec) << 16;
+    std::memcpy(to, &both, sizeof both);
+}
+inline void store_two(float* to, int64_t row, vec first, vec second) { store(to, first), store(to + row, second); }
+
 // Rows that lie `apart` as operands of which a column is the depth, (deep(count) × padded width), with zeros beyond
 template <class From>
 void pack(const From* rows, int64_t apart, int64_t count, int64_t width, pair* to) {
@@ -42,21 +49,21 @@ inline void pack(const float* rows, int64_t apart, int64_t count, int64_t width,
 }
 
 // The same of a piece's rows of floats, whose width is padded: where they lie, or in `room`
-inline Panel<float> packed(const float* rows, int64_t apart, int64_t, int64_t, std::vector<float>&) {
+inline Panel<float> packed(const float* rows, int64_t apart, int64_t, int64_t, Buffer<float>&) {
     return {rows, apart};
 }
-inline Panel<pair> packed(const float* rows, int64_t apart, int64_t count, int64_t width, std::vector<pair>& room) {
+inline Panel<pair> packed(const float* rows, int64_t apart, int64_t count, int64_t width, Buffer<pair>& room) {
     room.resize(std::max<int64_t>(room.size(), deep<pair>(count) * padded(width)));
     pack(rows, apart, count, width, room.data());
     return {room.data(), padded(width)};
 }
 
 // Rows of floats of padded width as operands of which a row is the depth: where they lie, or in `room`
-inline Matrix<float> lowered(const float* rows, int64_t apart, int64_t, int64_t, std::vector<float>&) {
+inline Matrix<float> lowered(const float* rows, int64_t apart, int64_t, int64_t, Buffer<float>&) {
     return {rows, apart, 1};
 }
 template <class From>
-Matrix<pair> lowered(const From* rows, int64_t apart, int64_t count, int64_t width, std::vector<pair>& room) {
+Matrix<pair> lowered(const From* rows, int64_t apart, int64_t count, int64_t width, Buffer<pair>& room) {
     const int64_t row = padded(width) / 2;
     room.resize(std::max<int64_t>(room.size(), count * row));
     for (int64_t t = 0; t < count; t++) {

@@ -28,15 +28,15 @@ class BiasRows {
     const Bias& bias;
     const int64_t agents, width;
     int64_t of = -1, y_of = -1;
-    std::vector<float> block, rows, columns, line;
+    Buffer<float> block, rows, columns, line;
     struct Between {
         int64_t left, right;
         float over;
     };
-    std::vector<Between> across;  // where each column of the map lies among the block's
+    Buffer<Between> across;  // where each column of the map lies among the block's
 
     // (agents, count) as (count, padded agents), `beyond` the agents
-    void turn(const float* from, int64_t count, std::vector<float>& to, float beyond = 0) {
+    void turn(const float* from, int64_t count, Buffer<float>& to, float beyond = 0) {
         to.resize(count * width, beyond);
         for (int64_t a = 0; a < agents; a++)
             for (int64_t i = 0; i < count; i++) to[i * width + a] = from[a * count + i];
@@ -162,7 +162,7 @@ Answer pool_gradient_of(Shape shape, Tokens<E> grad, Map map, int64_t down, int6
     if (!fits(shape, shape.queries, dx) || !fits(shape.queries, map) || down < 1 || across < 1) return MISFIT;
     if (!fits(shape, down * across, grad)) return MISFIT;
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> line(std::max(map.width, map.prefix) * padding);
+        Buffer<float> line(std::max(map.width, map.prefix) * padding);
         const auto finish = [&](int64_t b, int64_t h, int64_t first, int64_t count) {
             for (int64_t t = 0; t < count; t++) copy(&line[t * padding], d, dx.at(b, h, first + t));
         };
@@ -205,7 +205,7 @@ Answer convolve_windows_to(
     const int64_t d = shape.width, row = padded(d), high = map.height / down, wide = map.width / across;
     if (!fits(down * across * d * d, weights) || !fits(shape, high * wide, out)) return MISFIT;
     const float* weight = weights.data;
-    std::vector<float> spare;
+    Buffer<float> spare;
     if (row != d) {
         spare.assign(down * across * d * row, 0.0f);
         for (int64_t i = 0; i < down * across * d; i++) std::memcpy(&spare[i * row], weight + i * d, d * sizeof(float));
@@ -213,7 +213,7 @@ Answer convolve_windows_to(
     }
     const int64_t total = shape.batch * shape.heads * high;
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> sums(wide * row), room;
+        Buffer<float> sums(wide * row), room;
         for (int64_t unit = total * me / all; unit < total * (me + 1) / all; unit++) {
             const int64_t b = unit / high / shape.heads, h = unit / high % shape.heads, y = unit % high;
             std::fill(sums.begin(), sums.end(), 0.0f);

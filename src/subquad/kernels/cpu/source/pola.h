@@ -34,8 +34,8 @@ struct Pola {
     // rows of features; S (2 row × row), then Σ K̂, and Σ K̂ with its halves exchanged
     const int64_t d = shape.width, row = padded(d), wide = 2 * row, same = (d + 1) / 2, total = wide * row;
     const int64_t size = total + 2 * wide, all_heads = shape.batch * shape.heads;
-    std::vector<float> states = std::vector<float>(all_heads * size), sharp = std::vector<float>(shape.heads * row);
-    std::vector<float> exponents = std::vector<float>(shape.heads * row, 1.0f);
+    Buffer<float> states = Buffer<float>(all_heads * size), sharp = Buffer<float>(shape.heads * row);
+    Buffer<float> exponents = Buffer<float>(shape.heads * row, 1.0f);
 
     bool begin(const Numbers& sharpness, const Numbers& powers) {
         if (!fits(shape, shape.queries, q) || !fits(shape, shape.keys, k, v, positions)) return false;
@@ -55,8 +55,8 @@ struct Pola {
 
     template <class P>
     void gather_keys(Sums& sums, int me, int all) const {
-        std::vector<float> room(T * wide);
-        std::vector<P> left, right;
+        Buffer<float> room(T * wide);
+        Buffer<P> left, right;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             features(k, positions, piece, room.data());
             add_rows(room.data(), wide, piece.count, wide, sum + total);
@@ -86,10 +86,10 @@ Answer pola_attention_of(
     if (!it.begin(sharpness, powers) || !fits(shape, shape.queries, out)) return MISFIT;
     const int64_t d = it.d, row = it.row, wide = it.wide, same = it.same, panel = deep<P>(wide) * row;
     Sums sums(shape.threads, it.size);
-    std::vector<P> panels(it.all_heads * panel);
+    Buffer<P> panels(it.all_heads * panel);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * wide), spare;
-        std::vector<P> left;
+        Buffer<float> room(T * wide), spare;
+        Buffer<P> left;
         it.template gather_keys<P>(sums, me, all);
         heads(shape, me, all, [&](int64_t index) {
             it.collect(sums, index);
@@ -161,9 +161,9 @@ Answer pola_attention_gradient_of(
     const int64_t d = it.d, row = it.row, wide = it.wide, same = it.same, square = d * wide;
     Sums sums(shape.threads, it.size), grads(shape.threads, it.size);
     Sums of_queries(shape.threads, wide), of_keys(shape.threads, wide);
-    std::vector<float> gradients(it.states.size()), turned(it.all_heads * square), turned_gradients(turned.size());
+    Buffer<float> gradients(it.states.size()), turned(it.all_heads * square), turned_gradients(turned.size());
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * wide), e(T * wide), scaled(T * row), spare, other;
+        Buffer<float> room(T * wide), e(T * wide), scaled(T * row), spare, other;
         it.template gather_keys<float>(sums, me, all);
         heads(shape, me, all, [&](int64_t index) {
             it.collect(sums, index);

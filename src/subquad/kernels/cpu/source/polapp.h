@@ -88,9 +88,9 @@ struct PolappKeys {
     // tables of as many channels as a head has turn both halves alike
     const bool alike = turning.cos.count == turning.heads * shape.queries * d;
     Sums exponents{shape.threads, wide}, sums{shape.threads, size};
-    std::vector<float> most = of_all_heads(wide), down = of_all_heads(wide), states = of_all_heads(size);
+    Buffer<float> most = of_all_heads(wide), down = of_all_heads(wide), states = of_all_heads(size);
 
-    std::vector<float> of_all_heads(int64_t count) const { return std::vector<float>(shape.batch * shape.heads * count); }
+    Buffer<float> of_all_heads(int64_t count) const { return Buffer<float>(shape.batch * shape.heads * count); }
     bool fits_all() const { return fits(shape, shape.keys, k, v) && fits(shape, alike ? d : 2 * d, turning); }
     void turn_rows(const Piece& piece, float* rows) const { turn<false>(turning, shape, piece, 2, rows, alike); }
     void turn_back(const Piece& piece, float* rows) const { turn<true>(turning, shape, piece, 2, rows, alike); }
@@ -120,8 +120,8 @@ struct PolappKeys {
     // `finish(index)` when a head's state is there
     template <class P, class Finish>
     void gather(int me, int all, Finish&& finish) {
-        std::vector<float> room(T * wide);
-        std::vector<P> left, right;
+        Buffer<float> room(T * wide);
+        Buffer<P> left, right;
         exponents.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* high) {
             for (int64_t t = 0; t < piece.count; t++)
                 each_entry(k.at(piece.b, piece.h, piece.first + t), d, [&](int64_t c, vec value) {
@@ -157,9 +157,9 @@ struct PolappKeys {
 };
 
 // s of both streams, (2, h, 2 × padded width)
-inline std::vector<float> padded_spikiness(const Shape& shape, Numbers same, Numbers opposite) {
+inline Buffer<float> padded_spikiness(const Shape& shape, Numbers same, Numbers opposite) {
     const int64_t d = shape.width, row = padded(d), count = 2 * shape.heads;
-    std::vector<float> both(2 * count * row);
+    Buffer<float> both(2 * count * row);
     for (int64_t i = 0; i < count; i++) {
         std::memcpy(&both[i * row], same.data + i * d, d * sizeof(float));
         std::memcpy(&both[(count + i) * row], opposite.data + i * d, d * sizeof(float));
@@ -177,11 +177,11 @@ Answer polapp_attention_of(
     const int64_t d = keys.d, row = keys.row, wide = keys.wide, panel = deep<P>(wide) * row;
     if (!keys.fits_all() || !fits(shape, shape.queries, q, out) || !fits(shape.heads * 2 * d, same, opposite)) return MISFIT;
     const int64_t first = (d + 1) / 2, rest = first / W * W;  // where the second stream's product begins
-    const std::vector<float> spikiness = padded_spikiness(shape, same, opposite);
-    std::vector<P> panels(shape.batch * shape.heads * panel);
+    const Buffer<float> spikiness = padded_spikiness(shape, same, opposite);
+    Buffer<P> panels(shape.batch * shape.heads * panel);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * wide), second(T * row), spare;
-        std::vector<P> left;
+        Buffer<float> room(T * wide), second(T * row), spare;
+        Buffer<P> left;
         keys.template gather<P>(me, all, [&](int64_t index) {
             pack(&keys.states[index * keys.size], row, wide, row, &panels[index * panel]);
         });
@@ -227,13 +227,13 @@ Answer polapp_attention_gradient_of(
     if (!keys.fits_all() || !fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, dk, dv)) return MISFIT;
     if (!fits(shape.heads * 2 * d, same, opposite, dsame, dopposite)) return MISFIT;
     const int64_t first = (d + 1) / 2, rest = first / W * W;
-    const std::vector<float> spikiness = padded_spikiness(shape, same, opposite);
+    const Buffer<float> spikiness = padded_spikiness(shape, same, opposite);
     // of a head dS and dz, and ds of both streams
     Sums grads(shape.threads, size + 2 * wide);
-    std::vector<float> turned_states = keys.of_all_heads(square), turned_grads = keys.of_all_heads(square);
-    std::vector<float> of_states = keys.of_all_heads(size);
+    Buffer<float> turned_states = keys.of_all_heads(square), turned_grads = keys.of_all_heads(square);
+    Buffer<float> of_states = keys.of_all_heads(size);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * wide), turned(T * wide), e(T * wide), scaled(T * row), to_queries(T * row), spare, other;
+        Buffer<float> room(T * wide), turned(T * wide), e(T * wide), scaled(T * row), to_queries(T * row), spare, other;
         keys.template gather<float>(
             me, all, [&](int64_t index) { transpose(&keys.states[index * size], wide, d, &turned_states[index * square]); });
         const auto turn_features = [&](const Piece& piece) {

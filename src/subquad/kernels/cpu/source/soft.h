@@ -4,7 +4,7 @@
 
 // κ(x, y) = exp(-|x - y|² / 2) of the piece's tokens, scaled, and the few, (count × padded a)
 struct GaussianMap {
-    std::vector<float> columns, norms, map, room;
+    Buffer<float> columns, norms, map, room;
     int64_t of = -1;
 
     // To `map`, or to another place
@@ -53,7 +53,7 @@ Answer soft_gather_to(
     Sums sums(shape.threads, count * row);
     parallel(shape.threads, [&](int me, int all) {
         GaussianMap kernel;
-        std::vector<float> spare;
+        Buffer<float> spare;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             float* to = kept ? kept + (piece.index * shape.keys + piece.first) * columns : nullptr;
             kernel.fill_in(x, piece, landmarks.data, count, d, scale, to);
@@ -94,7 +94,7 @@ Answer soft_spread_from(
     const int64_t d = shape.width, row = padded(d);
     parallel(shape.threads, [&](int me, int all) {
         GaussianMap kernel;
-        std::vector<float> spare, few;
+        Buffer<float> spare, few;
         int64_t of = -1;
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
             if (of != piece.index) as_rows(u.data + (of = piece.index) * count * d, d, count, d, few);
@@ -133,7 +133,7 @@ Answer soft_gradient_of(
     Sums sums(shape.threads, 2 * matrix + columns);  // dEᵀ x, Kᵀ y, Σ dE
     parallel(shape.threads, [&](int me, int all) {
         GaussianMap kernel;
-        std::vector<float> landmark_rows, few_columns, few_rows, slopes(T * columns), spare, other, third;
+        Buffer<float> landmark_rows, few_columns, few_rows, slopes(T * columns), spare, other, third;
         int64_t of = -1;
         sums.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
             if (of != piece.index) {
@@ -216,7 +216,7 @@ inline void symmetric(int64_t m, const float* x, float* y) {
 // Newton's steps Y ← Y + Y (I - A Y) of one matrix, kept symmetric
 struct Newton {
     const int64_t m, row = padded(m);
-    std::vector<float> negative, y, rest = std::vector<float>(m * row), next;  // -A, Y
+    Buffer<float> negative, y, rest = Buffer<float>(m * row), next;  // -A, Y
     explicit Newton(int64_t m) : m(m) {}
 
     void begin(const float* gram, float start) {
@@ -294,7 +294,7 @@ Answer newton_inverse_gradient_of(
     const int64_t row = padded(m), size = m * row;
     parallel(threads, [&](int me, int all) {
         Newton newton(m);
-        std::vector<float> history(steps * size), g(size), given, a(size), b(size), total;
+        Buffer<float> history(steps * size), g(size), given, a(size), b(size), total;
         for (int64_t i = me; i < matrices; i += all) {
             newton.begin(gram.data + i * m * m, start.data[i]);
             // steps that change nothing have no gradient either: G ← 2 G - 2 G

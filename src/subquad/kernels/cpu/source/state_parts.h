@@ -39,10 +39,10 @@ Answer linear_answers_of(
     if (!it.fits_all() || it.several != 1 || !fits(shape, shape.queries, out) || count < 1 ||
         sums.count != it.all_heads() * d * side)
         return MISFIT;
-    std::vector<P> panels(it.all_heads() * panel);
+    Buffer<P> panels(it.all_heads() * panel);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * row), spare;
-        std::vector<P> left;
+        Buffer<float> room(T * row), spare;
+        Buffer<P> left;
         heads(shape, me, all, [&](int64_t index) {
             float* state = &it.states[index * it.size];
             for (int64_t i = 0; i < d; i++) {

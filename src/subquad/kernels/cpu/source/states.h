@@ -20,7 +20,7 @@ struct StateAttention {
     const int64_t count = several == 1 ? d : wide, total = count * row, mean = total + wide, weights = mean + row;
     const int64_t size = weights + W;
     const float root = 1 / std::sqrt(float(d)), scale = form == SUBTRACTED ? root : 1;
-    std::vector<float> states = std::vector<float>(shape.batch * shape.heads * size);
+    Buffer<float> states = Buffer<float>(shape.batch * shape.heads * size);
 
     bool fits_all() const {
         return fits(shape, shape.queries, q) && fits(shape, shape.keys, k, v) && fits(shape, d, turning) && feature >= 0 &&
@@ -31,7 +31,7 @@ struct StateAttention {
 
     // The mean features of all queries of a head
     void gather_queries(Sums& sums, int me, int all) const {
-        std::vector<float> room(T * wide);
+        Buffer<float> room(T * wide);
         sums.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
             query_features(q, piece, d, feature, room.data());
             add_rows(room.data(), wide, piece.count, wide, sum);
@@ -39,7 +39,7 @@ struct StateAttention {
     }
 
     // s ḡ, of whose sums these are
-    void mean_query(Sums& queries, int64_t index, std::vector<float>& mean) const {
+    void mean_query(Sums& queries, int64_t index, Buffer<float>& mean) const {
         mean.assign(wide, 0.0f);
         queries.each_sum(index, [&](const float* part) {
             for (int64_t i = 0; i < wide; i++) mean[i] += part[i] * root / float(shape.queries);
@@ -74,8 +74,8 @@ struct StateAttention {
 
     template <class P>
     void gather_keys(Sums& sums, Sums& queries, int me, int all) const {
-        std::vector<float> room(T * wide), spare, mean_of_queries;
-        std::vector<P> left, right;
+        Buffer<float> room(T * wide), spare, mean_of_queries;
+        Buffer<P> left, right;
         int64_t of = -1;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             key_features(k, piece, d, feature, room.data());
@@ -141,10 +141,10 @@ Answer answers_of_states(
     if (!it.fits_all() || !fits(shape, shape.queries, out)) return MISFIT;
     const int64_t d = it.d, row = it.row, wide = it.wide, panel = deep<P>(it.count) * row;
     Sums queries(shape.threads, wide), sums(shape.threads, it.size);
-    std::vector<P> panels(it.all_heads() * panel);
+    Buffer<P> panels(it.all_heads() * panel);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * wide), spare;
-        std::vector<P> left;
+        Buffer<float> room(T * wide), spare;
+        Buffer<P> left;
         if (form == WEIGHED) it.gather_queries(queries, me, all);
         it.template gather_keys<P>(sums, queries, me, all);
         heads(shape, me, all, [&](int64_t index) {
@@ -195,11 +195,11 @@ Answer state_attention_gradient_of(
     const bool weighed = form == WEIGHED;
     Sums queries(shape.threads, wide), sums(shape.threads, it.size), grads(shape.threads, it.size);
     Sums means(shape.threads, 1), of_means(shape.threads, wide);
-    std::vector<float> shares(it.all_heads() * shape.keys), losses(shares.size());
-    std::vector<float> turned_states(it.all_heads() * square), gradients(it.all_heads() * it.size);
-    std::vector<float> turned_gradients(turned_states.size());
+    Buffer<float> shares(it.all_heads() * shape.keys), losses(shares.size());
+    Buffer<float> turned_states(it.all_heads() * square), gradients(it.all_heads() * it.size);
+    Buffer<float> turned_gradients(turned_states.size());
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * wide), turned(T * wide), e(T * wide), scaled(T * row), spare, other, mean_query, dmean;
+        Buffer<float> room(T * wide), turned(T * wide), e(T * wide), scaled(T * row), spare, other, mean_query, dmean;
         const auto add_line = [&](float* to, const float* line, float factor) {
             for (int64_t c = 0; c < wide; c += W) store(to + c, load(to + c) + load(line + c) * factor);
         };

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #endif
+#include "buffers.h"
 
 // W floats fill a vector register; a tile of R rows and V vectors, its V operands and a scalar fill the register file
 #if defined(__AVX512F__)
@@ -37,6 +37,17 @@ inline vec fill(float x) { return vec{} + x; }
 inline int64_t padded(int64_t n) { return (n + W - 1) / W * W; }
 inline vec as_float(ivec x) { vec y; std::memcpy(&y, &x, sizeof y); return y; }
 inline ivec as_int(vec x) { ivec y; std::memcpy(&y, &x, sizeof y); return y; }
+
+// Numbers of two vectors, those of the second counted from W
+inline vec shuffled(vec first, vec second, ivec which) {
+#if defined(__clang__)
+    vec y;
+    UNROLLED for (int i = 0; i < W; i++) y[i] = which[i] < W ? first[which[i]] : second[which[i] - W];
+    return y;
+#else
+    return __builtin_shuffle(first, second, which);
+#endif
+}
 
 // The upper half of a float. Tokens may be of these; whatever is computed of them is computed in fp32.
 struct bf16 {
@@ -115,6 +126,38 @@ inline float largest(vec x) {
     return joined<W>(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 inline vec max(vec x, vec y) { return x > y ? x : y; }
+
+// Vectors as the rows of a square become its columns
+inline void turn_square(vec (&rows)[W]) {
+    UNROLLED for (int step = W / 2; step; step /= 2)
+        UNROLLED for (int i = 0; i < W; i++) {
+            if (i & step) continue;
+            ivec upper, lower;  // which numbers of both rows, those of the second counted from W
+            UNROLLED for (int j = 0; j < W; j++) {
+                upper[j] = j & step ? W + j - step : j;
+                lower[j] = j & step ? W + j : j + step;
+            }
+            const vec first = rows[i], second = rows[i + step];
+            rows[i] = shuffled(first, second, upper);
+            rows[i + step] = shuffled(first, second, lower);
+        }
+}
+
+// Elements of four bytes, `height` rows of `width` that lie `apart`, to `width` rows of `height`
+template <class Element>
+void turn(const Element* from, int64_t apart, int64_t height, int64_t width, Element* to, int64_t to_apart) {
+    static_assert(sizeof(Element) == sizeof(float));
+    const int64_t squares = height / W * W, across = width / W * W;
+    for (int64_t i = 0; i < squares; i += W)
+        for (int64_t j = 0; j < across; j += W) {
+            vec rows[W];
+            UNROLLED for (int k = 0; k < W; k++) std::memcpy(&rows[k], from + (i + k) * apart + j, sizeof(vec));
+            turn_square(rows);
+            UNROLLED for (int k = 0; k < W; k++) std::memcpy(to + (j + k) * to_apart + i, &rows[k], sizeof(vec));
+        }
+    for (int64_t i = 0; i < height; i++)
+        for (int64_t j = i < squares ? across : 0; j < width; j++) to[j * to_apart + i] = from[i * apart + j];
+}
 
 // Each number in the place of the one beside it, two by two
 inline vec neighbours(vec x) {

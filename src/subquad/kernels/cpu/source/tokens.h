@@ -69,7 +69,7 @@ struct Piece {
 // A thread's zeroed room for each head that it works on, to be summed over threads.
 struct Room {
     int64_t first = 0, last = -1;
-    std::vector<float> data;
+    Buffer<float> data;
 };
 
 // Calls of `parallel` on all threads; `barrier` inside waits for all of them.
@@ -112,7 +112,7 @@ void even_pieces(int64_t tokens, int me, int all, Function&& function) {
 // afterwards, on all threads, `finish(index, rooms)` for each head, where `each_sum` goes through the threads' sums.
 struct Sums {
     int64_t size;
-    std::vector<Room> rooms;
+    Buffer<Room> rooms;
     Sums(int threads, int64_t size) : size(size), rooms(threads) {}
 
     float* of(int me, int64_t index) {
@@ -134,7 +134,7 @@ struct Sums {
     template <class Gather>
     void gather_images(const Shape& shape, int64_t tokens, int me, int all, Gather&& each) {
         if (shape.batch > 1) return gather(shape, tokens, me, all, each);
-        rooms[me] = {0, 0, std::vector<float>(size)};
+        rooms[me] = {0, 0, Buffer<float>(size)};
         even_pieces(tokens, me, all, [&](const Piece& piece) { each(piece, rooms[me].data.data()); });
         barrier();
     }
@@ -162,7 +162,7 @@ void heads(const Shape& shape, int me, int all, Function&& function) {
 
 // Rows of floats of `count` tokens that lie `apart`, with zeros behind their `width`
 template <class E>
-Rows widened_to(const E* first, int64_t apart, int64_t count, int64_t width, std::vector<float>& room) {
+Rows widened_to(const E* first, int64_t apart, int64_t count, int64_t width, Buffer<float>& room) {
     const int64_t row = padded(width);
     if (int64_t(room.size()) < count * row) room.resize(std::max<int64_t>(T, count) * row);
     for (int64_t t = 0; t < count; t++) {
@@ -177,7 +177,7 @@ Rows widened_to(const E* first, int64_t apart, int64_t count, int64_t width, std
 
 // Values of a piece as rows of `padded` width: where they lie, or in `room`
 template <class E>
-Rows values_of(const Tokens<E>& v, const Piece& piece, int64_t width, std::vector<float>& room) {
+Rows values_of(const Tokens<E>& v, const Piece& piece, int64_t width, Buffer<float>& room) {
     E* first = v.at(piece.b, piece.h, piece.first);
     if constexpr (std::is_same_v<E, float>)
         if (width % W == 0) return {first, v.token};
@@ -185,34 +185,34 @@ Rows values_of(const Tokens<E>& v, const Piece& piece, int64_t width, std::vecto
 }
 
 // `count` tokens that lie `apart` as the left side of a product
-inline Strided matrix_of(const float* first, int64_t apart, int64_t, int64_t, std::vector<float>&) {
+inline Strided matrix_of(const float* first, int64_t apart, int64_t, int64_t, Buffer<float>&) {
     return {first, apart, 1};
 }
-inline Strided matrix_of(const bf16* first, int64_t apart, int64_t count, int64_t width, std::vector<float>& room) {
+inline Strided matrix_of(const bf16* first, int64_t apart, int64_t count, int64_t width, Buffer<float>& room) {
     const Rows rows = widened_to(first, apart, count, width, room);
     return {rows.data, rows.row, 1};
 }
 template <class E>
-Strided matrix_of(const Tokens<E>& x, const Piece& piece, int64_t width, std::vector<float>& room) {
+Strided matrix_of(const Tokens<E>& x, const Piece& piece, int64_t width, Buffer<float>& room) {
     return matrix_of(x.at(piece.b, piece.h, piece.first), x.token, piece.count, width, room);
 }
 
 // A piece's tokens as operands of which a column is the depth, and as those of which a row is: where they lie, or in `room`
 template <class E>
-Panel<float> packed(const Tokens<E>& x, const Piece& piece, int64_t width, std::vector<float>& room) {
+Panel<float> packed(const Tokens<E>& x, const Piece& piece, int64_t width, Buffer<float>& room) {
     const Rows rows = values_of(x, piece, width, room);
     return {rows.data, rows.row};
 }
-inline Panel<pair> packed(const Tokens<bf16>& x, const Piece& piece, int64_t width, std::vector<pair>& room) {
+inline Panel<pair> packed(const Tokens<bf16>& x, const Piece& piece, int64_t width, Buffer<pair>& room) {
     room.resize(std::max<int64_t>(room.size(), deep<pair>(T) * padded(width)));
     pack(x.at(piece.b, piece.h, piece.first), x.token, piece.count, width, room.data());
     return {room.data(), padded(width)};
 }
 template <class E>
-Matrix<float> lowered(const Tokens<E>& x, const Piece& piece, int64_t width, std::vector<float>& room) {
+Matrix<float> lowered(const Tokens<E>& x, const Piece& piece, int64_t width, Buffer<float>& room) {
     return matrix_of(x, piece, width, room);
 }
-inline Matrix<pair> lowered(const Tokens<bf16>& x, const Piece& piece, int64_t width, std::vector<pair>& room) {
+inline Matrix<pair> lowered(const Tokens<bf16>& x, const Piece& piece, int64_t width, Buffer<pair>& room) {
     const bf16* first = x.at(piece.b, piece.h, piece.first);
     if (width % 2 == 0 && x.token % 2 == 0) return {reinterpret_cast<const pair*>(first), x.token / 2, 1};
     return lowered(first, x.token, piece.count, width, room);
@@ -220,7 +220,7 @@ inline Matrix<pair> lowered(const Tokens<bf16>& x, const Piece& piece, int64_t w
 
 // Rows of padded width that `finish` fills, as the piece's tokens of `width`: in place, or by way of `room`.
 template <class E, class Finish>
-void to_tokens(const Tokens<E>& out, const Piece& piece, int64_t width, std::vector<float>& room, Finish&& finish) {
+void to_tokens(const Tokens<E>& out, const Piece& piece, int64_t width, Buffer<float>& room, Finish&& finish) {
     const int64_t row = padded(width);
     E* first = out.at(piece.b, piece.h, piece.first);
     if constexpr (std::is_same_v<E, float>)
@@ -253,6 +253,5 @@ inline void repeat(const float* line, int64_t count, int64_t width, Rows to) {
 
 // The transpose of a matrix of padded width; what is beyond `width` stays as it was
 inline void transpose(const float* from, int64_t height, int64_t width, float* to) {
-    for (int64_t i = 0; i < height; i++)
-        for (int64_t j = 0; j < width; j++) to[j * padded(height) + i] = from[i * padded(width) + j];
+    turn(from, padded(width), height, width, to, padded(height));
 }

@@ -8,7 +8,7 @@ inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
 template <class P>
 struct Unit {
     const int64_t d, row = padded(d), panel = deep<P>(d) * row;
-    std::vector<P> panels = std::vector<P>(2 * panel);
+    Buffer<P> panels = Buffer<P>(2 * panel);
     explicit Unit(int64_t d) : d(d) {}
 
     void begin(const float* rows, int64_t apart, int which) { pack(rows, apart, d, d, &panels[which * panel]); }
@@ -27,10 +27,10 @@ Answer ttt_unit_of(
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v) || !fits(shape, d, turning)) return MISFIT;
     if (!fits(shape.heads * d * d, w1, w2)) return MISFIT;
     Sums sums(shape.threads, 2 * matrix);
-    std::vector<float> learned(all_heads * 2 * matrix);
+    Buffer<float> learned(all_heads * 2 * matrix);
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> room(T * row), straight(T * row), gate(T * row), spare;
-        std::vector<P> left, right;
+        Buffer<float> room(T * row), straight(T * row), gate(T * row), spare;
+        Buffer<P> left, right;
         Unit<P> unit(d);
         int64_t of = -1;
         const auto turned = [&](const Tokens<E>& x, const Piece& piece) {
@@ -114,25 +114,25 @@ Answer ttt_unit_gradient_of(
     if (!fits(shape, d, turning) || !fits(shape.heads * d * d, w1, w2, dw1, dw2)) return MISFIT;
     Sums sums(shape.threads, both), of_learned(shape.threads, both), of_start(shape.threads, both);
     // W and Wᵀ of each head; U and Uᵀ, T, dU, and the gradients of the sums and their transposes, of each head of an image
-    const auto heads_of = [&](int64_t count) { return std::vector<float>(count * both); };
-    std::vector<float> start = heads_of(shape.heads), start_turned = heads_of(shape.heads), step = heads_of(all_heads);
-    std::vector<float> learned = heads_of(all_heads), learned_turned = heads_of(all_heads), dlearned = heads_of(all_heads);
-    std::vector<float> dsums = heads_of(all_heads), dsums_turned = heads_of(all_heads);
+    const auto heads_of = [&](int64_t count) { return Buffer<float>(count * both); };
+    Buffer<float> start = heads_of(shape.heads), start_turned = heads_of(shape.heads), step = heads_of(all_heads);
+    Buffer<float> learned = heads_of(all_heads), learned_turned = heads_of(all_heads), dlearned = heads_of(all_heads);
+    Buffer<float> dsums = heads_of(all_heads), dsums_turned = heads_of(all_heads);
     for (int64_t i = 0; i < shape.heads * 2; i++) {
         const float* from = (i % 2 ? w2 : w1).data + i / 2 * d * d;
         for (int64_t r = 0; r < d; r++) std::memcpy(&start[i * matrix + r * row], from + r * d, d * sizeof(float));
         transpose(&start[i * matrix], d, d, &start_turned[i * matrix]);
     }
     parallel(shape.threads, [&](int me, int all) {
-        std::vector<float> x(T * row), a(T * row), b(T * row), e1(T * row), e2(T * row), to(T * row), spare, other;
+        Buffer<float> x(T * row), a(T * row), b(T * row), e1(T * row), e2(T * row), to(T * row), spare, other;
         const auto turned = [&](const Tokens<E>& tokens, const Piece& piece) {
             features(tokens, piece, d, NONE, x.data());
             turn<false>(turning, shape, piece, 1, x.data());
         };
-        const auto times = [&](const Piece& piece, const std::vector<float>& left, const float* right, std::vector<float>& y, bool add) {
+        const auto times = [&](const Piece& piece, const Buffer<float>& left, const float* right, Buffer<float>& y, bool add) {
             multiply(piece.count, row, d, Strided{left.data(), row, 1}, right, row, {y.data(), row}, add);
         };
-        const auto add_product = [&](const Piece& piece, const std::vector<float>& y, float* sum) {
+        const auto add_product = [&](const Piece& piece, const Buffer<float>& y, float* sum) {
             multiply(d, row, piece.count, Strided{x.data(), 1, row}, y.data(), row, {sum, row}, true);
         };
         const auto each = [&](const Piece& piece, const Rows& rows, auto&& use) {
@@ -167,7 +167,7 @@ Answer ttt_unit_gradient_of(
                 use(c, length);
             }
         };
-        const auto both_turned = [&](const std::vector<float>& from, int64_t index, std::vector<float>& turned_round) {
+        const auto both_turned = [&](const Buffer<float>& from, int64_t index, Buffer<float>& turned_round) {
             for (int64_t i = 0; i < 2; i++)
                 transpose(&from[index * both + i * matrix], d, d, &turned_round[index * both + i * matrix]);
         };
