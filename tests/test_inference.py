@@ -58,6 +58,39 @@ def test_linear_attention_is_computed_with_what_is_around_it(kind, batch, monkey
     assert len(called) == len(blocks_of(model))
 
 
+@pytest.mark.parametrize("attention", sorted(subquad.ATTENTION))
+def test_any_mechanism_has_its_norm_and_projections_in_two_steps(attention, monkeypatch):
+    without = {"class_token": False} if attention == "circulant" else {}
+    model, image = drawn(small("vit", attention, **without)), torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected, names = model(image), list(model.state_dict())
+        subquad.optimize(model)
+        called = []
+        for block in blocks_of(model):
+            edges, block.fused_attention = block.fused_edges, None
+            block.fused_edges = lambda *given, edges=edges: called.append(edges(*given)) or called[-1]
+        assert_close(model(image), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+        assert len(called) == len(blocks_of(model)) and not any(found is None for found in called)
+        with use_backend("eager"):
+            assert_close(model(image), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+        assert called[-1] is None and list(model.state_dict()) == names
+
+
+def test_what_listens_around_a_mechanism_is_called():
+    model, image, seen = drawn(small("vit", "agent")), torch.randn(1, 3, 64, 64), []
+    for place, block in enumerate(blocks_of(model)):
+        listened = (block.attn.qkv, block.norm1, block.attn)[place]
+        listened.register_forward_hook(lambda *_, place=place: seen.append(place))
+    blocks_of(subquad.optimize(model))[0].attn.inner.register_forward_hook(lambda *_: seen.append("inner"))
+    model(image)
+    assert seen == [0, "inner", 1, 2] or seen == ["inner", 0, 1, 2]
+    assert not any(block.fused_edges for block in blocks_of(model))
+    inner = drawn(small("vit", "agent"))
+    blocks_of(inner)[1].attn.inner.register_forward_hook(lambda *_: seen.append("mixed"))
+    subquad.optimize(inner)(image)
+    assert all(block.fused_edges for block in blocks_of(inner)) and seen[-1] == "mixed"
+
+
 def test_what_is_not_linear_attention_alone_goes_its_steps():
     for changes in ({"local": True}, {"attn_norm": True}, {"attention": "inline"}):
         model = subquad.optimize(small("vit", changes.pop("attention", "linear"), **changes))

@@ -12,15 +12,18 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError, shown
+from subquad.grid import TokenGrid
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.ops import mlp_branch
+from subquad.ops.branch_at_once import norm_projection, projection_residual
+from subquad.rope import Rotation
 
 
 def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """The same network, changed in place, for inference: in evaluation, without gradients, in `dtype` if given.
 
     Plain MLPs of our blocks are computed with their norm and their residual in one step where there is a kernel for it,
-    and so is what lies around linear attention: norm, projections, residual.
+    and so is what lies around attention: norm and projection in front of it, projection and residual behind it.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it. Raises SubquadError for a
     dtype that is none of networks.
@@ -32,6 +35,7 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         model.to(dtype)
     for module in model.modules():
         if isinstance(module, Block):
+            module.fused_edges = first_half if can_fuse_edges(module) else None
             module.fused_attention = FIRST_HALF if can_fuse_attention(module) else None
             module.fused = second_half if can_fuse(module) else None
     return model
@@ -83,17 +87,46 @@ def _part(bias: Tensor | None, rows: slice) -> Tensor | None:
     return None if bias is None else bias[rows]
 
 
-def can_fuse_attention(block: Block) -> bool:
-    """Whether the first half of a block is its mechanism's `branch`, with nothing that listens to it."""
+def first_half(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
+    """Tokens x (b, n, c) behind the first half of a block, in one step before and one behind its mechanism.
+
+    None where no kernel does that.
+    """
+    norm, attn = block.norm1, cast(SelfAttention, block.attn)
+    # norm(x) is written down where the mechanism reads it
+    keeps = "x" in attn.inner.inputs
+    weights = norm.weight, norm.bias, attn.qkv.weight, whole_bias(attn.qkv)
+    projected = norm_projection(x, *weights, eps=norm.eps, keeps=keeps)
+    if projected is None:
+        return None
+    grid.check(x)
+    width = attn.qkv.out_features
+    supply = {"x": projected[..., width:], "padding": None, "mask": None, "rotation": rotation}
+    y = attn.mixed(supply | attn.parts(projected[..., :width]), grid, grid)
+    scale = block.ls1.gamma if isinstance(block.ls1, LayerScale) else None
+    answers = projection_residual(x, y, attn.proj.weight, attn.proj.bias, scale)
+    return x + block.ls1(attn.proj(y)) if answers is None else answers
+
+
+def can_fuse_edges(block: Block) -> bool:
+    """Whether the first half of a block is norm, projections, mechanism and residual, with nothing that listens."""
     attn, norm, scale = block.attn, block.norm1, block.ls1
-    if type(attn) is not SelfAttention or getattr(attn.inner, "branch", None) is None:
+    if type(attn) is not SelfAttention or attn.pre_norm is not None:
         return False
     # what others make of a projection, low-rank changes for instance, has a class of its own
     plain = type(attn.qkv) in (nn.Linear, PartlyBiased) and type(attn.proj) is nn.Linear
     plain = plain and type(norm) is nn.LayerNorm and type(scale) in (nn.Identity, LayerScale)
-    has_norms = any(one is not None for one in (attn.pre_norm, attn.q_norm, attn.k_norm))
-    heard = _is_heard(norm, scale, attn, *attn.children())
-    return plain and attn.projected == ("q", "k", "v") and not has_norms and not heard
+    return plain and not _is_heard(norm, scale, attn, attn.qkv, attn.proj)
+
+
+def can_fuse_attention(block: Block) -> bool:
+    """Whether the first half of a block is its mechanism's `branch`, with nothing that listens to it."""
+    if not can_fuse_edges(block):
+        return False
+    attn = cast(SelfAttention, block.attn)
+    has_norms = attn.q_norm is not None or attn.k_norm is not None
+    is_branch = getattr(attn.inner, "branch", None) is not None and attn.projected == ("q", "k", "v")
+    return is_branch and not has_norms and not _is_heard(attn.inner)
 
 
 def second_half(block: Block, x: Tensor) -> Tensor:

@@ -83,6 +83,8 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "mlp": _mlp,
         "linear_branch_sums": _linear_branch_sums,
         "linear_branch_answers": _linear_branch_answers,
+        "norm_projection": _norm_projection,
+        "projection_residual": _projection_residual,
         "inline_mixer": _inline_mixer,
         "agent_mixer": _agent_mixer,
         "pola_mixer": _pola_mixer,
@@ -381,6 +383,25 @@ def _linear_branch_answers(width):
     sums = _draw(2, HEADS, width, width + 1).abs()
     tensors = _draw(2, 70, channels), 1 + 0.1 * _draw(channels), _draw(channels), *weights[0], sums, *weights[1]
     return (*tensors, _draw(channels)), (50, "elu", 1e-6, 1e-6), definition
+
+
+def _norm_projection(width):
+    def definition(x, norm_weight, norm_bias, weight, bias):
+        normed = _normed(x, norm_weight, norm_bias)
+        return torch.cat([normed @ weight.mT + bias, normed], dim=-1)
+
+    rows = 12 * width + 5  # more than one part of them
+    weights = _draw(rows, width) / width**0.5, _draw(rows)
+    return (_draw(2, 70, width), 1 + 0.1 * _draw(width), _draw(width), *weights), (1e-6, True), definition
+
+
+def _projection_residual(width):
+    def definition(x, y, weight, bias, scale):
+        return x + scale * (y @ weight.mT + bias)
+
+    mixed = 2 * width
+    weights = _draw(width, mixed) / mixed**0.5, _draw(width), _draw(width)
+    return (_draw(2, 70, width), _draw(2, 70, mixed), *weights), (), definition
 
 
 def _mlp(width):

@@ -13,7 +13,12 @@ from subquad import ATTENTION, SubquadError, TokenGrid, ops
 from subquad.attention.mhla import MHLAAttention
 from subquad.kernels import unavailable, use_backend
 from subquad.models.assembling import settings_of
-from subquad.ops.branch_at_once import linear_branch_answers, linear_branch_sums
+from subquad.ops.branch_at_once import (
+    linear_branch_answers,
+    linear_branch_sums,
+    norm_projection,
+    projection_residual,
+)
 from subquad.ops.linear_formula import linear_sums
 from subquad.positions import BiasTables
 from subquad.rope import rotation_of
@@ -195,6 +200,23 @@ def test_both_steps_of_a_branch_at_any_length(batch, tokens, threads):
     behind = sums, proj.float(), proj_bias.float(), None
     answers = linear_branch_answers(*given, qkv[:dim].float(), None, *behind, count=tokens, **settings)
     assert_close(answers.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize(("tokens", "width", "rows"), [(1, 20, 60), (17, 33, 7), (197, 64, 192), (70, 20, 400)])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_lies_around_a_mechanism_at_any_length(tokens, width, rows, keeps, threads):
+    draw = partial(torch.randn, dtype=torch.float64)
+    x, norm, bias, weight = draw(2, tokens, width), 1 + 0.1 * draw(width), draw(width), draw(rows, width) / width**0.5
+    normed = torch.nn.functional.layer_norm(x, (width,), norm, bias, 1e-6)
+    expected = torch.cat([normed @ weight.mT, normed], dim=-1) if keeps else normed @ weight.mT
+    given = [one.float() for one in (x, norm, bias, weight)]
+    projected = norm_projection(*given, None, eps=1e-6, keeps=keeps)
+    assert_close(projected.double(), expected, rtol=1e-4, atol=1e-4)
+    # from tokens that lie among others, as half of what a mechanism mixed
+    y, back, more = draw(2, tokens, 2 * rows)[..., rows:], draw(width, rows) / rows**0.5, draw(width)
+    answers = projection_residual(given[0], y.float(), back.float(), more.float(), None)
+    assert_close(answers.double(), x + y @ back.mT + more, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)

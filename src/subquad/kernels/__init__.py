@@ -24,7 +24,13 @@ from subquad.kernels.landmark_operators import (
     soft_gather,
     soft_spread,
 )
-from subquad.kernels.layer_operators import linear_branch_answers, linear_branch_sums, mlp
+from subquad.kernels.layer_operators import (
+    linear_branch_answers,
+    linear_branch_sums,
+    mlp,
+    norm_projection,
+    projection_residual,
+)
 from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, map_products, pool
 from subquad.kernels.mixer_operators import agent_mixer, inline_mixer, pola_mixer, soft_mixer
 from subquad.kernels.shapes import Shapes
@@ -82,10 +88,12 @@ __all__ = [
     "mlp",
     "nala_attention",
     "newton_inverse",
+    "norm_projection",
     "pola_attention",
     "pola_mixer",
     "polapp_attention",
     "pool",
+    "projection_residual",
     "rala_attention",
     "register_backend",
     "run",

@@ -62,3 +62,30 @@ linear_branch_answers = operator(
     shape=lambda x, *rest: x.new_empty(x.shape),
     needs_all_tokens=False,
 )
+
+
+def empty_projection(x: Any, weight: Any, keeps: bool) -> Any:
+    """Room for what `weight` (m, c) makes of tokens (b, n, c), and for c channels more of each token, if it `keeps`."""
+    return x.new_empty(*x.shape[:2], weight.shape[0] + keeps * x.shape[2])
+
+
+# weight norm(x) + bias, and behind it norm(x) where it `keeps` that: (b, n, m) or (b, n, m + c)
+norm_projection = operator(
+    "a projection with the norm in front of it",
+    "norm_projection(Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor weight, Tensor? bias, float eps, "
+    "bool keeps)",
+    {"x": "b n c"} | NORM | {"weight": "m c", "bias": "m"},
+    lambda x, norm, norm_bias, weight, *rest: 2 * x[0] * x[1] * weight[0] * weight[1],
+    shape=lambda x, norm, norm_bias, weight, bias, eps, keeps: empty_projection(x, weight, keeps),
+    needs_all_tokens=False,
+)
+
+# x + scale · (weight y + bias)
+projection_residual = operator(
+    "a projection with the residual behind it",
+    "projection_residual(Tensor x, Tensor y, Tensor weight, Tensor? bias, Tensor? scale)",
+    {"x": "b n c", "y": "b n m", "weight": "c m", "bias": "c", "scale": "c"},
+    lambda x, y, weight, *rest: 2 * x[0] * x[1] * weight[0] * weight[1],
+    shape=lambda x, *rest: x.new_empty(x.shape),
+    needs_all_tokens=False,
+)

@@ -102,17 +102,21 @@ class SelfAttention(nn.Module):
     def heads(self, x: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
         """What the mechanism has projected, by name, each (b, h, n, d); keys and values of other tokens, if given."""
         if keys is None:
-            # not unflatten, which is a dozen calls of Python: narrow layers wait for those
-            fused = self._in_heads(self.qkv(x))
-            if fused.requires_grad and not is_exporting():
-                # the parts' gradients are put together as they lie, without a copy more
-                parts = tuple(part.transpose(1, 2) for part in fused.unbind(2))
-            else:
-                parts = fused.permute(2, 0, 3, 1, 4).unbind(0)
-            return dict(zip(self.projected, parts, strict=True))
+            return self.parts(self.qkv(x))
         of_keys = tuple(name for name in self.projected if name in OF_KEYS)
         others = tuple(name for name in self.projected if name not in OF_KEYS)
         return self.some_heads(x, others) | self.some_heads(keys, of_keys)
+
+    def parts(self, projected: Tensor) -> dict[str, Tensor]:
+        """What tokens are projected to (b, n, p·h·d), by name, each (b, h, n, d)."""
+        # not unflatten, which is a dozen calls of Python: narrow layers wait for those
+        fused = self._in_heads(projected)
+        if fused.requires_grad and not is_exporting():
+            # the parts' gradients are put together as they lie, without a copy more
+            parts = tuple(part.transpose(1, 2) for part in fused.unbind(2))
+        else:
+            parts = fused.permute(2, 0, 3, 1, 4).unbind(0)
+        return dict(zip(self.projected, parts, strict=True))
 
     def some_heads(self, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """Some of what is projected, by name, each (b, h, n, d)."""
@@ -302,25 +306,29 @@ class Block(nn.Module):
         self.mlp = make_mlp(mlp, dim, int(dim * mlp_ratio), drop=drop, eps=eps, act_layer=act_layer)
         self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        # what computes the first half in two steps, and the second in one, given by subquad.inference
+        # what computes the first half in two steps, or in few around the mechanism, and the second in one, given by
+        # subquad.inference
         self.fused_attention: AttentionSteps | None = None
+        self.fused_edges: Callable[[Block, Tensor, TokenGrid, Rotation | None], Tensor | None] | None = None
         self.fused: Callable[[Block, Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
         x = x if self.cpe is None else self.cpe(x, grid=grid)
-        y = self._attended(x, grid) if rotation is None else None
+        y = None if self.training else self._attended(x, grid, rotation)
         if y is None:
             turned = {} if rotation is None else {"rotation": rotation}
             y = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, **turned)))
         return self.feed_forward(y)
 
-    def _attended(self, x: Tensor, grid: TokenGrid) -> Tensor | None:
-        """The first half of a block without rotation by `fused_attention`; None where that can't."""
-        if self.fused_attention is None or self.training or grid.whole is not grid:
-            return None
-        grid.check(x)
-        sums = self.fused_attention.sums(self, x)
-        return None if sums is None else self.fused_attention.answers(self, x, sums, grid.num_tokens)
+    def _attended(self, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
+        """The first half by `fused_attention`, where nothing is turned, or by `fused_edges`; None where neither can."""
+        if self.fused_attention is not None and rotation is None and grid.whole is grid:
+            grid.check(x)
+            sums = self.fused_attention.sums(self, x)
+            y = None if sums is None else self.fused_attention.answers(self, x, sums, grid.num_tokens)
+            if y is not None:
+                return y
+        return None if self.fused_edges is None else self.fused_edges(self, x, grid, rotation)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The second half: x + mlp(norm(x))."""

@@ -1,8 +1,10 @@
-"""The first half of a block at once, from its norm to its residual, where kernels do that: two walks over the tokens.
+"""The first half of a block in few steps, from its norm to its residual, where kernels do that.
+
+With linear attention it is two walks over the tokens, and what is projected is never written down:
 
     S = [Σ φ(k)ᵀ v, Σ φ(k)],  k, v of norm(x)        x + s · (P [φ(q) S / (φ(q)·Σ φ(k) + n ε)] + b),  q of norm(x)
 
-What is projected is never written down. Each function gives None where there is no kernel, as where gradients are
+With any mechanism it is what stands before and behind that: W norm(x) + b, and x + s · (P y + b). Each function gives None where there is no kernel, as where gradients are
 wanted, autocast decides on dtypes or other processes hold tokens: then the block goes its steps, which say what is
 computed (`linear_formula.py`).
 """
@@ -49,6 +51,20 @@ def linear_branch_answers(
     """Some tokens (b, n, c) behind the residual, from the sums over `count` tokens; `weight` (c, c) is the queries'."""
     tensors = x, norm_weight, norm_bias, weight, bias, sums, proj, proj_bias, scale
     return _computed(kernels.linear_branch_answers, tensors, (count, feature_map, norm_eps, eps))
+
+
+def norm_projection(
+    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, keeps: bool
+) -> Tensor | None:
+    """W norm(x) + b of tokens x (b, n, c) with W = `weight` (m, c): (b, n, m); where it `keeps` them norm(x) behind it."""
+    return _computed(kernels.norm_projection, (x, norm_weight, norm_bias, weight, bias), (eps, keeps))
+
+
+def projection_residual(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None
+) -> Tensor | None:
+    """x + s · (P y + b) of tokens x (b, n, c) and y (b, n, m) with P = `weight` (c, m)."""
+    return _computed(kernels.projection_residual, (x, y, weight, bias, scale), ())
 
 
 def _computed(operator: Operator, tensors: tuple[Tensor | None, ...], settings: tuple[object, ...]) -> Tensor | None:

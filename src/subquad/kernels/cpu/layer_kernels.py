@@ -112,3 +112,37 @@ def linear_branch_answers(
         ctypes.c_float(eps),
     )
     return out
+
+
+@implements(operators.norm_projection, "native")
+def norm_projection(
+    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor | None, eps: float, keeps: bool
+) -> Tensor:
+    """See subquad.ops.branch_at_once."""
+    out = operators.empty_projection(x, weight, keeps)
+    tokens = _one_head(x.flatten(0, 1))
+    kernel("norm_projection", x.dtype)(
+        shape_of(tokens, tokens),
+        tokens_of(tokens),
+        norm_of(norm_weight, norm_bias, eps),
+        tokens_of(_one_head(weight.to(x.dtype))),
+        parameter_of(bias),
+        tokens_of(_one_head(out.flatten(0, 1))),
+    )
+    return out
+
+
+@implements(operators.projection_residual, "native")
+def projection_residual(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Tensor:
+    """See subquad.ops.branch_at_once."""
+    out = x.new_empty(x.shape)
+    tokens, mixed = (_one_head(some.flatten(0, 1)) for some in (x, y.to(x.dtype)))
+    kernel("projection_residual", x.dtype)(
+        shape_of(tokens, tokens),
+        tokens_of(tokens),
+        tokens_of(mixed),
+        tokens_of(_one_head(weight.to(x.dtype))),
+        *map(parameter_of, (bias, scale)),
+        tokens_of(_one_head(out.flatten(0, 1))),
+    )
+    return out

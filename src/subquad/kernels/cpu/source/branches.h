@@ -16,6 +16,15 @@ inline Matrix<pair> weights_of(const bf16* weight, int64_t rows, int64_t width, 
     return lowered(weight, width, rows, width, room);
 }
 
+// A line of numbers plus biases, if there are any, to a token
+template <class E>
+void add_bias(const float* line, int64_t count, const float* bias, E* to) {
+    int64_t c = 0;
+    for (; c + W <= count; c += W) store(to + c, bias ? load(line + c) + load(bias + c) : load(line + c));
+    const int64_t left = count - c;
+    if (left) store(to + c, bias ? load(line + c, left) + load(bias + c, left) : load(line + c, left), left);
+}
+
 struct Norm {
     Numbers weight, bias;
     float eps;
@@ -53,19 +62,22 @@ void normed(const E* from, int64_t width, const Norm& norm, float* rests, To* to
 template <class E>
 struct NormedTokens {
     typedef Operand<E> P;
+    typedef std::conditional_t<std::is_same_v<P, pair>, bf16, float> Single;
     const int64_t width, row = padded(width);
     Buffer<float> rows = Buffer<float>(T * row);
     Buffer<P> left = Buffer<P>(deep<P>(T * row)), turned = Buffer<P>(deep<P>(width) * T);
 
     const P* of(const Tokens<E>& x, const Piece& piece, const Norm& norm) {
-        typedef std::conditional_t<std::is_same_v<P, pair>, bf16, float> Single;
         const int64_t depth = deep<P>(width), apart = deep<P>(row), columns = padded(piece.count);
         for (int64_t t = 0; t < piece.count; t++)
-            normed(x.at(piece.b, 0, piece.first + t), width, norm, rows.data(), reinterpret_cast<Single*>(&left[t * apart]));
+            normed(x.at(piece.b, 0, piece.first + t), width, norm, rows.data(), operands(t));
         if (piece.count < columns) std::fill(turned.begin(), turned.end(), P{});
         turn(left.data(), apart, piece.count, depth, turned.data(), columns);
         return turned.data();
     }
+
+    // One of the piece's tokens behind its norm, as it is multiplied
+    Single* operands(int64_t t) { return reinterpret_cast<Single*>(&left[t * deep<P>(row)]); }
 
     // out = x + scale · (branch + bias) of a piece, of its branch (channels × padded(count))
     void add(

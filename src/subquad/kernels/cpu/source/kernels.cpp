@@ -12,4 +12,5 @@
 #include "mhla.h"
 #include "mlp.h"
 #include "linear_branch.h"
+#include "branch_edges.h"
 #include "mixers.h"
