@@ -13,20 +13,27 @@ Answer norm_projection_of(Shape shape, Tokens<E> x, Norm norm, Tokens<E> weight,
     if (out.images * out.heads != 1 || out.count != x.count || (more != 0 && more != c)) return MISFIT;
     Buffer<P> room;
     const Matrix<P> weights = weights_of(weight.data, all_rows, c, room);
-    constexpr int64_t part = 192;  // rows of weights at a time: what they make stays in the L2 cache
+    // turned, some of its rows behind others: here tokens are the left side, as they are to lie when they are projected
+    constexpr int64_t part = V * W;
+    const int64_t parts = (all_rows + part - 1) / part, depth = deep<P>(c);
+    Buffer<P> panels(parts * depth * part);
     parallel(shape.threads, [&](int me, int all) {
+        for (int64_t i = parts * me / all; i < parts * (me + 1) / all; i++) {
+            const int64_t count = std::min(part, all_rows - i * part);
+            turn(weights.data + i * part * weights.row, weights.row, count, depth, &panels[i * depth * part], part);
+        }
+        barrier();
         NormedTokens<E> around{c};
-        Buffer<float> some(part * T), rows(T * part);
+        Buffer<float> some(T * part);
         even_pieces(shape.queries, me, all, [&](const Piece& piece) {
-            const int64_t columns = padded(piece.count);
-            const P* tokens = around.of(x, piece, norm);
-            for (int64_t from = 0; from < all_rows; from += part) {
-                const int64_t count = std::min(part, all_rows - from);
-                const Matrix<P> these{weights.data + from * weights.row, weights.row, 1};
-                multiply(count, columns, deep<P>(c), these, tokens, columns, {some.data(), columns});
-                turn(some.data(), columns, count, piece.count, rows.data(), part);
-                for (int64_t t = 0; t < piece.count; t++)
-                    add_bias(&rows[t * part], count, bias.data ? bias.data + from : nullptr, out.at(0, 0, piece.first + t) + from);
+            const Matrix<P> tokens = around.left_of(x, piece, norm);
+            for (int64_t i = 0; i < parts; i++) {
+                const int64_t from = i * part, count = std::min(part, all_rows - from);
+                multiply(piece.count, padded(count), depth, tokens, &panels[from * depth], part, {some.data(), part});
+                for (int64_t t = 0; t < piece.count; t++) {
+                    E* to = out.at(0, 0, piece.first + t) + from;
+                    add_bias(&some[t * part], count, bias.data ? bias.data + from : nullptr, to);
+                }
             }
             if (more)
                 for (int64_t t = 0; t < piece.count; t++)

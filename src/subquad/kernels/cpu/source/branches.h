@@ -68,12 +68,18 @@ struct NormedTokens {
     Buffer<P> left = Buffer<P>(deep<P>(T * row)), turned = Buffer<P>(deep<P>(width) * T);
 
     const P* of(const Tokens<E>& x, const Piece& piece, const Norm& norm) {
-        const int64_t depth = deep<P>(width), apart = deep<P>(row), columns = padded(piece.count);
+        const Matrix<P> tokens = left_of(x, piece, norm);
+        const int64_t columns = padded(piece.count);
+        if (piece.count < columns) std::fill(turned.begin(), turned.end(), P{});
+        turn(tokens.data, tokens.row, piece.count, deep<P>(width), turned.data(), columns);
+        return turned.data();
+    }
+
+    // The same as a left side, (count × deep(c))
+    Matrix<P> left_of(const Tokens<E>& x, const Piece& piece, const Norm& norm) {
         for (int64_t t = 0; t < piece.count; t++)
             normed(x.at(piece.b, 0, piece.first + t), width, norm, rows.data(), operands(t));
-        if (piece.count < columns) std::fill(turned.begin(), turned.end(), P{});
-        turn(left.data(), apart, piece.count, depth, turned.data(), columns);
-        return turned.data();
+        return {left.data(), deep<P>(row), 1};
     }
 
     // One of the piece's tokens behind its norm, as it is multiplied
