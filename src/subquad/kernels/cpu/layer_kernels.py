@@ -120,12 +120,13 @@ def norm_projection(
 ) -> Tensor:
     """See subquad.ops.branch_at_once."""
     out = operators.empty_projection(x, weight, keeps)
-    tokens = _one_head(x.flatten(0, 1))
+    # names, as what is handed over has to live as long as the call
+    tokens, rows = _one_head(x.flatten(0, 1)), _one_head(weight.to(x.dtype))
     kernel("norm_projection", x.dtype)(
         shape_of(tokens, tokens),
         tokens_of(tokens),
         norm_of(norm_weight, norm_bias, eps),
-        tokens_of(_one_head(weight.to(x.dtype))),
+        tokens_of(rows),
         parameter_of(bias),
         tokens_of(_one_head(out.flatten(0, 1))),
     )
@@ -137,11 +138,12 @@ def projection_residual(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | Non
     """See subquad.ops.branch_at_once."""
     out = x.new_empty(x.shape)
     tokens, mixed = (_one_head(some.flatten(0, 1)) for some in (x, y.to(x.dtype)))
+    rows = _one_head(weight.to(x.dtype))
     kernel("projection_residual", x.dtype)(
         shape_of(tokens, tokens),
         tokens_of(tokens),
         tokens_of(mixed),
-        tokens_of(_one_head(weight.to(x.dtype))),
+        tokens_of(rows),
         *map(parameter_of, (bias, scale)),
         tokens_of(_one_head(out.flatten(0, 1))),
     )
