@@ -71,6 +71,8 @@ def by_onnxruntime(path: Path, size: int, threads: int) -> Callable[[], Any]:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    # else the threads of each session wait busily for its next pass, while those of the others work
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     image = np.random.default_rng(0).standard_normal((1, 3, size, size), np.float32)
     return lambda: session.run(None, {"images": image})

@@ -41,6 +41,12 @@ def test_shares_of_what_is_told_right():
     assert right.share == 0.75
 
 
+def test_no_answer_of_no_numbers_is_right():
+    right = TopOne()
+    right.add(torch.tensor([[float("nan"), 1.0], [1.0, float("-inf")]]), torch.tensor([0, 0]))
+    assert right.share == 0.5
+
+
 def test_unions_are_of_all_scenes_together_and_without_what_has_no_class():
     # half of the pixels of class 0 are taken for class 1
     logits = torch.zeros(1, 3, 1, 4)

@@ -260,6 +260,8 @@ def notes_in(path, format, names):
         texts = dict.fromkeys(names, "")
         torch.export.load(path, extra_files=texts)
         return texts
+    if format == "aoti":
+        return torch._inductor.aoti_load_package(str(path)).get_metadata()
     if format == "onnx":
         onnxruntime = pytest.importorskip("onnxruntime")
         return onnxruntime.InferenceSession(str(path)).get_modelmeta().custom_metadata_map

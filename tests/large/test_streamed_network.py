@@ -52,6 +52,22 @@ def test_logits_are_those_of_the_whole(settings, image):
     assert torch.allclose(subquad.stream(model, image, most_tokens=20).logits, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("changed", ["class", "hook"])
+def test_what_stands_in_the_patch_embedding_takes_part(changed, image):
+    class Twice(torch.nn.Conv2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = network()
+    if changed == "class":
+        model.stages[0].embed.proj.__class__ = Twice
+    else:
+        model.stages[0].embed.proj.register_forward_hook(lambda module, given, y: 2 * y)
+    with torch.no_grad():
+        expected = model(image[None])[0]
+    assert torch.allclose(subquad.stream(model, image, most_tokens=20).logits, expected, atol=1e-5)
+
+
 def test_maps_are_those_of_the_whole(image, tmp_path):
     model = network(cpe=True)
     with torch.no_grad():

@@ -84,6 +84,7 @@ OURS = {
         (),
         aoti_format.write,
         aoti_format.load,
+        describe=aoti_format.describe,
         int8=("weights", "dynamic"),
     ),
 }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import Block, Mechanism, SelfAttention
+from subquad.models.layers import Block, Mechanism, SelfAttention, is_heard
 from subquad.models.stages import ImageRows, Stage, drop_path_rates, fill_up
 from subquad.ranges import AboveZero, Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.rope import rope_of
@@ -203,6 +203,10 @@ class PatchEmbed(nn.Module):
         right = up_to_multiple(width + 2 * self.margin, self.patch_size) - width - self.margin
         filling = self.margin, right, max(-top, 0), max(bottom - height, 0)
         x = F.pad(x, filling) if any(filling) else x
+        if type(self.proj) is not nn.Conv2d or is_heard(self.proj):
+            # what others make of it is not in its weight, or wants to see it called
+            embedded: Tensor = self.proj(x)
+            return embedded
         # a product of matrices, which on a CPU is several times as fast as a convolution of so wide an image
         patches = rearrange(x, "b c (y i) (x j) -> b y x (i j c)", i=self.patch_size, j=self.patch_size)
         weight = rearrange(self.proj.weight, "d c i j -> d (i j c)")

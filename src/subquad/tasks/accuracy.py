@@ -79,8 +79,9 @@ class TopOne:
         self.right = self.count = 0
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits (b, classes), labels (b,)."""
-        self.right += int((logits.argmax(1) == labels.to(logits.device)).sum())
+        """Count a batch: logits (b, classes), labels (b,). No answer that has NaN in it is right."""
+        right = (logits.argmax(1) == labels.to(logits.device)) & ~logits.isnan().any(1)
+        self.right += int(right.sum())
         self.count += len(labels)
 
     @property
