@@ -4,9 +4,9 @@ With linear attention it is two walks over the tokens, and what is projected is 
 
     S = [Σ φ(k)ᵀ v, Σ φ(k)],  k, v of norm(x)        x + s · (P [φ(q) S / (φ(q)·Σ φ(k) + n ε)] + b),  q of norm(x)
 
-With any mechanism it is what stands before and behind that: W norm(x) + b, and x + s · (P y + b). Each function gives None where there is no kernel, as where gradients are
-wanted, autocast decides on dtypes or other processes hold tokens: then the block goes its steps, which say what is
-computed (`linear_formula.py`).
+With any mechanism it is what stands before and behind that: W norm(x) + b, and x + s · (P y + b). Each function gives
+None where there is no kernel, as where gradients are wanted, autocast decides on dtypes or other processes hold tokens:
+then the block goes its steps, which say what is computed (`linear_formula.py`).
 """
 
 import torch
@@ -56,14 +56,14 @@ def linear_branch_answers(
 def norm_projection(
     x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, keeps: bool
 ) -> Tensor | None:
-    """W norm(x) + b of tokens x (b, n, c) with W = `weight` (m, c): (b, n, m); where it `keeps` them norm(x) behind it."""
+    """W norm(x) + b of tokens x (b, n, c) with W = `weight` (m, c): (b, n, m), and norm(x) behind it if it `keeps` that."""
     return _computed(kernels.norm_projection, (x, norm_weight, norm_bias, weight, bias), (eps, keeps))
 
 
 def projection_residual(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None
 ) -> Tensor | None:
-    """x + s · (P y + b) of tokens x (b, n, c) and y (b, n, m) with P = `weight` (c, m)."""
+    """Give x + s · (P y + b) of tokens x (b, n, c) and y (b, n, m) with P = `weight` (c, m)."""
     return _computed(kernels.projection_residual, (x, y, weight, bias, scale), ())
 
 
