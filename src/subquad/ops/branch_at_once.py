@@ -56,7 +56,7 @@ def linear_branch_answers(
 def norm_projection(
     x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, keeps: bool
 ) -> Tensor | None:
-    """W norm(x) + b of tokens x (b, n, c) with W = `weight` (m, c): (b, n, m), with norm(x) behind if it `keeps` that."""
+    """W norm(x) + b of tokens x (b, n, c) with W = `weight` (m, c): (b, n, m); and norm(x) behind it, if it `keeps`."""
     return _computed(kernels.norm_projection, (x, norm_weight, norm_bias, weight, bias), (eps, keeps))
 
 
