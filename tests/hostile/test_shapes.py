@@ -206,7 +206,7 @@ def test_no_operator_runs_on_wrong_shapes_though_called_by_itself(name):
     if name == "local_branch":
         right["g"] = right["y"]
     arguments = operator.packet.default._schema.arguments[:-1]
-    numbers = {"float": 1.0, "int": 2, "str": "relu", "List[int]": [3, 4]}
+    numbers = {"float": 1.0, "int": 2, "str": "relu", "bool": True, "List[int]": [3, 4]}
 
     def run(given):
         wanted = {argument.name: numbers.get(str(argument.type)) for argument in arguments}
