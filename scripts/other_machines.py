@@ -258,7 +258,7 @@ def run_layers() -> None:
                 layer(x, grid=grid, rotation=rotation)
             layer(x.requires_grad_(), grid=grid, rotation=rotation).square().mean().backward()
     settings = {"img_size": 16, "patch_size": 4, "embed_dim": 40, "num_heads": 2, "depths": (1,)}
-    for attention, dtype in itertools.product(("softmax", "linear"), (torch.float32, torch.bfloat16)):
+    for attention, dtype in itertools.product(("softmax", "linear", "inline"), (torch.float32, torch.bfloat16)):
         model = subquad.create_model("deit_micro", attention=attention, **settings)
         subquad.optimize(model, dtype)(torch.randn(3, 3, 16, 16).to(dtype))
     for (grid, dim, heads), dtype in itertools.product(GRIDS, (torch.float32, torch.bfloat16)):

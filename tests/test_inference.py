@@ -59,7 +59,7 @@ def test_linear_attention_is_computed_with_what_is_around_it(kind, batch, monkey
 
 
 @pytest.mark.parametrize("attention", sorted(subquad.ATTENTION))
-def test_any_mechanism_has_its_norm_and_projections_in_two_steps(attention, monkeypatch):
+def test_any_mechanism_has_its_norm_and_projections_in_two_steps(attention):
     without = {"class_token": False} if attention == "circulant" else {}
     model, image = drawn(small("vit", attention, **without)), torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test_what_listens_around_a_mechanism_is_called():
         listened.register_forward_hook(lambda *_, place=place: seen.append(place))
     blocks_of(subquad.optimize(model))[0].attn.inner.register_forward_hook(lambda *_: seen.append("inner"))
     model(image)
-    assert seen == [0, "inner", 1, 2] or seen == ["inner", 0, 1, 2]
+    assert seen == [0, "inner", 1, 2]
     assert not any(block.fused_edges for block in blocks_of(model))
     inner = drawn(small("vit", "agent"))
     blocks_of(inner)[1].attn.inner.register_forward_hook(lambda *_: seen.append("mixed"))

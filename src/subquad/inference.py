@@ -74,13 +74,18 @@ def attention_answers(block: Block, x: Tensor, sums: Tensor, count: int) -> Tens
     norm, attn = block.norm1, cast(SelfAttention, block.attn)
     queries = slice(x.shape[2])
     weights = norm.weight, norm.bias, attn.qkv.weight[queries], _part(whole_bias(attn.qkv), queries)
-    scale = block.ls1.gamma if isinstance(block.ls1, LayerScale) else None
+    scale = _scale_of(block.ls1)
     behind = sums, attn.proj.weight, attn.proj.bias, scale
     answers: Tensor | None = attn.inner.branch.answers(x, *weights, *behind, count=count, norm_eps=norm.eps)
     return answers
 
 
 FIRST_HALF = AttentionSteps(attention_sums, attention_answers)
+
+
+def _scale_of(module: nn.Module) -> Tensor | None:
+    """The factors of a branch's channels, if it has some."""
+    return module.gamma if isinstance(module, LayerScale) else None
 
 
 def _part(bias: Tensor | None, rows: slice) -> Tensor | None:
@@ -103,7 +108,7 @@ def first_half(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | No
     width = attn.qkv.out_features
     supply = {"x": projected[..., width:], "padding": None, "mask": None, "rotation": rotation}
     y = attn.mixed(supply | attn.parts(projected[..., :width]), grid, grid)
-    scale = block.ls1.gamma if isinstance(block.ls1, LayerScale) else None
+    scale = _scale_of(block.ls1)
     answers = projection_residual(x, y, attn.proj.weight, attn.proj.bias, scale)
     return x + block.ls1(attn.proj(y)) if answers is None else answers
 
@@ -133,7 +138,7 @@ def second_half(block: Block, x: Tensor) -> Tensor:
     """What `block.feed_forward` computes of x (b, n, c), in one step."""
     mlp: Any = block.mlp
     norm, first, second = block.norm2, mlp.fc1, mlp.fc2
-    scale = block.ls2.gamma if isinstance(block.ls2, LayerScale) else None
+    scale = _scale_of(block.ls2)
     weights = first.weight, first.bias, second.weight, second.bias
     return mlp_branch(x, norm.weight, norm.bias, *weights, scale, eps=norm.eps)
 

@@ -65,9 +65,7 @@ Answer projection_residual_of(
         Buffer<P> left, turned(deep<P>(m) * T);
         even_pieces(shape.queries, me, all, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count), depth = deep<P>(m);
-            const Matrix<P> rows = lowered(y, piece, m, left);
-            if (piece.count < columns) std::fill(turned.begin(), turned.end(), P{});
-            turn(rows.data, rows.row, piece.count, depth, turned.data(), columns);
+            turn_tokens(lowered(y, piece, m, left), piece.count, depth, columns, turned);
             multiply(c, columns, depth, weights, turned.data(), columns, {branch.data(), columns});
             around.add(branch.data(), x, piece, bias, scale, out);
         });

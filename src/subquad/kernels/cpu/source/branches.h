@@ -16,6 +16,13 @@ inline Matrix<pair> weights_of(const bf16* weight, int64_t rows, int64_t width, 
     return lowered(weight, width, rows, width, room);
 }
 
+// Rows as the right side of a product with weights, (depth × columns), with zeros beyond `count`
+template <class P>
+void turn_tokens(Matrix<P> rows, int64_t count, int64_t depth, int64_t columns, Buffer<P>& to) {
+    if (count < columns) std::fill(to.begin(), to.end(), P{});
+    turn(rows.data, rows.row, count, depth, to.data(), columns);
+}
+
 // A line of numbers plus biases, if there are any, to a token
 template <class E>
 void add_bias(const float* line, int64_t count, const float* bias, E* to) {
@@ -58,7 +65,7 @@ void normed(const E* from, int64_t width, const Norm& norm, float* rests, To* to
         store(to + whole, load(rests + whole) * share * load(weight + whole, left) + load(bias + whole, left));
 }
 
-// Tokens of a piece behind their norm, as the right side of a product with weights, (deep(c) × padded(count))
+// What surrounds a half of a block, a piece of tokens at a time: their norm before it, the residual behind it
 template <class E>
 struct NormedTokens {
     typedef Operand<E> P;
@@ -67,11 +74,9 @@ struct NormedTokens {
     Buffer<float> rows = Buffer<float>(T * row);
     Buffer<P> left = Buffer<P>(deep<P>(T * row)), turned = Buffer<P>(deep<P>(width) * T);
 
+    // A piece behind its norm, as the right side of a product with weights, (deep(c) × padded(count))
     const P* of(const Tokens<E>& x, const Piece& piece, const Norm& norm) {
-        const Matrix<P> tokens = left_of(x, piece, norm);
-        const int64_t columns = padded(piece.count);
-        if (piece.count < columns) std::fill(turned.begin(), turned.end(), P{});
-        turn(tokens.data, tokens.row, piece.count, deep<P>(width), turned.data(), columns);
+        turn_tokens(left_of(x, piece, norm), piece.count, deep<P>(width), padded(piece.count), turned);
         return turned.data();
     }
 

@@ -46,7 +46,7 @@ Answer mlp_of(
     parallel(shape.threads, [&](int me, int all) {
         NormedTokens<E> around{d};
         Buffer<float> some(part * T), sums(d * T);
-        Buffer<P> features((deep<P>(part) + 1) * T);
+        Buffer<P> features(deep<P>(part) * T);
         even_pieces(shape.queries, me, all, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
             const P* tokens = around.of(x, piece, norm);
