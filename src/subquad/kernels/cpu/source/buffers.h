@@ -1,5 +1,5 @@
 // Memory of a kernel's vectors. What a thread gives back it takes again: from the system it would be new pages at each
-// call, fetched and zeroed one by one, a third of the time of few tokens.
+// call, fetched and zeroed one by one.
 #pragma once
 #include <cstdlib>
 #include <new>
