@@ -23,8 +23,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """The same network, changed in place, for inference: in evaluation, without gradients, in `dtype` if given.
 
     Plain MLPs of our blocks are computed with their norm and their residual in one step where there is a kernel for it,
-    and so is what lies around linear attention: norm, projections, residual. Around other mechanisms, in bf16, norm and
-    projection are one step, projection and residual another.
+    and so is what lies around linear attention: norm, projections, residual. Around other mechanisms in the layers of
+    plain networks, in bf16, norm and projection are one step, projection and residual another.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it. Raises SubquadError for a
     dtype that is none of networks.
