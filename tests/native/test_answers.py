@@ -182,23 +182,26 @@ def test_what_is_infinite_has_the_feature_of_the_eager_form():
 
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("tokens", [1, 17, 197])
-def test_both_steps_of_a_branch_at_any_length(batch, tokens, threads):
-    heads, width = 3, 20
+@pytest.mark.parametrize("tokens", [1, 17, 100, 197])
+@pytest.mark.parametrize(("width", "has_bias"), [(20, False), (20, True), (11, True)])
+def test_both_steps_of_a_branch_at_any_length(batch, tokens, width, has_bias, threads):
+    heads = 3
     dim = heads * width
     draw = partial(torch.randn, dtype=torch.float64)
     x, norm, bias, qkv = draw(batch, tokens, dim), 1 + 0.1 * draw(dim), draw(dim), draw(3 * dim, dim) / dim**0.5
     proj, proj_bias = draw(dim, dim) / dim**0.5, draw(dim)
-    fused = torch.nn.functional.layer_norm(x, (dim,), norm, bias, 1e-6) @ qkv.mT
+    qkv_bias = 0.3 * draw(3 * dim) if has_bias else None
+    fused = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (dim,), norm, bias, 1e-6), qkv, qkv_bias)
     q, k, v = fused.unflatten(-1, (3, heads, width)).permute(2, 0, 3, 1, 4)
     y = ops.linear_attention(q, k, v).transpose(1, 2).flatten(2)
     expected = x + y @ proj.mT + proj_bias
     given = [one.float() for one in (x, norm, bias)]
+    of_queries, of_others = (None, None) if qkv_bias is None else qkv_bias.float().split([dim, 2 * dim])
     settings = {"norm_eps": 1e-6, "feature_map": "relu"}
-    sums = linear_branch_sums(*given, qkv[dim:].float(), None, num_heads=heads, **settings)
+    sums = linear_branch_sums(*given, qkv[dim:].float(), of_others, num_heads=heads, **settings)
     assert_close(sums.double(), linear_sums(k, v), rtol=1e-5, atol=1e-4)
     behind = sums, proj.float(), proj_bias.float(), None
-    answers = linear_branch_answers(*given, qkv[:dim].float(), None, *behind, count=tokens, **settings)
+    answers = linear_branch_answers(*given, qkv[:dim].float(), of_queries, *behind, count=tokens, **settings)
     assert_close(answers.double(), expected, rtol=1e-4, atol=1e-4)
 
 

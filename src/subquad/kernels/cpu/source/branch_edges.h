@@ -3,6 +3,26 @@
 #pragma once
 #include "branches.h"
 
+// Where tokens × some channels of a projection go: plus biases, if there are any, to tokens from `first` on
+template <class E>
+struct Biased {
+    const Tokens<E>& out;
+    const int64_t first, channel, channels;
+    const float* bias;
+    template <int r, int v>
+    void operator()(const vec (&sums)[r][v], int64_t row, int64_t column) const {
+        UNROLLED for (int j = 0; j < v; j++) {
+            const int64_t c = channel + column + j * W, n = channels - c;
+            const vec more = !bias || n <= 0 ? vec{} : n >= W ? load(bias + c) : load(bias + c, n);
+            UNROLLED for (int i = 0; i < r; i++) {
+                E* to = out.at(0, 0, first + row + i) + c;
+                if (n >= W) store(to, sums[i][j] + more);
+                else if (n > 0) store(to, sums[i][j] + more, n);
+            }
+        }
+    }
+};
+
 // out = W norm(x) + b of tokens (1, 1, n, c) and weights (m, c); behind these m channels norm(x), where out has m + c
 template <class E>
 Answer norm_projection_of(Shape shape, Tokens<E> x, Norm norm, Tokens<E> weight, Numbers bias, Tokens<E> out) {
@@ -24,16 +44,11 @@ Answer norm_projection_of(Shape shape, Tokens<E> x, Norm norm, Tokens<E> weight,
         }
         barrier();
         NormedTokens<E> around{c};
-        Buffer<float> some(T * part);
         even_pieces(shape.queries, me, all, [&](const Piece& piece) {
             const Matrix<P> tokens = around.left_of(x, piece, norm);
-            for (int64_t i = 0; i < parts; i++) {
-                const int64_t from = i * part, count = std::min(part, all_rows - from);
-                multiply(piece.count, padded(count), depth, tokens, &panels[from * depth], part, {some.data(), part});
-                for (int64_t t = 0; t < piece.count; t++) {
-                    E* to = out.at(0, 0, piece.first + t) + from;
-                    add_bias(&some[t * part], count, bias.data ? bias.data + from : nullptr, to);
-                }
+            for (int64_t from = 0; from < all_rows; from += part) {
+                const Biased<E> put{out, piece.first, from, all_rows, bias.data};
+                multiply(piece.count, padded(std::min(part, all_rows - from)), depth, tokens, &panels[from * depth], part, put);
             }
             if (more)
                 for (int64_t t = 0; t < piece.count; t++)

@@ -23,46 +23,45 @@ void turn_tokens(Matrix<P> rows, int64_t count, int64_t depth, int64_t columns, 
     turn(rows.data, rows.row, count, depth, to.data(), columns);
 }
 
-// A line of numbers plus biases, if there are any, to a token
-template <class E>
-void add_bias(const float* line, int64_t count, const float* bias, E* to) {
-    int64_t c = 0;
-    for (; c + W <= count; c += W) store(to + c, bias ? load(line + c) + load(bias + c) : load(line + c));
-    const int64_t left = count - c;
-    if (left) store(to + c, bias ? load(line + c, left) + load(bias + c, left) : load(line + c, left), left);
-}
-
 struct Norm {
     Numbers weight, bias;
     float eps;
 };
 
-// One token less its mean over its deviation, as `padded` floats, or numbers rounded to bf16
-template <class E, class To>
-void normed(const E* from, int64_t width, const Norm& norm, float* rests, To* to) {
+// Tokens less their mean over their deviation, as `padded` floats, or numbers rounded to bf16: some at a time, as what each
+// of them sums up is waited for
+template <int some, class E, class To>
+void normed(const E* const (&from)[some], int64_t width, const Norm& norm, To* const (&to)[some]) {
     const int64_t whole = width / W * W, left = width - whole;
-    vec total{}, squares{};
-    for (int64_t c = 0; c < whole; c += W) {
-        const vec x = load(from + c);
-        store(rests + c, x);
-        total += x;
+    const auto rest = [&](int i) { return load(from[i] + whole, left); };
+    vec sums[some]{};
+    for (int64_t c = 0; c < whole; c += W)
+        UNROLLED for (int i = 0; i < some; i++) sums[i] += load(from[i] + c);
+    float means[some], shares[some];
+    UNROLLED for (int i = 0; i < some; i++) {
+        if (left) sums[i] += rest(i);
+        means[i] = sum(sums[i]) / float(width);
+        sums[i] = vec{};
     }
-    if (left) store(rests + whole, load(from + whole, left)), total += load(rests + whole);
-    const float mean = sum(total) / float(width);
-    for (int64_t c = 0; c < whole; c += W) {
-        const vec rest = load(rests + c) - mean;
-        store(rests + c, rest);
-        squares += rest * rest;
+    for (int64_t c = 0; c < whole; c += W)
+        UNROLLED for (int i = 0; i < some; i++) {
+            const vec x = load(from[i] + c) - means[i];
+            sums[i] += x * x;
+        }
+    UNROLLED for (int i = 0; i < some; i++) {
+        if (left) {
+            const vec x = first_of(rest(i) - means[i], left);
+            sums[i] += x * x;
+        }
+        shares[i] = 1 / std::sqrt(sum(sums[i]) / float(width) + norm.eps);
     }
-    if (left) {
-        for (int64_t c = whole; c < width; c++) rests[c] -= mean;
-        squares += load(rests + whole) * load(rests + whole);
-    }
-    const float share = 1 / std::sqrt(sum(squares) / float(width) + norm.eps);
     const float *weight = norm.weight.data, *bias = norm.bias.data;
-    for (int64_t c = 0; c < whole; c += W) store(to + c, load(rests + c) * share * load(weight + c) + load(bias + c));
+    for (int64_t c = 0; c < whole; c += W)
+        UNROLLED for (int i = 0; i < some; i++)
+            store(to[i] + c, (load(from[i] + c) - means[i]) * shares[i] * load(weight + c) + load(bias + c));
     if (left)
-        store(to + whole, load(rests + whole) * share * load(weight + whole, left) + load(bias + whole, left));
+        UNROLLED for (int i = 0; i < some; i++)
+            store(to[i] + whole, (rest(i) - means[i]) * shares[i] * load(weight + whole, left) + load(bias + whole, left));
 }
 
 // What surrounds a half of a block, a piece of tokens at a time: their norm before it, the residual behind it
@@ -82,9 +81,23 @@ struct NormedTokens {
 
     // The same as a left side, (count × deep(c))
     Matrix<P> left_of(const Tokens<E>& x, const Piece& piece, const Norm& norm) {
-        for (int64_t t = 0; t < piece.count; t++)
-            normed(x.at(piece.b, 0, piece.first + t), width, norm, rows.data(), operands(t));
+        const auto from = [&](int64_t t) -> const E* { return x.at(piece.b, 0, piece.first + t); };
+        const auto to = [&](int64_t t) { return operands(t); };
+        int64_t t = 0;
+        for (; t + 4 <= piece.count; t += 4)
+            normed<4>({from(t), from(t + 1), from(t + 2), from(t + 3)}, width, norm, {to(t), to(t + 1), to(t + 2), to(t + 3)});
+        for (; t < piece.count; t++) normed<1>({from(t)}, width, norm, {to(t)});
         return {left.data(), deep<P>(row), 1};
+    }
+
+    // These rows as the right side of a product along the tokens, (deep(count) × padded(c))
+    Panel<P> panel_of(const Piece& piece, Buffer<P>& room) const {
+        if constexpr (std::is_same_v<P, float>) return {left.data(), row};
+        else {
+            room.resize(std::max<int64_t>(room.size(), deep<P>(T) * row));
+            pack(reinterpret_cast<const bf16*>(left.data()), row, piece.count, width, room.data());
+            return {room.data(), row};
+        }
     }
 
     // One of the piece's tokens behind its norm, as it is multiplied

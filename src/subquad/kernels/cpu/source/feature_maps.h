@@ -9,7 +9,7 @@ inline int64_t rows_of(int feature) { return feature == NALA ? 2 : 1; }
 
 inline vec feature_of(vec x, int feature) {
     if (feature == NONE) return x;
-    const vec above = x < vec{} ? vec{} : x;  // NaN stays
+    const vec above = max(vec{}, x);  // NaN stays
     return feature == RELU ? above : (x > vec{} ? x + 1.0f : exponential(x));
 }
 

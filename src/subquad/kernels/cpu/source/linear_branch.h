@@ -1,73 +1,127 @@
 // The first half of a block with linear attention, from its norm to its residual: see ops/branch_at_once.py. Two walks
 // over the tokens, of which the first sums up keys and values and the second answers: neither writes down what it
-// projects.
+// projects. Where tokens are many, matrices of few rows are multiplied before tokens are:
+//     Σ φ(k)ᵀ v = [Σ φ(k)ᵀ norm(x)] W_vᵀ + [Σ φ(k)] b_vᵀ    and    P Sᵀ φ(q) = (P Sᵀ) φ(q)
 #pragma once
 #include "branches.h"
 #include "feature_maps.h"
 
-// Channels × tokens of a piece, plus biases, features of the first `featured` channels; no features of absent tokens
-inline void biased(
-    float* rows, int64_t channels, int64_t featured, const Numbers& bias, int feature, int64_t count, int64_t columns) {
-    for (int64_t i = 0; i < channels; i++) {
-        const vec more = fill(bias.data ? bias.data[i] : 0);
-        float* row = rows + i * columns;
-        for (int64_t t = 0; t < columns; t += W) {
-            const vec value = load(row + t) + more;
-            store(row + t, i < featured ? feature_of(value, feature) : value);
+// Where projected channels × tokens go: plus biases, features of the first `featured` channels, which are added to
+// `totals`, W numbers for each of them, if there are any; absent tokens have no features
+template <class To>
+struct Projected {
+    const float* bias;
+    int feature;
+    int64_t featured, count, columns;
+    To* rows;
+    float* totals;
+    template <int r, int v>
+    void operator()(const vec (&sums)[r][v], int64_t row, int64_t column) const {
+        UNROLLED for (int i = 0; i < r; i++) {
+            const bool has_features = row + i < featured;
+            vec total{};
+            UNROLLED for (int j = 0; j < v; j++) {
+                const int64_t t = column + j * W;
+                vec value = sums[i][j] + (bias ? bias[row + i] : 0.0f);
+                if (has_features) value = feature_of(value, feature);
+                if (count - t < W) value = first_of(value, count - t);
+                total += value;
+                store(rows + (row + i) * columns + t, value);
+            }
+            if (totals && has_features) store(totals + (row + i) * W, load(totals + (row + i) * W) + total);
         }
-        if (i < featured)
-            for (int64_t t = count; t < columns; t++) row[t] = 0;
     }
-}
+};
 
 inline bool is_branch(const Shape& shape, int64_t heads, int32_t feature) {
     return shape.heads == 1 && heads > 0 && shape.width % heads == 0 && (feature == RELU || feature == ELU);
 }
+
+// The sums of an image over all threads, as [Σ φ(k)ᵀ v, Σ φ(k)] of each head, (h, d, d + 1)
+template <class E>
+struct BranchSums {
+    typedef Operand<E> P;
+    const Shape& shape;
+    const Tokens<E>& weight;
+    const Numbers& bias;
+    const int64_t heads, c = shape.width, d = c / heads, side = d + 1;
+    // keys times norm(x) rather than values: for an image that costs c d products more for each of its channels
+    const bool early = shape.keys > 2 * c;
+    const int64_t row = padded(early ? c : d), projected = early ? c : 2 * c;
+    const int64_t totals = c * row, size = totals + c * W;  // behind the states of all heads
+
+    // Some rows of a head's state, of which `from` is the first
+    void collect(Sums& sums, int64_t image, int64_t head, int64_t from, const float* values, float* to) const {
+        const int64_t first = head * d + from, count = std::min<int64_t>(W, d - from), wide = padded(d);
+        Buffer<float> state(count * row), products(count * wide), features(count);
+        sums.each_sum(image, [&](const float* part) {
+            for (int64_t i = 0; i < count * row; i++) state[i] += part[first * row + i];
+            for (int64_t i = 0; i < count; i++) features[i] += sum(load(part + totals + (first + i) * W));
+        });
+        const Rows products_of = early ? Rows{products.data(), wide} : Rows{state.data(), row};
+        if (early) multiply(count, wide, c, Strided{state.data(), row, 1}, values, wide, products_of);
+        const float* more = early && bias.data ? bias.data + c + head * d : nullptr;
+        for (int64_t i = 0; i < count; i++, to += side) {
+            for (int64_t j = 0; j < d; j++)
+                to[j] = products_of.data[i * products_of.row + j] + (more ? features[i] * more[j] : 0.0f);
+            to[d] = features[i];
+        }
+    }
+
+    // What a head's values are projected by, (c × padded(d)), with zeros beyond
+    void turn_values(int64_t head, float* to) const {
+        Buffer<float> room;
+        const Strided rows = matrix_of(weight.at(0, 0, c + head * d), weight.token, d, c, room);
+        std::fill(to, to + c * padded(d), 0.0f);
+        turn(rows.data, rows.row, d, c, to, padded(d));
+    }
+};
 
 // [Σ φ(k)ᵀ v, Σ φ(k)] of each head to `out`, (b, h, d, d + 1), of tokens (b, 1, n, c) and weights (2c, c)
 template <class E>
 Answer linear_branch_sums_of(
     Shape shape, Tokens<E> x, Norm norm, Tokens<E> weight, Numbers bias, Numbers out, int64_t heads_of, int32_t feature) {
     typedef Operand<E> P;
+    typedef typename NormedTokens<E>::Single Single;
     if (!is_branch(shape, heads_of, feature)) return MISFIT;
-    const int64_t c = shape.width, d = c / heads_of, row = padded(d), side = d + 1;
+    const BranchSums<E> it{shape, weight, bias, heads_of};
+    const int64_t c = it.c, d = it.d;
     if (!fits(shape, shape.keys, x) || !fits(c, norm.weight, norm.bias) || !fits(2 * c, bias)) return MISFIT;
     if (weight.count != 2 * c || weight.width != c || weight.token != c) return MISFIT;
-    if (out.count != shape.batch * heads_of * d * side) return MISFIT;
+    if (out.count != shape.batch * c * it.side) return MISFIT;
     Buffer<P> room;
     const Matrix<P> weights = weights_of(weight.data, 2 * c, c, room);
-    const int64_t totals = c * row;  // behind the states of all heads
-    Sums sums(shape.threads, totals + c);
+    Sums sums(shape.threads, it.size);
+    Buffer<float> values(it.early ? heads_of * c * padded(d) : 0);
     parallel(shape.threads, [&](int me, int all) {
         NormedTokens<E> around{c};
-        Buffer<float> projected(2 * c * T);
-        Buffer<P> keys, values, panel(deep<P>(T) * row);
+        Buffer<Single> rows(it.projected * T);
+        Buffer<P> panel(deep<P>(T) * it.row);
         sums.gather_images(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const int64_t columns = padded(piece.count), depth = deep<P>(columns);
-            multiply(2 * c, columns, deep<P>(c), weights, around.of(x, piece, norm), columns, {projected.data(), columns});
-            biased(projected.data(), 2 * c, c, bias, feature, piece.count, columns);
+            const P* tokens = around.of(x, piece, norm);
+            const Projected<Single> put{bias.data, feature, c, piece.count, columns, rows.data(), sum + it.totals};
+            multiply(it.projected, columns, deep<P>(c), weights, tokens, columns, put);
+            const Matrix<P> keys{reinterpret_cast<const P*>(rows.data()), depth, 1};
+            if (it.early) {
+                const Panel<P> right = around.panel_of(piece, panel);
+                return multiply(c, it.row, deep<P>(piece.count), keys, right.data, right.row, {sum, it.row}, true);
+            }
             for (int64_t first = 0; first < c; first += d) {
-                const float *k = &projected[first * columns], *v = k + c * columns;
-                const Matrix<P> rows = lowered(v, columns, d, columns, values);
-                turn(rows.data, rows.row, d, depth, panel.data(), row);
-                multiply(d, row, depth, lowered(k, columns, d, columns, keys), panel.data(), row, {sum + first * row, row}, true);
-            }
-            for (int64_t i = 0; i < c; i++) {
-                vec total{};
-                for (int64_t t = 0; t < columns; t += W) total += load(&projected[i * columns + t]);
-                sum[totals + i] += ::sum(total);
+                turn(keys.data + (c + first) * depth, depth, d, depth, panel.data(), it.row);
+                const Matrix<P> own{keys.data + first * depth, depth, 1};
+                multiply(d, it.row, depth, own, panel.data(), it.row, {sum + first * it.row, it.row}, true);
             }
         });
-        heads(shape, me, all, [&](int64_t image) {
-            float* to = out.data + image * c * side;
-            std::fill(to, to + c * side, 0.0f);
-            sums.each_sum(image, [&](const float* part) {
-                for (int64_t i = 0; i < c; i++) {
-                    for (int64_t j = 0; j < d; j++) to[i * side + j] += part[i * row + j];
-                    to[i * side + d] += part[totals + i];
-                }
-            });
-        });
+        if (it.early)
+            for (int64_t h = me; h < heads_of; h += all) it.turn_values(h, &values[h * c * padded(d)]);
+        barrier();
+        const int64_t parts = (d + W - 1) / W, units = shape.batch * heads_of * parts;
+        for (int64_t i = units * me / all; i < units * (me + 1) / all; i++) {
+            const int64_t index = i / parts, from = i % parts * W, image = index / heads_of, head = index % heads_of;
+            float* to = out.data + (index * d + from) * it.side;
+            it.collect(sums, image, head, from, it.early ? &values[head * c * padded(d)] : nullptr, to);
+        }
     });
     return DONE;
 }
@@ -77,12 +131,13 @@ KERNEL(
     (Shape shape, AnyTokens x, Norm norm, AnyTokens weight, Numbers bias, Numbers out, int64_t heads, int32_t feature),
     (shape, x, norm, weight, bias, out, heads, feature))
 
-// What a head's queries are multiplied by, turned, and Σ φ(k)
+// A head's state S, turned, as what multiplies its queries and as what is multiplied by a projection, and Σ φ(k)
 template <class P>
 struct TurnedState {
     Buffer<float> rows, total;
-    Buffer<P> room;
+    Buffer<P> left_room, right_room;
     Matrix<P> left;
+    Panel<P> right;
 
     void set(const float* sums, int64_t d) {
         rows.assign(d * padded(d), 0.0f);
@@ -91,7 +146,8 @@ struct TurnedState {
             for (int64_t j = 0; j < d; j++) rows[j * padded(d) + i] = sums[j];
             total[i] = sums[d];
         }
-        left = lowered(rows.data(), padded(d), d, padded(d), room);
+        left = lowered(rows.data(), padded(d), d, padded(d), left_room);
+        right = packed(rows.data(), padded(d), d, padded(d), right_room);
     }
 };
 
@@ -101,6 +157,7 @@ Answer linear_branch_answers_of(
     Shape shape, Tokens<E> x, Norm norm, Tokens<E> weight, Numbers bias, Numbers sums, Tokens<E> proj, Numbers proj_bias,
     Numbers scale, Tokens<E> out, int64_t heads_of, int64_t count, int32_t feature, float eps) {
     typedef Operand<E> P;
+    typedef typename NormedTokens<E>::Single Single;
     if (!is_branch(shape, heads_of, feature)) return MISFIT;
     const int64_t c = shape.width, d = c / heads_of;
     if (!fits(shape, shape.queries, x, out) || !fits(c, norm.weight, norm.bias, bias, proj_bias, scale)) return MISFIT;
@@ -110,34 +167,56 @@ Answer linear_branch_answers_of(
     Buffer<P> query_room, proj_room;
     const Matrix<P> queries = weights_of(weight.data, c, c, query_room), behind = weights_of(proj.data, c, c, proj_room);
     Buffer<TurnedState<P>> states(shape.batch * heads_of);
+    // P Sᵀ of all heads; pairs must not be of two heads
+    const bool early = shape.queries > c && (std::is_same_v<P, float> || d % 2 == 0);
+    Buffer<Single> merged(early ? shape.batch * c * c : 0);
     const float floor = eps * float(count);
+    // rows of P Sᵀ, of each image: a head's columns, and what a vector is longer, over which the next head writes
+    const auto merge = [&](int64_t first, int64_t rows) {
+        const int64_t row = c + W;
+        Buffer<float> products(rows * row);
+        for (int64_t image = 0; image < shape.batch; image++) {
+            for (int64_t h = 0; h < heads_of; h++) {
+                const Matrix<P> own{behind.data + first * behind.row + deep<P>(h * d), behind.row, 1};
+                const Panel<P>& state = states[image * heads_of + h].right;
+                multiply(rows, padded(d), deep<P>(d), own, state.data, state.row, {&products[h * d], row});
+            }
+            for (int64_t i = 0; i < rows; i++) copy(&products[i * row], c, &merged[(image * c + first + i) * c]);
+        }
+    };
     parallel(shape.threads, [&](int me, int all) {
         for (int64_t i = me; i < int64_t(states.size()); i += all) states[i].set(sums.data + i * d * (d + 1), d);
         barrier();
+        if (early) merge(c * me / all, c * (me + 1) / all - c * me / all);
+        barrier();
         NormedTokens<E> around{c};
-        Buffer<float> projected(c * T), answers(c * T);
-        Buffer<P> features;
+        Buffer<float> features(c * T), answers(c * T);
+        Buffer<P> room;
         const auto answer = [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
-            const Rows out_of{projected.data(), columns};
-            multiply(c, columns, deep<P>(c), queries, around.of(x, piece, norm), columns, out_of);
-            biased(projected.data(), c, c, bias, feature, piece.count, columns);
+            const Projected<float> put{bias.data, feature, c, columns, columns, features.data(), nullptr};
+            multiply(c, columns, deep<P>(c), queries, around.of(x, piece, norm), columns, put);
             for (int64_t h = 0; h < heads_of; h++) {
                 const TurnedState<P>& state = states[piece.b * heads_of + h];
-                const float* q = &projected[h * d * columns];
-                float* y = &answers[h * d * columns];
-                const Panel<P> panel = packed(q, columns, d, columns, features);
-                multiply(d, columns, deep<P>(d), state.left, panel.data, panel.row, {y, columns});
+                float *q = &features[h * d * columns], *y = early ? q : &answers[h * d * columns];
+                vec factors[T / W];
                 for (int64_t t = 0; t < columns; t += W) {
                     vec z = fill(floor);
                     for (int64_t i = 0; i < d; i++) z += load(q + i * columns + t) * state.total[i];
-                    const vec factor = 1.0f / z;
-                    for (int64_t i = 0; i < d; i++) store(y + i * columns + t, load(y + i * columns + t) * factor);
+                    factors[t / W] = 1.0f / z;
                 }
+                if (!early) {
+                    const Panel<P> panel = packed(q, columns, d, columns, room);
+                    multiply(d, columns, deep<P>(d), state.left, panel.data, panel.row, {y, columns});
+                }
+                for (int64_t i = 0; i < d; i++)
+                    for (int64_t t = 0; t < columns; t += W) store(y + i * columns + t, load(y + i * columns + t) * factors[t / W]);
             }
-            const Panel<P> panel = packed(answers.data(), columns, c, columns, features);
-            multiply(c, columns, deep<P>(c), behind, panel.data, panel.row, out_of);
-            around.add(projected.data(), x, piece, proj_bias, scale, out);
+            float *from = early ? features.data() : answers.data(), *to = early ? answers.data() : features.data();
+            const Panel<P> panel = packed(from, columns, c, columns, room);
+            const Matrix<P> own{reinterpret_cast<const P*>(&merged[piece.b * c * c]), deep<P>(c), 1};
+            multiply(c, columns, deep<P>(c), early ? own : behind, panel.data, panel.row, {to, columns});
+            around.add(to, x, piece, proj_bias, scale, out);
         };
         if (shape.batch == 1) even_pieces(shape.queries, me, all, answer);
         else pieces(shape, shape.queries, me, all, answer);

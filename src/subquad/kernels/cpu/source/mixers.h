@@ -155,7 +155,7 @@ inline void make_landmarks(const Shape& shape, const Tokens<float>& x, float sca
     for (int64_t i = 0; i < shape.batch * shape.heads * x.count; i++) {
         float* token = x.data + i * d;
         for (int64_t c = 0; c < d; c++) token[c] *= scale;
-        normed(token, d, norm, line.data(), line.data());
+        normed<1, float, float>({token}, d, norm, {line.data()});
         for (int64_t c = 0; c < d; c += W) store(&line[c], gelu(load(&line[c]), 0.0f));
         copy(line.data(), d, token);
     }

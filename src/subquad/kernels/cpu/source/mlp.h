@@ -16,7 +16,7 @@ inline vec gelu(vec x, float) {
 
 // The same within 7e-5, for what is rounded to bf16: Φ(x) = ½ + x P(x²) up to |x| = 4.5, where it is 0 or 1
 inline vec gelu(vec x, bf16) {
-    const vec most = fill(4.5f), above = x < -most ? -most : x, y = above > most ? most : above, u = y * y;
+    const vec y = min(fill(4.5f), max(fill(-4.5f), x)), u = y * y;
     vec p = fill(3.000004132e-11f);
     p = p * u - 3.283909668e-09f;
     p = p * u + 1.580256166e-07f;
@@ -28,6 +28,25 @@ inline vec gelu(vec x, bf16) {
     p = p * u + 0.3987085731f;
     return x * (y * p + 0.5f);
 }
+
+// Where hidden channels × tokens go: plus their biases, behind GELU, as the right side of the next product
+template <class E>
+struct Activated {
+    const float* bias;
+    Operand<E>* features;
+    int64_t columns;
+    template <int r, int v>
+    void operator()(const vec (&sums)[r][v], int64_t row, int64_t column) const {
+        constexpr int step = std::is_same_v<Operand<E>, pair> ? 2 : 1;
+        UNROLLED for (int i = 0; i < r; i += step)
+            UNROLLED for (int j = 0; j < v; j++) {
+                Operand<E>* to = features + deep<Operand<E>>(row + i) * columns + column + j * W;
+                const vec first = gelu(sums[i][j] + bias[row + i], E{});
+                if constexpr (step == 1) store(to, first);
+                else store_two(to, columns, first, i + 1 < r ? gelu(sums[i + 1][j] + bias[row + i + 1], E{}) : vec{});
+            }
+    }
+};
 
 // out = x + scale · (W₂ gelu(W₁ norm(x) + b₁) + b₂) of tokens (1, 1, n, c), weights (hidden, c) and (c, hidden)
 template <class E>
@@ -45,7 +64,7 @@ Answer mlp_of(
     constexpr int64_t part = 192;  // hidden channels at a time: they stay in the L2 cache; even, as pairs have it
     parallel(shape.threads, [&](int me, int all) {
         NormedTokens<E> around{d};
-        Buffer<float> some(part * T), sums(d * T);
+        Buffer<float> sums(d * T);
         Buffer<P> features(deep<P>(part) * T);
         even_pieces(shape.queries, me, all, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
@@ -53,14 +72,8 @@ Answer mlp_of(
             for (int64_t from = 0; from < hidden; from += part) {
                 const int64_t count = std::min(part, hidden - from);
                 const Matrix<P> weights{inner.data + from * inner.row, inner.row, 1};
-                multiply(count, columns, deep<P>(d), weights, tokens, columns, {some.data(), columns});
-                for (int64_t i = 0; i < count; i += 2)
-                    for (int64_t t = 0; t < columns; t += W) {
-                        const auto feature = [&](int64_t i) {
-                            return i < count ? gelu(load(&some[i * columns + t]) + first_bias.data[from + i], E{}) : vec{};
-                        };
-                        store_two(&features[deep<P>(i) * columns + t], columns, feature(i), feature(i + 1));
-                    }
+                const Activated<E> activated{first_bias.data + from, features.data(), columns};
+                multiply(count, columns, deep<P>(d), weights, tokens, columns, activated);
                 const Matrix<P> more{outer.data + deep<P>(from), outer.row, 1};
                 multiply(d, columns, deep<P>(count), more, features.data(), columns, {sums.data(), columns}, from > 0);
             }

@@ -25,9 +25,12 @@ inline halves halves_at(const bf16* p, int64_t n) {
     return x;
 }
 
+// One of the first and one of the second, and so on
+inline ivec side_by_side(halves first, halves second) { return spread(first) | spread(second) << 16; }
+
 // Two rows of numbers as operands of which a column is the depth: side by side, or one behind the other
 inline void store_two(pair* to, int64_t, vec first, vec second) {
-    const ivec both = __builtin_convertvector(narrowed(first), ivec) | __builtin_convertvector(narrowed(second), ivec) << 16;
+    const ivec both = side_by_side(narrowed(first), narrowed(second));
     std::memcpy(to, &both, sizeof both);
 }
 inline void store_two(float* to, int64_t row, vec first, vec second) { store(to, first), store(to + row, second); }
@@ -40,7 +43,7 @@ void pack(const From* rows, int64_t apart, int64_t count, int64_t width, pair* t
             const From* from = rows + t * apart + c;
             const auto read = [&](const From* p) { return width - c >= W ? halves_at(p) : halves_at(p, width - c); };
             const halves second = t + 1 < count ? read(from + apart) : halves{};
-            const ivec both = __builtin_convertvector(read(from), ivec) | __builtin_convertvector(second, ivec) << 16;
+            const ivec both = side_by_side(read(from), second);
             std::memcpy(to, &both, sizeof both);
         }
 }

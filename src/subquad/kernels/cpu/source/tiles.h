@@ -1,12 +1,12 @@
-// Small matrix products, exponentials and powers on vectors of the compiler's own kind: no intrinsics but where there are
-// instructions for bf16, so that one source serves every processor that GCC or Clang knows.
+// Small matrix products, exponentials and powers on vectors of the compiler's own kind: no intrinsics but for bf16 and for
+// the larger of two vectors, so that one source serves every processor that GCC or Clang knows.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 #include "buffers.h"
@@ -38,6 +38,23 @@ inline int64_t padded(int64_t n) { return (n + W - 1) / W * W; }
 inline vec as_float(ivec x) { vec y; std::memcpy(&y, &x, sizeof y); return y; }
 inline ivec as_int(vec x) { ivec y; std::memcpy(&y, &x, sizeof y); return y; }
 
+// The larger and the smaller of two; where one of them is NaN, the second. Of a comparison and a choice compilers make two
+// instructions of AVX-512, where one does.
+#if defined(__AVX512F__)
+inline vec max(vec x, vec y) { return (vec)_mm512_max_ps((__m512)x, (__m512)y); }
+inline vec min(vec x, vec y) { return (vec)_mm512_min_ps((__m512)x, (__m512)y); }
+#else
+inline vec max(vec x, vec y) { return x > y ? x : y; }
+inline vec min(vec x, vec y) { return x < y ? x : y; }
+#endif
+
+// The first n, zeros beyond
+inline vec first_of(vec x, int64_t n) {
+    ivec places;
+    UNROLLED for (int i = 0; i < W; i++) places[i] = i;
+    return places < int32_t(n) ? x : vec{};
+}
+
 // Numbers of two vectors, those of the second counted from W
 inline vec shuffled(vec first, vec second, ivec which) {
 #if defined(__clang__)
@@ -57,7 +74,18 @@ typedef uint16_t halves __attribute__((vector_size(W * 2)));
 typedef uint16_t loose_halves __attribute__((vector_size(W * 2), aligned(2)));
 typedef uint32_t uvec __attribute__((vector_size(W * 4)));
 
-inline vec widened(halves x) { return as_float(__builtin_convertvector(x, ivec) << 16); }
+// Each as the lower half of a number; GCC makes several steps of the general form
+inline ivec spread(halves x) {
+#if defined(__AVX512F__)
+    return (ivec)_mm512_cvtepu16_epi32((__m256i)x);
+#elif defined(__AVX2__)
+    return (ivec)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+    return __builtin_convertvector(x, ivec);
+#endif
+}
+
+inline vec widened(halves x) { return as_float(spread(x) << 16); }
 
 // To the nearest, of two to the even one; NaN stays
 inline halves narrowed(vec x) {
@@ -125,7 +153,6 @@ inline float sum(vec x) {
 inline float largest(vec x) {
     return joined<W>(x, [](auto a, auto b) { return a > b ? a : b; });
 }
-inline vec max(vec x, vec y) { return x > y ? x : y; }
 
 // Vectors as the rows of a square become its columns
 inline void turn_square(vec (&rows)[W]) {
@@ -206,50 +233,79 @@ struct Rows {
     int64_t row;
 };
 
-// c (r × v·W) = [c +] a (r × depth) b (depth × v·W)
-template <int r, int v, class P>
-inline void tile(int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add) {
-    vec sums[r][v];
-    for (int i = 0; i < r; i++)
-        for (int j = 0; j < v; j++) sums[i][j] = vec{};
-    for (int64_t k = 0; k < depth; k++) {
-        decltype(load(b)) line[v];
-        for (int j = 0; j < v; j++) line[j] = load(b + k * ldb + j * W);
-        for (int i = 0; i < r; i++) {
-            const P x = a.data[i * a.row + k * a.column];
-            for (int j = 0; j < v; j++) accumulate(sums[i][j], x, line[j]);
+// What becomes of the sums of a tile, whose first stands in this row and column: they are stored, or added to what is there
+struct Into {
+    Rows c;
+    bool add;
+    template <int r, int v>
+    void operator()(const vec (&sums)[r][v], int64_t row, int64_t column) const {
+        UNROLLED for (int i = 0; i < r; i++)
+            UNROLLED for (int j = 0; j < v; j++) {
+                float* to = c.data + (row + i) * c.row + column + j * W;
+                // added at the end: a long sum rounds once for all of these
+                store(to, add ? load(to) + sums[i][j] : sums[i][j]);
+            }
+    }
+};
+
+// a (rows × depth) b (depth × width), of which `put` gets tile after tile
+template <class P, class Put>
+struct Product {
+    const int64_t depth;
+    const Matrix<P> a;
+    const P* const b;
+    const int64_t ldb;
+    const Put& put;
+
+    template <int r, int v>
+    void tile(int64_t row, int64_t column) const {
+        const P *left = a.data + row * a.row, *right = b + column;
+        vec sums[r][v];
+        UNROLLED for (int i = 0; i < r; i++)
+            UNROLLED for (int j = 0; j < v; j++) sums[i][j] = vec{};
+        for (int64_t k = 0; k < depth; k++) {
+            decltype(load(b)) line[v];
+            UNROLLED for (int j = 0; j < v; j++) line[j] = load(right + k * ldb + j * W);
+            UNROLLED for (int i = 0; i < r; i++) {
+                const P x = left[i * a.row + k * a.column];
+                UNROLLED for (int j = 0; j < v; j++) accumulate(sums[i][j], x, line[j]);
+            }
+        }
+        put(sums, row, column);
+    }
+
+    template <int r, int v>
+    void last_rows(int64_t rows, int64_t row, int64_t column) const {
+        if constexpr (r > 0) {
+            if (rows == r) tile<r, v>(row, column);
+            else last_rows<r - 1, v>(rows, row, column);
         }
     }
-    for (int i = 0; i < r; i++)
-        for (int j = 0; j < v; j++) {
-            float* to = c.data + i * c.row + j * W;
-            // added at the end: a long sum rounds once for all of these
-            store(to, add ? load(to) + sums[i][j] : sums[i][j]);
-        }
-}
 
-template <int r, int v, class P>
-inline void last_rows(int64_t rows, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add) {
-    if constexpr (r > 0) {
-        if (rows == r) tile<r, v>(depth, a, b, ldb, c, add);
-        else last_rows<r - 1, v>(rows, depth, a, b, ldb, c, add);
+    template <int v>
+    void columns(int64_t rows, int64_t column) const {
+        int64_t row = 0;
+        for (; row + R <= rows; row += R) tile<R, v>(row, column);
+        last_rows<R - 1, v>(rows - row, row, column);
     }
+};
+
+// The same in `width` columns, a multiple of W; depth counts operands. In a tile whose rows are pairs, two by two, the
+// first row is even: R is, where there are pairs.
+template <class P, class Put>
+void multiply(int64_t rows, int64_t width, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, const Put& put) {
+    const Product<P, Put> product{depth, a, b, ldb, put};
+    int64_t j = 0;
+    for (; j + V * W <= width; j += V * W) product.template columns<V>(rows, j);
+    if constexpr (V >= 4)
+        for (; j + 2 * W <= width; j += 2 * W) product.template columns<2>(rows, j);
+    for (; j < width; j += W) product.template columns<1>(rows, j);
 }
 
-template <int v, class P>
-inline void columns(int64_t rows, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add) {
-    for (; rows >= R; rows -= R, a.data += R * a.row, c.data += R * c.row) tile<R, v>(depth, a, b, ldb, c, add);
-    last_rows<R - 1, v>(rows, depth, a, b, ldb, c, add);
-}
-
-// c (rows × width) = [c +] a (rows × depth) b (depth × width); width is a multiple of W, and depth counts operands
+// c (rows × width) = [c +] a (rows × depth) b (depth × width)
 template <class P>
 void multiply(int64_t rows, int64_t width, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add = false) {
-    int64_t j = 0;
-    for (; j + V * W <= width; j += V * W) columns<V>(rows, depth, a, b + j, ldb, {c.data + j, c.row}, add);
-    if constexpr (V >= 4)
-        for (; j + 2 * W <= width; j += 2 * W) columns<2>(rows, depth, a, b + j, ldb, {c.data + j, c.row}, add);
-    for (; j < width; j += W) columns<1>(rows, depth, a, b + j, ldb, {c.data + j, c.row}, add);
+    multiply(rows, width, depth, a, b, ldb, Into{c, add});
 }
 
 inline vec nearest(vec x) { const vec magic = fill(12582912.0f); return (x + magic) - magic; }  // |x| < 2^22
@@ -268,13 +324,13 @@ inline vec scaled_exponential(vec whole, vec rest) {
 
 // e^x for x up to 0, 1.6e-38 below -87; NaN stays NaN
 inline vec falling_exponential(vec x) {
-    const vec low = fill(-87.0f), y = x < low ? low : x, whole = nearest(y * 1.442695040888963f);
+    const vec y = max(fill(-87.0f), x), whole = nearest(y * 1.442695040888963f);
     return scaled_exponential(whole, (y - whole * 0.693359375f) + whole * 2.12194440e-4f);  // ln 2 in two parts
 }
 
 // e^x, 0 below the smallest normal number; NaN stays NaN
 inline vec exponential(vec x) {
-    const vec high = fill(88.0f), y = x > high ? high : x, whole = nearest(y * 1.442695040888963f);
+    const vec y = min(fill(88.0f), x), whole = nearest(y * 1.442695040888963f);
     const vec value = scaled_exponential(whole, (y - whole * 0.693359375f) + whole * 2.12194440e-4f);
     return x < fill(-87.0f) ? vec{} : value;
 }
