@@ -144,3 +144,81 @@ def test_what_somebody_listens_to_is_computed():
 def test_a_dtype_that_no_network_computes_in_is_refused(dtype, named):
     with pytest.raises(SubquadError, match=f"torch.float16, not in {named}"):
         subquad.optimize(small("vit"), dtype)
+
+
+def _added_in_place(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+
+
+def _added_behind_the_back_of_versions(model):
+    for parameter in model.parameters():
+        parameter.data.add_(0.1)
+
+
+def _moved(model):
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.1
+
+
+def _replaced(model):
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(parameter.detach() + 0.1, requires_grad=False))
+
+
+def _loaded(model):
+    model.load_state_dict({name: value + 0.1 for name, value in model.state_dict().items()})
+
+
+def _assigned(model):
+    model.load_state_dict({name: value + 0.1 for name, value in model.state_dict().items()}, assign=True)
+
+
+def _turned(model):
+    for block in blocks_of(model):
+        block.attn.proj.weight.data = block.attn.proj.weight.data.mT
+
+
+CHANGES = [_added_in_place, _added_behind_the_back_of_versions, _moved, _replaced, _loaded, _assigned, _turned]
+
+
+SETTLED = [("linear", torch.float32), ("linear", torch.bfloat16), ("softmax", torch.bfloat16)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("attention", "dtype"), SETTLED)
+@torch.inference_mode()
+def test_what_was_settled_sees_every_change_of_its_parameters(attention, dtype, change):
+    model, image = drawn(small("vit", attention)), torch.randn(1, 3, 64, 64).to(dtype)
+    subquad.optimize(model, dtype=dtype)
+    before = model(image)
+    # what is settled is given away with nothing: copies have parameters of their own
+    copied = copy.deepcopy(model)
+    change(model)
+    changed = model(image)
+    unsettled = copy.deepcopy(model)
+    assert_close(changed, unsettled(image), rtol=0, atol=0)
+    assert (changed - before).abs().max() > 0
+    assert_close(copied(image), before, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_what_was_settled_holds_for_what_it_was_settled_for(tmp_path):
+    model = subquad.optimize(drawn(small("vit", "linear")))
+    images = [torch.randn(shape) for shape in ((1, 3, 64, 64), (3, 3, 64, 64), (1, 3, 96, 64))]
+    expected = [copy.deepcopy(model)(image) for image in images]
+    for _ in range(2):
+        for image, one in zip(images, expected, strict=True):
+            assert_close(model(image), one, rtol=0, atol=0)
+    with use_backend("eager"):
+        plain = model(images[0])
+    assert_close(plain, expected[0], rtol=1e-4, atol=1e-4)
+    with torch.enable_grad():
+        image = images[0].clone().requires_grad_()
+        model(image).sum().backward()
+        assert image.grad.abs().max() > 0
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert_close(again(images[0]), expected[0], rtol=0, atol=0)

@@ -66,7 +66,7 @@ def attention_sums(block: Block, x: Tensor) -> Tensor | None:
     norm, attn = block.norm1, cast(SelfAttention, block.attn)
     dim = x.shape[2]
     weights = norm.weight, norm.bias, attn.qkv.weight[dim:], _part(whole_bias(attn.qkv), slice(dim, None))
-    sums: Tensor | None = attn.inner.branch.sums(x, *weights, num_heads=attn.num_heads, norm_eps=norm.eps)
+    sums: Tensor | None = attn.inner.branch.sums(x, *weights, num_heads=attn.num_heads, norm_eps=norm.eps, owner=block)
     return sums
 
 
@@ -77,7 +77,8 @@ def attention_answers(block: Block, x: Tensor, sums: Tensor, count: int) -> Tens
     weights = norm.weight, norm.bias, attn.qkv.weight[queries], _part(whole_bias(attn.qkv), queries)
     scale = _scale_of(block.ls1)
     behind = sums, attn.proj.weight, attn.proj.bias, scale
-    answers: Tensor | None = attn.inner.branch.answers(x, *weights, *behind, count=count, norm_eps=norm.eps)
+    settings = {"count": count, "norm_eps": norm.eps, "owner": block}
+    answers: Tensor | None = attn.inner.branch.answers(x, *weights, *behind, **settings)
     return answers
 
 
@@ -104,7 +105,7 @@ def first_half(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | No
     # norm(x) is written down where the mechanism reads it
     keeps = "x" in attn.inner.inputs
     weights = norm.weight, norm.bias, attn.qkv.weight, whole_bias(attn.qkv)
-    projected = norm_projection(x, *weights, eps=norm.eps, keeps=keeps)
+    projected = norm_projection(x, *weights, eps=norm.eps, keeps=keeps, owner=block)
     if projected is None:
         return None
     grid.check(x)
@@ -112,7 +113,7 @@ def first_half(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | No
     supply = {"x": projected[..., width:], "padding": None, "mask": None, "rotation": rotation}
     y = attn.mixed(supply | attn.parts(projected[..., :width]), grid, grid)
     scale = _scale_of(block.ls1)
-    answers = projection_residual(x, y, attn.proj.weight, attn.proj.bias, scale)
+    answers = projection_residual(x, y, attn.proj.weight, attn.proj.bias, scale, owner=block)
     return x + block.ls1(attn.proj(y)) if answers is None else answers
 
 
@@ -143,7 +144,7 @@ def second_half(block: Block, x: Tensor) -> Tensor:
     norm, first, second = block.norm2, mlp.fc1, mlp.fc2
     scale = _scale_of(block.ls2)
     weights = first.weight, first.bias, second.weight, second.bias
-    return mlp_branch(x, norm.weight, norm.bias, *weights, scale, eps=norm.eps)
+    return mlp_branch(x, norm.weight, norm.bias, *weights, scale, eps=norm.eps, owner=block)
 
 
 def can_fuse(block: Block) -> bool:

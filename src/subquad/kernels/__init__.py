@@ -33,6 +33,7 @@ from subquad.kernels.layer_operators import (
 )
 from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, map_products, pool
 from subquad.kernels.mixer_operators import agent_mixer, inline_mixer, pola_mixer, soft_mixer
+from subquad.kernels.settling import compute_for
 from subquad.kernels.shapes import Shapes
 from subquad.kernels.state_operators import (
     focus,
@@ -65,6 +66,7 @@ __all__ = [
     "choose",
     "circulant_attention",
     "compute",
+    "compute_for",
     "compute_if_possible",
     "convolve_windows",
     "depthwise",

@@ -1,27 +1,24 @@
-"""What lies around attention in a block, on CPUs.
+"""What lies around attention in a block, on CPUs, settled with its parameters: see `subquad.kernels.settling`.
 
 Letters: b batch, n tokens, c channels, m hidden channels. Tokens and weights are fp32 or bf16, as the tokens are.
 """
 
 import ctypes
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from subquad.kernels import layer_operators as operators
 from subquad.kernels.cpu.library import kernel
-from subquad.kernels.cpu.passing import long, norm_of, numbers_of, of_one_dtype, parameter_of, shape_of, tokens_of
+from subquad.kernels.cpu.passing import as_it_lies, images_of, long, norm_of, numbers_of, parameter_of, rows_of
 from subquad.kernels.cpu.states import FEATURES
-from subquad.kernels.declaring import implements
+from subquad.kernels.declaring import settles
 
 
-def _one_head(x: Tensor) -> Tensor:
-    """Rows (n, c) as the tokens of one head."""
-    return x.contiguous()[None, None]
-
-
-@implements(operators.mlp, "native")
+@settles(operators.mlp, "native")
 def mlp(
-    x: Tensor,
+    dtype: torch.dtype,
     norm_weight: Tensor,
     norm_bias: Tensor,
     first: Tensor,
@@ -30,27 +27,25 @@ def mlp(
     second_bias: Tensor,
     scale: Tensor | None,
     eps: float,
-) -> Tensor:
+) -> Callable[[Tensor], Tensor]:
     """See subquad.ops.mlp_branch."""
-    out = x.new_empty(x.shape)
-    tokens = _one_head(x.flatten(0, 1))
-    inner, outer = (_one_head(weight.to(x.dtype)) for weight in (first, second))
-    kernel("mlp", x.dtype)(
-        shape_of(tokens, tokens),
-        tokens_of(tokens),
-        norm_of(norm_weight, norm_bias, eps),
-        tokens_of(inner),
-        parameter_of(first_bias),
-        tokens_of(outer),
-        *map(parameter_of, (second_bias, scale)),
-        tokens_of(_one_head(out.flatten(0, 1))),
-    )
-    return out
+    norm = norm_of(norm_weight, norm_bias, eps)
+    (inner, _), (outer, _) = (rows_of(weight.to(dtype)) for weight in (first, second))
+    inner_bias, *behind = map(as_it_lies, (first_bias, second_bias, scale))
+    compute = kernel("mlp", dtype)
+
+    def settled(x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape)
+        tokens, shape = rows_of(x)
+        compute(shape, tokens, norm, inner, inner_bias, outer, *behind, rows_of(out)[0])
+        return out
+
+    return settled
 
 
-@implements(operators.linear_branch_sums, "native")
+@settles(operators.linear_branch_sums, "native")
 def linear_branch_sums(
-    x: Tensor,
+    dtype: torch.dtype,
     norm_weight: Tensor,
     norm_bias: Tensor,
     weight: Tensor,
@@ -58,33 +53,30 @@ def linear_branch_sums(
     num_heads: int,
     feature_map: str,
     norm_eps: float,
-) -> Tensor:
+) -> Callable[[Tensor], Tensor]:
     """See subquad.ops.branch_at_once."""
-    out = operators.empty_states(x, num_heads)
     # rounded weights would err alike for all tokens, which a sum shows
-    x, weight = of_one_dtype(x, weight)
-    tokens, rows = x.contiguous()[:, None], _one_head(weight)
-    kernel("linear_branch_sums", x.dtype)(
-        shape_of(tokens, tokens),
-        tokens_of(tokens),
-        norm_of(norm_weight, norm_bias, norm_eps),
-        tokens_of(rows),
-        parameter_of(bias),
-        numbers_of(out),
-        *long(num_heads),
-        ctypes.c_int32(FEATURES[feature_map]),
-    )
-    return out
+    computed = dtype if weight.dtype == dtype else torch.float32
+    parameters = norm_of(norm_weight, norm_bias, norm_eps), rows_of(weight.to(computed))[0], as_it_lies(bias)
+    behind = *long(num_heads), ctypes.c_int32(FEATURES[feature_map])
+    compute = kernel("linear_branch_sums", computed)
+
+    def settled(x: Tensor) -> Tensor:
+        out = operators.empty_states(x, num_heads)
+        tokens, shape = images_of(x.to(computed))
+        compute(shape, tokens, *parameters, numbers_of(out), *behind)
+        return out
+
+    return settled
 
 
-@implements(operators.linear_branch_answers, "native")
+@settles(operators.linear_branch_answers, "native", moving=("x", "sums"))
 def linear_branch_answers(
-    x: Tensor,
+    dtype: torch.dtype,
     norm_weight: Tensor,
     norm_bias: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    sums: Tensor,
     proj: Tensor,
     proj_bias: Tensor | None,
     scale: Tensor | None,
@@ -92,59 +84,59 @@ def linear_branch_answers(
     feature_map: str,
     norm_eps: float,
     eps: float,
-) -> Tensor:
+) -> Callable[[Tensor, Tensor], Tensor]:
     """See subquad.ops.branch_at_once."""
-    out = x.new_empty(x.shape)
-    tokens = x.contiguous()[:, None]
-    queries, behind = (_one_head(one.to(x.dtype)) for one in (weight, proj))
-    kernel("linear_branch_answers", x.dtype)(
-        shape_of(tokens, tokens),
-        tokens_of(tokens),
-        norm_of(norm_weight, norm_bias, norm_eps),
-        tokens_of(queries),
-        parameter_of(bias),
-        parameter_of(sums),
-        tokens_of(behind),
-        *map(parameter_of, (proj_bias, scale)),
-        tokens_of(out[:, None]),
-        *long(sums.shape[1], count),
-        ctypes.c_int32(FEATURES[feature_map]),
-        ctypes.c_float(eps),
-    )
-    return out
+    (queries, _), (behind, _) = (rows_of(one.to(dtype)) for one in (weight, proj))
+    before = norm_of(norm_weight, norm_bias, norm_eps), queries, as_it_lies(bias)
+    after = behind, *map(as_it_lies, (proj_bias, scale))
+    feature, floor = ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
+    compute = kernel("linear_branch_answers", dtype)
+
+    def settled(x: Tensor, sums: Tensor) -> Tensor:
+        out = x.new_empty(x.shape)
+        tokens, shape = images_of(x)
+        heads_and_count = long(sums.shape[1], count)
+        compute(shape, tokens, *before, parameter_of(sums), *after, images_of(out)[0], *heads_and_count, feature, floor)
+        return out
+
+    return settled
 
 
-@implements(operators.norm_projection, "native")
+@settles(operators.norm_projection, "native")
 def norm_projection(
-    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor | None, eps: float, keeps: bool
-) -> Tensor:
+    dtype: torch.dtype,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    keeps: bool,
+) -> Callable[[Tensor], Tensor]:
     """See subquad.ops.branch_at_once."""
-    out = operators.empty_projection(x, weight, keeps)
-    # names, as what is handed over has to live as long as the call
-    tokens, rows = _one_head(x.flatten(0, 1)), _one_head(weight.to(x.dtype))
-    kernel("norm_projection", x.dtype)(
-        shape_of(tokens, tokens),
-        tokens_of(tokens),
-        norm_of(norm_weight, norm_bias, eps),
-        tokens_of(rows),
-        parameter_of(bias),
-        tokens_of(_one_head(out.flatten(0, 1))),
-    )
-    return out
+    parameters = norm_of(norm_weight, norm_bias, eps), rows_of(weight.to(dtype))[0], as_it_lies(bias)
+    compute = kernel("norm_projection", dtype)
+
+    def settled(x: Tensor) -> Tensor:
+        out = operators.empty_projection(x, weight, keeps)
+        tokens, shape = rows_of(x)
+        compute(shape, tokens, *parameters, rows_of(out)[0])
+        return out
+
+    return settled
 
 
-@implements(operators.projection_residual, "native")
-def projection_residual(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Tensor:
+@settles(operators.projection_residual, "native", moving=("x", "y"))
+def projection_residual(
+    dtype: torch.dtype, weight: Tensor, bias: Tensor | None, scale: Tensor | None
+) -> Callable[[Tensor, Tensor], Tensor]:
     """See subquad.ops.branch_at_once."""
-    out = x.new_empty(x.shape)
-    tokens, mixed = (_one_head(some.flatten(0, 1)) for some in (x, y.to(x.dtype)))
-    rows = _one_head(weight.to(x.dtype))
-    kernel("projection_residual", x.dtype)(
-        shape_of(tokens, tokens),
-        tokens_of(tokens),
-        tokens_of(mixed),
-        tokens_of(rows),
-        *map(parameter_of, (bias, scale)),
-        tokens_of(_one_head(out.flatten(0, 1))),
-    )
-    return out
+    parameters = rows_of(weight.to(dtype))[0], *map(as_it_lies, (bias, scale))
+    compute = kernel("projection_residual", dtype)
+
+    def settled(x: Tensor, y: Tensor) -> Tensor:
+        out = x.new_empty(x.shape)
+        tokens, shape = rows_of(x)
+        compute(shape, tokens, rows_of(y.to(dtype))[0], *parameters, rows_of(out)[0])
+        return out
+
+    return settled

@@ -27,10 +27,16 @@ class Numbers(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_int64)]
 
 
-class Norm(ctypes.Structure):
-    """`Norm` of kernels/mlp.h."""
+class AnyNumbers(ctypes.Structure):
+    """`AnyNumbers` of kernels/tokens.h."""
 
-    _fields_ = [("weight", Numbers), ("bias", Numbers), ("eps", ctypes.c_float)]
+    _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_int64), ("halves", ctypes.c_int32)]
+
+
+class AnyNorm(ctypes.Structure):
+    """`AnyNorm` of kernels/branches.h."""
+
+    _fields_ = [("weight", AnyNumbers), ("bias", AnyNumbers), ("eps", ctypes.c_float)]
 
 
 class Map(ctypes.Structure):
@@ -82,6 +88,25 @@ def tokens_of(x: Tensor | None) -> Tokens:
         return Tokens()
     batch, head, token, _ = x.stride()
     return Tokens(x.data_ptr(), batch, head, token, *x.shape)
+
+
+def images_of(x: Tensor) -> tuple[Tokens, Shape]:
+    """Images' tokens (b, n, c) as those of one head of each, and their sizes; they live as long as what is given."""
+    x = x.contiguous()
+    b, n, c = x.shape
+    tokens = Tokens(x.data_ptr(), n * c, n * c, c, b, 1, n, c)
+    tokens.owner = x
+    return tokens, Shape(b, 1, n, n, c, torch.get_num_threads())
+
+
+def rows_of(x: Tensor) -> tuple[Tokens, Shape]:
+    """Rows (…, c), tokens or weights, as the tokens of one head of one image, and their sizes; see `images_of`."""
+    x = x.contiguous()
+    c = x.shape[-1]
+    n = x.numel() // c
+    tokens = Tokens(x.data_ptr(), n * c, n * c, c, 1, 1, n, c)
+    tokens.owner = x
+    return tokens, Shape(1, 1, n, n, c, torch.get_num_threads())
 
 
 def shape_of(q: Tensor, k: Tensor) -> Shape:
@@ -150,10 +175,20 @@ def bias_of_tables(block: Tensor, rows: Tensor, columns: Tensor, prefix: Tensor 
     return bias
 
 
-def norm_of(weight: Tensor, bias: Tensor, eps: float) -> Norm:
+def as_it_lies(x: Tensor | None) -> AnyNumbers:
+    """A parameter that kernels widen themselves, which lives as long as what is handed over; see `AnyNumbers`."""
+    if x is None:
+        return AnyNumbers()
+    x = (x if x.dtype in (torch.float32, torch.bfloat16) else x.float()).contiguous()
+    numbers = AnyNumbers(x.data_ptr(), x.numel(), x.dtype == torch.bfloat16)
+    numbers.owner = x
+    return numbers
+
+
+def norm_of(weight: Tensor, bias: Tensor, eps: float) -> AnyNorm:
     """A LayerNorm's parameters (c,), which live as long as what is handed over."""
-    parameters = parameter_of(weight), parameter_of(bias)
-    norm = Norm(*parameters, eps)
+    parameters = as_it_lies(weight), as_it_lies(bias)
+    norm = AnyNorm(*parameters, eps)
     norm.owner = parameters
     return norm
 

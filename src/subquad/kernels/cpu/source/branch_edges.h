@@ -25,7 +25,8 @@ struct Biased {
 
 // out = W norm(x) + b of tokens (1, 1, n, c) and weights (m, c); behind these m channels norm(x), where out has m + c
 template <class E>
-Answer norm_projection_of(Shape shape, Tokens<E> x, Norm norm, Tokens<E> weight, Numbers bias, Tokens<E> out) {
+Answer norm_projection_of(
+    Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> weight, const Parameter& bias, Tokens<E> out) {
     typedef Operand<E> P;
     const int64_t c = shape.width, all_rows = weight.count, more = out.width - all_rows;
     if (!fits(shape, shape.queries, x) || !fits(c, norm.weight, norm.bias) || !fits(all_rows, bias)) return MISFIT;
@@ -48,7 +49,8 @@ Answer norm_projection_of(Shape shape, Tokens<E> x, Norm norm, Tokens<E> weight,
             const Matrix<P> tokens = around.left_of(x, piece, norm);
             for (int64_t from = 0; from < all_rows; from += part) {
                 const Biased<E> put{out, piece.first, from, all_rows, bias.data};
-                multiply(piece.count, padded(std::min(part, all_rows - from)), depth, tokens, &panels[from * depth], part, put);
+                const int64_t columns = padded(std::min(part, all_rows - from));
+                multiply(piece.count, columns, depth, tokens, &panels[from * depth], part, put);
             }
             if (more)
                 for (int64_t t = 0; t < piece.count; t++)
@@ -60,13 +62,14 @@ Answer norm_projection_of(Shape shape, Tokens<E> x, Norm norm, Tokens<E> weight,
 
 KERNEL(
     norm_projection,
-    (Shape shape, AnyTokens x, Norm norm, AnyTokens weight, Numbers bias, AnyTokens out),
+    (Shape shape, AnyTokens x, AnyNorm norm, AnyTokens weight, AnyNumbers bias, AnyTokens out),
     (shape, x, norm, weight, bias, out))
 
 // out = x + scale · (W y + b) of tokens x (1, 1, n, c), y (1, 1, n, m) and weights (c, m)
 template <class E>
 Answer projection_residual_of(
-    Shape shape, Tokens<E> x, Tokens<E> y, Tokens<E> weight, Numbers bias, Numbers scale, Tokens<E> out) {
+    Shape shape, Tokens<E> x, Tokens<E> y, Tokens<E> weight, const Parameter& bias, const Parameter& scale,
+    Tokens<E> out) {
     typedef Operand<E> P;
     const int64_t c = shape.width, m = y.width;
     if (!fits(shape, shape.queries, x, out) || !fits(c, bias, scale) || shape.batch * shape.heads != 1) return MISFIT;
@@ -90,5 +93,5 @@ Answer projection_residual_of(
 
 KERNEL(
     projection_residual,
-    (Shape shape, AnyTokens x, AnyTokens y, AnyTokens weight, Numbers bias, Numbers scale, AnyTokens out),
+    (Shape shape, AnyTokens x, AnyTokens y, AnyTokens weight, AnyNumbers bias, AnyNumbers scale, AnyTokens out),
     (shape, x, y, weight, bias, scale, out))

@@ -23,9 +23,15 @@ void turn_tokens(Matrix<P> rows, int64_t count, int64_t depth, int64_t columns, 
     turn(rows.data, rows.row, count, depth, to.data(), columns);
 }
 
-struct Norm {
-    Numbers weight, bias;
+struct AnyNorm {
+    AnyNumbers weight, bias;
     float eps;
+};
+
+struct Norm {
+    Parameter weight, bias;
+    float eps;
+    Norm(const AnyNorm& x) : weight(x.weight), bias(x.bias), eps(x.eps) {}
 };
 
 // Tokens less their mean over their deviation, as `padded` floats, or numbers rounded to bf16: some at a time, as what each
@@ -85,7 +91,8 @@ struct NormedTokens {
         const auto to = [&](int64_t t) { return operands(t); };
         int64_t t = 0;
         for (; t + 4 <= piece.count; t += 4)
-            normed<4>({from(t), from(t + 1), from(t + 2), from(t + 3)}, width, norm, {to(t), to(t + 1), to(t + 2), to(t + 3)});
+            normed<4>(
+                {from(t), from(t + 1), from(t + 2), from(t + 3)}, width, norm, {to(t), to(t + 1), to(t + 2), to(t + 3)});
         for (; t < piece.count; t++) normed<1>({from(t)}, width, norm, {to(t)});
         return {left.data(), deep<P>(row), 1};
     }

@@ -80,7 +80,8 @@ struct BranchSums {
 // [Σ φ(k)ᵀ v, Σ φ(k)] of each head to `out`, (b, h, d, d + 1), of tokens (b, 1, n, c) and weights (2c, c)
 template <class E>
 Answer linear_branch_sums_of(
-    Shape shape, Tokens<E> x, Norm norm, Tokens<E> weight, Numbers bias, Numbers out, int64_t heads_of, int32_t feature) {
+    Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> weight, const Parameter& bias, Numbers out, int64_t heads_of,
+    int32_t feature) {
     typedef Operand<E> P;
     typedef typename NormedTokens<E>::Single Single;
     if (!is_branch(shape, heads_of, feature)) return MISFIT;
@@ -128,7 +129,8 @@ Answer linear_branch_sums_of(
 
 KERNEL(
     linear_branch_sums,
-    (Shape shape, AnyTokens x, Norm norm, AnyTokens weight, Numbers bias, Numbers out, int64_t heads, int32_t feature),
+    (Shape shape, AnyTokens x, AnyNorm norm, AnyTokens weight, AnyNumbers bias, Numbers out, int64_t heads,
+     int32_t feature),
     (shape, x, norm, weight, bias, out, heads, feature))
 
 // A head's state S, turned, as what multiplies its queries and as what is multiplied by a projection, and Σ φ(k)
@@ -154,8 +156,9 @@ struct TurnedState {
 // out = x + scale · (P y + b), y = φ(q) [Σ φ(k)ᵀ v] / (φ(q)·Σ φ(k) + n ε), of n = `count` keys
 template <class E>
 Answer linear_branch_answers_of(
-    Shape shape, Tokens<E> x, Norm norm, Tokens<E> weight, Numbers bias, Numbers sums, Tokens<E> proj, Numbers proj_bias,
-    Numbers scale, Tokens<E> out, int64_t heads_of, int64_t count, int32_t feature, float eps) {
+    Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> weight, const Parameter& bias, Numbers sums, Tokens<E> proj,
+    const Parameter& proj_bias, const Parameter& scale, Tokens<E> out, int64_t heads_of, int64_t count, int32_t feature,
+    float eps) {
     typedef Operand<E> P;
     typedef typename NormedTokens<E>::Single Single;
     if (!is_branch(shape, heads_of, feature)) return MISFIT;
@@ -165,7 +168,8 @@ Answer linear_branch_answers_of(
         if (one.count != c || one.width != c || one.token != c) return MISFIT;
     if (sums.count != shape.batch * c * (d + 1) || count < 1) return MISFIT;
     Buffer<P> query_room, proj_room;
-    const Matrix<P> queries = weights_of(weight.data, c, c, query_room), behind = weights_of(proj.data, c, c, proj_room);
+    const Matrix<P> queries = weights_of(weight.data, c, c, query_room);
+    const Matrix<P> behind = weights_of(proj.data, c, c, proj_room);
     Buffer<TurnedState<P>> states(shape.batch * heads_of);
     // P Sᵀ of all heads; pairs must not be of two heads
     const bool early = shape.queries > c && (std::is_same_v<P, float> || d % 2 == 0);
@@ -210,7 +214,8 @@ Answer linear_branch_answers_of(
                     multiply(d, columns, deep<P>(d), state.left, panel.data, panel.row, {y, columns});
                 }
                 for (int64_t i = 0; i < d; i++)
-                    for (int64_t t = 0; t < columns; t += W) store(y + i * columns + t, load(y + i * columns + t) * factors[t / W]);
+                    for (int64_t t = 0; t < columns; t += W)
+                        store(y + i * columns + t, load(y + i * columns + t) * factors[t / W]);
             }
             float *from = early ? features.data() : answers.data(), *to = early ? answers.data() : features.data();
             const Panel<P> panel = packed(from, columns, c, columns, room);
@@ -226,6 +231,6 @@ Answer linear_branch_answers_of(
 
 KERNEL(
     linear_branch_answers,
-    (Shape shape, AnyTokens x, Norm norm, AnyTokens weight, Numbers bias, Numbers sums, AnyTokens proj, Numbers proj_bias,
-     Numbers scale, AnyTokens out, int64_t heads, int64_t count, int32_t feature, float eps),
+    (Shape shape, AnyTokens x, AnyNorm norm, AnyTokens weight, AnyNumbers bias, Numbers sums, AnyTokens proj,
+     AnyNumbers proj_bias, AnyNumbers scale, AnyTokens out, int64_t heads, int64_t count, int32_t feature, float eps),
     (shape, x, norm, weight, bias, sums, proj, proj_bias, scale, out, heads, count, feature, eps))

@@ -192,7 +192,7 @@ inline void solve(
 // `windows` (d, d, down, across) are those of a convolution as a module has them
 template <class E>
 Answer soft_mixer_of(
-    Shape shape, Tokens<E> q, Tokens<E> v, Numbers windows, Norm norm, float scale, int64_t steps, float ridge,
+    Shape shape, Tokens<E> q, Tokens<E> v, Numbers windows, const Norm& norm, float scale, int64_t steps, float ridge,
     float start, Filters filters, Map map, int64_t down, int64_t across, Tokens<E> out) {
     const int64_t d = shape.width, places = down * across;
     if (!fits(shape, shape.queries, q, v) || !fits(shape.queries, map) || !fits(shape, filters)) return MISFIT;
@@ -221,6 +221,6 @@ Answer soft_mixer_of(
 
 KERNEL(
     soft_mixer,
-    (Shape shape, AnyTokens q, AnyTokens v, Numbers windows, Norm norm, float scale, int64_t steps, float ridge,
+    (Shape shape, AnyTokens q, AnyTokens v, Numbers windows, AnyNorm norm, float scale, int64_t steps, float ridge,
      float start, Filters filters, Map map, int64_t down, int64_t across, AnyTokens out),
     (shape, q, v, windows, norm, scale, steps, ridge, start, filters, map, down, across, out))

@@ -51,8 +51,8 @@ struct Activated {
 // out = x + scale · (W₂ gelu(W₁ norm(x) + b₁) + b₂) of tokens (1, 1, n, c), weights (hidden, c) and (c, hidden)
 template <class E>
 Answer mlp_of(
-    Shape shape, Tokens<E> x, Norm norm, Tokens<E> first, Numbers first_bias, Tokens<E> second, Numbers second_bias,
-    Numbers scale, Tokens<E> out) {
+    Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> first, const Parameter& first_bias, Tokens<E> second,
+    const Parameter& second_bias, const Parameter& scale, Tokens<E> out) {
     typedef Operand<E> P;
     const int64_t d = shape.width, hidden = first.count;
     if (!fits(shape, shape.queries, x, out) || !fits(d, norm.weight, norm.bias, second_bias, scale)) return MISFIT;
@@ -85,6 +85,6 @@ Answer mlp_of(
 
 KERNEL(
     mlp,
-    (Shape shape, AnyTokens x, Norm norm, AnyTokens first, Numbers first_bias, AnyTokens second, Numbers second_bias,
-     Numbers scale, AnyTokens out),
+    (Shape shape, AnyTokens x, AnyNorm norm, AnyTokens first, AnyNumbers first_bias, AnyTokens second,
+     AnyNumbers second_bias, AnyNumbers scale, AnyTokens out),
     (shape, x, norm, first, first_bias, second, second_bias, scale, out))

@@ -32,6 +32,24 @@ struct Numbers {  // fp32, side by side: parameters and states
     int64_t count;
 };
 
+// Parameters as a module has them, side by side: bf16 where they are `halves`, else fp32. They are widened at each call:
+// what was kept of them would not know that they have changed.
+struct AnyNumbers {
+    const void* data;
+    int64_t count;
+    int32_t halves;
+};
+
+struct Parameter : Numbers {
+    Buffer<float> room;
+    Parameter(const AnyNumbers& x) : Numbers{static_cast<float*>(const_cast<void*>(x.data)), x.count} {
+        if (!x.data || !x.halves) return;
+        room.resize(count);
+        copy(static_cast<const bf16*>(x.data), count, data = room.data());
+    }
+    Parameter(const Parameter&) = delete;
+};
+
 // What every kernel gives back: lengths travel with the pointers, and nothing is touched where they do not fit.
 enum Answer : int32_t { DONE, MISFIT };
 
