@@ -97,16 +97,6 @@ struct NormedTokens {
         return {left.data(), deep<P>(row), 1};
     }
 
-    // These rows as the right side of a product along the tokens, (deep(count) × padded(c))
-    Panel<P> panel_of(const Piece& piece, Buffer<P>& room) const {
-        if constexpr (std::is_same_v<P, float>) return {left.data(), row};
-        else {
-            room.resize(std::max<int64_t>(room.size(), deep<P>(T) * row));
-            pack(reinterpret_cast<const bf16*>(left.data()), row, piece.count, width, room.data());
-            return {room.data(), row};
-        }
-    }
-
     // One of the piece's tokens behind its norm, as it is multiplied
     Single* operands(int64_t t) { return reinterpret_cast<Single*>(&left[t * deep<P>(row)]); }
 

@@ -1,7 +1,6 @@
 // The first half of a block with linear attention, from its norm to its residual: see ops/branch_at_once.py. Two walks
 // over the tokens, of which the first sums up keys and values and the second answers: neither writes down what it
-// projects. Where tokens are many, matrices of few rows are multiplied before tokens are:
-//     Σ φ(k)ᵀ v = [Σ φ(k)ᵀ norm(x)] W_vᵀ + [Σ φ(k)] b_vᵀ    and    P Sᵀ φ(q) = (P Sᵀ) φ(q)
+// projects. Where tokens are many, the projection back is multiplied by the state before it is by tokens.
 #pragma once
 #include "branches.h"
 #include "feature_maps.h"
@@ -37,46 +36,6 @@ inline bool is_branch(const Shape& shape, int64_t heads, int32_t feature) {
     return shape.heads == 1 && heads > 0 && shape.width % heads == 0 && (feature == RELU || feature == ELU);
 }
 
-// The sums of an image over all threads, as [Σ φ(k)ᵀ v, Σ φ(k)] of each head, (h, d, d + 1)
-template <class E>
-struct BranchSums {
-    typedef Operand<E> P;
-    const Shape& shape;
-    const Tokens<E>& weight;
-    const Numbers& bias;
-    const int64_t heads, c = shape.width, d = c / heads, side = d + 1;
-    // keys times norm(x) rather than values: for an image that costs c d products more for each of its channels
-    const bool early = shape.keys > 2 * c;
-    const int64_t row = padded(early ? c : d), projected = early ? c : 2 * c;
-    const int64_t totals = c * row, size = totals + c * W;  // behind the states of all heads
-
-    // Some rows of a head's state, of which `from` is the first
-    void collect(Sums& sums, int64_t image, int64_t head, int64_t from, const float* values, float* to) const {
-        const int64_t first = head * d + from, count = std::min<int64_t>(W, d - from), wide = padded(d);
-        Buffer<float> state(count * row), products(count * wide), features(count);
-        sums.each_sum(image, [&](const float* part) {
-            for (int64_t i = 0; i < count * row; i++) state[i] += part[first * row + i];
-            for (int64_t i = 0; i < count; i++) features[i] += sum(load(part + totals + (first + i) * W));
-        });
-        const Rows products_of = early ? Rows{products.data(), wide} : Rows{state.data(), row};
-        if (early) multiply(count, wide, c, Strided{state.data(), row, 1}, values, wide, products_of);
-        const float* more = early && bias.data ? bias.data + c + head * d : nullptr;
-        for (int64_t i = 0; i < count; i++, to += side) {
-            for (int64_t j = 0; j < d; j++)
-                to[j] = products_of.data[i * products_of.row + j] + (more ? features[i] * more[j] : 0.0f);
-            to[d] = features[i];
-        }
-    }
-
-    // What a head's values are projected by, (c × padded(d)), with zeros beyond
-    void turn_values(int64_t head, float* to) const {
-        Buffer<float> room;
-        const Strided rows = matrix_of(weight.at(0, 0, c + head * d), weight.token, d, c, room);
-        std::fill(to, to + c * padded(d), 0.0f);
-        turn(rows.data, rows.row, d, c, to, padded(d));
-    }
-};
-
 // [Σ φ(k)ᵀ v, Σ φ(k)] of each head to `out`, (b, h, d, d + 1), of tokens (b, 1, n, c) and weights (2c, c)
 template <class E>
 Answer linear_branch_sums_of(
@@ -85,44 +44,40 @@ Answer linear_branch_sums_of(
     typedef Operand<E> P;
     typedef typename NormedTokens<E>::Single Single;
     if (!is_branch(shape, heads_of, feature)) return MISFIT;
-    const BranchSums<E> it{shape, weight, bias, heads_of};
-    const int64_t c = it.c, d = it.d;
+    const int64_t c = shape.width, d = c / heads_of, row = padded(d), side = d + 1;
     if (!fits(shape, shape.keys, x) || !fits(c, norm.weight, norm.bias) || !fits(2 * c, bias)) return MISFIT;
     if (weight.count != 2 * c || weight.width != c || weight.token != c) return MISFIT;
-    if (out.count != shape.batch * c * it.side) return MISFIT;
+    if (out.count != shape.batch * c * side) return MISFIT;
     Buffer<P> room;
     const Matrix<P> weights = weights_of(weight.data, 2 * c, c, room);
-    Sums sums(shape.threads, it.size);
-    Buffer<float> values(it.early ? heads_of * c * padded(d) : 0);
+    const int64_t totals = c * row;  // behind the states of all heads, W numbers for each feature
+    Sums sums(shape.threads, totals + c * W);
     parallel(shape.threads, [&](int me, int all) {
         NormedTokens<E> around{c};
-        Buffer<Single> rows(it.projected * T);
-        Buffer<P> panel(deep<P>(T) * it.row);
+        Buffer<Single> rows(2 * c * T);
+        Buffer<P> panel(deep<P>(T) * row);
         sums.gather_images(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const int64_t columns = padded(piece.count), depth = deep<P>(columns);
             const P* tokens = around.of(x, piece, norm);
-            const Projected<Single> put{bias.data, feature, c, piece.count, columns, rows.data(), sum + it.totals};
-            multiply(it.projected, columns, deep<P>(c), weights, tokens, columns, put);
+            const Projected<Single> put{bias.data, feature, c, piece.count, columns, rows.data(), sum + totals};
+            multiply(2 * c, columns, deep<P>(c), weights, tokens, columns, put);
             const Matrix<P> keys{reinterpret_cast<const P*>(rows.data()), depth, 1};
-            if (it.early) {
-                const Panel<P> right = around.panel_of(piece, panel);
-                return multiply(c, it.row, deep<P>(piece.count), keys, right.data, right.row, {sum, it.row}, true);
-            }
             for (int64_t first = 0; first < c; first += d) {
-                turn(keys.data + (c + first) * depth, depth, d, depth, panel.data(), it.row);
+                turn(keys.data + (c + first) * depth, depth, d, depth, panel.data(), row);
                 const Matrix<P> own{keys.data + first * depth, depth, 1};
-                multiply(d, it.row, depth, own, panel.data(), it.row, {sum + first * it.row, it.row}, true);
+                multiply(d, row, depth, own, panel.data(), row, {sum + first * row, row}, true);
             }
         });
-        if (it.early)
-            for (int64_t h = me; h < heads_of; h += all) it.turn_values(h, &values[h * c * padded(d)]);
-        barrier();
-        const int64_t parts = (d + W - 1) / W, units = shape.batch * heads_of * parts;
-        for (int64_t i = units * me / all; i < units * (me + 1) / all; i++) {
-            const int64_t index = i / parts, from = i % parts * W, image = index / heads_of, head = index % heads_of;
-            float* to = out.data + (index * d + from) * it.side;
-            it.collect(sums, image, head, from, it.early ? &values[head * c * padded(d)] : nullptr, to);
-        }
+        heads(shape, me, all, [&](int64_t image) {
+            float* to = out.data + image * c * side;
+            std::fill(to, to + c * side, 0.0f);
+            sums.each_sum(image, [&](const float* part) {
+                for (int64_t i = 0; i < c; i++) {
+                    for (int64_t j = 0; j < d; j++) to[i * side + j] += part[i * row + j];
+                    to[i * side + d] += sum(load(part + totals + i * W));
+                }
+            });
+        });
     });
     return DONE;
 }
@@ -171,8 +126,9 @@ Answer linear_branch_answers_of(
     const Matrix<P> queries = weights_of(weight.data, c, c, query_room);
     const Matrix<P> behind = weights_of(proj.data, c, c, proj_room);
     Buffer<TurnedState<P>> states(shape.batch * heads_of);
-    // P Sᵀ of all heads; pairs must not be of two heads
-    const bool early = shape.queries > c && (std::is_same_v<P, float> || d % 2 == 0);
+    // P Sᵀ of all heads once, rather than Sᵀ and P for each query, which pays from five times as many as channels on; pairs
+    // must not be of two heads
+    const bool early = shape.queries > 6 * c && (std::is_same_v<P, float> || d % 2 == 0);
     Buffer<Single> merged(early ? shape.batch * c * c : 0);
     const float floor = eps * float(count);
     // rows of P Sᵀ, of each image: a head's columns, and what a vector is longer, over which the next head writes
