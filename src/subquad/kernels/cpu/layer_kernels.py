@@ -11,7 +11,16 @@ from torch import Tensor
 
 from subquad.kernels import layer_operators as operators
 from subquad.kernels.cpu.library import kernel
-from subquad.kernels.cpu.passing import as_it_lies, images_of, long, norm_of, numbers_of, parameter_of, rows_of
+from subquad.kernels.cpu.passing import (
+    as_it_lies,
+    images_of,
+    long,
+    norm_of,
+    numbers_of,
+    parameter_of,
+    rows_of,
+    weight_of,
+)
 from subquad.kernels.cpu.states import FEATURES
 from subquad.kernels.declaring import settles
 
@@ -30,7 +39,7 @@ def mlp(
 ) -> Callable[[Tensor], Tensor]:
     """See subquad.ops.mlp_branch."""
     norm = norm_of(norm_weight, norm_bias, eps)
-    (inner, _), (outer, _) = (rows_of(weight.to(dtype)) for weight in (first, second))
+    inner, outer = (weight_of(weight.to(dtype)) for weight in (first, second))
     inner_bias, *behind = map(as_it_lies, (first_bias, second_bias, scale))
     compute = kernel("mlp", dtype)
 
@@ -57,7 +66,7 @@ def linear_branch_sums(
     """See subquad.ops.branch_at_once."""
     # rounded weights would err alike for all tokens, which a sum shows
     computed = dtype if weight.dtype == dtype else torch.float32
-    parameters = norm_of(norm_weight, norm_bias, norm_eps), rows_of(weight.to(computed))[0], as_it_lies(bias)
+    parameters = norm_of(norm_weight, norm_bias, norm_eps), weight_of(weight.to(computed)), as_it_lies(bias)
     behind = *long(num_heads), ctypes.c_int32(FEATURES[feature_map])
     compute = kernel("linear_branch_sums", computed)
 
@@ -86,7 +95,7 @@ def linear_branch_answers(
     eps: float,
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """See subquad.ops.branch_at_once."""
-    (queries, _), (behind, _) = (rows_of(one.to(dtype)) for one in (weight, proj))
+    queries, behind = (weight_of(one.to(dtype)) for one in (weight, proj))
     before = norm_of(norm_weight, norm_bias, norm_eps), queries, as_it_lies(bias)
     after = behind, *map(as_it_lies, (proj_bias, scale))
     feature, floor = ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
@@ -113,7 +122,7 @@ def norm_projection(
     keeps: bool,
 ) -> Callable[[Tensor], Tensor]:
     """See subquad.ops.branch_at_once."""
-    parameters = norm_of(norm_weight, norm_bias, eps), rows_of(weight.to(dtype))[0], as_it_lies(bias)
+    parameters = norm_of(norm_weight, norm_bias, eps), weight_of(weight.to(dtype)), as_it_lies(bias)
     compute = kernel("norm_projection", dtype)
 
     def settled(x: Tensor) -> Tensor:
@@ -130,7 +139,7 @@ def projection_residual(
     dtype: torch.dtype, weight: Tensor, bias: Tensor | None, scale: Tensor | None
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """See subquad.ops.branch_at_once."""
-    parameters = rows_of(weight.to(dtype))[0], *map(as_it_lies, (bias, scale))
+    parameters = weight_of(weight.to(dtype)), *map(as_it_lies, (bias, scale))
     compute = kernel("projection_residual", dtype)
 
     def settled(x: Tensor, y: Tensor) -> Tensor:

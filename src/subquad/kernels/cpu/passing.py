@@ -100,13 +100,19 @@ def images_of(x: Tensor) -> tuple[Tokens, Shape]:
 
 
 def rows_of(x: Tensor) -> tuple[Tokens, Shape]:
-    """Rows (…, c), tokens or weights, as the tokens of one head of one image, and their sizes; see `images_of`."""
+    """Tokens (b, n, c) as those of one head of one image, and their sizes; see `images_of`."""
+    b, n, c = x.shape
+    tokens = weight_of(x.reshape(b * n, c))
+    return tokens, Shape(1, 1, b * n, b * n, c, torch.get_num_threads())
+
+
+def weight_of(x: Tensor) -> Tokens:
+    """A matrix (n, c) as the tokens of one head of one image, which live as long as what is given."""
     x = x.contiguous()
-    c = x.shape[-1]
-    n = x.numel() // c
+    n, c = x.shape
     tokens = Tokens(x.data_ptr(), n * c, n * c, c, 1, 1, n, c)
     tokens.owner = x
-    return tokens, Shape(1, 1, n, n, c, torch.get_num_threads())
+    return tokens
 
 
 def shape_of(q: Tensor, k: Tensor) -> Shape:
