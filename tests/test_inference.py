@@ -9,8 +9,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import subquad
-from subquad import SubquadError, use_backend
+from subquad import SubquadError, kernels, use_backend
 from subquad.attention.linear import LinearAttention
+from subquad.kernels import settling
 from subquad.models.layers import Block, LayerScale
 
 
@@ -182,8 +183,6 @@ def _turned(model):
 
 
 CHANGES = [_added_in_place, _added_behind_the_back_of_versions, _moved, _replaced, _loaded, _assigned, _turned]
-
-
 SETTLED = [("linear", torch.float32), ("linear", torch.bfloat16), ("softmax", torch.bfloat16)]
 
 
@@ -202,6 +201,27 @@ def test_what_was_settled_sees_every_change_of_its_parameters(attention, dtype, 
     assert_close(changed, unsettled(image), rtol=0, atol=0)
     assert (changed - before).abs().max() > 0
     assert_close(copied(image), before, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(bool(kernels.unavailable("native")), reason="no kernels here")
+@pytest.mark.parametrize(("attention", "dtype"), SETTLED)
+@torch.inference_mode()
+def test_a_second_call_of_the_same_finds_its_kernels_settled(attention, dtype, monkeypatch):
+    model = subquad.optimize(drawn(small("vit", attention)), dtype=dtype)
+    images, chosen, choose = [torch.randn(n, 3, 64, 64).to(dtype) for n in (1, 2)], [], settling.choose
+
+    def noting(operator, *arguments, **keywords):
+        chosen.append(operator.name)
+        return choose(operator, *arguments, **keywords)
+
+    monkeypatch.setattr(settling, "choose", noting)
+    model(images[0])
+    steps = 3 * len(blocks_of(model))
+    assert len(chosen) == steps
+    model(images[0])
+    assert len(chosen) == steps
+    model(images[1])
+    assert len(chosen) == 2 * steps
 
 
 @torch.no_grad()

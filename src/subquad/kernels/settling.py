@@ -32,15 +32,12 @@ def compute_for(owner: nn.Module, operator: Operator, tensors: Tensors, settings
     if is_heard(tensors) or learns(*tensors):
         return compute_if_possible(operator, tensors, settings)
     found = _FOUND.get(owner, {}).get(operator.name)
-    if found is not None:
-        places, held, computed = found
-        if _held(places, tensors, settings) == held:
-            return computed(*[tensors[place] for place in places])
-    settled = _settled(operator, tensors, settings)
-    if settled is None:
-        return compute_if_possible(operator, tensors, settings)
-    _FOUND.setdefault(owner, {})[operator.name] = settled
-    places, _, computed = settled
+    if found is None or _held(found[0], tensors, settings) != found[1]:
+        found = _settled(operator, tensors, settings)
+        if found is None:
+            return compute_if_possible(operator, tensors, settings)
+        _FOUND.setdefault(owner, {})[operator.name] = found
+    places, _, computed = found
     return computed(*[tensors[place] for place in places])
 
 

@@ -36,7 +36,7 @@ def mlp_branch(
     tensors = x, norm_weight, norm_bias, first, first_bias, second, second_bias, scale
     # a kernel has one dtype for tokens and weights, autocast another for products than for sums
     lowered = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-    if owner is not None and not lowered:
+    if owner is not None and backend is None and not lowered:
         computed = kernels.compute_for(owner, kernels.mlp, tensors, (eps,))
         if computed is not None:
             return computed

@@ -126,8 +126,8 @@ Answer linear_branch_answers_of(
     const Matrix<P> queries = weights_of(weight.data, c, c, query_room);
     const Matrix<P> behind = weights_of(proj.data, c, c, proj_room);
     Buffer<TurnedState<P>> states(shape.batch * heads_of);
-    // P Sᵀ of all heads once, rather than Sᵀ and P for each query, which pays from five times as many as channels on; pairs
-    // must not be of two heads
+    // P Sᵀ of all heads once, rather than Sᵀ and P for each query: of fewer than some six times as many as channels it
+    // takes longer; pairs must not be of two heads
     const bool early = shape.queries > 6 * c && (std::is_same_v<P, float> || d % 2 == 0);
     Buffer<Single> merged(early ? shape.batch * c * c : 0);
     const float floor = eps * float(count);
