@@ -182,7 +182,13 @@ def _turned(model):
         block.attn.proj.weight.data = block.attn.proj.weight.data.mT
 
 
-CHANGES = [_added_in_place, _added_behind_the_back_of_versions, _moved, _replaced, _loaded, _assigned, _turned]
+def _with_another_eps(model):
+    for block in blocks_of(model):
+        block.norm1.eps = block.norm2.eps = 1.0
+
+
+IN_PLACE = [_added_in_place, _added_behind_the_back_of_versions]
+CHANGES = [*IN_PLACE, _moved, _replaced, _loaded, _assigned, _turned, _with_another_eps]
 SETTLED = [("linear", torch.float32), ("linear", torch.bfloat16), ("softmax", torch.bfloat16)]
 
 
@@ -235,7 +241,9 @@ def test_what_was_settled_holds_for_what_it_was_settled_for(tmp_path):
     with use_backend("eager"):
         plain = model(images[0])
     assert_close(plain, expected[0], rtol=1e-4, atol=1e-4)
+    model(images[0])
     with torch.enable_grad():
+        # of the very shape that was settled last
         image = images[0].clone().requires_grad_()
         model(image).sum().backward()
         assert image.grad.abs().max() > 0

@@ -211,6 +211,7 @@ def test_both_steps_of_a_branch_at_any_length(batch, tokens, width, has_bias, th
 def test_what_lies_around_a_mechanism_at_any_length(tokens, width, rows, keeps, threads):
     draw = partial(torch.randn, dtype=torch.float64)
     x, norm, bias, weight = draw(2, tokens, width), 1 + 0.1 * draw(width), draw(width), draw(rows, width) / width**0.5
+    x[:, 0] *= 1e-3  # so that the norm's eps is felt
     normed = torch.nn.functional.layer_norm(x, (width,), norm, bias, 1e-6)
     expected = torch.cat([normed @ weight.mT, normed], dim=-1) if keeps else normed @ weight.mT
     given = [one.float() for one in (x, norm, bias, weight)]
