@@ -1,6 +1,7 @@
 """Networks made ready for inference compute what they did, in fewer steps."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.testing import assert_close
 import subquad
 from subquad import SubquadError, kernels, use_backend
 from subquad.attention.linear import LinearAttention
-from subquad.kernels import settling
+from subquad.kernels import choosing, replaying
+from subquad.kernels.cpu import tape
 from subquad.models.layers import Block, LayerScale
 
 
@@ -189,53 +191,104 @@ def _with_another_eps(model):
 
 IN_PLACE = [_added_in_place, _added_behind_the_back_of_versions]
 CHANGES = [*IN_PLACE, _moved, _replaced, _loaded, _assigned, _turned, _with_another_eps]
-SETTLED = [("linear", torch.float32), ("linear", torch.bfloat16), ("softmax", torch.bfloat16)]
+AGAIN = [("linear", torch.float32), *((name, torch.bfloat16) for name in ("linear", "softmax", "agent", "inline"))]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize(("attention", "dtype"), SETTLED)
+@pytest.mark.parametrize(("attention", "dtype"), AGAIN)
 @torch.inference_mode()
-def test_what_was_settled_sees_every_change_of_its_parameters(attention, dtype, change):
+def test_what_is_made_again_sees_every_change_of_its_parameters(attention, dtype, change):
     model, image = drawn(small("vit", attention)), torch.randn(1, 3, 64, 64).to(dtype)
     subquad.optimize(model, dtype=dtype)
-    before = model(image)
-    # what is settled is given away with nothing: copies have parameters of their own
+    # seen, listened to, and made again
+    before = [model(image) for _ in range(3)][-1]
+    # what was listened to is given away with nothing: copies have parameters of their own
     copied = copy.deepcopy(model)
     change(model)
-    changed = model(image)
-    unsettled = copy.deepcopy(model)
-    assert_close(changed, unsettled(image), rtol=0, atol=0)
+    expected = copy.deepcopy(model)(image)
+    for _ in range(4):
+        changed = model(image)
+        assert_close(changed, expected, rtol=0, atol=0)
     assert (changed - before).abs().max() > 0
     assert_close(copied(image), before, rtol=0, atol=0)
 
 
+REPLAYED = {"linear": (torch.float32, torch.bfloat16)} | dict.fromkeys(
+    ("inline", "agent", "pola", "soft"), (torch.bfloat16,)
+)
+"""Mechanisms whose blocks are kernels alone, and the dtypes in which they are."""
+
+
 @pytest.mark.skipif(bool(kernels.unavailable("native")), reason="no kernels here")
-@pytest.mark.parametrize(("attention", "dtype"), SETTLED)
+@pytest.mark.parametrize(
+    ("attention", "dtype"), [(name, dtype) for name, dtypes in REPLAYED.items() for dtype in dtypes]
+)
 @torch.inference_mode()
-def test_a_second_call_of_the_same_finds_its_kernels_settled(attention, dtype, monkeypatch):
+def test_a_block_of_kernels_is_one_call_from_the_third_time_on(attention, dtype, monkeypatch):
     model = subquad.optimize(drawn(small("vit", attention)), dtype=dtype)
-    images, chosen, choose = [torch.randn(n, 3, 64, 64).to(dtype) for n in (1, 2)], [], settling.choose
+    images, chosen, choose = [torch.randn(n, 3, 64, 64).to(dtype) for n in (1, 2)], [], choosing.choose
 
     def noting(operator, *arguments, **keywords):
         chosen.append(operator.name)
         return choose(operator, *arguments, **keywords)
 
-    monkeypatch.setattr(settling, "choose", noting)
-    model(images[0])
-    steps = 3 * len(blocks_of(model))
-    assert len(chosen) == steps
-    model(images[0])
-    assert len(chosen) == steps
-    model(images[1])
+    monkeypatch.setattr(choosing, "choose", noting)
+    first = model(images[0])
+    steps = len(chosen)
+    assert steps >= 3 * len(blocks_of(model))
+    assert_close(model(images[0]), first, rtol=0, atol=0)
     assert len(chosen) == 2 * steps
+    for _ in range(2):
+        assert_close(model(images[0]), first, rtol=0, atol=0)
+    assert len(chosen) == 2 * steps
+    model(images[1])
+    assert len(chosen) == 3 * steps
+
+
+@pytest.mark.skipif(bool(kernels.unavailable("native")), reason="no kernels here")
+@torch.inference_mode()
+def test_several_threads_may_make_the_same_calls_again():
+    model = subquad.optimize(drawn(small("vit", "agent")), torch.bfloat16)
+    images = torch.randn(8, 1, 3, 64, 64).bfloat16()
+    expected = [copy.deepcopy(model)(image) for image in images]
+
+    def answers(number):
+        with torch.inference_mode():
+            return [model(images[number]) for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for number, results in enumerate(pool.map(answers, range(len(images)))):
+            for result in results:
+                assert_close(result, expected[number], rtol=0, atol=0)
+
+
+@torch.inference_mode()
+def test_what_changes_again_and_again_is_not_listened_to_again_and_again(monkeypatch):
+    model, image = subquad.optimize(drawn(small("vit", "linear"))), torch.randn(1, 3, 64, 64)
+    recorders = []
+    monkeypatch.setattr(replaying, "Recorder", lambda *given: recorders.append(given) or tape.Recorder(*given))
+    for number in range(3 * replaying.MOST):
+        for block in blocks_of(model):
+            block.norm1.eps = 1e-6 * (1 + number // 3)
+        assert_close(model(image), copy.deepcopy(model)(image), rtol=0, atol=0)
+    assert len(recorders) <= replaying.MOST * len(blocks_of(model))
+
+
+@torch.inference_mode()
+def test_sizes_that_never_come_again_are_forgotten_without_growing(monkeypatch):
+    model = subquad.optimize(drawn(small("vit", "linear")))
+    for width in range(64, 64 + 16 * 2 * replaying.MOST, 16):
+        model(torch.randn(1, 3, 32, width))
+    found = [known for block in blocks_of(model) for known in replaying._FOUND[block].values()]
+    assert all(len(known.seen) <= replaying.MOST and not known.tapes for known in found)
 
 
 @torch.no_grad()
-def test_what_was_settled_holds_for_what_it_was_settled_for(tmp_path):
+def test_what_is_made_again_holds_for_what_was_listened_to(tmp_path):
     model = subquad.optimize(drawn(small("vit", "linear")))
     images = [torch.randn(shape) for shape in ((1, 3, 64, 64), (3, 3, 64, 64), (1, 3, 96, 64))]
     expected = [copy.deepcopy(model)(image) for image in images]
-    for _ in range(2):
+    for _ in range(4):
         for image, one in zip(images, expected, strict=True):
             assert_close(model(image), one, rtol=0, atol=0)
     with use_backend("eager"):
@@ -243,7 +296,7 @@ def test_what_was_settled_holds_for_what_it_was_settled_for(tmp_path):
     assert_close(plain, expected[0], rtol=1e-4, atol=1e-4)
     model(images[0])
     with torch.enable_grad():
-        # of the very shape that was settled last
+        # of the very shape that was listened to last
         image = images[0].clone().requires_grad_()
         model(image).sum().backward()
         assert image.grad.abs().max() > 0

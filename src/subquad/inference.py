@@ -5,6 +5,7 @@ What a kernel computes in one step no hook on the steps sees, so that this has t
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
+from subquad.kernels import replayed
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.ops import mlp_branch
 from subquad.ops.branch_at_once import norm_projection, projection_residual
@@ -39,6 +41,7 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             module.fused_edges = first_half if can_fuse_edges(module) else None
             module.fused_attention = FIRST_HALF if can_fuse_attention(module) else None
             module.fused = second_half if can_fuse(module) else None
+            module.again = replayed
     return model
 
 
@@ -66,7 +69,7 @@ def attention_sums(block: Block, x: Tensor) -> Tensor | None:
     norm, attn = block.norm1, cast(SelfAttention, block.attn)
     dim = x.shape[2]
     weights = norm.weight, norm.bias, attn.qkv.weight[dim:], _part(whole_bias(attn.qkv), slice(dim, None))
-    sums: Tensor | None = attn.inner.branch.sums(x, *weights, num_heads=attn.num_heads, norm_eps=norm.eps, owner=block)
+    sums: Tensor | None = attn.inner.branch.sums(x, *weights, num_heads=attn.num_heads, norm_eps=norm.eps)
     return sums
 
 
@@ -77,7 +80,7 @@ def attention_answers(block: Block, x: Tensor, sums: Tensor, count: int) -> Tens
     weights = norm.weight, norm.bias, attn.qkv.weight[queries], _part(whole_bias(attn.qkv), queries)
     scale = _scale_of(block.ls1)
     behind = sums, attn.proj.weight, attn.proj.bias, scale
-    settings = {"count": count, "norm_eps": norm.eps, "owner": block}
+    settings = {"count": count, "norm_eps": norm.eps}
     answers: Tensor | None = attn.inner.branch.answers(x, *weights, *behind, **settings)
     return answers
 
@@ -105,7 +108,8 @@ def first_half(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | No
     # norm(x) is written down where the mechanism reads it
     keeps = "x" in attn.inner.inputs
     weights = norm.weight, norm.bias, attn.qkv.weight, whole_bias(attn.qkv)
-    projected = norm_projection(x, *weights, eps=norm.eps, keeps=keeps, owner=block)
+    before = partial(norm_projection, eps=norm.eps, keeps=keeps)
+    projected = replayed(block, "before", lambda x: before(x, *weights), x)
     if projected is None:
         return None
     grid.check(x)
@@ -113,7 +117,8 @@ def first_half(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | No
     supply = {"x": projected[..., width:], "padding": None, "mask": None, "rotation": rotation}
     y = attn.mixed(supply | attn.parts(projected[..., :width]), grid, grid)
     scale = _scale_of(block.ls1)
-    answers = projection_residual(x, y, attn.proj.weight, attn.proj.bias, scale, owner=block)
+    behind = attn.proj.weight, attn.proj.bias, scale
+    answers = replayed(block, "behind", lambda x, y: projection_residual(x, y, *behind), x, y)
     return x + block.ls1(attn.proj(y)) if answers is None else answers
 
 
@@ -144,7 +149,10 @@ def second_half(block: Block, x: Tensor) -> Tensor:
     norm, first, second = block.norm2, mlp.fc1, mlp.fc2
     scale = _scale_of(block.ls2)
     weights = first.weight, first.bias, second.weight, second.bias
-    return mlp_branch(x, norm.weight, norm.bias, *weights, scale, eps=norm.eps, owner=block)
+    branch = partial(mlp_branch, eps=norm.eps)
+    y = replayed(block, "second half", lambda x: branch(x, norm.weight, norm.bias, *weights, scale), x)
+    assert y is not None
+    return y
 
 
 def can_fuse(block: Block) -> bool:

@@ -33,7 +33,6 @@ from subquad.kernels.layer_operators import (
 )
 from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, map_products, pool
 from subquad.kernels.mixer_operators import agent_mixer, inline_mixer, pola_mixer, soft_mixer
-from subquad.kernels.settling import compute_for
 from subquad.kernels.shapes import Shapes
 from subquad.kernels.state_operators import (
     focus,
@@ -51,6 +50,7 @@ from subquad.kernels.state_operators import (
 )
 
 from subquad.kernels import cpu, triton  # isort: skip  # noqa: F401  the backends of this package register themselves
+from subquad.kernels.replaying import replayed  # isort: skip  it stands on one of them
 
 __all__ = [
     "BACKENDS",
@@ -66,7 +66,6 @@ __all__ = [
     "choose",
     "circulant_attention",
     "compute",
-    "compute_for",
     "compute_if_possible",
     "convolve_windows",
     "depthwise",
@@ -98,6 +97,7 @@ __all__ = [
     "projection_residual",
     "rala_attention",
     "register_backend",
+    "replayed",
     "run",
     "soft_gather",
     "soft_mixer",

@@ -26,16 +26,10 @@ Settings = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Implementation:
-    """A function that computes an operator, and what says why it can't, of the operator's own arguments.
-
-    `settle` makes a function of the `moving` tensors, those that differ from call to call, of the dtype of the first
-    and of all other arguments, in their order.
-    """
+    """A function that computes an operator, and what says why it can't, of the operator's own arguments."""
 
     function: Callable[..., Any]
     cannot: Callable[..., str | None] | None = None
-    settle: Callable[..., Callable[..., Any]] | None = None
-    moving: tuple[str, ...] = ()
 
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -221,25 +215,6 @@ def implements(
             raise SubquadError(f'backend "{backend}" has a kernel for {operator.title} already')
         operator.implementations[backend] = Implementation(function, cannot)
         return function
-
-    return register
-
-
-def settles(
-    operator: Operator, backend: str, moving: tuple[str, ...] = ("x",)
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let a function settle `operator` for a registered `backend`: see `Implementation`."""
-    places = [list(operator.shapes.texts).index(name) for name in moving]
-
-    def register(settle: Callable[..., Any]) -> Callable[..., Any]:
-        def function(*arguments: Any) -> Any:
-            moved = [arguments[place] for place in places]
-            still = [value for place, value in enumerate(arguments) if place not in places]
-            return settle(moved[0].dtype, *still)(*moved)
-
-        implements(operator, backend)(function)
-        operator.implementations[backend] = Implementation(function, settle=settle, moving=moving)
-        return settle
 
     return register
 

@@ -266,6 +266,10 @@ class AttentionSteps(NamedTuple):
     answers: Callable[["Block", Tensor, Tensor, int], Tensor | None]
 
 
+Again = Callable[..., Tensor | None]
+"""`subquad.kernels.replayed`."""
+
+
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
@@ -306,13 +310,21 @@ class Block(nn.Module):
         self.mlp = make_mlp(mlp, dim, int(dim * mlp_ratio), drop=drop, eps=eps, act_layer=act_layer)
         self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        # what computes the first half in two steps, or in few around the mechanism, and the second in one, given by
-        # subquad.inference
+        # what computes the first half in two steps, or in few around the mechanism, the second in one, and what makes
+        # all of that again without looking at it anew, given by subquad.inference
         self.fused_attention: AttentionSteps | None = None
         self.fused_edges: Callable[[Block, Tensor, TokenGrid, Rotation | None], Tensor | None] | None = None
         self.fused: Callable[[Block, Tensor], Tensor] | None = None
+        self.again: Again | None = None
 
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
+        if self.again is None or self.training or rotation is not None or grid.whole is not grid:
+            return self._steps(x, grid, rotation)
+        y = self.again(self, "block", lambda x: self._steps(x, grid, None), x, settings=grid)
+        assert y is not None
+        return y
+
+    def _steps(self, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor:
         x = x if self.cpe is None else self.cpe(x, grid=grid)
         y = None if self.training else self._attended(x, grid, rotation)
         if y is None:

@@ -6,12 +6,11 @@ With linear attention it is two walks over the tokens, and what is projected is 
 
 With any mechanism it is what stands before and behind that: W norm(x) + b, and x + s · (P y + b). Each function gives
 None where there is no kernel, as where gradients are wanted, autocast decides on dtypes or other processes hold tokens:
-then the block goes its steps, which say what is computed (`linear_formula.py`). An `owner`, whose parameters these are,
-pays Python less at its next call.
+then the block goes its steps, which say what is computed (`linear_formula.py`).
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from subquad import kernels, spread
 from subquad.kernels import Operator
@@ -27,11 +26,10 @@ def linear_branch_sums(
     num_heads: int,
     norm_eps: float,
     feature_map: str,
-    owner: nn.Module | None = None,
 ) -> Tensor | None:
     """`linear_sums` (b, h, d, d + 1) of some tokens x (b, n, c); `weight` (2c, c) projects to keys and values."""
     tensors = x, norm_weight, norm_bias, weight, bias
-    return _computed(kernels.linear_branch_sums, tensors, (num_heads, feature_map, norm_eps), owner)
+    return _computed(kernels.linear_branch_sums, tensors, (num_heads, feature_map, norm_eps))
 
 
 def linear_branch_answers(
@@ -49,11 +47,10 @@ def linear_branch_answers(
     norm_eps: float,
     feature_map: str,
     eps: float = 1e-6,
-    owner: nn.Module | None = None,
 ) -> Tensor | None:
     """Some tokens (b, n, c) behind the residual, from the sums over `count` tokens; `weight` (c, c) is the queries'."""
     tensors = x, norm_weight, norm_bias, weight, bias, sums, proj, proj_bias, scale
-    return _computed(kernels.linear_branch_answers, tensors, (count, feature_map, norm_eps, eps), owner)
+    return _computed(kernels.linear_branch_answers, tensors, (count, feature_map, norm_eps, eps))
 
 
 def norm_projection(
@@ -65,10 +62,9 @@ def norm_projection(
     *,
     eps: float,
     keeps: bool,
-    owner: nn.Module | None = None,
 ) -> Tensor | None:
     """W norm(x) + b of tokens x (b, n, c) with W = `weight` (m, c): (b, n, m); and norm(x) behind it, if it `keeps`."""
-    return _computed(kernels.norm_projection, (x, norm_weight, norm_bias, weight, bias), (eps, keeps), owner)
+    return _computed(kernels.norm_projection, (x, norm_weight, norm_bias, weight, bias), (eps, keeps))
 
 
 def projection_residual(
@@ -77,19 +73,13 @@ def projection_residual(
     weight: Tensor,
     bias: Tensor | None,
     scale: Tensor | None,
-    *,
-    owner: nn.Module | None = None,
 ) -> Tensor | None:
     """Give x + s · (P y + b) of tokens x (b, n, c) and y (b, n, m) with P = `weight` (c, m)."""
-    return _computed(kernels.projection_residual, (x, y, weight, bias, scale), (), owner)
+    return _computed(kernels.projection_residual, (x, y, weight, bias, scale), ())
 
 
-def _computed(
-    operator: Operator, tensors: tuple[Tensor | None, ...], settings: tuple[object, ...], owner: nn.Module | None
-) -> Tensor | None:
+def _computed(operator: Operator, tensors: tuple[Tensor | None, ...], settings: tuple[object, ...]) -> Tensor | None:
     device = tensors[0].device.type  # type: ignore[union-attr]
     if spread.is_spread() or (device != "meta" and torch.is_autocast_enabled(device)):
         return None
-    if owner is None:
-        return kernels.compute_if_possible(operator, tensors, settings)
-    return kernels.compute_for(owner, operator, tensors, settings)
+    return kernels.compute_if_possible(operator, tensors, settings)

@@ -8,7 +8,7 @@ arithmetic. 4 n c m products.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from subquad import kernels
 
@@ -27,19 +27,11 @@ def mlp_branch(
     *,
     eps: float = 1e-6,
     backend: str | None = None,
-    owner: nn.Module | None = None,
 ) -> Tensor:
-    """(b, n, c) from x (b, n, c); W₁ = `first` (m, c), W₂ = `second` (c, m), `scale` (c,) of LayerScale.
-
-    An `owner`, whose parameters these are, pays Python less at its next call.
-    """
+    """(b, n, c) from x (b, n, c); W₁ = `first` (m, c), W₂ = `second` (c, m), `scale` (c,) of LayerScale."""
     tensors = x, norm_weight, norm_bias, first, first_bias, second, second_bias, scale
     # a kernel has one dtype for tokens and weights, autocast another for products than for sums
     lowered = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-    if owner is not None and backend is None and not lowered:
-        computed = kernels.compute_for(owner, kernels.mlp, tensors, (eps,))
-        if computed is not None:
-            return computed
     SHAPES.check(*tensors)
     cannot = "autocast decides on dtypes step by step" if lowered else None
     return kernels.compute(kernels.mlp, _mlp, tensors, (eps,), backend=backend, cannot=cannot)

@@ -1,10 +1,9 @@
-"""What lies around attention in a block, on CPUs, settled with its parameters: see `subquad.kernels.settling`.
+"""What lies around attention in a block, on CPUs.
 
 Letters: b batch, n tokens, c channels, m hidden channels. Tokens and weights are fp32 or bf16, as the tokens are.
 """
 
 import ctypes
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,12 +21,12 @@ from subquad.kernels.cpu.passing import (
     weight_of,
 )
 from subquad.kernels.cpu.states import FEATURES
-from subquad.kernels.declaring import settles
+from subquad.kernels.declaring import implements
 
 
-@settles(operators.mlp, "native")
+@implements(operators.mlp, "native")
 def mlp(
-    dtype: torch.dtype,
+    x: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,
     first: Tensor,
@@ -36,25 +35,20 @@ def mlp(
     second_bias: Tensor,
     scale: Tensor | None,
     eps: float,
-) -> Callable[[Tensor], Tensor]:
+) -> Tensor:
     """See subquad.ops.mlp_branch."""
-    norm = norm_of(norm_weight, norm_bias, eps)
-    inner, outer = (weight_of(weight.to(dtype)) for weight in (first, second))
+    out = x.new_empty(x.shape)
+    tokens, shape = rows_of(x)
+    inner, outer = (weight_of(weight.to(x.dtype)) for weight in (first, second))
     inner_bias, *behind = map(as_it_lies, (first_bias, second_bias, scale))
-    compute = kernel("mlp", dtype)
-
-    def settled(x: Tensor) -> Tensor:
-        out = x.new_empty(x.shape)
-        tokens, shape = rows_of(x)
-        compute(shape, tokens, norm, inner, inner_bias, outer, *behind, rows_of(out)[0])
-        return out
-
-    return settled
+    norm = norm_of(norm_weight, norm_bias, eps)
+    kernel("mlp", x.dtype)(shape, tokens, norm, inner, inner_bias, outer, *behind, rows_of(out)[0])
+    return out
 
 
-@settles(operators.linear_branch_sums, "native")
+@implements(operators.linear_branch_sums, "native")
 def linear_branch_sums(
-    dtype: torch.dtype,
+    x: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,
     weight: Tensor,
@@ -62,30 +56,26 @@ def linear_branch_sums(
     num_heads: int,
     feature_map: str,
     norm_eps: float,
-) -> Callable[[Tensor], Tensor]:
+) -> Tensor:
     """See subquad.ops.branch_at_once."""
     # rounded weights would err alike for all tokens, which a sum shows
-    computed = dtype if weight.dtype == dtype else torch.float32
-    parameters = norm_of(norm_weight, norm_bias, norm_eps), weight_of(weight.to(computed)), as_it_lies(bias)
-    behind = *long(num_heads), ctypes.c_int32(FEATURES[feature_map])
-    compute = kernel("linear_branch_sums", computed)
-
-    def settled(x: Tensor) -> Tensor:
-        out = operators.empty_states(x, num_heads)
-        tokens, shape = images_of(x.to(computed))
-        compute(shape, tokens, *parameters, numbers_of(out), *behind)
-        return out
-
-    return settled
+    dtype = x.dtype if weight.dtype == x.dtype else torch.float32
+    out = operators.empty_states(x, num_heads)
+    tokens, shape = images_of(x.to(dtype))
+    parameters = norm_of(norm_weight, norm_bias, norm_eps), weight_of(weight.to(dtype)), as_it_lies(bias)
+    settings = *long(num_heads), ctypes.c_int32(FEATURES[feature_map])
+    kernel("linear_branch_sums", dtype)(shape, tokens, *parameters, numbers_of(out), *settings)
+    return out
 
 
-@settles(operators.linear_branch_answers, "native", moving=("x", "sums"))
+@implements(operators.linear_branch_answers, "native")
 def linear_branch_answers(
-    dtype: torch.dtype,
+    x: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    sums: Tensor,
     proj: Tensor,
     proj_bias: Tensor | None,
     scale: Tensor | None,
@@ -93,59 +83,41 @@ def linear_branch_answers(
     feature_map: str,
     norm_eps: float,
     eps: float,
-) -> Callable[[Tensor, Tensor], Tensor]:
+) -> Tensor:
     """See subquad.ops.branch_at_once."""
-    queries, behind = (weight_of(one.to(dtype)) for one in (weight, proj))
-    before = norm_of(norm_weight, norm_bias, norm_eps), queries, as_it_lies(bias)
-    after = behind, *map(as_it_lies, (proj_bias, scale))
-    feature, floor = ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
-    compute = kernel("linear_branch_answers", dtype)
-
-    def settled(x: Tensor, sums: Tensor) -> Tensor:
-        out = x.new_empty(x.shape)
-        tokens, shape = images_of(x)
-        heads_and_count = long(sums.shape[1], count)
-        compute(shape, tokens, *before, parameter_of(sums), *after, images_of(out)[0], *heads_and_count, feature, floor)
-        return out
-
-    return settled
+    out = x.new_empty(x.shape)
+    tokens, shape = images_of(x)
+    queries, behind = (weight_of(one.to(x.dtype)) for one in (weight, proj))
+    before = norm_of(norm_weight, norm_bias, norm_eps), queries, as_it_lies(bias), parameter_of(sums)
+    after = behind, *map(as_it_lies, (proj_bias, scale)), images_of(out)[0]
+    settings = *long(sums.shape[1], count), ctypes.c_int32(FEATURES[feature_map]), ctypes.c_float(eps)
+    kernel("linear_branch_answers", x.dtype)(shape, tokens, *before, *after, *settings)
+    return out
 
 
-@settles(operators.norm_projection, "native")
+@implements(operators.norm_projection, "native")
 def norm_projection(
-    dtype: torch.dtype,
+    x: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     eps: float,
     keeps: bool,
-) -> Callable[[Tensor], Tensor]:
+) -> Tensor:
     """See subquad.ops.branch_at_once."""
-    parameters = norm_of(norm_weight, norm_bias, eps), weight_of(weight.to(dtype)), as_it_lies(bias)
-    compute = kernel("norm_projection", dtype)
-
-    def settled(x: Tensor) -> Tensor:
-        out = operators.empty_projection(x, weight, keeps)
-        tokens, shape = rows_of(x)
-        compute(shape, tokens, *parameters, rows_of(out)[0])
-        return out
-
-    return settled
+    out = operators.empty_projection(x, weight, keeps)
+    tokens, shape = rows_of(x)
+    parameters = norm_of(norm_weight, norm_bias, eps), weight_of(weight.to(x.dtype)), as_it_lies(bias)
+    kernel("norm_projection", x.dtype)(shape, tokens, *parameters, rows_of(out)[0])
+    return out
 
 
-@settles(operators.projection_residual, "native", moving=("x", "y"))
-def projection_residual(
-    dtype: torch.dtype, weight: Tensor, bias: Tensor | None, scale: Tensor | None
-) -> Callable[[Tensor, Tensor], Tensor]:
+@implements(operators.projection_residual, "native")
+def projection_residual(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Tensor:
     """See subquad.ops.branch_at_once."""
-    parameters = weight_of(weight.to(dtype)), *map(as_it_lies, (bias, scale))
-    compute = kernel("projection_residual", dtype)
-
-    def settled(x: Tensor, y: Tensor) -> Tensor:
-        out = x.new_empty(x.shape)
-        tokens, shape = rows_of(x)
-        compute(shape, tokens, rows_of(y.to(dtype))[0], *parameters, rows_of(out)[0])
-        return out
-
-    return settled
+    out = x.new_empty(x.shape)
+    tokens, shape = rows_of(x)
+    parameters = weight_of(weight.to(x.dtype)), *map(as_it_lies, (bias, scale))
+    kernel("projection_residual", x.dtype)(shape, tokens, rows_of(y.to(x.dtype))[0], *parameters, rows_of(out)[0])
+    return out

@@ -21,7 +21,8 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -80,6 +81,7 @@ FUNCTIONS = (
     "pool",
     "pool_gradient",
     "projection_residual",
+    "replay",
     "state_attention",
     "state_attention_gradient",
     "ttt_unit",
@@ -91,6 +93,7 @@ FLAGS = (*PORTABLE_FLAGS, "-march=native")
 
 
 _LOADS = itertools.count()
+_HEARD = threading.local()
 
 
 class NotBuiltError(Exception):
@@ -107,7 +110,19 @@ def library() -> ctypes.CDLL:
 
 def kernel(name: str, dtype: torch.dtype = torch.float32) -> Callable[..., int]:
     """The kernel `name` of FUNCTIONS for tokens of a dtype; raises NotBuiltError."""
-    return getattr(library(), f"{name}_{'bf16' if dtype == torch.bfloat16 else 'float'}")
+    function: Callable[..., int] = getattr(library(), f"{name}_{'bf16' if dtype == torch.bfloat16 else 'float'}")
+    listener = getattr(_HEARD, "by", None)
+    return function if listener is None else functools.partial(listener, function)
+
+
+@contextlib.contextmanager
+def heard_by(listener: Callable[..., int]) -> Iterator[None]:
+    """Let kernels be called by `listener(kernel, *arguments)` for a while, in this thread."""
+    _HEARD.by = listener
+    try:
+        yield
+    finally:
+        del _HEARD.by
 
 
 def missing() -> str | None:

@@ -15,12 +15,12 @@ from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
     Map,
     Predictor,
+    as_it_lies,
     bias_of_tables,
     filters_of,
     long,
     norm_of,
     of_one_dtype,
-    parameter_of,
     shape_of,
     tokens_of,
 )
@@ -91,11 +91,11 @@ def pola_mixer(
 ) -> Tensor:
     """`power` and `temperature` (h, 1, d) as they are learned, `positions` (h, n, d)."""
     dtype, (q, k, v, g) = q.dtype, of_one_dtype(q, k, v, g)
-    out, places = empty_tokens(q), positions.float().contiguous().expand(len(q), -1, -1, -1)
+    out = empty_tokens(q)
     kernel("pola_mixer", q.dtype)(
         shape_of(q, k),
-        *map(tokens_of, (q, k, v, g, places)),
-        *map(parameter_of, (power, temperature)),
+        *map(tokens_of, (q, k, v, g)),
+        *map(as_it_lies, (positions, power, temperature)),
         ctypes.c_float(alpha),
         ctypes.c_float(eps),
         filters_of(weight, bias, filters, q),
@@ -135,7 +135,7 @@ def soft_mixer(
     kernel("soft_mixer", q.dtype)(
         shape_of(q, v),
         *map(tokens_of, (q, v)),
-        parameter_of(windows),
+        as_it_lies(windows),
         norm_of(norm_weight, norm_bias, norm_eps),
         ctypes.c_float(scale),
         *long(steps),

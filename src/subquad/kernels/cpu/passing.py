@@ -52,21 +52,21 @@ class Blocks(ctypes.Structure):
 
 
 class Filters(ctypes.Structure):
-    """`Filters` of kernels/mixers.h."""
+    """`AnyFilters` of kernels/mixers.h."""
 
-    _fields_ = [("weight", Numbers), ("bias", Numbers)]
+    _fields_ = [("weight", AnyNumbers), ("bias", AnyNumbers)]
     _fields_ += [(name, ctypes.c_int64) for name in ("count", "each", "size")]
 
 
 class Predictor(ctypes.Structure):
-    """`Predictor` of kernels/mixers.h."""
+    """`AnyPredictor` of kernels/mixers.h."""
 
-    _fields_ = [(name, Numbers) for name in ("first", "first_bias", "second", "second_bias")]
+    _fields_ = [(name, AnyNumbers) for name in ("first", "first_bias", "second", "second_bias")]
 
     @classmethod
     def of(cls, *parameters: Tensor) -> "Predictor":
         """Weights and biases of its two layers, which live as long as what is handed over."""
-        numbers = tuple(map(parameter_of, parameters))
+        numbers = tuple(map(as_it_lies, parameters))
         predictor = cls(*numbers)
         predictor.owner = numbers
         return predictor
@@ -129,11 +129,11 @@ def of_one_dtype(*tokens: Tensor | None) -> tuple[Any, ...]:
 
 
 class Bias(ctypes.Structure):
-    """`Bias` of kernels/places.h."""
+    """`AnyBias` of kernels/places.h."""
 
     _fields_ = [("written", ctypes.c_void_p)]
     _fields_ += [(name, ctypes.c_int64) for name in ("head", "token", "agent", "heads", "tokens", "agents")]
-    _fields_ += [(name, Numbers) for name in ("block", "rows", "columns", "prefix")]
+    _fields_ += [(name, AnyNumbers) for name in ("block", "rows", "columns", "prefix")]
     _fields_ += [("side", ctypes.c_int64), ("map", Map)]
 
 
@@ -173,7 +173,7 @@ def bias_of(written: Tensor) -> Bias:
 
 def bias_of_tables(block: Tensor, rows: Tensor, columns: Tensor, prefix: Tensor | None) -> Bias:
     """A bias of its tables, which live as long as what is handed over."""
-    tables = tuple(map(parameter_of, (block, rows, columns, prefix)))
+    tables = tuple(map(as_it_lies, (block, rows, columns, prefix)))
     bias = Bias(None, *(0,) * 6, *tables)
     bias.side = block.shape[2]
     bias.map = Map(rows.shape[2], columns.shape[2], 0 if prefix is None else prefix.shape[2])
@@ -204,7 +204,7 @@ def filters_of(weight: Tensor, bias: Tensor | None, whose: str, like: Tensor) ->
 
     `whose` they are is a name of `mixer_operators.FILTERS`.
     """
-    numbers = parameter_of(weight), parameter_of(bias)
+    numbers = as_it_lies(weight), as_it_lies(bias)
     filters = Filters(*numbers, len(weight), like.shape[3] if whose == "head" else 1, weight.shape[3])
     filters.owner = numbers
     return filters

@@ -14,3 +14,4 @@
 #include "linear_branch.h"
 #include "branch_edges.h"
 #include "mixers.h"
+#include "replay.h"

@@ -8,9 +8,15 @@
 #include "soft.h"
 
 // A local branch as a module has it: filters (count, size, size), biases (count). Channel c has filter c / each % count.
-struct Filters {
-    Numbers weight, bias;
+struct AnyFilters {
+    AnyNumbers weight, bias;
     int64_t count, each, size;
+};
+
+struct Filters {
+    Parameter weight, bias;
+    int64_t count, each, size;
+    Filters(const AnyFilters& x) : weight(x.weight), bias(x.bias), count(x.count), each(x.each), size(x.size) {}
 };
 
 inline bool fits(const Shape& shape, const Filters& it) {
@@ -43,8 +49,14 @@ inline Tokens<float> few_tokens(const Shape& shape, int64_t count, Buffer<float>
 inline Numbers numbers_of(Buffer<float>& room) { return {room.data(), int64_t(room.size())}; }
 
 // The MLP of a head, W₂ gelu(W₁ x̄ + b₁) + b₂, that gives nine taps for each channel: weights (h·d, d) and (9·h·d, d)
+struct AnyPredictor {
+    AnyNumbers first, first_bias, second, second_bias;
+};
+
 struct Predictor {
-    Numbers first, first_bias, second, second_bias;
+    Parameter first, first_bias, second, second_bias;
+    Predictor(const AnyPredictor& x)
+        : first(x.first), first_bias(x.first_bias), second(x.second), second_bias(x.second_bias) {}
 };
 
 inline float inner_product(const float* x, const float* y, int64_t width) {
@@ -86,7 +98,8 @@ void predict(const Shape& shape, const Tokens<E>& x, const Predictor& by, Buffer
 
 template <class E>
 Answer inline_mixer_of(
-    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> x, Predictor predictor, Map map, Tokens<E> out) {
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> x, const Predictor& predictor, Map map,
+    Tokens<E> out) {
     const int64_t d = shape.width, channels = shape.heads * d;
     if (!fits(Shape{shape.batch, 1, 0, 0, channels, 0}, shape.queries, x)) return MISFIT;
     if (!fits(channels * d, predictor.first) || !fits(channels, predictor.first_bias)) return MISFIT;
@@ -100,14 +113,15 @@ Answer inline_mixer_of(
 
 KERNEL(
     inline_mixer,
-    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens x, Predictor predictor, Map map, AnyTokens out),
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens x, AnyPredictor predictor, Map map,
+     AnyTokens out),
     (shape, q, k, v, x, predictor, map, out))
 
 // Agents are means of the queries over `across` bins in each of `down` rows
 template <class E>
 Answer agent_mixer_of(
-    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Bias key_bias, Bias query_bias, Filters filters, Map map,
-    int64_t down, int64_t across, Tokens<E> out) {
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, const Bias& key_bias, const Bias& query_bias,
+    const Filters& filters, Map map, int64_t down, int64_t across, Tokens<E> out) {
     if (!fits(shape, filters) || !fits(shape, shape.queries, v) || !fits(shape.queries, map)) return MISFIT;
     if (down < 1 || across < 1) return MISFIT;
     Buffer<float> room;
@@ -119,17 +133,19 @@ Answer agent_mixer_of(
 
 KERNEL(
     agent_mixer,
-    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, Bias key_bias, Bias query_bias, Filters filters, Map map,
-     int64_t down, int64_t across, AnyTokens out),
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyBias key_bias, AnyBias query_bias, AnyFilters filters,
+     Map map, int64_t down, int64_t across, AnyTokens out),
     (shape, q, k, v, key_bias, query_bias, filters, map, down, across, out))
 
 // Powers are 1 + alpha · sigmoid(power), and tokens are divided by softplus(temperature)
 template <class E>
 Answer pola_mixer_of(
-    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> g, Tokens<float> positions, Numbers power,
-    Numbers temperature, float alpha, float eps, Filters filters, Map map, Tokens<E> out) {
-    const int64_t channels = shape.heads * shape.width;
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> g, const Parameter& positions,
+    const Parameter& power, const Parameter& temperature, float alpha, float eps, const Filters& filters, Map map,
+    Tokens<E> out) {
+    const int64_t channels = shape.heads * shape.width, head = shape.keys * shape.width;
     if (!fits(channels, power, temperature) || !power.data || !temperature.data) return MISFIT;
+    if (!fits(shape.heads * head, positions) || !positions.data) return MISFIT;
     if (!fits(shape, filters) || !fits(shape, shape.queries, v, g) || !fits(shape.queries, map)) return MISFIT;
     Buffer<float> powers(channels), sharpness(channels);
     for (int64_t c = 0; c < channels; c++) {
@@ -137,15 +153,17 @@ Answer pola_mixer_of(
         powers[c] = 1 + alpha / (1 + std::exp(-power.data[c]));
         sharpness[c] = 1 / (x > 20 ? x : std::log1p(std::exp(x)));
     }
+    // the same of all images
+    const Tokens<float> places{positions.data, 0, head, shape.width, shape.batch, shape.heads, shape.keys, shape.width};
     const Answer answer =
-        pola_attention_of<E>(shape, q, k, v, positions, out, numbers_of(sharpness), numbers_of(powers), eps);
+        pola_attention_of<E>(shape, q, k, v, places, out, numbers_of(sharpness), numbers_of(powers), eps);
     return answer ? answer : finish(shape, v, g, out, map, filters);
 }
 
 KERNEL(
     pola_mixer,
-    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens g, Tokens<float> positions, Numbers power,
-     Numbers temperature, float alpha, float eps, Filters filters, Map map, AnyTokens out),
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens g, AnyNumbers positions,
+     AnyNumbers power, AnyNumbers temperature, float alpha, float eps, AnyFilters filters, Map map, AnyTokens out),
     (shape, q, k, v, g, positions, power, temperature, alpha, eps, filters, map, out))
 
 // Landmarks from what a convolution made of their windows: gelu(norm(scale · x)), in place
@@ -192,8 +210,8 @@ inline void solve(
 // `windows` (d, d, down, across) are those of a convolution as a module has them
 template <class E>
 Answer soft_mixer_of(
-    Shape shape, Tokens<E> q, Tokens<E> v, Numbers windows, const Norm& norm, float scale, int64_t steps, float ridge,
-    float start, Filters filters, Map map, int64_t down, int64_t across, Tokens<E> out) {
+    Shape shape, Tokens<E> q, Tokens<E> v, const Parameter& windows, const Norm& norm, float scale, int64_t steps,
+    float ridge, float start, const Filters& filters, Map map, int64_t down, int64_t across, Tokens<E> out) {
     const int64_t d = shape.width, places = down * across;
     if (!fits(shape, shape.queries, q, v) || !fits(shape.queries, map) || !fits(shape, filters)) return MISFIT;
     if (down < 1 || across < 1 || map.height < down || map.width < across || steps < 0) return MISFIT;
@@ -221,6 +239,6 @@ Answer soft_mixer_of(
 
 KERNEL(
     soft_mixer,
-    (Shape shape, AnyTokens q, AnyTokens v, Numbers windows, AnyNorm norm, float scale, int64_t steps, float ridge,
-     float start, Filters filters, Map map, int64_t down, int64_t across, AnyTokens out),
+    (Shape shape, AnyTokens q, AnyTokens v, AnyNumbers windows, AnyNorm norm, float scale, int64_t steps, float ridge,
+     float start, AnyFilters filters, Map map, int64_t down, int64_t across, AnyTokens out),
     (shape, q, v, windows, norm, scale, steps, ridge, start, filters, map, down, across, out))

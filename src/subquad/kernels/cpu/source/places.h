@@ -4,13 +4,21 @@
 
 // A bias of agents on the tokens of a map: written out, (h, n, a) any distance apart; or else the tables of which it is
 // the sum: bilinear(block (h, a, side, side)) + rows (h, a, y) + columns (h, a, x), and (h, a, p) for the prefix.
-struct Bias {
+template <class Table>
+struct BiasOf {
     const float* written;
     int64_t head, token, agent;
     int64_t heads, tokens, agents;
-    Numbers block, rows, columns, prefix;
+    Table block, rows, columns, prefix;
     int64_t side;
     Map map;
+};
+typedef BiasOf<AnyNumbers> AnyBias;
+
+struct Bias : BiasOf<Parameter> {
+    Bias(const AnyBias& x)
+        : BiasOf<Parameter>{x.written, x.head, x.token,   x.agent, x.heads,  x.tokens, x.agents,
+                            x.block,   x.rows, x.columns, x.prefix, x.side, x.map} {}
 };
 
 inline bool fits(const Shape& shape, int64_t tokens, int64_t agents, const Bias& bias) {

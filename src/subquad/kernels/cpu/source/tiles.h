@@ -263,6 +263,7 @@ struct Product {
         vec sums[r][v];
         UNROLLED for (int i = 0; i < r; i++)
             UNROLLED for (int j = 0; j < v; j++) sums[i][j] = vec{};
+        if (a.column == 1 && column == 0) fetch(left + r * a.row, r);
         for (int64_t k = 0; k < depth; k++) {
             decltype(load(b)) line[v];
             UNROLLED for (int j = 0; j < v; j++) line[j] = load(right + k * ldb + j * W);
@@ -272,6 +273,12 @@ struct Product {
             }
         }
         put(sums, row, column);
+    }
+
+    // The rows that come next: weights that nobody has read since the last call are far away
+    void fetch(const P* from, int64_t rows) const {
+        for (int64_t i = 0; i < rows; i++, from += a.row)
+            for (int64_t k = 0; k < depth; k += 64 / int64_t(sizeof(P))) __builtin_prefetch(from + k);
     }
 
     template <int r, int v>

@@ -61,7 +61,18 @@ enum Answer : int32_t { DONE, MISFIT };
 #define KERNEL(name, parameters, arguments) KERNEL_OF(name, ELEMENT, parameters, arguments)
 #define KERNEL_OF(name, element, parameters, arguments) KERNEL_NAMED(name, element, parameters, arguments)
 #define KERNEL_NAMED(name, element, parameters, arguments) \
-    extern "C" Answer name##_##element parameters { return name##_of<element> arguments; }
+    extern "C" Answer name##_##element parameters { return name##_of<element> arguments; } \
+    extern "C" Answer name##_##element##_unpacked(char* memory, const int64_t* places) { \
+        return unpacked(name##_##element, memory, places, counted(name##_##element)); \
+    }
+
+// `name`_`element`_unpacked finds its arguments, each aligned, at these places of a memory
+template <class... Arguments, size_t... i>
+Answer unpacked(Answer (*kernel)(Arguments...), char* memory, const int64_t* places, std::index_sequence<i...>) {
+    return kernel(*reinterpret_cast<Arguments*>(memory + places[i])...);
+}
+template <class... Arguments>
+constexpr std::index_sequence_for<Arguments...> counted(Answer (*)(Arguments...)) { return {}; }
 
 // Whether these are `tokens` tokens of each head, or are not there
 template <class Element>

@@ -1,0 +1,209 @@
+"""Calls of the CPU kernels, written down once and made again by one call of the library.
+
+A function of tokens whose whole work is done by kernels is run once while a `Recorder` listens: to the kernels, which
+tell their arguments, and to PyTorch, which may make room and look at it in other ways, but compute nothing. What is
+left of it is a `Tape`: the arguments as they lie in memory, and which of their pointers are another at each call.
+Parameters are read where they lie.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from subquad.kernels.cpu.library import heard_by, library
+from subquad.kernels.declaring import OPERATORS
+
+_LINE = 64
+"""Bytes that what is read by vectors starts at a multiple of."""
+_MAKES_ROOM = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
+_PLAIN_NUMBERS = (ctypes.c_int64, ctypes.c_int32, ctypes.c_float)
+
+
+class _Call(ctypes.Structure):
+    """`Call` of source/replay.h."""
+
+    _fields_ = [("kernel", ctypes.c_void_p), ("places", ctypes.c_void_p)]
+
+
+class _Moving(ctypes.Structure):
+    """`Moving` of source/replay.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("place", "which", "offset")]
+
+
+class _Tape(ctypes.Structure):
+    """`Tape` of source/replay.h."""
+
+    _fields_ = [("arguments", ctypes.c_char_p), ("bytes", ctypes.c_int64), ("calls", ctypes.c_void_p)]
+    _fields_ += [("call_count", ctypes.c_int64), ("moving", ctypes.c_void_p), ("moving_count", ctypes.c_int64)]
+
+
+class _Heard(NamedTuple):
+    """A call of a kernel: its name, and of each argument its kind and its bytes."""
+
+    name: str
+    arguments: list[tuple[type, bytes]]
+
+
+class _Room(NamedTuple):
+    """Where memory lies that is another at each call, and where among `which` of what moves it will."""
+
+    first: int
+    behind: int
+    which: int
+    offset: int
+
+
+class Tape:
+    """Calls of kernels for tokens that lie as those did which it was recorded with.
+
+    Args:
+        calls: what was heard.
+        rooms: the memory of tokens (`which` from 1 on), of the result (0), and of what is between (behind all tokens).
+        parameters: the memory that does not move.
+        shape: of the result.
+        between: bytes of what is between.
+
+    Raises ValueError where a kernel read other memory.
+    """
+
+    def __init__(
+        self,
+        calls: list[_Heard],
+        rooms: list[_Room],
+        parameters: list[tuple[int, int]],
+        shape: torch.Size,
+        between: int,
+    ) -> None:
+        self._shape, self._between = shape, between
+        memory, moving, written, loaded = bytearray(), [], [], library()
+        for name, arguments in calls:
+            places = []
+            for kind, content in arguments:
+                memory += bytes(-len(memory) % 16)
+                places.append(len(memory))
+                moving += _pointers(kind, content, len(memory), rooms, parameters)
+                memory += content
+            kept = (ctypes.c_int64 * len(places))(*places)
+            address = ctypes.cast(getattr(loaded, f"{name}_unpacked"), ctypes.c_void_p).value
+            written.append((_Call(address, ctypes.addressof(kept)), kept))
+        arguments_kept, calls_kept = bytes(memory), (_Call * len(written))(*(call for call, _ in written))
+        moving_kept = (_Moving * len(moving))(*moving)
+        self._alive = written, arguments_kept, calls_kept, moving_kept
+        self._tape = _Tape(arguments_kept, len(memory), ctypes.addressof(calls_kept), len(written))
+        self._tape.moving, self._tape.moving_count = ctypes.addressof(moving_kept), len(moving)
+        self._address = ctypes.c_void_p(ctypes.addressof(self._tape))
+        # both elements' are the same
+        self._replay = loaded.replay_float
+
+    def __call__(self, *tokens: Tensor) -> Tensor:
+        """What is computed of contiguous tokens, of the very sizes."""
+        first = tokens[0]
+        out, between = first.new_empty(self._shape), first.new_empty(self._between, dtype=torch.uint8)
+        pointers = [x.data_ptr() for x in (out, *tokens, between)]
+        self._replay(self._address, (ctypes.c_void_p * len(pointers))(*pointers))
+        return out
+
+
+class Recorder(TorchDispatchMode):
+    """Listens to what `function(*tokens)` does; `tape` is what is left of it, or None where that is not all."""
+
+    def __init__(self, function: Callable[..., Tensor | None], *tokens: Tensor) -> None:
+        super().__init__()
+        self._function, self._tokens = function, tokens
+        self._made: list[Tensor] = []
+        self._calls: list[_Heard] = []
+        self._is_all = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name.startswith("subquad::"):
+            # as the dispatcher does, but listening to what it does
+            with self:
+                return OPERATORS[name.removeprefix("subquad::")].implementations[args[-1]].function(*args[:-1])
+        results = func(*args, **(kwargs or {}))
+        if name in _MAKES_ROOM:
+            self._made.append(results)
+        elif func._schema.is_mutable or not _looks(results, args):
+            self._is_all = False
+        return results
+
+    def _hear(self, kernel: Any, *arguments: Any) -> Any:
+        answer = kernel(*arguments)
+        if all(isinstance(one, (ctypes.Structure, *_PLAIN_NUMBERS)) for one in arguments):
+            self._calls.append(_Heard(kernel.__name__, [(type(one), bytes(one)) for one in arguments]))
+        else:
+            self._is_all = False
+        return answer
+
+    def run(self, parameters: Iterable[Tensor]) -> tuple[Tensor | None, Tape | None]:
+        """What the function gives, and a tape of it; `parameters` may be read."""
+        with self, heard_by(self._hear):
+            result = self._function(*self._tokens)
+        if result is None or not self._is_all or not self._calls:
+            return result, None
+        return result, self._tape_of(result, [_memory_of(x) for x in parameters])
+
+    def _tape_of(self, result: Tensor, parameters: list[tuple[int, int]]) -> Tape | None:
+        last, between, rooms = len(self._tokens) + 1, 0, []
+        for which, x in enumerate(self._tokens, 1):
+            rooms.append(_Room(*_memory_of(x), which, 0))
+        size, first = result.numel() * result.element_size(), result.data_ptr()
+        for x in self._made:
+            start, behind = _memory_of(x)
+            if start == first and behind - start == size:
+                rooms.append(_Room(start, behind, 0, 0))
+            else:
+                rooms.append(_Room(start, behind, last, between))
+                between += -(start - behind) // _LINE * _LINE + _LINE
+        if not result.is_contiguous() or not any(room.which == 0 for room in rooms):
+            return None
+        try:
+            return Tape(self._calls, rooms, parameters, result.shape, between)
+        except ValueError:
+            return None
+
+
+def _memory_of(x: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor's memory, and that behind the last."""
+    memory = x.untyped_storage()
+    return memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+
+
+def _looks(results: Any, args: Any) -> bool:
+    """Whether results are what is given, looked at in other ways."""
+    seen = {x.untyped_storage().data_ptr() for x in tree_leaves(args) if isinstance(x, Tensor)}
+    return all(isinstance(x, Tensor) and x.untyped_storage().data_ptr() in seen for x in tree_leaves(results))
+
+
+@functools.cache
+def _pointers_in(kind: type) -> tuple[int, ...]:
+    """Where there are pointers in an argument."""
+    if kind is ctypes.c_void_p:
+        return (0,)
+    if not issubclass(kind, ctypes.Structure):
+        return ()
+    fields = [(getattr(kind, field[0]).offset, field[1]) for field in kind._fields_]
+    return tuple(offset + place for offset, inner in fields for place in _pointers_in(inner))
+
+
+def _pointers(
+    kind: type, content: bytes, place: int, rooms: list[_Room], parameters: list[tuple[int, int]]
+) -> list[_Moving]:
+    """Those of an argument that move."""
+    moving = []
+    for at in _pointers_in(kind):
+        pointer = ctypes.c_void_p.from_buffer_copy(content, at).value
+        if pointer is None or any(first <= pointer < behind for first, behind in parameters):
+            continue
+        room = next((room for room in rooms if room.first <= pointer < room.behind), None)
+        if room is None:
+            raise ValueError("a kernel reads what is neither a parameter nor was made for it")
+        moving.append(_Moving(place + at, room.which, room.offset + pointer - room.first))
+    return moving
