@@ -15,6 +15,7 @@ from subquad.attention.linear import LinearAttention
 from subquad.kernels import choosing, replaying
 from subquad.kernels.cpu import tape
 from subquad.models.layers import Block, LayerScale
+from subquad.substituting import substituted
 
 
 def blocks_of(model):
@@ -229,7 +230,8 @@ def test_a_block_of_kernels_is_one_call_from_the_third_time_on(attention, dtype,
     images, chosen, choose = [torch.randn(n, 3, 64, 64).to(dtype) for n in (1, 2)], [], choosing.choose
 
     def noting(operator, *arguments, **keywords):
-        chosen.append(operator.name)
+        if operator is not kernels.patch_tokens:
+            chosen.append(operator.name)
         return choose(operator, *arguments, **keywords)
 
     monkeypatch.setattr(choosing, "choose", noting)
@@ -303,3 +305,46 @@ def test_what_is_made_again_holds_for_what_was_listened_to(tmp_path):
     torch.save(model, tmp_path / "model.pt")
     again = torch.load(tmp_path / "model.pt", weights_only=False)
     assert_close(again(images[0]), expected[0], rtol=0, atol=0)
+
+
+EMBEDDED = {
+    "deit_tiny": {},
+    "without positions": {"pos_embed": "none"},
+    "positions of patches": {"pos_embed": "patches", "reg_tokens": 3},
+    "no prefix": {"class_token": False},
+    "patches of 14": {"patch_size": 14, "in_chans": 2},
+}
+
+
+@pytest.mark.parametrize("size", [(224, 224), (96, 160), (100, 90), (512, 544)])
+@pytest.mark.parametrize("settings", EMBEDDED.values(), ids=EMBEDDED)
+@torch.inference_mode()
+def test_patches_become_tokens_in_one_step(settings, size):
+    stage = drawn(subquad.create_model("deit_tiny", attention="linear", depth=1, **settings)).stages[0]
+    images = torch.randn(2, settings.get("in_chans", 3), *size)
+    expected, grid = copy.deepcopy(stage).double().tokens_of(images.double())
+    for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        optimized = subquad.optimize(copy.deepcopy(stage), dtype)
+        assert optimized.fused_embed is not None
+        tokens, found = optimized.tokens_of(images.to(dtype))
+        assert found == grid
+        assert_close(tokens.double(), expected, rtol=0, atol=most * expected.abs().max().item())
+
+
+@pytest.mark.skipif(bool(kernels.unavailable("native")), reason="no kernels here")
+@torch.inference_mode()
+def test_patches_are_not_one_step_where_somebody_listens_or_they_are_no_plain_ones():
+    heard = subquad.create_model("deit_tiny", attention="linear", depth=1)
+    heard.stages[0].embed.proj.register_forward_hook(lambda *_: None)
+    with_margin = subquad.create_model("deit_tiny", attention="linear", depth=1, image_margin=8)
+    for model in (heard, with_margin):
+        assert subquad.optimize(model).stages[0].fused_embed is None
+    plain = subquad.optimize(subquad.create_model("deit_tiny", attention="linear", depth=1), torch.bfloat16)
+    seen, image = [], torch.randn(1, 3, 224, 224).bfloat16()
+    convolve = torch.nn.functional.conv2d
+    with substituted(torch.nn.functional, "conv2d", lambda *given, **more: seen.append(1) or convolve(*given, **more)):
+        plain(image)
+        assert not seen
+        with use_backend("eager"):
+            plain(image)
+    assert len(seen) == 1

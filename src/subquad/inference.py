@@ -12,12 +12,16 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
+from subquad import spread
 from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
 from subquad.kernels import replayed
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
-from subquad.ops import mlp_branch
+from subquad.models.stages import Stage
+from subquad.models.vit import PatchEmbed
+from subquad.ops import mlp_branch, patch_tokens
 from subquad.ops.branch_at_once import norm_projection, projection_residual
+from subquad.positions import PositionTable
 from subquad.rope import Rotation
 
 
@@ -37,12 +41,43 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     if dtype is not None:
         model.to(dtype)
     for module in model.modules():
+        if isinstance(module, Stage):
+            module.fused_embed = first_tokens if can_fuse_embed(module) else None
         if isinstance(module, Block):
             module.fused_edges = first_half if can_fuse_edges(module) else None
             module.fused_attention = FIRST_HALF if can_fuse_attention(module) else None
             module.fused = second_half if can_fuse(module) else None
             module.again = replayed
     return model
+
+
+def first_tokens(stage: Stage, x: Tensor) -> tuple[Tensor, TokenGrid] | None:
+    """What `stage.tokens_of` gives of an image (b, c, y, x), in one step; None where it goes its own steps.
+
+    It does where patches are not whole, tokens are spread, or few and fp32: PyTorch's convolution is faster then.
+    """
+    embed = cast(PatchEmbed, stage.embed)
+    side, weight = embed.patch_size, embed.proj.weight
+    if x.shape[2] % side or x.shape[3] % side or x.dtype != weight.dtype or spread.is_spread():
+        return None
+    if x.dtype != torch.bfloat16 and x.shape[2] * x.shape[3] < 1024 * side**2:
+        return None
+    grid = TokenGrid(x.shape[2] // side, x.shape[3] // side, stage.grid.prefix)
+    positions = None
+    if stage.pos_embed is not None:
+        positions = stage.pos_embed(grid if stage.pos_embed.grid.prefix else grid.without_prefix)
+    return patch_tokens(x, weight, embed.proj.bias, stage.prefix_tokens, positions), grid
+
+
+def can_fuse_embed(stage: Stage) -> bool:
+    """Whether what is in front of the blocks is a projection of patches, with nothing that listens to it."""
+    embed, table = stage.embed, stage.pos_embed
+    if type(embed) is not PatchEmbed or embed.margin or type(embed.proj) is not nn.Conv2d:
+        return False
+    proj, side = embed.proj, (embed.patch_size,) * 2
+    whole = proj.kernel_size == proj.stride == side and proj.padding == (0, 0) and proj.dilation == (1, 1)
+    whole = whole and proj.groups == 1 and (table is None or type(table) is PositionTable)
+    return whole and not _is_heard(*(module for module in (embed, proj, table, stage.drop) if module is not None))
 
 
 def check_computes(dtype: Any) -> None:

@@ -85,6 +85,7 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "linear_branch_answers": _linear_branch_answers,
         "norm_projection": _norm_projection,
         "projection_residual": _projection_residual,
+        "patch_tokens": _patch_tokens,
         "inline_mixer": _inline_mixer,
         "agent_mixer": _agent_mixer,
         "pola_mixer": _pola_mixer,
@@ -403,6 +404,21 @@ def _projection_residual(width):
     mixed = 2 * width
     weights = _draw(width, mixed) / mixed**0.5, _draw(width), _draw(width)
     return (_draw(2, 70, width), _draw(2, 70, mixed), *weights), (), definition
+
+
+def _patch_tokens(width):
+    side, chans = 6, 3
+
+    def definition(image, weight, bias, prefix, positions):
+        rows = image.unflatten(2, (-1, side)).unflatten(4, (-1, side)).permute(0, 2, 4, 1, 3, 5)
+        patches = rows.flatten(3).flatten(1, 2)
+        tokens = patches @ weight.flatten(1).mT + bias
+        return torch.cat([prefix.expand(len(image), -1, -1), tokens], dim=1) + positions
+
+    count = GRID.num_tokens
+    image = _draw(2, chans, GRID.height * side, GRID.width * side)
+    weight = _draw(width, chans, side, side) / (chans * side**2) ** 0.5
+    return (image, weight, _draw(width), _draw(1, GRID.prefix, width), _draw(1, count, width)), (), definition
 
 
 def _mlp(width):

@@ -233,6 +233,9 @@ def test_operations_are_operators_of_torch():
         ),
         kernels.norm_projection: (*(torch.randn(shape) for shape in ((2, 9, 8), 8, 8, (24, 8))), None, 1e-6, True),
         kernels.projection_residual: (*(torch.randn(shape) for shape in ((2, 9, 8), (2, 9, 12), (8, 12), 8)), None),
+        kernels.patch_tokens: (
+            *(torch.randn(shape) for shape in ((2, 3, 4, 6), (8, 3, 2, 2), 8, (1, 1, 8), (1, 7, 8))),
+        ),
         kernels.mlp: (*(torch.randn(shape) for shape in ((2, 9, 4), 4, 4, (6, 4), 6, (4, 6), 4)), None, 1e-6),
     }
     assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "native" in one.implementations}

@@ -29,6 +29,7 @@ from subquad.kernels.layer_operators import (
     linear_branch_sums,
     mlp,
     norm_projection,
+    patch_tokens,
     projection_residual,
 )
 from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, map_products, pool
@@ -90,6 +91,7 @@ __all__ = [
     "nala_attention",
     "newton_inverse",
     "norm_projection",
+    "patch_tokens",
     "pola_attention",
     "pola_mixer",
     "polapp_attention",

@@ -1,4 +1,4 @@
-"""Operators of what lies around attention in a block.
+"""Operators of what lies around attention in a block, and in front of all blocks.
 
 Letters: b batch, n tokens, c channels, m hidden channels, h heads, d channels of a head.
 """
@@ -88,4 +88,27 @@ projection_residual = operator(
     lambda x, y, weight, *rest: 2 * x[0] * x[1] * weight[0] * weight[1],
     shape=lambda x, *rest: x.new_empty(x.shape),
     needs_all_tokens=False,
+)
+
+
+def _patch_tokens(image: Any, weight: Any, bias: Any, prefix: Any, positions: Any) -> int:
+    side = weight[2]
+    return 2 * image[0] * (image[2] // side) * (image[3] // side) * weight[0] * weight[1] * side**2
+
+
+def empty_patch_tokens(image: Any, weight: Any, prefix: Any) -> Any:
+    """Room for the tokens (b, m + n, c) of an image (b, i, y, x), patches as the weight's (c, i, p, p), m in front."""
+    side, before = weight.shape[2], 0 if prefix is None else prefix.shape[1]
+    count = (image.shape[2] // side) * (image.shape[3] // side)
+    return image.new_empty(image.shape[0], before + count, weight.shape[0])
+
+
+# [prefix; weight patches + bias] + positions
+patch_tokens = operator(
+    "patches projected to tokens",
+    "patch_tokens(Tensor image, Tensor weight, Tensor? bias, Tensor? prefix, Tensor? positions)",
+    {"image": "b i y x", "weight": "c i p p", "bias": "c", "prefix": "1 m c", "positions": "1 t c"},
+    _patch_tokens,
+    shape=lambda image, weight, bias, prefix, positions: empty_patch_tokens(image, weight, prefix),
+    needs_all_tokens=True,
 )

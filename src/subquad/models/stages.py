@@ -112,6 +112,8 @@ class Stage(nn.Module):
         self.drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.Identity() if norm is None else norm
+        # what computes `tokens_of` in one step, where it can, given by subquad.inference
+        self.fused_embed: Callable[[Stage, Tensor], tuple[Tensor, TokenGrid] | None] | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, TokenGrid]:
         """A map (b, c_in, y_in, x_in) to tokens (b, n, c), prefix tokens first, and the grid they stand on."""
@@ -140,6 +142,9 @@ class Stage(nn.Module):
 
     def tokens_of(self, x: Tensor) -> tuple[Tensor, TokenGrid]:
         """What goes into the blocks."""
+        fused = None if self.fused_embed is None or self.training else self.fused_embed(self, x)
+        if fused is not None:
+            return fused
         image = self.embed(x)
         grid = spread.grid_of(image, self.grid.prefix)
         return self.drop(self.placed(image, grid)), grid

@@ -1,4 +1,4 @@
-"""What lies around attention in a block, on CPUs.
+"""What lies around attention in a block, and in front of all blocks, on CPUs.
 
 Letters: b batch, n tokens, c channels, m hidden channels. Tokens and weights are fp32 or bf16, as the tokens are.
 """
@@ -11,6 +11,7 @@ from torch import Tensor
 from subquad.kernels import layer_operators as operators
 from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
+    Tokens,
     as_it_lies,
     images_of,
     long,
@@ -18,6 +19,7 @@ from subquad.kernels.cpu.passing import (
     numbers_of,
     parameter_of,
     rows_of,
+    tokens_of,
     weight_of,
 )
 from subquad.kernels.cpu.states import FEATURES
@@ -120,4 +122,30 @@ def projection_residual(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | Non
     tokens, shape = rows_of(x)
     parameters = weight_of(weight.to(x.dtype)), *map(as_it_lies, (bias, scale))
     kernel("projection_residual", x.dtype)(shape, tokens, rows_of(y.to(x.dtype))[0], *parameters, rows_of(out)[0])
+    return out
+
+
+def _no_patches(
+    image: Tensor, weight: Tensor, bias: Tensor | None, prefix: Tensor | None, positions: Tensor | None
+) -> str | None:
+    side = weight.shape[2]
+    if image.shape[2] % side or image.shape[3] % side:
+        return f"an image of {image.shape[2]}×{image.shape[3]} is not whole patches of {side}×{side}"
+    if positions is not None:
+        count, before = (image.shape[2] // side) * (image.shape[3] // side), 0 if prefix is None else prefix.shape[1]
+        if positions.shape[1] not in (count, before + count):
+            return f"{positions.shape[1]} positions are not those of {count} patches and {before} prefix tokens"
+    return None
+
+
+@implements(operators.patch_tokens, "native", cannot=_no_patches)
+def patch_tokens(
+    image: Tensor, weight: Tensor, bias: Tensor | None, prefix: Tensor | None, positions: Tensor | None
+) -> Tensor:
+    """See subquad.ops.patch_tokens."""
+    image, out = image.contiguous(), operators.empty_patch_tokens(image, weight, prefix)
+    tokens, shape = images_of(out)
+    before, places = (Tokens() if one is None else weight_of(one[0].to(image.dtype)) for one in (prefix, positions))
+    parameters = weight_of(weight.flatten(1).to(image.dtype)), as_it_lies(bias), before, places
+    kernel("patch_tokens", image.dtype)(shape, tokens_of(image), *long(weight.shape[2]), *parameters, tokens)
     return out

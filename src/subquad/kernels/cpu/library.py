@@ -73,6 +73,7 @@ FUNCTIONS = (
     "newton_inverse",
     "newton_inverse_gradient",
     "norm_projection",
+    "patch_tokens",
     "pola_attention",
     "pola_attention_gradient",
     "pola_mixer",

@@ -14,4 +14,5 @@
 #include "linear_branch.h"
 #include "branch_edges.h"
 #include "mixers.h"
+#include "patches.h"
 #include "replay.h"
