@@ -31,12 +31,16 @@ def network(name: str, attention: str, size: int) -> Any:
     import torch
 
     import subquad
+    from subquad.attention import ATTENTION
+    from subquad.attention.traits import traits_of
 
     torch.manual_seed(0)
     if name.startswith("timm/"):
         model = timm.create_model(name.removeprefix("timm/"), img_size=size)
         return (model if attention == "softmax" else subquad.convert(model, attention)).eval()
-    chosen = {} if attention == "own" else {"attention": attention}
+    chosen: dict[str, Any] = {} if attention == "own" else {"attention": attention}
+    if attention in ATTENTION and "prefix" in traits_of(ATTENTION[attention]).refuses:
+        chosen |= {"class_token": False, "global_pool": "avg"}
     return subquad.create_model(name, **chosen, img_size=size).eval()
 
 

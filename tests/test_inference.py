@@ -215,7 +215,7 @@ def test_what_is_made_again_sees_every_change_of_its_parameters(attention, dtype
 
 
 REPLAYED = {"linear": (torch.float32, torch.bfloat16)} | dict.fromkeys(
-    ("inline", "agent", "pola", "soft"), (torch.bfloat16,)
+    ("inline", "agent", "pola", "soft", "mlla", "mala", "rala", "nala"), (torch.bfloat16,)
 )
 """Mechanisms whose blocks are kernels alone, and the dtypes in which they are."""
 

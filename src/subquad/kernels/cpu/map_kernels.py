@@ -14,22 +14,30 @@ from torch import Tensor
 from subquad.errors import SubquadError
 from subquad.kernels import map_operators as operators
 from subquad.kernels.cpu.library import kernel
-from subquad.kernels.cpu.passing import Map, long, numbers_of, of_one_dtype, parameter_of, shape_of, tokens_of
+from subquad.kernels.cpu.passing import (
+    Map,
+    as_it_lies,
+    long,
+    numbers_of,
+    of_one_dtype,
+    parameter_of,
+    shape_of,
+    tokens_of,
+)
 from subquad.kernels.declaring import empty_tokens, implements
 
 
 def _run_branch(
     out: Tensor, y: Tensor | None, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]
 ) -> None:
-    taps = weight.flatten(-2).mT
     height, width = shape
     kernel("local_branch", out.dtype)(
         shape_of(out, v),
         *map(tokens_of, (v, y, g, out)),
         Map(height, width, out.shape[2] - height * width),
-        parameter_of(taps),
-        *long(taps[0].numel() if taps.dim() == 3 else 0),
-        parameter_of(bias),
+        as_it_lies(weight),
+        *long(len(weight) if weight.dim() == 4 else 1),
+        as_it_lies(bias),
         ctypes.c_int32(weight.shape[-1]),
     )
 

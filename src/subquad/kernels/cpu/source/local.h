@@ -81,7 +81,7 @@ inline void branch_row(const Branch<E>& it, const Shape& shape, int64_t b, int64
 // out = ([y +] depthwise of v [+ bias]) [· g]. Weights are (taps, h·d) for each image, `weight_batch` numbers apart (0 for
 // the same); tokens of the prefix have no place on the map and get y [· g] or 0.
 template <class E>
-Answer local_branch_of(
+Answer add_branch(
     Shape shape, Tokens<E> v, Tokens<E> y, Tokens<E> g, Tokens<E> out, Map map, Numbers weight, int64_t weight_batch,
     Numbers bias, int32_t kernel_size) {
     const int64_t channels = shape.heads * shape.width, taps = int64_t(kernel_size) * kernel_size * channels;
@@ -117,11 +117,25 @@ Answer local_branch_of(
     return DONE;
 }
 
+// The same with weights as a module has them: (h·d, taps), of each of `kernels` images, or, where that is 1, of all
+template <class E>
+Answer local_branch_of(
+    Shape shape, Tokens<E> v, Tokens<E> y, Tokens<E> g, Tokens<E> out, Map map, const Parameter& weight, int64_t kernels,
+    const Parameter& bias, int32_t kernel_size) {
+    const int64_t channels = shape.heads * shape.width, taps = int64_t(kernel_size) * kernel_size;
+    if ((kernels != 1 && kernels != shape.batch) || !fits(kernels * channels * taps, weight)) return MISFIT;
+    Buffer<float> turned(kernels * channels * taps);
+    for (int64_t i = 0; i < kernels * channels * taps; i += channels * taps)
+        turn(weight.data + i, taps, channels, taps, &turned[i], channels);
+    const Numbers as_read{turned.data(), int64_t(turned.size())};
+    return add_branch<E>(shape, v, y, g, out, map, as_read, kernels > 1 ? channels * taps : 0, bias, kernel_size);
+}
+
 KERNEL(
     local_branch,
-    (Shape shape, AnyTokens v, AnyTokens y, AnyTokens g, AnyTokens out, Map map, Numbers weight, int64_t weight_batch,
-     Numbers bias, int32_t kernel_size),
-    (shape, v, y, g, out, map, weight, weight_batch, bias, kernel_size))
+    (Shape shape, AnyTokens v, AnyTokens y, AnyTokens g, AnyTokens out, Map map, AnyNumbers weight, int64_t kernels,
+     AnyNumbers bias, int32_t kernel_size),
+    (shape, v, y, g, out, map, weight, kernels, bias, kernel_size))
 
 // The gradient of the weights, (taps, channels) of an image or, with `weight_batch` 0, of all, and of the bias
 template <int K, class E>

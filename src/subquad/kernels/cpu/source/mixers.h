@@ -37,7 +37,7 @@ Answer finish(
         if (filters.bias.data) bias[c] = filters.bias.data[filter];
     }
     const Numbers of_channels{weight.data(), taps * channels}, more{bias.empty() ? nullptr : bias.data(), channels};
-    return local_branch_of<E>(shape, v, out, g, out, map, of_channels, 0, more, int32_t(filters.size));
+    return add_branch<E>(shape, v, out, g, out, map, of_channels, 0, more, int32_t(filters.size));
 }
 
 // Tokens (b, h, count, d) that lie side by side
@@ -108,7 +108,7 @@ Answer inline_mixer_of(
     if (const Answer answer = inline_attention_of<E>(shape, q, k, v, out)) return answer;
     Buffer<float> taps;
     predict(shape, x, predictor, taps);
-    return local_branch_of<E>(shape, v, out, {}, out, map, numbers_of(taps), 9 * channels, {}, 3);
+    return add_branch<E>(shape, v, out, {}, out, map, numbers_of(taps), 9 * channels, {}, 3);
 }
 
 KERNEL(
