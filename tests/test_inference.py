@@ -348,3 +348,16 @@ def test_patches_are_not_one_step_where_somebody_listens_or_they_are_no_plain_on
         with use_backend("eager"):
             plain(image)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@torch.inference_mode()
+def test_images_of_another_dtype_are_refused_in_one_line(kind):
+    model, image = subquad.optimize(small(kind, "linear"), torch.bfloat16), torch.randn(1, 3, 64, 64)
+    for call in (model, model.forward_features):
+        with pytest.raises(
+            SubquadError, match=r"computes in bfloat16 and was given float32: .*images.to\(torch.bfloat16"
+        ):
+            call(image)
+    assert model(image.bfloat16()).dtype == torch.bfloat16
+    assert model.float()(image).dtype == torch.float32

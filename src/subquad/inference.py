@@ -16,6 +16,7 @@ from subquad import spread
 from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
 from subquad.kernels import replayed
+from subquad.models.backbone import Backbone
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.models.stages import Stage
 from subquad.models.vit import PatchEmbed
@@ -32,8 +33,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     and so is what lies around linear attention: norm, projections, residual. Around other mechanisms in the layers of
     plain networks, in bf16, norm and projection are one step, projection and residual another.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
-    On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it. Raises SubquadError for a
-    dtype that is none of networks.
+    On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
+    dtype as well, and others are refused. Raises SubquadError for a dtype that is none of networks.
     """
     if dtype is not None:
         check_computes(dtype)
@@ -41,6 +42,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     if dtype is not None:
         model.to(dtype)
     for module in model.modules():
+        if isinstance(module, Backbone):
+            module.wants_own_dtype = True
         if isinstance(module, Stage):
             module.fused_embed = first_tokens if can_fuse_embed(module) else None
         if isinstance(module, Block):

@@ -6,6 +6,7 @@ A host builds `stages` (or blocks), hands over its sizes, and says how it walks 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from einops import rearrange
 from timm.models import register_notrace_function
 from timm.models._features import feature_take_indices
@@ -69,6 +70,9 @@ class Backbone(nn.Module):
         self.global_pool = self._checked_pool(global_pool)
         self.apply(init_linear)
 
+    wants_own_dtype = False
+    """Whether images of another dtype than the parameters' are refused, as `subquad.inference` lets it."""
+
     layout = ""
     """Whose released checkpoints can fit, a name of `released.FAMILIES`."""
 
@@ -117,6 +121,8 @@ class Backbone(nn.Module):
         """Raise SubquadError where `x` are no images (b, in_chans, height, width) of numbers with a point."""
         # here and not where it is called: FX knows what it is not to look into by a public name beside `forward`
         refuse_no_images(x, self.in_chans)
+        if self.wants_own_dtype:
+            refuse_other_dtype(x, next(self.parameters()).dtype)
 
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid wherever features can be taken: at the end of each stage."""
@@ -302,6 +308,16 @@ def refuse_no_images(x: Tensor, in_chans: int) -> None:
         raise SubquadError(f"{wanted} of {dtype}: make them float and normalise them first")
     last = "channels stand in front of height and width" if x.shape[3] == in_chans else ""
     raise SubquadError(f"{wanted}: {last or f'make it with in_chans={x.shape[1]} to take these'}")
+
+
+def refuse_other_dtype(x: Tensor, dtype: torch.dtype) -> None:
+    """Raise SubquadError where images are not of the dtype that a network computes in, and nobody else decides on it."""
+    if x.dtype == dtype or torch.is_autocast_enabled(x.device.type):
+        return
+    names = [str(one).removeprefix("torch.") for one in (dtype, x.dtype)]
+    raise SubquadError(
+        f"this network computes in {names[0]} and was given {names[1]}: hand it images.to(torch.{names[0]})"
+    )
 
 
 def _as_map(tokens: Tensor, grid: TokenGrid, output_fmt: str) -> Tensor:

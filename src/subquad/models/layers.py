@@ -310,12 +310,14 @@ class Block(nn.Module):
         self.mlp = make_mlp(mlp, dim, int(dim * mlp_ratio), drop=drop, eps=eps, act_layer=act_layer)
         self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        # what computes the first half in two steps, or in few around the mechanism, the second in one, and what makes
-        # all of that again without looking at it anew, given by subquad.inference
+        # what computes the first half in two steps, or in few around the mechanism, and the second in one, given by
+        # subquad.inference
         self.fused_attention: AttentionSteps | None = None
         self.fused_edges: Callable[[Block, Tensor, TokenGrid, Rotation | None], Tensor | None] | None = None
         self.fused: Callable[[Block, Tensor], Tensor] | None = None
-        self.again: Again | None = None
+
+    again: Again | None = None
+    """What makes steps again without looking at them anew, given by `subquad.inference`."""
 
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
         if self.again is None or self.training or rotation is not None or grid.whole is not grid:

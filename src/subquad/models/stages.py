@@ -112,8 +112,9 @@ class Stage(nn.Module):
         self.drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.Identity() if norm is None else norm
-        # what computes `tokens_of` in one step, where it can, given by subquad.inference
-        self.fused_embed: Callable[[Stage, Tensor], tuple[Tensor, TokenGrid] | None] | None = None
+
+    fused_embed: "Callable[[Stage, Tensor], tuple[Tensor, TokenGrid] | None] | None" = None
+    """What computes `tokens_of` in one step, where it can, given by `subquad.inference`."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, TokenGrid]:
         """A map (b, c_in, y_in, x_in) to tokens (b, n, c), prefix tokens first, and the grid they stand on."""
