@@ -311,13 +311,12 @@ def refuse_no_images(x: Tensor, in_chans: int) -> None:
 
 
 def refuse_other_dtype(x: Tensor, dtype: torch.dtype) -> None:
-    """Raise SubquadError where images are not of the dtype that a network computes in, and nobody else decides on it."""
+    """Raise SubquadError where images are not of the dtype that a network computes in, and autocast does not decide."""
     if x.dtype == dtype or torch.is_autocast_enabled(x.device.type):
         return
     names = [str(one).removeprefix("torch.") for one in (dtype, x.dtype)]
-    raise SubquadError(
-        f"this network computes in {names[0]} and was given {names[1]}: hand it images.to(torch.{names[0]})"
-    )
+    wanted = f"this network computes in {names[0]} and was given {names[1]}"
+    raise SubquadError(f"{wanted}: hand it images.to(torch.{names[0]})")
 
 
 def _as_map(tokens: Tensor, grid: TokenGrid, output_fmt: str) -> Tensor:
