@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from subquad import spread
 from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
-from subquad.kernels import replayed
+from subquad.kernels import may_be_replayed, replayed
 from subquad.models.backbone import Backbone
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.models.stages import Stage
@@ -31,7 +31,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
     Plain MLPs of our blocks are computed with their norm and their residual in one step where there is a kernel for it,
     and so is what lies around linear attention: norm, projections, residual. Around other mechanisms in the layers of
-    plain networks, in bf16, norm and projection are one step, projection and residual another.
+    plain networks norm and projection are one step, projection and residual another, in fp32 where the mechanism is one
+    as well. Blocks that are kernels alone are one call of the library from the second time on.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
     dtype as well, and others are refused. Raises SubquadError for a dtype that is none of networks.
@@ -138,9 +139,9 @@ def _part(bias: Tensor | None, rows: slice) -> Tensor | None:
 def first_half(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
     """Tokens x (b, n, c) behind the first half of a block, in one step before and one behind its mechanism.
 
-    None where no kernel does that, or it would take longer: in fp32 PyTorch's products of few tokens are faster.
+    None where no kernel does that, or it would take longer: in fp32 it is faster only where all of it is one call.
     """
-    if x.dtype != torch.bfloat16:
+    if x.dtype != torch.bfloat16 and not may_be_replayed():
         return None
     norm, attn = block.norm1, cast(SelfAttention, block.attn)
     # norm(x) is written down where the mechanism reads it

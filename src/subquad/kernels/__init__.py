@@ -51,7 +51,7 @@ from subquad.kernels.state_operators import (
 )
 
 from subquad.kernels import cpu, triton  # isort: skip  # noqa: F401  the backends of this package register themselves
-from subquad.kernels.replaying import replayed  # isort: skip  it stands on one of them
+from subquad.kernels.replaying import may_be_replayed, replayed  # isort: skip  it stands on one of them
 
 __all__ = [
     "BACKENDS",
@@ -84,6 +84,7 @@ __all__ = [
     "local_branch",
     "mala_attention",
     "map_products",
+    "may_be_replayed",
     "mhla_answers",
     "mhla_sums",
     "mlla_attention",

@@ -1,4 +1,4 @@
-"""What one module computes again and again by kernels alone: looked at once, then made again from a tape.
+"""What one module computes again and again by kernels alone: listened to once, then made again from a tape.
 
 Which kernel computes, whether shapes fit and how parameters are handed over depends on little that changes from one
 call to the next, and to find it out anew takes Python longer than to compute a layer of few tokens. What was found
@@ -8,19 +8,26 @@ they lay: they are read there, so that changes in place, by whatever way, are se
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from operator import getitem
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 
 from subquad import spread
 from subquad.kernels import backends
+from subquad.kernels.cpu.library import is_heard_here
 from subquad.kernels.cpu.tape import Recorder, Tape
 from subquad.kernels.declaring import is_heard
 
 MOST = 16
-"""Sizes that tapes of a module are kept for, and changes of it after which it is not listened to any more."""
+"""Sizes that a module is listened to with, and changes of it after which it is not any more."""
+
+
+OF_EVERY_MODULE = vars(nn.Module()).keys() - {"training"}
+"""What PyTorch keeps with a module beside what its class has."""
 
 
 class _State:
@@ -29,9 +36,15 @@ class _State:
     def __init__(self, owner: nn.Module) -> None:
         modules = list(owner.modules())
         self.parameters = [*owner.parameters(), *owner.buffers()]
-        self._live = [vars(module) for module in modules]
-        self._live += [part for each in modules for part in (each._parameters, each._buffers, each._modules) if part]
-        self._seen = [dict(part) for part in self._live]
+        own = [(vars(each), vars(each).keys() - OF_EVERY_MODULE) for each in modules]
+        parts = [part for each in modules for part in (each._parameters, each._buffers, each._modules)]
+        seen = own + [(part, part.keys()) for part in parts if part]
+        self._hooks = [hooks for each in modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
+        self._parts = [*(part for part, _ in seen), *self._hooks]
+        self._lengths = [len(part) for part in self._parts]
+        self._holders = [part for part, names in seen for _ in names]
+        self._names = [name for _, names in seen for name in names]
+        self._values = list(map(getitem, self._holders, self._names))
         self._places = self._where()
 
     def _where(self) -> list[Any]:
@@ -40,10 +53,15 @@ class _State:
     def holds(self) -> bool:
         """Whether nothing is another."""
         try:
-            return self._live == self._seen and self._places == self._where()
-        except (RuntimeError, ValueError):
-            # tensors, which do not say in one word whether they are equal
+            has_the_same = list(map(getitem, self._holders, self._names)) == self._values
+        except (KeyError, RuntimeError, ValueError):
+            # something is gone, or tensors do not say in one word whether they are equal
             return False
+        return has_the_same and list(map(len, self._parts)) == self._lengths and self._places == self._where()
+
+    def is_heard(self) -> bool:
+        """Whether somebody listens to a module within."""
+        return any(self._hooks)
 
     def learns(self) -> bool:
         """Whether a gradient is wanted of a parameter."""
@@ -52,14 +70,18 @@ class _State:
 
 @dataclass
 class _Found:
-    """What is known of a function of a module: what was seen once, and tapes with what they hold for, or None.
+    """What is known of a function of a module: tapes with what they hold for, or None where there can be none.
 
     `changes` are those after which a tape did not hold any more.
     """
 
-    seen: set[Hashable] = field(default_factory=set)
     tapes: dict[Hashable, tuple[_State, Tape] | None] = field(default_factory=dict)
     changes: int = 0
+
+
+def _all_modules_are_heard() -> bool:
+    """Whether somebody listens to whatever module is called."""
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
 
 
 _FOUND: WeakKeyDictionary[nn.Module, dict[str, _Found]] = WeakKeyDictionary()
@@ -72,7 +94,9 @@ def replayed(
     *tokens: Tensor,
     settings: Hashable = None,
 ) -> Tensor | None:
-    """What `function(*tokens)` gives, by a tape from the third call of the same sizes on, where kernels do all of it.
+    """What `function(*tokens)` gives, by a tape from the second call of the same sizes on, where kernels do all of it.
+
+    While it is listened to, `may_be_replayed` is true; where it does what can't be written down it begins again.
 
     Args:
         owner: whose parameters it reads.
@@ -95,19 +119,28 @@ def replayed(
             return function(*tokens) if state.learns() else tape(*tokens)
         del found.tapes[key]
         found.changes += 1
-    if key in found.seen and found.changes < MOST:
-        state = _State(owner)
-        result, recorded = Recorder(function, *tokens).run(state.parameters)
-        found.tapes[key] = None if recorded is None else (state, recorded)
-        return result
-    if len(found.seen) < MOST:
-        found.seen.add(key)
-    return function(*tokens)
+    if len(found.tapes) >= MOST or found.changes >= MOST:
+        return function(*tokens)
+    state = _State(owner)
+    if state.is_heard():
+        return function(*tokens)
+    recorded = Recorder(function, *tokens).run(state.parameters)
+    if recorded is None:
+        found.tapes[key] = None
+        return function(*tokens)
+    result, tape = recorded
+    found.tapes[key] = state, tape
+    return result
+
+
+def may_be_replayed() -> bool:
+    """Whether what is computed here is listened to: steps that pay only where they are made again are taken then."""
+    return is_heard_here()
 
 
 def _may_replay(tokens: tuple[Tensor, ...]) -> bool:
     """Whether kernels alone decide on what is computed of these, and nobody listens."""
-    if is_heard(tokens) or spread.is_spread() or torch.is_autocast_enabled("cpu"):
+    if is_heard(tokens) or spread.is_spread() or torch.is_autocast_enabled("cpu") or _all_modules_are_heard():
         return False
     learned = torch.is_grad_enabled()
     return all(

@@ -116,6 +116,11 @@ def kernel(name: str, dtype: torch.dtype = torch.float32) -> Callable[..., int]:
     return function if listener is None else functools.partial(listener, function)
 
 
+def is_heard_here() -> bool:
+    """Whether calls of kernels in this thread are by a listener."""
+    return hasattr(_HEARD, "by")
+
+
 @contextlib.contextmanager
 def heard_by(listener: Callable[..., int]) -> Iterator[None]:
     """Let kernels be called by `listener(kernel, *arguments)` for a while, in this thread."""

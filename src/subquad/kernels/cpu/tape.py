@@ -22,6 +22,8 @@ from subquad.kernels.declaring import OPERATORS
 _LINE = 64
 """Bytes that what is read by vectors starts at a multiple of."""
 _MAKES_ROOM = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
+_MAY_LOOK = {"aten::flatten", "aten::reshape", "aten::contiguous", "aten::to", "aten::expand_as"}
+"""What gives its tensor, looked at in another way, where that can be."""
 _PLAIN_NUMBERS = (ctypes.c_int64, ctypes.c_int32, ctypes.c_float)
 
 
@@ -42,6 +44,10 @@ class _Tape(ctypes.Structure):
 
     _fields_ = [("arguments", ctypes.c_char_p), ("bytes", ctypes.c_int64), ("calls", ctypes.c_void_p)]
     _fields_ += [("call_count", ctypes.c_int64), ("moving", ctypes.c_void_p), ("moving_count", ctypes.c_int64)]
+
+
+class _NotAllError(Exception):
+    """Something is computed that is no kernel."""
 
 
 class _Heard(NamedTuple):
@@ -112,14 +118,13 @@ class Tape:
 
 
 class Recorder(TorchDispatchMode):
-    """Listens to what `function(*tokens)` does; `tape` is what is left of it, or None where that is not all."""
+    """Listens to what `function(*tokens)` does, until it does what can't be written down."""
 
     def __init__(self, function: Callable[..., Tensor | None], *tokens: Tensor) -> None:
         super().__init__()
         self._function, self._tokens = function, tokens
         self._made: list[Tensor] = []
         self._calls: list[_Heard] = []
-        self._is_all = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
@@ -127,28 +132,34 @@ class Recorder(TorchDispatchMode):
             # as the dispatcher does, but listening to what it does
             with self:
                 return OPERATORS[name.removeprefix("subquad::")].implementations[args[-1]].function(*args[:-1])
+        gives_views = any(one.alias_info is not None for one in func._schema.returns)
+        if func._schema.is_mutable or not (gives_views or name in _MAKES_ROOM | _MAY_LOOK):
+            # before it is computed, which may take long and would be for nothing
+            raise _NotAllError
         results = func(*args, **(kwargs or {}))
         if name in _MAKES_ROOM:
             self._made.append(results)
-        elif func._schema.is_mutable or not _looks(results, args):
-            self._is_all = False
+        elif not _looks(results, args):
+            raise _NotAllError
         return results
 
     def _hear(self, kernel: Any, *arguments: Any) -> Any:
-        answer = kernel(*arguments)
-        if all(isinstance(one, (ctypes.Structure, *_PLAIN_NUMBERS)) for one in arguments):
-            self._calls.append(_Heard(kernel.__name__, [(type(one), bytes(one)) for one in arguments]))
-        else:
-            self._is_all = False
-        return answer
+        if not all(isinstance(one, (ctypes.Structure, *_PLAIN_NUMBERS)) for one in arguments):
+            raise _NotAllError
+        self._calls.append(_Heard(kernel.__name__, [(type(one), bytes(one)) for one in arguments]))
+        return kernel(*arguments)
 
-    def run(self, parameters: Iterable[Tensor]) -> tuple[Tensor | None, Tape | None]:
-        """What the function gives, and a tape of it; `parameters` may be read."""
-        with self, heard_by(self._hear):
-            result = self._function(*self._tokens)
-        if result is None or not self._is_all or not self._calls:
-            return result, None
-        return result, self._tape_of(result, [_memory_of(x) for x in parameters])
+    def run(self, parameters: Iterable[Tensor]) -> tuple[Tensor, Tape] | None:
+        """What the function gives, and a tape of it, which may read `parameters`; None where there can be none."""
+        try:
+            with self, heard_by(self._hear):
+                result = self._function(*self._tokens)
+        except _NotAllError:
+            return None
+        if result is None or not self._calls:
+            return None
+        tape = self._tape_of(result, [_memory_of(x) for x in parameters])
+        return None if tape is None else (result, tape)
 
     def _tape_of(self, result: Tensor, parameters: list[tuple[int, int]]) -> Tape | None:
         last, between, rooms = len(self._tokens) + 1, 0, []
