@@ -20,10 +20,12 @@ from subquad.models.backbone import Backbone
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.models.stages import Stage
 from subquad.models.vit import PatchEmbed
-from subquad.ops import mlp_branch, patch_tokens
+from subquad.ops import mlp_branch
 from subquad.ops.branch_at_once import norm_projection, projection_residual
+from subquad.ops.patch_formula import patch_tokens
 from subquad.positions import PositionTable
 from subquad.rope import Rotation
+from subquad.tracing import up_to_multiple
 
 
 def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -58,15 +60,16 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 def first_tokens(stage: Stage, x: Tensor) -> tuple[Tensor, TokenGrid] | None:
     """What `stage.tokens_of` gives of an image (b, c, y, x), in one step; None where it goes its own steps.
 
-    It does where patches are not whole, tokens are spread, or few and fp32: PyTorch's convolution is faster then.
+    It does where tokens are spread, or few and fp32: PyTorch's convolution is faster then.
     """
     embed = cast(PatchEmbed, stage.embed)
     side, weight = embed.patch_size, embed.proj.weight
-    if x.shape[2] % side or x.shape[3] % side or x.dtype != weight.dtype or spread.is_spread():
+    if x.dtype != weight.dtype or spread.is_spread():
         return None
     if x.dtype != torch.bfloat16 and x.shape[2] * x.shape[3] < 1024 * side**2:
         return None
-    grid = TokenGrid(x.shape[2] // side, x.shape[3] // side, stage.grid.prefix)
+    height, width = (up_to_multiple(size, side) // side for size in x.shape[2:])
+    grid = TokenGrid(height, width, stage.grid.prefix)
     positions = None
     if stage.pos_embed is not None:
         positions = stage.pos_embed(grid if stage.pos_embed.grid.prefix else grid.without_prefix)

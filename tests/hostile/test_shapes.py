@@ -190,7 +190,7 @@ BY_THEMSELVES = {
     "soft_mixer": {"shape": (2, 5), "filters": "channel"},
 }
 """What operators want besides their tensors, where any number would not do."""
-TAPS = {"map_products_gradient": {"t": 9}}
+TAPS = {"map_products_gradient": {"t": 9}, "patch_tokens": {"t": 1 * 3 + 12}}
 """Letters that these numbers decide on."""
 
 

@@ -91,16 +91,20 @@ projection_residual = operator(
 )
 
 
+def patch_count(image: Any, weight: Any) -> int:
+    """How many patches an image (b, i, y, x) has, with sides as the weight's (c, i, p, p), the last ones filled up."""
+    count: int = -(-image[2] // weight[2]) * -(-image[3] // weight[2])
+    return count
+
+
 def _patch_tokens(image: Any, weight: Any, bias: Any, prefix: Any, positions: Any) -> int:
-    side = weight[2]
-    return 2 * image[0] * (image[2] // side) * (image[3] // side) * weight[0] * weight[1] * side**2
+    return 2 * image[0] * patch_count(image, weight) * weight[0] * weight[1] * weight[2] ** 2
 
 
 def empty_patch_tokens(image: Any, weight: Any, prefix: Any) -> Any:
-    """Room for the tokens (b, m + n, c) of an image (b, i, y, x), patches as the weight's (c, i, p, p), m in front."""
-    side, before = weight.shape[2], 0 if prefix is None else prefix.shape[1]
-    count = (image.shape[2] // side) * (image.shape[3] // side)
-    return image.new_empty(image.shape[0], before + count, weight.shape[0])
+    """Room for the tokens (b, m + n, c), behind m = 0 or more of a prefix (1, m, c)."""
+    before = 0 if prefix is None else prefix.shape[1]
+    return image.new_empty(image.shape[0], before + patch_count(image.shape, weight.shape), weight.shape[0])
 
 
 # [prefix; weight patches + bias] + positions

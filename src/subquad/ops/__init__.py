@@ -18,7 +18,6 @@ from subquad.ops import (
     mlla_formula,
     mlp_formula,
     nala_formula,
-    patch_formula,
     pola_formula,
     polapp_formula,
     rala_formula,
@@ -37,7 +36,6 @@ from subquad.ops.mhla_formula import NORMALISERS, mhla_attention, mhla_weights
 from subquad.ops.mlla_formula import mlla_attention, mlla_weights
 from subquad.ops.mlp_formula import mlp_branch
 from subquad.ops.nala_formula import nala_attention, nala_weights
-from subquad.ops.patch_formula import patch_tokens
 from subquad.ops.pola_formula import pola_attention, pola_weights
 from subquad.ops.polapp_formula import polapp_attention, polapp_weights
 from subquad.ops.rala_formula import rala_attention, rala_weights
@@ -77,7 +75,6 @@ OPERATIONS: dict[str, Shapes] = {
     "mhla_weights": mhla_formula.WEIGHTS_SHAPES,
     "mlp_branch": mlp_formula.SHAPES,
     "newton_inverse": soft_formula.INVERSE_SHAPES,
-    "patch_tokens": patch_formula.SHAPES,
     "pola_attention": pola_formula.SHAPES,
     "pola_weights": pola_formula.WEIGHTS_SHAPES,
     "polapp_attention": polapp_formula.SHAPES,
@@ -121,7 +118,6 @@ __all__ = [
     "nala_attention",
     "nala_weights",
     "newton_inverse",
-    "patch_tokens",
     "pola_attention",
     "pola_weights",
     "polapp_attention",

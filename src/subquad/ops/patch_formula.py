@@ -2,8 +2,9 @@
 
     [prefix; W patch + b] + positions
 
-Where positions are of the patches alone, those of prefix tokens are zero. Letters: b batch, i channels of the image,
-y x its rows and columns, p the side of a patch, n = y x / p² patches, m prefix tokens, c channels.
+The image is filled up with zeros to whole patches; where positions are of patches alone, those of prefix tokens are
+zero. Letters: b batch, i channels of the image, y x its rows and columns, p the side of a patch, n patches, m prefix
+tokens, c channels.
 """
 
 import torch
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels
+from subquad.errors import SubquadError
+from subquad.kernels.layer_operators import patch_count
 
 SHAPES = kernels.patch_tokens.shapes
 
@@ -18,13 +21,18 @@ SHAPES = kernels.patch_tokens.shapes
 def patch_tokens(
     image: Tensor, weight: Tensor, bias: Tensor | None, prefix: Tensor | None, positions: Tensor | None
 ) -> Tensor:
-    """Tokens (b, m + n, c) of an image (b, i, y, x) of whole patches.
+    """Tokens (b, m + n, c) of an image (b, i, y, x).
 
     `weight` (c, i, p, p) and `bias` (c,) are a convolution's, `prefix` is (1, m, c), `positions` (1, m + n, c) or
     (1, n, c). Raises SubquadError where these do not fit each other.
     """
     tensors = image, weight, bias, prefix, positions
     SHAPES.check(*tensors)
+    count, before = patch_count(image.shape, weight.shape), 0 if prefix is None else prefix.shape[1]
+    if positions is not None and positions.shape[1] not in (count, before + count):
+        raise SubquadError(
+            f"{positions.shape[1]} positions are not those of {count} patches behind {before} prefix tokens"
+        )
     # a kernel has the image's dtype for all of these
     lowered = image.device.type != "meta" and torch.is_autocast_enabled(image.device.type)
     cannot = "autocast decides on dtypes step by step" if lowered else None
@@ -34,7 +42,9 @@ def patch_tokens(
 def _patch_tokens(
     image: Tensor, weight: Tensor, bias: Tensor | None, prefix: Tensor | None, positions: Tensor | None
 ) -> Tensor:
-    tokens = F.conv2d(image, weight, bias, stride=weight.shape[2:]).flatten(2).mT
+    side = weight.shape[2]
+    below, right = (-size % side for size in image.shape[2:])
+    tokens = F.conv2d(F.pad(image, (0, right, 0, below)), weight, bias, stride=side).flatten(2).mT
     if positions is not None and positions.shape[1] == tokens.shape[1]:
         tokens, positions = tokens + positions, None
     if prefix is not None:

@@ -125,27 +125,14 @@ def projection_residual(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | Non
     return out
 
 
-def _no_patches(
-    image: Tensor, weight: Tensor, bias: Tensor | None, prefix: Tensor | None, positions: Tensor | None
-) -> str | None:
-    side = weight.shape[2]
-    if image.shape[2] % side or image.shape[3] % side:
-        return f"an image of {image.shape[2]}×{image.shape[3]} is not whole patches of {side}×{side}"
-    if positions is not None:
-        count, before = (image.shape[2] // side) * (image.shape[3] // side), 0 if prefix is None else prefix.shape[1]
-        if positions.shape[1] not in (count, before + count):
-            return f"{positions.shape[1]} positions are not those of {count} patches and {before} prefix tokens"
-    return None
-
-
-@implements(operators.patch_tokens, "native", cannot=_no_patches)
+@implements(operators.patch_tokens, "native")
 def patch_tokens(
     image: Tensor, weight: Tensor, bias: Tensor | None, prefix: Tensor | None, positions: Tensor | None
 ) -> Tensor:
     """See subquad.ops.patch_tokens."""
     image, out = image.contiguous(), operators.empty_patch_tokens(image, weight, prefix)
     tokens, shape = images_of(out)
-    before, places = (Tokens() if one is None else weight_of(one[0].to(image.dtype)) for one in (prefix, positions))
+    before, places = (Tokens() if one is None else weight_of(one.flatten(0, 1).to(image.dtype)) for one in (prefix, positions))
     parameters = weight_of(weight.flatten(1).to(image.dtype)), as_it_lies(bias), before, places
     kernel("patch_tokens", image.dtype)(shape, tokens_of(image), *long(weight.shape[2]), *parameters, tokens)
     return out

@@ -36,7 +36,7 @@ def _run_branch(
         *map(tokens_of, (v, y, g, out)),
         Map(height, width, out.shape[2] - height * width),
         as_it_lies(weight),
-        *long(len(weight) if weight.dim() == 4 else 1),
+        *long(len(weight) if weight.dim() == 4 else 0),
         as_it_lies(bias),
         ctypes.c_int32(weight.shape[-1]),
     )

@@ -117,18 +117,19 @@ Answer add_branch(
     return DONE;
 }
 
-// The same with weights as a module has them: (h·d, taps), of each of `kernels` images, or, where that is 1, of all
+// The same with weights as a module has them: (h·d, taps), of each of `kernels` images, or, where that is 0, of all
 template <class E>
 Answer local_branch_of(
     Shape shape, Tokens<E> v, Tokens<E> y, Tokens<E> g, Tokens<E> out, Map map, const Parameter& weight, int64_t kernels,
     const Parameter& bias, int32_t kernel_size) {
     const int64_t channels = shape.heads * shape.width, taps = int64_t(kernel_size) * kernel_size;
-    if ((kernels != 1 && kernels != shape.batch) || !fits(kernels * channels * taps, weight)) return MISFIT;
-    Buffer<float> turned(kernels * channels * taps);
-    for (int64_t i = 0; i < kernels * channels * taps; i += channels * taps)
+    const int64_t count = std::max<int64_t>(kernels, 1) * channels * taps;
+    if ((kernels && kernels != shape.batch) || !weight.data || !fits(count, weight)) return MISFIT;
+    Buffer<float> turned(count);
+    for (int64_t i = 0; i < count; i += channels * taps)
         turn(weight.data + i, taps, channels, taps, &turned[i], channels);
-    const Numbers as_read{turned.data(), int64_t(turned.size())};
-    return add_branch<E>(shape, v, y, g, out, map, as_read, kernels > 1 ? channels * taps : 0, bias, kernel_size);
+    const Numbers as_read{turned.data(), count};
+    return add_branch<E>(shape, v, y, g, out, map, as_read, kernels ? channels * taps : 0, bias, kernel_size);
 }
 
 KERNEL(

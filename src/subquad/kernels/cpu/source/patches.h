@@ -27,11 +27,16 @@ struct Placed {
     }
 };
 
-// The numbers of a patch, channel by channel and row by row, from the image's rows that lie as tokens of a channel
+// The numbers of a patch, channel by channel and row by row, from the image's rows that lie as tokens of a channel; zeros
+// beyond the image
 template <class E, class To>
 void gather_patch(const Tokens<E>& image, int64_t b, int64_t top, int64_t left, int64_t side, To* to) {
+    const int64_t rows = std::min(side, image.count - top), columns = std::min(side, image.width - left);
     for (int64_t channel = 0; channel < image.heads; channel++)
-        for (int64_t y = 0; y < side; y++, to += side) copy(image.at(b, channel, top + y) + left, side, to);
+        for (int64_t y = 0; y < side; y++, to += side) {
+            if (y >= rows || columns < side) std::fill(to, to + side, To{});
+            if (y < rows) copy(image.at(b, channel, top + y) + left, columns, to);
+        }
 }
 
 // out (b, 1, m + n, c) = [prefix (m, c); W patches + b] + positions, of the patches alone or of all tokens
@@ -42,8 +47,9 @@ Answer patch_tokens_of(
     typedef Operand<E> P;
     typedef std::conditional_t<std::is_same_v<P, pair>, bf16, float> Single;
     const int64_t c = shape.width, before = prefix.data ? prefix.count : 0;
-    if (side < 1 || image.count % side || image.width % side || image.images != shape.batch) return MISFIT;
-    const int64_t across = image.width / side, count = image.count / side * across, numbers = image.heads * side * side;
+    if (side < 1 || image.images != shape.batch) return MISFIT;
+    const int64_t across = (image.width + side - 1) / side, count = (image.count + side - 1) / side * across;
+    const int64_t numbers = image.heads * side * side;
     if (shape.heads != 1 || shape.queries != before + count || !fits(shape, shape.queries, out)) return MISFIT;
     if (weight.count != c || weight.width != numbers || weight.token != numbers || !fits(c, bias)) return MISFIT;
     if (prefix.data && (prefix.width != c || prefix.token != c)) return MISFIT;
