@@ -132,7 +132,9 @@ def patch_tokens(
     """See subquad.ops.patch_tokens."""
     image, out = image.contiguous(), operators.empty_patch_tokens(image, weight, prefix)
     tokens, shape = images_of(out)
-    before, places = (Tokens() if one is None else weight_of(one.flatten(0, 1).to(image.dtype)) for one in (prefix, positions))
+    before, places = (
+        Tokens() if one is None else weight_of(one.flatten(0, 1).to(image.dtype)) for one in (prefix, positions)
+    )
     parameters = weight_of(weight.flatten(1).to(image.dtype)), as_it_lies(bias), before, places
     kernel("patch_tokens", image.dtype)(shape, tokens_of(image), *long(weight.shape[2]), *parameters, tokens)
     return out
