@@ -263,7 +263,8 @@ struct Product {
         vec sums[r][v];
         UNROLLED for (int i = 0; i < r; i++)
             UNROLLED for (int j = 0; j < v; j++) sums[i][j] = vec{};
-        if (a.column == 1 && column == 0) fetch(left + r * a.row, r);
+        // of twice as many bytes it costs more than it brings
+        if (std::is_same_v<P, pair> && a.column == 1 && column == 0) fetch(left + r * a.row, r);
         for (int64_t k = 0; k < depth; k++) {
             decltype(load(b)) line[v];
             UNROLLED for (int j = 0; j < v; j++) line[j] = load(right + k * ldb + j * W);
