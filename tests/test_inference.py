@@ -1,6 +1,8 @@
 """Networks made ready for inference compute what they did, in fewer steps."""
 
 import copy
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -374,3 +376,23 @@ def test_images_of_another_dtype_are_refused_in_one_line(kind):
             call(image)
     assert model(image.bfloat16()).dtype == torch.bfloat16
     assert model.float()(image).dtype == torch.float32
+
+
+@torch.inference_mode()
+def test_what_was_listened_to_goes_with_its_network():
+    model = subquad.optimize(small("vit", "linear"))
+    for _ in range(3):
+        model(torch.randn(1, 3, 64, 64))
+    alive = weakref.ref(blocks_of(model)[0])
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+@torch.no_grad()
+def test_autocast_decides_on_what_is_made_again():
+    model, image = subquad.optimize(drawn(small("vit", "agent"))), torch.randn(1, 3, 64, 64)
+    plain = [model(image) for _ in range(2)][-1]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(image).dtype == torch.bfloat16
+    assert_close(model(image), plain, rtol=0, atol=0)
