@@ -410,3 +410,14 @@ def test_parameters_that_learn_again_have_gradients():
     model.requires_grad_(True)
     model(image).sum().backward()
     assert all(block.mlp.fc1.weight.grad.abs().max() > 0 for block in blocks_of(model))
+
+
+@pytest.mark.parametrize("listened", [0, 1, 2])
+@torch.inference_mode()
+def test_tokens_that_lie_within_others_are_read_where_they_lie(listened):
+    block = blocks_of(subquad.optimize(drawn(small("vit", "linear")), torch.bfloat16))[0]
+    grid = small("vit", "linear").stages[0].grid
+    images = torch.randn(3, grid.num_tokens, block.norm1.normalized_shape[0]).bfloat16()
+    expected = [copy.deepcopy(block)(image[None].clone(), grid=grid) for image in images]
+    for place in (listened, 0, 1, 2):
+        assert_close(block(images[place : place + 1], grid=grid), expected[place], rtol=0, atol=0)

@@ -8,6 +8,7 @@ Parameters are read where they lie.
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -164,7 +165,8 @@ class Recorder(TorchDispatchMode):
     def _tape_of(self, result: Tensor, parameters: list[tuple[int, int]]) -> Tape | None:
         last, between, rooms = len(self._tokens) + 1, 0, []
         for which, x in enumerate(self._tokens, 1):
-            rooms.append(_Room(*_memory_of(x), which, 0))
+            # they may lie within a larger tensor, elsewhere at each call
+            rooms.append(_Room(x.data_ptr(), x.data_ptr() + x.numel() * x.element_size(), which, 0))
         size, first = result.numel() * result.element_size(), result.data_ptr()
         for x in self._made:
             start, behind = _memory_of(x)
@@ -173,7 +175,8 @@ class Recorder(TorchDispatchMode):
             else:
                 rooms.append(_Room(start, behind, last, between))
                 between += -(start - behind) // _LINE * _LINE + _LINE
-        if not result.is_contiguous() or not any(room.which == 0 for room in rooms):
+        is_made = any(room.which == 0 for room in rooms) and result.dtype == self._tokens[0].dtype
+        if not result.is_contiguous() or not is_made or _overlap(rooms):
             return None
         try:
             return Tape(self._calls, rooms, parameters, result.shape, between)
@@ -185,6 +188,12 @@ def _memory_of(x: Tensor) -> tuple[int, int]:
     """The first byte of a tensor's memory, and that behind the last."""
     memory = x.untyped_storage()
     return memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+
+
+def _overlap(rooms: list[_Room]) -> bool:
+    """Whether some have memory in common: whose a pointer is could not be said."""
+    rooms = sorted(rooms)
+    return any(one.behind > following.first for one, following in itertools.pairwise(rooms))
 
 
 def _looks(results: Any, args: Any) -> bool:
@@ -211,10 +220,12 @@ def _pointers(
     moving = []
     for at in _pointers_in(kind):
         pointer = ctypes.c_void_p.from_buffer_copy(content, at).value
-        if pointer is None or any(first <= pointer < behind for first, behind in parameters):
+        if pointer is None:
             continue
         room = next((room for room in rooms if room.first <= pointer < room.behind), None)
         if room is None:
+            if any(first <= pointer < behind for first, behind in parameters):
+                continue
             raise ValueError("a kernel reads what is neither a parameter nor was made for it")
         moving.append(_Moving(place + at, room.which, room.offset + pointer - room.first))
     return moving
