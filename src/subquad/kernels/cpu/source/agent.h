@@ -128,7 +128,8 @@ struct Collected {
 // A softmax over tokens, then one over agents.
 template <class E>
 Answer agent_attention_of(
-    Shape shape, Tokens<E> q, Numbers agents, int64_t count, Tokens<E> k, Tokens<E> v, const Bias& key_bias, const Bias& query_bias,
+    Shape shape, Tokens<E> q, Numbers agents, int64_t count, Tokens<E> k, Tokens<E> v,
+    const Bias& key_bias, const Bias& query_bias,
     Tokens<E> out) {
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     if (!fits(shape.batch * shape.heads * count * shape.width, agents)) return MISFIT;
@@ -156,7 +157,8 @@ Answer agent_attention_of(
 
 KERNEL(
     agent_attention,
-    (Shape shape, AnyTokens q, Numbers agents, int64_t count, AnyTokens k, AnyTokens v, AnyBias key_bias, AnyBias query_bias,
+    (Shape shape, AnyTokens q, Numbers agents, int64_t count, AnyTokens k, AnyTokens v,
+     AnyBias key_bias, AnyBias query_bias,
      AnyTokens out),
     (shape, q, agents, count, k, v, key_bias, query_bias, out))
 
@@ -165,7 +167,8 @@ KERNEL(
 // Gradients of the biases (b, h, n, a) are for each image.
 template <class E>
 Answer agent_attention_gradient_of(
-    Shape shape, Tokens<E> q, Numbers agents, int64_t count, Tokens<E> k, Tokens<E> v, const Bias& key_bias, const Bias& query_bias,
+    Shape shape, Tokens<E> q, Numbers agents, int64_t count, Tokens<E> k, Tokens<E> v,
+    const Bias& key_bias, const Bias& query_bias,
     Tokens<E> grad, Tokens<E> dq, Numbers dagents, Tokens<E> dk, Tokens<E> dv, Numbers dkey_bias,
     Numbers dquery_bias) {
     const int64_t all_heads = shape.batch * shape.heads;
@@ -293,6 +296,7 @@ Answer agent_attention_gradient_of(
 
 KERNEL(
     agent_attention_gradient,
-    (Shape shape, AnyTokens q, Numbers agents, int64_t count, AnyTokens k, AnyTokens v, AnyBias key_bias, AnyBias query_bias,
+    (Shape shape, AnyTokens q, Numbers agents, int64_t count, AnyTokens k, AnyTokens v,
+     AnyBias key_bias, AnyBias query_bias,
      AnyTokens grad, AnyTokens dq, Numbers dagents, AnyTokens dk, AnyTokens dv, Numbers dkey_bias, Numbers dquery_bias),
     (shape, q, agents, count, k, v, key_bias, query_bias, grad, dq, dagents, dk, dv, dkey_bias, dquery_bias))

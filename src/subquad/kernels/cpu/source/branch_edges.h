@@ -34,16 +34,11 @@ Answer norm_projection_of(
     if (out.images * out.heads != 1 || out.count != x.count || (more != 0 && more != c)) return MISFIT;
     Buffer<P> room;
     const Matrix<P> weights = weights_of(weight.data, all_rows, c, room);
-    // turned, some of its rows behind others: here tokens are the left side, as they are to lie when they are projected
-    constexpr int64_t part = V * W;
-    const int64_t parts = (all_rows + part - 1) / part, depth = deep<P>(c);
-    Buffer<P> panels(parts * depth * part);
+    constexpr int64_t part = PANEL;
+    const int64_t depth = deep<P>(c);
+    Buffer<P> panels(padded(all_rows, part) * depth);
     parallel(shape.threads, [&](int me, int all) {
-        for (int64_t i = parts * me / all; i < parts * (me + 1) / all; i++) {
-            const int64_t count = std::min(part, all_rows - i * part);
-            turn(weights.data + i * part * weights.row, weights.row, count, depth, &panels[i * depth * part], part);
-        }
-        barrier();
+        turn_panels(weights, all_rows, depth, me, all, panels.data());
         NormedTokens<E> around{c};
         even_pieces(shape.queries, me, all, [&](const Piece& piece) {
             const Matrix<P> tokens = around.left_of(x, piece, norm);

@@ -23,6 +23,21 @@ void turn_tokens(Matrix<P> rows, int64_t count, int64_t depth, int64_t columns, 
     turn(rows.data, rows.row, count, depth, to.data(), columns);
 }
 
+constexpr int64_t PANEL = V * W;  // rows of weights that are turned side by side, as many as a tile has columns
+inline int64_t padded(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Weights (rows × depth) turned, PANEL of them behind others, by all threads: where tokens are the left side, as they are
+// to lie when they are projected
+template <class P>
+void turn_panels(const Matrix<P>& weights, int64_t rows, int64_t depth, int me, int all, P* panels) {
+    const int64_t parts = (rows + PANEL - 1) / PANEL;
+    for (int64_t i = parts * me / all; i < parts * (me + 1) / all; i++) {
+        const int64_t first = i * PANEL, count = std::min(PANEL, rows - first);
+        turn(weights.data + first * weights.row, weights.row, count, depth, panels + first * depth, PANEL);
+    }
+    barrier();
+}
+
 struct AnyNorm {
     AnyNumbers weight, bias;
     float eps;

@@ -58,15 +58,11 @@ Answer patch_tokens_of(
         return MISFIT;
     Buffer<P> room;
     const Matrix<P> weights = weights_of(weight.data, c, numbers, room);
-    constexpr int64_t part = V * W;
-    const int64_t parts = (c + part - 1) / part, depth = deep<P>(numbers), row = padded(numbers);
-    Buffer<P> panels(parts * depth * part);
+    constexpr int64_t part = PANEL;
+    const int64_t depth = deep<P>(numbers), row = padded(numbers);
+    Buffer<P> panels(padded(c, part) * depth);
     parallel(shape.threads, [&](int me, int all) {
-        for (int64_t i = parts * me / all; i < parts * (me + 1) / all; i++) {
-            const int64_t rows = std::min(part, c - i * part);
-            turn(weights.data + i * part * weights.row, weights.row, rows, depth, &panels[i * depth * part], part);
-        }
-        barrier();
+        turn_panels(weights, c, depth, me, all, panels.data());
         Buffer<Single> patches(T * row);
         const Matrix<P> left{reinterpret_cast<const P*>(patches.data()), deep<P>(row), 1};
         const auto embed = [&](const Piece& piece) {
