@@ -186,7 +186,7 @@ def lower_entropy(table: str) -> Rule:
     return rule
 
 
-def rising_with_depth(measured: Measured) -> Judged:
+def rising_with_depth(table: str) -> Rule:
     """Maps of the last third of twelve layers of softmax are more like the layer before than those of the first."""
 
     def rise(found: Mapping[str, Any]) -> float:
@@ -194,15 +194,18 @@ def rising_with_depth(measured: Measured) -> Judged:
         third = max(1, len(values) // 3)
         return statistics.fmean(values[-third:]) - statistics.fmean(values[:third])
 
-    rises = list(measured.looks("deep", "softmax", rise).values())
-    return by_seeds(mean_interval(rises) if rises else None, unit="of correlation, last third less first")
+    def rule(measured: Measured) -> Judged:
+        rises = list(measured.looks(table, "softmax", rise).values())
+        return by_seeds(mean_interval(rises) if rises else None, unit="of correlation, last third less first")
+
+    return rule
 
 
-def or_in_brief(rule_on: Callable[[str], Rule], table: str) -> Rule:
-    """A rule on a table and, while that has no interval, on the small networks of the table `brief`, which is said."""
+def or_in_brief(rule_on: Callable[[str], Rule], table: str, small: str = "brief") -> Rule:
+    """A rule on a table and, while that has no interval, on the small networks of a brief one, which is said."""
 
     def rule(measured: Measured) -> Judged:
-        judged, brief = (rule_on(name)(measured) for name in (table, "brief"))
+        judged, brief = (rule_on(name)(measured) for name in (table, small))
         unjudged = (ABSENT, UNDECIDED)
         if judged.verdict not in unjudged or brief.verdict == ABSENT or judged.verdict == brief.verdict:
             return judged
@@ -275,9 +278,9 @@ CLAIMS = (
     Claim(
         "Deep layers are saturated: their attention is that of the layer before.",
         "LaViT, arXiv 2406.00427",
-        "evidence.md, twelve blocks: softmax, correlation with the layer before; until then the table below",
+        "evidence.md, twelve blocks (or in brief): softmax, likeness to the layer before; until then the table below",
         "higher in the last third of the layers than in the first",
-        until(rising_with_depth, "0.1 or less in every layer, 6 layers"),
+        until(or_in_brief(rising_with_depth, "deep", "brief_deep"), "0.1 or less in every layer, 6 layers"),
     ),
     Claim(
         "Sub-quadratic attention costs as many operations as the tokens are; softmax their square.",

@@ -3,7 +3,8 @@
     python scripts/evidence.py --data DATA --code FROZEN      # go on where it was, from a frozen copy of this commit
     python scripts/evidence.py --status                       # what is done, in hours
     python scripts/evidence.py --data DATA --cost             # operations of each table, counted
-    python scripts/evidence.py --analyze                      # measures of the classifiers that are trained
+    python scripts/evidence.py --analyze                      # measures of classifiers that were not looked into yet
+    python scripts/evidence.py --analyze --data DATA          # trains them again where their folders are gone
     python scripts/evidence.py --speed --tables resolution    # speed of what is done; on a quiet machine
     python scripts/evidence.py --page                         # docs/evidence.md, and the claims of docs/findings.md
 
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", help="only these rows of them")
     parser.add_argument("--minutes", type=float, help="for so long")
     parser.add_argument("--status", action="store_true", help="only print what is done")
-    parser.add_argument("--analyze", action="store_true", help="only look into the classifiers that are trained")
+    parser.add_argument("--analyze", action="store_true", help="look into classifiers that are trained")
     parser.add_argument("--cost", action="store_true", help="only count the operations of the tables")
     parser.add_argument("--speed", action="store_true", help="only time the networks that are trained")
     parser.add_argument("--page", action="store_true", help="only write docs/evidence.md and the head of findings.md")
@@ -62,7 +63,7 @@ def main() -> None:
             evidence_page.write_pages(done, arguments.done.parent)
     elif arguments.speed:
         speeds(arguments)
-    elif arguments.analyze:
+    elif arguments.analyze and arguments.data is None:
         analyze(arguments)
     elif arguments.cost and arguments.data is not None:
         cost(arguments)
@@ -84,6 +85,7 @@ def from_frozen(arguments: argparse.Namespace) -> None:
     words += ["--tables", *arguments.tables] if arguments.tables else []
     words += ["--rows", *arguments.rows] if arguments.rows else []
     words += ["--minutes", str(arguments.minutes)] if arguments.minutes else []
+    words += ["--analyze"] if arguments.analyze else []
     os.execvpe(sys.executable, words, {**os.environ, "PYTHONPATH": str(code / "src")})
 
 
@@ -103,18 +105,23 @@ def campaign(arguments: argparse.Namespace) -> None:
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(round(60 * arguments.minutes) if arguments.minutes else 0)
     for cell in cells(arguments.tables, arguments.rows):
-        if cell.name in read(arguments.done):
+        before = read(arguments.done).get(cell.name)
+        if before is not None and not (arguments.analyze and is_unseen(cell, before)):
             continue
         print(f"— {cell.name}", flush=True)
         try:
             summary = trained(cell, arguments)
+            summary |= {"findings": found_in(cell, arguments)} if cell.table.looked_into else {}
         except SubquadError as error:
             if str(error).startswith("interrupted"):
                 sys.exit(f"evidence: {error}")
             # another process has it, or it can't be: the others can
             print(f"{cell.name}: {error}", flush=True)
             continue
-        keep(arguments.done, {cell.name: summary})
+        except KeyboardInterrupt:
+            sys.exit(f"evidence: interrupted while {cell.name} was looked into; the same call goes on with it")
+        # what it costs, where that was timed before
+        keep(arguments.done, {cell.name: {**(before or {}), **summary}})
 
 
 def trained(cell: Any, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -163,18 +170,27 @@ def analyze(arguments: argparse.Namespace) -> None:
     import torch
     from ablated_attention import register
     from evidence_tables import cells
-    from findings import findings_of
 
     register()
     torch.set_num_threads(1)
-    for cell in cells(arguments.tables):
+    for cell in cells(arguments.tables, arguments.rows):
         run = read(arguments.done).get(cell.name)
-        if not cell.table.looked_into or run is None or "findings" in run:
-            continue
-        if (folder := arguments.output / cell.name).is_dir():
+        if run is not None and is_unseen(cell, run) and (arguments.output / cell.name).is_dir():
             print(f"— {cell.name}", flush=True)
-            archive = cell.table.archive and arguments.data and arguments.data / cell.table.archive
-            keep(arguments.done, {cell.name: {**run, "findings": findings_of(folder, LOOKED_AT, archive or None)}})
+            keep(arguments.done, {cell.name: {**run, "findings": found_in(cell, arguments)}})
+
+
+def is_unseen(cell: Any, run: dict[str, Any]) -> bool:
+    """Whether a run that is done should be looked into and was not."""
+    return cell.table.looked_into and "findings" not in run
+
+
+def found_in(cell: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the attention of a cell's network shows, whose folder is here."""
+    from findings import findings_of
+
+    archive = cell.table.archive and arguments.data and arguments.data / cell.table.archive
+    return findings_of(arguments.output / cell.name, LOOKED_AT, archive or None)
 
 
 def cost(arguments: argparse.Namespace) -> None:

@@ -162,6 +162,16 @@ TABLES = (
         brief(),
         looked_into=True,
     ),
+    Evidence(
+        "brief_deep",
+        "Twelve blocks in brief (CIFAR-10: whole, 4 epochs, width 64)",
+        "classify",
+        "cifar10_small",
+        "cifar10.tar.xz",
+        {**BRIEF, "depth": 12},
+        plain("softmax", "linear", "inline", "pola"),
+        looked_into=True,
+    ),
     Evidence("listops", "ListOps, 64 to 256 tokens, 1,000 updates", "lra", "listops_small", None, {}, sequences()),
     Evidence(
         "reach",

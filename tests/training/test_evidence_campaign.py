@@ -1,5 +1,6 @@
 """`scripts/evidence.py`: what it trains can be trained, is trained once, and its page says how many seeds there are."""
 
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -147,9 +148,21 @@ def test_what_is_done_is_not_trained_again(evidence, tmp_path, monkeypatch, caps
     lines = evidence_page.page(evidence.read(tmp_path / "done.json")).splitlines()
     row = next(line for line in lines if line.startswith("| linear_localtrue"))
     assert "±" in row and "| 2 |" in row and " to " in row
-    assert call("--analyze").count("—") == 4 and "—" not in call("--analyze")
-    found = evidence.read(tmp_path / "done.json")["digits/softmax-s0"]["findings"]
+    found = (done := evidence.read(tmp_path / "done.json"))["digits/softmax-s0"]["findings"]
     assert found["images"] == 16 and found["confused"] >= 0 and 0 <= found["removed"]["local 49"] <= 100
+    assert "—" not in call("--analyze")
+    # what was trained before it was looked into, and where it is gone is trained again
+    unseen = [name for name in done if name.endswith("s0")]
+    for name in unseen:
+        done[name] = {"ms": 2.0, **done[name]}
+        del done[name]["findings"]
+    shutil.rmtree(tmp_path / "runs" / unseen[0])
+    evidence.write(tmp_path / "done.json", done)
+    assert "—" not in call("--data", str(tmp_path)) and call("--analyze").split("— ")[1:] == [f"{unseen[1]}\n"]
+    assert f"— {unseen[0]}\n" in (told := call("--analyze", "--data", str(tmp_path))) and told.count("—") == 1
+    again = evidence.read(tmp_path / "done.json")
+    assert all(again[name]["ms"] == 2.0 and again[name]["findings"] for name in unseen)
+    assert again[unseen[0]]["value"] == done[unseen[0]]["value"]
     assert "Means over layers" in evidence_page.page(evidence.read(tmp_path / "done.json"))
     assert "linear_localtrue-s0: " in call("--speed")
     timed = [run for name, run in evidence.read(tmp_path / "done.json").items() if name.endswith("s0")]
