@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,12 +31,14 @@ import torch
 import subquad
 from subquad import ATTENTION, TokenGrid, ops
 from subquad.attention import traits_of
-from subquad.kernels.cpu import calls, grids, landmarks, layer_kernels, library, map_kernels, mixer_kernels, states
+from subquad.kernels import replaying
+from subquad.kernels.cpu import library
 from subquad.kernels.cpu.library import FUNCTIONS
 from subquad.kernels.cpu.shipping import PORTABLE_FLAGS, SOURCES
 from subquad.models.layers import SelfAttention
 from subquad.ops.linear_formula import linear_answers, linear_sums
 from subquad.rope import rope_of
+from subquad.substituting import substituted
 
 GRIDS = (
     (TokenGrid(5, 7, 1), 24, 2),
@@ -58,6 +59,8 @@ PROGRAM = """
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
+#include <vector>
 #include "kernels.cpp"
 
 struct Block {  // as large as what stands in it, so that a sanitizer sees what is outside
@@ -99,6 +102,31 @@ static void check(int call, const char* name, Block got, long place, long bytes,
     std::free(wanted.data);
 }
 
+// A call as it is made again: its arguments in a memory, of which one pointer is told at last
+template <class First, class... Rest>
+static Answer replayed(Answer (*kernel)(char*, const int64_t*), Answer (*replay)(const Tape*, char* const*),
+                       const First& first, const Rest&... rest) {
+    std::vector<char> memory;
+    std::vector<int64_t> places;
+    std::vector<Moving> moving;
+    std::vector<char*> moved;
+    const auto keep = [&](const auto& one) {
+        memory.resize((memory.size() + 15) / 16 * 16);
+        places.push_back(memory.size());
+        const char* bytes = reinterpret_cast<const char*>(&one);
+        memory.insert(memory.end(), bytes, bytes + sizeof one);
+        if constexpr (std::is_same_v<std::decay_t<decltype(one)>, AnyTokens>) {
+            moving.push_back({places.back(), int64_t(moved.size()), 0});
+            moved.push_back(static_cast<char*>(one.data));
+            std::memset(&memory[places.back()], 0, sizeof one.data);
+        }
+    };
+    keep(first), (keep(rest), ...);
+    const Call call{kernel, places.data()};
+    const Tape tape{memory.data(), int64_t(memory.size()), &call, 1, moving.data(), int64_t(moving.size())};
+    return replay(&tape, moved.data());
+}
+
 int main(int, char** arguments) {
     memory = std::fopen(arguments[1], "rb");
     const int THREADS = std::atoi(arguments[2]);
@@ -125,14 +153,11 @@ class Recorder:
     names: set[str] = field(default_factory=set)
     number: int = 0
 
-    def kernel(self, name: str, dtype: torch.dtype = torch.float32):
-        """As `subquad.kernels.cpu.library.kernel`."""
-        function, element = library.kernel(name, dtype), "bf16" if dtype == torch.bfloat16 else "float"
-        self.names.add(name)
-        return lambda *arguments: self.record(f"{name}_{element}", element, function, arguments)
-
-    def record(self, name, element, function, arguments):
-        """Call, and keep what is needed to call again."""
+    def hear(self, function, *arguments):
+        """Call a kernel, and keep what is needed to call it again: each other call as tapes do (source/replay.h)."""
+        name = function.__name__
+        plain, _, element = name.rpartition("_")
+        self.names.add(plain)
         half = element == "bf16"
         blocks: list[tuple[int, int, int, int]] = []
         kinds = parameters_of(name)
@@ -141,11 +166,14 @@ class Recorder:
         ]
         if "threads" not in {field[0] for one in arguments for field in getattr(one, "_fields_", ())}:
             words[-1] = "THREADS"  # the last argument of those without a shape
-        function(*arguments)  # raises where lengths do not fit
+        answer = function(*arguments)  # raises where lengths do not fit
         lines = [f"Block b{i} = read({place}, {length});" for i, (_, place, length, _) in enumerate(blocks)]
-        lines.append(
-            f'if ({name}({", ".join(words)}) != DONE) wrong++, std::puts("call {self.number} answers otherwise");'
-        )
+        again = f"{name}({', '.join(words)})"
+        if self.number % 2:
+            self.names.add("replay")
+            kept = [f"{kind}{word if word[0] == '{' else f'({word})'}" for kind, word in zip(kinds, words, strict=True)]
+            again = f"replayed({name}_unpacked, replay_{element}, {', '.join(kept)})"
+        lines.append(f'if ({again} != DONE) wrong++, std::puts("call {self.number} answers otherwise");')
         # bf16 operands of products are rounded where a processor has such products, whatever their sums are kept in
         tolerance = TOLERANCES[2 if half else 4]
         for i, (address, place, length, size) in enumerate(blocks):
@@ -157,6 +185,7 @@ class Recorder:
         lines += [f"std::free(b{i}.data);" for i in range(len(blocks))]
         self.calls[element].append("    {\n        " + "\n        ".join(lines) + "\n        calls++;\n    }")
         self.number += 1
+        return answer
 
     def kept(self, content: bytes) -> int:
         """Where the content stands now."""
@@ -168,7 +197,7 @@ class Recorder:
         if not isinstance(value, ctypes.Structure):
             number = value.value if hasattr(value, "value") else value
             return repr(number) if isinstance(number, float) else f"{number}"
-        size = 2 if half else 4
+        size = 2 if half or getattr(value, "halves", 0) else 4
         words = []
         for name, _ in value._fields_:
             part = getattr(value, name)
@@ -212,20 +241,6 @@ def extent(value) -> int:
             value.width,
         )
     return sum(stride * (size - 1) for stride, size in zip(strides, sizes, strict=True)) + last
-
-
-@contextmanager
-def recording():
-    """What is computed inside is written down."""
-    recorder = Recorder()
-    rooms = (states, grids, landmarks, calls, mixer_kernels, map_kernels, layer_kernels)
-    for room in rooms:
-        room.kernel = recorder.kernel
-    try:
-        yield recorder
-    finally:
-        for room in rooms:
-            room.kernel = library.kernel
 
 
 def layers():
@@ -358,7 +373,9 @@ def main() -> None:
     if library.missing():
         raise SystemExit(f"there are no kernels here to compare with: {library.missing()}")
     torch.set_num_threads(1)
-    with recording() as recorder:
+    recorder = Recorder()
+    # blocks go the steps that are made again, but are not made again out of hearing
+    with library.heard_by(recorder.hear), substituted(replaying, "_may_replay", lambda tokens: False):
         run_layers()
     if left := sorted(set(FUNCTIONS) - recorder.names):
         raise SystemExit(f"no layer calls {', '.join(left)}: add a case")
