@@ -1,13 +1,13 @@
 """Export every mechanism in every host to every format, as it is and for any batch and size, and write what holds.
 
-python scripts/export_matrix.py --output matrix.json                      # hours; goes on where it was broken off
-python scripts/export_matrix.py --output matrix.json --host vit --again   # what failed there once more
-python scripts/export_matrix.py --output matrix.json --table
+    python scripts/export_matrix.py                     # hours; goes on where it was broken off
+    python scripts/export_matrix.py --host vit --again  # what failed there once more
+    python scripts/export_matrix.py --page              # the tables of docs/deployment.md, of docs/export_matrix.json
 
 Networks are tiny and have random numbers in every parameter. A mechanism in a host is a process of its own, which has
 all formats written of one program, so that one that fails or hangs costs no more. Cells that are in the file already
-are not measured again. A cell is how far the engine is off from PyTorch at most, by the largest number: at the size
-that it was made for and, where sizes may change, at one that was not traced.
+are not measured again, unless `--output` names another. A cell is how far the engine is off from PyTorch at most, by
+the largest number: at the size that it was made for and, where sizes may change, at one that was not traced.
 """
 
 import argparse
@@ -17,12 +17,15 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "models"))
 
+DONE, PAGE = ROOT / "docs" / "export_matrix.json", ROOT / "docs" / "deployment.md"
+START, END = "<!-- matrix: written by scripts/export_matrix.py --page -->", "<!-- end of matrix -->"
 FIRST, LAST = ("vit", "swin", "pvt"), ("pvt_v2", "cswin")
 """Hosts that come before and behind the others."""
 DYNAMIC = ("batch", "size")
@@ -132,15 +135,42 @@ def name_of(host: str, mechanism: str, format: str, dynamic: tuple[str, ...]) ->
     return " ".join((host, mechanism, format, "dynamic" if dynamic else "static"))
 
 
-def table(cells: dict[str, Cell], mechanisms: list[str], formats: list[str], dynamic: tuple[str, ...]) -> str:
-    """The cells as Markdown: a row for each host and format, a column for each mechanism."""
-    lines = ["| | " + " | ".join(mechanisms) + " |", "|---" * (len(mechanisms) + 1) + "|"]
-    for format in formats:
-        for host in hosts():
-            row = [cells.get(name_of(host, mechanism, format, dynamic), {}) for mechanism in mechanisms]
-            if any(row):
-                lines.append(f"| {host}, {format} | " + " | ".join(map(shown, row)) + " |")
-    return "\n".join(lines)
+def with_tables(text: str, cells: dict[str, Cell]) -> str:
+    """A page whose part between the marks is what the cells say."""
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    return f"{before}{START}\n\n{tables(cells)}\n\n{END}{after}"
+
+
+def tables(cells: dict[str, Cell]) -> str:
+    """The cells as Markdown, of sizes that may change and of others: a row for each host and format that has any."""
+    from subquad import ATTENTION
+    from subquad.exports import EXPORTERS
+
+    parts, mechanisms = [], list(ATTENTION)
+    for dynamic, title in ((DYNAMIC, "Any batch and size"), ((), "One batch and size")):
+        of_kind = {
+            f"{host}, {format}": [cells.get(name_of(host, mechanism, format, dynamic), {}) for mechanism in mechanisms]
+            for format in EXPORTERS
+            for host in hosts()
+        }
+        rows = [f"| {title} | {' | '.join(map(shown, row))} |" for title, row in of_kind.items() if any(row)]
+        if rows:
+            head = [f"| {title} | {' | '.join(mechanisms)} |", "|---" * (len(mechanisms) + 1) + "|"]
+            parts.append("\n".join([*head, *rows]))
+    return "\n\n".join([*parts, summary(cells)])
+
+
+def summary(cells: dict[str, Cell]) -> str:
+    """How many there are, which is furthest off, what fails, and when they were measured with what."""
+    off = {name: cell["off"] for name, cell in cells.items() if "off" in cell}
+    worst = max(off, key=lambda name: off[name])
+    failing = [f"{name}: {cell['error']}" for name, cell in cells.items() if "error" in cell]
+    days, versions = (sorted({cell[key] for cell in cells.values()}) for key in ("date", "torch"))
+    said = (
+        f"{len(off)} cells, {off[worst]:.0e} at most ({worst}), {days[0]} to {days[-1]}, torch {', '.join(versions)}."
+    )
+    return "\n".join([said, *(f"- fails: {one}" for one in failing)])
 
 
 def shown(cell: Cell) -> str:
@@ -151,9 +181,12 @@ def shown(cell: Cell) -> str:
 
 
 def main() -> None:
-    """Measure what is asked for and not there yet, or print the tables."""
+    """Measure what is asked for and not there yet, or write the tables."""
+    import torch
+
     from subquad import ATTENTION
     from subquad.exports import EXPORTERS
+    from subquad.writing import write_text
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", nargs="+", choices=list(EXPORTERS), default=["pt2", "onnx", "openvino"])
@@ -161,15 +194,17 @@ def main() -> None:
     parser.add_argument("--attention", nargs="+", choices=list(ATTENTION), default=list(ATTENTION))
     parser.add_argument("--sizes", nargs="+", choices=("dynamic", "static"), default=["dynamic", "static"])
     parser.add_argument("--limit", type=float, default=900, help="seconds of a mechanism in a host")
-    parser.add_argument("--output", type=Path, default=Path("export_matrix.json"))
+    parser.add_argument("--output", type=Path, default=DONE, help="file of the cells")
     parser.add_argument("--again", action="store_true", help="measure cells that failed once more")
-    parser.add_argument("--table", action="store_true", help="print the tables of the file, and measure nothing")
+    parser.add_argument("--page", action="store_true", help="only write the tables of docs/deployment.md")
     arguments = parser.parse_args()
     cells: dict[str, Cell] = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
-    kinds = [DYNAMIC if kind == "dynamic" else () for kind in arguments.sizes]
-    if not arguments.table:
-        warm_up()
-    for dynamic in () if arguments.table else kinds:
+    if arguments.page:
+        write_text(PAGE, with_tables(PAGE.read_text(), cells))
+        return
+    warm_up()
+    today = {"date": date.today().isoformat(), "torch": torch.__version__.partition("+")[0]}
+    for dynamic in [DYNAMIC if kind == "dynamic" else () for kind in arguments.sizes]:
         for host in arguments.host:
             for mechanism in mechanisms_of(host, arguments.attention):
                 names = {format: name_of(host, mechanism, format, dynamic) for format in arguments.format}
@@ -177,11 +212,10 @@ def main() -> None:
                 tried -= {name for name in tried if arguments.again and "error" in cells[name]}
                 if missing := [format for format, name in names.items() if name not in tried]:
                     found = in_a_process(host, mechanism, missing, dynamic, limit=arguments.limit)
-                    cells |= {names[format]: cell for format, cell in found.items()}
+                    cells |= {names[format]: {**cell, **today} for format, cell in found.items()}
                     print(host, mechanism, "dynamic" if dynamic else "static", found, flush=True)
-                    arguments.output.write_text(json.dumps(cells, indent=1))
-    for dynamic in kinds:
-        print(f"\n{'dynamic' if dynamic else 'static'}\n\n{table(cells, list(ATTENTION), list(EXPORTERS), dynamic)}")
+                    lines = [f"  {json.dumps(name)}: {json.dumps(cells[name])}" for name in sorted(cells)]
+                    write_text(arguments.output, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
