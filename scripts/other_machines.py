@@ -127,11 +127,14 @@ static Answer replayed(Answer (*kernel)(char*, const int64_t*), Answer (*replay)
     return replay(&tape, moved.data());
 }
 
+static int THREADS;
+
+@CALLS@
+
 int main(int, char** arguments) {
     memory = std::fopen(arguments[1], "rb");
-    const int THREADS = std::atoi(arguments[2]);
-    (void)THREADS;
-@CALLS@
+    THREADS = std::atoi(arguments[2]);
+    for (void (*each)() : {@NAMES@}) each(), calls++;
     std::printf("%d calls, %d wrong, off by %.1e at most (call %d)\\n", calls, wrong, worst, worst_call);
     return wrong != 0;
 }
@@ -144,12 +147,12 @@ class Recorder:
 
     Attributes:
         memory: what stood in all tensors of all calls, before and after.
-        calls: of each element, a block of C++ for each call.
+        calls: of each element, C++ for each call by its name.
         names: the functions that were called.
     """
 
     memory: bytearray = field(default_factory=bytearray)
-    calls: dict[str, list[str]] = field(default_factory=lambda: {element: [] for element in ELEMENTS})
+    calls: dict[str, dict[str, str]] = field(default_factory=lambda: {element: {} for element in ELEMENTS})
     names: set[str] = field(default_factory=set)
     number: int = 0
 
@@ -183,7 +186,8 @@ class Recorder:
                     f'check({self.number}, "{name}", b{i}, {self.kept(after)}, {length}, {size}, {tolerance});'
                 )
         lines += [f"std::free(b{i}.data);" for i in range(len(blocks))]
-        self.calls[element].append("    {\n        " + "\n        ".join(lines) + "\n        calls++;\n    }")
+        # a function each, as compilers take far longer for one that is long
+        self.calls[element][f"call_{self.number}"] = "\n    ".join(lines)
         self.number += 1
         return answer
 
@@ -384,7 +388,9 @@ def main() -> None:
         place = Path(folder)
         (place / "memory.bin").write_bytes(recorder.memory)
         for element, calls in recorder.calls.items():
-            (place / f"replay-{element}.cpp").write_text(PROGRAM.replace("@CALLS@", "\n".join(calls)))
+            functions = [f"static void {name}() {{\n    {lines}\n}}" for name, lines in calls.items()]
+            program = PROGRAM.replace("@CALLS@", "\n".join(functions)).replace("@NAMES@", ", ".join(calls))
+            (place / f"replay-{element}.cpp").write_text(program)
         right = [tried(name, MACHINES[name], place, arguments.threads) for name in arguments.only]
     sys.exit(not all([*right, threads_agree()]))
 

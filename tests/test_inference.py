@@ -19,8 +19,8 @@ from subquad.kernels.cpu import tape
 from subquad.models.layers import Block, LayerScale
 from subquad.substituting import substituted
 
-REPLAYED = ("linear", "inline", "agent", "pola", "soft", "mlla", "mala", "rala", "nala")
-"""Mechanisms of which a block of a plain network is kernels alone."""
+REPLAYED = tuple(name for name in subquad.ATTENTION if name != "softmax")
+"""Mechanisms of which a block of a plain network is kernels alone; softmax is PyTorch's."""
 
 
 def blocks_of(model):

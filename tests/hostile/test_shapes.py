@@ -187,10 +187,14 @@ BY_THEMSELVES = {
     "map_products_gradient": {"size": 3},
     "agent_mixer": {"shape": (2, 5), "bins": (2, 2), "filters": "channel"},
     "pola_mixer": {"filters": "channel"},
+    "focused_mixer": {"filters": "channel"},
+    "polapp_mixer": {"filters": "channel"},
+    "mhla_mixer": {"filters": "channel", "pieces": (2, 2)},
     "soft_mixer": {"shape": (2, 5), "filters": "channel"},
 }
 """What operators want besides their tensors, where any number would not do."""
 TAPS = {"map_products_gradient": {"t": 9}, "patch_tokens": {"t": 1 * 3 + 12}}
+TAPS |= {"ttt_mixer": {"g": 3 + 1, "c": 8}, "mhla_mixer": {"i": 2 * 2}}
 """Letters that these numbers decide on."""
 
 
@@ -219,7 +223,8 @@ def test_no_operator_runs_on_wrong_shapes_though_called_by_itself(name):
         for wrong in wrong_shapes(shape):
             tried = right | {key: wrong}
             # tokens in front of a map are its prefix
-            short = on_a_map and "n" in shapes.texts[key].split() and wrong[-2] < GRID.num_places
+            are_tokens = {"b", "n"} <= set(shapes.texts[key].split())
+            short = on_a_map and are_tokens and wrong[-2] < GRID.num_places
             legal = fits(shapes, tried, {"a": 4}) and not short
             # kernels see lengths, not their order
             if math.prod(wrong) != math.prod(shape) and not legal:

@@ -6,18 +6,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from mixer_calls import MIXERS
+from operator_numbers import (
+    AGENTS,
+    GRID,
+    HEADS,
+    MAP,
+    PIECES,
+    SCALE,
+    block_features,
+    draw,
+    halved,
+    rotation_tables,
+    tokens_of_heads,
+)
 from torch import Tensor
 
-from subquad import TokenGrid, ops
+from subquad import ops
 from subquad.kernels import OPERATORS, Operator
 from subquad.ops.mhla_formula import blocks_of
 from subquad.positions import BiasTables
-from subquad.rope import ROPES, AxialRope, rotation_of, tables_of
+from subquad.rope import rotation_of
 
 Tensors = tuple[Tensor | None, ...]
-GRID = TokenGrid(9, 14, 2)
-MAP = TokenGrid(5, 14)
-HEADS, AGENTS = 3, 5
 TURNED = sorted(
     name
     for name, one in OPERATORS.items()
@@ -86,10 +97,7 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "norm_projection": _norm_projection,
         "projection_residual": _projection_residual,
         "patch_tokens": _patch_tokens,
-        "inline_mixer": _inline_mixer,
-        "agent_mixer": _agent_mixer,
-        "pola_mixer": _pola_mixer,
-        "soft_mixer": _soft_mixer,
+        **MIXERS,
         "linear_sums": _linear_sums,
         "linear_answers": _linear_answers,
     }
@@ -104,27 +112,11 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
     return calls
 
 
-def _tokens(width: int, count: int = 1, tokens: int = GRID.num_tokens) -> tuple[Tensor, ...]:
-    return torch.randn(2, tokens, count, HEADS, width, dtype=torch.float64).permute(2, 0, 3, 1, 4).unbind(0)
-
-
-def _draw(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64)
-
-
 def _linear(width):
     def definition(q, k, v):
         return ops.linear_weights(q, k, feature_map="elu", eps=1e-6) @ v
 
-    return _tokens(width, 3), ("elu", 1e-6), definition
-
-
-def rotation_tables(width: int, name: str = "mala", features: int = 1) -> tuple[Tensor | None, Tensor | None, bool]:
-    """The tables of a published rotation of GRID in float64; none for heads that have no such pairs."""
-    if width % 4:
-        return None, None, True
-    rope = AxialRope(width, HEADS, **ROPES[name])
-    return tables_of(rope(GRID, torch.device("cpu"), torch.float64, feature_width=features))
+    return tokens_of_heads(width, 3), ("elu", 1e-6), definition
 
 
 def _turned(width, weights, name="mala"):
@@ -134,17 +126,11 @@ def _turned(width, weights, name="mala"):
     def definition(q, k, v, cos, sin):
         return weights(q, k, None, rotation_of(cos, sin, interleaved)) @ v
 
-    return (*_tokens(width, 3), *tables), (interleaved, 1e-6), definition
+    return (*tokens_of_heads(width, 3), *tables), (interleaved, 1e-6), definition
 
 
 def _mlla(width):
     return _turned(width, lambda q, k, _, turn: ops.mlla_weights(q, k, rotation=turn), "mlla")
-
-
-def _halved(v, same, opposite):
-    """The streams' weights (b, h, n_q, n_k) times the halves of the values."""
-    middle = (v.shape[-1] + 1) // 2
-    return torch.cat([same @ v[..., :middle], opposite @ v[..., middle:]], dim=-1)
 
 
 def _polapp(width):
@@ -152,10 +138,10 @@ def _polapp(width):
 
     def definition(q, k, v, same, opposite, cos, sin):
         turn = rotation_of(cos, sin, interleaved)
-        return _halved(v, *ops.polapp_weights(q, k, same, opposite, rotation=turn).unbind(2))
+        return halved(v, *ops.polapp_weights(q, k, same, opposite, rotation=turn).unbind(2))
 
     spikiness = torch.rand(2, HEADS, 1, 2 * width, dtype=torch.float64).unbind(0)
-    return (*_tokens(width, 3), *spikiness, *tables), (interleaved, 1e-6), definition
+    return (*tokens_of_heads(width, 3), *spikiness, *tables), (interleaved, 1e-6), definition
 
 
 def _unit(width):
@@ -174,45 +160,37 @@ def _unit(width):
         )
         return q @ w1 * torch.nn.functional.silu(q @ w2)
 
-    weights = (_draw(HEADS, width, width) / width**0.5 for _ in range(2))
-    return (*_tokens(width, 3), *weights, *tables), (interleaved, 0.3), definition
-
-
-PIECES = (2, 5)
-
-
-def _block_features(x, scale):
-    normed = x * (x.square().mean(dim=(1, 3), keepdim=True) + torch.finfo(torch.float32).eps).rsqrt()
-    return (normed * scale).relu() + 1e-6
+    weights = (draw(HEADS, width, width) / width**0.5 for _ in range(2))
+    return (*tokens_of_heads(width, 3), *weights, *tables), (interleaved, 0.3), definition
 
 
 def _mhla_sums(width):
     def definition(k, v, scale):
-        blocks, k = blocks_of(GRID, PIECES, k.device), _block_features(k, scale)
+        blocks, k = blocks_of(GRID, PIECES, k.device), block_features(k, scale)
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
         own = [(k[:, :, blocks == i].mT @ v[:, :, blocks == i]) for i in range(math.prod(PIECES) + 1)]
         return torch.stack(own, dim=2)
 
-    return (*_tokens(width, 2), 1 + 0.1 * _draw(HEADS, 1, width)), (list(GRID.shape), list(PIECES)), definition
+    return (*tokens_of_heads(width, 2), 1 + 0.1 * draw(HEADS, 1, width)), (list(GRID.shape), list(PIECES)), definition
 
 
 def _mhla_answers(width):
     def definition(q, states, scale):
         states = states[:, :, blocks_of(GRID, PIECES, q.device)]
-        y = (_block_features(q, scale)[..., None, :] @ states)[..., 0, :]
+        y = (block_features(q, scale)[..., None, :] @ states)[..., 0, :]
         return y[..., :-1] / (y[..., -1:] + 1e-6)
 
-    states = _draw(2, HEADS, math.prod(PIECES) + 1, width, width + 1).abs()
+    states = draw(2, HEADS, math.prod(PIECES) + 1, width, width + 1).abs()
     # of a query without any feature above 0 a gradient is larger than all others together, and its rounding luck
-    q = 1 + _tokens(width)[0]
-    return (q, states, 1 + 0.1 * _draw(HEADS, 1, width)), (list(GRID.shape), list(PIECES)), definition
+    q = 1 + tokens_of_heads(width)[0]
+    return (q, states, 1 + 0.1 * draw(HEADS, 1, width)), (list(GRID.shape), list(PIECES)), definition
 
 
 def _circulant(width):
     def definition(q, k, v):
         return (ops.circulant_weights(q, k, grid=MAP) @ v.mT[..., None]).squeeze(-1).mT.contiguous()
 
-    return _tokens(width, 3, MAP.num_tokens), (list(MAP.shape),), definition
+    return tokens_of_heads(width, 3, MAP.num_tokens), (list(MAP.shape),), definition
 
 
 def _focus(width):
@@ -221,28 +199,28 @@ def _focus(width):
         norms = (part.square().sum(dim=(1, 3), keepdim=True).sqrt() for part in (y, y**2.5))
         return y**2.5 * next(norms) / next(norms)
 
-    return (*_tokens(width), 1 + torch.rand(HEADS, 1, width, dtype=torch.float64)), (2.5,), definition
+    return (*tokens_of_heads(width), 1 + torch.rand(HEADS, 1, width, dtype=torch.float64)), (2.5,), definition
 
 
 def _inline(width):
-    return _tokens(width, 3), (), lambda q, k, v: ops.inline_weights(q, k) @ v
+    return tokens_of_heads(width, 3), (), lambda q, k, v: ops.inline_weights(q, k) @ v
 
 
 def _pola(width):
     def definition(q, k, v, power, temperature, positions):
-        return _halved(v, *ops.pola_weights(q, k, power, None, temperature, positions, eps=1e-6).unbind(2))
+        return halved(v, *ops.pola_weights(q, k, power, None, temperature, positions, eps=1e-6).unbind(2))
 
     power, temperature = (1 + torch.rand(HEADS, 1, width, dtype=torch.float64) * most for most in (3, 1))
-    return (*_tokens(width, 3), power, temperature, _draw(HEADS, GRID.num_tokens, width)), (1e-6,), definition
+    return (*tokens_of_heads(width, 3), power, temperature, draw(HEADS, GRID.num_tokens, width)), (1e-6,), definition
 
 
 def _agent(width):
     def definition(q, agents, k, v, key_bias, query_bias):
         return ops.agent_weights(q, agents, k, key_bias, query_bias.mT) @ v
 
-    q, k, v = _tokens(width, 3)
-    biases = (_draw(HEADS, AGENTS, GRID.num_tokens) for _ in range(2))
-    return (q, _draw(2, HEADS, AGENTS, width), k, v, *biases), (), definition
+    q, k, v = tokens_of_heads(width, 3)
+    biases = (draw(HEADS, AGENTS, GRID.num_tokens) for _ in range(2))
+    return (q, draw(2, HEADS, AGENTS, width), k, v, *biases), (), definition
 
 
 def _agent_of_tables(width):
@@ -251,13 +229,10 @@ def _agent_of_tables(width):
 
     def tables():
         sizes = (7, 7), (GRID.height,), (GRID.width,), (GRID.prefix,)
-        return (_draw(HEADS, AGENTS, *size) for size in sizes)
+        return (draw(HEADS, AGENTS, *size) for size in sizes)
 
-    q, k, v = _tokens(width, 3)
-    return (q, _draw(2, HEADS, AGENTS, width), k, v, *tables(), *tables()), (), definition
-
-
-SCALE = 0.4
+    q, k, v = tokens_of_heads(width, 3)
+    return (q, draw(2, HEADS, AGENTS, width), k, v, *tables(), *tables()), (), definition
 
 
 def _linear_sums(width):
@@ -265,7 +240,7 @@ def _linear_sums(width):
         k = k.relu()
         return torch.cat([k.mT @ v, k.sum(dim=-2)[..., None]], dim=-1)
 
-    return _tokens(width, 2), ("relu",), definition
+    return tokens_of_heads(width, 2), ("relu",), definition
 
 
 def _linear_answers(width):
@@ -273,24 +248,24 @@ def _linear_answers(width):
         q = q.relu()
         return q @ sums[..., :-1] / (q @ sums[..., -1:] + 50 * 1e-6)
 
-    (q,) = _tokens(width)
-    return (q, _draw(2, HEADS, width, width + 1).abs()), (50, "relu", 1e-6), definition
+    (q,) = tokens_of_heads(width)
+    return (q, draw(2, HEADS, width, width + 1).abs()), (50, "relu", 1e-6), definition
 
 
 def _gather(width):
     def definition(q, landmarks, v):
         return ops.gaussian_kernel(landmarks, SCALE * q) @ v
 
-    q, v = _tokens(width, 2)
-    return (q, SCALE * _draw(2, HEADS, AGENTS, width), v), (SCALE,), definition
+    q, v = tokens_of_heads(width, 2)
+    return (q, SCALE * draw(2, HEADS, AGENTS, width), v), (SCALE,), definition
 
 
 def _spread(width):
     def definition(q, landmarks, u):
         return ops.gaussian_kernel(SCALE * q, landmarks) @ u
 
-    (q,) = _tokens(width)
-    return (q, SCALE * _draw(2, HEADS, AGENTS, width), _draw(2, HEADS, AGENTS, width)), (SCALE,), definition
+    (q,) = tokens_of_heads(width)
+    return (q, SCALE * draw(2, HEADS, AGENTS, width), draw(2, HEADS, AGENTS, width)), (SCALE,), definition
 
 
 def _newton(width):
@@ -301,7 +276,7 @@ def _newton(width):
         inverse = torch.linalg.solve(gram, identity - torch.linalg.matrix_power(residual, 8))
         return (inverse + inverse.mT) / 2
 
-    points = 0.5 * _draw(2, HEADS, width, 4)
+    points = 0.5 * draw(2, HEADS, width, 4)
     gram = ops.gaussian_kernel(points, points) + torch.eye(width, dtype=torch.float64)
     return (gram, 1 / gram.sum(dim=-1).amax(dim=-1)[..., None, None].square()), (3,), definition
 
@@ -312,18 +287,18 @@ def _convolved(v, weight, bias):
 
 
 def _filters(width):
-    return _draw(HEADS * width, 3, 3), _draw(HEADS * width)
+    return draw(HEADS * width, 3, 3), draw(HEADS * width)
 
 
 def _local_branch(width):
     def definition(y, v, g, weight, bias):
         return (y + _convolved(v, weight, bias)) * g
 
-    return (*_tokens(width, 3), *_filters(width)), (list(GRID.shape),), definition
+    return (*tokens_of_heads(width, 3), *_filters(width)), (list(GRID.shape),), definition
 
 
 def _depthwise(width):
-    return (*_tokens(width), *_filters(width)), (list(GRID.shape),), _convolved
+    return (*tokens_of_heads(width), *_filters(width)), (list(GRID.shape),), _convolved
 
 
 def _map_products(width):
@@ -332,7 +307,7 @@ def _map_products(width):
         windows = filled.unfold(2, GRID.height, 1).unfold(3, GRID.width, 1)
         return torch.einsum("bcijyx,bcyx->bijc", windows, GRID.to_map(v)).flatten(1, 2)
 
-    return _tokens(width, 2), (3, list(GRID.shape)), definition
+    return tokens_of_heads(width, 2), (3, list(GRID.shape)), definition
 
 
 def _pool(width):
@@ -341,7 +316,7 @@ def _pool(width):
     def definition(x):
         return torch.nn.functional.adaptive_avg_pool2d(GRID.to_map(x), bins).unflatten(1, (HEADS, width)).flatten(3).mT
 
-    return _tokens(width), (list(GRID.shape), bins), definition
+    return tokens_of_heads(width), (list(GRID.shape), bins), definition
 
 
 def _windows(width):
@@ -349,7 +324,7 @@ def _windows(width):
         images = GRID.to_map(x).unflatten(1, (HEADS, width)).flatten(0, 1)
         return torch.nn.functional.conv2d(images, weight, stride=(2, 3)).unflatten(0, (2, HEADS)).flatten(3).mT
 
-    return (*_tokens(width), _draw(width, width, 2, 3)), tuple(GRID.shape), definition
+    return (*tokens_of_heads(width), draw(width, width, 2, 3)), tuple(GRID.shape), definition
 
 
 def _normed(x, weight, bias):
@@ -366,8 +341,8 @@ def _linear_branch_sums(width):
         k = k.relu()
         return torch.cat([k.mT @ v, k.sum(dim=-2)[..., None]], dim=-1)
 
-    weights = _draw(2 * channels, channels) / channels**0.5, _draw(2 * channels)
-    tensors = _draw(2, 70, channels), 1 + 0.1 * _draw(channels), _draw(channels), *weights
+    weights = draw(2 * channels, channels) / channels**0.5, draw(2 * channels)
+    tensors = draw(2, 70, channels), 1 + 0.1 * draw(channels), draw(channels), *weights
     return tensors, (HEADS, "relu", 1e-6), definition
 
 
@@ -380,11 +355,11 @@ def _linear_branch_answers(width):
         y = q @ sums[..., :-1] / (q @ sums[..., -1:] + 50 * 1e-6)
         return x + scale * (y.transpose(1, 2).flatten(2) @ proj.mT + proj_bias)
 
-    weights = [(_draw(channels, channels) / channels**0.5, _draw(channels)) for _ in range(2)]
-    sums = _draw(2, HEADS, width, width + 1).abs()
+    weights = [(draw(channels, channels) / channels**0.5, draw(channels)) for _ in range(2)]
+    sums = draw(2, HEADS, width, width + 1).abs()
     # narrow heads have many tokens for their channels, and are computed in another order
-    tensors = _draw(2, 200, channels), 1 + 0.1 * _draw(channels), _draw(channels), *weights[0], sums, *weights[1]
-    return (*tensors, _draw(channels)), (50, "elu", 1e-6, 1e-6), definition
+    tensors = draw(2, 200, channels), 1 + 0.1 * draw(channels), draw(channels), *weights[0], sums, *weights[1]
+    return (*tensors, draw(channels)), (50, "elu", 1e-6, 1e-6), definition
 
 
 def _norm_projection(width):
@@ -393,8 +368,8 @@ def _norm_projection(width):
         return torch.cat([normed @ weight.mT + bias, normed], dim=-1)
 
     rows = 12 * width + 5  # more than one part of them
-    weights = _draw(rows, width) / width**0.5, _draw(rows)
-    return (_draw(2, 70, width), 1 + 0.1 * _draw(width), _draw(width), *weights), (1e-6, True), definition
+    weights = draw(rows, width) / width**0.5, draw(rows)
+    return (draw(2, 70, width), 1 + 0.1 * draw(width), draw(width), *weights), (1e-6, True), definition
 
 
 def _projection_residual(width):
@@ -402,8 +377,8 @@ def _projection_residual(width):
         return x + scale * (y @ weight.mT + bias)
 
     mixed = 2 * width
-    weights = _draw(width, mixed) / mixed**0.5, _draw(width), _draw(width)
-    return (_draw(2, 70, width), _draw(2, 70, mixed), *weights), (), definition
+    weights = draw(width, mixed) / mixed**0.5, draw(width), draw(width)
+    return (draw(2, 70, width), draw(2, 70, mixed), *weights), (), definition
 
 
 def _patch_tokens(width):
@@ -416,9 +391,9 @@ def _patch_tokens(width):
         return torch.cat([prefix.expand(len(image), -1, -1), tokens], dim=1) + positions
 
     count = GRID.num_tokens
-    image = _draw(2, chans, GRID.height * side, GRID.width * side)
-    weight = _draw(width, chans, side, side) / (chans * side**2) ** 0.5
-    return (image, weight, _draw(width), _draw(1, GRID.prefix, width), _draw(1, count, width)), (), definition
+    image = draw(2, chans, GRID.height * side, GRID.width * side)
+    weight = draw(width, chans, side, side) / (chans * side**2) ** 0.5
+    return (image, weight, draw(width), draw(1, GRID.prefix, width), draw(1, count, width)), (), definition
 
 
 def _mlp(width):
@@ -429,77 +404,8 @@ def _mlp(width):
         return x + scale * (hidden @ second.mT + second_bias)
 
     hidden = 3 * width + 1
-    weights = _draw(hidden, width) / width**0.5, _draw(hidden), _draw(width, hidden) / hidden**0.5, _draw(width)
-    return (_draw(2, 70, width), 1 + 0.1 * _draw(width), _draw(width), *weights, _draw(width)), (1e-6,), definition
-
-
-def _branched(y, v, weight, bias, whose):
-    """A core's y with the local branch of v, whose f filters (f, 1, w, w) are a channel's or a head's."""
-    each = {"channel": lambda x: x, "head_channel": lambda x: x.repeat(HEADS, *[1] * (x.dim() - 1))}
-    each["head"] = lambda x: x.repeat_interleave(v.shape[-1], dim=0)
-    weight, bias = each[whose](weight), None if bias is None else each[whose](bias)
-    padding = weight.shape[-1] // 2
-    image = torch.nn.functional.conv2d(GRID.to_map(v), weight, bias, padding=padding, groups=len(weight))
-    return y + GRID.to_heads(image, HEADS)
-
-
-def _inline_mixer(width):
-    def definition(q, k, v, x, first, first_bias, second, second_bias):
-        hidden = x.mean(dim=1).unflatten(-1, (HEADS, width))
-        hidden = torch.einsum("bhi,hji->bhj", hidden, first.view(HEADS, width, width)) + first_bias.view(HEADS, width)
-        hidden = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
-        taps = torch.einsum("bhi,hji->bhj", hidden, second.view(HEADS, 9 * width, width))
-        taps = (taps + second_bias.view(HEADS, -1)).reshape(len(x), HEADS * width, 1, 3, 3)
-        y = ops.inline_weights(q, k) @ v
-        images = [_branched(y[b : b + 1], v[b : b + 1], taps[b], None, "channel") for b in range(len(x))]
-        return torch.cat(images)
-
-    channels = HEADS * width
-    mlp = _draw(channels, width, 1), _draw(channels), _draw(9 * channels, width, 1) / width**0.5, _draw(9 * channels)
-    return (*_tokens(width, 3), _draw(2, GRID.num_tokens, channels), *mlp), (list(GRID.shape),), definition
-
-
-def _agent_mixer(width):
-    bins = TokenGrid(2, 2)
-
-    def definition(q, k, v, *rest):
-        *tables, weight, bias = rest
-        means = torch.nn.functional.adaptive_avg_pool2d(GRID.to_map(q), bins.shape)
-        agents = bins.to_heads(means, HEADS)
-        y = ops.agent_weights(q, agents, k, BiasTables(*tables[:4]), BiasTables(*tables[4:])) @ v
-        return _branched(y, v, weight, bias, "channel")
-
-    def tables():
-        sizes = (7, 7), (GRID.height,), (GRID.width,), (GRID.prefix,)
-        return (_draw(HEADS, 4, *size) for size in sizes)
-
-    branch = _draw(HEADS * width, 1, 3, 3), _draw(HEADS * width)
-    return (*_tokens(width, 3), *tables(), *tables(), *branch), (list(GRID.shape), [2, 2], "channel"), definition
-
-
-def _pola_mixer(width):
-    def definition(q, k, v, g, power, temperature, positions, weight, bias):
-        learned = 1 + 3 * torch.sigmoid(power), None, torch.log(1 + torch.exp(temperature)), positions
-        y = _halved(v, *ops.pola_weights(q, k, *learned, eps=1e-6).unbind(2))
-        return _branched(y, v, weight, bias, "head_channel") * g
-
-    learned = *(_draw(HEADS, 1, width) for _ in range(2)), _draw(HEADS, GRID.num_tokens, width)
-    branch = _draw(width, 1, 5, 5), _draw(width)
-    return (*_tokens(width, 4), *learned, *branch), (list(GRID.shape), 3.0, 1e-6, "head_channel"), definition
-
-
-def _soft_mixer(width):
-    def definition(q, v, windows, norm_weight, norm_bias, weight, bias):
-        images = GRID.to_map(q).unflatten(1, (HEADS, width)).flatten(0, 1)
-        landmarks = torch.nn.functional.conv2d(images, windows, stride=(3, 4)).unflatten(0, (2, HEADS)).flatten(3).mT
-        landmarks = torch.nn.functional.layer_norm(SCALE * landmarks, (width,), norm_weight, norm_bias, 1e-5)
-        landmarks = torch.nn.functional.gelu(landmarks)
-        return _branched(ops.soft_weights(SCALE * q, landmarks) @ v, v, weight, bias, "head")
-
-    parameters = _draw(width, width, 3, 4) / width**0.5, 1 + 0.1 * _draw(width), 0.1 * _draw(width)
-    branch = _draw(HEADS, 1, 3, 3), None
-    settings = list(GRID.shape), 20, SCALE, 1e-5, 0.01, 1.8, "head"
-    return (*_tokens(width, 2), *parameters, *branch), settings, definition
+    weights = draw(hidden, width) / width**0.5, draw(hidden), draw(width, hidden) / hidden**0.5, draw(width)
+    return (draw(2, 70, width), 1 + 0.1 * draw(width), draw(width), *weights, draw(width)), (1e-6,), definition
 
 
 def _gradient_of(call: OperatorCall) -> OperatorCall:

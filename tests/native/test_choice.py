@@ -184,6 +184,20 @@ def test_operations_are_operators_of_torch():
             *(q, v, torch.randn(16, 16, 2, 2), torch.ones(16), torch.ones(16), torch.randn(2, 1, 3, 3), None),
             *([3, 4], 20, 0.5, 1e-5, 0.01, 1.8, "head"),
         ),
+        kernels.focused_mixer: (q, k, v, power, q[0], *branch, [3, 4], 3.0, 1e-6, "channel"),
+        kernels.polapp_mixer: (
+            *(q, k, v, v, *torch.rand(2, 2, 1, 32), None, None, *branch),
+            *([3, 4], True, 1e-6, "channel"),
+        ),
+        kernels.ttt_mixer: (
+            *(q, k, v, *torch.randn(2, 1, 16, 16), torch.randn(16, 1, 3, 3), None, None),
+            *([3, 4], True, 0.3),
+        ),
+        kernels.circulant_mixer: (q, k, v, v, [3, 4]),
+        kernels.mhla_mixer: (
+            *(q, k, v, torch.rand(4, 4), power, power, *branch),
+            *([3, 4], [2, 2], 1e-6, "channel"),
+        ),
         kernels.linear_attention: (q, k, v, "relu", 1e-6),
         kernels.linear_sums: (k, v, "relu"),
         kernels.linear_answers: (q, torch.rand(1, 2, 16, 17), 12, "relu", 1e-6),

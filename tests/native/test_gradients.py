@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from native_inputs import GRIDS, projected
-from operator_calls import GRID, TURNED, rotation_tables
+from operator_calls import TURNED
+from operator_numbers import GRID, rotation_tables
 from torch.testing import assert_close
 
 from subquad import TokenGrid, kernels, ops

@@ -13,6 +13,7 @@ from subquad.attention.refusing import refuse
 from subquad.attention.traits import Traits
 from subquad.grid import TokenGrid
 from subquad.ops import circulant_attention, circulant_weights
+from subquad.ops.at_once import circulant_at_once
 from subquad.ranges import Positive, checks_arguments
 
 
@@ -55,6 +56,9 @@ class CirculantAttention(nn.Module):
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         refuse(self, grid=grid, kv_grid=kv_grid, padding=padding)
+        whole = circulant_at_once(q, k, v, g, grid=grid) if padding is None else None
+        if whole is not None:
+            return whole
         y = circulant_attention(q, k, v, grid=grid)
         return finish(None, y, v, F.silu(g), grid=grid, kv_grid=kv_grid)
 

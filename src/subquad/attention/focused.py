@@ -4,12 +4,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
+from subquad.attention.bricks import (
+    LocalConv,
+    check_tokens,
+    finish,
+    finish_rows,
+    head_dim,
+    is_plain,
+    silence,
+    values_beside,
+)
 from subquad.attention.key_removal import renormalised
 from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import Shapes, focused_attention, focused_weights
+from subquad.ops.at_once import focused_at_once
 from subquad.ops.focused_formula import focused_answers, focused_sums
 from subquad.positions import PositionTable
 from subquad.ranges import AboveZero, Positive, checks_arguments
@@ -59,9 +69,15 @@ class FocusedAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
+        local = self.local
+        if padding is None and grid == kv_grid and is_plain(local, LocalConv):
+            learned = self.temperature, self.positions(kv_grid), local.weight, local.bias
+            whole = focused_at_once(q, k, v, *learned, power=self.power, grid=grid, filters=local.filters)
+            if whole is not None:
+                return whole
         k = self._placed(k, kv_grid)
         y = focused_attention(q, k, v, F.softplus(self.temperature), padding, power=self.power).to(v.dtype)
-        return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid

@@ -9,13 +9,23 @@ import math
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
+from subquad.attention.bricks import (
+    LocalConv,
+    check_tokens,
+    finish,
+    finish_rows,
+    head_dim,
+    is_plain,
+    silence,
+    values_beside,
+)
 from subquad.attention.key_removal import renormalised
 from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import NORMALISERS, mhla_attention, mhla_weights
+from subquad.ops.at_once import mhla_at_once
 from subquad.ops.mhla_formula import cut, mhla_answers, mhla_sums
 from subquad.ranges import AboveZero, Positive, checks_arguments
 
@@ -83,6 +93,10 @@ class MHLAAttention(nn.Module):
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
         self._check(grid, kv_grid, padding)
+        if padding is None and grid == kv_grid and self.normaliser == "paper" and is_plain(self.local, LocalConv):
+            whole = self._at_once(q, k, v, self.local, grid)
+            if whole is not None:
+                return whole
         y = mhla_attention(
             q,
             k,
@@ -97,6 +111,10 @@ class MHLAAttention(nn.Module):
             normaliser=self.normaliser,
         )
         return finish(self.local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
+
+    def _at_once(self, q: Tensor, k: Tensor, v: Tensor, local: LocalConv, grid: TokenGrid) -> Tensor | None:
+        learned = self._of_blocks(grid, grid), self.q_scale, self.k_scale, local.weight, local.bias
+        return mhla_at_once(q, k, v, *learned, pieces=self.pieces, least=LEAST, grid=grid, filters=local.filters)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
@@ -138,12 +156,16 @@ class MHLAAttention(nn.Module):
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
 
     def _mixing(self, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
-        """The matrix of the blocks that these grids have."""
+        """The matrix of the blocks that these grids have, as it weighs them."""
+        mixing = self._of_blocks(grid, kv_grid)
+        return mixing.clamp(min=LEAST) if self.normaliser == "paper" else mixing
+
+    def _of_blocks(self, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
+        """The same as it is learned."""
         rows, columns = (
             int(built and not one.whole.prefix) for built, one in zip(self.prefixes, (grid, kv_grid), strict=True)
         )
-        mixing = self.mixing[rows:, columns:]
-        return mixing.clamp(min=LEAST) if self.normaliser == "paper" else mixing
+        return self.mixing[rows:, columns:]
 
     def _check(self, grid: TokenGrid, kv_grid: TokenGrid, padding: Tensor | None) -> None:
         for built, one in zip(self.prefixes, (grid, kv_grid), strict=True):

@@ -6,12 +6,22 @@ Cost 4 n d² a head. Meng et al., the successor of arXiv 2501.15061.
 import torch
 from torch import Tensor, nn
 
-from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_rows, head_dim, silence, values_beside
+from subquad.attention.bricks import (
+    LocalConv,
+    check_tokens,
+    finish,
+    finish_rows,
+    head_dim,
+    is_plain,
+    silence,
+    values_beside,
+)
 from subquad.attention.key_removal import renormalised
 from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import polapp_attention, polapp_weights
+from subquad.ops.at_once import polapp_at_once
 from subquad.ops.polapp_formula import polapp_answers, polapp_sums
 from subquad.ops.weighted_sums import merge_weighted
 from subquad.ranges import Positive, checks_arguments
@@ -65,8 +75,14 @@ class PolappAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
+        local, learned = self.local, (self.same_spikiness, self.opposite_spikiness)
+        if padding is None and grid == kv_grid and is_plain(local, LocalConv):
+            branch = local.weight, local.bias
+            whole = polapp_at_once(q, k, v, g, *learned, *branch, rotation=rotation, grid=grid, filters=local.filters)
+            if whole is not None:
+                return whole
         y = polapp_attention(q, k, v, *self.spikiness(), padding, rotation)
-        return finish(self.local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
+        return finish(local, y, v, g, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self,

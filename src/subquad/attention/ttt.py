@@ -13,6 +13,7 @@ from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
 from subquad.ops import ttt_filter, ttt_unit
+from subquad.ops.at_once import ttt_at_once
 from subquad.ops.ttt_formula import filter_answers, filter_sums, unit_answers, unit_sums
 from subquad.positions import start_normal
 from subquad.ranges import Positive, checks_arguments
@@ -56,6 +57,10 @@ class TTTAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
+        if padding is None and grid == kv_grid:
+            whole = ttt_at_once(q, k, v, self.w1, self.w2, self.w3, rotation=rotation, grid=grid)
+            if whole is not None:
+                return whole
         sizes = [len(self.w1), EXTRA_HEADS]
         (q, filter_q), (k, filter_k), (v, filter_v) = (tokens.split(sizes, dim=1) for tokens in (q, k, v))
         y = ttt_unit(q, k, v, self.w1, self.w2, padding, rotation=rotation)

@@ -33,7 +33,17 @@ from subquad.kernels.layer_operators import (
     projection_residual,
 )
 from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, map_products, pool
-from subquad.kernels.mixer_operators import agent_mixer, inline_mixer, pola_mixer, soft_mixer
+from subquad.kernels.mixer_operators import (
+    agent_mixer,
+    circulant_mixer,
+    focused_mixer,
+    inline_mixer,
+    mhla_mixer,
+    pola_mixer,
+    polapp_mixer,
+    soft_mixer,
+    ttt_mixer,
+)
 from subquad.kernels.shapes import Shapes
 from subquad.kernels.state_operators import (
     focus,
@@ -66,11 +76,13 @@ __all__ = [
     "agent_mixer",
     "choose",
     "circulant_attention",
+    "circulant_mixer",
     "compute",
     "compute_if_possible",
     "convolve_windows",
     "depthwise",
     "focus",
+    "focused_mixer",
     "implements",
     "inline_attention",
     "inline_mixer",
@@ -86,6 +98,7 @@ __all__ = [
     "map_products",
     "may_be_replayed",
     "mhla_answers",
+    "mhla_mixer",
     "mhla_sums",
     "mlla_attention",
     "mlp",
@@ -96,6 +109,7 @@ __all__ = [
     "pola_attention",
     "pola_mixer",
     "polapp_attention",
+    "polapp_mixer",
     "pool",
     "projection_residual",
     "rala_attention",
@@ -105,6 +119,7 @@ __all__ = [
     "soft_gather",
     "soft_mixer",
     "soft_spread",
+    "ttt_mixer",
     "ttt_unit",
     "unavailable",
     "use_backend",

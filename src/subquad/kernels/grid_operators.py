@@ -71,7 +71,7 @@ def empty_states_of_blocks(k: Any, shape: Sequence[int], pieces: Sequence[int]) 
     return k.new_empty(b, h, blocks, d, d + 1, dtype=torch.float32)
 
 
-def _transforms(q: Any, count: int) -> int:
+def transform_flops(q: Any, count: int) -> int:
     """Operations of so many real Fourier transforms of all channels over n tokens, 2.5 n log₂ n each."""
     b, h, n, d = q
     return int(2.5 * b * h * n * d * math.log2(max(n, 2))) * count
@@ -81,7 +81,7 @@ circulant_attention_gradient = operator(
     "the gradient of circulant attention",
     "circulant_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, int[] shape)",
     GRAD | {"q": "b h n d", "k": "b h n d", "v": "b h n d"},
-    lambda grad, q, *rest: _transforms(q, 15),
+    lambda grad, q, *rest: transform_flops(q, 15),
     shape=like_qkv,
     result="(Tensor, Tensor, Tensor)",
 )
@@ -91,7 +91,7 @@ circulant_attention = operator(
     "circulant attention",
     "circulant_attention(Tensor q, Tensor k, Tensor v, int[] shape)",
     {"q": "b h n d", "k": "b h n d", "v": "b h n d"},
-    lambda q, *rest: _transforms(q, 6),
+    lambda q, *rest: transform_flops(q, 6),
     gradient=circulant_attention_gradient,
     sums_in_fp32=True,
 )

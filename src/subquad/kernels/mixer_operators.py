@@ -10,6 +10,8 @@ of the map; tokens in front of it are its prefix. `filters` says whose the f fil
 from typing import Any
 
 from subquad.kernels.declaring import operator
+from subquad.kernels.grid_operators import transform_flops
+from subquad.kernels.state_operators import WIDE_TABLES
 
 FILTERS = ("channel", "head_channel", "head")
 """Whose a depthwise filter is: one of the h·d channels', one of a head's d channels' in all heads, or a head's."""
@@ -81,5 +83,67 @@ soft_mixer = operator(
     "int[] shape, int steps, float scale, float norm_eps, float ridge, float start, str filters)",
     {"q": "b h n d", "v": "b h n d", "windows": "d d i j", "norm_weight": "d", "norm_bias": "d"} | LOCAL,
     _soft,
+    sums_in_fp32=True,
+)
+
+# keys have positions added, and tokens are divided by softplus(temperature)
+focused_mixer = operator(
+    "focused attention",
+    "focused_mixer(Tensor q, Tensor k, Tensor v, Tensor temperature, Tensor positions, Tensor weight, Tensor? bias, "
+    "int[] shape, float power, float eps, str filters)",
+    QKV | {"temperature": "h 1 d", "positions": "h n d"} | LOCAL,
+    lambda q, k, v, temperature, positions, weight, *rest: _core(q, q[3]) + _branch(q, weight),
+    sums_in_fp32=True,
+)
+
+# spikiness is the sigmoid of what is learned
+polapp_mixer = operator(
+    "PolaFormer++'s attention",
+    "polapp_mixer(Tensor q, Tensor k, Tensor v, Tensor g, Tensor same, Tensor opposite, Tensor? cos, Tensor? sin, "
+    "Tensor weight, Tensor? bias, int[] shape, bool interleaved, float eps, str filters)",
+    QKV | {"g": "b h n d", "same": "h 1 2*d", "opposite": "h 1 2*d", "cos": WIDE_TABLES, "sin": WIDE_TABLES} | LOCAL,
+    lambda q, k, v, g, same, opposite, cos, sin, weight, *rest: 2 * _core(q, q[3]) + _branch(q, weight),
+    sums_in_fp32=True,
+)
+
+
+def _trained(q: Any, k: Any, v: Any, w1: Any, w2: Any, w3: Any, *rest: Any) -> int:
+    b, _, n, d = q
+    return 12 * b * w1[0] * n * d * d + 4 * b * n * w3[0] * 9
+
+
+# the last of g heads, of c channels, train filters on their map, the h others units
+ttt_mixer = operator(
+    "test-time training",
+    "ttt_mixer(Tensor q, Tensor k, Tensor v, Tensor w1, Tensor w2, Tensor w3, Tensor? cos, Tensor? sin, int[] shape, "
+    "bool interleaved, float loss_scale)",
+    {"q": "b g n d", "k": "b g n d", "v": "b g n d"}
+    | {"w1": "h d d", "w2": "h d d", "w3": "c 1 3 3", "cos": "n d|h n d", "sin": "n d|h n d"},
+    _trained,
+    sums_in_fp32=True,
+)
+
+# times SiLU of a gate; it knows no prefix
+circulant_mixer = operator(
+    "circulant attention",
+    "circulant_mixer(Tensor q, Tensor k, Tensor v, Tensor g, int[] shape)",
+    QKV | {"g": "b h n d"},
+    lambda q, *rest: transform_flops(q, 6),
+    sums_in_fp32=True,
+)
+
+
+def _of_blocks(q: Any, k: Any, v: Any, mixing: Any, *rest: Any) -> int:
+    b, h, n, d = q
+    return 2 * b * h * d * (d + 1) * (2 * n + mixing[0] ** 2) + _branch(q, rest[2])
+
+
+# a state for each of i blocks, mixed for each of them; no number of the matrix is below `least`
+mhla_mixer = operator(
+    "MHLA",
+    "mhla_mixer(Tensor q, Tensor k, Tensor v, Tensor mixing, Tensor q_scale, Tensor k_scale, Tensor weight, "
+    "Tensor? bias, int[] shape, int[] pieces, float least, str filters)",
+    QKV | {"mixing": "i i", "q_scale": "h 1 d", "k_scale": "h 1 d"} | LOCAL,
+    _of_blocks,
     sums_in_fp32=True,
 )

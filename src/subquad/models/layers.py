@@ -322,7 +322,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
         if self.again is None or self.training or rotation is not None or grid.whole is not grid:
             return self._steps(x, grid, rotation)
-        y = self.again(self, "block", lambda x: self._steps(x, grid, None), x, settings=grid)
+        # patches that a convolution makes lie channel by channel
+        y = self.again(self, "block", lambda x: self._steps(x, grid, None), x.contiguous(), settings=grid)
         assert y is not None
         return y
 

@@ -12,7 +12,9 @@ from subquad import kernels, spread
 from subquad.grid import TokenGrid
 from subquad.kernels import Operator
 from subquad.ops.soft_formula import RIDGE, START
+from subquad.ops.ttt_formula import TAPS
 from subquad.positions import BiasTables
+from subquad.rope import Rotation, tables_of
 
 
 def inline_at_once(q: Tensor, k: Tensor, v: Tensor, x: Tensor, *mlp: Tensor | None, grid: TokenGrid) -> Tensor | None:
@@ -85,6 +87,87 @@ def soft_at_once(
     tensors = q, v, windows, norm_weight, norm_bias, weight, bias
     settings = grid.shape, steps, scale, norm_eps, RIDGE, START, filters
     return _computed(kernels.soft_mixer, tensors, settings)
+
+
+def focused_at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    temperature: Tensor,
+    positions: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    power: float,
+    grid: TokenGrid,
+    filters: str,
+    eps: float = 1e-6,
+) -> Tensor | None:
+    """Focused attention, from `temperature` (h, 1, d) as it is learned and `positions` (h, n, d) of the keys."""
+    tensors = q, k, v, temperature, positions, weight, bias
+    return _computed(kernels.focused_mixer, tensors, (grid.shape, power, eps, filters))
+
+
+def polapp_at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    same: Tensor,
+    opposite: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    rotation: Rotation | None,
+    grid: TokenGrid,
+    filters: str,
+    eps: float = 1e-6,
+) -> Tensor | None:
+    """PolaFormer++'s attention with its gate g, from the spikiness (h, 1, 2d) as it is learned."""
+    cos, sin, interleaved = tables_of(rotation)
+    tensors = q, k, v, g, same, opposite, cos, sin, weight, bias
+    return _computed(kernels.polapp_mixer, tensors, (grid.shape, interleaved, eps, filters))
+
+
+def ttt_at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    w3: Tensor,
+    *,
+    rotation: Rotation | None,
+    grid: TokenGrid,
+) -> Tensor | None:
+    """Test-time training of the units' heads, and of the filters' behind them; see `ttt_unit` and `ttt_filter`."""
+    cos, sin, interleaved = tables_of(rotation)
+    return _computed(kernels.ttt_mixer, (q, k, v, w1, w2, w3, cos, sin), (grid.shape, interleaved, 1 / TAPS))
+
+
+def circulant_at_once(q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, grid: TokenGrid) -> Tensor | None:
+    """Circulant attention times SiLU of its gate g, on a grid without prefix."""
+    return _computed(kernels.circulant_mixer, (q, k, v, g), (grid.shape,))
+
+
+def mhla_at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixing: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    pieces: tuple[int, int],
+    least: float,
+    grid: TokenGrid,
+    filters: str,
+) -> Tensor | None:
+    """MHLA with the paper's normaliser, from the matrix of blocks as it is learned, `least` its smallest number."""
+    tensors = q, k, v, mixing, q_scale, k_scale, weight, bias
+    return _computed(kernels.mhla_mixer, tensors, (grid.shape, pieces, least, filters))
 
 
 def _computed(operator: Operator, tensors: tuple[Tensor | None, ...], settings: tuple[Any, ...]) -> Tensor | None:

@@ -31,4 +31,4 @@ register_backend(
 )
 
 # they need the backend
-from subquad.kernels.cpu import grids, landmarks, layer_kernels, map_kernels, mixer_kernels, states  # noqa: E402, F401
+from subquad.kernels.cpu import grids, landmarks, layer_kernels, map_kernels, mixer_kernels, newer_mixer_kernels, states  # noqa: E402, F401

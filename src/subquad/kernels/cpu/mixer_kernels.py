@@ -5,7 +5,6 @@ on the way are fp32.
 """
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,23 +12,18 @@ from torch import Tensor
 from subquad.kernels import mixer_operators as operators
 from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
-    Map,
     Predictor,
     as_it_lies,
     bias_of_tables,
     filters_of,
     long,
+    map_of,
     norm_of,
     of_one_dtype,
     shape_of,
     tokens_of,
 )
 from subquad.kernels.declaring import empty_tokens, implements
-
-
-def _map(x: Tensor, shape: Sequence[int]) -> Map:
-    height, width = shape
-    return Map(height, width, x.shape[2] - height * width)
 
 
 @implements(operators.inline_mixer, "native")
@@ -49,7 +43,7 @@ def inline_mixer(
     out, x = empty_tokens(q), x if x.stride(-1) == 1 else x.contiguous()
     predictor = Predictor.of(first, first_bias, second, second_bias)
     kernel("inline_mixer", q.dtype)(
-        shape_of(q, k), *map(tokens_of, (q, k, v, x[:, None])), predictor, _map(q, shape), tokens_of(out)
+        shape_of(q, k), *map(tokens_of, (q, k, v, x[:, None])), predictor, map_of(q, shape), tokens_of(out)
     )
     return out if dtype == out.dtype else out.to(dtype)
 
@@ -66,7 +60,7 @@ def agent_mixer(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
         bias_of_tables(*tables[:4]),
         bias_of_tables(*tables[4:]),
         filters_of(weight, bias, filters, q),
-        _map(q, shape),
+        map_of(q, shape),
         *long(*bins),
         tokens_of(out),
     )
@@ -99,7 +93,7 @@ def pola_mixer(
         ctypes.c_float(alpha),
         ctypes.c_float(eps),
         filters_of(weight, bias, filters, q),
-        _map(q, shape),
+        map_of(q, shape),
         tokens_of(out),
     )
     return out if dtype == out.dtype else out.to(dtype)
@@ -141,7 +135,7 @@ def soft_mixer(
         *long(steps),
         *map(ctypes.c_float, (ridge, start)),
         filters_of(weight, bias, filters, q),
-        _map(q, shape),
+        map_of(q, shape),
         *long(*windows.shape[2:]),
         tokens_of(out),
     )

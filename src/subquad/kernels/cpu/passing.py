@@ -1,6 +1,7 @@
 """How tensors are handed to a kernel."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -119,6 +120,12 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
     """Give the sizes of queries and keys, and how many threads there are."""
     b, h, n, d = q.shape
     return Shape(b, h, n, k.shape[2], d, torch.get_num_threads())
+
+
+def map_of(x: Tensor, shape: Sequence[int]) -> Map:
+    """The map of `shape` that tokens (b, h, n, d) stand on, behind a prefix."""
+    height, width = shape
+    return Map(height, width, x.shape[2] - height * width)
 
 
 def of_one_dtype(*tokens: Tensor | None) -> tuple[Any, ...]:

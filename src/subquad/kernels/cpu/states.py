@@ -62,6 +62,11 @@ def linear_attention_gradient(
 
 def _no_pairs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
     *_, cos, _, interleaved, _ = rest
+    return why_not_turned(q, k, cos, interleaved)
+
+
+def why_not_turned(q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool) -> str | None:
+    """Why the kernels can't turn features by a rotation's tables; None where they can, or there is none."""
     if cos is None:
         return None
     if not interleaved:

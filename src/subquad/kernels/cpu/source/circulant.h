@@ -209,24 +209,35 @@ void each_channels(const Shape& shape, int me, int all, Function&& function) {
         function(i / parts / shape.heads, i / parts % shape.heads, i % parts * W);
 }
 
+// Times SiLU of a gate, where there is one
 template <class E>
-Answer circulant_attention_of(
-    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out, int64_t height, int64_t width) {
+Answer circulant_mixer_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> g, int64_t height, int64_t width, Tokens<E> out) {
     if (height < 1 || width < 1 || height * width != shape.queries || shape.queries != shape.keys) return MISFIT;
-    if (!fits(shape, shape.queries, q, k, v, out)) return MISFIT;
+    if (!fits(shape, shape.queries, q, k, v, g, out)) return MISFIT;
     const Torus torus{height, width};
     parallel(shape.threads, [&](int me, int all) {
         Torus::Room room = torus.room();
         Buffer<float> weights(torus.places * W);
         each_channels(shape, me, all, [&](int64_t b, int64_t h, int64_t first) {
-            const Channels<E> of_q{q, b, h, first}, of_k{k, b, h, first}, of_v{v, b, h, first}, of_out{out, b, h, first};
+            const Channels<E> of_q{q, b, h, first}, of_k{k, b, h, first}, of_v{v, b, h, first};
+            const Channels<E> of_g{g, b, h, first}, of_out{out, b, h, first};
             torus.combine<true>(room, of_q, of_k);
             torus.softmax(room, weights.data());
             torus.combine<true>(room, Vectors{weights.data()}, of_v);
-            for (int64_t i = 0; i < torus.places; i++) of_out.write(i, load(torus.real(room, i)));
+            for (int64_t i = 0; i < torus.places; i++) {
+                const vec value = load(torus.real(room, i));
+                of_out.write(i, g.data ? value * silu(of_g(i)) : value);
+            }
         });
     });
     return DONE;
+}
+
+template <class E>
+Answer circulant_attention_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out, int64_t height, int64_t width) {
+    return circulant_mixer_of<E>(shape, q, k, v, {}, height, width, out);
 }
 
 KERNEL(

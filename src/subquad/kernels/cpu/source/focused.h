@@ -8,6 +8,7 @@ struct Focus {
     const Shape& shape;
     const Tokens<E>& x;
     const float exponent;
+    const float* positions = nullptr;  // (h, n, d), added to the tokens
     const int64_t d = shape.width, row = padded(d), size = shape.heads * row;
     Buffer<float> sharpness = Buffer<float>(size);  // 1 / t
 
@@ -23,6 +24,10 @@ struct Focus {
         for (int64_t h = 0; h < shape.heads; h++)
             each_entry(x.at(b, h, token), d, [&](int64_t c, vec value) {
                 const int64_t i = h * row + c;
+                if (positions) {
+                    const float* own = positions + (h * shape.queries + token) * d + c;
+                    value += d - c >= W ? load(own) : load(own, d - c);
+                }
                 // beyond the width the sharpness is 0
                 const vec one = (feature_of(value, RELU) + 1e-6f) * load(&sharpness[i]);
                 const vec sharp = exponent == 3 ? one * one * one : power(one, fill(exponent));

@@ -14,5 +14,6 @@
 #include "linear_branch.h"
 #include "branch_edges.h"
 #include "mixers.h"
+#include "newer_mixers.h"
 #include "patches.h"
 #include "replay.h"

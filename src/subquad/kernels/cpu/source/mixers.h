@@ -149,9 +149,8 @@ Answer pola_mixer_of(
     if (!fits(shape, filters) || !fits(shape, shape.queries, v, g) || !fits(shape.queries, map)) return MISFIT;
     Buffer<float> powers(channels), sharpness(channels);
     for (int64_t c = 0; c < channels; c++) {
-        const float x = temperature.data[c];
-        powers[c] = 1 + alpha / (1 + std::exp(-power.data[c]));
-        sharpness[c] = 1 / (x > 20 ? x : std::log1p(std::exp(x)));
+        powers[c] = 1 + alpha * sigmoid(power.data[c]);
+        sharpness[c] = 1 / softplus(temperature.data[c]);
     }
     // the same of all images
     const Tokens<float> places{positions.data, 0, head, shape.width, shape.batch, shape.heads, shape.keys, shape.width};

@@ -343,6 +343,11 @@ inline vec exponential(vec x) {
     return x < fill(-87.0f) ? vec{} : value;
 }
 
+inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+inline vec silu(vec x) { return x * sigmoid(x); }
+inline float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+inline float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
 // ln m of numbers m · 2^whole, which are normal and above 0, with m from sqrt ½ to sqrt 2
 inline vec mantissa_logarithm(vec x, vec& whole) {
     const ivec bits = as_int(x);

@@ -2,8 +2,6 @@
 #pragma once
 #include "feature_maps.h"
 
-inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
-
 // A head's two matrices (d × padded d) as the right sides of products
 template <class P>
 struct Unit {
@@ -87,7 +85,7 @@ Answer ttt_unit_of(
                 for (int64_t t = 0; t < piece.count; t++)
                     for (int64_t c = 0; c < row; c += W) {
                         const vec x = load(&gate[t * row + c]);
-                        store(y.data + t * y.row + c, load(&straight[t * row + c]) * x * sigmoid(x));
+                        store(y.data + t * y.row + c, load(&straight[t * row + c]) * silu(x));
                     }
             });
         });
