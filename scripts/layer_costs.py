@@ -5,9 +5,9 @@
     python scripts/layer_costs.py --attention agent --tokens 784 --parts
 
 `subquad bench` takes the time of a clock, and both cores; here other work of the machine counts as little as it can.
-One image, fp32. Medians, and in brackets ratios of the lowest tenths: where the two disagree, the machine was busy.
-With `--parts` the operators inside a layer, by the time that is spent in each of them alone; what is left of the layer
-is Python's.
+One image, fp32 where nothing is said. Medians, and in brackets ratios of the lowest tenths: where the two disagree, the
+machine was busy. With `--parts` the operators inside a layer, by the time that is spent in each of them alone; what is
+left of the layer is Python's.
 """
 
 import argparse
@@ -22,12 +22,14 @@ from subquad import ATTENTION, use_backend
 from subquad.benchmarks.layers_on_squares import layer_on_tokens
 
 Pass = Callable[[], object]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def passes_of(name: str, tokens: int, given: argparse.Namespace) -> dict[str, Pass]:
     """The layer by each backend, and its two projections alone."""
     shape, device = (1, tokens, given.dim), torch.device("cpu")
     layer, x, grid = layer_on_tokens(name, shape, given.num_heads, device=device, backward=given.backward)
+    layer, x = layer.to(DTYPES[given.dtype]), x.detach().to(DTYPES[given.dtype]).requires_grad_(given.backward)
     read = x.detach().new_zeros(1, tokens, layer.proj.in_features).requires_grad_(given.backward)
 
     def by(backend: str) -> Pass:
@@ -87,6 +89,7 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", nargs="+", type=int, default=[784, 3136], help="square numbers")
     parser.add_argument("--dim", type=int, default=192, help="channels")
     parser.add_argument("--num-heads", type=int, default=3, help="heads")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32", help="of tokens and weights")
     parser.add_argument("--backward", action="store_true", help="forward and backward together")
     parser.add_argument("--backends", nargs="+", default=["auto"], help="auto, eager, …")
     parser.add_argument("--repeats", type=int, default=101, help="of each pass with 784 tokens, fewer with more")

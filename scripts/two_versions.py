@@ -21,6 +21,7 @@ import json, sys, time
 import torch
 import subquad
 from subquad import ATTENTION, TokenGrid
+from subquad.attention import traits_of
 from subquad.models.layers import SelfAttention
 wanted = json.loads(sys.stdin.readline())
 torch.set_num_threads(wanted["threads"])
@@ -30,7 +31,8 @@ cases = {}
 for name in wanted["networks"]:
     for size in wanted["img_size"]:
         for dtype in (torch.bfloat16, torch.float32):
-            model = subquad.create_model("deit_tiny", attention=name, img_size=size)
+            without = {"class_token": False} if "prefix" in traits_of(ATTENTION[name]).refuses else {}
+            model = subquad.create_model("deit_tiny", attention=name, img_size=size, **without)
             model, x = subquad.optimize(model, dtype), torch.randn(1, 3, size, size, dtype=dtype)
             cases[f"{name} {size} px {str(dtype)[6:]}"] = lambda model=model, x=x: model(x)
 for width, num_heads in () if wanted["networks"] else ((64, 2), (192, 3)):

@@ -104,6 +104,8 @@ def test_it_is_counted_and_compiled_like_the_steps(name):
     settings = {"num_agents": 4} if "num_agents" in settings_of(name) else {}
     layer = SelfAttention(32, 2, lambda *a, **k: ATTENTION[name](*a, **k, **settings), grid=grid).eval()
     x, graphs, counts = torch.randn(2, grid.num_tokens, 32), [], []
+    # PyTorch compiles a layer's code so many times at most
+    torch.compiler.reset()
     compiled = torch.compile(
         lambda x: layer(x, grid=grid), backend=lambda graph, _: graphs.append(str(graph.graph)) or graph
     )

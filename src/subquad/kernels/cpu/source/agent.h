@@ -177,6 +177,7 @@ Answer agent_attention_gradient_of(
     if (!fits(shape, shape.keys, count, key_bias) || !fits(shape, shape.queries, count, query_bias)) return MISFIT;
     if (!fits(all_heads * shape.keys * count, dkey_bias) || !fits(all_heads * shape.queries * count, dquery_bias))
         return MISFIT;
+    typedef Operand<E> P;
     const int64_t d = shape.width, row = padded(d), columns = padded(count), size = count * row;
     Collected collected(shape, count);
     Sums of_queries(shape.threads, 2 * size), of_keys(shape.threads, size);  // dv_A and dA; dA
@@ -189,34 +190,39 @@ Answer agent_attention_gradient_of(
         return kept.get() + (piece.index * shape.keys + piece.first) * columns;
     };
     parallel(shape.threads, [&](int me, int all) {
-        AgentMaps<float> maps(shape, agents.data, count, key_bias, query_bias);
-        Buffer<float> spare, other, few, turned, gradient(T * columns);
+        AgentMaps<P> maps(shape, agents.data, count, key_bias, query_bias);
+        Buffer<float> spare, few, turned, gradient(T * columns);
+        Buffer<P> left, right, few_panel(deep<P>(count) * row), dvalue(few_panel.size()), turned_panel(deep<P>(d) * columns);
         float *map = maps.map.data(), *dmap = gradient.data();
-        int64_t of = -1;
+        int64_t of = -1, with = -1;
         // from the logits' gradient: that of the tokens, of the agents and of the bias
         const auto finish = [&](const Tokens<E>& x, const Piece& piece, const Tokens<E>& dx, int64_t tokens, float* sum,
                                 float* dbias) {
             for (int64_t t = 0; t < piece.count; t++)
                 std::memcpy(dbias + (piece.index * tokens + piece.first + t) * count, dmap + t * columns, count * sizeof(float));
             for (int64_t i = 0; i < piece.count * columns; i += W) store(dmap + i, load(dmap + i) * maps.scale);
+            const Matrix<P> slopes = lowered(dmap, columns, piece.count, columns, left);
             to_tokens(dx, piece, d, spare, [&](Rows c) {
-                multiply(piece.count, row, count, {dmap, columns, 1}, few.data(), row, c);
+                multiply(piece.count, row, deep<P>(count), slopes, few_panel.data(), row, c);
             });
-            const Rows rows = values_of(x, piece, d, spare);
-            multiply(count, row, piece.count, {dmap, 1, columns}, rows.data, rows.row, {sum, row}, true);
+            const Panel<P> both = packed(dmap, columns, piece.count, columns, left), rows = packed(x, piece, d, right);
+            multiply(count, row, deep<P>(piece.count), both.turned(), rows.data, rows.row, {sum, row}, true);
         };
         const auto begin = [&](const Piece& piece, const float* values) {
             if (of == piece.index) return;
             as_rows(agents.data + (of = piece.index) * count * d, d, count, d, few);
             as_columns(values, row, count, d, 1, turned);
+            pack(few.data(), row, count, row, few_panel.data());
+            pack(turned.data(), columns, d, columns, turned_panel.data());
         };
         collected.run(shape, k, v, maps, me, all);
         of_queries.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
             begin(piece, collected.values(piece.index));
             maps.over_agents(q, piece);
-            const Rows g = values_of(grad, piece, d, other);
-            multiply(count, row, piece.count, {map, 1, columns}, g.data, g.row, {sum, row}, true);
-            multiply(piece.count, columns, d, {g.data, g.row, 1}, turned.data(), columns, {dmap, columns});
+            const Panel<P> weights = packed(map, columns, piece.count, columns, left), g = packed(grad, piece, d, right);
+            multiply(count, row, deep<P>(piece.count), weights.turned(), g.data, g.row, {sum, row}, true);
+            const Matrix<P> rows = lowered(grad, piece, d, right);
+            multiply(piece.count, columns, deep<P>(d), rows, turned_panel.data(), columns, {dmap, columns});
             for (int64_t t = 0; t < piece.count; t++) {
                 vec total{};
                 for (int64_t a = 0; a < columns; a += W) total += load(map + t * columns + a) * load(dmap + t * columns + a);
@@ -237,7 +243,8 @@ Answer agent_attention_gradient_of(
         const auto meet = [&](const Piece& piece) {
             begin(piece, &dvalues[piece.index * size]);
             maps.over_tokens(k, piece, collected.most(piece.index), collected.total(piece.index));
-            multiply(piece.count, columns, d, matrix_of(v, piece, d, other), turned.data(), columns, {dmap, columns});
+            const Matrix<P> values = lowered(v, piece, d, right);
+            multiply(piece.count, columns, deep<P>(d), values, turned_panel.data(), columns, {dmap, columns});
         };
         // the same a second time, where both were kept
         const auto meet_again = [&](const Piece& piece) {
@@ -268,10 +275,12 @@ Answer agent_attention_gradient_of(
         });
         of = -1;
         of_keys.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
-            const float *dvalue = &dvalues[piece.index * size], *mean = &lost[piece.index * columns];
+            const float* mean = &lost[piece.index * columns];
             meet_again(piece);
+            if (with != piece.index) pack(&dvalues[(with = piece.index) * size], row, count, row, dvalue.data());
+            const Matrix<P> weights = lowered(map, columns, piece.count, columns, left);
             to_tokens(dv, piece, d, spare, [&](Rows c) {
-                multiply(piece.count, row, count, {map, columns, 1}, dvalue, row, c);
+                multiply(piece.count, row, deep<P>(count), weights, dvalue.data(), row, c);
             });
             for (int64_t t = 0; t < piece.count; t++)
                 for (int64_t a = 0; a < columns; a += W) {

@@ -72,13 +72,16 @@ template <class E>
 Answer inline_attention_gradient_of(
     Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> grad, Tokens<E> dq, Tokens<E> dk, Tokens<E> dv) {
     if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
+    typedef Operand<E> P;
     const int64_t d = shape.width, row = padded(d), square = d * row, all_heads = shape.batch * shape.heads;
+    const int64_t panel = deep<P>(d) * row;
     const float scale = 1 / (std::sqrt(float(d)) * float(shape.keys));
     Sums sums(shape.threads, 2 * row), states(shape.threads, square), grads(shape.threads, square + row);
-    Buffer<float> means(all_heads * 2 * row), covariance(all_heads * square);
-    Buffer<float> gradient(all_heads * (2 * square + row));  // dC, Σ g, dCᵀ
+    Buffer<float> means(all_heads * 2 * row), gradient(all_heads * row);  // Σ g
+    Buffer<P> covariance(all_heads * panel), gradients(all_heads * 2 * panel);  // Cᵀ; dC and dCᵀ
     parallel(shape.threads, [&](int me, int all) {
-        Buffer<float> room(T * row), spare, other;
+        Buffer<float> room(T * row), spare, total(square), turned(d * row);
+        Buffer<P> left, right;
         sums.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const Rows keys = values_of(k, piece, d, spare);
             add_rows(keys.data, keys.row, piece.count, row, sum);
@@ -92,43 +95,52 @@ Answer inline_attention_gradient_of(
         });
         states.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             centred(k, piece, d, &means[piece.index * 2 * row], spare, room.data());
-            const Rows values = values_of(v, piece, d, spare);
-            multiply(d, row, piece.count, {room.data(), 1, row}, values.data, values.row, {sum, row}, true);
+            const Panel<P> keys = packed(room.data(), row, piece.count, row, left), values = packed(v, piece, d, right);
+            multiply(d, row, deep<P>(piece.count), keys.turned(), values.data, values.row, {sum, row}, true);
         });
         heads(shape, me, all, [&](int64_t index) {
-            Buffer<float> total(square);
+            std::fill(total.begin(), total.end(), 0.0f);
             states.each_sum(index, [&](const float* part) {
                 for (int64_t i = 0; i < square; i++) total[i] += part[i] * scale;
             });
-            transpose(total.data(), d, d, &covariance[index * square]);
+            transpose(total.data(), d, d, turned.data());
+            pack(turned.data(), row, d, row, &covariance[index * panel]);
         });
         grads.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
-            const Rows g = values_of(grad, piece, d, other);
-            add_rows(g.data, g.row, piece.count, row, sum + square);
-            const Strided queries = matrix_of(q, piece, d, spare);
-            multiply(d, row, piece.count, {queries.data, 1, queries.row}, g.data, g.row, {sum, row}, true);
+            const Rows rows = values_of(grad, piece, d, spare);
+            add_rows(rows.data, rows.row, piece.count, row, sum + square);
+            const Panel<P> queries = packed(q, piece, d, left), g = packed(grad, piece, d, right);
+            multiply(d, row, deep<P>(piece.count), queries.turned(), g.data, g.row, {sum, row}, true);
+            const Matrix<P> rows_of_g = lowered(grad, piece, d, left);
             to_tokens(dq, piece, d, spare, [&](Rows c) {
-                multiply(piece.count, row, d, {g.data, g.row, 1}, &covariance[piece.index * square], row, c);
+                multiply(piece.count, row, deep<P>(d), rows_of_g, &covariance[piece.index * panel], row, c);
             });
         });
         heads(shape, me, all, [&](int64_t index) {
-            float* to = &gradient[index * (2 * square + row)];
+            std::fill(total.begin(), total.end(), 0.0f);
             grads.each_sum(index, [&](const float* part) {
-                for (int64_t i = 0; i < square; i++) to[i] += part[i] * scale;
-                for (int64_t i = square; i < square + row; i++) to[i] += part[i] / float(shape.keys);
+                for (int64_t i = 0; i < square; i++) total[i] += part[i] * scale;
+                for (int64_t c = 0; c < row; c++) gradient[index * row + c] += part[square + c] / float(shape.keys);
             });
-            transpose(to, d, d, to + square + row);
+            transpose(total.data(), d, d, turned.data());
+            pack(total.data(), row, d, row, &gradients[2 * index * panel]);
+            pack(turned.data(), row, d, row, &gradients[(2 * index + 1) * panel]);
         });
         pieces(shape, shape.keys, me, all, [&](const Piece& piece) {
-            const float *dc = &gradient[piece.index * (2 * square + row)], *mean = &means[piece.index * 2 * row];
-            centred(k, piece, d, mean, spare, room.data());
+            const P* dc = &gradients[2 * piece.index * panel];
+            const float* mean = &means[piece.index * 2 * row];
+            const auto rows_of = [&](const Tokens<E>& x, const float* mean) {
+                centred(x, piece, d, mean, spare, room.data());
+                return lowered(room.data(), row, piece.count, row, left);
+            };
+            const Matrix<P> keys = rows_of(k, mean);
             to_tokens(dv, piece, d, spare, [&](Rows c) {
-                repeat(dc + square, piece.count, row, c);
-                multiply(piece.count, row, d, {room.data(), row, 1}, dc, row, c, true);
+                repeat(&gradient[piece.index * row], piece.count, row, c);
+                multiply(piece.count, row, deep<P>(d), keys, dc, row, c, true);
             });
-            centred(v, piece, d, mean + row, spare, room.data());
+            const Matrix<P> values = rows_of(v, mean + row);
             to_tokens(dk, piece, d, spare, [&](Rows c) {
-                multiply(piece.count, row, d, {room.data(), row, 1}, dc + square + row, row, c);
+                multiply(piece.count, row, deep<P>(d), values, dc + panel, row, c);
             });
         });
     });

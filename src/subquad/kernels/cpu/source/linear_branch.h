@@ -175,7 +175,7 @@ Answer linear_branch_answers_of(
             }
             float *from = early ? features.data() : answers.data(), *to = early ? answers.data() : features.data();
             const Panel<P> panel = packed(from, columns, c, columns, room);
-            const Matrix<P> own{reinterpret_cast<const P*>(&merged[piece.b * c * c]), deep<P>(c), 1};
+            const Matrix<P> own{reinterpret_cast<const P*>(merged.data() + piece.b * c * c), deep<P>(c), 1};
             multiply(c, columns, deep<P>(c), early ? own : behind, panel.data, panel.row, {to, columns});
             around.add(to, x, piece, proj_bias, scale, out);
         };
