@@ -48,7 +48,8 @@ def made(name, grid, dim=32, **settings):
 
 @pytest.mark.parametrize("name", AT_ONCE)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_it_is_what_the_steps_are(name, grid, calls):
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_it_is_what_the_steps_are(name, grid, threads, calls):
     grid = without_refused_prefix(name, grid)
     module, supply = made(name, grid)
     supply["padding"] = None
@@ -57,9 +58,11 @@ def test_it_is_what_the_steps_are(name, grid, calls):
     assert calls == []
     with torch.no_grad():
         whole = module(**supply, grid=grid, kv_grid=grid)
-    assert calls == [f"{name}_mixer"]
-    assert_close(whole, steps.detach(), rtol=1e-4, atol=2e-5 * steps.abs().max().item())
-    assert whole.transpose(1, 2).is_contiguous()
+        alone = module(**{key: None if x is None else x[:1] for key, x in supply.items()}, grid=grid, kv_grid=grid)
+    assert calls == 2 * [f"{name}_mixer"]
+    for found, expected in ((whole, steps.detach()), (alone, steps.detach()[:1])):
+        assert_close(found, expected, rtol=1e-4, atol=2e-5 * steps.abs().max().item())
+        assert found.transpose(1, 2).is_contiguous()
 
 
 @pytest.mark.parametrize("name", AT_ONCE)

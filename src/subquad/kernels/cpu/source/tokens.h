@@ -162,7 +162,7 @@ struct Sums {
     // Of tokens that are no heads': those of one image are shared evenly
     template <class Gather>
     void gather_images(const Shape& shape, int64_t tokens, int me, int all, Gather&& each) {
-        if (shape.batch > 1) return gather(shape, tokens, me, all, each);
+        if (shape.batch != 1) return gather(shape, tokens, me, all, each);
         rooms[me] = {0, 0, Buffer<float>(size)};
         even_pieces(tokens, me, all, [&](const Piece& piece) { each(piece, rooms[me].data.data()); });
         barrier();
