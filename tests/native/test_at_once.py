@@ -122,6 +122,17 @@ def test_it_is_counted_and_compiled_like_the_steps(name):
     assert counts[0] == pytest.approx(counts[1], rel=0.05)
 
 
+def test_what_another_normaliser_gives_is_not_the_kernels(calls):
+    grid = TokenGrid(8, 8)
+    module, supply = made("mhla", grid, normaliser="released")
+    with torch.no_grad():
+        released = module(**supply | {"padding": None}, grid=grid, kv_grid=grid)
+        with use_backend("eager"):
+            steps = module(**supply | {"padding": None}, grid=grid, kv_grid=grid)
+    assert calls == []
+    assert_close(released, steps)
+
+
 def test_temperatures_of_any_size_are_those_of_the_steps():
     grid = TokenGrid(5, 5)
     module, supply = made("pola", grid)
