@@ -5,6 +5,7 @@ import json
 from contextlib import contextmanager
 
 import pytest
+import timm
 import torch
 from hosts import small
 
@@ -30,6 +31,21 @@ from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
 class Mean(torch.nn.Module):
     def forward(self, x):
         return x.mean((2, 3))
+
+
+def test_a_network_of_one_size_alone_is_told_so(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=24, num_heads=2, num_classes=3).eval()
+    with pytest.raises(SubquadError, match=r"one size alone, leave size out .*dynamic_img_size=True") as raised:
+        export(model, tmp_path / "one.pt2", format="pt2", img_size=224, dynamic="size")
+    assert "\n" not in str(raised.value) and not list(tmp_path.iterdir())
+    with pytest.raises(SubquadError, match="can't be written as pt2") as raised:
+        export(Broken(), tmp_path / "one.pt2", format="pt2", img_size=32)
+    assert "one size alone" not in str(raised.value)
+
+
+class Broken(torch.nn.Module):
+    def forward(self, x):
+        return x if float(x.sum()) > 0 else -x
 
 
 def test_the_largest_difference_of_all_sizes_is_told():

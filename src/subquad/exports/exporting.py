@@ -204,8 +204,15 @@ def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wante
         raise
     except Exception as error:
         # what torch.onnx itself raises says only which of its steps it was
-        reason = reason_of(error.__cause__ or error)
-        raise SubquadError(f"it can't be written as {wanted.format}: {type(error).__name__}: {reason}") from error
+        reason = f"{type(error).__name__}: {reason_of(error.__cause__ or error)}"
+        hint = OF_ONE_SIZE if "size" in wanted.dynamic else ""
+        raise SubquadError(f"it can't be written as {wanted.format}: {reason}{hint}") from error
+
+
+OF_ONE_SIZE = (
+    "; if it takes images of one size alone, leave size out of what is dynamic, or make it for any: one of timm with "
+    "dynamic_img_size=True, dynamic_img_pad=True"
+)
 
 
 def _size(size: object) -> tuple[int, int]:
