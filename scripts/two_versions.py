@@ -5,8 +5,9 @@
     python scripts/two_versions.py ../before/src src --networks linear agent --img-size 224 448 1024 --threads 2
 
 Layers with their projections, one image, one thread; seconds are those of the thread, so that other work of the machine
-counts as little as it can. Networks are DeiT-T made ready by `subquad.optimize`, in bf16 and fp32, by the clock: on a
-machine that does nothing else. Rows whose lowest tenths disagree with their medians are of one that was not quiet.
+counts as little as it can. Networks are DeiT-T with a mechanism, or those of other names, made ready by
+`subquad.optimize`, in bf16 and fp32, by the clock: on a machine that does nothing else. Rows whose lowest tenths disagree
+with their medians are of one that was not quiet.
 """
 
 import argparse
@@ -31,8 +32,10 @@ cases = {}
 for name in wanted["networks"]:
     for size in wanted["img_size"]:
         for dtype in (torch.bfloat16, torch.float32):
-            without = {"class_token": False} if "prefix" in traits_of(ATTENTION[name]).refuses else {}
-            model = subquad.create_model("deit_tiny", attention=name, img_size=size, **without)
+            chosen = {"attention": name} if name in ATTENTION else {}
+            if chosen and "prefix" in traits_of(ATTENTION[name]).refuses:
+                chosen["class_token"] = False
+            model = subquad.create_model("deit_tiny" if chosen else name, img_size=size, **chosen)
             model, x = subquad.optimize(model, dtype), torch.randn(1, 3, size, size, dtype=dtype)
             cases[f"{name} {size} px {str(dtype)[6:]}"] = lambda model=model, x=x: model(x)
 for width, num_heads in () if wanted["networks"] else ((64, 2), (192, 3)):
@@ -83,7 +86,7 @@ if __name__ == "__main__":
     parser.add_argument("after", help="that of another one")
     parser.add_argument("--rounds", type=int, default=7, help="of each case, in turn")
     parser.add_argument("--only", nargs="*", default=[], help='parts of names of cases, "linear 64 196"')
-    parser.add_argument("--networks", nargs="*", default=[], help="mechanisms of whole networks, instead of layers")
+    parser.add_argument("--networks", nargs="*", default=[], help="mechanisms of DeiT-T or names of networks, instead of layers")
     parser.add_argument("--img-size", nargs="+", type=int, default=[224, 448, 1024])
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()

@@ -32,8 +32,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """The same network, changed in place, for inference: in evaluation, without gradients, in `dtype` if given.
 
     Plain MLPs of our blocks are computed with their norm and their residual in one step where there is a kernel for it,
-    and so is what lies around linear attention: norm, projections, residual. Around other mechanisms in the layers of
-    plain networks norm and projection are one step, projection and residual another, in fp32 where the mechanism is one
+    and so is what lies around linear attention: norm, projections, residual. Around other mechanisms, where all tokens
+    attend to all, norm and projection are one step, projection and residual another, in fp32 where the mechanism is one
     as well. Blocks that are kernels alone are one call of the library from the second time on.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
@@ -167,7 +167,8 @@ def first_half(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | No
 def can_fuse_edges(block: Block) -> bool:
     """Whether the first half of a block is norm, projections, mechanism and residual, with nothing that listens."""
     attn, norm, scale = block.attn, block.norm1, block.ls1
-    if type(attn) is not SelfAttention or attn.pre_norm is not None:
+    # subclasses that say nothing of their calls may do anything in them
+    if not isinstance(attn, SelfAttention) or "is_plain_on" not in vars(type(attn)) or attn.pre_norm is not None:
         return False
     # what others make of a projection, low-rank changes for instance, has a class of its own
     plain = type(attn.qkv) in (nn.Linear, PartlyBiased) and type(attn.proj) is nn.Linear

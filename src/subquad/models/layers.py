@@ -5,7 +5,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, p 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +98,13 @@ class SelfAttention(nn.Module):
         x = x if self.pre_norm is None else self.pre_norm(x)
         supply = {"x": x, "padding": padding, "mask": mask, "rotation": rotation}
         return self.mix(supply | self.heads(x), grid, grid)
+
+    def is_plain_on(self, grid: TokenGrid) -> bool:
+        """Whether a call on `grid` does what this class does: hosts' layers may gather windows or reduce keys there.
+
+        Each class says it for itself: of one that does not, nothing is known.
+        """
+        return True
 
     def heads(self, x: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
         """What the mechanism has projected, by name, each (b, h, n, d); keys and values of other tokens, if given."""
@@ -337,13 +344,15 @@ class Block(nn.Module):
 
     def _attended(self, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
         """The first half by `fused_attention`, where nothing is turned, or by `fused_edges`; None where neither can."""
+        if self.fused_edges is None or not cast(SelfAttention, self.attn).is_plain_on(grid):
+            return None
         if self.fused_attention is not None and rotation is None and grid.whole is grid:
             grid.check(x)
             sums = self.fused_attention.sums(self, x)
             y = None if sums is None else self.fused_attention.answers(self, x, sums, grid.num_tokens)
             if y is not None:
                 return y
-        return None if self.fused_edges is None else self.fused_edges(self, x, grid, rotation)
+        return self.fused_edges(self, x, grid, rotation)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The second half: x + mlp(norm(x))."""

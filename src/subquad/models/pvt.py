@@ -125,6 +125,10 @@ class SpatialReductionAttention(SelfAttention):
         supply = {"x": x, "padding": None, "mask": None, "rotation": None}
         return self.mix(supply | self.heads(x, keys), grid, reduced(grid, self.sr_ratio))
 
+    def is_plain_on(self, grid: TokenGrid) -> bool:
+        """Where keys are not reduced."""
+        return self.reduce is None
+
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         move_tables(self.inner, {reduced(old, self.sr_ratio): reduced(new, self.sr_ratio), old: new})
 

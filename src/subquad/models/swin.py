@@ -156,12 +156,16 @@ class WindowAttention(SelfAttention):
     def forward(  # type: ignore[override]
         self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        window = window_of(grid, self.window_size, fixed=self.fixed)
-        if window == grid and not (self.fixed and self.shifted):
+        if self.is_plain_on(grid):
             return super().forward(x, grid=grid, padding=padding, mask=mask)
+        window = window_of(grid, self.window_size, fixed=self.fixed)
         if padding is not None or mask is not None:
             raise SubquadError(f"windows of {window} take no padding and no mask of the whole grid of {grid}")
         return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted, fixed=self.fixed)
+
+    def is_plain_on(self, grid: TokenGrid) -> bool:
+        """Where one window is the whole grid."""
+        return window_of(grid, self.window_size, fixed=self.fixed) == grid and not (self.fixed and self.shifted)
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         before, now = (window_of(grid, self.window_size, fixed=self.fixed) for grid in (old, new))
