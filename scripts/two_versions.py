@@ -6,8 +6,8 @@
 
 Layers with their projections, one image, one thread; seconds are those of the thread, so that other work of the machine
 counts as little as it can. Networks are DeiT-T with a mechanism, or those of other names, made ready by
-`subquad.optimize`, in bf16 and fp32, by the clock: on a machine that does nothing else. Rows whose lowest tenths disagree
-with their medians are of one that was not quiet.
+`subquad.optimize`, in bf16 and fp32, by the clock: on a machine that does nothing else. Rows whose lowest tenths
+disagree with their medians are of one that was not quiet.
 """
 
 import argparse
@@ -86,7 +86,7 @@ if __name__ == "__main__":
     parser.add_argument("after", help="that of another one")
     parser.add_argument("--rounds", type=int, default=7, help="of each case, in turn")
     parser.add_argument("--only", nargs="*", default=[], help='parts of names of cases, "linear 64 196"')
-    parser.add_argument("--networks", nargs="*", default=[], help="mechanisms of DeiT-T or names of networks, instead of layers")
+    parser.add_argument("--networks", nargs="*", default=[], help="mechanisms of DeiT-T, or names; instead of layers")
     parser.add_argument("--img-size", nargs="+", type=int, default=[224, 448, 1024])
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()

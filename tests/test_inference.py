@@ -49,6 +49,33 @@ def test_an_optimized_network_gives_what_it_gave(kind):
     assert any(block.fused for block in blocks_of(model)) == (kind not in {"pvt_v2", "eva02", "mavit", "hvit3"})
 
 
+@pytest.mark.parametrize("attention", subquad.ATTENTION)
+@pytest.mark.parametrize("kind", ["pvt", "swin"])
+@torch.inference_mode()
+def test_layers_that_are_plain_on_some_grids_are_fused_there(kind, attention):
+    model = drawn(small(kind, attention))
+    images = [torch.randn(1, 3, *size) for size in ((64, 64), (96, 72), (224, 64))]
+    expected = [model(image) for image in images]
+    subquad.optimize(model)
+    for image, own in zip(2 * images, 2 * expected, strict=True):
+        assert_close(model(image), own, rtol=1e-4, atol=1e-4 * own.abs().max().item())
+    called = [known for block in blocks_of(model) for known in replaying._FOUND[block]["block"].tapes.values()]
+    if not kernels.unavailable("native"):
+        assert any(called) == (attention in REPLAYED)
+
+
+@pytest.mark.parametrize("kind", ["pvt", "swin", "vit"])
+def test_a_layer_that_says_nothing_of_its_calls_is_called(kind):
+    model, image = drawn(small(kind, "linear")), torch.randn(1, 3, 64, 64)
+    for block in blocks_of(model):
+        block.attn.__class__ = type("Zeros", (type(block.attn),), {"forward": lambda self, x, **given: 0 * x})
+    expected = model(image)
+    subquad.optimize(model)
+    assert not any(block.fused_edges or block.fused_attention for block in blocks_of(model))
+    for _ in range(2):
+        assert_close(model(image), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
 @pytest.mark.parametrize("kind", ["vit", "dinov2"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_linear_attention_is_computed_with_what_is_around_it(kind, batch, monkeypatch):
