@@ -64,6 +64,18 @@ def test_layers_that_are_plain_on_some_grids_are_fused_there(kind, attention):
         assert any(called) == (attention in REPLAYED)
 
 
+@pytest.mark.parametrize("attention", ["softmax", "linear", "agent"])
+@pytest.mark.parametrize("kind", ["pvt", "swin"])
+@torch.inference_mode()
+def test_in_bf16_keys_that_are_reduced_and_windows_go_their_own_steps(kind, attention):
+    model, image = drawn(small(kind, attention)), torch.randn(2, 3, 96, 72)
+    exact = copy.deepcopy(model).double()(image.double())
+    plain = copy.deepcopy(model).bfloat16()(image.bfloat16()).double()
+    subquad.optimize(model, torch.bfloat16)
+    for _ in range(2):
+        assert (model(image.bfloat16()).double() - exact).norm() <= 1.5 * (plain - exact).norm()
+
+
 @pytest.mark.parametrize("kind", ["pvt", "swin", "vit"])
 def test_a_layer_that_says_nothing_of_its_calls_is_called(kind):
     model, image = drawn(small(kind, "linear")), torch.randn(1, 3, 64, 64)
