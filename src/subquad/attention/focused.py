@@ -69,13 +69,13 @@ class FocusedAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
-        local = self.local
+        positions, local = self.positions(kv_grid), self.local
         if padding is None and grid == kv_grid and is_plain(local, LocalConv):
-            learned = self.temperature, self.positions(kv_grid), local.weight, local.bias
+            learned = self.temperature, positions, local.weight, local.bias
             whole = focused_at_once(q, k, v, *learned, power=self.power, grid=grid, filters=local.filters)
             if whole is not None:
                 return whole
-        k = self._placed(k, kv_grid)
+        k = _placed(k, positions)
         y = focused_attention(q, k, v, F.softplus(self.temperature), padding, power=self.power).to(v.dtype)
         return finish(local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
@@ -83,7 +83,7 @@ class FocusedAttention(nn.Module):
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
-        k = self._placed(k, kv_grid)
+        k = _placed(k, self.positions(kv_grid))
         return focused_weights(q, k, F.softplus(self.temperature), padding, power=self.power)[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
@@ -99,8 +99,8 @@ class FocusedAttention(nn.Module):
 
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
 
-    def _placed(self, k: Tensor, kv_grid: TokenGrid) -> Tensor:
-        """The keys with their positions."""
-        positions = self.positions(kv_grid)
-        PLACED.check(k, positions)
-        return k + positions
+
+def _placed(k: Tensor, positions: Tensor) -> Tensor:
+    """The keys with their positions."""
+    PLACED.check(k, positions)
+    return k + positions

@@ -4,6 +4,7 @@ Tokens are fp32 or bf16, and what is given back has the dtype of the first of th
 summed are fp32.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,14 @@ def answers(name: str, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tens
     out = empty_tokens(q)
     kernel(name, q.dtype)(shape_of(q, k), *map(tokens_of, (q, k, v, out)), *arguments)
     return out if out.dtype == dtype else out.to(dtype)
+
+
+def mixed(name: str, tokens: Sequence[Tensor], *arguments: Any) -> Tensor:
+    """What the kernel `name` of a whole mechanism makes of queries, keys or values, other tokens, and its arguments."""
+    dtype, tokens = tokens[0].dtype, of_one_dtype(*tokens)
+    out = empty_tokens(tokens[0])
+    kernel(name, out.dtype)(shape_of(*tokens[:2]), *map(tokens_of, tokens), *arguments, tokens_of(out))
+    return out if dtype == out.dtype else out.to(dtype)
 
 
 def gradients(name: str, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, ...]:

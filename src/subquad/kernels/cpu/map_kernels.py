@@ -15,9 +15,9 @@ from subquad.errors import SubquadError
 from subquad.kernels import map_operators as operators
 from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
-    Map,
     as_it_lies,
     long,
+    map_of,
     numbers_of,
     of_one_dtype,
     parameter_of,
@@ -30,11 +30,10 @@ from subquad.kernels.declaring import empty_tokens, implements
 def _run_branch(
     out: Tensor, y: Tensor | None, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]
 ) -> None:
-    height, width = shape
     kernel("local_branch", out.dtype)(
         shape_of(out, v),
         *map(tokens_of, (v, y, g, out)),
-        Map(height, width, out.shape[2] - height * width),
+        map_of(out, shape),
         as_it_lies(weight),
         *long(len(weight) if weight.dim() == 4 else 0),
         as_it_lies(bias),
@@ -62,11 +61,10 @@ def depthwise(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) 
 def _run_gradient(taps: Tensor, v: Tensor, grad: Tensor, shape: list[int]) -> Tensor:
     """Add to taps (k², h·d), or (b, k², h·d), the gradient of a depthwise weight; give that of its bias."""
     bias = taps.new_zeros(taps.shape[-1])
-    height, width = shape
     kernel("local_branch_gradient", v.dtype)(
         shape_of(v, v),
         *map(tokens_of, (v, grad)),
-        Map(height, width, v.shape[2] - height * width),
+        map_of(v, shape),
         numbers_of(taps),
         *long(taps.stride(0) if taps.dim() == 3 else 0),
         numbers_of(bias),
@@ -124,9 +122,8 @@ def map_products_gradient(grad: Tensor, k: Tensor, v: Tensor, size: int, shape: 
 @implements(operators.pool, "native")
 def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     """Means (b, h, a, d) of the tokens on a map over its adaptive bins."""
-    height, width = shape
     out = x.new_empty(*x.shape[:2], bins[0] * bins[1], x.shape[3])
-    grid = Map(height, width, x.shape[2] - height * width)
+    grid = map_of(x, shape)
     kernel("pool", x.dtype)(shape_of(x, x), tokens_of(x), grid, *long(*bins), tokens_of(out))
     return out
 
@@ -134,10 +131,9 @@ def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
 @implements(operators.pool_gradient, "native")
 def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     """Give the gradient of `pool` to x."""
-    height, width = shape
     dtype, (x, grad) = x.dtype, of_one_dtype(x, grad)
     dx = empty_tokens(x)
-    grid = Map(height, width, x.shape[2] - height * width)
+    grid = map_of(x, shape)
     kernel("pool_gradient", x.dtype)(shape_of(x, x), tokens_of(grad), grid, *long(*bins), tokens_of(dx))
     return dx.to(dtype)
 
@@ -146,7 +142,7 @@ def pool_gradient(grad: Tensor, x: Tensor, shape: list[int], bins: list[int]) ->
 def convolve_windows(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
     """A convolution (d, d, i, j) of each head's map whose windows lie side by side: (b, h, m, d)."""
     out = operators.empty_windows(x, weight, height, width)
-    grid = Map(height, width, x.shape[2] - height * width)
+    grid = map_of(x, (height, width))
     windows = *long(*weight.shape[2:]), parameter_of(weight.permute(2, 3, 1, 0))
     kernel("convolve_windows", x.dtype)(shape_of(x, x), tokens_of(x), grid, *windows, tokens_of(out))
     return out

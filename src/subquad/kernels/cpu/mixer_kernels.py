@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from subquad.kernels import mixer_operators as operators
-from subquad.kernels.cpu.library import kernel
+from subquad.kernels.cpu.calls import mixed
 from subquad.kernels.cpu.passing import (
     Predictor,
     as_it_lies,
@@ -19,11 +19,8 @@ from subquad.kernels.cpu.passing import (
     long,
     map_of,
     norm_of,
-    of_one_dtype,
-    shape_of,
-    tokens_of,
 )
-from subquad.kernels.declaring import empty_tokens, implements
+from subquad.kernels.declaring import implements
 
 
 @implements(operators.inline_mixer, "native")
@@ -39,32 +36,17 @@ def inline_mixer(
     shape: list[int],
 ) -> Tensor:
     """`x` (b, n, h·d) is what the mean token is of; an MLP's weights are (h·d, d, 1) and (9·h·d, d, 1)."""
-    dtype, (q, k, v, x) = q.dtype, of_one_dtype(q, k, v, x)
-    out, x = empty_tokens(q), x if x.stride(-1) == 1 else x.contiguous()
+    x = x if x.stride(-1) == 1 else x.contiguous()
     predictor = Predictor.of(first, first_bias, second, second_bias)
-    kernel("inline_mixer", q.dtype)(
-        shape_of(q, k), *map(tokens_of, (q, k, v, x[:, None])), predictor, map_of(q, shape), tokens_of(out)
-    )
-    return out if dtype == out.dtype else out.to(dtype)
+    return mixed("inline_mixer", (q, k, v, x[:, None]), predictor, map_of(q, shape))
 
 
 @implements(operators.agent_mixer, "native")
 def agent_mixer(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     """Behind the tokens stand the tables of both biases, the local branch, and `shape`, `bins` and `filters`."""
     *tables, weight, bias, shape, bins, filters = rest
-    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
-    out = empty_tokens(q)
-    kernel("agent_mixer", q.dtype)(
-        shape_of(q, k),
-        *map(tokens_of, (q, k, v)),
-        bias_of_tables(*tables[:4]),
-        bias_of_tables(*tables[4:]),
-        filters_of(weight, bias, filters, q),
-        map_of(q, shape),
-        *long(*bins),
-        tokens_of(out),
-    )
-    return out if dtype == out.dtype else out.to(dtype)
+    biases, branch = (bias_of_tables(*tables[:4]), bias_of_tables(*tables[4:])), filters_of(weight, bias, filters, q)
+    return mixed("agent_mixer", (q, k, v), *biases, branch, map_of(q, shape), *long(*bins))
 
 
 @implements(operators.pola_mixer, "native")
@@ -84,19 +66,8 @@ def pola_mixer(
     filters: str,
 ) -> Tensor:
     """`power` and `temperature` (h, 1, d) as they are learned, `positions` (h, n, d)."""
-    dtype, (q, k, v, g) = q.dtype, of_one_dtype(q, k, v, g)
-    out = empty_tokens(q)
-    kernel("pola_mixer", q.dtype)(
-        shape_of(q, k),
-        *map(tokens_of, (q, k, v, g)),
-        *map(as_it_lies, (positions, power, temperature)),
-        ctypes.c_float(alpha),
-        ctypes.c_float(eps),
-        filters_of(weight, bias, filters, q),
-        map_of(q, shape),
-        tokens_of(out),
-    )
-    return out if dtype == out.dtype else out.to(dtype)
+    learned, numbers = map(as_it_lies, (positions, power, temperature)), map(ctypes.c_float, (alpha, eps))
+    return mixed("pola_mixer", (q, k, v, g), *learned, *numbers, filters_of(weight, bias, filters, q), map_of(q, shape))
 
 
 def _no_window(q: Tensor, v: Tensor, windows: Tensor, *rest: Any) -> str | None:
@@ -124,11 +95,9 @@ def soft_mixer(
     filters: str,
 ) -> Tensor:
     """`windows` (d, d, i, j) is a convolution's weight; landmarks have a LayerNorm of `norm_eps`."""
-    dtype, (q, v) = q.dtype, of_one_dtype(q, v)
-    out = empty_tokens(q)
-    kernel("soft_mixer", q.dtype)(
-        shape_of(q, v),
-        *map(tokens_of, (q, v)),
+    return mixed(
+        "soft_mixer",
+        (q, v),
         as_it_lies(windows),
         norm_of(norm_weight, norm_bias, norm_eps),
         ctypes.c_float(scale),
@@ -137,6 +106,4 @@ def soft_mixer(
         filters_of(weight, bias, filters, q),
         map_of(q, shape),
         *long(*windows.shape[2:]),
-        tokens_of(out),
     )
-    return out if dtype == out.dtype else out.to(dtype)

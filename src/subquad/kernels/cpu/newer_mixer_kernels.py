@@ -1,35 +1,15 @@
 """As mixer_kernels, for focused attention and the mechanisms that came after the ones there."""
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from subquad.kernels import mixer_operators as operators
-from subquad.kernels.cpu.library import kernel
-from subquad.kernels.cpu.passing import (
-    Blocks,
-    as_it_lies,
-    filters_of,
-    long,
-    map_of,
-    of_one_dtype,
-    shape_of,
-    tokens_of,
-    turning_of,
-)
+from subquad.kernels.cpu.calls import mixed
+from subquad.kernels.cpu.passing import Blocks, as_it_lies, filters_of, long, map_of, turning_of
 from subquad.kernels.cpu.states import why_not_turned
-from subquad.kernels.declaring import empty_tokens, implements
-
-
-def _mixed(name: str, tokens: Sequence[Tensor], *arguments: Any) -> Tensor:
-    """What the kernel `name` makes of queries, keys, values and maybe a gate, and its other arguments."""
-    dtype, tokens = tokens[0].dtype, of_one_dtype(*tokens)
-    q, k, *_ = tokens
-    out = empty_tokens(q)
-    kernel(name, q.dtype)(shape_of(q, k), *map(tokens_of, tokens), *arguments, tokens_of(out))
-    return out if dtype == out.dtype else out.to(dtype)
+from subquad.kernels.declaring import implements
 
 
 @implements(operators.focused_mixer, "native")
@@ -48,9 +28,7 @@ def focused_mixer(
 ) -> Tensor:
     """`temperature` (h, 1, d) as it is learned, `positions` (h, n, d)."""
     learned, numbers = map(as_it_lies, (positions, temperature)), map(ctypes.c_float, (power, eps))
-    return _mixed(
-        "focused_mixer", (q, k, v), *learned, *numbers, filters_of(weight, bias, filters, q), map_of(q, shape)
-    )
+    return mixed("focused_mixer", (q, k, v), *learned, *numbers, filters_of(weight, bias, filters, q), map_of(q, shape))
 
 
 def _not_turned(q: Tensor, k: Tensor, *rest: Any) -> str | None:
@@ -78,7 +56,7 @@ def polapp_mixer(
     """`same` and `opposite` (h, 1, 2d) as they are learned."""
     learned, branch = map(as_it_lies, (same, opposite)), filters_of(weight, bias, filters, q)
     arguments = *learned, turning_of(cos, sin), ctypes.c_float(eps), branch, map_of(q, shape)
-    return _mixed("polapp_mixer", (q, k, v, g), *arguments)
+    return mixed("polapp_mixer", (q, k, v, g), *arguments)
 
 
 def _unit_not_turned(q: Tensor, k: Tensor, *rest: Any) -> str | None:
@@ -102,13 +80,13 @@ def ttt_mixer(
 ) -> Tensor:
     """Tokens (b, g, n, d) of the units' heads, and behind these the filters'."""
     learned = map(as_it_lies, (w1, w2, w3))
-    return _mixed("ttt_mixer", (q, k, v), *learned, turning_of(cos, sin), ctypes.c_float(loss_scale), map_of(q, shape))
+    return mixed("ttt_mixer", (q, k, v), *learned, turning_of(cos, sin), ctypes.c_float(loss_scale), map_of(q, shape))
 
 
 @implements(operators.circulant_mixer, "native")
 def circulant_mixer(q: Tensor, k: Tensor, v: Tensor, g: Tensor, shape: list[int]) -> Tensor:
     """Tokens of a map without prefix."""
-    return _mixed("circulant_mixer", (q, k, v, g), *long(*shape))
+    return mixed("circulant_mixer", (q, k, v, g), *long(*shape))
 
 
 @implements(operators.mhla_mixer, "native")
@@ -128,4 +106,4 @@ def mhla_mixer(
 ) -> Tensor:
     """`mixing` (i, i) as it is learned, the scales (h, 1, d)."""
     learned, branch = map(as_it_lies, (mixing, q_scale, k_scale)), filters_of(weight, bias, filters, q)
-    return _mixed("mhla_mixer", (q, k, v), *learned, ctypes.c_float(least), branch, Blocks(*shape, *pieces))
+    return mixed("mhla_mixer", (q, k, v), *learned, ctypes.c_float(least), branch, Blocks(*shape, *pieces))
