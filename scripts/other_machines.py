@@ -102,7 +102,7 @@ static void check(int call, const char* name, Block got, long place, long bytes,
     std::free(wanted.data);
 }
 
-// A call as it is made again: its arguments in a memory, of which one pointer is told at last
+// A call as it is made again: its arguments in a memory, and where its tokens lie told at last
 template <class First, class... Rest>
 static Answer replayed(Answer (*kernel)(char*, const int64_t*), Answer (*replay)(const Tape*, char* const*),
                        const First& first, const Rest&... rest) {
