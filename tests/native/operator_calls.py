@@ -109,7 +109,26 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         call = calls[name] = OperatorCall(operator, tensors, settings, definition)
         if operator.has_gradient("native"):
             calls[operator.gradient.name] = _gradient_of(call)
+        if operator.keeping and "native" in operator.keeping.implementations:
+            kept, gradient = KEPT[name]
+            results = call.definition, kept
+            calls[operator.keeping.name] = OperatorCall(
+                operator.keeping, tensors, settings, _one_after_another(*results)
+            )
+            grad, found = torch.randn_like(call.definition(*tensors)), kept(*tensors)
+            gradients = operator.keeping.gradient
+            calls[gradients.name] = OperatorCall(gradients, (grad, *tensors, *found), settings, gradient)
     return calls
+
+
+def _one_after_another(*definitions):
+    """A definition that gives what several do."""
+
+    def all_of_them(*tensors):
+        results = [definition(*tensors) for definition in definitions]
+        return tuple(x for one in results for x in ([one] if isinstance(one, Tensor) else one))
+
+    return all_of_them
 
 
 def _linear(width):
@@ -233,6 +252,36 @@ def _agent_of_tables(width):
 
     q, k, v = tokens_of_heads(width, 3)
     return (q, draw(2, HEADS, AGENTS, width), k, v, *tables(), *tables()), (), definition
+
+
+def _collected(q, agents, k, v, *tables):
+    """What agents collect, their largest logits and the sums of the exponentials."""
+    logits = agents @ k.mT * q.shape[-1] ** -0.5 + BiasTables(*tables[:4]).written_out()
+    most = logits.amax(dim=-1)
+    return logits.softmax(dim=-1) @ v, most, (logits - most[..., None]).exp().sum(dim=-1)
+
+
+def _gradients_of_collected(grad, q, agents, k, v, *rest):
+    """From what was collected: the derivative of each of both softmaxes, P ∘ (dP - Σ P ∘ dP), and of their logits."""
+    (values, most, total), scale = rest[8:], q.shape[-1] ** -0.5
+    tables = [table.detach().requires_grad_() for table in rest[:8]]
+    key_bias, query_bias = (BiasTables(*half).written_out() for half in (tables[:4], tables[4:]))
+    collects = (agents @ k.mT * scale + key_bias - most[..., None]).exp() / total[..., None]
+    spreads = (q @ agents.mT * scale + query_bias.mT).softmax(dim=-1)
+
+    def of_logits(weights, slopes):
+        return weights * (slopes - (weights * slopes).sum(dim=-1, keepdim=True))
+
+    dvalues = spreads.mT @ grad
+    of_spreads, of_collects = of_logits(spreads, grad @ values.mT), of_logits(collects, dvalues @ v.mT)
+    dagents = (of_spreads.mT @ q + of_collects @ k) * scale
+    biases = (key_bias, query_bias), tables, (of_collects.sum(dim=0), of_spreads.mT.sum(dim=0))
+    of_tables = torch.autograd.grad(*biases)
+    return of_spreads @ agents * scale, dagents, of_collects.mT @ agents * scale, collects.mT @ dvalues, *of_tables
+
+
+KEPT = {"agent_attention_of_tables": (_collected, _gradients_of_collected)}
+"""What operators keep for their gradients, and these from that."""
 
 
 def _linear_sums(width):

@@ -223,6 +223,12 @@ def test_operations_are_operators_of_torch():
         OPERATORS["focus_gradient"]: (q, q, power, 3.0),
         OPERATORS["pola_attention_gradient"]: (q, q, k, v, power, None, None, 1e-6),
         OPERATORS["agent_attention_gradient"]: (q, q, few, k, v, bias, bias),
+        OPERATORS["agent_attention_of_tables_gradient"]: (q, q, few, k, v, *tables, *tables),
+        OPERATORS["agent_attention_of_tables_keeping"]: (q, few, k, v, *tables, *tables),
+        OPERATORS["agent_attention_of_tables_keeping_gradient"]: (
+            *(q, q, few, k, v, *tables, *tables),
+            *(few, torch.zeros(1, 2, 4), torch.ones(1, 2, 4)),
+        ),
         kernels.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
         kernels.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
         OPERATORS["depthwise_gradient"]: (q, v, torch.randn(32, 3, 3), [3, 4]),

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from subquad import TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, unavailable, use_backend
 from subquad.ops import focused_formula, mhla_formula, soft_formula, ttt_formula
+from subquad.positions import BiasTables, GridBias
 from subquad.rope import rotation_of
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
@@ -283,6 +284,11 @@ def gradient_kernels(monkeypatch):
     return called
 
 
+def kept_natively(name):
+    """Whether this operator's kernel keeps something for its gradient."""
+    return "native" in OPERATORS[f"{name}_keeping"].implementations if f"{name}_keeping" in OPERATORS else False
+
+
 GRADIENT_CALLS = {
     "linear_attention_gradient": lambda x, few, grid: ops.linear_attention(x, x, x, backend="native"),
     **{
@@ -312,6 +318,9 @@ GRADIENT_CALLS = {
     "agent_attention_gradient": lambda x, few, grid: ops.agent_attention(
         x, few, x, x, torch.randn(3, 4, grid.num_tokens), torch.randn(3, grid.num_tokens, 4), backend="native"
     ),
+    "agent_attention_of_tables_keeping_gradient": lambda x, few, grid: ops.agent_attention(
+        x, few, x, x, *(GridBias(3, TokenGrid(2, 2), grid).tables(grid) for _ in range(2)), backend="native"
+    ),
     "depthwise_gradient": lambda x, few, grid: ops.add_local(
         x, x, torch.randn(48, 3, 3), grid=grid, kv_grid=grid, backend="native"
     ),
@@ -332,7 +341,10 @@ GRADIENT_CALLS = {
     sorted(
         name
         for name, operator in OPERATORS.items()
-        if name.endswith("_gradient") and "native" in operator.implementations
+        # where something is kept for a gradient, that from scratch is for who calls it
+        if name.endswith("_gradient")
+        and "native" in operator.implementations
+        and not kept_natively(name.removesuffix("_gradient"))
     ),
 )
 def test_plain_gradients_are_the_kernels_own(name, gradient_kernels):
@@ -343,17 +355,48 @@ def test_plain_gradients_are_the_kernels_own(name, gradient_kernels):
     assert gradient_kernels == [name]
 
 
+TABLE_GRIDS = [TokenGrid(2, 2), TokenGrid(1, 9, 2), TokenGrid(8, 8), TokenGrid(9, 13, 2), TokenGrid(3, 150, 1)]
+
+
+@pytest.mark.parametrize("grid", TABLE_GRIDS, ids=str)
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("count", [4, 17])
+def test_gradients_of_tables(grid, threads, count):
+    """Of maps of one place and many, narrower and wider than the blocks, of which rows end within a piece of work."""
+    tables = [torch.randn(3, count, *size) for size in ((7, 7), (grid.height,), (grid.width,), (grid.prefix,))]
+    tables = tables if grid.prefix else tables[:3]
+    (q, weight), (k, v) = (projected(2, 3, grid.num_tokens, 16, count=2) for _ in range(2))
+
+    def mix(q, agents, k, v, *tables, **more):
+        halves = tables[: len(tables) // 2], tables[len(tables) // 2 :]
+        biases = (BiasTables(*half) if grid.prefix else BiasTables(*half, None) for half in halves)
+        return ops.agent_attention(q, agents, k, v, *biases, **more)
+
+    others = [torch.randn_like(table) for table in tables]
+    hold_gradients(mix, (q, torch.randn(2, 3, count, 16), k, v, *tables, *others), weight)
+
+
 @pytest.mark.parametrize("keys", [1, 2, 200])
 @pytest.mark.parametrize("sharp", [1, 30, 300])
 @pytest.mark.parametrize("mean", [0, 30])
-def test_gradients_of_saturated_softmaxes_are_as_exact_as_eager_ones(keys, sharp, mean):
+@pytest.mark.parametrize("of_tables", [True, False], ids=["tables", "written"])
+def test_gradients_of_saturated_softmaxes_are_as_exact_as_eager_ones(keys, sharp, mean, of_tables):
     """Where one token has all the weight, differences of nearly equal numbers are what is left."""
     (q, weight), (k, v) = projected(1, 2, 60, 64, count=2), projected(1, 2, keys, 64, count=2)
-    tensors = q * sharp, torch.randn(1, 2, 9, 64), k * sharp, v + mean, torch.randn(2, 9, keys), torch.randn(2, 60, 9)
+    tensors = q * sharp, torch.randn(1, 2, 9, 64), k * sharp, v + mean, torch.randn(2, 9, keys), torch.randn(2, 9, 60)
+
+    def mix(*tensors, **more):
+        *tokens, key_bias, query_bias = tensors
+        if of_tables:
+            nothing = key_bias.new_zeros(2, 9, 1, 1)
+            biases = (BiasTables(nothing, nothing[..., 0], columns, None) for columns in (key_bias, query_bias))
+        else:
+            biases = key_bias, query_bias.mT
+        return ops.agent_attention(*tokens, *biases, **more)
 
     def gradients(backend, tensors, weight):
         tensors = [tensor.detach().requires_grad_() for tensor in tensors]
-        return torch.autograd.grad(ops.agent_attention(*tensors, backend=backend), tensors, weight)
+        return torch.autograd.grad(mix(*tensors, backend=backend), tensors, weight)
 
     exact = gradients("eager", [x.double() for x in tensors], weight.double())
     # what a difference of products of gradients and values over the agents may be off by

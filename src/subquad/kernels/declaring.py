@@ -225,9 +225,12 @@ def check_arguments(operator: Operator, arguments: Sequence[Any]) -> None:
 
 
 def empty_tokens(like: Tensor) -> Tensor:
-    """Room for tokens (b, h, n, d), each token's heads side by side."""
+    """Room for tokens (b, h, n, d), each token's heads side by side.
+
+    It is nobody's view, so that PyTorch adds to it in place where gradients come together.
+    """
     b, h, n, d = like.shape
-    return like.new_empty(b, n, h, d).transpose(1, 2)
+    return like.new_empty_strided((b, h, n, d), (n * h * d, d, h * d, 1))
 
 
 def like_tokens(first: Tensor, *rest: Any) -> Tensor:

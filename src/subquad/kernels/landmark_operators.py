@@ -24,13 +24,27 @@ AGENTS = {"q": "b h n d", "agents": "b h a d", "k": "b h m d", "v": "b h m d"}
 
 BIASES = {"key_bias": "h a m", "query_bias": "h a n"}
 
+# a bias is the sum of a block, which is resampled to the map, rows and columns; tokens of the prefix have their own
+TABLES = {"key_block": "h a s s", "key_rows": "h a y", "key_columns": "h a x", "key_prefix": "h a p"}
+TABLES |= {"query_block": "h a t t", "query_rows": "h a i", "query_columns": "h a j", "query_prefix": "h a u"}
+
+
+def collected(agents: Tensor, numbers: int) -> tuple[Tensor, ...]:
+    """Room for what agents collect, and so many numbers of each beside it."""
+    shapes = agents.shape, *(agents.shape[:3],) * numbers
+    return tuple(agents.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
 
 def _agent_gradients(
-    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
+    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, *biases: Tensor | None
 ) -> tuple[Tensor, ...]:
     dq, dk, dv = map(empty_tokens, (q, k, v))
-    of_biases = (bias.new_empty(bias.mT.shape) for bias in (key_bias, query_bias))
+    of_biases = (agents.new_empty(0) if bias is None else bias.new_empty(bias.shape) for bias in biases)
     return dq, agents.new_empty(agents.shape), dk, dv, *of_biases
+
+
+def _agent_products(grad: Any, q: Any, agents: Any, k: Any, *rest: Any) -> int:
+    return 4 * q[0] * q[1] * q[3] * agents[2] * (2 * q[2] + 2 * k[2])
 
 
 # biases are (h, a, n), their gradients, which are sums over the batch, (h, n, a)
@@ -39,8 +53,8 @@ agent_attention_gradient = operator(
     "agent_attention_gradient(Tensor grad, Tensor q, Tensor agents, Tensor k, Tensor v, Tensor key_bias, "
     "Tensor query_bias)",
     GRAD | AGENTS | BIASES,
-    lambda grad, q, agents, k, *rest: 4 * q[0] * q[1] * q[3] * agents[2] * (2 * q[2] + 2 * k[2]),
-    shape=_agent_gradients,
+    _agent_products,
+    shape=lambda *tensors: _agent_gradients(*tensors[:5], *(bias.mT for bias in tensors[5:])),
     result="(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
@@ -65,21 +79,47 @@ agent_attention = operator(
 keeps(
     agent_attention,
     {"values": "b h a d", "normalizer": "b h a"},
-    lambda q, agents, *rest: tuple(
-        agents.new_empty(shape, dtype=torch.float32) for shape in (agents.shape, agents.shape[:3])
-    ),
+    lambda q, agents, *rest: collected(agents, 1),
 )
 
-# biases are sums of a block, which is resampled to the map, rows and columns; tokens of the prefix have their own
+_OF_TABLES = (
+    "Tensor q, Tensor agents, Tensor k, Tensor v, "
+    "Tensor key_block, Tensor key_rows, Tensor key_columns, Tensor? key_prefix, "
+    "Tensor query_block, Tensor query_rows, Tensor query_columns, Tensor? query_prefix"
+)
+
+# to q, agents, k, v and the tables; to a prefix that is not there, no numbers
+agent_attention_of_tables_gradient = operator(
+    "the gradient of agent attention",
+    f"agent_attention_of_tables_gradient(Tensor grad, {_OF_TABLES})",
+    GRAD | AGENTS | TABLES,
+    _agent_products,
+    shape=_agent_gradients,
+    result=f"({', '.join(['Tensor'] * 12)})",
+)
+
+
+def _tables_backward(
+    gradient: Callable[..., Any], grad: Tensor, tensors: Tensors, settings: Settings
+) -> tuple[Tensor | None, ...]:
+    grads = gradient(grad, *tensors)
+    return tuple(None if tensor is None else grad for tensor, grad in zip(tensors, grads, strict=True))
+
+
 agent_attention_of_tables = operator(
     "agent attention",
-    "agent_attention_of_tables(Tensor q, Tensor agents, Tensor k, Tensor v, "
-    "Tensor key_block, Tensor key_rows, Tensor key_columns, Tensor? key_prefix, "
-    "Tensor query_block, Tensor query_rows, Tensor query_columns, Tensor? query_prefix)",
-    AGENTS
-    | {"key_block": "h a s s", "key_rows": "h a y", "key_columns": "h a x", "key_prefix": "h a p"}
-    | {"query_block": "h a t t", "query_rows": "h a i", "query_columns": "h a j", "query_prefix": "h a u"},
+    f"agent_attention_of_tables({_OF_TABLES})",
+    AGENTS | TABLES,
     _two_maps,
+    gradient=agent_attention_of_tables_gradient,
+    backward=_tables_backward,
+)
+
+# what agents collect, their largest logits, and their softmaxes' sums
+keeps(
+    agent_attention_of_tables,
+    {"values": "b h a d", "most": "b h a", "total": "b h a"},
+    lambda q, agents, *rest: collected(agents, 2),
 )
 
 

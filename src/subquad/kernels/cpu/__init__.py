@@ -31,4 +31,13 @@ register_backend(
 )
 
 # they need the backend
-from subquad.kernels.cpu import grids, landmarks, layer_kernels, map_kernels, mixer_kernels, newer_mixer_kernels, states  # noqa: E402, F401
+from subquad.kernels.cpu import (  # noqa: E402
+    agents,  # noqa: F401
+    grids,  # noqa: F401
+    landmarks,  # noqa: F401
+    layer_kernels,  # noqa: F401
+    map_kernels,  # noqa: F401
+    mixer_kernels,  # noqa: F401
+    newer_mixer_kernels,  # noqa: F401
+    states,  # noqa: F401
+)

@@ -1,6 +1,6 @@
-"""Attention by way of a few others on CPUs: agents, landmarks, Newton's steps.
+"""Softmax-free attention on CPUs: landmarks and Newton's steps.
 
-Letters: b batch, h heads, n tokens, d channels of a head, a agents, m landmarks.
+Letters: b batch, h heads, n tokens, d channels of a head, m landmarks.
 """
 
 import ctypes
@@ -12,9 +12,6 @@ from subquad.kernels import landmark_operators as operators
 from subquad.kernels.cpu.calls import as_given
 from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
-    Bias,
-    bias_of,
-    bias_of_tables,
     long,
     numbers_of,
     of_one_dtype,
@@ -23,69 +20,6 @@ from subquad.kernels.cpu.passing import (
     tokens_of,
 )
 from subquad.kernels.declaring import empty_tokens, implements
-
-
-def _agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Bias, query_bias: Bias) -> Tensor:
-    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
-    out = empty_tokens(q)
-    few = parameter_of(agents), *long(agents.shape[2])
-    kernel("agent_attention", q.dtype)(
-        shape_of(q, k), tokens_of(q), *few, *map(tokens_of, (k, v)), key_bias, query_bias, tokens_of(out)
-    )
-    return out.to(dtype)
-
-
-@implements(operators.agent_attention, "native")
-def agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor) -> Tensor:
-    """`agents` (b, h, a, d), biases (h, a, n)."""
-    return _agent_attention(q, agents, k, v, bias_of(key_bias), bias_of(query_bias))
-
-
-@implements(operators.agent_attention_of_tables, "native")
-def agent_attention_of_tables(
-    q: Tensor,
-    agents: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_block: Tensor,
-    key_rows: Tensor,
-    key_columns: Tensor,
-    key_prefix: Tensor | None,
-    query_block: Tensor,
-    query_rows: Tensor,
-    query_columns: Tensor,
-    query_prefix: Tensor | None,
-) -> Tensor:
-    """A bias is the sum of block (h, a, s, s), rows (h, a, y) and columns (h, a, x); prefix (h, a, p)."""
-    key_bias = bias_of_tables(key_block, key_rows, key_columns, key_prefix)
-    query_bias = bias_of_tables(query_block, query_rows, query_columns, query_prefix)
-    return _agent_attention(q, agents, k, v, key_bias, query_bias)
-
-
-@implements(operators.agent_attention_gradient, "native")
-def agent_attention_gradient(
-    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor
-) -> tuple[Tensor, ...]:
-    """Give the gradients of `agent_attention` with biases (h, a, n), whose own are (h, n, a)."""
-    given, (grad, q, k, v) = (q, agents, k, v, key_bias, query_bias), of_one_dtype(grad, q, k, v)
-    dq, dk, dv = map(empty_tokens, (q, k, v))
-    dagents = agents.new_empty(agents.shape, dtype=torch.float32)
-    # biases' own of each image, (b, h, n, a), are summed in the end
-    dbiases = tuple(x.new_empty(*x.shape[:3], agents.shape[2], dtype=torch.float32) for x in (k, q))
-    kernel("agent_attention_gradient", q.dtype)(
-        shape_of(q, k),
-        tokens_of(q),
-        parameter_of(agents),
-        *long(agents.shape[2]),
-        *map(tokens_of, (k, v)),
-        *map(bias_of, (key_bias, query_bias)),
-        *map(tokens_of, (grad, dq)),
-        numbers_of(dagents),
-        *map(tokens_of, (dk, dv)),
-        *map(numbers_of, dbiases),
-    )
-    summed = (bias[0] if len(bias) == 1 else bias.sum(dim=0) for bias in dbiases)
-    return as_given((dq, dagents, dk, dv, *summed), given)
 
 
 @implements(operators.soft_gather, "native")

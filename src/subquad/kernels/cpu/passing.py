@@ -144,6 +144,18 @@ class Bias(ctypes.Structure):
     _fields_ += [("side", ctypes.c_int64), ("map", Map)]
 
 
+class BiasGradient(ctypes.Structure):
+    """`BiasGradient` of kernels/places.h."""
+
+    _fields_ = [(name, Numbers) for name in ("written", "block", "rows", "columns", "prefix")]
+
+
+class Kept(ctypes.Structure):
+    """`Kept` of kernels/agent.h."""
+
+    _fields_ = [(name, Numbers) for name in ("values", "most", "total")]
+
+
 def numbers_of(x: Tensor | None) -> Numbers:
     """A contiguous tensor in fp32, which lives as long as what is handed over."""
     if x is None:

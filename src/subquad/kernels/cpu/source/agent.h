@@ -4,25 +4,31 @@
 #include "places.h"
 
 // What both softmax maps need of one thread: logits of a piece's tokens and the agents, as rows of agents, from products
-// of operands P
+// of operands P. They are logits divided by `sharpness`, 1 to 2: the rest of the scale is a power of two, which rounds
+// no agent.
 template <class P>
 struct AgentMaps {
     const Shape& shape;
     const float* agents;  // (b, h, a, d) side by side
     const int64_t count, d = shape.width, columns = padded(count);
-    const float scale = 1 / std::sqrt(float(d));
+    const float scale = 1 / std::sqrt(float(d)), whole = std::exp2(std::floor(std::log2(scale))), sharpness = scale / whole;
     BiasRows of_keys, of_queries;
     Buffer<float> map = Buffer<float>(T * columns), scaled;
     Buffer<P> panel, room;
     int64_t of = -1;
 
     AgentMaps(const Shape& shape, const float* agents, int64_t count, const Bias& key_bias, const Bias& query_bias)
-        : shape(shape), agents(agents), count(count), of_keys(key_bias, count), of_queries(query_bias, count) {}
+        : shape(shape), agents(agents), count(count), of_keys(key_bias, count, 1 / sharpness),
+          of_queries(query_bias, count, 1 / sharpness) {}
+
+    // Of a logit that is not above the largest, from the largest
+    template <class Number>
+    auto weight(Number logit, Number most) const { return falling_exponential((logit - most) * sharpness); }
 
     template <class E>
     void logits(const Tokens<E>& tokens, BiasRows& bias, const Piece& piece) {
         if (of != piece.index) {
-            as_columns(agents + (of = piece.index) * count * d, d, count, d, scale, scaled);
+            as_columns(agents + (of = piece.index) * count * d, d, count, d, whole, scaled);
             panel.resize(deep<P>(d) * columns);
             pack(scaled.data(), columns, d, columns, panel.data());
         }
@@ -39,11 +45,11 @@ struct AgentMaps {
             float* x = &map[t * columns];
             vec high = load(x), total{};
             for (int64_t a = W; a < columns; a += W) high = max(high, load(x + a));
-            const float most = largest(high);
+            const vec most = fill(largest(high));
             for (int64_t a = 0; a < columns; a += W) {
-                const vec weight = falling_exponential(load(x + a) - most);
-                store(x + a, weight);
-                total += weight;
+                const vec share = weight(load(x + a), most);
+                store(x + a, share);
+                total += share;
             }
             const float share = 1 / sum(total);
             for (int64_t a = 0; a < columns; a += W) store(x + a, load(x + a) * share);
@@ -57,10 +63,21 @@ struct AgentMaps {
         for (int64_t a = 0; a < columns; a += W) {
             const vec share = 1.0f / load(total + a), high = load(most + a);
             for (int64_t t = 0; t < piece.count; t++)
-                store(&map[t * columns + a], falling_exponential(load(&map[t * columns + a]) - high) * share);
+                store(&map[t * columns + a], weight(load(&map[t * columns + a]), high) * share);
         }
     }
 };
+
+// What agents collected, where it was kept of the forward pass; see `Collected::keep`
+struct Kept {
+    Numbers values, most, total;
+};
+
+inline bool fits(const Shape& shape, int64_t agents, const Kept& kept) {
+    const int64_t all = shape.batch * shape.heads * agents;
+    if (!kept.values.data) return !kept.most.data && !kept.total.data;
+    return kept.most.data && kept.total.data && fits(all * shape.width, kept.values) && fits(all, kept.most, kept.total);
+}
 
 // What the agents collect of the keys: for each head values (a × row), the largest logits and sums of exponentials
 struct Collected {
@@ -87,10 +104,10 @@ struct Collected {
             for (int64_t a = 0; a < columns; a += W) {
                 vec high = load(most + a);
                 for (int64_t t = 0; t < piece.count; t++) high = max(high, load(map + t * columns + a));
-                const vec shrink = falling_exponential(load(most + a) - high);
+                const vec shrink = maps.weight(load(most + a), high);
                 vec part{};
                 for (int64_t t = 0; t < piece.count; t++) {
-                    const vec weight = falling_exponential(load(map + t * columns + a) - high);
+                    const vec weight = maps.weight(load(map + t * columns + a), high);
                     store(map + t * columns + a, weight);
                     part += weight;
                 }
@@ -114,7 +131,7 @@ struct Collected {
             });
             sums.each_sum(index, [&](const float* part) {
                 for (int64_t a = 0; a < columns; a++) {
-                    const float share = std::exp(part[count * row + a] - most[a]);
+                    const float share = std::exp((part[count * row + a] - most[a]) * maps.sharpness);
                     total[a] += part[count * row + columns + a] * share;
                     for (int64_t c = 0; a < count && c < row; c++) to[a * row + c] += part[a * row + c] * share;
                 }
@@ -123,17 +140,45 @@ struct Collected {
                 for (int64_t c = 0; c < row; c++) to[a * row + c] /= total[a];
         });
     }
+
+    // As the gradient is to have it, if it is: values (b, h, a, d), and what makes a softmax of logits (b, h, a). Its
+    // logarithm would be one number, and as inexact as the largest logits are large.
+    void keep(const Shape& shape, const Kept& kept, float sharpness, int me, int all) const {
+        if (!kept.values.data) return;
+        heads(shape, me, all, [&](int64_t index) {
+            for (int64_t a = 0; a < count; a++)
+                std::memcpy(value(shape, kept, index, a), values(index) + a * row, shape.width * sizeof(float));
+            for (int64_t a = 0; a < count; a++) kept.most.data[index * count + a] = most(index)[a] * sharpness;
+            std::memcpy(kept.total.data + index * count, total(index), count * sizeof(float));
+        });
+    }
+
+    void take(const Shape& shape, const Kept& kept, float sharpness, int me, int all) {
+        heads(shape, me, all, [&](int64_t index) {
+            float *to = &heads_[index * size], *most = to + count * row, *total = most + columns;
+            for (int64_t a = 0; a < count; a++)
+                std::memcpy(to + a * row, value(shape, kept, index, a), shape.width * sizeof(float));
+            for (int64_t a = 0; a < count; a++) most[a] = kept.most.data[index * count + a] / sharpness;
+            std::memcpy(total, kept.total.data + index * count, count * sizeof(float));
+            std::fill(total + count, total + columns, 1.0f);
+        });
+    }
+
+private:
+    float* value(const Shape& shape, const Kept& kept, int64_t index, int64_t a) const {
+        return kept.values.data + (index * count + a) * shape.width;
+    }
 };
 
 // A softmax over tokens, then one over agents.
 template <class E>
 Answer agent_attention_of(
     Shape shape, Tokens<E> q, Numbers agents, int64_t count, Tokens<E> k, Tokens<E> v,
-    const Bias& key_bias, const Bias& query_bias,
-    Tokens<E> out) {
+    const Bias& key_bias, const Bias& query_bias, const Kept& kept, Tokens<E> out) {
     if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
     if (!fits(shape.batch * shape.heads * count * shape.width, agents)) return MISFIT;
     if (!fits(shape, shape.keys, count, key_bias) || !fits(shape, shape.queries, count, query_bias)) return MISFIT;
+    if (!fits(shape, count, kept)) return MISFIT;
     typedef Operand<E> P;
     const int64_t d = shape.width, row = padded(d), panel = deep<P>(count) * row;
     Collected collected(shape, count);
@@ -143,6 +188,7 @@ Answer agent_attention_of(
         Buffer<float> spare;
         Buffer<P> room;
         collected.run(shape, k, v, maps, me, all);
+        collected.keep(shape, kept, maps.sharpness, me, all);
         heads(shape, me, all, [&](int64_t i) { pack(collected.values(i), row, count, row, &panels[i * panel]); });
         pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
             maps.over_agents(q, piece);
@@ -158,48 +204,53 @@ Answer agent_attention_of(
 KERNEL(
     agent_attention,
     (Shape shape, AnyTokens q, Numbers agents, int64_t count, AnyTokens k, AnyTokens v,
-     AnyBias key_bias, AnyBias query_bias,
-     AnyTokens out),
-    (shape, q, agents, count, k, v, key_bias, query_bias, out))
+     AnyBias key_bias, AnyBias query_bias, Kept kept, AnyTokens out),
+    (shape, q, agents, count, k, v, key_bias, query_bias, kept, out))
 
 // With maps P₂ (n × a) and P₁ (a × n), v_A = P₁ v and g the gradient of P₂ v_A: dv_A = P₂ᵀ g, dP₂ = g v_Aᵀ,
 // dL = P ∘ (dP - Σ P ∘ dP), the sum along the softmax, dP₁ = dv_A vᵀ, dv = P₁ᵀ dv_A; dq, dk and dA from the logits'.
-// Gradients of the biases (b, h, n, a) are for each image.
 template <class E>
 Answer agent_attention_gradient_of(
     Shape shape, Tokens<E> q, Numbers agents, int64_t count, Tokens<E> k, Tokens<E> v,
-    const Bias& key_bias, const Bias& query_bias,
-    Tokens<E> grad, Tokens<E> dq, Numbers dagents, Tokens<E> dk, Tokens<E> dv, Numbers dkey_bias,
-    Numbers dquery_bias) {
+    const Bias& key_bias, const Bias& query_bias, const Kept& kept,
+    Tokens<E> grad, Tokens<E> dq, Numbers dagents, Tokens<E> dk, Tokens<E> dv, const BiasGradient& dkey_bias,
+    const BiasGradient& dquery_bias) {
     const int64_t all_heads = shape.batch * shape.heads;
     if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
     if (!fits(all_heads * count * shape.width, agents, dagents)) return MISFIT;
-    if (!fits(shape, shape.keys, count, key_bias) || !fits(shape, shape.queries, count, query_bias)) return MISFIT;
-    if (!fits(all_heads * shape.keys * count, dkey_bias) || !fits(all_heads * shape.queries * count, dquery_bias))
-        return MISFIT;
+    if (!fits(shape, shape.keys, count, key_bias, dkey_bias) || !fits(shape, count, kept)) return MISFIT;
+    if (!fits(shape, shape.queries, count, query_bias, dquery_bias)) return MISFIT;
     typedef Operand<E> P;
     const int64_t d = shape.width, row = padded(d), columns = padded(count), size = count * row;
     Collected collected(shape, count);
-    Sums of_queries(shape.threads, 2 * size), of_keys(shape.threads, size);  // dv_A and dA; dA
+    const auto of_bias = [&](const Bias& bias, const BiasGradient& gradient, int64_t tokens) {
+        return BiasSums(bias, gradient, count, tokens);
+    };
+    const int64_t key_size = of_bias(key_bias, dkey_bias, shape.keys).size();
+    const int64_t query_size = of_bias(query_bias, dquery_bias, shape.queries).size();
+    // dv_A, dA and the bias; dA and the bias
+    Sums of_queries(shape.threads, 2 * size + query_size), of_keys(shape.threads, size + key_size);
     Sums of_maps(shape.threads, columns);
     Buffer<float> dvalues(shape.batch * shape.heads * size), lost(shape.batch * shape.heads * columns);
     // P₁ and dP₁ of all keys are needed twice
     const int64_t entries = 2 * all_heads * shape.keys * columns;
-    const std::unique_ptr<float[]> kept(entries > MOST_KEPT ? nullptr : new float[entries]);
+    const std::unique_ptr<float[]> both_maps(entries > MOST_KEPT ? nullptr : new float[entries]);
     const auto place = [&](const Piece& piece) {
-        return kept.get() + (piece.index * shape.keys + piece.first) * columns;
+        return both_maps.get() + (piece.index * shape.keys + piece.first) * columns;
     };
     parallel(shape.threads, [&](int me, int all) {
         AgentMaps<P> maps(shape, agents.data, count, key_bias, query_bias);
         Buffer<float> spare, few, turned, gradient(T * columns);
-        Buffer<P> left, right, few_panel(deep<P>(count) * row), dvalue(few_panel.size()), turned_panel(deep<P>(d) * columns);
+        Buffer<P> left, right, few_panel(deep<P>(count) * row);
+        // what was collected of many tokens is a few numbers, whose errors go to all of them
+        ExactPanel<P> by_values, by_slopes;
         float *map = maps.map.data(), *dmap = gradient.data();
         int64_t of = -1, with = -1;
         // from the logits' gradient: that of the tokens, of the agents and of the bias
-        const auto finish = [&](const Tokens<E>& x, const Piece& piece, const Tokens<E>& dx, int64_t tokens, float* sum,
-                                float* dbias) {
-            for (int64_t t = 0; t < piece.count; t++)
-                std::memcpy(dbias + (piece.index * tokens + piece.first + t) * count, dmap + t * columns, count * sizeof(float));
+        BiasSums key_sums = of_bias(key_bias, dkey_bias, shape.keys);
+        BiasSums query_sums = of_bias(query_bias, dquery_bias, shape.queries);
+        const auto finish = [&](const Tokens<E>& x, const Piece& piece, const Tokens<E>& dx, float* sum, BiasSums& bias) {
+            bias.add(piece, dmap, sum + size);
             for (int64_t i = 0; i < piece.count * columns; i += W) store(dmap + i, load(dmap + i) * maps.scale);
             const Matrix<P> slopes = lowered(dmap, columns, piece.count, columns, left);
             to_tokens(dx, piece, d, spare, [&](Rows c) {
@@ -213,16 +264,16 @@ Answer agent_attention_gradient_of(
             as_rows(agents.data + (of = piece.index) * count * d, d, count, d, few);
             as_columns(values, row, count, d, 1, turned);
             pack(few.data(), row, count, row, few_panel.data());
-            pack(turned.data(), columns, d, columns, turned_panel.data());
+            by_values.take(turned.data(), d, count);
         };
-        collected.run(shape, k, v, maps, me, all);
+        kept.values.data ? collected.take(shape, kept, maps.sharpness, me, all) : collected.run(shape, k, v, maps, me, all);
         of_queries.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
             begin(piece, collected.values(piece.index));
             maps.over_agents(q, piece);
             const Panel<P> weights = packed(map, columns, piece.count, columns, left), g = packed(grad, piece, d, right);
             multiply(count, row, deep<P>(piece.count), weights.turned(), g.data, g.row, {sum, row}, true);
             const Matrix<P> rows = lowered(grad, piece, d, right);
-            multiply(piece.count, columns, deep<P>(d), rows, turned_panel.data(), columns, {dmap, columns});
+            by_values.multiply(piece.count, rows, {dmap, columns});
             for (int64_t t = 0; t < piece.count; t++) {
                 vec total{};
                 for (int64_t a = 0; a < columns; a += W) total += load(map + t * columns + a) * load(dmap + t * columns + a);
@@ -230,7 +281,7 @@ Answer agent_attention_gradient_of(
                 for (int64_t a = 0; a < columns; a += W)
                     store(dmap + t * columns + a, load(map + t * columns + a) * (load(dmap + t * columns + a) - mean));
             }
-            finish(q, piece, dq, shape.queries, sum + size, dquery_bias.data);
+            finish(q, piece, dq, sum + size, query_sums);
         });
         heads(shape, me, all, [&](int64_t index) {
             float* to = &dvalues[index * size];
@@ -244,11 +295,11 @@ Answer agent_attention_gradient_of(
             begin(piece, &dvalues[piece.index * size]);
             maps.over_tokens(k, piece, collected.most(piece.index), collected.total(piece.index));
             const Matrix<P> values = lowered(v, piece, d, right);
-            multiply(piece.count, columns, deep<P>(d), values, turned_panel.data(), columns, {dmap, columns});
+            by_values.multiply(piece.count, values, {dmap, columns});
         };
         // the same a second time, where both were kept
         const auto meet_again = [&](const Piece& piece) {
-            if (!kept) return meet(piece);
+            if (!both_maps) return meet(piece);
             begin(piece, &dvalues[piece.index * size]);
             const float* from = place(piece);
             std::memcpy(map, from, piece.count * columns * sizeof(float));
@@ -258,7 +309,7 @@ Answer agent_attention_gradient_of(
         // otherwise, and where few tokens have all the weight the difference is all that is left
         of_maps.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             meet(piece);
-            if (kept) {
+            if (both_maps) {
                 std::memcpy(place(piece), map, piece.count * columns * sizeof(float));
                 std::memcpy(place(piece) + all_heads * shape.keys * columns, dmap, piece.count * columns * sizeof(float));
             }
@@ -277,17 +328,17 @@ Answer agent_attention_gradient_of(
         of_keys.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const float* mean = &lost[piece.index * columns];
             meet_again(piece);
-            if (with != piece.index) pack(&dvalues[(with = piece.index) * size], row, count, row, dvalue.data());
+            if (with != piece.index) by_slopes.take(&dvalues[(with = piece.index) * size], count, d);
             const Matrix<P> weights = lowered(map, columns, piece.count, columns, left);
             to_tokens(dv, piece, d, spare, [&](Rows c) {
-                multiply(piece.count, row, deep<P>(count), weights, dvalue.data(), row, c);
+                by_slopes.multiply(piece.count, weights, c);
             });
             for (int64_t t = 0; t < piece.count; t++)
                 for (int64_t a = 0; a < columns; a += W) {
                     float* to = dmap + t * columns + a;
                     store(to, load(map + t * columns + a) * (load(to) - load(mean + a)));
                 }
-            finish(k, piece, dk, shape.keys, sum, dkey_bias.data);
+            finish(k, piece, dk, sum, key_sums);
         });
         heads(shape, me, all, [&](int64_t index) {
             float* to = dagents.data + index * count * d;
@@ -299,6 +350,16 @@ Answer agent_attention_gradient_of(
             of_queries.each_sum(index, [&](const float* part) { add(part + size); });
             of_keys.each_sum(index, add);
         });
+        for (int64_t h = me; h < shape.heads; h += all) {
+            const auto through = [&](Sums& sums, int64_t first) {
+                return [&, first](auto&& add) {
+                    for (int64_t index = h; index < all_heads; index += shape.heads)
+                        sums.each_sum(index, [&](const float* part) { add(part + first); });
+                };
+            };
+            query_sums.finish(h, through(of_queries, 2 * size));
+            key_sums.finish(h, through(of_keys, size));
+        }
     });
     return DONE;
 }
@@ -306,6 +367,7 @@ Answer agent_attention_gradient_of(
 KERNEL(
     agent_attention_gradient,
     (Shape shape, AnyTokens q, Numbers agents, int64_t count, AnyTokens k, AnyTokens v,
-     AnyBias key_bias, AnyBias query_bias,
-     AnyTokens grad, AnyTokens dq, Numbers dagents, AnyTokens dk, AnyTokens dv, Numbers dkey_bias, Numbers dquery_bias),
-    (shape, q, agents, count, k, v, key_bias, query_bias, grad, dq, dagents, dk, dv, dkey_bias, dquery_bias))
+     AnyBias key_bias, AnyBias query_bias, Kept kept,
+     AnyTokens grad, AnyTokens dq, Numbers dagents, AnyTokens dk, AnyTokens dv, BiasGradient dkey_bias,
+     BiasGradient dquery_bias),
+    (shape, q, agents, count, k, v, key_bias, query_bias, kept, grad, dq, dagents, dk, dv, dkey_bias, dquery_bias))

@@ -127,7 +127,7 @@ Answer agent_mixer_of(
     Buffer<float> room;
     if (pool_to(shape, q, map, down, across, few_tokens(shape, down * across, room))) return MISFIT;
     const Answer answer =
-        agent_attention_of<E>(shape, q, numbers_of(room), down * across, k, v, key_bias, query_bias, out);
+        agent_attention_of<E>(shape, q, numbers_of(room), down * across, k, v, key_bias, query_bias, {}, out);
     return answer ? answer : finish(shape, v, {}, out, map, filters);
 }
 

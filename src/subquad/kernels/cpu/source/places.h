@@ -31,31 +31,37 @@ inline bool fits(const Shape& shape, int64_t tokens, int64_t agents, const Bias&
 
 constexpr float LOWEST = -1e30f;
 
-// The bias of one head as rows of agents; tables are summed where they are needed and never written out.
+// Where place i of `length` lies among `side` places of a block, as F.interpolate without aligned corners
+struct Between {
+    int64_t first, second;
+    float over;
+    Between() = default;
+    Between(int64_t i, int64_t length, int64_t side) {
+        const float place = std::max(0.0f, (i + 0.5f) * side / length - 0.5f);
+        first = std::min<int64_t>(int64_t(place), side - 1);
+        second = std::min(first + 1, side - 1);
+        over = place - first;
+    }
+    static void line(int64_t length, int64_t side, Buffer<Between>& to) {
+        to.resize(length);
+        for (int64_t i = 0; i < length; i++) to[i] = Between(i, length, side);
+    }
+};
+
+// The bias of one head, times a factor, as rows of agents; tables are summed where they are needed and never written out.
 class BiasRows {
     const Bias& bias;
     const int64_t agents, width;
+    const float factor;
     int64_t of = -1, y_of = -1;
     Buffer<float> block, rows, columns, line;
-    struct Between {
-        int64_t left, right;
-        float over;
-    };
     Buffer<Between> across;  // where each column of the map lies among the block's
 
     // (agents, count) as (count, padded agents), `beyond` the agents
     void turn(const float* from, int64_t count, Buffer<float>& to, float beyond = 0) {
         to.resize(count * width, beyond);
         for (int64_t a = 0; a < agents; a++)
-            for (int64_t i = 0; i < count; i++) to[i * width + a] = from[a * count + i];
-    }
-
-    // Where place i of `length` lies among the block's, as F.interpolate without aligned corners
-    float between(int64_t i, int64_t length, int64_t& first, int64_t& second) const {
-        const float place = std::max(0.0f, (i + 0.5f) * bias.side / length - 0.5f);
-        first = std::min<int64_t>(int64_t(place), bias.side - 1);
-        second = std::min(first + 1, bias.side - 1);
-        return place - first;
+            for (int64_t i = 0; i < count; i++) to[i * width + a] = from[a * count + i] * factor;
     }
 
     void begin_head(int64_t h) {
@@ -64,14 +70,11 @@ class BiasRows {
         turn(bias.rows.data + h * agents * bias.map.height, bias.map.height, rows);
         turn(bias.columns.data + h * agents * bias.map.width, bias.map.width, columns, LOWEST);
         line.resize(bias.side * width);
-        across.resize(bias.map.width);
-        for (int64_t x = 0; x < bias.map.width; x++)
-            across[x].over = between(x, bias.map.width, across[x].left, across[x].right);
+        Between::line(bias.map.width, bias.side, across);
     }
 
     void begin_row(int64_t y) {
-        int64_t top, bottom;
-        const float down = between(y_of = y, bias.map.height, top, bottom);
+        const auto [top, bottom, down] = Between(y_of = y, bias.map.height, bias.side);
         for (int64_t s = 0; s < bias.side; s++)
             for (int64_t a = 0; a < width; a += W) {
                 const vec upper = load(&block[(top * bias.side + s) * width + a]);
@@ -81,7 +84,7 @@ class BiasRows {
     }
 
     void gathered(const float* from, int64_t apart, float* to) const {
-        for (int64_t a = 0; a < agents; a++) to[a] = from[a * apart];
+        for (int64_t a = 0; a < agents; a++) to[a] = from[a * apart] * factor;
         for (int64_t a = agents; a < width; a++) to[a] = LOWEST;
     }
 
@@ -95,7 +98,8 @@ class BiasRows {
     }
 
 public:
-    BiasRows(const Bias& bias, int64_t agents) : bias(bias), agents(agents), width(padded(agents)) {}
+    BiasRows(const Bias& bias, int64_t agents, float factor)
+        : bias(bias), agents(agents), width(padded(agents)), factor(factor) {}
 
     // (count × padded agents); beyond the agents the lowest number, so that its exponential is 0
     void fill(const Piece& piece, float* map) {
@@ -114,6 +118,107 @@ public:
             if (y_of != y) begin_row(y);
             for (; x < bias.map.width && t < end; x++, t++, map += width) from_tables(x, map);
         }
+    }
+};
+
+// The gradient of a bias: of one that is written out for each image, (b, h, n, a); else of its tables, over all images.
+struct BiasGradient {
+    Numbers written, block, rows, columns, prefix;
+};
+
+inline bool fits(
+    const Shape& shape, int64_t tokens, int64_t agents, const Bias& bias, const BiasGradient& gradient) {
+    if (!fits(shape, tokens, agents, bias)) return false;
+    if (bias.written)
+        return gradient.written.data && fits(shape.batch * shape.heads * tokens * agents, gradient.written);
+    const int64_t pairs = shape.heads * agents;
+    return gradient.block.data && fits(pairs * bias.side * bias.side, gradient.block) && gradient.rows.data &&
+           fits(pairs * bias.map.height, gradient.rows) && gradient.columns.data &&
+           fits(pairs * bias.map.width, gradient.columns) && (!bias.map.prefix || gradient.prefix.data) &&
+           fits(pairs * bias.map.prefix, gradient.prefix);
+}
+
+// A thread's share of a bias's gradient. Tables' is summed for each head, in rows of agents: prefix, rows, columns, block.
+class BiasSums {
+    const Bias& bias;
+    const BiasGradient& gradient;
+    const int64_t agents, width, tokens;
+    Buffer<float> line;
+    Buffer<Between> across;
+
+    void add(const float* slopes, float* sums) const {
+        for (int64_t a = 0; a < width; a += W) store(sums + a, load(sums + a) + load(slopes + a));
+    }
+
+    // Adds row y's line, of what is left and right of its places, to the rows and the block
+    void end_row(int64_t y, float* rows, float* block) const {
+        const auto [top, bottom, down] = Between(y, bias.map.height, bias.side);
+        for (int64_t s = 0; s < bias.side; s++)
+            for (int64_t a = 0; a < width; a += W) {
+                const vec slope = load(&line[s * width + a]), lower = slope * down;
+                float *row = &rows[y * width + a], *above = &block[(top * bias.side + s) * width + a];
+                store(row, load(row) + slope);
+                store(above, load(above) + (slope - lower));
+                float* below = &block[(bottom * bias.side + s) * width + a];
+                store(below, load(below) + lower);
+            }
+    }
+
+public:
+    BiasSums(const Bias& bias, const BiasGradient& gradient, int64_t agents, int64_t tokens)
+        : bias(bias), gradient(gradient), agents(agents), width(padded(agents)), tokens(tokens) {}
+
+    // Numbers that a head has of it
+    int64_t size() const {
+        const Map& map = bias.map;
+        return bias.written ? 0 : (map.prefix + map.height + map.width + bias.side * bias.side) * width;
+    }
+
+    // Of the slopes of a piece's tokens, (count × padded agents)
+    void add(const Piece& piece, const float* slopes, float* sums) {
+        int64_t t = piece.first, end = piece.first + piece.count;
+        if (bias.written) {
+            float* to = gradient.written.data + (piece.index * tokens + t) * agents;
+            for (; t < end; t++, slopes += width, to += agents) std::memcpy(to, slopes, agents * sizeof(float));
+            return;
+        }
+        const Map& map = bias.map;
+        float *rows = sums + map.prefix * width, *columns = rows + map.height * width, *block = columns + map.width * width;
+        if (across.empty()) Between::line(map.width, bias.side, across);
+        for (; t < std::min(end, map.prefix); t++, slopes += width) add(slopes, sums + t * width);
+        for (int64_t y = (t - map.prefix) / map.width, x = (t - map.prefix) % map.width; t < end; y++, x = 0) {
+            line.assign(bias.side * width, 0.0f);
+            for (; x < map.width && t < end; x++, t++, slopes += width) {
+                const auto [left, right, over] = across[x];
+                add(slopes, columns + x * width);
+                for (int64_t a = 0; a < width; a += W) {
+                    const vec slope = load(slopes + a), later = slope * over;
+                    float *first = &line[left * width + a], *second = &line[right * width + a];
+                    store(first, load(first) + (slope - later));
+                    store(second, load(second) + later);
+                }
+            }
+            end_row(y, rows, block);
+        }
+    }
+
+    // Head h of the tables: `each_sum(function)` goes through what all threads have of it
+    template <class Each>
+    void finish(int64_t h, Each&& each_sum) {
+        if (bias.written) return;
+        Buffer<float> sums(size());
+        each_sum([&](const float* part) {
+            for (int64_t i = 0; i < size(); i += W) store(&sums[i], load(&sums[i]) + load(part + i));
+        });
+        const float* from = sums.data();
+        const auto turned = [&](const Numbers& to, int64_t count) {
+            for (int64_t i = 0; i < count; i++, from += width)
+                for (int64_t a = 0; a < agents; a++) to.data[(h * agents + a) * count + i] = from[a];
+        };
+        turned(gradient.prefix, bias.map.prefix);
+        turned(gradient.rows, bias.map.height);
+        turned(gradient.columns, bias.map.width);
+        turned(gradient.block, bias.side * bias.side);
     }
 };
 
