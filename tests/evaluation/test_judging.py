@@ -16,7 +16,7 @@ from subquad.models import save_weights
 from subquad.runs import open_trained
 from subquad.tasks import ImageNetwork, Trained
 from subquad.tasks.accuracy import EvalSums
-from subquad.tasks.class_names import check_classes, check_same_classes
+from subquad.tasks.class_names import check_classes, check_same_classes, check_there_are_two
 from subquad.tasks.classification.throughput import measure_throughput
 from subquad.tasks.classification.trained_classifier import TrainedClassifier, images_of, judge
 from subquad.tasks.detection import average_precision, judge_detector, trained_detector
@@ -318,3 +318,9 @@ def test_answers_that_are_no_numbers_are_no_accuracy(tmp_path, damage):
 def opened_of(model):
     classes = tuple(map(str, range(10)))
     return TrainedClassifier("classify", model, classes, "digits", None, CPU, InputConfig((8, 8)))
+
+
+def test_one_class_alone_is_no_task():
+    check_there_are_two("data", ["a", "b"])
+    with pytest.raises(SubquadError, match="pictures has one class alone, 'images': there is nothing to tell apart"):
+        check_there_are_two("pictures", ["images"])

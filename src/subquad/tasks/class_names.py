@@ -20,6 +20,14 @@ def check_same_classes(training: Sequence[str], validation: Sequence[str]) -> No
         raise SubquadError(f"training and validation data differ in their classes: {differing}")
 
 
+def check_there_are_two(data: str, classes: Sequence[str]) -> None:
+    """Raise where there is one class alone: a classifier of it is right from the start, and has learnt nothing."""
+    if len(classes) < 2:
+        raise SubquadError(
+            f"{data} has one class alone, {classes[0]!r}: there is nothing to tell apart; each class is a folder of its own"
+        )
+
+
 def _difference(some: Sequence[str], others: Sequence[str]) -> str:
     """What classes there are on one side alone, or that their order is another."""
     return ", ".join(sorted(set(some) ^ set(others))[:5]) or "another order"

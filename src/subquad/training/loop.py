@@ -113,7 +113,7 @@ class Trainer:
             self.epochs_done = epoch + 1
         if epoch == 0 and (broken := self.task.train_images.num_broken):
             first = self.task.train_images.broken_paths()[0]
-            self.log(f"skipped {broken} broken training images, the first is {first}")
+            self.log(f"skipped {broken} broken training {'image' if broken == 1 else 'images'}, the first is {first}")
         return row
 
     def _train(self, epoch: int) -> tuple[float, float]:

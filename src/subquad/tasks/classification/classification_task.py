@@ -17,7 +17,7 @@ from subquad.models import NETWORKS, VARIANTS, create_model, load_checkpoint
 from subquad.models.pretrained import source_of
 from subquad.tasks.accuracy import evaluate
 from subquad.tasks.backbone_arguments import arguments_of
-from subquad.tasks.class_names import check_same_classes
+from subquad.tasks.class_names import check_same_classes, check_there_are_two
 from subquad.tasks.classification.class_predictions import Prediction, predicted_classes
 from subquad.tasks.classification.classification_recipe import Recipe
 from subquad.tasks.classification.mixed_loss import Objective
@@ -76,6 +76,7 @@ class Classification(Task):
         )
         eval_images = load_dataset(recipe.data, split="validation", data_dir=recipe.data_dir, strict=recipe.strict)
         check_same_classes(train_images.classes, eval_images.classes)
+        check_there_are_two(str(recipe.data_dir or recipe.data), train_images.classes)
         self.num_classes = recipe.num_classes or len(train_images.classes)
         if self.num_classes < len(train_images.classes):
             raise SubquadError(
