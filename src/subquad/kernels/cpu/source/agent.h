@@ -242,10 +242,10 @@ Answer agent_attention_gradient_of(
         AgentMaps<P> maps(shape, agents.data, count, key_bias, query_bias);
         Buffer<float> spare, few, turned, gradient(T * columns);
         Buffer<P> left, right, few_panel(deep<P>(count) * row);
-        // what was collected of many tokens is a few numbers, whose errors go to all of them
-        ExactPanel<P> by_values, by_slopes;
+        // what was collected of many tokens is a few numbers, whose errors go to all of them: their products are of fp32
+        Buffer<float> widened;
         float *map = maps.map.data(), *dmap = gradient.data();
-        int64_t of = -1, with = -1;
+        int64_t of = -1;
         // from the logits' gradient: that of the tokens, of the agents and of the bias
         BiasSums key_sums = of_bias(key_bias, dkey_bias, shape.keys);
         BiasSums query_sums = of_bias(query_bias, dquery_bias, shape.queries);
@@ -264,7 +264,6 @@ Answer agent_attention_gradient_of(
             as_rows(agents.data + (of = piece.index) * count * d, d, count, d, few);
             as_columns(values, row, count, d, 1, turned);
             pack(few.data(), row, count, row, few_panel.data());
-            by_values.take(turned.data(), d, count);
         };
         kept.values.data ? collected.take(shape, kept, maps.sharpness, me, all) : collected.run(shape, k, v, maps, me, all);
         of_queries.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
@@ -272,8 +271,8 @@ Answer agent_attention_gradient_of(
             maps.over_agents(q, piece);
             const Panel<P> weights = packed(map, columns, piece.count, columns, left), g = packed(grad, piece, d, right);
             multiply(count, row, deep<P>(piece.count), weights.turned(), g.data, g.row, {sum, row}, true);
-            const Matrix<P> rows = lowered(grad, piece, d, right);
-            by_values.multiply(piece.count, rows, {dmap, columns});
+            const Strided rows = matrix_of(grad, piece, d, widened);
+            multiply(piece.count, columns, d, rows, turned.data(), columns, {dmap, columns});
             for (int64_t t = 0; t < piece.count; t++) {
                 vec total{};
                 for (int64_t a = 0; a < columns; a += W) total += load(map + t * columns + a) * load(dmap + t * columns + a);
@@ -294,8 +293,8 @@ Answer agent_attention_gradient_of(
         const auto meet = [&](const Piece& piece) {
             begin(piece, &dvalues[piece.index * size]);
             maps.over_tokens(k, piece, collected.most(piece.index), collected.total(piece.index));
-            const Matrix<P> values = lowered(v, piece, d, right);
-            by_values.multiply(piece.count, values, {dmap, columns});
+            const Strided values = matrix_of(v, piece, d, widened);
+            multiply(piece.count, columns, d, values, turned.data(), columns, {dmap, columns});
         };
         // the same a second time, where both were kept
         const auto meet_again = [&](const Piece& piece) {
@@ -328,10 +327,9 @@ Answer agent_attention_gradient_of(
         of_keys.gather(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const float* mean = &lost[piece.index * columns];
             meet_again(piece);
-            if (with != piece.index) by_slopes.take(&dvalues[(with = piece.index) * size], count, d);
-            const Matrix<P> weights = lowered(map, columns, piece.count, columns, left);
+            const Strided weights{map, columns, 1};
             to_tokens(dv, piece, d, spare, [&](Rows c) {
-                by_slopes.multiply(piece.count, weights, c);
+                multiply(piece.count, row, count, weights, &dvalues[piece.index * size], row, c);
             });
             for (int64_t t = 0; t < piece.count; t++)
                 for (int64_t a = 0; a < columns; a += W) {

@@ -51,35 +51,6 @@ inline void pack(const float* rows, int64_t apart, int64_t count, int64_t width,
     for (int64_t t = 0; t < count; t++, to += padded(width)) std::memcpy(to, rows + t * apart, width * sizeof(float));
 }
 
-// Rows of floats of padded width as the right side of products that are as exact as they are: where operands are bf16,
-// what these leave of them is a second right side.
-template <class P>
-struct ExactPanel {
-    int64_t row = 0, depth = 0;
-    Buffer<P> high, low;
-    Buffer<float> left;
-
-    void take(const float* rows, int64_t count, int64_t width) {
-        row = padded(width), depth = deep<P>(count);
-        high.resize(depth * row);
-        pack(rows, row, count, row, high.data());
-        if constexpr (std::is_same_v<P, pair>) {
-            low.resize(depth * row), left.resize(count * row);
-            for (int64_t i = 0; i < count * row; i += W) {
-                const vec x = load(rows + i);
-                store(&left[i], x - widened(narrowed(x)));
-            }
-            pack(left.data(), row, count, row, low.data());
-        }
-    }
-
-    // c (rows × width) = a b
-    void multiply(int64_t rows, Matrix<P> a, Rows c) const {
-        ::multiply(rows, row, depth, a, high.data(), row, c);
-        if constexpr (std::is_same_v<P, pair>) ::multiply(rows, row, depth, a, low.data(), row, c, true);
-    }
-};
-
 // The same of a piece's rows of floats, whose width is padded: where they lie, or in `room`
 inline Panel<float> packed(const float* rows, int64_t apart, int64_t, int64_t, Buffer<float>&) {
     return {rows, apart};

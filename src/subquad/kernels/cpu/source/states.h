@@ -185,21 +185,24 @@ KERNEL(
 // dφq = e turned back + z̄ dz; dS = φ̃qᵀ (f g), dz̄ = Σ dz φq, dv̄ = -Σ z g; dφk = (v dSᵀ turned back + dz̄) / n,
 // dv = (φ̃k dS + dv̄) / n. With weights ω instead of 1/n: h = φ̃k dS·v + φk·dz̄, dφk += ω (h - Σ ω h) s ḡ, and
 // dḡ = s Σ ω (h - Σ ω h) φk, which queries share.
-template <class E>
-Answer state_attention_gradient_of(
+template <class P, class E>
+Answer gradient_of_states(
     Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> grad, Tokens<E> dq, Tokens<E> dk, Tokens<E> dv,
     Turning turning, int32_t feature, int32_t form, float eps) {
     StateAttention<E> it{shape, q, k, v, turning, feature, form, eps};
     if (!it.fits_all() || !fits(shape, shape.queries, grad, dq) || !fits(shape, shape.keys, dk, dv)) return MISFIT;
     const int64_t d = it.d, row = it.row, wide = it.wide, count = it.count, square = d * wide;
+    const int64_t panel = deep<P>(count) * row, turned_panel = deep<P>(d) * wide;
     const bool weighed = form == WEIGHED;
     Sums queries(shape.threads, wide), sums(shape.threads, it.size), grads(shape.threads, it.size);
     Sums means(shape.threads, 1), of_means(shape.threads, wide);
     Buffer<float> shares(it.all_heads() * shape.keys), losses(shares.size());
     Buffer<float> turned_states(it.all_heads() * square), gradients(it.all_heads() * it.size);
-    Buffer<float> turned_gradients(turned_states.size());
+    Buffer<P> state_gradients(it.all_heads() * (panel + turned_panel));  // dS and dSᵀ
     parallel(shape.threads, [&](int me, int all) {
         Buffer<float> room(T * wide), turned(T * wide), e(T * wide), scaled(T * row), spare, other, mean_query, dmean;
+        Buffer<float> turned_state(d * wide);
+        Buffer<P> left, right;
         const auto add_line = [&](float* to, const float* line, float factor) {
             for (int64_t c = 0; c < wide; c += W) store(to + c, load(to + c) + load(line + c) * factor);
         };
@@ -218,14 +221,18 @@ Answer state_attention_gradient_of(
             for (int64_t t = 0; t < piece.count; t++)
                 for (int64_t c = 0; c < row; c += W)
                     store(&scaled[t * row + c], load(g.data + t * g.row + c) * factors[t]);
-            multiply(piece.count, wide, d, {scaled.data(), row, 1}, &turned_states[piece.index * square], wide, {e.data(), wide});
+            // of fp32: dq and dz are both of it
+            const Matrix<float> slopes{scaled.data(), row, 1};
+            multiply(piece.count, wide, d, slopes, &turned_states[piece.index * square], wide, {e.data(), wide});
             float dz[T];
             for (int64_t t = 0; t < piece.count; t++) {
                 const float kept = product(&turned[t * wide], &e[t * wide], wide), f = factors[t];
                 dz[t] = form == SUBTRACTED ? -(f - 1) * (f - 1) * kept / f - product(g.data + t * g.row, mean, row) : -kept * f;
             }
             if (sum) {
-                multiply(count, row, piece.count, {turned.data(), 1, wide}, scaled.data(), row, {sum, row}, true);
+                const Panel<P> features = packed(turned.data(), wide, piece.count, wide, left);
+                const Panel<P> rows = packed(scaled.data(), row, piece.count, row, right);
+                multiply(count, row, deep<P>(piece.count), features.turned(), rows.data, rows.row, {sum, row}, true);
                 for (int64_t t = 0; t < piece.count; t++) {
                     add_line(sum + it.total, &room[t * wide], dz[t]);
                     if (form != SUBTRACTED) continue;
@@ -242,7 +249,7 @@ Answer state_attention_gradient_of(
             through_query_features(q, piece, d, feature, e.data(), dq);
         };
         if (weighed) it.gather_queries(queries, me, all);
-        it.template gather_keys<float>(sums, queries, me, all);
+        it.template gather_keys<P>(sums, queries, me, all);
         heads(shape, me, all, [&](int64_t index) {
             it.collect(sums, index);
             transpose(&it.states[index * it.size], count, d, &turned_states[index * square]);
@@ -251,7 +258,10 @@ Answer state_attention_gradient_of(
         heads(shape, me, all, [&](int64_t index) {
             float* to = &gradients[index * it.size];
             grads.each_sum(index, [&](const float* part) { it.add(part, weighed ? 1 : 1 / float(shape.keys), to); });
-            transpose(to, count, d, &turned_gradients[index * square]);
+            transpose(to, count, d, turned_state.data());
+            P* panels = &state_gradients[index * (panel + turned_panel)];
+            pack(to, row, count, row, panels);
+            pack(turned_state.data(), wide, d, wide, panels + panel);
         });
         // dv; where keys are weighed, their weights and h as well, and Σ ω h to the sum
         const auto of_values = [&](const Piece& piece, float* sum) {
@@ -262,7 +272,9 @@ Answer state_attention_gradient_of(
             const Rows values = values_of(v, piece, d, other);
             to_tokens(dv, piece, d, spare, [&](Rows c) {
                 if (form == SUBTRACTED) repeat(ds + it.mean, piece.count, row, c);
-                multiply(piece.count, row, count, {turned.data(), wide, 1}, ds, row, c, form == SUBTRACTED);
+                const Matrix<P> features = lowered(turned.data(), wide, piece.count, wide, left);
+                const P* by = &state_gradients[piece.index * (panel + turned_panel)];
+                multiply(piece.count, row, deep<P>(count), features, by, row, c, form == SUBTRACTED);
                 if (!weighed) return;
                 it.mean_query(queries, piece.index, mean_query);
                 for (int64_t t = 0; t < piece.count; t++) {
@@ -278,9 +290,8 @@ Answer state_attention_gradient_of(
         const auto of_keys = [&](const Piece& piece, float* sum, float lost) {
             const float *ds = &gradients[piece.index * it.size];
             const float *share = &shares[piece.index * shape.keys + piece.first], *loss = &losses[share - shares.data()];
-            const Rows values = values_of(v, piece, d, other);
-            const Strided left{values.data, values.row, 1};
-            multiply(piece.count, wide, d, left, &turned_gradients[piece.index * square], wide, {e.data(), wide});
+            const P* by = &state_gradients[piece.index * (panel + turned_panel)] + panel;
+            multiply(piece.count, wide, deep<P>(d), lowered(v, piece, d, left), by, wide, {e.data(), wide});
             turn<true>(turning, shape, piece, it.several, e.data());
             for (int64_t t = 0; t < piece.count; t++) {
                 add_line(&e[t * wide], ds + it.total, 1);
@@ -315,6 +326,15 @@ Answer state_attention_gradient_of(
         });
     });
     return DONE;
+}
+
+template <class E>
+Answer state_attention_gradient_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> grad, Tokens<E> dq, Tokens<E> dk, Tokens<E> dv,
+    Turning turning, int32_t feature, int32_t form, float eps) {
+    if (form == SUBTRACTED)
+        return gradient_of_states<float>(shape, q, k, v, grad, dq, dk, dv, turning, feature, form, eps);
+    return gradient_of_states<Operand<E>>(shape, q, k, v, grad, dq, dk, dv, turning, feature, form, eps);
 }
 
 KERNEL(
