@@ -200,6 +200,8 @@ def main() -> None:
     arguments = parser.parse_args()
     cells: dict[str, Cell] = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
     if arguments.page:
+        if not cells:
+            raise SystemExit(f"export_matrix: {arguments.output} has no cells yet: --page comes behind measuring")
         write_text(PAGE, with_tables(PAGE.read_text(), cells))
         return
     warm_up()
