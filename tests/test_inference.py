@@ -19,10 +19,6 @@ from subquad.kernels.cpu import tape
 from subquad.models.layers import Block, LayerScale
 from subquad.substituting import substituted
 
-REPLAYED = tuple(name for name in subquad.ATTENTION if name != "softmax")
-"""Mechanisms of which a block of a plain network is kernels alone; softmax is PyTorch's."""
-
-
 def blocks_of(model):
     return [block for block in model.modules() if isinstance(block, Block)]
 
@@ -61,7 +57,8 @@ def test_layers_that_are_plain_on_some_grids_are_fused_there(kind, attention):
         assert_close(model(image), own, rtol=1e-4, atol=1e-4 * own.abs().max().item())
     called = [known for block in blocks_of(model) for known in replaying._FOUND[block]["block"].tapes.values()]
     if not kernels.unavailable("native"):
-        assert any(called) == (attention in REPLAYED)
+        # PyTorch makes a bias of Swin's offsets
+        assert any(called) == ((kind, attention) != ("swin", "softmax"))
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear", "agent"])
@@ -122,10 +119,9 @@ def test_any_mechanism_has_its_norm_and_projections_in_two_steps(attention):
     with use_backend("eager"):
         model(image.bfloat16())
     assert called[-1] is None
-    # where it would take longer
     for _ in range(2):
         model.float()(image)
-    assert (called[-1] is None) == (attention not in REPLAYED)
+    assert called[-1] is not None
 
 
 def test_what_listens_around_a_mechanism_is_called():
@@ -282,7 +278,7 @@ def test_what_is_made_again_sees_every_change_of_its_parameters(attention, dtype
 
 @pytest.mark.skipif(bool(kernels.unavailable("native")), reason="no kernels here")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("attention", REPLAYED)
+@pytest.mark.parametrize("attention", subquad.ATTENTION)
 @torch.inference_mode()
 def test_a_block_of_kernels_is_one_call_from_the_second_time_on(attention, dtype, monkeypatch):
     model = subquad.optimize(drawn(small("vit", attention)), dtype=dtype)

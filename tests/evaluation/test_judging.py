@@ -322,5 +322,5 @@ def opened_of(model):
 
 def test_one_class_alone_is_no_task():
     check_there_are_two("data", ["a", "b"])
-    with pytest.raises(SubquadError, match="pictures has one class alone, 'images': there is nothing to tell apart"):
+    with pytest.raises(SubquadError, match="pictures has one class alone, 'images': nothing is to be told apart"):
         check_there_are_two("pictures", ["images"])

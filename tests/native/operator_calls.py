@@ -83,6 +83,7 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "pola_attention": _pola,
         "agent_attention": _agent,
         "agent_attention_of_tables": _agent_of_tables,
+        "softmax_attention": _softmax,
         "soft_gather": _gather,
         "soft_spread": _spread,
         "newton_inverse": _newton,
@@ -231,6 +232,17 @@ def _pola(width):
 
     power, temperature = (1 + torch.rand(HEADS, 1, width, dtype=torch.float64) * most for most in (3, 1))
     return (*tokens_of_heads(width, 3), power, temperature, draw(HEADS, GRID.num_tokens, width)), (1e-6,), definition
+
+
+def _softmax(width):
+    forbidden = torch.rand(1, 1, GRID.num_tokens, GRID.num_tokens) < 0.5
+    forbidden[0, 0, 3] = True  # a query that sees nothing
+
+    def definition(q, k, v, bias, forbidden):
+        return ops.softmax_weights(q, k, forbidden, bias[0]) @ v
+
+    bias = draw(1, HEADS, GRID.num_tokens, GRID.num_tokens)
+    return (*tokens_of_heads(width, 3), bias, forbidden), (), definition
 
 
 def _agent(width):

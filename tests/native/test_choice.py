@@ -204,6 +204,7 @@ def test_operations_are_operators_of_torch():
         kernels.inline_attention: (q, k, v),
         kernels.pola_attention: (q, k, v, power, None, None, 1e-6),
         kernels.polapp_attention: (q, k, v, *torch.rand(2, 2, 1, 32), None, None, True, 1e-6),
+        kernels.softmax_attention: (q, k, v, torch.randn(1, 2, 12, 12), torch.rand(1, 1, 12, 12) < 0.5),
         kernels.agent_attention: (q, few, k, v, bias, bias),
         kernels.agent_attention_of_tables: (q, few, k, v, *tables, *tables),
         OPERATORS["linear_attention_gradient"]: (q, q, k, v, "elu", 1e-6),

@@ -20,20 +20,24 @@ ROUNDED = {"all": lambda tokens: True, "tokens": lambda tokens: tokens, "paramet
 
 
 def in_dtypes(tensors, rounded):
-    """Tensors of a call in bf16 where `rounded` says so, else in fp32."""
+    """Tensors of a call in bf16 where `rounded` says so, else in fp32; what is yes or no stays that."""
     given = zip(tensors, rounded, strict=True)
-    return [None if x is None else x.to(BF16 if low else torch.float32) for x, low in given]
+    return [x if _is_no_number(x) else x.to(BF16 if low else torch.float32) for x, low in given]
+
+
+def _is_no_number(x):
+    return x is None or x.dtype == torch.bool
 
 
 def widened(tensors):
     """In float64."""
-    return [None if x is None else x.double() for x in tensors]
+    return [x if _is_no_number(x) else x.double() for x in tensors]
 
 
 def test_kernels_take_no_images_at_all():
     for name, call in operator_calls(16).items():
         given = zip(call.tensors, call.of_tokens, strict=True)
-        none = [None if x is None else x.float()[:0] if tokens else x.float() for x, tokens in given]
+        none = [x if _is_no_number(x) else x.float()[:0] if tokens else x.float() for x, tokens in given]
         try:
             results = call.by_kernel(none)
         except subquad.SubquadError:
@@ -75,7 +79,7 @@ def errors_of(call, rounded):
     chosen = [ROUNDED[rounded](tokens) for tokens in call.of_tokens]
     given = in_dtypes(call.tensors, chosen)
     fp32 = in_dtypes(call.tensors, [False] * len(chosen))
-    meant = [x if low or x is None else y.double() for x, y, low in zip(call.tensors, fp32, chosen, strict=True)]
+    meant = [x if low or _is_no_number(x) else y.double() for x, y, low in zip(call.tensors, fp32, chosen, strict=True)]
     if not any(low and x is not None for x, low in zip(call.tensors, chosen, strict=True)):
         pytest.skip("nothing is rounded")
     exact, unrounded = call.exact(widened(given)), call.exact(meant)

@@ -45,6 +45,7 @@ from subquad.kernels.mixer_operators import (
     ttt_mixer,
 )
 from subquad.kernels.shapes import Shapes
+from subquad.kernels.softmax_operators import softmax_attention
 from subquad.kernels.state_operators import (
     focus,
     inline_attention,
@@ -119,6 +120,7 @@ __all__ = [
     "soft_gather",
     "soft_mixer",
     "soft_spread",
+    "softmax_attention",
     "ttt_mixer",
     "ttt_unit",
     "unavailable",

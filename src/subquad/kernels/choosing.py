@@ -112,7 +112,7 @@ def run(
     """`formula(*tensors, *settings)` by the kernel of `backend`, which was chosen for it."""
     first, dtypes = tensors[0], KERNELS[backend].dtypes
     assert first is not None
-    if any(tensor is not None and tensor.dtype not in dtypes for tensor in tensors):
+    if any(tensor is not None and tensor.dtype not in (*dtypes, torch.bool) for tensor in tensors):
         raised = [tensor.float() if tensor is not None and tensor.dtype in HALF else tensor for tensor in tensors]
         result = run(operator, backend, formula, raised, settings)
         return result if operator.gives_fp32 else result.to(first.dtype)
@@ -142,7 +142,8 @@ def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings
         if tensor.device.type not in backend.devices:
             return f"it is for {' and '.join(backend.devices)}, and a tensor is on {tensor.device}"
         dtype = tensor.dtype
-        if dtype not in backend.dtypes and not (backend.raises_half and operator.sums_in_fp32 and dtype in HALF):
+        known = dtype in backend.dtypes or dtype == torch.bool
+        if not known and not (backend.raises_half and operator.sums_in_fp32 and dtype in HALF):
             return f"it computes in {' '.join(map(short_name, backend.dtypes))}, and a tensor is {short_name(dtype)}"
         if unlearned and tensor.requires_grad:
             return "it has no gradients, and one is asked for: call it under torch.no_grad()"

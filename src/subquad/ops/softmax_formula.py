@@ -6,6 +6,7 @@ Vaswani et al. 2017, arXiv 1706.03762, eq. 1.
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad import kernels
 from subquad.kernels import Shapes
 from subquad.ops.precision import in_fp32
 
@@ -21,19 +22,33 @@ WEIGHTS_SHAPES = SHAPES.without("v")
 
 
 def softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, forbidden: Tensor | None = None, bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    forbidden: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    backend: str | None = None,
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d).
 
     `forbidden` is bool and broadcastable to (b, h, n_q, n_k): True where a query must not see a key. `bias` (h, n_q,
-    n_k) is added to the scores.
+    n_k) is added to the scores. A query that may see nothing gets zeros.
     """
     SHAPES.check(q, k, v, forbidden, bias)
+    pairs = tuple(None if x is None else x[(None,) * (4 - x.dim())] for x in (bias, forbidden))
+    # where a gradient is wanted PyTorch's own is as good
+    return kernels.compute(kernels.softmax_attention, _softmax, (q, k, v, *pairs), backend=backend, optional=True)
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, forbidden: Tensor | None) -> Tensor:
+    """The same of bias and forbidden pairs (b, h, n, m), broadcast."""
     if bias is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=None if forbidden is None else ~forbidden)
     bias = bias.to(q.dtype)
-    bias = bias[None] if forbidden is None else bias.masked_fill(forbidden, float("-inf"))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias if forbidden is None else bias.masked_fill(forbidden, float("-inf"))
+    )
 
 
 @in_fp32

@@ -39,5 +39,6 @@ from subquad.kernels.cpu import (  # noqa: E402
     map_kernels,  # noqa: F401
     mixer_kernels,  # noqa: F401
     newer_mixer_kernels,  # noqa: F401
+    softmax_kernels,  # noqa: F401
     states,  # noqa: F401
 )

@@ -58,6 +58,7 @@ FUNCTIONS = (
     "soft_gradient",
     "soft_mixer",
     "soft_spread",
+    "softmax_attention",
     "inline_attention",
     "inline_attention_gradient",
     "inline_mixer",

@@ -156,6 +156,24 @@ class Kept(ctypes.Structure):
     _fields_ = [(name, Numbers) for name in ("values", "most", "total")]
 
 
+class Pairs(ctypes.Structure):
+    """`Pairs` of kernels/softmax.h."""
+
+    _fields_ = [("data", ctypes.c_void_p)]
+    _fields_ += [(name, ctypes.c_int64) for name in ("batch", "head", "query", "key")]
+    _fields_ += [(name, ctypes.c_int64) for name in ("images", "heads", "queries", "keys")]
+
+
+def pairs_of(x: Tensor | None, shape: Sequence[int]) -> Pairs:
+    """Numbers of pairs that are broadcast to (b, h, n, m), which live as long as what is handed over."""
+    if x is None:
+        return Pairs()
+    whole = x.expand(shape)
+    pairs = Pairs(x.data_ptr(), *whole.stride(), *shape)
+    pairs.owner = x
+    return pairs
+
+
 def numbers_of(x: Tensor | None) -> Numbers:
     """A contiguous tensor in fp32, which lives as long as what is handed over."""
     if x is None:

@@ -2,6 +2,7 @@
 #include "agent.h"
 #include "circulant.h"
 #include "soft.h"
+#include "softmax.h"
 #include "states.h"
 #include "state_parts.h"
 #include "inline.h"

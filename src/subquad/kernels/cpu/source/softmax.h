@@ -1,0 +1,149 @@
+// Softmax attention: see ops/softmax_formula.py. Keys come a block at a time, and no map is written out.
+#pragma once
+#include "tokens.h"
+
+// Numbers of all pairs (b, h, n, m), any distance apart and 0 where an axis is shared; nothing where there is no data
+template <class Number>
+struct Pairs {
+    const Number* data;
+    int64_t batch, head, query, key;
+    int64_t images, heads, queries, keys;  // how many there are
+    const Number* at(const Piece& piece, int64_t t, int64_t m) const {
+        return data + piece.b * batch + piece.h * head + (piece.first + t) * query + m * key;
+    }
+};
+
+template <class Number>
+bool fits(const Shape& shape, const Pairs<Number>& x) {
+    return !x.data || (x.images == shape.batch && x.heads == shape.heads && x.queries == shape.queries && x.keys == shape.keys);
+}
+
+// Keys and values of a head in blocks of T, as the right sides of products: keys as columns (deep(d) × T). Each thread has
+// its own, which stay in its cache: several threads on one head do that little work twice.
+template <class P>
+struct KeyBlocks {
+    const int64_t d, row, count, of_keys, of_values;
+    Buffer<P> keys, values, room;
+    int64_t of = -1;
+
+    explicit KeyBlocks(const Shape& shape)
+        : d(shape.width), row(padded(d)), count((shape.keys + T - 1) / T), of_keys(deep<P>(d) * T),
+          of_values(deep<P>(T) * row), keys(count * of_keys), values(count * of_values) {}
+
+    const P* keys_of(int64_t block) const { return &keys[block * of_keys]; }
+    const P* values_of(int64_t block) const { return &values[block * of_values]; }
+
+    template <class E>
+    void take(const Shape& shape, const Tokens<E>& k, const Tokens<E>& v, const Piece& queries) {
+        if (of == queries.index) return;
+        of = queries.index;
+        for (int64_t block = 0; block < count; block++) {
+            const int64_t first = block * T;
+            const Piece piece{of, queries.b, queries.h, first, std::min<int64_t>(T, shape.keys - first)};
+            const Matrix<P> columns = lowered(k, piece, d, room);
+            turn(columns.data, columns.row, piece.count, deep<P>(d), &keys[block * of_keys], T);
+            const Panel<P> rows = packed(v, piece, d, room);
+            for (int64_t i = 0; i < deep<P>(piece.count); i++)
+                std::memcpy(&values[block * of_values + i * row], rows.data + i * rows.row, row * sizeof(P));
+        }
+    }
+};
+
+// Of a piece of queries: the largest scores so far, and sums of exponentials and of values weighed by them, from these
+template <class P>
+struct Weighing {
+    const int64_t row;
+    const float scale;
+    Buffer<float> scores = Buffer<float>(T * T), total = Buffer<float>(T * W), values = Buffer<float>(T * row);
+    Buffer<P> lower;
+    float most[T];
+
+    explicit Weighing(int64_t width) : row(padded(width)), scale(1 / std::sqrt(float(width))) {}
+
+    void begin() {
+        std::fill(most, most + T, -1e30f);  // finite: from it, what may not be seen is minus infinity
+        std::fill(total.begin(), total.end(), 0.0f);
+        std::fill(values.begin(), values.end(), 0.0f);
+    }
+
+    // Scores, divided by the scale, of a block of keys become weights
+    Matrix<P> weigh(int64_t queries) {
+        lower.resize(std::is_same_v<P, float> ? 0 : T * T / 2);
+        for (int64_t t = 0; t < queries; t++) {
+            float *line = &scores[t * T], *sum = &total[t * W];
+            vec high = load(line);
+            for (int64_t m = W; m < T; m += W) high = max(high, load(line + m));
+            const float top = largest(high);
+            if (!(top <= most[t])) {
+                const float less = std::exp((most[t] - top) * scale);
+                store(sum, load(sum) * less);
+                for (int64_t c = 0; c < row; c += W) store(&values[t * row + c], load(&values[t * row + c]) * less);
+                most[t] = top;
+            }
+            vec part{};
+            for (int64_t m = 0; m < T; m += W) {
+                const vec weight = exponential((load(line + m) - most[t]) * scale);
+                part += weight;
+                if constexpr (std::is_same_v<P, float>) store(line + m, weight);
+                else store(&lower[t * T / 2].first + m, weight);
+            }
+            store(sum, load(sum) + part);
+        }
+        if constexpr (std::is_same_v<P, float>) return {scores.data(), T, 1};
+        else return {lower.data(), T / 2, 1};
+    }
+
+    // A query that may see nothing gets zeros
+    void finish(int64_t queries, Rows to) const {
+        for (int64_t t = 0; t < queries; t++) {
+            const float all = sum(load(&total[t * W])), share = all == 0 ? 0 : 1 / all;
+            for (int64_t c = 0; c < row; c += W) store(to.data + t * to.row + c, load(&values[t * row + c]) * share);
+        }
+    }
+};
+
+template <class E>
+Answer softmax_attention_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, const Pairs<float>& bias, const Pairs<bool>& forbidden,
+    Tokens<E> out) {
+    if (!fits(shape, shape.queries, q, out) || !fits(shape, shape.keys, k, v)) return MISFIT;
+    if (!fits(shape, bias) || !fits(shape, forbidden)) return MISFIT;
+    typedef Operand<E> P;
+    const float root = std::sqrt(float(shape.width));
+    parallel(shape.threads, [&](int me, int all) {
+        KeyBlocks<P> blocks(shape);
+        Weighing<P> it(shape.width);
+        Buffer<float> spare;
+        Buffer<P> room;
+        float* scores = it.scores.data();
+        pieces(shape, shape.queries, me, all, [&](const Piece& piece) {
+            blocks.take(shape, k, v, piece);
+            it.begin();
+            const Matrix<P> queries = lowered(q, piece, shape.width, room);
+            for (int64_t block = 0; block < blocks.count; block++) {
+                const int64_t first = block * T, count = std::min<int64_t>(T, shape.keys - first);
+                for (int64_t t = 0; bias.data && t < piece.count; t++)
+                    for (int64_t m = 0; m < count; m++) scores[t * T + m] = *bias.at(piece, t, first + m) * root;
+                multiply(
+                    piece.count, T, deep<P>(shape.width), queries, blocks.keys_of(block), T, {scores, T},
+                    bias.data != nullptr);
+                for (int64_t t = 0; forbidden.data && t < piece.count; t++)
+                    for (int64_t m = 0; m < count; m++)
+                        if (*forbidden.at(piece, t, first + m)) scores[t * T + m] = -INFINITY;
+                for (int64_t t = 0; count < T && t < piece.count; t++)
+                    std::fill(scores + t * T + count, scores + (t + 1) * T, -INFINITY);
+                const Matrix<P> weights = it.weigh(piece.count);
+                multiply(
+                    piece.count, it.row, deep<P>(count), weights, blocks.values_of(block), it.row,
+                    {it.values.data(), it.row}, true);
+            }
+            to_tokens(out, piece, shape.width, spare, [&](Rows to) { it.finish(piece.count, to); });
+        });
+    });
+    return DONE;
+}
+
+KERNEL(
+    softmax_attention,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, Pairs<float> bias, Pairs<bool> forbidden, AnyTokens out),
+    (shape, q, k, v, bias, forbidden, out))
