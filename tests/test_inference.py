@@ -19,6 +19,7 @@ from subquad.kernels.cpu import tape
 from subquad.models.layers import Block, LayerScale
 from subquad.substituting import substituted
 
+
 def blocks_of(model):
     return [block for block in model.modules() if isinstance(block, Block)]
 

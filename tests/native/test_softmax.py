@@ -24,7 +24,7 @@ def test_lengths_masks_and_biases(queries, keys, width, threads):
     bias = torch.randn(3, queries, keys)
     masks = [torch.rand(2, 1, queries, keys) < 0.5, torch.rand(2, 1, 1, keys) < 0.5, torch.rand(queries, keys) < 0.5]
     for forbidden in (None, *masks, torch.rand(2, 3, queries, keys) < 0.9, torch.ones(1, 1, 1, keys) > 0):
-        for added in (None, bias):
+        for added in (None, bias, torch.randn(2, 3, queries, keys), torch.randn(3, keys, queries).mT):
             got = ops.softmax_attention(q, k, v, forbidden, added, backend="native")
             expected = definition(q, k, v, forbidden, None if added is None else added.double())
             assert_close(got.double(), expected, rtol=1e-5, atol=2e-6)

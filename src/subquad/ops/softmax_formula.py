@@ -16,7 +16,7 @@ SHAPES = Shapes(
     k="b h m d",
     v="b h m d",
     forbidden="?b ?h ?n ?m|?h ?n ?m|?n ?m",
-    bias="h n m",
+    bias="h n m|b h n m",
 )
 WEIGHTS_SHAPES = SHAPES.without("v")
 
@@ -32,8 +32,8 @@ def softmax_attention(
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d).
 
-    `forbidden` is bool and broadcastable to (b, h, n_q, n_k): True where a query must not see a key. `bias` (h, n_q,
-    n_k) is added to the scores. A query that may see nothing gets zeros.
+    `forbidden` is bool and broadcastable to (b, h, n_q, n_k): True where a query must not see a key. `bias`, (h, n_q,
+    n_k) or (b, h, n_q, n_k), is added to the scores. A query that may see nothing gets zeros.
     """
     SHAPES.check(q, k, v, forbidden, bias)
     pairs = tuple(None if x is None else x[(None,) * (4 - x.dim())] for x in (bias, forbidden))

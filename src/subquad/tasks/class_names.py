@@ -24,7 +24,7 @@ def check_there_are_two(data: str, classes: Sequence[str]) -> None:
     """Raise where there is one class alone: a classifier of it is right from the start, and has learnt nothing."""
     if len(classes) < 2:
         raise SubquadError(
-            f"{data} has one class alone, {classes[0]!r}: nothing is to be told apart; each class is a folder of its own"
+            f"{data} has one class alone, {classes[0]!r}: nothing is to be told apart; each class has its own folder"
         )
 
 

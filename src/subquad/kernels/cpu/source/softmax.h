@@ -18,6 +18,27 @@ bool fits(const Shape& shape, const Pairs<Number>& x) {
     return !x.data || (x.images == shape.batch && x.heads == shape.heads && x.queries == shape.queries && x.keys == shape.keys);
 }
 
+// Scores of a query and `count` keys become the bias, times a factor
+inline void begin_at(const float* bias, int64_t apart, int64_t count, float factor, float* scores) {
+    int64_t m = 0;
+    for (; apart == 1 && m + W <= count; m += W) store(scores + m, load(bias + m) * factor);
+    for (; m < count; m++) scores[m] = bias[m * apart] * factor;
+}
+
+// Those that are forbidden become minus infinity
+inline void forbid(const bool* forbidden, int64_t apart, int64_t count, float* scores) {
+    typedef uint8_t bytes __attribute__((vector_size(W)));
+    int64_t m = 0;
+    for (; apart == 1 && m + W <= count; m += W) {
+        bytes line;
+        std::memcpy(&line, forbidden + m, W);
+        const ivec no = __builtin_convertvector(line, ivec) != 0;
+        store(scores + m, no ? fill(-INFINITY) : load(scores + m));
+    }
+    for (; m < count; m++)
+        if (forbidden[m * apart]) scores[m] = -INFINITY;
+}
+
 // Keys and values of a head in blocks of T, as the right sides of products: keys as columns (deep(d) × T). Each thread has
 // its own, which stay in its cache: several threads on one head do that little work twice.
 template <class P>
@@ -66,13 +87,13 @@ struct Weighing {
         std::fill(values.begin(), values.end(), 0.0f);
     }
 
-    // Scores, divided by the scale, of a block of keys become weights
-    Matrix<P> weigh(int64_t queries) {
+    // Scores, divided by the scale, of a block of keys become weights; `columns` are their padded count
+    Matrix<P> weigh(int64_t queries, int64_t columns) {
         lower.resize(std::is_same_v<P, float> ? 0 : T * T / 2);
         for (int64_t t = 0; t < queries; t++) {
             float *line = &scores[t * T], *sum = &total[t * W];
             vec high = load(line);
-            for (int64_t m = W; m < T; m += W) high = max(high, load(line + m));
+            for (int64_t m = W; m < columns; m += W) high = max(high, load(line + m));
             const float top = largest(high);
             if (!(top <= most[t])) {
                 const float less = std::exp((most[t] - top) * scale);
@@ -81,7 +102,7 @@ struct Weighing {
                 most[t] = top;
             }
             vec part{};
-            for (int64_t m = 0; m < T; m += W) {
+            for (int64_t m = 0; m < columns; m += W) {
                 const vec weight = exponential((load(line + m) - most[t]) * scale);
                 part += weight;
                 if constexpr (std::is_same_v<P, float>) store(line + m, weight);
@@ -122,17 +143,17 @@ Answer softmax_attention_of(
             const Matrix<P> queries = lowered(q, piece, shape.width, room);
             for (int64_t block = 0; block < blocks.count; block++) {
                 const int64_t first = block * T, count = std::min<int64_t>(T, shape.keys - first);
+                const int64_t columns = padded(count);
                 for (int64_t t = 0; bias.data && t < piece.count; t++)
-                    for (int64_t m = 0; m < count; m++) scores[t * T + m] = *bias.at(piece, t, first + m) * root;
+                    begin_at(bias.at(piece, t, first), bias.key, count, root, scores + t * T);
                 multiply(
-                    piece.count, T, deep<P>(shape.width), queries, blocks.keys_of(block), T, {scores, T},
+                    piece.count, columns, deep<P>(shape.width), queries, blocks.keys_of(block), T, {scores, T},
                     bias.data != nullptr);
                 for (int64_t t = 0; forbidden.data && t < piece.count; t++)
-                    for (int64_t m = 0; m < count; m++)
-                        if (*forbidden.at(piece, t, first + m)) scores[t * T + m] = -INFINITY;
-                for (int64_t t = 0; count < T && t < piece.count; t++)
-                    std::fill(scores + t * T + count, scores + (t + 1) * T, -INFINITY);
-                const Matrix<P> weights = it.weigh(piece.count);
+                    forbid(forbidden.at(piece, t, first), forbidden.key, count, scores + t * T);
+                for (int64_t t = 0; count < columns && t < piece.count; t++)
+                    std::fill(scores + t * T + count, scores + t * T + columns, -INFINITY);
+                const Matrix<P> weights = it.weigh(piece.count, columns);
                 multiply(
                     piece.count, it.row, deep<P>(count), weights, blocks.values_of(block), it.row,
                     {it.values.data(), it.row}, true);
