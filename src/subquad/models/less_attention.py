@@ -18,7 +18,6 @@ from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.layers import Block
 from subquad.models.stages import Stage
-from subquad.ops import softmax_attention
 from subquad.positions import GridTable, adaptive_means, same_prefix, square_grid
 
 TRANSFORMS = ("dense", "kron", "share")
@@ -136,7 +135,7 @@ class ScoreAttention(nn.Module):
             y = weigh(kept, v)
         else:
             kept = None
-            y = softmax_attention(q, k, v, bias=scores)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=scores)
         return self.proj(rearrange(y, "b h n d -> b n (h d)")), kept
 
     def scores(self, x: Tensor, residual: Tensor | None) -> Tensor:
