@@ -6,7 +6,7 @@ from subquad import ATTENTION, TokenGrid
 from subquad.kernels import OPERATORS
 
 GRIDS = [TokenGrid(5, 5), TokenGrid(14, 9, 1), TokenGrid(3, 22, 5), TokenGrid(1, 23), TokenGrid(17, 19)]
-# a mechanism that has kernels has them for all its parts, softmax has PyTorch's
+# a mechanism whose core is an operator has kernels for all its parts
 WITHOUT = {name for name in ATTENTION if f"{name}_attention" not in OPERATORS}
 
 
