@@ -476,12 +476,12 @@ def _gradient_of(call: OperatorCall) -> OperatorCall:
     def definition(grad, *tensors):
         # a depthwise convolution's gradient asks for no bias
         tensors = (*tensors, *call.tensors[len(tensors) :])
-        tensors = [tensor if tensor is None else tensor.detach().requires_grad_() for tensor in tensors]
-        # a rotation's tables learn nothing
+        tensors = [x if x is None or x.dtype == torch.bool else x.detach().requires_grad_() for x in tensors]
+        # a rotation's tables learn nothing, nor does what may be seen
         learned = [
             tensor
             for name, tensor in zip(call.operator.shapes.texts, tensors, strict=True)
-            if tensor is not None and name not in ("cos", "sin")
+            if tensor is not None and name not in ("cos", "sin", "forbidden")
         ]
         grads = torch.autograd.grad(call.definition(*tensors), learned, grad)
         if name == "agent_attention_gradient":

@@ -315,6 +315,7 @@ GRADIENT_CALLS = {
         (grid.shape, (2, 2)),
     ),
     "pola_attention_gradient": lambda x, few, grid: ops.pola_attention(x, x, x, torch.ones(3, 1, 16), backend="native"),
+    "softmax_attention_gradient": lambda x, few, grid: ops.softmax_attention(x, x, x, backend="native"),
     "agent_attention_gradient": lambda x, few, grid: ops.agent_attention(
         x, few, x, x, torch.randn(3, 4, grid.num_tokens), torch.randn(3, grid.num_tokens, 4), backend="native"
     ),

@@ -1,13 +1,15 @@
 """Softmax attention by the CPU's kernel: masks, biases, lengths."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from native_inputs import projected
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 from subquad import kernels, ops
-from subquad.kernels import unavailable, use_backend
-from subquad.kernels.declaring import Implementation
+from subquad.kernels import OPERATORS, unavailable, use_backend
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
 
@@ -44,19 +46,60 @@ def test_scores_of_any_size(order):
     assert_close(got.double(), definition(q, k, v, None, bias.double()), rtol=1e-4, atol=1e-5)
 
 
-def test_it_is_chosen_where_no_gradient_is_wanted(monkeypatch):
+@pytest.mark.parametrize("queries, keys", [(1, 1), (3, 70), (65, 63), (130, 257)])
+@pytest.mark.parametrize("width", [7, 16, 40])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_gradients(queries, keys, width, threads):
+    (q, weight), (k, v) = projected(2, 3, queries, width, count=2), projected(2, 3, keys, width, count=2)
+    shared = torch.randn(3, queries, keys)
+    for forbidden in (None, torch.rand(2, 1, queries, keys) < 0.5, torch.ones(1, 1, 1, keys) > 0):
+        for bias in (None, shared, torch.randn(2, 3, queries, keys), shared[:1].expand(3, -1, -1)):
+            given = [x for x in (q, k, v, bias) if x is not None]
+            results = []
+            for tensors, function in (
+                (given, lambda q, k, v, *bias, m=forbidden: ops.softmax_attention(q, k, v, m, *bias)),
+                (
+                    [x.double() for x in given],
+                    lambda q, k, v, *bias, m=forbidden: definition(q, k, v, m, *bias or (None,)),
+                ),
+            ):
+                tensors = [x.detach().clone().requires_grad_() for x in tensors]
+                results.append(torch.autograd.grad((function(*tensors) * weight).sum(), tensors))
+            for got, expected in zip(*results, strict=True):
+                assert_close(got.double(), expected, rtol=1e-4, atol=2e-5 * max(1.0, expected.abs().max().item()))
+
+
+def test_gradients_of_gradients_are_those_of_the_formula():
+    q, k, v = (x.clone().requires_grad_() for x in projected(1, 2, 30, 16, count=3))
+    found = []
+    for backend in ("native", "eager"):
+        with sdpa_kernel(SDPBackend.MATH):
+            y = ops.softmax_attention(q, k, v, backend=backend)
+            (first,) = torch.autograd.grad(y.square().sum(), q, create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), (q, k, v)))
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, rtol=1e-4, atol=1e-4 * other.abs().max().item())
+
+
+def test_who_computes(monkeypatch):
     called = []
-    one = kernels.softmax_attention.implementations["native"]
-    noting = Implementation(lambda *x: called.append(1) or one.function(*x))
-    monkeypatch.setitem(kernels.softmax_attention.implementations, "native", noting)
+    for operator in (kernels.softmax_attention, OPERATORS["softmax_attention_gradient"]):
+        one = operator.implementations["native"]
+
+        def noting(*x, one=one, name=operator.name):
+            called.append(name.removeprefix("softmax_attention"))
+            return one.function(*x)
+
+        monkeypatch.setitem(operator.implementations, "native", replace(one, function=noting))
     q, k, v = projected(1, 2, 30, 16, count=3)
     ops.softmax_attention(q, k, v)
     ops.softmax_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), torch.zeros(30, 30) > 0)
-    assert len(called) == 2
+    assert called == ["", ""]
     ops.softmax_attention(q.double(), k.double(), v.double())
     with use_backend("eager"):
         ops.softmax_attention(q, k, v)
-    ops.softmax_attention(q.requires_grad_(), k, v).sum().backward()
-    with use_backend("native"):
-        ops.softmax_attention(q, k, v).sum().backward()
-    assert len(called) == 2 and q.grad is not None
+    two = q.expand(2, -1, -1, -1)
+    ops.softmax_attention(two, two, two, None, torch.zeros(2, 2, 30, 30).requires_grad_())  # a bias of each image learns
+    assert called == ["", ""]
+    ops.softmax_attention(q.requires_grad_(), k, v, None, torch.zeros(2, 30, 30).requires_grad_()).sum().backward()
+    assert called == ["", "", "", "_gradient"] and q.grad is not None

@@ -37,7 +37,7 @@ def softmax_attention(
     """
     SHAPES.check(q, k, v, forbidden, bias)
     pairs = tuple(None if x is None else x[(None,) * (4 - x.dim())] for x in (bias, forbidden))
-    # where a gradient is wanted PyTorch's own is as good
+    # it has a backend of its own, PyTorch
     return kernels.compute(kernels.softmax_attention, _softmax, (q, k, v, *pairs), backend=backend, optional=True)
 
 

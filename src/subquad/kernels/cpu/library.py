@@ -59,6 +59,7 @@ FUNCTIONS = (
     "soft_mixer",
     "soft_spread",
     "softmax_attention",
+    "softmax_attention_gradient",
     "inline_attention",
     "inline_attention_gradient",
     "inline_mixer",

@@ -123,6 +123,41 @@ struct Weighing {
     }
 };
 
+// Scores of a piece's queries and `count` keys from the first on, divided by the scale, in rows of padded width; minus
+// infinity for keys that are forbidden, and beyond
+template <class P>
+void scores_of(
+    const Shape& shape, Matrix<P> queries, const Piece& piece, const P* keys, int64_t first, int64_t count,
+    const Pairs<float>& bias, const Pairs<bool>& forbidden, float root, Rows to) {
+    for (int64_t t = 0; bias.data && t < piece.count; t++)
+        begin_at(bias.at(piece, t, first), bias.key, count, root, to.data + t * to.row);
+    multiply(piece.count, padded(count), deep<P>(shape.width), queries, keys, T, to, bias.data != nullptr);
+    for (int64_t t = 0; forbidden.data && t < piece.count; t++)
+        forbid(forbidden.at(piece, t, first), forbidden.key, count, to.data + t * to.row);
+    for (int64_t t = 0; count % W && t < piece.count; t++)
+        std::fill(to.data + t * to.row + count, to.data + t * to.row + padded(count), -INFINITY);
+}
+
+// A query's scores, divided by the scale, become P, and dP becomes dL
+inline void to_slopes(float* scores, float* slopes, int64_t width, float scale) {
+    vec high = fill(-1e30f), total{}, lost{};
+    for (int64_t m = 0; m < width; m += W) high = max(high, load(scores + m));
+    const float most = largest(high);
+    for (int64_t m = 0; m < width; m += W) {
+        const vec weight = exponential((load(scores + m) - most) * scale);
+        store(scores + m, weight);
+        total += weight;
+    }
+    const float all = sum(total), share = all == 0 ? 0 : 1 / all;
+    for (int64_t m = 0; m < width; m += W) {
+        const vec weight = load(scores + m) * share;
+        store(scores + m, weight);
+        lost += weight * load(slopes + m);
+    }
+    const float mean = sum(lost);
+    for (int64_t m = 0; m < width; m += W) store(slopes + m, load(scores + m) * (load(slopes + m) - mean));
+}
+
 template <class E>
 Answer softmax_attention_of(
     Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, const Pairs<float>& bias, const Pairs<bool>& forbidden,
@@ -143,17 +178,8 @@ Answer softmax_attention_of(
             const Matrix<P> queries = lowered(q, piece, shape.width, room);
             for (int64_t block = 0; block < blocks.count; block++) {
                 const int64_t first = block * T, count = std::min<int64_t>(T, shape.keys - first);
-                const int64_t columns = padded(count);
-                for (int64_t t = 0; bias.data && t < piece.count; t++)
-                    begin_at(bias.at(piece, t, first), bias.key, count, root, scores + t * T);
-                multiply(
-                    piece.count, columns, deep<P>(shape.width), queries, blocks.keys_of(block), T, {scores, T},
-                    bias.data != nullptr);
-                for (int64_t t = 0; forbidden.data && t < piece.count; t++)
-                    forbid(forbidden.at(piece, t, first), forbidden.key, count, scores + t * T);
-                for (int64_t t = 0; count < columns && t < piece.count; t++)
-                    std::fill(scores + t * T + count, scores + t * T + columns, -INFINITY);
-                const Matrix<P> weights = it.weigh(piece.count, columns);
+                scores_of(shape, queries, piece, blocks.keys_of(block), first, count, bias, forbidden, root, {scores, T});
+                const Matrix<P> weights = it.weigh(piece.count, padded(count));
                 multiply(
                     piece.count, it.row, deep<P>(count), weights, blocks.values_of(block), it.row,
                     {it.values.data(), it.row}, true);
@@ -168,3 +194,89 @@ KERNEL(
     softmax_attention,
     (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, Pairs<float> bias, Pairs<bool> forbidden, AnyTokens out),
     (shape, q, k, v, bias, forbidden, out))
+
+// With P = softmax(s q kᵀ + bias) and g the gradient of P v: dv = Pᵀ g, dP = g vᵀ, dL = P ∘ (dP - Σ P ∘ dP), which is the
+// bias's, summed over images; dq = s dL k, dk = s dLᵀ q. A piece's whole rows of P and dP are there at once.
+template <class E>
+Answer softmax_attention_gradient_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, const Pairs<float>& bias, const Pairs<bool>& forbidden,
+    Tokens<E> grad, Tokens<E> dq, Tokens<E> dk, Tokens<E> dv, Numbers dbias) {
+    if (!fits(shape, shape.queries, q, grad, dq) || !fits(shape, shape.keys, k, v, dk, dv)) return MISFIT;
+    if (!fits(shape, bias) || !fits(shape, forbidden)) return MISFIT;
+    const int64_t d = shape.width, row = padded(d), of_bias = shape.heads * shape.queries * shape.keys;
+    if (!fits(of_bias, dbias)) return MISFIT;
+    typedef Operand<E> P;
+    const int64_t size = shape.keys * row;
+    const float root = std::sqrt(float(d)), scale = 1 / root;
+    Sums sums(shape.threads, 2 * size);  // dk and dv
+    Buffer<Buffer<float>> of_biases(shape.threads);
+    parallel(shape.threads, [&](int me, int all) {
+        KeyBlocks<P> keys(shape), values(shape);
+        const int64_t blocks = keys.count, width = blocks * T;
+        Buffer<float> scores(T * width), slopes(T * width), spare, &own_bias = of_biases[me];
+        Buffer<P> room, left, right;
+        if (dbias.data) own_bias.assign(of_bias, 0.0f);
+        const auto each_block = [&](auto&& function) {
+            for (int64_t block = 0; block < blocks; block++)
+                function(block, block * T, std::min<int64_t>(T, shape.keys - block * T));
+        };
+        sums.gather(shape, shape.queries, me, all, [&](const Piece& piece, float* sum) {
+            keys.take(shape, k, k, piece);
+            values.take(shape, v, v, piece);
+            const Matrix<P> queries = lowered(q, piece, d, room);
+            each_block([&](int64_t block, int64_t first, int64_t count) {
+                scores_of(shape, queries, piece, keys.keys_of(block), first, count, bias, forbidden, root, {&scores[first], width});
+            });
+            const Matrix<P> rows = lowered(grad, piece, d, room);
+            each_block([&](int64_t block, int64_t first, int64_t count) {
+                multiply(piece.count, padded(count), deep<P>(d), rows, values.keys_of(block), T, {&slopes[first], width});
+            });
+            for (int64_t t = 0; t < piece.count; t++)
+                to_slopes(&scores[t * width], &slopes[t * width], padded(shape.keys), scale);
+            for (int64_t t = 0; dbias.data && t < piece.count; t++) {
+                float* to = &own_bias[(piece.h * shape.queries + piece.first + t) * shape.keys];
+                for (int64_t m = 0; m < shape.keys; m++) to[m] += slopes[t * width + m];
+            }
+            to_tokens(dq, piece, d, spare, [&](Rows c) {
+                each_block([&](int64_t block, int64_t first, int64_t count) {
+                    const Matrix<P> line = lowered(&slopes[first], width, piece.count, padded(count), left);
+                    multiply(piece.count, row, deep<P>(count), line, keys.values_of(block), row, c, block > 0);
+                });
+                for (int64_t t = 0; t < piece.count; t++)
+                    for (int64_t c0 = 0; c0 < row; c0 += W) store(c.data + t * c.row + c0, load(c.data + t * c.row + c0) * scale);
+            });
+            const auto add_turned = [&](const Buffer<float>& map, const Tokens<E>& x, float* to) {
+                const Panel<P> tokens = packed(x, piece, d, right);
+                each_block([&](int64_t, int64_t first, int64_t count) {
+                    const Panel<P> turned = packed(&map[first], width, piece.count, padded(count), left);
+                    multiply(count, row, deep<P>(piece.count), turned.turned(), tokens.data, tokens.row, {to + first * row, row}, true);
+                });
+            };
+            add_turned(slopes, q, sum);
+            add_turned(scores, grad, sum + size);
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            const auto finish = [&](int64_t from, const Tokens<E>& to, float factor) {
+                spare.assign(size, 0.0f);
+                sums.each_sum(index, [&](const float* part) {
+                    for (int64_t i = 0; i < size; i += W) store(&spare[i], load(&spare[i]) + load(part + from + i) * factor);
+                });
+                for (int64_t m = 0; m < shape.keys; m++)
+                    copy(&spare[m * row], d, to.at(index / shape.heads, index % shape.heads, m));
+            };
+            finish(0, dk, scale);
+            finish(size, dv, 1);
+        });
+        for (int64_t i = of_bias * me / all; dbias.data && i < of_bias * (me + 1) / all; i++) {
+            dbias.data[i] = 0;
+            for (const auto& part : of_biases) dbias.data[i] += part.empty() ? 0 : part[i];
+        }
+    });
+    return DONE;
+}
+
+KERNEL(
+    softmax_attention_gradient,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, Pairs<float> bias, Pairs<bool> forbidden, AnyTokens grad,
+     AnyTokens dq, AnyTokens dk, AnyTokens dv, Numbers dbias),
+    (shape, q, k, v, bias, forbidden, grad, dq, dk, dv, dbias))
