@@ -164,9 +164,8 @@ class Recorder:
         half = element == "bf16"
         blocks: list[tuple[int, int, int, int]] = []
         kinds = parameters_of(name)
-        words = [
-            self.text(one, half and kind == "AnyTokens", blocks) for one, kind in zip(arguments, kinds, strict=True)
-        ]
+        sizes = {"AnyTokens": 2 if half else 4, "Pairs<bool>": 1}
+        words = [self.text(one, sizes.get(kind, 4), blocks) for one, kind in zip(arguments, kinds, strict=True)]
         if "threads" not in {field[0] for one in arguments for field in getattr(one, "_fields_", ())}:
             words[-1] = "THREADS"  # the last argument of those without a shape
         answer = function(*arguments)  # raises where lengths do not fit
@@ -196,12 +195,12 @@ class Recorder:
         self.memory += content
         return len(self.memory) - len(content)
 
-    def text(self, value, half: bool, blocks) -> str:
-        """An argument as C++ has it; what it points to becomes a block."""
+    def text(self, value, size: int, blocks) -> str:
+        """An argument as C++ has it; what it points to, of so many bytes a number, becomes a block."""
         if not isinstance(value, ctypes.Structure):
             number = value.value if hasattr(value, "value") else value
             return repr(number) if isinstance(number, float) else f"{number}"
-        size = 2 if half or getattr(value, "halves", 0) else 4
+        size = 2 if getattr(value, "halves", 0) else size
         words = []
         for name, _ in value._fields_:
             part = getattr(value, name)
@@ -210,7 +209,7 @@ class Recorder:
             elif name == "threads":
                 words.append("THREADS")
             else:
-                words.append(self.text(part, False, blocks))
+                words.append(self.text(part, 4, blocks))
         return "{" + ", ".join(words) + "}"
 
     def block(self, address: int, length: int, size: int, blocks) -> str:
@@ -234,9 +233,12 @@ def parameters_of(name: str) -> list[str]:
 
 def extent(value) -> int:
     """How many numbers lie between the first and the last that are pointed to."""
-    if not hasattr(value, "token"):
+    if hasattr(value, "query"):
+        strides = value.batch, value.head, value.query, value.key
+        sizes, last = (value.images, value.heads, value.queries, value.keys), 1
+    elif not hasattr(value, "token"):
         return value.count
-    if hasattr(value, "agent"):
+    elif hasattr(value, "agent"):
         strides, sizes, last = (value.head, value.token, value.agent), (value.heads, value.tokens, value.agents), 1
     else:
         strides, sizes, last = (
@@ -285,7 +287,11 @@ def run_layers() -> None:
 
 
 def run_parts(x, grid):
-    """Kernels that whole layers need for streams and for tokens that are padded."""
+    """Kernels that whole layers need for streams, for tokens that are padded and for windows."""
+    n = grid.num_tokens
+    for forbidden in (None, torch.rand(2, 1, n, n) < 0.5, torch.rand(1, n) < 0.5):
+        tokens, bias = x.detach().requires_grad_(), torch.randn(x.shape[1], n, n).requires_grad_()
+        ops.softmax_attention(tokens, x, x, forbidden, bias).square().mean().backward()
     with torch.no_grad():
         linear_answers(x, linear_sums(x, x), grid.num_tokens)
         if not grid.prefix and min(grid.shape) > 1:

@@ -99,7 +99,9 @@ def test_who_computes(monkeypatch):
     with use_backend("eager"):
         ops.softmax_attention(q, k, v)
     two = q.expand(2, -1, -1, -1)
-    ops.softmax_attention(two, two, two, None, torch.zeros(2, 2, 30, 30).requires_grad_())  # a bias of each image learns
+    ops.softmax_attention(
+        two, two, two, None, torch.zeros(2, 2, 30, 30).requires_grad_()
+    )  # a bias of each image learns
     assert called == ["", ""]
     ops.softmax_attention(q.requires_grad_(), k, v, None, torch.zeros(2, 30, 30).requires_grad_()).sum().backward()
     assert called == ["", "", "", "_gradient"] and q.grad is not None

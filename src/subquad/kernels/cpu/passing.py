@@ -147,7 +147,7 @@ class Bias(ctypes.Structure):
 class BiasGradient(ctypes.Structure):
     """`BiasGradient` of kernels/places.h."""
 
-    _fields_ = [(name, Numbers) for name in ("written", "block", "rows", "columns", "prefix")]
+    _fields_ = [(name, Numbers) for name in ("images", "block", "rows", "columns", "prefix")]
 
 
 class Kept(ctypes.Structure):

@@ -123,14 +123,14 @@ public:
 
 // The gradient of a bias: of one that is written out for each image, (b, h, n, a); else of its tables, over all images.
 struct BiasGradient {
-    Numbers written, block, rows, columns, prefix;
+    Numbers images, block, rows, columns, prefix;
 };
 
 inline bool fits(
     const Shape& shape, int64_t tokens, int64_t agents, const Bias& bias, const BiasGradient& gradient) {
     if (!fits(shape, tokens, agents, bias)) return false;
     if (bias.written)
-        return gradient.written.data && fits(shape.batch * shape.heads * tokens * agents, gradient.written);
+        return gradient.images.data && fits(shape.batch * shape.heads * tokens * agents, gradient.images);
     const int64_t pairs = shape.heads * agents;
     return gradient.block.data && fits(pairs * bias.side * bias.side, gradient.block) && gradient.rows.data &&
            fits(pairs * bias.map.height, gradient.rows) && gradient.columns.data &&
@@ -178,7 +178,7 @@ public:
     void add(const Piece& piece, const float* slopes, float* sums) {
         int64_t t = piece.first, end = piece.first + piece.count;
         if (bias.written) {
-            float* to = gradient.written.data + (piece.index * tokens + t) * agents;
+            float* to = gradient.images.data + (piece.index * tokens + t) * agents;
             for (; t < end; t++, slopes += width, to += agents) std::memcpy(to, slopes, agents * sizeof(float));
             return;
         }
