@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from foreign import FOREIGN, answer, difference, has_prefix, images, side_of, teacher
+from foreign import FOREIGN, answer, difference, has_prefix, images, sharp, side_of, teacher
 from mechanisms import assert_refused, refuses
 from torch import nn
 
@@ -38,7 +38,7 @@ def test_with_softmax_it_is_the_teacher(name):
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
-    model = teacher(name)
+    model = sharp(name)
     x = images(side_of(name))
     before, state = answer(model, x), {key: value.clone() for key, value in model.state_dict().items()}
     for attention in SUB_QUADRATIC:

@@ -8,7 +8,7 @@ from native_inputs import projected
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
-from subquad import kernels, ops
+from subquad import SubquadError, kernels, ops
 from subquad.kernels import OPERATORS, unavailable, use_backend
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
@@ -105,3 +105,10 @@ def test_who_computes(monkeypatch):
     assert called == ["", ""]
     ops.softmax_attention(q.requires_grad_(), k, v, None, torch.zeros(2, 30, 30).requires_grad_()).sum().backward()
     assert called == ["", "", "", "_gradient"] and q.grad is not None
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager", "native"])
+def test_numbers_are_not_taken_for_a_mask(backend):
+    (q,) = projected(1, 2, 30, 16)
+    with pytest.raises(SubquadError, match="forbidden pairs are True or False, got torch.float32"):
+        ops.softmax_attention(q, q, q, torch.zeros(30, 30), backend=backend)

@@ -3,10 +3,12 @@
 Vaswani et al. 2017, arXiv 1706.03762, eq. 1.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels
+from subquad.errors import SubquadError
 from subquad.kernels import Shapes
 from subquad.ops.precision import in_fp32
 
@@ -34,8 +36,15 @@ def softmax_attention(
 
     `forbidden` is bool and broadcastable to (b, h, n_q, n_k): True where a query must not see a key. `bias`, (h, n_q,
     n_k) or (b, h, n_q, n_k), is added to the scores. A query that may see nothing gets zeros.
+
+    Raises:
+        SubquadError: shapes do not fit, or `forbidden` is not bool.
     """
     SHAPES.check(q, k, v, forbidden, bias)
+    if forbidden is not None and forbidden.dtype != torch.bool:
+        raise SubquadError(
+            f"forbidden pairs are True or False, got {forbidden.dtype}: what is added to scores is a bias"
+        )
     pairs = tuple(None if x is None else x[(None,) * (4 - x.dim())] for x in (bias, forbidden))
     # it has a backend of its own, PyTorch
     return kernels.compute(kernels.softmax_attention, _softmax, (q, k, v, *pairs), backend=backend, optional=True)

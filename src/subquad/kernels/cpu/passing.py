@@ -165,9 +165,15 @@ class Pairs(ctypes.Structure):
 
 
 def pairs_of(x: Tensor | None, shape: Sequence[int]) -> Pairs:
-    """Numbers of pairs that are broadcast to (b, h, n, m), which live as long as what is handed over."""
+    """Numbers of pairs that are broadcast to (b, h, n, m), which live as long as what is handed over.
+
+    Raises:
+        ValueError: they are not of four axes.
+    """
     if x is None:
         return Pairs()
+    if x.dim() != 4:
+        raise ValueError(f"numbers of pairs (b, h, n, m) have four axes, got {tuple(x.shape)}")
     whole = x.expand(shape)
     pairs = Pairs(x.data_ptr(), *whole.stride(), *shape)
     pairs.owner = x
