@@ -110,5 +110,5 @@ def test_who_computes(monkeypatch):
 @pytest.mark.parametrize("backend", ["auto", "eager", "native"])
 def test_numbers_are_not_taken_for_a_mask(backend):
     (q,) = projected(1, 2, 30, 16)
-    with pytest.raises(SubquadError, match="forbidden pairs are True or False, got torch.float32"):
+    with pytest.raises(SubquadError, match=r"forbidden pairs are True or False, got torch.float32"):
         ops.softmax_attention(q, q, q, torch.zeros(30, 30), backend=backend)
