@@ -24,12 +24,25 @@ def definition(q, k, v, forbidden, bias):
 def test_lengths_masks_and_biases(queries, keys, width, threads):
     (q,), (k, v) = projected(2, 3, queries, width), projected(2, 3, keys, width, count=2)
     bias = torch.randn(3, queries, keys)
-    masks = [torch.rand(2, 1, queries, keys) < 0.5, torch.rand(2, 1, 1, keys) < 0.5, torch.rand(queries, keys) < 0.5]
+    masks = [
+        torch.rand(*shape) < 0.5
+        for shape in ((2, 1, queries, keys), (2, 1, 1, keys), (2, 1, queries, 1), (queries, keys))
+    ]
     for forbidden in (None, *masks, torch.rand(2, 3, queries, keys) < 0.9, torch.ones(1, 1, 1, keys) > 0):
         for added in (None, bias, torch.randn(2, 3, queries, keys), torch.randn(3, keys, queries).mT):
             got = ops.softmax_attention(q, k, v, forbidden, added, backend="native")
             expected = definition(q, k, v, forbidden, None if added is None else added.double())
             assert_close(got.double(), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_pairs_are_broadcast():
+    q, k, v = projected(2, 3, 70, 16, count=3)
+    forbidden = torch.rand(2, 1, 70, 1) < 0.5
+    for shape in ((1, 1, 1, 1), (2, 1, 1, 70), (1, 3, 70, 1), (2, 3, 70, 70)):
+        bias = torch.randn(*shape)
+        got = kernels.softmax_attention(q, k, v, bias, forbidden, "native")
+        expected = definition(q, k, v, forbidden, bias.double().expand(2, 3, 70, 70))
+        assert_close(got.double(), expected, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("order", ["up", "down", "one"])
