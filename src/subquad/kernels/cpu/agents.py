@@ -4,6 +4,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, a agents.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,8 +77,8 @@ def _written(biases: Sequence[Tensor]) -> tuple[Bias, ...]:
     return tuple(map(bias_of, biases))
 
 
-def _tables(biases: Sequence[Tensor | None]) -> tuple[Bias, ...]:
-    return bias_of_tables(*biases[:4]), bias_of_tables(*biases[4:])  # type: ignore[arg-type]
+def _tables(tables: Sequence[Any]) -> tuple[Bias, ...]:
+    return bias_of_tables(*tables[:4]), bias_of_tables(*tables[4:])
 
 
 @implements(operators.agent_attention, "native")
@@ -118,13 +119,16 @@ def agent_attention_of_tables_keeping(
 @implements(OPERATORS["agent_attention_of_tables_keeping_gradient"], "native")
 @implements(operators.agent_attention_of_tables_gradient, "native")
 def agent_attention_of_tables_gradient(
-    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None
+    grad: Tensor, q: Tensor, agents: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
-    """Give the gradients of `agent_attention_of_tables`; that of a prefix that is not there has no numbers."""
+    """Give the gradients of `agent_attention_of_tables`; that of a prefix that is not there has no numbers.
+
+    `rest` is the tables and, if it was kept, what agents collected.
+    """
     tables, kept = rest[:8], rest[8:]
     like = tuple(agents.new_empty(0) if table is None else table for table in tables)
     rooms = tuple(table.new_empty(table.shape, dtype=torch.float32) for table in like)
     numbers = tuple(None if table is None else room for table, room in zip(tables, rooms, strict=True))
     of_biases = tuple(BiasGradient(numbers_of(None), *map(numbers_of, half)) for half in (numbers[:4], numbers[4:]))
-    grads = _backward(grad, (q, agents, k, v), _tables(tables), of_biases, kept)  # type: ignore[arg-type]
+    grads = _backward(grad, (q, agents, k, v), _tables(tables), of_biases, kept)
     return *grads, *as_given(rooms, like)
