@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import functools
 import itertools
+import math
 import os
 import platform
 import re
@@ -50,6 +51,10 @@ GRIDS = (
 
 TOLERANCES = {4: 1e-4, 2: 2e-2}
 """Of the norm, by the bytes of a token's number: sums run in another order where vectors have another length."""
+
+NOTHING = 1e-3
+"""Of the largest norm that a call gives: what is below it is measured as if it had it, as a gradient that is nothing
+(of a bias that all tokens have) is what rounding left."""
 
 ELEMENTS = ("float", "bf16")
 """What tokens are of: the source is compiled for each, and so is the program."""
@@ -87,9 +92,10 @@ static double number(const char* data, long i, int size) {
     return value;
 }
 
-static void check(int call, const char* name, Block got, long place, long bytes, int size, double tolerance) {
+static void check(
+    int call, const char* name, Block got, long place, long bytes, int size, double tolerance, double least) {
     Block wanted = read(place, bytes);
-    double off = 0, norm = 0;
+    double off = 0, norm = least * least;
     for (long i = 0; i < bytes / size; i++) {
         const double a = number(got.data, i, size), b = number(wanted.data, i, size);
         if (std::isnan(a) != std::isnan(b)) off = INFINITY;
@@ -178,12 +184,13 @@ class Recorder:
         lines.append(f'if ({again} != DONE) wrong++, std::puts("call {self.number} answers otherwise");')
         # bf16 operands of products are rounded where a processor has such products, whatever their sums are kept in
         tolerance = TOLERANCES[2 if half else 4]
+        written = []
         for i, (address, place, length, size) in enumerate(blocks):
             after = ctypes.string_at(address, length)
             if after != self.memory[place : place + length]:
-                lines.append(
-                    f'check({self.number}, "{name}", b{i}, {self.kept(after)}, {length}, {size}, {tolerance});'
-                )
+                written.append((f"b{i}, {self.kept(after)}, {length}, {size}", norm_of(after, size)))
+        least = NOTHING * max((norm for _, norm in written), default=0)
+        lines += [f'check({self.number}, "{name}", {what}, {tolerance}, {least!r});' for what, _ in written]
         lines += [f"std::free(b{i}.data);" for i in range(len(blocks))]
         # a function each, as compilers take far longer for one that is long
         self.calls[element][f"call_{self.number}"] = "\n    ".join(lines)
@@ -219,6 +226,13 @@ class Recorder:
                 return f"b{i}"
         blocks.append((address, self.kept(ctypes.string_at(address, length)), length, size))
         return f"b{len(blocks) - 1}"
+
+
+def norm_of(content: bytes, size: int) -> float:
+    """The norm of numbers of so many bytes; 0 where one is not finite."""
+    numbers = torch.frombuffer(bytearray(content), dtype=torch.float32 if size == 4 else torch.bfloat16)
+    norm = float(numbers.double().norm())
+    return norm if math.isfinite(norm) else 0.0
 
 
 @functools.cache
