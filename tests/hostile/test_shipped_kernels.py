@@ -3,16 +3,19 @@
 import ctypes
 import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from subquad.kernels.cpu import library, shipping
+from subquad.kernels.cpu import library, openmp, shipping
 
 pytestmark = [
     pytest.mark.skipif(library.missing() is not None, reason=f"no kernels: {library.missing()}"),
     pytest.mark.skipif(platform.machine() not in shipping.LEVELS, reason="nothing is shipped for this machine"),
-    pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "GOMP_parallel"), reason="PyTorch's threads are not GNU's"),
+    pytest.mark.skipif(not openmp.make_visible(), reason="PyTorch's threads are not GNU's"),
 ]
 LEVELS = shipping.LEVELS.get(platform.machine(), {})
 
@@ -46,6 +49,29 @@ def test_shipped_kernels_need_no_compiler(shipped):
     for file in folder.iterdir():
         file.unlink()
     assert "there is no C++ compiler" in state()
+
+
+LOADED_FOR_ITSELF = """
+import ctypes
+seen_by_all, ctypes.RTLD_GLOBAL = ctypes.RTLD_GLOBAL, 0  # as PyTorch's wheels for aarch64 load theirs
+import torch
+from subquad.kernels.cpu import openmp
+ctypes.RTLD_GLOBAL = seen_by_all
+print(openmp._is_visible(), openmp.make_visible(), openmp._is_visible())
+"""
+
+
+def test_openmp_that_pytorch_loaded_for_itself_is_found():
+    done = subprocess.run([sys.executable, "-c", LOADED_FOR_ITSELF], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "True"]
+
+
+def test_what_is_called_alike_is_not_taken_for_openmp():
+    own = f"{Path(torch.__file__).parent}/lib"
+    others = [f"{own}/libarm_compute.so", f"{own}/libnvpl_blas_lp64_gomp.so.0", "[heap]", "/x/libomp-of-another.so"]
+    assert openmp.among([*others, f"{own}/libgomp.so.1"]) == Path(own) / "libgomp.so.1"
+    assert openmp.among(others[:3]) is None
+    assert openmp.loaded() is not None
 
 
 def damaged(file):

@@ -31,6 +31,8 @@ import torch
 
 from subquad.errors import SubquadError
 from subquad.home import home
+from subquad.kernels.cpu import by_memory, openmp
+from subquad.kernels.cpu.by_memory import ByMemory
 from subquad.kernels.cpu.shipping import (
     DIGEST_SIZE,
     ELEMENTS,
@@ -118,7 +120,11 @@ def library() -> ctypes.CDLL:
 
 def kernel(name: str, dtype: torch.dtype = torch.float32) -> Callable[..., int]:
     """The kernel `name` of FUNCTIONS for tokens of a dtype; raises NotBuiltError."""
-    function: Callable[..., int] = getattr(library(), f"{name}_{'bf16' if dtype == torch.bfloat16 else 'float'}")
+    name = f"{name}_{'bf16' if dtype == torch.bfloat16 else 'float'}"
+    loaded = library()
+    function: Callable[..., int] = (
+        ByMemory(name, getattr(loaded, f"{name}_unpacked")) if by_memory.IS_NEEDED else getattr(loaded, name)
+    )
     listener = getattr(_HEARD, "by", None)
     return function if listener is None else functools.partial(listener, function)
 
@@ -163,7 +169,7 @@ def _state() -> ctypes.CDLL | str:
 def _shipped() -> ctypes.CDLL | None:
     """The best of the libraries in this package that this processor can run; None where none can be loaded."""
     # they have no OpenMP of their own, and find that of PyTorch among what is loaded
-    if not hasattr(ctypes.CDLL(None), "GOMP_parallel"):
+    if not openmp.make_visible():
         return None
     own = Path(__file__).stat()
     for path in shipped_libraries():
@@ -213,8 +219,8 @@ def _unreadable(path: Path) -> NoReturn:
 
 def _refusing(library: ctypes.CDLL) -> ctypes.CDLL:
     """The library, whose functions raise where they were given lengths that do not fit each other."""
-    for name, element in itertools.product(FUNCTIONS, ELEMENTS):
-        getattr(library, f"{name}_{element}").errcheck = _refuse
+    for name, element, way in itertools.product(FUNCTIONS, ELEMENTS, ("", "_unpacked")):
+        getattr(library, f"{name}_{element}{way}").errcheck = _refuse
     return library
 
 
@@ -236,14 +242,14 @@ def _compile(compiler: str, path: Path) -> Path:
     """Compile to `path`; other processes see all of it or nothing."""
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "kernels.so"
-        openmp = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))
+        threads = openmp.loaded()
         # linked against the OpenMP that torch brings, if it brings one: two of them fight over the cores
-        with_threads = ["-fopenmp"] if openmp else []
+        with_threads = [] if threads is None else ["-fopenmp"]
         parts = {element: str(Path(folder) / f"{element}.o") for element in ELEMENTS}
         flags = [*FLAGS, *with_threads, "-c", str(SOURCES / "kernels.cpp")]
         with ThreadPoolExecutor(len(parts)) as pool:
             list(pool.map(_run, ([compiler, *flags, f"-DELEMENT={e}", "-o", part] for e, part in parts.items())))
-        _run([compiler, "-shared", *parts.values(), *map(str, openmp[:1]), "-o", str(built)])
+        _run([compiler, "-shared", *parts.values(), *([] if threads is None else [str(threads)]), "-o", str(built)])
         content = built.read_bytes()
     with replacing(path) as aside:
         aside.write_bytes(content + digest_of(content))

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from subquad.kernels.cpu.by_memory import PLAIN_NUMBERS
 from subquad.kernels.cpu.library import heard_by, library
 from subquad.kernels.declaring import OPERATORS
 
@@ -25,7 +26,6 @@ _LINE = 64
 _MAKES_ROOM = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 _MAY_LOOK = {"aten::flatten", "aten::reshape", "aten::contiguous", "aten::to", "aten::expand_as"}
 """What gives its tensor, looked at in another way, where that can be."""
-_PLAIN_NUMBERS = (ctypes.c_int64, ctypes.c_int32, ctypes.c_float)
 
 
 class _Call(ctypes.Structure):
@@ -145,7 +145,7 @@ class Recorder(TorchDispatchMode):
         return results
 
     def _hear(self, kernel: Any, *arguments: Any) -> Any:
-        if not all(isinstance(one, (ctypes.Structure, *_PLAIN_NUMBERS)) for one in arguments):
+        if not all(isinstance(one, (ctypes.Structure, *PLAIN_NUMBERS)) for one in arguments):
             raise _NotAllError
         self._calls.append(_Heard(kernel.__name__, [(type(one), bytes(one)) for one in arguments]))
         return kernel(*arguments)
