@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
 from subquad.rope import Rotation
 
 
@@ -44,15 +45,38 @@ class TimmAttention(ConvertedAttention):
         """Project, mix, project back: (b, n, c) to (b, n, c)."""
         if is_causal:
             raise SubquadError("a converted layer has no causal attention: call the network without is_causal")
-        q, k, v = (self.split(part) for part in self.projections(x))
-        q, k = self.through("q_norm", q), self.through("k_norm", k)
         # not the layer's own number: of some rows of an image only the first bring prefix tokens
         prefix = 0 if rope is None else self.recorder.grid_of(x).prefix
         rotation = None if rope is None else rotation_of(rope, prefix, interleaved=not self.rotate_half)
-        y = self.through("norm", self.mix(q, k, v, x, rotation=rotation, mask=forbidden(attn_mask)))
-        if self.has("gate"):
-            y = y * self.through("gate", x).sigmoid()
+        y = self._answers(self.projections(x), x, rotation=rotation, mask=forbidden(attn_mask))
         return self.through("proj_drop", self.through("proj", y))
+
+    def _answers(self, projected: Iterable[Tensor], x: Tensor, **pairs: Any) -> Tensor:
+        """What goes into the last projection, of queries, keys and values (b, n, h·d)."""
+        q, k, v = map(self.split, projected)
+        q, k = self.through("q_norm", q), self.through("k_norm", k)
+        y = self.through("norm", self.mix(q, k, v, x, **pairs))
+        return y * self.through("gate", x).sigmoid() if self.has("gate") else y
+
+    # what subquad.inference asks for
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it is called with nothing but tokens, which one layer projects."""
+        return type(self) is TimmAttention and self.has("qkv") and self._parameters.get("q_bias") is None
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether what lies between the projections reads tokens, and not only how many there are."""
+        return "x" in self.inner.inputs or any(map(self.has, ("gate", "gate_of_tokens", "extra_qkv")))
+
+    def stand_on(self, x: Tensor) -> TokenGrid:
+        """The grid of the layer's tokens (b, n, c)."""
+        return self.recorder.grid_of(x)
+
+    def between(self, projected: Tensor, x: Tensor) -> Tensor:
+        """What goes into the last projection (b, n, h·d), of what the first gives (b, n, 3·h·d) of tokens x."""
+        return self._answers(projected.chunk(3, dim=-1), x)
 
     def projections(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values (b, n, h·d)."""

@@ -1,22 +1,16 @@
-"""Networks made ready for inference: weights in the dtype that is computed in, and steps that can be one made one.
+"""Our blocks, whose steps are one step where they can be."""
 
-What a kernel computes in one step no hook on the steps sees, so that this has to be asked for.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
 import torch
-from timm.layers import Mlp
+from timm.layers import LayerNorm, Mlp
+from timm.layers import LayerScale as TimmLayerScale
 from torch import Tensor, nn
 
 from subquad import spread
-from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
 from subquad.kernels import may_be_replayed, replayed
-from subquad.models.backbone import Backbone
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.models.stages import Stage
 from subquad.models.vit import PatchEmbed
@@ -27,34 +21,21 @@ from subquad.positions import PositionTable
 from subquad.rope import Rotation
 from subquad.tracing import up_to_multiple
 
+NORMS = nn.LayerNorm, LayerNorm
+"""LayerNorms: PyTorch's, and timm's, which computes the same."""
 
-def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """The same network, changed in place, for inference: in evaluation, without gradients, in `dtype` if given.
 
-    Plain MLPs of our blocks are computed with their norm and their residual in one step where there is a kernel for it,
-    and so is what lies around linear attention: norm, projections, residual. Around other mechanisms, where all tokens
-    attend to all, norm and projection are one step, projection and residual another, in fp32 where the mechanism is one
-    as well. Blocks that are kernels alone are one call of the library from the second time on.
-    Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
-    On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
-    dtype as well, and others are refused. Raises SubquadError for a dtype that is none of networks.
-    """
-    if dtype is not None:
-        check_computes(dtype)
-    model.eval().requires_grad_(False)
-    if dtype is not None:
-        model.to(dtype)
-    for module in model.modules():
-        if isinstance(module, Backbone):
-            module.wants_own_dtype = True
-        if isinstance(module, Stage):
-            module.fused_embed = first_tokens if can_fuse_embed(module) else None
-        if isinstance(module, Block):
-            module.fused_edges = first_half if can_fuse_edges(module) else None
-            module.fused_attention = FIRST_HALF if can_fuse_attention(module) else None
-            module.fused = second_half if can_fuse(module) else None
-            module.again = replayed
-    return model
+def fuse_embed(stage: Stage) -> None:
+    """Let what is in front of the blocks be one step, where it can be."""
+    stage.fused_embed = first_tokens if can_fuse_embed(stage) else None
+
+
+def fuse(block: Block) -> None:
+    """Let both halves of a block be one step each, or few, where they can be."""
+    block.fused_edges = first_half if can_fuse_edges(block) else None
+    block.fused_attention = FIRST_HALF if can_fuse_attention(block) else None
+    block.fused = second_half if can_fuse(block) else None
+    block.again = replayed
 
 
 def first_tokens(stage: Stage, x: Tensor) -> tuple[Tensor, TokenGrid] | None:
@@ -87,25 +68,6 @@ def can_fuse_embed(stage: Stage) -> bool:
     return whole and not _is_heard(*(module for module in (embed, proj, table, stage.drop) if module is not None))
 
 
-def check_computes(dtype: Any) -> None:
-    """Raise SubquadError where no network computes in a dtype."""
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        named = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
-        raise SubquadError(f"a network computes in torch.float32, torch.bfloat16 or torch.float16, not in {named}")
-
-
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Let a network be in evaluation for a while; afterwards each of its modules is in the mode that it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def attention_sums(block: Block, x: Tensor) -> Tensor | None:
     """What the mechanism of a block sums up of tokens x (b, n, c), in one step; None where no kernel does that."""
     norm, attn = block.norm1, cast(SelfAttention, block.attn)
@@ -120,7 +82,7 @@ def attention_answers(block: Block, x: Tensor, sums: Tensor, count: int) -> Tens
     norm, attn = block.norm1, cast(SelfAttention, block.attn)
     queries = slice(x.shape[2])
     weights = norm.weight, norm.bias, attn.qkv.weight[queries], _part(whole_bias(attn.qkv), queries)
-    scale = _scale_of(block.ls1)
+    scale = scale_of(block.ls1)
     behind = sums, attn.proj.weight, attn.proj.bias, scale
     settings = {"count": count, "norm_eps": norm.eps}
     answers: Tensor | None = attn.inner.branch.answers(x, *weights, *behind, **settings)
@@ -130,9 +92,9 @@ def attention_answers(block: Block, x: Tensor, sums: Tensor, count: int) -> Tens
 FIRST_HALF = AttentionSteps(attention_sums, attention_answers)
 
 
-def _scale_of(module: nn.Module) -> Tensor | None:
+def scale_of(module: nn.Module) -> Tensor | None:
     """The factors of a branch's channels, if it has some."""
-    return module.gamma if isinstance(module, LayerScale) else None
+    return None if isinstance(module, nn.Identity) else cast(Tensor, module.gamma)
 
 
 def _part(bias: Tensor | None, rows: slice) -> Tensor | None:
@@ -158,7 +120,7 @@ def first_half(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | No
     width = attn.qkv.out_features
     supply = {"x": projected[..., width:], "padding": None, "mask": None, "rotation": rotation}
     y = attn.mixed(supply | attn.parts(projected[..., :width]), grid, grid)
-    scale = _scale_of(block.ls1)
+    scale = scale_of(block.ls1)
     behind = attn.proj.weight, attn.proj.bias, scale
     answers = replayed(block, "behind", lambda x, y: projection_residual(x, y, *behind), x, y)
     return x + block.ls1(attn.proj(y)) if answers is None else answers
@@ -172,7 +134,7 @@ def can_fuse_edges(block: Block) -> bool:
         return False
     # what others make of a projection, low-rank changes for instance, has a class of its own
     plain = type(attn.qkv) in (nn.Linear, PartlyBiased) and type(attn.proj) is nn.Linear
-    plain = plain and type(norm) is nn.LayerNorm and type(scale) in (nn.Identity, LayerScale)
+    plain = plain and type(norm) in NORMS and is_scale(scale)
     return plain and not _is_heard(norm, scale, attn, attn.qkv, attn.proj)
 
 
@@ -186,11 +148,11 @@ def can_fuse_attention(block: Block) -> bool:
     return is_branch and not has_norms and not _is_heard(attn.inner)
 
 
-def second_half(block: Block, x: Tensor) -> Tensor:
+def second_half(block: Any, x: Tensor) -> Tensor:
     """What `block.feed_forward` computes of x (b, n, c), in one step."""
     mlp: Any = block.mlp
     norm, first, second = block.norm2, mlp.fc1, mlp.fc2
-    scale = _scale_of(block.ls2)
+    scale = scale_of(block.ls2)
     weights = first.weight, first.bias, second.weight, second.bias
     branch = partial(mlp_branch, eps=norm.eps)
     y = replayed(block, "second half", lambda x: branch(x, norm.weight, norm.bias, *weights, scale), x)
@@ -198,10 +160,15 @@ def second_half(block: Block, x: Tensor) -> Tensor:
     return y
 
 
-def can_fuse(block: Block) -> bool:
+def is_scale(module: nn.Module) -> bool:
+    """Whether this is a LayerScale, ours or timm's, or none."""
+    return type(module) in (nn.Identity, LayerScale, TimmLayerScale)
+
+
+def can_fuse(block: Any) -> bool:
     """Whether the second half of a block is what `subquad.ops.mlp_branch` computes, with nothing that listens to it."""
     mlp, norm, scale = block.mlp, block.norm2, block.ls2
-    if type(mlp) is not Mlp or type(norm) is not nn.LayerNorm or type(scale) not in (nn.Identity, LayerScale):
+    if type(mlp) is not Mlp or type(norm) not in NORMS or not is_scale(scale):
         return False
     layers = mlp.fc1, mlp.fc2
     if any(type(layer) is not nn.Linear or layer.bias is None for layer in layers):

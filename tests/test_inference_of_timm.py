@@ -1,0 +1,155 @@
+"""`subquad.optimize` of timm's plain networks, as they are and converted."""
+
+import pickle
+from copy import deepcopy
+
+import pytest
+import timm
+import torch
+from timm.layers import SwiGLU
+from timm.models.vision_transformer import Block, VisionTransformer
+
+import subquad
+from subquad.attention import traits_of
+from subquad.kernels import replaying, unavailable
+
+NATIVE = unavailable("native") is None
+ALL = [None, *subquad.ATTENTION]
+
+
+def network(name=None, **settings):
+    """A tiny ViT whose attention is another's, with random numbers in every parameter."""
+    torch.manual_seed(0)
+    settings = {"init_values": 0.1, "dynamic_img_size": True, **settings}
+    if name is not None and "prefix" in traits_of(subquad.ATTENTION[name]).refuses:
+        settings |= {"class_token": False, "global_pool": "avg"}
+    model = VisionTransformer(img_size=24, patch_size=4, embed_dim=48, depth=2, num_heads=2, num_classes=5, **settings)
+    if name is not None:
+        subquad.convert(model, name, in_place=True)
+    with torch.no_grad():
+        for parameter in model.blocks.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim == 1 else 0.15)
+    return model.eval()
+
+
+def error(x, wanted):
+    return float((x.float() - wanted).norm() / wanted.norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ALL)
+def test_an_optimized_network_gives_what_it_gave(name):
+    model = network(name)
+    fast, keys = subquad.optimize(deepcopy(model)), list(model.state_dict())
+    # each is listened to once and made again; sizes change in between
+    for shape in [(2, 3, 24, 24), (1, 3, 28, 20)] * 3:
+        x = torch.randn(shape)
+        assert error(fast(x), model(x)) < 1e-5
+    assert list(fast.state_dict()) == keys
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ALL)
+def test_in_bf16_it_is_as_good_as_bf16_is(name):
+    model, x = network(name), torch.randn(4, 3, 24, 24)
+    wanted, half = model(x), deepcopy(model).bfloat16()(x.bfloat16())
+    fast = subquad.optimize(deepcopy(model), torch.bfloat16)
+    assert all(error(fast(x.bfloat16()), wanted) < 1.5 * error(half, wanted) for _ in range(2))
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not NATIVE, reason="no kernels")
+@pytest.mark.parametrize("name", [None, "softmax", "linear", "inline"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_blocks_that_are_kernels_alone_are_one_call(name, dtype):
+    fast = subquad.optimize(network(name), dtype)
+    for _ in range(2):
+        fast(torch.randn(1, 3, 24, 24).to(dtype))
+    assert all(replaying._FOUND[block]["block"].tapes.popitem()[1] is not None for block in fast.blocks)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "settings",
+    [{"qk_norm": True}, {"init_values": None}, {"mlp_layer": SwiGLU}, {"reg_tokens": 3}, {"scale_attn_norm": True}],
+    ids=lambda settings: next(iter(settings)),
+)
+@pytest.mark.parametrize("name", [None, "linear"])
+def test_what_blocks_have_beside_is_kept(settings, name):
+    model = network(name, **settings)
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 0.03)):
+        fast, x = subquad.optimize(deepcopy(model), dtype), torch.randn(2, 3, 24, 24)
+        assert all(error(fast(x.to(dtype)), model(x)) < tolerance for _ in range(2))
+
+
+@pytest.mark.parametrize("place", ["norm1", "attn", "attn.qkv", "attn.proj", "ls1", "norm2", "mlp", "mlp.fc1", "ls2"])
+@pytest.mark.parametrize("name", [None, "linear"])
+def test_who_listens_hears_every_step(name, place):
+    fast = subquad.optimize(network(name))
+    fast(torch.randn(1, 3, 24, 24))
+    heard = []
+    fast.blocks[1].get_submodule(place).register_forward_hook(lambda *args: heard.append(place))
+    fast(torch.randn(1, 3, 24, 24))
+    assert heard == [place]
+
+
+@torch.no_grad()
+def test_a_mask_is_seen():
+    model = network()
+    fast, x = subquad.optimize(deepcopy(model)), torch.randn(2, 37, 48)
+    mask = torch.rand(2, 1, 37, 37) < 0.7
+    mask |= torch.eye(37, dtype=torch.bool)
+    wanted = model.blocks[0](x, attn_mask=mask)
+    assert error(wanted, model.blocks[0](x)) > 1e-3
+    assert error(fast.blocks[0](x, attn_mask=mask), wanted) < 1e-6
+    assert error(fast.blocks[0](x, mask), wanted) < 1e-6
+
+
+def test_training_goes_the_single_steps():
+    model = network("inline", drop_path_rate=0.5)
+    fast = subquad.optimize(deepcopy(model)).train().requires_grad_(True)
+    model.train()
+    x, answers = torch.randn(2, 3, 24, 24), []
+    for each in (model, fast):
+        torch.manual_seed(1)
+        answers.append(each(x))
+        answers[-1].square().sum().backward()
+    assert torch.equal(*answers)
+    assert torch.equal(model.blocks[0].attn.qkv.weight.grad, fast.blocks[0].attn.qkv.weight.grad)
+
+
+@torch.no_grad()
+def test_it_is_copied_and_pickled_and_its_weights_are_changed_in_place():
+    fast, x = subquad.optimize(network()), torch.randn(1, 3, 24, 24)
+    wanted = fast(x)
+    for other in (deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert torch.equal(other(x), wanted)
+    fast.load_state_dict({name: value + 0.1 for name, value in fast.state_dict().items()})
+    assert error(fast(x), deepcopy(fast).train()(x)) < 1e-5
+
+
+@torch.no_grad()
+def test_what_was_converted_can_be_put_back():
+    model, x = network(), torch.randn(1, 3, 24, 24)
+    wanted = model(x)
+    converted = subquad.optimize(subquad.convert(deepcopy(model), "linear", in_place=True))
+    assert error(converted(x), wanted) > 1e-3
+    assert error(subquad.restore(converted)(x), wanted) < 1e-5
+
+
+def test_classes_that_derive_from_timms_block_stay():
+    class Own(Block):
+        def forward(self, x, *args, **kwargs):
+            return x
+
+    model = network(block_fn=Own)
+    assert {type(block) for block in subquad.optimize(model).blocks} == {Own}
+
+
+@torch.no_grad()
+def test_a_network_with_other_blocks_is_left_as_it_is():
+    model = timm.create_model(
+        "eva02_tiny_patch14_224", img_size=28, depth=1, num_classes=3, dynamic_img_size=True
+    ).eval()
+    x = torch.randn(1, 3, 28, 28)
+    assert torch.equal(subquad.optimize(deepcopy(model))(x), model(x))
