@@ -84,13 +84,34 @@ def test_what_blocks_have_beside_is_kept(settings, name):
 
 @pytest.mark.parametrize("place", ["norm1", "attn", "attn.qkv", "attn.proj", "ls1", "norm2", "mlp", "mlp.fc1", "ls2"])
 @pytest.mark.parametrize("name", [None, "linear"])
-def test_who_listens_hears_every_step(name, place):
-    fast = subquad.optimize(network(name))
-    fast(torch.randn(1, 3, 24, 24))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_who_listens_hears_every_step(name, place, dtype):
+    fast, x = subquad.optimize(network(name), dtype), torch.randn(1, 3, 24, 24).to(dtype)
+    fast(x)
     heard = []
     fast.blocks[1].get_submodule(place).register_forward_hook(lambda *args: heard.append(place))
-    fast(torch.randn(1, 3, 24, 24))
+    fast(x)
     assert heard == [place]
+
+
+class Adapted(torch.nn.Linear):
+    """What others make of a projection."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("place", ["attn.qkv", "attn.proj", "mlp.fc1"])
+@pytest.mark.parametrize("name", [None, "linear"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_layers_of_other_classes_are_called(name, place, dtype):
+    model = network(name)
+    for block in model.blocks:
+        block.get_submodule(place).__class__ = Adapted
+    x = torch.randn(2, 3, 24, 24)
+    fast = subquad.optimize(deepcopy(model), dtype)
+    assert error(fast(x.to(dtype)), model(x)) < (1e-5 if dtype == torch.float32 else 0.05)
 
 
 @torch.no_grad()
