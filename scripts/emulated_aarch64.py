@@ -2,7 +2,7 @@
 
     SITE=.venv/lib/python3.11/site-packages
     python scripts/emulated_aarch64.py --folder F --wheel dist/subquad-…_aarch64.whl --site $SITE
-    python scripts/emulated_aarch64.py --folder F --wheel … --site $SITE -- -m pytest -q tests/native
+    python scripts/emulated_aarch64.py --folder F --wheel … --site $SITE -- -m pytest -q -p pytest_timeout tests/native
 
 Needs Debian's qemu-user, apt (not as root) and pip with their network. It unpacks Debian's Python and what is compiled
 of our dependencies, some 6 GB with what PyTorch's wheel for such machines asks of CUDA, into `--folder`, where they are
@@ -115,6 +115,7 @@ def main() -> None:
         "PATH": [folder / "nothing"],
         "SUBQUAD_HOME": [home],
         "PYTHONHOME": [root / "usr"],
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": [1],  # of what lies in --site some is compiled for this machine
     }
     inside = [word for name, value in settings.items() for word in ("-E", f"{name}={':'.join(map(str, value))}")]
     emulator = ["qemu-aarch64", "-L", str(root), "-cpu", arguments.processor, *inside]

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from timm.layers import SwiGLU
+from timm.models.eva import Eva
 from timm.models.vision_transformer import Block, VisionTransformer
 
 import subquad
@@ -167,10 +168,31 @@ def test_classes_that_derive_from_timms_block_stay():
     assert {type(block) for block in subquad.optimize(model).blocks} == {Own}
 
 
+DINOV3 = {"use_rot_pos_emb": True, "rope_type": "dinov3", "rope_rotate_half": True, "use_abs_pos_emb": False}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", [DINOV3, {**DINOV3, "init_values": 0.1}, {"swiglu_mlp": True}], ids=str)
+@pytest.mark.parametrize("name", [None, "linear", "inline"])
+def test_networks_with_rotary_positions(settings, name):
+    torch.manual_seed(0)
+    sizes = {"img_size": 24, "patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 2, "num_classes": 5}
+    model = Eva(**sizes, **settings, dynamic_img_size=True)
+    if name is not None:
+        subquad.convert(model, name, in_place=True)
+    for parameter in model.blocks.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim == 1 else 0.15)
+    model.eval()
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
+        fast, x = subquad.optimize(deepcopy(model), dtype), torch.randn(2, 3, 24, 24)
+        assert all(error(fast(x.to(dtype)), model(x)) < tolerance for _ in range(2))
+    # training goes the single steps
+    again = subquad.optimize(deepcopy(model)).train()
+    assert torch.equal(again(x), model.train()(x))
+
+
 @torch.no_grad()
 def test_a_network_with_other_blocks_is_left_as_it_is():
-    model = timm.create_model(
-        "eva02_tiny_patch14_224", img_size=28, depth=1, num_classes=3, dynamic_img_size=True
-    ).eval()
-    x = torch.randn(1, 3, 28, 28)
-    assert torch.equal(subquad.optimize(deepcopy(model))(x), model(x))
+    model = timm.create_model("beit_base_patch16_224", img_size=32, depth=1, num_classes=3, embed_dim=48, num_heads=2)
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(subquad.optimize(deepcopy(model))(x), model.eval()(x))

@@ -150,9 +150,13 @@ def can_fuse_attention(block: Block) -> bool:
 
 def second_half(block: Any, x: Tensor) -> Tensor:
     """What `block.feed_forward` computes of x (b, n, c), in one step."""
+    return fed_forward(block, x, scale_of(block.ls2))
+
+
+def fed_forward(block: Any, x: Tensor, scale: Tensor | None) -> Tensor:
+    """Give x + scale · mlp(norm2(x)) of tokens x (b, n, c), in one step."""
     mlp: Any = block.mlp
     norm, first, second = block.norm2, mlp.fc1, mlp.fc2
-    scale = scale_of(block.ls2)
     weights = first.weight, first.bias, second.weight, second.bias
     branch = partial(mlp_branch, eps=norm.eps)
     y = replayed(block, "second half", lambda x: branch(x, norm.weight, norm.bias, *weights, scale), x)
@@ -167,14 +171,19 @@ def is_scale(module: nn.Module) -> bool:
 
 def can_fuse(block: Any) -> bool:
     """Whether the second half of a block is what `subquad.ops.mlp_branch` computes, with nothing that listens to it."""
-    mlp, norm, scale = block.mlp, block.norm2, block.ls2
-    if type(mlp) is not Mlp or type(norm) not in NORMS or not is_scale(scale):
+    return is_scale(block.ls2) and not is_heard(block.ls2) and has_plain_mlp(block)
+
+
+def has_plain_mlp(block: Any) -> bool:
+    """Whether norm and MLP of a block's second half are those of `subquad.ops.mlp_branch`, and nobody listens."""
+    mlp, norm = block.mlp, block.norm2
+    if type(mlp) is not Mlp or type(norm) not in NORMS:
         return False
     layers = mlp.fc1, mlp.fc2
     if any(type(layer) is not nn.Linear or layer.bias is None for layer in layers):
         return False
     plain = type(mlp.act) is nn.GELU and mlp.act.approximate == "none" and type(mlp.norm) is nn.Identity
-    return plain and not _is_heard(norm, scale, mlp, *mlp.children())
+    return plain and not _is_heard(norm, mlp, *mlp.children())
 
 
 def _is_heard(*modules: nn.Module) -> bool:

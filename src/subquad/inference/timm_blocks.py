@@ -1,4 +1,4 @@
-"""Blocks of timm's plain networks (ViT, DeiT, DINOv2, SigLIP), whose steps are one step where they can be.
+"""Blocks of timm's plain networks, whose steps are one step where they can be: ViT, DeiT, DINOv2, SigLIP; DINOv3, EVA.
 
 Such a block is of timm's class before and of a class derived from it afterwards, with the same modules and parameters.
 """
@@ -8,11 +8,20 @@ from typing import Any, Protocol, cast
 
 import torch
 from timm.layers.attention import Attention
+from timm.models.eva import EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
-from subquad.inference.own_blocks import NORMS, can_fuse, is_scale, scale_of, second_half
+from subquad.inference.own_blocks import (
+    NORMS,
+    can_fuse,
+    fed_forward,
+    has_plain_mlp,
+    is_scale,
+    scale_of,
+    second_half,
+)
 from subquad.kernels import may_be_replayed, replayed
 from subquad.models.layers import is_heard
 from subquad.ops import softmax_attention
@@ -59,11 +68,25 @@ class FusedBlock(Block):
         return second_half(self, y) if can_fuse(self) else y + self.drop_path2(self.ls2(self.mlp(self.norm2(y))))
 
 
+class FusedEvaBlock(EvaBlock):
+    """timm's block with rotary positions in evaluation: plain MLPs, which DINOv3 has, are one step with their norm."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.training or not has_plain_mlp(self):
+            return super().forward(x, *args, **kwargs)
+        y = self.attn(self.norm1(x), *args, **kwargs)
+        x = x + self.drop_path1(y if self.gamma_1 is None else self.gamma_1 * y)
+        return fed_forward(self, x, self.gamma_2)
+
+
+FUSED: dict[type[nn.Module], type[nn.Module]] = {Block: FusedBlock, EvaBlock: FusedEvaBlock}
+
+
 def fuse_all(model: nn.Module) -> None:
-    """Let all of timm's blocks in a network be of few steps; those of classes derived from it stay as they are."""
+    """Let all of timm's blocks in a network be of few steps; those of classes derived from them stay as they are."""
     for module in model.modules():
-        if type(module) is Block:
-            module.__class__ = FusedBlock
+        if (fused := FUSED.get(type(module))) is not None:
+            module.__class__ = fused
 
 
 def between_of(attn: nn.Module) -> Between | None:
