@@ -168,11 +168,22 @@ def test_classes_that_derive_from_timms_block_stay():
     assert {type(block) for block in subquad.optimize(model).blocks} == {Own}
 
 
-DINOV3 = {"use_rot_pos_emb": True, "rope_type": "dinov3", "rope_rotate_half": True, "use_abs_pos_emb": False}
+ROPE = {"use_rot_pos_emb": True, "use_abs_pos_emb": False}
+DINOV3 = {**ROPE, "rope_type": "dinov3", "rope_rotate_half": True, "qkv_bias": False, "num_reg_tokens": 2}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("settings", [DINOV3, {**DINOV3, "init_values": 0.1}, {"swiglu_mlp": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DINOV3,
+        {**DINOV3, "init_values": 0.1},
+        {**ROPE, "attn_type": "rope", "qk_norm": True, "init_values": 0.1},
+        {**ROPE, "swiglu_mlp": True},
+        {"scale_attn_inner": True},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", [None, "linear", "inline"])
 def test_networks_with_rotary_positions(settings, name):
     torch.manual_seed(0)

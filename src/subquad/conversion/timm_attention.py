@@ -45,25 +45,27 @@ class TimmAttention(ConvertedAttention):
         """Project, mix, project back: (b, n, c) to (b, n, c)."""
         if is_causal:
             raise SubquadError("a converted layer has no causal attention: call the network without is_causal")
-        # not the layer's own number: of some rows of an image only the first bring prefix tokens
-        prefix = 0 if rope is None else self.recorder.grid_of(x).prefix
-        rotation = None if rope is None else rotation_of(rope, prefix, interleaved=not self.rotate_half)
-        y = self._answers(self.projections(x), x, rotation=rotation, mask=forbidden(attn_mask))
+        y = self._answers(self.projections(x), x, rope, forbidden(attn_mask))
         return self.through("proj_drop", self.through("proj", y))
 
-    def _answers(self, projected: Iterable[Tensor], x: Tensor, **pairs: Any) -> Tensor:
+    def _answers(
+        self, projected: Iterable[Tensor], x: Tensor, rope: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
         """What goes into the last projection, of queries, keys and values (b, n, h·d)."""
         q, k, v = map(self.split, projected)
         q, k = self.through("q_norm", q), self.through("k_norm", k)
-        y = self.through("norm", self.mix(q, k, v, x, **pairs))
+        # not the layer's own number: of some rows of an image only the first bring prefix tokens
+        prefix = 0 if rope is None else self.recorder.grid_of(x).prefix
+        rotation = None if rope is None else rotation_of(rope, prefix, interleaved=not self.rotate_half)
+        y = self.through("norm", self.mix(q, k, v, x, rotation=rotation, mask=mask))
         return y * self.through("gate", x).sigmoid() if self.has("gate") else y
 
     # what subquad.inference asks for
 
     @property
     def is_fused(self) -> bool:
-        """Whether it is called with nothing but tokens, which one layer projects."""
-        return type(self) is TimmAttention and self.has("qkv") and self._parameters.get("q_bias") is None
+        """Whether one layer projects the tokens, with a bias of its own if with any."""
+        return self.has("qkv") and self._parameters.get("q_bias") is None
 
     @property
     def reads_tokens(self) -> bool:
@@ -74,9 +76,9 @@ class TimmAttention(ConvertedAttention):
         """The grid of the layer's tokens (b, n, c)."""
         return self.recorder.grid_of(x)
 
-    def between(self, projected: Tensor, x: Tensor) -> Tensor:
+    def between(self, projected: Tensor, x: Tensor, rope: Tensor | None = None) -> Tensor:
         """What goes into the last projection (b, n, h·d), of what the first gives (b, n, 3·h·d) of tokens x."""
-        return self._answers(projected.chunk(3, dim=-1), x)
+        return self._answers(projected.chunk(3, dim=-1), x, rope)
 
     def projections(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values (b, n, h·d)."""

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
-from timm.layers.attention import Attention
-from timm.models.eva import EvaBlock
+from timm.layers import apply_rot_embed_cat
+from timm.layers.attention import Attention, AttentionRope
+from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -32,7 +33,7 @@ class Between(Protocol):
     """An attention layer of another mechanism that says what lies between its projections `qkv` and `proj`.
 
     Attributes:
-        is_fused: whether it is called with nothing but tokens, and has these projections.
+        is_fused: whether it has these projections.
         reads_tokens: whether what lies between reads the layer's tokens, and not only how many there are.
     """
 
@@ -42,16 +43,15 @@ class Between(Protocol):
     def stand_on(self, x: Tensor) -> TokenGrid:
         """The grid of these tokens."""
 
-    def between(self, projected: Tensor, x: Tensor) -> Tensor:
-        """(b, n, h·d) of what is projected (b, n, 3·h·d), and tokens x (b, n, c)."""
+    def between(self, projected: Tensor, x: Tensor, rope: Tensor | None = None) -> Tensor:
+        """(b, n, h·d) of what is projected (b, n, 3·h·d), tokens x (b, n, c), and timm's table of a rotation."""
 
 
 class FusedBlock(Block):
     """timm's block in evaluation; training, masks and causal attention are as they were."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        asked = any(one is not None and one is not False for one in (*args, *kwargs.values()))
-        if self.training or asked:
+        if self.training or is_asked_for(*args, *kwargs.values()):
             return super().forward(x, *args, **kwargs)
         ours = between_of(self.attn)
         grid = None if ours is None else ours.stand_on(x)
@@ -62,21 +62,37 @@ class FusedBlock(Block):
         return y
 
     def _steps(self, x: Tensor) -> Tensor:
-        y = first_half(self, x) if can_fuse_edges(self) else None
+        scales = is_scale(self.ls1) and not is_heard(self.ls1)
+        y = first_half(self, x, scale_of(self.ls1)) if scales and can_fuse_edges(self) else None
         if y is None:
             y = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
         return second_half(self, y) if can_fuse(self) else y + self.drop_path2(self.ls2(self.mlp(self.norm2(y))))
 
 
 class FusedEvaBlock(EvaBlock):
-    """timm's block with rotary positions in evaluation: plain MLPs, which DINOv3 has, are one step with their norm."""
+    """timm's block with rotary positions in evaluation, whose second half is one step where its MLP is plain."""
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.training or not has_plain_mlp(self):
-            return super().forward(x, *args, **kwargs)
-        y = self.attn(self.norm1(x), *args, **kwargs)
-        x = x + self.drop_path1(y if self.gamma_1 is None else self.gamma_1 * y)
-        return fed_forward(self, x, self.gamma_2)
+    def forward(self, x: Tensor, rope: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        if self.training:
+            return super().forward(x, rope, *args, **kwargs)
+        y = None
+        if can_fuse_edges(self) and not is_asked_for(*args, *kwargs.values()):
+            y = first_half(self, x, self.gamma_1, rope)
+        if y is None:
+            y = x + scaled(self.drop_path1(self.attn(self.norm1(x), rope, *args, **kwargs)), self.gamma_1)
+        if has_plain_mlp(self):
+            return fed_forward(self, y, self.gamma_2)
+        return y + scaled(self.drop_path2(self.mlp(self.norm2(y))), self.gamma_2)
+
+
+def is_asked_for(*settings: Any) -> bool:
+    """Whether a block is called with more than tokens: a mask, or that attention is causal."""
+    return any(one is not None and one is not False for one in settings)
+
+
+def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    """Tokens (b, n, c) times the factors of their channels, if there are some."""
+    return x if scale is None else x * scale
 
 
 FUSED: dict[type[nn.Module], type[nn.Module]] = {Block: FusedBlock, EvaBlock: FusedEvaBlock}
@@ -94,27 +110,26 @@ def between_of(attn: nn.Module) -> Between | None:
     return cast(Between, attn) if hasattr(type(attn), "between") else None
 
 
-def can_fuse_edges(block: Block) -> bool:
+def can_fuse_edges(block: Any) -> bool:
     """Whether the first half of a block is norm, projections, what lies between and residual, and nobody listens."""
-    attn, norm, scale = block.attn, block.norm1, block.ls1
+    attn, norm = block.attn, block.norm1
     ours = between_of(attn)
     if not (is_plain(attn) if ours is None else ours.is_fused):
         return False
-    plain = type(attn.qkv) is nn.Linear and type(attn.proj) is nn.Linear and type(norm) in NORMS and is_scale(scale)
-    return plain and not any(map(is_heard, (norm, scale, attn, attn.qkv, attn.proj)))
+    plain = type(attn.qkv) is nn.Linear and type(attn.proj) is nn.Linear and type(norm) in NORMS
+    return plain and not any(map(is_heard, (norm, attn, attn.qkv, attn.proj)))
 
 
 def is_plain(attn: nn.Module) -> bool:
-    """Whether this is timm's softmax attention, without a norm or a gate of its answer."""
-    return type(attn) is Attention and type(getattr(attn, "norm", None)) is nn.Identity and not has_gate(attn)
+    """Whether this is timm's softmax attention, without a norm or a gate of its answer; earlier versions know no gate.
+
+    EVA's biases are no part of its projection.
+    """
+    has_more = any(getattr(attn, name, None) is not None for name in ("gate", "q_bias"))
+    return type(attn) in (Attention, AttentionRope, EvaAttention) and type(attn.norm) is nn.Identity and not has_more
 
 
-def has_gate(attn: Any) -> bool:
-    """Whether what it answers goes through a gate; earlier versions of timm know none."""
-    return getattr(attn, "gate", None) is not None
-
-
-def first_half(block: Any, x: Tensor) -> Tensor | None:
+def first_half(block: Any, x: Tensor, scale: Tensor | None, rope: Tensor | None = None) -> Tensor | None:
     """Tokens x (b, n, c) behind the first half; None where no kernel does that, or it would take longer."""
     if x.dtype != torch.bfloat16 and not may_be_replayed():
         return None
@@ -126,16 +141,26 @@ def first_half(block: Any, x: Tensor) -> Tensor | None:
     if projected is None:
         return None
     width = attn.qkv.out_features
-    tokens = projected[..., width:] if keeps else x
-    parts = projected[..., :width]
-    y = softmax_between(attn, parts) if ours is None else ours.between(parts, tokens)
-    behind = attn.proj.weight, attn.proj.bias, scale_of(block.ls1)
-    answers = replayed(block, "behind", lambda x, y: projection_residual(x, y, *behind), x, y)
-    return x + block.ls1(attn.proj(y)) if answers is None else answers
+    tokens, parts = projected[..., width:] if keeps else x, projected[..., :width]
+    y = softmax_between(attn, parts, rope) if ours is None else ours.between(parts, tokens, rope)
+    answers = replayed(
+        block, "behind", lambda x, y: projection_residual(x, y, attn.proj.weight, attn.proj.bias, scale), x, y
+    )
+    return x + scaled(attn.proj(y), scale) if answers is None else answers
 
 
-def softmax_between(attn: Any, projected: Tensor) -> Tensor:
+def softmax_between(attn: Any, projected: Tensor, rope: Tensor | None) -> Tensor:
     """What timm's attention computes between its projections."""
     heads = projected.unflatten(-1, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4)
     q, k, v = heads.unbind(0)
-    return softmax_attention(attn.q_norm(q), attn.k_norm(k), v).transpose(1, 2).flatten(2)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    if rope is not None:
+        q, k = (turned(attn, tokens, rope) for tokens in (q, k))
+    return softmax_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def turned(attn: Any, tokens: Tensor, rope: Tensor) -> Tensor:
+    """Queries or keys (b, h, n, d), turned by where they stand; those of the prefix stand nowhere."""
+    prefix, others = tokens.split([attn.num_prefix_tokens, tokens.shape[2] - attn.num_prefix_tokens], dim=2)
+    by_place = apply_rot_embed_cat(others, rope, half=getattr(attn, "rotate_half", False))
+    return torch.cat([prefix, by_place.type_as(prefix)], dim=2)
