@@ -207,3 +207,22 @@ def test_a_network_with_other_blocks_is_left_as_it_is():
     model = timm.create_model("beit_base_patch16_224", img_size=32, depth=1, num_classes=3, embed_dim=48, num_heads=2)
     x = torch.randn(1, 3, 32, 32)
     assert torch.equal(subquad.optimize(deepcopy(model))(x), model.eval()(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("rotary", [False, True], ids=["vit", "eva"])
+@pytest.mark.parametrize("most_tokens", [30, 1000])
+def test_an_optimized_network_streams(rotary, dtype, most_tokens):
+    torch.manual_seed(0)
+    model = network(global_pool="avg")
+    if rotary:
+        sizes = {"img_size": 24, "patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 2, "num_classes": 5}
+        model = Eva(**sizes, **DINOV3, dynamic_img_size=True).eval()
+    fast = subquad.optimize(subquad.convert(model, "inline", in_place=True), dtype)
+    x = torch.randn(3, 32, 24)
+    for _ in range(2):
+        whole = fast(x[None].to(dtype)).float()[0]
+        assert error(subquad.stream(fast, x, most_tokens=most_tokens).logits.float(), whole) < (
+            1e-5 if dtype == torch.float32 else 0.03
+        )

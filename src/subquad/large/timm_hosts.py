@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
+from subquad.inference.timm_blocks import FUSED
 from subquad.large.streaming import StreamedBlocks
 from subquad.models.stages import ImageRows
 from subquad.positions import resample_places
@@ -55,7 +56,7 @@ class TimmHost:
         """Raise a SubquadError where the network has a part that is not known here."""
         model, name = self.model, type(self.model).__name__
         wanted = NETWORKS[type(model)]
-        odd = [block for block in model.blocks if type(block) is not wanted]
+        odd = [block for block in model.blocks if type(block) not in (wanted, FUSED[wanted])]
         if type(model.patch_embed) is not PatchEmbed:
             raise SubquadError(f"{name} can't be streamed: it is embedded by a {type(model.patch_embed).__name__}")
         if odd:
