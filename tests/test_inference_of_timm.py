@@ -226,3 +226,14 @@ def test_an_optimized_network_streams(rotary, dtype, most_tokens):
         assert error(subquad.stream(fast, x, most_tokens=most_tokens).logits.float(), whole) < (
             1e-5 if dtype == torch.float32 else 0.03
         )
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")  # TorchScript is on its way out
+def test_a_trace_is_right_and_a_script_is_refused():
+    fast = subquad.optimize(network())
+    traced = torch.jit.trace(fast, torch.randn(1, 3, 24, 24))
+    x = torch.randn(1, 3, 24, 24)
+    assert error(traced(x), fast(x)) < 1e-5
+    with pytest.raises(subquad.SubquadError, match="TorchScript"):
+        torch.jit.script(fast)

@@ -79,5 +79,6 @@ def small(kind, attention="softmax", **changes):
     elif issubclass(CLASSES[kind], Plain):
         changes = without_prefix(attention) | changes
     elif kind in OF_LAST_STAGE and refuses_prefix(attention):
-        attention = [attention, attention, attention, "softmax"]
+        stages = len((sizes | changes)["depths"])
+        attention = [*[attention] * (stages - 1), "softmax"]
     return subquad.create_model(name, attention=attention, **{"img_size": 64, "num_classes": 5, **sizes, **changes})

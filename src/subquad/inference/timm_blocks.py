@@ -27,6 +27,7 @@ from subquad.kernels import may_be_replayed, replayed
 from subquad.models.layers import is_heard
 from subquad.ops import softmax_attention
 from subquad.ops.branch_at_once import norm_projection, projection_residual
+from subquad.tracing import refuse_torchscript
 
 
 class Between(Protocol):
@@ -50,6 +51,8 @@ class Between(Protocol):
 class FusedBlock(Block):
     """timm's block in evaluation; training, masks and causal attention are as they were."""
 
+    __prepare_scriptable__ = refuse_torchscript
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.training or is_asked_for(*args, *kwargs.values()):
             return super().forward(x, *args, **kwargs)
@@ -71,6 +74,8 @@ class FusedBlock(Block):
 
 class FusedEvaBlock(EvaBlock):
     """timm's block with rotary positions in evaluation, whose second half is one step where its MLP is plain."""
+
+    __prepare_scriptable__ = refuse_torchscript
 
     def forward(self, x: Tensor, rope: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         if self.training:
