@@ -12,7 +12,6 @@ command. An emulator says whether it is right, not how fast it is.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -33,6 +32,9 @@ CUDA = (
 """What PyTorch's library names and no CPU uses."""
 
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (17, 18, 25, 27, 28)] + ["manylinux2014_aarch64"]
+MARK = "made-by-emulated_aarch64"
+"""A file of this name says that what lies in a folder may be made anew."""
+
 PROCESSOR = "neoverse-n1"
 CPUINFO = """processor\t: {number}
 BogoMIPS\t: 50.00
@@ -96,12 +98,17 @@ def main() -> None:
         raise SystemExit(f"there is no {', '.join(missing)}")
     folder: Path = arguments.folder.resolve()
     root, site, own, home = (folder / name for name in ("root", "site", "own", "home"))
-    done = folder / "done.json"
+    ours, done = folder / MARK, folder / "complete"
+    if not ours.exists() and folder.exists() and any(folder.iterdir()):
+        raise SystemExit(f"{folder} has other things in it: give a --folder that is empty or new")
     if not done.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        ours.touch()
+        for place in (root, site):  # begun and broken off
+            shutil.rmtree(place, ignore_errors=True)
         unpack_python(root, folder / "apt")
         install(site)
-        done.write_text(json.dumps({"packages": [*COMPILED, *CUDA]}))
+        done.touch()
     for place in (own, home):
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
