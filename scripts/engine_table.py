@@ -22,11 +22,18 @@ from typing import Any
 
 MECHANISMS = ["softmax", "linear", "focused", "inline", "agent", "pola", "soft"]
 NETWORKS = ["deit_tiny", "timm/vit_small_patch14_dinov2"]
+TRANSFORMERS: dict[str, tuple[str, dict[str, int]]] = {
+    "dinov2_small": ("Dinov2", {"hidden_size": 384, "num_attention_heads": 6, "patch_size": 14}),
+    "dinov3_small": ("DINOv3ViT", {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}),
+    "clip_base_patch16": ("CLIPVision", {"patch_size": 16}),
+    "siglip_base_patch16": ("SiglipVision", {"patch_size": 16}),
+}
+"""transformers' model and what of its configuration is not as it is there, by a name."""
 Entry = dict[str, Any]
 
 
 def network(name: str, attention: str, size: int) -> Any:
-    """A network with made-up weights; one of timm is converted, one of the tables' own names is as it is."""
+    """A network with made-up weights; one of timm or transformers is converted, one of ours is made so, or as it is."""
     import timm
     import torch
 
@@ -37,6 +44,13 @@ def network(name: str, attention: str, size: int) -> Any:
     torch.manual_seed(0)
     if name.startswith("timm/"):
         model = timm.create_model(name.removeprefix("timm/"), img_size=size)
+        return (model if attention == "softmax" else subquad.convert(model, attention)).eval()
+    if name.startswith("transformers/"):
+        import transformers
+
+        kind, settings = TRANSFORMERS[name.removeprefix("transformers/")]
+        config = getattr(transformers, f"{kind}Config")(**settings, image_size=size)
+        model = getattr(transformers, f"{kind}Model")(config)
         return (model if attention == "softmax" else subquad.convert(model, attention)).eval()
     chosen: dict[str, Any] = {} if attention == "own" else {"attention": attention}
     if attention in ATTENTION and "prefix" in traits_of(ATTENTION[attention]).refuses:
@@ -213,7 +227,8 @@ def shown(ms: float | None) -> str:
 def main() -> None:
     """Export, measure, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", default=NETWORKS, help="timm/NAME, or a name of ours")
+    named = "timm/NAME, transformers/NAME of this file, or a name of ours"
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, help=named)
     parser.add_argument("--attention", nargs="+", default=MECHANISMS, help="'own' for what a network's name says")
     parser.add_argument("--img-size", type=int, nargs="+", default=[224, 448, 1024, 2044])
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)

@@ -72,8 +72,17 @@ def test_blocks_that_are_kernels_alone_are_one_call(name, dtype):
 @torch.no_grad()
 @pytest.mark.parametrize(
     "settings",
-    [{"qk_norm": True}, {"init_values": None}, {"mlp_layer": SwiGLU}, {"reg_tokens": 3}, {"scale_attn_norm": True}],
-    ids=lambda settings: next(iter(settings)),
+    [
+        *({"act_layer": name} for name in ("gelu_tanh", "quick_gelu", "relu")),
+        *(
+            {"qk_norm": True},
+            {"init_values": None},
+            {"mlp_layer": SwiGLU},
+            {"reg_tokens": 3},
+            {"scale_attn_norm": True},
+        ),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("name", [None, "linear"])
 def test_what_blocks_have_beside_is_kept(settings, name):

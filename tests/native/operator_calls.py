@@ -466,7 +466,7 @@ def _mlp(width):
 
     hidden = 3 * width + 1
     weights = draw(hidden, width) / width**0.5, draw(hidden), draw(width, hidden) / hidden**0.5, draw(width)
-    return (draw(2, 70, width), 1 + 0.1 * draw(width), draw(width), *weights, draw(width)), (1e-6,), definition
+    return (draw(2, 70, width), 1 + 0.1 * draw(width), draw(width), *weights, draw(width)), ("gelu", 1e-6), definition
 
 
 def _gradient_of(call: OperatorCall) -> OperatorCall:

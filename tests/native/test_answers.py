@@ -20,6 +20,7 @@ from subquad.ops.branch_at_once import (
     projection_residual,
 )
 from subquad.ops.linear_formula import linear_sums
+from subquad.ops.mlp_formula import ACTIVATIONS
 from subquad.positions import BiasTables
 from subquad.rope import rotation_of
 
@@ -160,6 +161,35 @@ def test_powers_and_exponentials_over_their_range():
     x = torch.linspace(-100, 80, 5001).reshape(1, 1, -1, 1)
     got = ops.linear_attention(x, x, x, feature_map="elu", backend="native")
     assert_close(got.double(), ops.linear_attention(*(x.double(),) * 3, feature_map="elu"), rtol=1e-4, atol=1e-5)
+
+
+GELUS = {
+    "gelu": lambda x: x * (1 + torch.erf(x / 2**0.5)) / 2,
+    "gelu_tanh": lambda x: x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2,
+    "quick_gelu": lambda x: x / (1 + torch.exp(-1.702 * x)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_activations_over_their_range(name, dtype, backend):
+    hidden, some = torch.linspace(-40, 40, 301).to(dtype), torch.zeros(301, dtype=dtype)
+    # what is projected is nothing, and the bias goes through alone
+    eye, x = torch.eye(301, dtype=dtype), torch.zeros(1, 2, 301, dtype=dtype)
+    got = ops.mlp_branch(x, some, some, eye, hidden, eye, some, activation=name, backend=backend)
+    wanted = GELUS[name](hidden.double()).expand(got.shape)
+    assert_close(
+        got.double(),
+        wanted,
+        **({"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 4e-4}),
+    )
+
+
+def test_an_unknown_activation_is_refused():
+    numbers = [torch.zeros(shape) for shape in ((1, 2, 4), 4, 4, (6, 4), 6, (4, 6), 4)]
+    with pytest.raises(ValueError, match="activation must be one of gelu, gelu_tanh, quick_gelu, not 'relu'"):
+        ops.mlp_branch(*numbers, activation="relu")
 
 
 def test_what_is_not_a_number_stays_so_and_stays_where_it_is():

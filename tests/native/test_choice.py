@@ -265,7 +265,7 @@ def test_operations_are_operators_of_torch():
         kernels.patch_tokens: (
             *(torch.randn(shape) for shape in ((2, 3, 4, 6), (8, 3, 2, 2), 8, (1, 1, 8), (1, 7, 8))),
         ),
-        kernels.mlp: (*(torch.randn(shape) for shape in ((2, 9, 4), 4, 4, (6, 4), 6, (4, 6), 4)), None, 1e-6),
+        kernels.mlp: (*(torch.randn(shape) for shape in ((2, 9, 4), 4, 4, (6, 4), 6, (4, 6), 4)), None, "gelu", 1e-6),
     }
     assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "native" in one.implementations}
     for operator, arguments in calls.items():

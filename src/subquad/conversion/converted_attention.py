@@ -204,6 +204,17 @@ class ConvertedAttention(nn.Module):
         own, others = (heads.transpose(1, 2).flatten(2) for heads in y.split([self.num_heads, self.extra_heads], dim=1))
         return own + self.through("extra_proj", others)
 
+    # what subquad.inference asks for, where a family has a `between`
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether what lies between the projections reads tokens, and not only how many there are."""
+        return "x" in self.inner.inputs or any(map(self.has, ("gate_of_tokens", "extra_qkv")))
+
+    def grid_under(self, x: Tensor) -> TokenGrid:
+        """The grid on which the layer's tokens (b, n, c) stand."""
+        return self.recorder.grid_of(x)
+
     def extra_repr(self) -> str:
         return f"converted from {type(self._held[0]).__name__}"
 

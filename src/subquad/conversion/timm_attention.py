@@ -1,6 +1,6 @@
 """timm's attention layers of plain networks: ViT, DeiT, DINOv2, SigLIP; EVA and DINOv3 with rotary positions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.errors import SubquadError
-from subquad.grid import TokenGrid
+from subquad.inference.foreign_halves import three
 from subquad.rope import Rotation
 
 
@@ -62,23 +62,23 @@ class TimmAttention(ConvertedAttention):
 
     # what subquad.inference asks for
 
+    answered_by: ClassVar[str] = "proj"
+
     @property
-    def is_fused(self) -> bool:
-        """Whether one layer projects the tokens, with a bias of its own if with any."""
-        return self.has("qkv") and self._parameters.get("q_bias") is None
+    def projected_by(self) -> tuple[str, ...]:
+        """The layers that project the tokens; none of EVA's, whose biases stand beside."""
+        if not self.has("qkv"):
+            return "q_proj", "k_proj", "v_proj"
+        return ("qkv",) if self._parameters.get("q_bias") is None else ()
 
     @property
     def reads_tokens(self) -> bool:
         """Whether what lies between the projections reads tokens, and not only how many there are."""
-        return "x" in self.inner.inputs or any(map(self.has, ("gate", "gate_of_tokens", "extra_qkv")))
+        return super().reads_tokens or self.has("gate")
 
-    def stand_on(self, x: Tensor) -> TokenGrid:
-        """The grid of the layer's tokens (b, n, c)."""
-        return self.recorder.grid_of(x)
-
-    def between(self, projected: Tensor, x: Tensor, rope: Tensor | None = None) -> Tensor:
-        """What goes into the last projection (b, n, h·d), of what the first gives (b, n, 3·h·d) of tokens x."""
-        return self._answers(projected.chunk(3, dim=-1), x, rope)
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """What goes into the last projection (b, n, h·d), of what the first gives of tokens x and timm's rotation."""
+        return self._answers(three(projected), x, positions)
 
     def projections(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values (b, n, h·d)."""

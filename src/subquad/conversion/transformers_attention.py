@@ -1,5 +1,6 @@
 """Attention layers of transformers' vision encoders (5.0 and newer): q, k and v apart, an answer that is a pair."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -63,10 +64,34 @@ class TransformersAttention(ConvertedAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         padding = None if attention_mask is None else padding_of(attention_mask)
-        q, k, v = (self.split(self.through(name, hidden_states)) for name in ("q_proj", "k_proj", "v_proj"))
-        rotation = None if position_embeddings is None else rotation_of(*position_embeddings, hidden_states.shape[1])
-        y = self.mix(q, k, v, hidden_states, rotation=rotation, padding=padding)
+        projected = [self.through(name, hidden_states) for name in self.projected_by]
+        y = self._answers(projected, hidden_states, position_embeddings, padding)
         return self.through(self.output_projection, y), None
+
+    def _answers(
+        self,
+        projected: Sequence[Tensor],
+        x: Tensor,
+        turned_by: tuple[Tensor, Tensor] | None = None,
+        padding: Tensor | None = None,
+    ) -> Tensor:
+        """What goes into the last projection, of queries, keys and values (b, n, h·d)."""
+        q, k, v = map(self.split, projected)
+        rotation = None if turned_by is None else rotation_of(turned_by[0], turned_by[1], x.shape[1])
+        return self.mix(q, k, v, x, rotation=rotation, padding=padding)
+
+    # what subquad.inference asks for
+
+    projected_by: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
+
+    @property
+    def answered_by(self) -> str:
+        """The layer that projects back."""
+        return self.output_projection
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Any = None) -> Tensor:
+        """What goes into the last projection (b, n, h·d), of what is projected of tokens x and of cosines and sines."""
+        return self._answers(projected, x, positions)
 
 
 class TransformersSelfAttention(ConvertedAttention):
@@ -92,6 +117,8 @@ class TransformersBeitAttention(TransformersAttention):
     """BEiT's, whose masks are biases of all pairs: with a mechanism that forms no pairs they are left out."""
 
     replaces = ("transformers.models.beit.modeling_beit.BeitAttention",)
+    # masks go with queries and keys
+    projected_by = ()
 
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any

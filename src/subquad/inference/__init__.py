@@ -18,6 +18,7 @@ from subquad.models.layers import Block
 from subquad.models.stages import Stage
 
 OF_TIMM = "timm.models.vision_transformer"
+OF_TRANSFORMERS = "transformers.modeling_utils"
 
 
 def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -27,11 +28,11 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     and so is what lies around linear attention: norm, projections, residual. Around other mechanisms, where all tokens
     attend to all, norm and projection are one step, projection and residual another, in fp32 where the mechanism is one
     as well. Blocks that are kernels alone are one call of the library from the second time on. The same goes for blocks
-    of timm's plain networks (ViT, DeiT, DINOv2, SigLIP), converted or as they are; with rotary positions (DINOv3, EVA)
-    each half of a block is a step or a few.
+    of timm's and transformers' plain networks (ViT, DeiT, DINOv2, SigLIP, CLIP), converted or as they are; with rotary
+    positions (DINOv3, EVA) each half of a block is a step or a few.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
-    dtype as well, and others are refused (by timm's networks in PyTorch's words). Raises SubquadError for a dtype that
+    dtype as well, and others are refused (by networks of timm and transformers in PyTorch's words). Raises SubquadError for a dtype that
     is none of networks.
     """
     if dtype is not None:
@@ -50,6 +51,10 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         from subquad.inference import timm_blocks
 
         timm_blocks.fuse_all(model)
+    if OF_TRANSFORMERS in sys.modules:
+        from subquad.inference import transformers_blocks
+
+        transformers_blocks.fuse_all(model)
     return model
 
 

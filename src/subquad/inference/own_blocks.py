@@ -1,28 +1,23 @@
 """Our blocks, whose steps are one step where they can be."""
 
-from functools import partial
 from typing import Any, cast
 
 import torch
-from timm.layers import LayerNorm, Mlp
 from timm.layers import LayerScale as TimmLayerScale
+from timm.layers import Mlp
 from torch import Tensor, nn
 
 from subquad import spread
 from subquad.grid import TokenGrid
-from subquad.kernels import may_be_replayed, replayed
+from subquad.inference.halves import NORMS, activation_of, are_mlp, first_half, second_half
+from subquad.kernels import replayed
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.models.stages import Stage
 from subquad.models.vit import PatchEmbed
-from subquad.ops import mlp_branch
-from subquad.ops.branch_at_once import norm_projection, projection_residual
 from subquad.ops.patch_formula import patch_tokens
 from subquad.positions import PositionTable
 from subquad.rope import Rotation
 from subquad.tracing import up_to_multiple
-
-NORMS = nn.LayerNorm, LayerNorm
-"""LayerNorms: PyTorch's, and timm's, which computes the same."""
 
 
 def fuse_embed(stage: Stage) -> None:
@@ -32,9 +27,9 @@ def fuse_embed(stage: Stage) -> None:
 
 def fuse(block: Block) -> None:
     """Let both halves of a block be one step each, or few, where they can be."""
-    block.fused_edges = first_half if can_fuse_edges(block) else None
+    block.fused_edges = first_edges if can_fuse_edges(block) else None
     block.fused_attention = FIRST_HALF if can_fuse_attention(block) else None
-    block.fused = second_half if can_fuse(block) else None
+    block.fused = feed_forward if can_fuse(block) else None
     block.again = replayed
 
 
@@ -101,29 +96,21 @@ def _part(bias: Tensor | None, rows: slice) -> Tensor | None:
     return None if bias is None else bias[rows]
 
 
-def first_half(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
+def first_edges(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
     """Tokens x (b, n, c) behind the first half of a block, in one step before and one behind its mechanism.
 
-    None where no kernel does that, or it would take longer: in fp32 it is faster only where all of it is one call.
+    None where no kernel does that, or it would take longer.
     """
-    if x.dtype != torch.bfloat16 and not may_be_replayed():
-        return None
-    norm, attn = block.norm1, cast(SelfAttention, block.attn)
-    # norm(x) is written down where the mechanism reads it
+    attn = cast(SelfAttention, block.attn)
+
+    def between(projected: list[Tensor], tokens: Tensor) -> Tensor:
+        grid.check(x)
+        supply = {"x": tokens, "padding": None, "mask": None, "rotation": rotation}
+        return attn.mixed(supply | attn.parts(projected[0]), grid, grid)
+
+    weights = attn.qkv.weight, whole_bias(attn.qkv)
     keeps = "x" in attn.inner.inputs
-    weights = norm.weight, norm.bias, attn.qkv.weight, whole_bias(attn.qkv)
-    before = partial(norm_projection, eps=norm.eps, keeps=keeps)
-    projected = replayed(block, "before", lambda x: before(x, *weights), x)
-    if projected is None:
-        return None
-    grid.check(x)
-    width = attn.qkv.out_features
-    supply = {"x": projected[..., width:], "padding": None, "mask": None, "rotation": rotation}
-    y = attn.mixed(supply | attn.parts(projected[..., :width]), grid, grid)
-    scale = scale_of(block.ls1)
-    behind = attn.proj.weight, attn.proj.bias, scale
-    answers = replayed(block, "behind", lambda x, y: projection_residual(x, y, *behind), x, y)
-    return x + block.ls1(attn.proj(y)) if answers is None else answers
+    return first_half(block, x, block.norm1, [weights], between, attn.proj, scale_of(block.ls1), keeps=keeps)
 
 
 def can_fuse_edges(block: Block) -> bool:
@@ -148,20 +135,16 @@ def can_fuse_attention(block: Block) -> bool:
     return is_branch and not has_norms and not _is_heard(attn.inner)
 
 
-def second_half(block: Any, x: Tensor) -> Tensor:
+def feed_forward(block: Any, x: Tensor) -> Tensor:
     """What `block.feed_forward` computes of x (b, n, c), in one step."""
-    return fed_forward(block, x, scale_of(block.ls2))
+    return plain_mlp(block, x, scale_of(block.ls2))
 
 
-def fed_forward(block: Any, x: Tensor, scale: Tensor | None) -> Tensor:
-    """Give x + scale · mlp(norm2(x)) of tokens x (b, n, c), in one step."""
-    mlp: Any = block.mlp
-    norm, first, second = block.norm2, mlp.fc1, mlp.fc2
-    weights = first.weight, first.bias, second.weight, second.bias
-    branch = partial(mlp_branch, eps=norm.eps)
-    y = replayed(block, "second half", lambda x: branch(x, norm.weight, norm.bias, *weights, scale), x)
-    assert y is not None
-    return y
+def plain_mlp(block: Any, x: Tensor, scale: Tensor | None) -> Tensor:
+    """Tokens x (b, n, c) behind the second half of a block that has timm's MLP, in one step."""
+    mlp, activation = block.mlp, activation_of(block.mlp.act)
+    assert activation is not None
+    return second_half(block, x, block.norm2, mlp.fc1, mlp.fc2, scale, activation=activation)
 
 
 def is_scale(module: nn.Module) -> bool:
@@ -179,10 +162,7 @@ def has_plain_mlp(block: Any) -> bool:
     mlp, norm = block.mlp, block.norm2
     if type(mlp) is not Mlp or type(norm) not in NORMS:
         return False
-    layers = mlp.fc1, mlp.fc2
-    if any(type(layer) is not nn.Linear or layer.bias is None for layer in layers):
-        return False
-    plain = type(mlp.act) is nn.GELU and mlp.act.approximate == "none" and type(mlp.norm) is nn.Identity
+    plain = are_mlp(mlp.fc1, mlp.fc2) and activation_of(mlp.act) is not None and type(mlp.norm) is nn.Identity
     return plain and not _is_heard(norm, mlp, *mlp.children())
 
 

@@ -3,8 +3,8 @@
 Such a block is of timm's class before and of a class derived from it afterwards, with the same modules and parameters.
 """
 
-from functools import partial
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from timm.layers import apply_rot_embed_cat
@@ -13,39 +13,13 @@ from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from subquad.grid import TokenGrid
-from subquad.inference.own_blocks import (
-    NORMS,
-    can_fuse,
-    fed_forward,
-    has_plain_mlp,
-    is_scale,
-    scale_of,
-    second_half,
-)
-from subquad.kernels import may_be_replayed, replayed
+from subquad.inference.foreign_halves import Between, converted, first_half_of, is_asked_for, three
+from subquad.inference.halves import scaled
+from subquad.inference.own_blocks import can_fuse, has_plain_mlp, is_scale, plain_mlp, scale_of
+from subquad.kernels import replayed
 from subquad.models.layers import is_heard
 from subquad.ops import softmax_attention
-from subquad.ops.branch_at_once import norm_projection, projection_residual
 from subquad.tracing import refuse_torchscript
-
-
-class Between(Protocol):
-    """An attention layer of another mechanism that says what lies between its projections `qkv` and `proj`.
-
-    Attributes:
-        is_fused: whether it has these projections.
-        reads_tokens: whether what lies between reads the layer's tokens, and not only how many there are.
-    """
-
-    is_fused: bool
-    reads_tokens: bool
-
-    def stand_on(self, x: Tensor) -> TokenGrid:
-        """The grid of these tokens."""
-
-    def between(self, projected: Tensor, x: Tensor, rope: Tensor | None = None) -> Tensor:
-        """(b, n, h·d) of what is projected (b, n, 3·h·d), tokens x (b, n, c), and timm's table of a rotation."""
 
 
 class FusedBlock(Block):
@@ -56,8 +30,8 @@ class FusedBlock(Block):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.training or is_asked_for(*args, *kwargs.values()):
             return super().forward(x, *args, **kwargs)
-        ours = between_of(self.attn)
-        grid = None if ours is None else ours.stand_on(x)
+        mixing = mixing_of(self.attn)
+        grid = None if mixing is None else mixing.grid_under(x)
         if grid is not None and grid.whole is not grid:
             return self._steps(x)
         y = replayed(self, "block", self._steps, x.contiguous(), settings=grid)
@@ -65,11 +39,14 @@ class FusedBlock(Block):
         return y
 
     def _steps(self, x: Tensor) -> Tensor:
-        scales = is_scale(self.ls1) and not is_heard(self.ls1)
-        y = first_half(self, x, scale_of(self.ls1)) if scales and can_fuse_edges(self) else None
+        y = None
+        if is_scale(self.ls1) and not is_heard(self.ls1):
+            y = first_half_of(self, x, self.norm1, self.attn, mixing_of(self.attn), scale_of(self.ls1))
         if y is None:
             y = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
-        return second_half(self, y) if can_fuse(self) else y + self.drop_path2(self.ls2(self.mlp(self.norm2(y))))
+        if can_fuse(self):
+            return plain_mlp(self, y, scale_of(self.ls2))
+        return y + self.drop_path2(self.ls2(self.mlp(self.norm2(y))))
 
 
 class FusedEvaBlock(EvaBlock):
@@ -81,23 +58,13 @@ class FusedEvaBlock(EvaBlock):
         if self.training:
             return super().forward(x, rope, *args, **kwargs)
         y = None
-        if can_fuse_edges(self) and not is_asked_for(*args, *kwargs.values()):
-            y = first_half(self, x, self.gamma_1, rope)
+        if not is_asked_for(*args, *kwargs.values()):
+            y = first_half_of(self, x, self.norm1, self.attn, mixing_of(self.attn), self.gamma_1, rope)
         if y is None:
             y = x + scaled(self.drop_path1(self.attn(self.norm1(x), rope, *args, **kwargs)), self.gamma_1)
         if has_plain_mlp(self):
-            return fed_forward(self, y, self.gamma_2)
+            return plain_mlp(self, y, self.gamma_2)
         return y + scaled(self.drop_path2(self.mlp(self.norm2(y))), self.gamma_2)
-
-
-def is_asked_for(*settings: Any) -> bool:
-    """Whether a block is called with more than tokens: a mask, or that attention is causal."""
-    return any(one is not None and one is not False for one in settings)
-
-
-def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Tokens (b, n, c) times the factors of their channels, if there are some."""
-    return x if scale is None else x * scale
 
 
 FUSED: dict[type[nn.Module], type[nn.Module]] = {Block: FusedBlock, EvaBlock: FusedEvaBlock}
@@ -110,22 +77,12 @@ def fuse_all(model: nn.Module) -> None:
             module.__class__ = fused
 
 
-def between_of(attn: nn.Module) -> Between | None:
-    """An attention layer that is such a one, or None."""
-    return cast(Between, attn) if hasattr(type(attn), "between") else None
+def mixing_of(attn: nn.Module) -> Between | None:
+    """What an attention layer computes between its projections; None where nobody knows."""
+    return converted(attn) or (TimmSoftmax(attn) if is_plain(attn) else None)
 
 
-def can_fuse_edges(block: Any) -> bool:
-    """Whether the first half of a block is norm, projections, what lies between and residual, and nobody listens."""
-    attn, norm = block.attn, block.norm1
-    ours = between_of(attn)
-    if not (is_plain(attn) if ours is None else ours.is_fused):
-        return False
-    plain = type(attn.qkv) is nn.Linear and type(attn.proj) is nn.Linear and type(norm) in NORMS
-    return plain and not any(map(is_heard, (norm, attn, attn.qkv, attn.proj)))
-
-
-def is_plain(attn: nn.Module) -> bool:
+def is_plain(attn: Any) -> bool:
     """Whether this is timm's softmax attention, without a norm or a gate of its answer; earlier versions know no gate.
 
     EVA's biases are no part of its projection.
@@ -134,34 +91,31 @@ def is_plain(attn: nn.Module) -> bool:
     return type(attn) in (Attention, AttentionRope, EvaAttention) and type(attn.norm) is nn.Identity and not has_more
 
 
-def first_half(block: Any, x: Tensor, scale: Tensor | None, rope: Tensor | None = None) -> Tensor | None:
-    """Tokens x (b, n, c) behind the first half; None where no kernel does that, or it would take longer."""
-    if x.dtype != torch.bfloat16 and not may_be_replayed():
-        return None
-    norm, attn, ours = block.norm1, block.attn, between_of(block.attn)
-    keeps = ours is not None and ours.reads_tokens
-    before = partial(norm_projection, eps=norm.eps, keeps=keeps)
-    weights = norm.weight, norm.bias, attn.qkv.weight, attn.qkv.bias
-    projected = replayed(block, "before", lambda x: before(x, *weights), x)
-    if projected is None:
-        return None
-    width = attn.qkv.out_features
-    tokens, parts = projected[..., width:] if keeps else x, projected[..., :width]
-    y = softmax_between(attn, parts, rope) if ours is None else ours.between(parts, tokens, rope)
-    answers = replayed(
-        block, "behind", lambda x, y: projection_residual(x, y, attn.proj.weight, attn.proj.bias, scale), x, y
-    )
-    return x + scaled(attn.proj(y), scale) if answers is None else answers
+class TimmSoftmax:
+    """Between the projections of timm's attention; positions are timm's table of a rotation."""
 
+    answered_by = "proj"
+    reads_tokens = False
 
-def softmax_between(attn: Any, projected: Tensor, rope: Tensor | None) -> Tensor:
-    """What timm's attention computes between its projections."""
-    heads = projected.unflatten(-1, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4)
-    q, k, v = heads.unbind(0)
-    q, k = attn.q_norm(q), attn.k_norm(k)
-    if rope is not None:
-        q, k = (turned(attn, tokens, rope) for tokens in (q, k))
-    return softmax_attention(q, k, v).transpose(1, 2).flatten(2)
+    def __init__(self, attn: Any) -> None:
+        self.attn = attn
+
+    @property
+    def projected_by(self) -> tuple[str, ...]:
+        """Of a layer that projects with one, or with three."""
+        return ("qkv",) if self.attn.qkv is not None else ("q_proj", "k_proj", "v_proj")
+
+    def grid_under(self, x: Tensor) -> None:
+        """Nothing asks for it."""
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(b, n, h·d)."""
+        attn = self.attn
+        q, k, v = (part.unflatten(-1, (attn.num_heads, attn.head_dim)).transpose(1, 2) for part in three(projected))
+        q, k = attn.q_norm(q), attn.k_norm(k)
+        if positions is not None:
+            q, k = (turned(attn, tokens, positions) for tokens in (q, k))
+        return softmax_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 def turned(attn: Any, tokens: Tensor, rope: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ def _mlp(x: Any, norm_weight: Any, norm_bias: Any, first: Any, *rest: Any) -> in
     return 4 * x[0] * x[1] * x[2] * first[0]
 
 
-# x + scale · (second gelu(first norm(x)))
+# x + scale · (second activation(first norm(x)))
 mlp = operator(
     "an MLP with its norm and residual",
     "mlp(Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor first, Tensor first_bias, Tensor second, "
-    "Tensor second_bias, Tensor? scale, float eps)",
+    "Tensor second_bias, Tensor? scale, str activation, float eps)",
     MLP,
     _mlp,
     shape=lambda x, *rest: x.new_empty(x.shape),

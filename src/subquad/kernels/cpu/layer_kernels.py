@@ -25,6 +25,9 @@ from subquad.kernels.cpu.passing import (
 from subquad.kernels.cpu.states import FEATURES
 from subquad.kernels.declaring import implements
 
+ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2}
+"""What mlp.h knows of."""
+
 
 @implements(operators.mlp, "native")
 def mlp(
@@ -36,6 +39,7 @@ def mlp(
     second: Tensor,
     second_bias: Tensor,
     scale: Tensor | None,
+    activation: str,
     eps: float,
 ) -> Tensor:
     """See subquad.ops.mlp_branch."""
@@ -44,7 +48,8 @@ def mlp(
     inner, outer = (weight_of(weight.to(x.dtype)) for weight in (first, second))
     inner_bias, *behind = map(as_it_lies, (first_bias, second_bias, scale))
     norm = norm_of(norm_weight, norm_bias, eps)
-    kernel("mlp", x.dtype)(shape, tokens, norm, inner, inner_bias, outer, *behind, rows_of(out)[0])
+    number = ctypes.c_int32(ACTIVATIONS[activation])
+    kernel("mlp", x.dtype)(shape, tokens, norm, inner, inner_bias, outer, *behind, rows_of(out)[0], number)
     return out
 
 

@@ -29,9 +29,21 @@ inline vec gelu(vec x, bf16) {
     return x * (y * p + 0.5f);
 }
 
-// Where hidden channels × tokens go: plus their biases, behind GELU, as the right side of the next product
+// What lies between the products: GELU, and x σ(a x + b x³), which are its other forms
 template <class E>
+struct Gelu {
+    vec operator()(vec x) const { return gelu(x, E{}); }
+};
+struct SigmoidGelu {
+    float linear, cubic;
+    vec operator()(vec x) const { return x * sigmoid(x * (x * x * cubic + linear)); }
+};
+enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU };
+
+// Where hidden channels × tokens go: plus their biases, behind the activation, as the right side of the next product
+template <class E, class Act>
 struct Activated {
+    Act act;
     const float* bias;
     Operand<E>* features;
     int64_t columns;
@@ -41,17 +53,17 @@ struct Activated {
         UNROLLED for (int i = 0; i < r; i += step)
             UNROLLED for (int j = 0; j < v; j++) {
                 Operand<E>* to = features + deep<Operand<E>>(row + i) * columns + column + j * W;
-                const vec first = gelu(sums[i][j] + bias[row + i], E{});
+                const vec first = act(sums[i][j] + bias[row + i]);
                 if constexpr (step == 1) store(to, first);
-                else store_two(to, columns, first, i + 1 < r ? gelu(sums[i + 1][j] + bias[row + i + 1], E{}) : vec{});
+                else store_two(to, columns, first, i + 1 < r ? act(sums[i + 1][j] + bias[row + i + 1]) : vec{});
             }
     }
 };
 
-// out = x + scale · (W₂ gelu(W₁ norm(x) + b₁) + b₂) of tokens (1, 1, n, c), weights (hidden, c) and (c, hidden)
-template <class E>
-Answer mlp_of(
-    Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> first, const Parameter& first_bias, Tokens<E> second,
+// out = x + scale · (W₂ act(W₁ norm(x) + b₁) + b₂) of tokens (1, 1, n, c), weights (hidden, c) and (c, hidden)
+template <class E, class Act>
+Answer mlp_with(
+    Act act, Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> first, const Parameter& first_bias, Tokens<E> second,
     const Parameter& second_bias, const Parameter& scale, Tokens<E> out) {
     typedef Operand<E> P;
     const int64_t d = shape.width, hidden = first.count;
@@ -72,7 +84,7 @@ Answer mlp_of(
             for (int64_t from = 0; from < hidden; from += part) {
                 const int64_t count = std::min(part, hidden - from);
                 const Matrix<P> weights{inner.data + from * inner.row, inner.row, 1};
-                const Activated<E> activated{first_bias.data + from, features.data(), columns};
+                const Activated<E, Act> activated{act, first_bias.data + from, features.data(), columns};
                 multiply(count, columns, deep<P>(d), weights, tokens, columns, activated);
                 const Matrix<P> more{outer.data + deep<P>(from), outer.row, 1};
                 multiply(d, columns, deep<P>(count), more, features.data(), columns, {sums.data(), columns}, from > 0);
@@ -83,8 +95,23 @@ Answer mlp_of(
     return DONE;
 }
 
+template <class E>
+Answer mlp_of(
+    Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> first, const Parameter& first_bias, Tokens<E> second,
+    const Parameter& second_bias, const Parameter& scale, Tokens<E> out, int32_t activation) {
+    const auto with = [&](auto act) {
+        return mlp_with(act, shape, x, norm, first, first_bias, second, second_bias, scale, out);
+    };
+    switch (activation) {
+        case GELU: return with(Gelu<E>{});
+        case GELU_TANH: return with(SigmoidGelu{1.5957691216f, 1.5957691216f * 0.044715f});  // 1 + tanh(u) = 2 σ(2 u)
+        case QUICK_GELU: return with(SigmoidGelu{1.702f, 0.0f});
+        default: return MISFIT;
+    }
+}
+
 KERNEL(
     mlp,
     (Shape shape, AnyTokens x, AnyNorm norm, AnyTokens first, AnyNumbers first_bias, AnyTokens second,
-     AnyNumbers second_bias, AnyNumbers scale, AnyTokens out),
-    (shape, x, norm, first, first_bias, second, second_bias, scale, out))
+     AnyNumbers second_bias, AnyNumbers scale, AnyTokens out, int32_t activation),
+    (shape, x, norm, first, first_bias, second, second_bias, scale, out, activation))

@@ -1,0 +1,85 @@
+"""The first half of other libraries' blocks in few steps: what it asks of an attention layer, its own or converted.
+
+A library's file (`timm_blocks.py`, …) says what its softmax attention computes between its projections. A converted
+layer says so itself.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from torch import Tensor, nn
+
+from subquad.grid import TokenGrid
+from subquad.inference.halves import NORMS, first_half
+from subquad.models.layers import is_heard
+
+
+class Between(Protocol):
+    """What an attention layer computes between its projections.
+
+    Attributes:
+        projected_by: names of the layers that project tokens, one to queries, keys and values or three; none where that
+            is not all that is done.
+        answered_by: the name of the layer behind it.
+        reads_tokens: whether what lies between reads the layer's tokens, and not only how many there are.
+    """
+
+    @property
+    def projected_by(self) -> tuple[str, ...]: ...
+
+    @property
+    def answered_by(self) -> str: ...
+
+    @property
+    def reads_tokens(self) -> bool: ...
+
+    def grid_under(self, x: Tensor) -> TokenGrid | None:
+        """Where these tokens (b, n, c) stand, if what lies between asks for it."""
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Any = None) -> Tensor:
+        """(b, n, m) of what is projected, of tokens x (b, n, c), and of what the library hands over as positions."""
+
+
+def converted(attn: nn.Module) -> Between | None:
+    """An attention layer that says itself what it computes between its projections, or None."""
+    return cast(Between, attn) if hasattr(type(attn), "between") else None
+
+
+def first_half_of(
+    block: nn.Module,
+    x: Tensor,
+    norm: nn.Module,
+    attn: Any,
+    mixing: Between | None,
+    scale: Tensor | None,
+    positions: Any = None,
+) -> Tensor | None:
+    """Tokens x (b, n, c) behind the first half of a block; None where it is more than that, or would take longer.
+
+    `mixing` says what the layer `attn` computes, None that nobody knows.
+    """
+    if mixing is None or not mixing.projected_by:
+        return None
+    layers = [getattr(attn, name) for name in mixing.projected_by]
+    proj = getattr(attn, mixing.answered_by)
+    # what others make of a projection, low-rank changes for instance, has a class of its own
+    plain = all(type(layer) is nn.Linear for layer in (*layers, proj)) and type(norm) in NORMS
+    if not plain or any(map(is_heard, (norm, attn, *layers, proj))):
+        return None
+    weights = [(layer.weight, layer.bias) for layer in layers]
+    keeps = mixing.reads_tokens
+
+    def between(projected: list[Tensor], tokens: Tensor) -> Tensor:
+        return mixing.between(projected, tokens, positions)
+
+    return first_half(block, x, norm, weights, between, proj, scale, keeps=keeps)
+
+
+def three(projected: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Queries, keys and values (b, n, h·d), of one projection (b, n, 3·h·d) or of three."""
+    return projected[0].chunk(3, dim=-1) if len(projected) == 1 else projected
+
+
+def is_asked_for(*settings: Any) -> bool:
+    """Whether a block is called with more than tokens: a mask, or that attention is causal."""
+    return any(one is not None and one is not False for one in settings)

@@ -1,0 +1,110 @@
+"""Both halves of a block in few steps, of whatever network: what is told apart by names stands with its blocks.
+
+Each function gives what the block's own steps give, or None where no kernel does that.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers import LayerNorm
+from timm.layers.activations import GELU, GELUTanh, QuickGELU
+from torch import Tensor, nn
+
+from subquad.kernels import may_be_replayed, replayed
+from subquad.ops import mlp_branch
+from subquad.ops.branch_at_once import norm_projection, projection_residual
+
+NORMS = nn.LayerNorm, LayerNorm
+"""LayerNorms: PyTorch's, and timm's, which computes the same."""
+
+OF_TIMM: dict[type[nn.Module], str] = {GELU: "gelu", GELUTanh: "gelu_tanh", QuickGELU: "quick_gelu"}
+
+Weights = tuple[Tensor, Tensor | None]
+"""What projects: (m, c), and the bias (m) if there is one."""
+
+
+def first_half(
+    block: nn.Module,
+    x: Tensor,
+    norm: Any,
+    projections: Sequence[Weights],
+    between: Callable[[list[Tensor], Tensor], Tensor],
+    proj: Any,
+    scale: Tensor | None,
+    *,
+    keeps: bool,
+) -> Tensor | None:
+    """Give x + s · (P y + b) of tokens x (b, n, c), y being what lies `between` it and projections of norm(x).
+
+    In fp32 that is faster only where all of the block is one call of the library, and None elsewhere.
+
+    Args:
+        block: whose half it is.
+        x: its tokens.
+        norm: a LayerNorm.
+        projections: of norm(x), one or several.
+        between: gives y (b, n, m) of what is projected and of norm(x), which is x itself unless the half `keeps` it.
+        proj: the layer P.
+        scale: the factors s (c), if there are some.
+        keeps: whether `between` reads norm(x).
+    """
+    if x.dtype != torch.bfloat16 and not may_be_replayed():
+        return None
+    projected = []
+    for place, weights in enumerate(projections):
+        # the last one writes norm(x) behind what it projects
+        step = partial(_projected, norm=norm, weights=weights, keeps=keeps and place == len(projections) - 1)
+        part = replayed(block, f"before {place}", step, x)
+        if part is None:
+            return None
+        projected.append(part)
+    tokens, width = x, projections[-1][0].shape[0]
+    if keeps:
+        projected[-1], tokens = projected[-1][..., :width], projected[-1][..., width:]
+    y = between(projected, tokens)
+    step = partial(projection_residual, weight=proj.weight, bias=proj.bias, scale=scale)
+    answers = replayed(block, "behind", step, x, y)
+    return x + scaled(proj(y), scale) if answers is None else answers
+
+
+def _projected(x: Tensor, norm: Any, weights: Weights, keeps: bool) -> Tensor | None:
+    return norm_projection(x, norm.weight, norm.bias, *weights, eps=norm.eps, keeps=keeps)
+
+
+def second_half(
+    block: nn.Module, x: Tensor, norm: Any, first: Any, second: Any, scale: Tensor | None, *, activation: str
+) -> Tensor:
+    """Give x + s · (W' a(W norm(x) + b) + b') of tokens x (b, n, c), in one step.
+
+    Args:
+        block: whose half it is.
+        x: its tokens.
+        norm: a LayerNorm.
+        first: the layer W, which has a bias.
+        second: the layer W', which has one too.
+        scale: the factors s (c), if there are some.
+        activation: which of those of `subquad.ops.mlp_branch` a is.
+    """
+    weights = norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias
+    y = replayed(block, "second half", lambda x: mlp_branch(x, *weights, scale, activation=activation, eps=norm.eps), x)
+    assert y is not None
+    return y
+
+
+def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    """Tokens (b, n, c) times the factors of their channels, if there are some."""
+    return x if scale is None else x * scale
+
+
+def are_mlp(first: nn.Module, second: nn.Module) -> bool:
+    """Whether two layers are what the second half multiplies by: subclasses may do anything."""
+    return all(type(layer) is nn.Linear and layer.bias is not None for layer in (first, second))
+
+
+def activation_of(act: nn.Module) -> str | None:
+    """What `subquad.ops.mlp_branch` calls this module, PyTorch's or timm's; None where it knows none like it."""
+    if type(act) is nn.GELU:
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(act.approximate)
+    return OF_TIMM.get(type(act))

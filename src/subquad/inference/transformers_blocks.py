@@ -1,0 +1,224 @@
+"""Blocks of transformers' plain vision encoders, whose steps are one step where they can be.
+
+Such a block is of transformers' class before and of a class derived from it afterwards, with the same modules and
+parameters. All of them are of the same parts under other names, so that a family is a row of `PARTS`.
+"""
+
+import functools
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from subquad.inference.foreign_halves import Between, converted, first_half_of, is_asked_for
+from subquad.inference.halves import NORMS, activation_of, are_mlp, second_half
+from subquad.kernels import replayed
+from subquad.models.layers import is_heard
+from subquad.ops import softmax_attention
+from subquad.tracing import refuse_torchscript
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a block's modules are called.
+
+    Attributes:
+        norms: before attention, and before the MLP.
+        attention: the layer.
+        proj: its projection back.
+        mlp: the MLP's first layer, its activation and its second layer.
+        scales: modules whose `lambda1` are the factors of a branch's channels, or none.
+    """
+
+    norms: tuple[str, str]
+    attention: str = "attention"
+    proj: str = "o_proj"
+    mlp: tuple[str, str, str] = ("fc1", "activation_fn", "fc2")
+    scales: tuple[str, str] | None = None
+
+    def are_in(self, block: nn.Module) -> bool:
+        """Whether a block has them: those of other versions may have others."""
+        attn = getattr(block, self.attention, None)
+        wanted = (block, (*self.norms, *(self.scales or ()))), (attn, (*PROJECTED_BY, self.proj))
+        has_all = all(hasattr(module, name) for module, names in wanted for name in names)
+        return has_all and hasattr(block, "mlp")
+
+
+VIT = Parts(norms=("layernorm_before", "layernorm_after"))
+CLIP = Parts(norms=("layer_norm1", "layer_norm2"), attention="self_attn", proj="out_proj")
+DINOV2 = Parts(norms=("norm1", "norm2"), scales=("layer_scale1", "layer_scale2"))
+DINOV3 = Parts(("norm1", "norm2"), mlp=("up_proj", "act_fn", "down_proj"), scales=("layer_scale1", "layer_scale2"))
+
+PARTS = {
+    f"transformers.models.{name}.modeling_{name}.{cls}": parts
+    for name, cls, parts in (
+        ("vit", "ViTLayer", VIT),
+        ("deit", "DeiTLayer", VIT),
+        ("ijepa", "IJepaLayer", VIT),
+        ("vit_msn", "ViTMSNLayer", VIT),
+        ("dinov2", "Dinov2Layer", DINOV2),
+        ("dinov2_with_registers", "Dinov2WithRegistersLayer", DINOV2),
+        ("dinov3_vit", "DINOv3ViTLayer", DINOV3),
+        ("siglip", "SiglipEncoderLayer", CLIP),
+        ("clip", "CLIPEncoderLayer", CLIP),
+        ("metaclip_2", "MetaClip2EncoderLayer", CLIP),
+        ("altclip", "AltCLIPEncoderLayer", CLIP),
+        ("chinese_clip", "ChineseCLIPVisionLayer", CLIP),
+        ("clipseg", "CLIPSegEncoderLayer", CLIP),
+        ("owlvit", "OwlViTEncoderLayer", CLIP),
+    )
+}
+"""By the full names of their classes."""
+
+PROJECTED_BY = "q_proj", "k_proj", "v_proj"
+PREFIX = "Fused"
+
+ACTIVATIONS = {
+    f"transformers.activations.{cls}": name
+    for cls, name in (
+        ("GELUActivation", "gelu"),
+        ("GELUTanh", "gelu_tanh"),
+        ("PytorchGELUTanh", "gelu_tanh"),  # in earlier versions
+        ("QuickGELUActivation", "quick_gelu"),
+    )
+}
+"""By the full names of their classes."""
+
+
+def fuse_all(model: nn.Module) -> None:
+    """Let all blocks of these classes be of few steps; those of classes derived from them stay as they are."""
+    for module in model.modules():
+        name = full_name(type(module))
+        if name in PARTS and PARTS[name].are_in(module):
+            module.__class__ = fused(name)
+
+
+def full_name(cls: type) -> str:
+    """Where a class is defined, and what it is called there."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+class FusedLayer(nn.Module):
+    """A block in evaluation; training, masks and causal attention are as they were.
+
+    Attributes:
+        parts: what its modules are called.
+        home: the module of transformers that defines what it was.
+    """
+
+    parts: Parts
+    home: str
+
+    __prepare_scriptable__ = refuse_torchscript
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        settings = dict(kwargs)
+        positions = settings.pop("position_embeddings", None)
+        if self.training or is_asked_for(*args, *settings.values()):
+            return super().forward(hidden_states, *args, **kwargs)
+        x, mixing = hidden_states.contiguous(), self._mixing()
+        grid = None if mixing is None else mixing.grid_under(x)
+        if positions is not None or (grid is not None and grid.whole is not grid):
+            return self._steps(x, positions)
+        y = replayed(self, "block", self._steps, x, settings=grid)
+        assert y is not None
+        return y
+
+    def _steps(self, x: Tensor, positions: Any = None) -> Tensor:
+        attn, mlp = getattr(self, self.parts.attention), self.get_submodule("mlp")
+        norms = [getattr(self, name) for name in self.parts.norms]
+        scales = [getattr(self, name) for name in self.parts.scales or ()] or [None, None]
+        y = None
+        if self._are_factors(scales[0]):
+            y = first_half_of(self, x, norms[0], attn, self._mixing(), factors(scales[0]), positions)
+        if y is None:
+            given = {} if positions is None else {"position_embeddings": positions}
+            y = x + through(scales[0], attn(norms[0](x), attention_mask=None, **given)[0])
+        if self._are_factors(scales[1]) and self._is_plain_mlp(norms[1]):
+            first, act, second = (getattr(mlp, name) for name in self.parts.mlp)
+            named = str(of_transformers(act))
+            return second_half(self, y, norms[1], first, second, factors(scales[1]), activation=named)
+        return y + through(scales[1], mlp(norms[1](y)))
+
+    def _mixing(self) -> Between | None:
+        attn = getattr(self, self.parts.attention)
+        return converted(attn) or (TransformersSoftmax(attn, self.parts.proj) if self._is_softmax(attn) else None)
+
+    def _is_of_home(self, module: nn.Module) -> bool:
+        return type(module).__module__ == self.home
+
+    def _is_softmax(self, attn: Any) -> bool:
+        # other implementations are chosen, or written, by whoever wants what they do
+        chosen = attn.config._attn_implementation if self._is_of_home(attn) else None
+        return chosen in ("eager", "sdpa") and not attn.is_causal
+
+    def _are_factors(self, scale: nn.Module | None) -> bool:
+        return scale is None or (self._is_of_home(scale) and not is_heard(scale))
+
+    def _is_plain_mlp(self, norm: nn.Module) -> bool:
+        mlp: Any = self.get_submodule("mlp")
+        # one with a gate has others
+        modules: list[Any] = [getattr(mlp, name, None) for name in self.parts.mlp]
+        first, act, second = modules
+        plain = (
+            self._is_of_home(mlp)
+            and type(norm) in NORMS
+            and are_mlp(first, second)
+            and of_transformers(act) is not None
+        )
+        return plain and not any(map(is_heard, (norm, mlp, *modules)))
+
+
+def factors(scale: Any) -> Tensor | None:
+    """Those of a branch's channels, if it has some."""
+    return None if scale is None else scale.lambda1
+
+
+def through(scale: nn.Module | None, x: Tensor) -> Tensor:
+    """Tokens behind a module, if there is one."""
+    return x if scale is None else scale(x)
+
+
+def of_transformers(act: nn.Module) -> str | None:
+    """What `subquad.ops.mlp_branch` calls an activation, PyTorch's or transformers'; None where it knows none."""
+    return activation_of(act) or ACTIVATIONS.get(full_name(type(act)))
+
+
+class TransformersSoftmax:
+    """Between the projections of transformers' attention; positions are its cosines and sines."""
+
+    projected_by = PROJECTED_BY
+    reads_tokens = False
+
+    def __init__(self, attn: Any, answered_by: str) -> None:
+        self.attn, self.answered_by = attn, answered_by
+
+    def grid_under(self, x: Tensor) -> None:
+        """Nothing asks for it."""
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Any = None) -> Tensor:
+        """(b, n, h·d)."""
+        q, k, v = (part.unflatten(-1, (-1, self.attn.head_dim)).transpose(1, 2) for part in projected)
+        if positions is not None:
+            q, k = sys.modules[type(self.attn).__module__].apply_rotary_pos_emb(q, k, *positions)
+        return softmax_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+@functools.cache
+def fused(full: str) -> type[nn.Module]:
+    """The class of blocks of few steps that is derived from the one of this full name."""
+    home, _, name = full.rpartition(".")
+    cls = getattr(importlib.import_module(home), name)
+    contents = {"parts": PARTS[full], "home": home, "__module__": __name__, "__doc__": cls.__doc__}
+    return type(f"{PREFIX}{name}", (FusedLayer, cls), contents)
+
+
+def __getattr__(name: str) -> type[nn.Module]:
+    """The class of this name, which pickles ask for."""
+    for full in PARTS:
+        if name == PREFIX + full.rpartition(".")[2]:
+            return fused(full)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,234 @@
+"""`subquad.optimize` of transformers' plain vision encoders, as they are and converted."""
+
+import importlib
+import pickle
+from copy import deepcopy
+
+import pytest
+import torch
+
+import subquad
+from subquad.inference.transformers_blocks import PARTS, PREFIX, full_name
+from subquad.kernels import replaying, unavailable
+
+NATIVE = unavailable("native") is None
+SIZES = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 100,
+    "image_size": 24,
+    "patch_size": 4,
+}
+MODELS = ["ViT", "Dinov2WithRegisters", "DINOv3ViT", "SiglipVision", "CLIPVision"]
+ALL = [None, "softmax", "linear", "inline", "agent", "mlla"]
+
+
+def scattered(model):
+    """The same module with random numbers in every parameter, in evaluation."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim == 1 else 0.15)
+    return model.eval()
+
+
+def network(kind="ViT", name=None, **settings):
+    """A tiny encoder of a kind, whose attention is another's."""
+    transformers = pytest.importorskip("transformers", "5.1")
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**SIZES | settings))
+    if name is not None:
+        subquad.convert(model, name, in_place=True)
+    return scattered(model)
+
+
+def layer(full):
+    """A block of the class of this full name, of the configuration that its class asks for."""
+    pytest.importorskip("transformers", "5.1")
+    home, _, cls = full.rpartition(".")
+    module = importlib.import_module(home)
+    configs = [name for name in vars(module) if name.endswith("Config")]
+    # those that read texts too have a part for images
+    config = next((name for name in configs if name.endswith("VisionConfig")), configs[0])
+    torch.manual_seed(0)
+    settings = getattr(module, config)(**SIZES)
+    settings._attn_implementation = "sdpa"
+    return scattered(getattr(module, cls)(settings))
+
+
+def answer(model, x):
+    return model(x).last_hidden_state
+
+
+def error(x, wanted):
+    return float((x.float() - wanted).norm() / wanted.norm())
+
+
+def turns(n, width=24):
+    angles = torch.randn(n, width // 2).repeat(1, 2)
+    return angles.cos(), angles.sin()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("full", PARTS)
+def test_every_row_is_what_transformers_has(full):
+    plain = layer(full)
+    fast = subquad.optimize(deepcopy(plain))
+    assert type(fast).__name__ == PREFIX + type(plain).__name__
+    for x in [torch.randn(2, 36, 48), torch.randn(1, 20, 48)] * 2:
+        given = {"position_embeddings": turns(x.shape[1] - 2)} if "dinov3" in full else {}
+        assert 0 < error(fast(x, attention_mask=None, **given), plain(x, attention_mask=None, **given)) < 1e-6
+    if NATIVE and not given:
+        assert all(kept is not None for kept in replaying._FOUND[fast]["block"].tapes.values())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("kind", MODELS)
+def test_an_optimized_network_gives_what_it_gave(kind, name):
+    model = network(kind, name)
+    fast, keys = subquad.optimize(deepcopy(model)), list(model.state_dict())
+    half, rounded = subquad.optimize(deepcopy(model), torch.bfloat16), deepcopy(model).bfloat16()
+    for shape in [(2, 3, 24, 24), (1, 3, 24, 24)] * 3:
+        x = torch.randn(shape)
+        wanted = answer(model, x)
+        assert error(answer(fast, x), wanted) < 1e-5
+        lost = error(answer(rounded, x.bfloat16()), wanted)
+        assert error(answer(half, x.bfloat16()), wanted) < 1.5 * lost
+    assert list(fast.state_dict()) == keys
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [None, "inline"])
+def test_networks_for_any_size(name):
+    model = network("Dinov2", name)
+    fast = subquad.optimize(deepcopy(model))
+    for shape in [(1, 3, 24, 24), (1, 3, 32, 20)] * 3:
+        x = torch.randn(shape)
+        assert error(answer(fast, x), answer(model, x)) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "settings",
+    [{"use_swiglu_ffn": True}, {"hidden_act": "relu"}, {"qkv_bias": False}, {"attn_implementation": "eager"}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_what_blocks_have_beside_is_kept(settings):
+    model = network("Dinov2", **settings)
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 0.03)):
+        fast, x = subquad.optimize(deepcopy(model), dtype), torch.randn(2, 3, 24, 24)
+        assert all(error(answer(fast, x.to(dtype)), answer(model, x)) < tolerance for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["layernorm_before", "attention", "attention.q_proj", "attention.v_proj", "attention.o_proj", "mlp", "mlp.fc1"],
+)
+@pytest.mark.parametrize("name", [None, "linear"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_who_listens_hears_every_step(name, place, dtype):
+    fast, x = subquad.optimize(network("ViT", name), dtype), torch.randn(1, 3, 24, 24).to(dtype)
+    fast(x)
+    heard = []
+    fast.get_submodule(f"layers.1.{place}").register_forward_hook(lambda *args: heard.append(place))
+    fast(x)
+    assert heard == [place]
+
+
+class Adapted(torch.nn.Linear):
+    """What others make of a projection."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("place", ["attention.k_proj", "attention.o_proj", "mlp.fc2"])
+@pytest.mark.parametrize("name", [None, "linear"])
+def test_layers_of_other_classes_are_called(name, place):
+    model, x = network("ViT", name), torch.randn(2, 3, 24, 24)
+    for block in model.layers:
+        block.get_submodule(place).__class__ = Adapted
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
+        fast = subquad.optimize(deepcopy(model), dtype)
+        assert error(answer(fast, x.to(dtype)), answer(model, x)) < tolerance
+
+
+@torch.no_grad()
+def test_masks_and_causal_attention_are_seen():
+    plain = layer("transformers.models.clip.modeling_clip.CLIPEncoderLayer")
+    fast, x = subquad.optimize(deepcopy(plain)), torch.randn(2, 9, 48)
+    mask = torch.zeros(2, 1, 9, 9).masked_fill(torch.rand(2, 1, 9, 9) < 0.3, float("-inf"))
+    mask.diagonal(dim1=-2, dim2=-1).zero_()
+    for given in ({"attention_mask": mask}, {"attention_mask": None, "is_causal": True}):
+        wanted = plain(x, **given)
+        assert error(wanted, plain(x, None)) > 1e-3
+        assert error(fast(x, **given), wanted) < 1e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["ViT", "Dinov2"])
+def test_hidden_states_and_attention_maps_are_given(kind):
+    model = network(kind, attn_implementation="eager")
+    fast, x = subquad.optimize(deepcopy(model)), torch.randn(2, 3, 24, 24)
+    fast(x)
+    asked = {"output_hidden_states": True, "output_attentions": True}
+    wanted, given = model(x, **asked), fast(x, **asked)
+    for one, other in ((wanted.hidden_states, given.hidden_states), (wanted.attentions, given.attentions)):
+        assert len(one) == len(other) > 1
+        assert all(error(x, y) < 1e-5 for x, y in zip(other, one, strict=True))
+    assert error(answer(fast, x), answer(model, x)) < 1e-5
+
+
+def test_training_goes_the_single_steps():
+    model = network("ViT", hidden_dropout_prob=0.3)
+    fast = subquad.optimize(deepcopy(model)).train().requires_grad_(True)
+    model.train()
+    x, answers = torch.randn(2, 3, 24, 24), []
+    for each in (model, fast):
+        torch.manual_seed(1)
+        answers.append(answer(each, x))
+        answers[-1].square().sum().backward()
+    assert torch.equal(*answers)
+    assert torch.equal(model.layers[0].attention.q_proj.weight.grad, fast.layers[0].attention.q_proj.weight.grad)
+
+
+@torch.no_grad()
+def test_it_is_copied_pickled_and_saved_and_its_weights_are_changed_in_place(tmp_path):
+    fast, x = subquad.optimize(network()), torch.randn(1, 3, 24, 24)
+    wanted = answer(fast, x)
+    for other in (deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert torch.equal(answer(other, x), wanted)
+    fast.save_pretrained(tmp_path)
+    assert error(answer(type(fast).from_pretrained(tmp_path), x), wanted) < 1e-6
+    fast.load_state_dict({name: value + 0.1 for name, value in fast.state_dict().items()})
+    assert error(answer(fast, x), answer(deepcopy(fast).train(), x)) < 1e-5
+
+
+@torch.no_grad()
+def test_it_is_converted_after_and_put_back():
+    model, x = network("Dinov2"), torch.randn(1, 3, 24, 24)
+    wanted = answer(model, x)
+    converted = subquad.convert(subquad.optimize(deepcopy(model)), "linear", in_place=True)
+    first = answer(subquad.convert(deepcopy(model), "linear", in_place=True), x)
+    assert error(answer(converted, x), first) < 1e-5
+    assert error(answer(subquad.restore(converted), x), wanted) < 1e-5
+
+
+def test_classes_that_derive_from_theirs_stay():
+    plain = layer(next(iter(PARTS)))
+
+    class Own(type(plain)):
+        pass
+
+    plain.__class__ = Own
+    assert type(subquad.optimize(plain)) is Own
+    assert full_name(Own) not in PARTS
+
+
+@torch.no_grad()
+def test_it_is_exported():
+    fast, x = subquad.optimize(network("ViT", "linear")), torch.randn(2, 3, 24, 24)
+    program = torch.export.export(fast, (x,))
+    assert error(program.module()(x).last_hidden_state, answer(fast, x)) < 1e-5
