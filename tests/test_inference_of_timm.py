@@ -2,6 +2,7 @@
 
 import pickle
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import timm
@@ -73,7 +74,10 @@ def test_blocks_that_are_kernels_alone_are_one_call(name, dtype):
 @pytest.mark.parametrize(
     "settings",
     [
-        *({"act_layer": name} for name in ("gelu_tanh", "quick_gelu", "relu")),
+        *(
+            {"act_layer": name}
+            for name in ("gelu_tanh", "quick_gelu", "relu", partial(torch.nn.GELU, approximate="tanh"))
+        ),
         *(
             {"qk_norm": True},
             {"init_values": None},

@@ -227,6 +227,12 @@ def test_classes_that_derive_from_theirs_stay():
     assert full_name(Own) not in PARTS
 
 
+def test_layers_of_other_parts_stay():
+    plain = layer(next(iter(PARTS)))
+    plain.attention = torch.nn.Identity()
+    assert type(subquad.optimize(deepcopy(plain))) is type(plain)
+
+
 @torch.no_grad()
 def test_it_is_exported():
     fast, x = subquad.optimize(network("ViT", "linear")), torch.randn(2, 3, 24, 24)

@@ -253,6 +253,24 @@ def test_what_lies_around_a_mechanism_at_any_length(tokens, width, rows, keeps, 
     assert_close(answers.double(), x + y @ back.mT + more, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 7], indirect=True)
+@pytest.mark.parametrize("tokens", [1, 16, 17, 49, 100, 197, 321])
+def test_tokens_that_threads_share_by_channels(tokens, threads):
+    width, rows = 131, 530  # wide enough that it is worth it, and no multiple of anything
+    draw = partial(torch.randn, dtype=torch.float64)
+    x, norm, bias = draw(1, tokens, width), 1 + 0.1 * draw(width), draw(width)
+    first, second = draw(rows, width) / width**0.5, draw(width, rows) / rows**0.5
+    tensors = x, norm, bias, first, draw(rows), second, draw(width), draw(width)
+    expected = ops.mlp_branch(*tensors, backend="eager")
+    y = draw(1, tokens, rows)
+    projected = x + tensors[-1] * (y @ second.mT + tensors[-2])
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
+        low = [one.to(dtype) for one in tensors]
+        answers = projection_residual(low[0], y.to(dtype), low[5], low[6], low[7])
+        assert_close(answers.double(), projected, rtol=tolerance, atol=tolerance)
+        assert_close(ops.mlp_branch(*low, backend="native").double(), expected, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize("grid", [TokenGrid(1, 1), TokenGrid(5, 3, 2), TokenGrid(14, 14)], ids=str)
 def test_blocks_of_any_size(grid, threads):

@@ -40,7 +40,7 @@ Answer norm_projection_of(
     parallel(shape.threads, [&](int me, int all) {
         turn_panels(weights, all_rows, depth, me, all, panels.data());
         NormedTokens<E> around{c};
-        even_pieces(shape.queries, me, all, [&](const Piece& piece) {
+        even_pieces<R>(shape.queries, me, all, [&](const Piece& piece) {
             const Matrix<P> tokens = around.left_of(x, piece, norm);
             for (int64_t from = 0; from < all_rows; from += part) {
                 const Biased<E> put{out, piece.first, from, all_rows, bias.data};
@@ -72,15 +72,28 @@ Answer projection_residual_of(
     if (weight.count != c || weight.width != m || weight.token != m) return MISFIT;
     Buffer<P> room;
     const Matrix<P> weights = weights_of(weight.data, c, m, room);
+    const int64_t alone = for_each_thread(shape.queries, c * m * W, shape.threads), depth = deep<P>(m);
+    Buffer<float> shared(alone < shape.queries ? c * T : 0);
     parallel(shape.threads, [&](int me, int all) {
         NormedTokens<E> around{c};
         Buffer<float> branch(c * T);
-        Buffer<P> left, turned(deep<P>(m) * T);
-        even_pieces(shape.queries, me, all, [&](const Piece& piece) {
-            const int64_t columns = padded(piece.count), depth = deep<P>(m);
+        Buffer<P> left, turned(depth * T);
+        // some channels of what a piece's tokens are projected to
+        const auto project = [&](const Piece& piece, const Share& rows, float* to) {
+            const int64_t columns = padded(piece.count);
+            const Matrix<P> some{weights.data + rows.from * weights.row, weights.row, 1};
             turn_tokens(lowered(y, piece, m, left), piece.count, depth, columns, turned);
-            multiply(c, columns, depth, weights, turned.data(), columns, {branch.data(), columns});
+            multiply(rows.count, columns, depth, some, turned.data(), columns, {to + rows.from * columns, columns});
+        };
+        even_pieces(alone, me, all, [&](const Piece& piece) {
+            project(piece, {c, 0, 1}, branch.data());
             around.add(branch.data(), x, piece, bias, scale, out);
+        });
+        shared_pieces(alone, shape.queries, [&](const Piece& piece) {
+            project(piece, {c, me, all}, shared.data());
+            barrier();
+            if (me == 0) around.add(shared.data(), x, piece, bias, scale, out);
+            barrier();
         });
     });
     return DONE;

@@ -74,11 +74,15 @@ Answer mlp_with(
     const Matrix<P> inner = weights_of(first.data, hidden, d, first_room);
     const Matrix<P> outer = weights_of(second.data, d, hidden, second_room);
     constexpr int64_t part = 192;  // hidden channels at a time: they stay in the L2 cache; even, as pairs have it
+    Buffer<float> shared_sums;
+    Buffer<P> shared_features;
+    const int64_t alone = for_each_thread(shape.queries, d * hidden * W, shape.threads);
+    if (alone < shape.queries) shared_sums.resize(d * T), shared_features.resize(deep<P>(hidden) * T);
     parallel(shape.threads, [&](int me, int all) {
         NormedTokens<E> around{d};
         Buffer<float> sums(d * T);
         Buffer<P> features(deep<P>(part) * T);
-        even_pieces(shape.queries, me, all, [&](const Piece& piece) {
+        even_pieces(alone, me, all, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
             const P* tokens = around.of(x, piece, norm);
             for (int64_t from = 0; from < hidden; from += part) {
@@ -90,6 +94,22 @@ Answer mlp_with(
                 multiply(d, columns, deep<P>(count), more, features.data(), columns, {sums.data(), columns}, from > 0);
             }
             around.add(sums.data(), x, piece, second_bias, scale, out);
+        });
+        const Share inside{hidden, me, all}, outside{d, me, all};
+        shared_pieces(alone, shape.queries, [&](const Piece& piece) {
+            const int64_t columns = padded(piece.count);
+            const P* tokens = around.of(x, piece, norm);
+            const Matrix<P> weights{inner.data + inside.from * inner.row, inner.row, 1};
+            P* const to = shared_features.data() + deep<P>(inside.from) * columns;
+            const Activated<E, Act> activated{act, first_bias.data + inside.from, to, columns};
+            multiply(inside.count, columns, deep<P>(d), weights, tokens, columns, activated);
+            barrier();
+            const Matrix<P> more{outer.data + outside.from * outer.row, outer.row, 1};
+            const Rows branch{shared_sums.data() + outside.from * columns, columns};
+            multiply(outside.count, columns, deep<P>(hidden), more, shared_features.data(), columns, branch);
+            barrier();
+            if (me == 0) around.add(shared_sums.data(), x, piece, second_bias, scale, out);
+            barrier();
         });
     });
     return DONE;

@@ -293,6 +293,9 @@ struct Product {
     template <int v>
     void columns(int64_t rows, int64_t column) const {
         int64_t row = 0;
+        // few columns leave registers for twice as many rows, which keep the multipliers busy
+        if constexpr (2 * v <= V)
+            for (; row + 2 * R <= rows; row += 2 * R) tile<2 * R, v>(row, column);
         for (; row + R <= rows; row += R) tile<R, v>(row, column);
         last_rows<R - 1, v>(rows - row, row, column);
     }
@@ -305,9 +308,11 @@ void multiply(int64_t rows, int64_t width, int64_t depth, Matrix<P> a, const P* 
     const Product<P, Put> product{depth, a, b, ldb, put};
     int64_t j = 0;
     for (; j + V * W <= width; j += V * W) product.template columns<V>(rows, j);
-    if constexpr (V >= 4)
-        for (; j + 2 * W <= width; j += 2 * W) product.template columns<2>(rows, j);
-    for (; j < width; j += W) product.template columns<1>(rows, j);
+    if constexpr (V == 4) {
+        if (width - j == 3 * W) return product.template columns<3>(rows, j);
+        if (width - j == 2 * W) return product.template columns<2>(rows, j);
+    }
+    if (j < width) product.template columns<1>(rows, j);
 }
 
 // c (rows × width) = [c +] a (rows × depth) b (depth × width)

@@ -128,14 +128,40 @@ void pieces(const Shape& shape, int64_t tokens, int me, int all, Function&& func
     }
 }
 
-// The pieces of thread `me` of `all`, of tokens that are no heads': each thread has as many, to a vector's length, so that
-// few tokens keep all of them busy.
-template <class Function>
+// The pieces of thread `me` of `all`, of tokens that are no heads': each thread has as many, to a multiple of `step`, so that
+// few tokens keep all of them busy; and so has each piece, none of which is narrow then.
+template <int step = W, class Function>
 void even_pieces(int64_t tokens, int me, int all, Function&& function) {
-    const int64_t parts = (tokens + W - 1) / W, behind = std::min(tokens, parts * (me + 1) / all * W);
-    for (int64_t first = parts * me / all * W; first < behind; first += T)
-        function(Piece{0, 0, 0, first, std::min<int64_t>(T, behind - first)});
+    const int64_t parts = (tokens + step - 1) / step, from = parts * me / all, mine = parts * (me + 1) / all - from;
+    const int64_t count = (mine + T / step - 1) / (T / step);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t first = (from + mine * i / count) * step, behind = (from + mine * (i + 1) / count) * step;
+        function(Piece{0, 0, 0, first, std::min(tokens, behind) - first});
+    }
 }
+
+// How many of some tokens, whole vectors of them, are as many for each of `all` threads; the rest is shared by channels,
+// where a vector's `cost` in multiply-adds is worth waiting for each other.
+inline int64_t for_each_thread(int64_t tokens, int64_t cost, int all) {
+    constexpr int64_t worth = 1 << 20;
+    return all == 1 || cost < worth ? tokens : tokens / (W * all) * (W * all);
+}
+
+// The pieces of all tokens from `first` on, which every thread goes through
+template <class Function>
+void shared_pieces(int64_t first, int64_t tokens, Function&& function) {
+    for (; first < tokens; first += T) function(Piece{0, 0, 0, first, std::min<int64_t>(T, tokens - first)});
+}
+
+// Thread `me`'s rows of a product that all threads share: multiples of R, so that those of pairs are even
+struct Share {
+    int64_t from, count;
+    Share(int64_t rows, int me, int all) {
+        const int64_t parts = (rows + R - 1) / R;
+        from = std::min(rows, parts * me / all * R);
+        count = std::min(rows, parts * (me + 1) / all * R) - from;
+    }
+};
 
 // Sums over the keys: `gather(piece, sums)` adds to `size` numbers of its head, on every thread to its own;
 // afterwards, on all threads, `finish(index, rooms)` for each head, where `each_sum` goes through the threads' sums.
