@@ -110,12 +110,19 @@ def test_networks_for_any_size(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "settings",
-    [{"use_swiglu_ffn": True}, {"hidden_act": "relu"}, {"qkv_bias": False}, {"attn_implementation": "eager"}],
-    ids=lambda settings: next(iter(settings)),
+    ("kind", "settings"),
+    [
+        ("Dinov2", {"use_swiglu_ffn": True}),
+        ("Dinov2", {"hidden_act": "relu"}),
+        ("Dinov2", {"qkv_bias": False}),
+        ("Dinov2", {"attn_implementation": "eager"}),
+        ("DINOv3ViT", {"mlp_bias": False}),
+        ("DINOv3ViT", {"use_gated_mlp": True}),
+    ],
+    ids=str,
 )
-def test_what_blocks_have_beside_is_kept(settings):
-    model = network("Dinov2", **settings)
+def test_what_blocks_have_beside_is_kept(kind, settings):
+    model = network(kind, **settings)
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 0.03)):
         fast, x = subquad.optimize(deepcopy(model), dtype), torch.randn(2, 3, 24, 24)
         assert all(error(answer(fast, x.to(dtype)), answer(model, x)) < tolerance for _ in range(2))
