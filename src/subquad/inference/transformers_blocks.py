@@ -159,17 +159,13 @@ class FusedLayer(nn.Module):
         return scale is None or (self._is_of_home(scale) and not is_heard(scale))
 
     def _is_plain_mlp(self, norm: nn.Module) -> bool:
-        mlp: Any = self.get_submodule("mlp")
-        # one with a gate has others
-        modules: list[Any] = [getattr(mlp, name, None) for name in self.parts.mlp]
-        first, act, second = modules
-        plain = (
-            self._is_of_home(mlp)
-            and type(norm) in NORMS
-            and are_mlp(first, second)
-            and of_transformers(act) is not None
-        )
-        return plain and not any(map(is_heard, (norm, mlp, *modules)))
+        mlp, names = self.get_submodule("mlp"), self.parts.mlp
+        modules = dict(mlp.named_children())
+        if modules.keys() != set(names):  # one with a gate has more, or others
+            return False
+        first, act, second = (modules[name] for name in names)
+        plain = self._is_of_home(mlp) and type(norm) in NORMS and are_mlp(first, second)
+        return plain and of_transformers(act) is not None and not any(map(is_heard, (norm, mlp, first, act, second)))
 
 
 def factors(scale: Any) -> Tensor | None:
