@@ -125,7 +125,8 @@ def test_named_data_say_when_they_need_a_folder_or_take_none(tmp_path):
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path):
     (tmp_path / "data.zip").write_bytes(b"PK")
-    assert "neither a folder of images nor an archive" in complaint(str(tmp_path / "data.zip"))
+    said = complaint(str(tmp_path / "data.zip"))
+    assert "neither a folder of images nor an archive" in said and said.endswith("unpack it first")
 
 
 def test_grey_and_transparent_images_come_in_rgb(make_tree):

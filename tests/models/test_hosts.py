@@ -207,6 +207,25 @@ def test_final_features_of_a_plain_network_are_normed_wherever_it_ends(host):
 
 
 @every_host
+@torch.no_grad()
+def test_prefix_tokens_and_dictionaries_as_timm_gives_them(host):
+    model, x = small(host).eval(), torch.randn(2, 3, 64, 64)
+    final, maps = model.forward_intermediates(x)
+    asked = {"return_prefix_tokens": True, "intermediates_only": True}
+    levels = model.forward_intermediates(x, **asked)
+    given = model.forward_intermediates(x, output_dict=True, return_prefix_tokens=True)
+    torch.testing.assert_close((given["image_features"], given["image_intermediates"]), (final, maps))
+    assert ("image_intermediates_prefix" in given) == (model.prefix > 0)
+    if model.prefix:
+        torch.testing.assert_close(levels, list(zip(maps, given["image_intermediates_prefix"], strict=True)))
+        normed = model.forward_intermediates(x, indices=1, norm=True, **asked)[0]
+        torch.testing.assert_close(normed[1], model.forward_features(x)[:, : model.prefix])
+    else:
+        torch.testing.assert_close(levels, maps)
+    assert model.forward_intermediates(x, output_dict=True, intermediates_only=True).keys() == {"image_intermediates"}
+
+
+@every_host
 def test_the_head_is_replaced_on_the_networks_device_and_dtype(host):
     model = small(host).double().eval()
     x = torch.randn(1, 3, 64, 64, dtype=torch.float64)

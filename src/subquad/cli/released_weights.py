@@ -72,7 +72,10 @@ def sources_of(arguments: argparse.Namespace) -> list[str]:
         raise SubquadError("--pretrained is of a network: name it with --model, see `subquad list --pretrained`")
     if not files and not networks:
         named = "--pretrained NAME" if arguments.pretrained is None else "--model NAME --pretrained"
-        raise SubquadError(f"no weights are named: give a run folder or a weight file, or {named}")
+        file = "a run folder or a weight file"
+        # a command that is given images has a flag for it
+        given = f"--checkpoint with {file}" if "images" in vars(arguments) else file
+        raise SubquadError(f"no weights are named: give {given}, or {named}")
     return [*map(str, files), *(f"{PREFIX}{network}" for network in networks)]
 
 

@@ -46,7 +46,8 @@ def read_folder(path: Path, split: str) -> Source:
         path = unpack(path)
     if not path.is_dir():
         if path.is_file():
-            raise SubquadError(f"{path} is neither a folder of images nor an archive (.tar, .tar.gz, .tgz, .tar.xz)")
+            what = f"{path} is neither a folder of images nor an archive (.tar, .tar.gz, .tgz, .tar.xz)"
+            raise SubquadError(f"{what}: unpack it first" if path.suffix.lower() == ".zip" else what)
         raise SubquadError(f"there is no folder {path}")
     folders = {name: folder for name in SPLITS if (folder := split_folder(path, name)) is not None}
     if not folders:

@@ -167,6 +167,9 @@ class Backbone(nn.Module):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        *,
+        return_prefix_tokens: bool = False,
+        output_dict: bool = False,
     ) -> Any:
         """Maps of the levels `indices` (all; the last so many; these), as timm's models give them.
 
@@ -177,23 +180,33 @@ class Backbone(nn.Module):
             stop_early: end with the last level asked for.
             output_fmt: "NCHW", "NHWC", or "NLC" for tokens without prefix.
             intermediates_only: leave out the final features.
+            return_prefix_tokens: with each map its prefix tokens (b, prefix, c), where the network has some.
+            output_dict: give a dictionary.
 
         Returns:
-            The list of maps, or (final features, list of maps).
+            The list of maps, of (map, prefix tokens) with `return_prefix_tokens`; or (final features, that list). Of
+            `output_dict` the same as "image_intermediates", "image_intermediates_prefix" and "image_features".
         """
         taken, last = feature_take_indices(len(self.feature_info), indices)
-        maps, level = [], 0
+        maps, prefixes, level = [], [], 0
         for level, (tokens, grid) in enumerate(self.walk(x)):
             if level in taken:
                 normed = self.norm(tokens) if norm and self._norm_fits(level) else tokens
                 maps.append(_as_map(normed, grid, output_fmt))
+                prefixes.append(normed[:, : grid.prefix])
             if stop_early and level == last:
                 break
-        if intermediates_only:
-            return maps
-        if level == len(self.feature_info) - 1 or self._norm_fits(level):
-            tokens = self.norm(tokens)
-        return self._as_output(tokens, grid), maps
+        has_prefixes = return_prefix_tokens and self.prefix > 0
+        given: dict[str, Any] = {"image_intermediates": maps}
+        if has_prefixes:
+            given["image_intermediates_prefix"] = prefixes
+        if not intermediates_only:
+            ended = level == len(self.feature_info) - 1 or self._norm_fits(level)
+            given["image_features"] = self._as_output(self.norm(tokens) if ended else tokens, grid)
+        if output_dict:
+            return given
+        levels = list(zip(maps, prefixes, strict=True)) if has_prefixes else maps
+        return levels if intermediates_only else (given["image_features"], levels)
 
     def _norm_fits(self, level: int) -> bool:
         return level == len(self.feature_info) - 1
