@@ -107,7 +107,7 @@ class MambaLikeBlock(Block):
         x = self.cpe(x, grid=grid)
         x = x + self.drop_path(self.attn(self.norm1(x), grid=grid, rotation=rotation))
         x = self.cpe2(x, grid=grid)
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        return self.feed_forward(x)
 
 
 class MambaLikeAttention(SelfAttention):
