@@ -183,6 +183,7 @@ BY_THEMSELVES = {
     "convolve_windows": {"height": GRID.height, "width": GRID.width},
     "pool": BINS,
     "pool_gradient": BINS,
+    "mlp": {"activation": "gelu"},
     "map_products": {"size": 3},
     "map_products_gradient": {"size": 3},
     "agent_mixer": {"shape": (2, 5), "bins": (2, 2), "filters": "channel"},
