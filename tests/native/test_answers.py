@@ -186,6 +186,13 @@ def test_activations_over_their_range(name, dtype, backend):
     )
 
 
+@pytest.mark.parametrize("missing", [1, 2, 4, 6])
+def test_an_mlp_without_factors_or_biases_goes_its_steps(missing):
+    numbers = [torch.randn(shape) for shape in ((1, 2, 4), 4, 4, (6, 4), 6, (4, 6), 4)]
+    numbers[missing] = None
+    assert_close(ops.mlp_branch(*numbers), ops.mlp_branch(*numbers, backend="eager"))
+
+
 def test_an_unknown_activation_is_refused():
     numbers = [torch.zeros(shape) for shape in ((1, 2, 4), 4, 4, (6, 4), 6, (4, 6), 4)]
     with pytest.raises(ValueError, match="activation must be one of gelu, gelu_tanh, quick_gelu, not 'relu'"):

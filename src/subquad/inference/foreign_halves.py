@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
-from subquad.inference.halves import NORMS, first_half
+from subquad.inference.halves import first_half, is_norm
 from subquad.models.layers import is_heard
 
 
@@ -63,7 +63,7 @@ def first_half_of(
     layers = [getattr(attn, name) for name in mixing.projected_by]
     proj = getattr(attn, mixing.answered_by)
     # what others make of a projection, low-rank changes for instance, has a class of its own
-    plain = all(type(layer) is nn.Linear for layer in (*layers, proj)) and type(norm) in NORMS
+    plain = all(type(layer) is nn.Linear for layer in (*layers, proj)) and is_norm(norm)
     if not plain or any(map(is_heard, (norm, attn, *layers, proj))):
         return None
     weights = [(layer.weight, layer.bias) for layer in layers]

@@ -98,6 +98,11 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return x if scale is None else x * scale
 
 
+def is_norm(norm: nn.Module) -> bool:
+    """Whether this is a LayerNorm with factors and biases, which the kernels read."""
+    return type(norm) in NORMS and norm.weight is not None and norm.bias is not None
+
+
 def are_mlp(first: nn.Module, second: nn.Module) -> bool:
     """Whether two layers are what the second half multiplies by: subclasses may do anything."""
     return all(type(layer) is nn.Linear and layer.bias is not None for layer in (first, second))

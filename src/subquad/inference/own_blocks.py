@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from subquad import spread
 from subquad.grid import TokenGrid
-from subquad.inference.halves import NORMS, activation_of, are_mlp, first_half, second_half
+from subquad.inference.halves import activation_of, are_mlp, first_half, is_norm, second_half
 from subquad.kernels import replayed
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
 from subquad.models.stages import Stage
@@ -121,7 +121,7 @@ def can_fuse_edges(block: Block) -> bool:
         return False
     # what others make of a projection, low-rank changes for instance, has a class of its own
     plain = type(attn.qkv) in (nn.Linear, PartlyBiased) and type(attn.proj) is nn.Linear
-    plain = plain and type(norm) in NORMS and is_scale(scale)
+    plain = plain and is_norm(norm) and is_scale(scale)
     return plain and not _is_heard(norm, scale, attn, attn.qkv, attn.proj)
 
 
@@ -160,7 +160,7 @@ def can_fuse(block: Any) -> bool:
 def has_plain_mlp(block: Any) -> bool:
     """Whether norm and MLP of a block's second half are those of `subquad.ops.mlp_branch`, and nobody listens."""
     mlp, norm = block.mlp, block.norm2
-    if type(mlp) is not Mlp or type(norm) not in NORMS:
+    if type(mlp) is not Mlp or not is_norm(norm):
         return False
     plain = are_mlp(mlp.fc1, mlp.fc2) and activation_of(mlp.act) is not None and type(mlp.norm) is nn.Identity
     return plain and not _is_heard(norm, mlp, *mlp.children())

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from subquad.inference.foreign_halves import Between, converted, first_half_of, is_asked_for
-from subquad.inference.halves import NORMS, activation_of, are_mlp, second_half
+from subquad.inference.halves import activation_of, are_mlp, is_norm, second_half
 from subquad.kernels import replayed
 from subquad.models.layers import is_heard
 from subquad.ops import softmax_attention
@@ -164,7 +164,7 @@ class FusedLayer(nn.Module):
         if modules.keys() != set(names):  # one with a gate has more, or others
             return False
         first, act, second = (modules[name] for name in names)
-        plain = self._is_of_home(mlp) and type(norm) in NORMS and are_mlp(first, second)
+        plain = self._is_of_home(mlp) and is_norm(norm) and are_mlp(first, second)
         return plain and of_transformers(act) is not None and not any(map(is_heard, (norm, mlp, first, act, second)))
 
 

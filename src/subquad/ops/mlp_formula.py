@@ -50,6 +50,8 @@ def mlp_branch(
     lowered = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
     SHAPES.check(*tensors)
     cannot = "autocast decides on dtypes step by step" if lowered else None
+    if any(one is None for one in tensors[:-1]):
+        cannot = "it has no factors or no biases somewhere"
     return kernels.compute(kernels.mlp, _mlp, tensors, (activation, eps), backend=backend, cannot=cannot)
 
 
