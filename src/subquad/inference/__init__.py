@@ -32,8 +32,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     positions (DINOv3, EVA) each half of a block is a step or a few.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
-    dtype as well, and others are refused (by networks of timm and transformers in PyTorch's words). Raises SubquadError
-    for a dtype that is none of networks.
+    dtype as well, and others are refused (by timm's networks in PyTorch's words; transformers' ViT makes them of it).
+    Raises SubquadError for a dtype that is none of networks.
     """
     if dtype is not None:
         check_computes(dtype)

@@ -139,8 +139,9 @@ class FusedLayer(nn.Module):
             y = x + through(scales[0], attn(norms[0](x), attention_mask=None, **given)[0])
         if self._are_factors(scales[1]) and self._is_plain_mlp(norms[1]):
             first, act, second = (getattr(mlp, name) for name in self.parts.mlp)
-            named = str(of_transformers(act))
-            return second_half(self, y, norms[1], first, second, factors(scales[1]), activation=named)
+            activation = of_transformers(act)
+            assert activation is not None
+            return second_half(self, y, norms[1], first, second, factors(scales[1]), activation=activation)
         return y + through(scales[1], mlp(norms[1](y)))
 
     def _mixing(self) -> Between | None:
