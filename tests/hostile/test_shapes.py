@@ -184,6 +184,8 @@ BY_THEMSELVES = {
     "pool": BINS,
     "pool_gradient": BINS,
     "mlp": {"activation": "gelu"},
+    "norm_projection": {"activation": "nothing"},
+    "map_filter": {"activation": "gelu"},
     "map_products": {"size": 3},
     "map_products_gradient": {"size": 3},
     "agent_mixer": {"shape": (2, 5), "bins": (2, 2), "filters": "channel"},

@@ -10,7 +10,8 @@ from torch import nn
 import subquad
 from subquad import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.layers import Block, ConvPosition, SelfAttention
+from subquad.models.layers import Block, SelfAttention
+from subquad.models.map_layers import ConvPosition
 from subquad.models.pvt import SpatialReductionAttention
 
 

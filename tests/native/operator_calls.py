@@ -89,6 +89,7 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "newton_inverse": _newton,
         "local_branch": _local_branch,
         "depthwise": _depthwise,
+        "map_filter": _map_filter,
         "map_products": _map_products,
         "pool": _pool,
         "convolve_windows": _windows,
@@ -362,6 +363,16 @@ def _depthwise(width):
     return (*tokens_of_heads(width), *_filters(width)), (list(GRID.shape),), _convolved
 
 
+def _map_filter(width):
+    def definition(x, weight, bias):
+        image = torch.nn.functional.conv2d(GRID.to_image(x), weight[:, None], bias, padding=1, groups=len(weight))
+        hidden = x[:, GRID.prefix :] + image.flatten(2).mT
+        return torch.cat([x[:, : GRID.prefix], hidden * (1 + torch.erf(hidden / 2**0.5)) / 2], dim=1)
+
+    weights = draw(width, 3, 3), draw(width)
+    return (draw(2, GRID.num_tokens, width), *weights), (list(GRID.shape), True, "gelu"), definition
+
+
 def _map_products(width):
     def definition(k, v):
         filled = torch.nn.functional.pad(GRID.to_map(k), (1, 1, 1, 1))
@@ -426,11 +437,12 @@ def _linear_branch_answers(width):
 def _norm_projection(width):
     def definition(x, norm_weight, norm_bias, weight, bias):
         normed = _normed(x, norm_weight, norm_bias)
-        return torch.cat([normed @ weight.mT + bias, normed], dim=-1)
+        hidden = normed @ weight.mT + bias
+        return torch.cat([hidden * (1 + torch.erf(hidden / 2**0.5)) / 2, normed], dim=-1)
 
     rows = 12 * width + 5  # more than one part of them
     weights = draw(rows, width) / width**0.5, draw(rows)
-    return (draw(2, 70, width), 1 + 0.1 * draw(width), draw(width), *weights), (1e-6, True), definition
+    return (draw(2, 70, width), 1 + 0.1 * draw(width), draw(width), *weights), (1e-6, True, "gelu"), definition
 
 
 def _projection_residual(width):

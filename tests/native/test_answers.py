@@ -16,6 +16,7 @@ from subquad.models.assembling import settings_of
 from subquad.ops.branch_at_once import (
     linear_branch_answers,
     linear_branch_sums,
+    map_filter,
     norm_projection,
     projection_residual,
 )
@@ -197,6 +198,8 @@ def test_an_unknown_activation_is_refused():
     numbers = [torch.zeros(shape) for shape in ((1, 2, 4), 4, 4, (6, 4), 6, (4, 6), 4)]
     with pytest.raises(ValueError, match="activation must be one of gelu, gelu_tanh, quick_gelu, not 'relu'"):
         ops.mlp_branch(*numbers, activation="relu")
+    with pytest.raises(ValueError, match="activation must be one of gelu, nothing, not 'gelu_tanh'"):
+        norm_projection(*numbers[:5], eps=1e-6, activation="gelu_tanh")
 
 
 def test_what_is_not_a_number_stays_so_and_stays_where_it_is():
@@ -258,6 +261,36 @@ def test_what_lies_around_a_mechanism_at_any_length(tokens, width, rows, keeps, 
     y, back, more = draw(2, tokens, 2 * rows)[..., rows:], draw(width, rows) / rows**0.5, draw(width)
     answers = projection_residual(given[0], y.float(), back.float(), more.float(), None)
     assert_close(answers.double(), x + y @ back.mT + more, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize(("size", "width"), [((1, 1), 5), ((3, 8), 33), ((14, 9), 64), ((2, 40), 20)])
+@pytest.mark.parametrize("side", [3, 5, 11])
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_tokens_that_are_filtered_on_maps_of_any_size(size, width, side, prefix, threads):
+    draw = partial(torch.randn, dtype=torch.float64)
+    # as a convolution makes them: channel by channel
+    image, weight, bias, first = draw(2, width, *size), draw(width, side, side), draw(width), draw(2, prefix, width)
+    x = torch.cat([first, image.flatten(2).mT], dim=1) if prefix else image.flatten(2).mT
+    local = torch.nn.functional.conv2d(image, weight[:, None], padding=side // 2, groups=width).flatten(2).mT
+    for adds, activation, given in ((True, "gelu", bias), (True, "nothing", None), (False, "gelu", None)):
+        behind = local + x[:, prefix:] * adds + (0 if given is None else given)
+        behind = torch.nn.functional.gelu(behind) if activation == "gelu" else behind
+        expected = torch.cat([first * adds, behind], dim=1)
+        given = None if given is None else given.float()
+        got = map_filter(x.float(), weight.float(), given, size, adds=adds, activation=activation)
+        assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("activation", ["gelu", "nothing"])
+def test_projections_behind_an_activation(activation, threads):
+    draw = partial(torch.randn, dtype=torch.float64)
+    x, norm, bias, weight, more = draw(2, 37, 20), 1 + 0.1 * draw(20), draw(20), draw(75, 20) / 20**0.5, draw(75)
+    expected = torch.nn.functional.layer_norm(x, (20,), norm, bias, 1e-6) @ weight.mT + more
+    expected = torch.nn.functional.gelu(expected) if activation == "gelu" else expected
+    given = [one.float() for one in (x, norm, bias, weight, more)]
+    assert_close(norm_projection(*given, eps=1e-6, activation=activation).double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7], indirect=True)

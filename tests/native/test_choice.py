@@ -240,6 +240,7 @@ def test_operations_are_operators_of_torch():
         ),
         kernels.local_branch: (q.clone(), v, None, torch.randn(32, 3, 3), None, [3, 4]),
         kernels.depthwise: (v, torch.randn(32, 3, 3), torch.randn(32), [3, 4]),
+        kernels.map_filter: (torch.randn(2, 12, 8), torch.randn(8, 3, 3), torch.randn(8), [3, 4], True, "gelu"),
         OPERATORS["depthwise_gradient"]: (q, v, torch.randn(32, 3, 3), [3, 4]),
         kernels.map_products: (q, v, 3, [3, 4]),
         OPERATORS["map_products_gradient"]: (torch.randn(1, 9, 32), q, v, 3, [3, 4]),
@@ -260,7 +261,13 @@ def test_operations_are_operators_of_torch():
             *(torch.randn(shape) for shape in ((2, 9, 8), 8, 8, (8, 8), 8, (2, 2, 4, 5), (8, 8), 8)),
             *(None, 9, "relu", 1e-6, 1e-6),
         ),
-        kernels.norm_projection: (*(torch.randn(shape) for shape in ((2, 9, 8), 8, 8, (24, 8))), None, 1e-6, True),
+        kernels.norm_projection: (
+            *(torch.randn(shape) for shape in ((2, 9, 8), 8, 8, (24, 8))),
+            None,
+            1e-6,
+            True,
+            "gelu",
+        ),
         kernels.projection_residual: (*(torch.randn(shape) for shape in ((2, 9, 8), (2, 9, 12), (8, 12), 8)), None),
         kernels.patch_tokens: (
             *(torch.randn(shape) for shape in ((2, 3, 4, 6), (8, 3, 2, 2), 8, (1, 1, 8), (1, 7, 8))),

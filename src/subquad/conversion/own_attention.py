@@ -77,7 +77,7 @@ class OwnGatedAttention(OwnAttention):
         local = getattr(original.inner, "local", None)
         # one of the same kind has its convolution again
         if not self.has("lepe") and isinstance(local, LocalConv) and type(original.inner) is not type(self.inner):
-            self.lepe = convolution_of(local)
+            self.lepe = with_every_filter(local)
 
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:  # type: ignore[override]
         grid.check(x)
@@ -86,16 +86,15 @@ class OwnGatedAttention(OwnAttention):
         parts = {name: self.split(part) for name, part in tokens.items()}
         y = self.mix(parts["q"], parts.get("k", parts["q"]), parts["v"], x, grid=grid, rotation=rotation)
         if self.has("lepe"):
-            y = y + self.through("lepe", grid.to_map(parts["v"])).flatten(2).transpose(1, 2)
+            y = self.lepe(self.split(y), parts["v"], grid=grid, kv_grid=grid).transpose(1, 2).flatten(2)
         g = F.silu(tokens["g"]) if self.has("gate_norm") else tokens["g"]
         return self.through("proj", self.through("gate_norm", y) * g)
 
 
-def convolution_of(local: LocalConv) -> nn.Conv2d:
-    """The local branch of a mechanism as a convolution of its map."""
-    weight, channels = local.for_channels(local.weight), local.num_heads * local.head_dim
-    size = weight.shape[-1]
-    made = nn.Conv2d(channels, channels, size, padding=size // 2, groups=channels, bias=local.bias is not None)
+def with_every_filter(local: LocalConv) -> LocalConv:
+    """The local branch of a mechanism with a filter of its own for each channel."""
+    weight, has_bias = local.weight, local.bias is not None
+    made = LocalConv(local.num_heads, local.head_dim, weight.shape[-1], bias=has_bias)
     made.to(weight).load_state_dict({name: local.for_channels(part) for name, part in local.named_parameters()})
     return made
 

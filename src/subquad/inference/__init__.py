@@ -15,6 +15,7 @@ from subquad.errors import SubquadError, shown
 from subquad.inference import own_blocks
 from subquad.models.backbone import Backbone
 from subquad.models.layers import Block
+from subquad.models.map_layers import PositionConv
 from subquad.models.stages import Stage
 
 OF_TIMM = "timm.models.vision_transformer"
@@ -47,6 +48,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             own_blocks.fuse_embed(module)
         if isinstance(module, Block):
             own_blocks.fuse(module)
+        if isinstance(module, PositionConv):
+            own_blocks.fuse_position(module)
     if OF_TIMM in sys.modules:  # else there is none of its networks, and to import them takes a second
         from subquad.inference import timm_blocks
 

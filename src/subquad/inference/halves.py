@@ -12,9 +12,12 @@ from timm.layers import LayerNorm
 from timm.layers.activations import GELU, GELUTanh, QuickGELU
 from torch import Tensor, nn
 
+from subquad.grid import TokenGrid
 from subquad.kernels import may_be_replayed, replayed
+from subquad.models.layers import is_heard
+from subquad.models.map_layers import PositionConv
 from subquad.ops import mlp_branch
-from subquad.ops.branch_at_once import norm_projection, projection_residual
+from subquad.ops.branch_at_once import map_filter, norm_projection, projection_residual
 
 NORMS = nn.LayerNorm, LayerNorm
 """LayerNorms: PyTorch's, and timm's, which computes the same."""
@@ -93,6 +96,54 @@ def second_half(
     return y
 
 
+def second_half_on_map(
+    block: nn.Module,
+    x: Tensor,
+    norm: Any,
+    first: Any,
+    conv: Any,
+    second: Any,
+    scale: Tensor | None,
+    grid: TokenGrid,
+    *,
+    in_front: bool,
+    behind: bool,
+) -> Tensor | None:
+    """Give what `second_half` does where a depthwise convolution of the map stands between its projections.
+
+    Args:
+        block: whose half it is.
+        x: its tokens.
+        norm: a LayerNorm.
+        first: the layer W.
+        conv: the convolution.
+        second: the layer W'.
+        scale: the factors s (c), if there are some.
+        grid: what tokens stand on.
+        in_front: whether GELU stands in front of the convolution, which is then added to what it reads.
+        behind: whether GELU stands behind it.
+    """
+    weights, acts = (norm.weight, norm.bias, first.weight, first.bias), {True: "gelu", False: "nothing"}
+    step = partial(norm_projection, eps=norm.eps, activation=acts[in_front])
+    hidden = replayed(block, "in front of the map", lambda x: step(x, *weights), x)
+    if hidden is None:
+        return None
+    hidden = filtered(block, hidden, conv, grid, adds=in_front, activation=acts[behind])
+    if hidden is None:
+        return None
+    step = partial(projection_residual, weight=second.weight, bias=second.bias, scale=scale)
+    return replayed(block, "behind the map", step, x, hidden)
+
+
+def filtered(
+    owner: nn.Module, x: Tensor, conv: Any, grid: TokenGrid, *, adds: bool, activation: str = "nothing"
+) -> Tensor | None:
+    """Tokens x (b, n, c) behind a depthwise convolution of their map, and what stands around it: `ops.map_filter`."""
+    weight, shape = conv.weight[:, 0], grid.shape
+    step = partial(map_filter, weight=weight, bias=conv.bias, shape=shape, adds=adds, activation=activation)
+    return replayed(owner, "map", step, x, settings=grid)
+
+
 def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     """Tokens (b, n, c) times the factors of their channels, if there are some."""
     return x if scale is None else x * scale
@@ -101,6 +152,15 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
 def is_norm(norm: nn.Module) -> bool:
     """Whether this is a LayerNorm with factors and biases, which the kernels read."""
     return type(norm) in NORMS and norm.weight is not None and norm.bias is not None
+
+
+def is_depthwise(conv: Any) -> bool:
+    """Whether a convolution gives each channel of a map of its size from that channel alone, with zeros around it."""
+    sides, channels = conv.kernel_size, conv.in_channels
+    own = conv.groups == conv.out_channels == channels and sides[0] == sides[1] and sides[0] % 2 == 1
+    plain = conv.stride == conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+    whole = conv.padding == (sides[0] // 2,) * 2
+    return type(conv) in (nn.Conv2d, PositionConv) and own and plain and whole and not is_heard(conv)
 
 
 def are_mlp(first: nn.Module, second: nn.Module) -> bool:

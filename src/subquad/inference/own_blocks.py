@@ -9,9 +9,19 @@ from torch import Tensor, nn
 
 from subquad import spread
 from subquad.grid import TokenGrid
-from subquad.inference.halves import activation_of, are_mlp, first_half, is_norm, second_half
+from subquad.inference.halves import (
+    activation_of,
+    are_mlp,
+    filtered,
+    first_half,
+    is_depthwise,
+    is_norm,
+    second_half,
+    second_half_on_map,
+)
 from subquad.kernels import replayed
 from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
+from subquad.models.map_layers import MapMlp, PositionConv
 from subquad.models.stages import Stage
 from subquad.models.vit import PatchEmbed
 from subquad.ops.patch_formula import patch_tokens
@@ -29,7 +39,7 @@ def fuse(block: Block) -> None:
     """Let both halves of a block be one step each, or few, where they can be."""
     block.fused_edges = first_edges if can_fuse_edges(block) else None
     block.fused_attention = FIRST_HALF if can_fuse_attention(block) else None
-    block.fused = feed_forward if can_fuse(block) else None
+    block.fused = feed_forward if can_fuse(block) else feed_forward_on_map if can_fuse_on_map(block) else None
     block.again = replayed
 
 
@@ -135,9 +145,29 @@ def can_fuse_attention(block: Block) -> bool:
     return is_branch and not has_norms and not _is_heard(attn.inner)
 
 
-def feed_forward(block: Any, x: Tensor) -> Tensor:
+def fuse_position(position: PositionConv) -> None:
+    """Let a conditional position be one step, where it can be."""
+    position.fused = positioned if is_depthwise(position) else None
+
+
+def positioned(position: PositionConv, x: Tensor, grid: TokenGrid) -> Tensor | None:
+    """Tokens x (b, n, c) with their positions, in one step; None where no kernel does that."""
+    grid.check(x)
+    return filtered(position, x, position, grid, adds=True)
+
+
+def feed_forward(block: Any, x: Tensor, grid: TokenGrid) -> Tensor:
     """What `block.feed_forward` computes of x (b, n, c), in one step."""
     return plain_mlp(block, x, scale_of(block.ls2))
+
+
+def feed_forward_on_map(block: Any, x: Tensor, grid: TokenGrid) -> Tensor | None:
+    """What `block.feed_forward` computes of x (b, n, c), in three steps; None where no kernel does that."""
+    grid.check(x)
+    mlp, scale = block.mlp, scale_of(block.ls2)
+    return second_half_on_map(
+        block, x, block.norm2, mlp.fc1, mlp.dwconv, mlp.fc2, scale, grid, in_front=mlp.in_front, behind=mlp.behind
+    )
 
 
 def plain_mlp(block: Any, x: Tensor, scale: Tensor | None) -> Tensor:
@@ -155,6 +185,15 @@ def is_scale(module: nn.Module) -> bool:
 def can_fuse(block: Any) -> bool:
     """Whether the second half of a block is what `subquad.ops.mlp_branch` computes, with nothing that listens to it."""
     return is_scale(block.ls2) and not is_heard(block.ls2) and has_plain_mlp(block)
+
+
+def can_fuse_on_map(block: Any) -> bool:
+    """Whether the second half of a block is an MLP that sees the map, with nothing that listens to it."""
+    mlp, norm = block.mlp, block.norm2
+    if type(mlp) is not MapMlp or not (is_scale(block.ls2) and is_norm(norm)):
+        return False
+    plain = are_mlp(mlp.fc1, mlp.fc2) and activation_of(mlp.act) == "gelu" and is_depthwise(mlp.dwconv)
+    return plain and not _is_heard(block.ls2, norm, mlp, *mlp.children())
 
 
 def has_plain_mlp(block: Any) -> bool:

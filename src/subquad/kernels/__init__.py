@@ -32,7 +32,7 @@ from subquad.kernels.layer_operators import (
     patch_tokens,
     projection_residual,
 )
-from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, map_products, pool
+from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, map_filter, map_products, pool
 from subquad.kernels.mixer_operators import (
     agent_mixer,
     circulant_mixer,
@@ -96,6 +96,7 @@ __all__ = [
     "linear_sums",
     "local_branch",
     "mala_attention",
+    "map_filter",
     "map_products",
     "may_be_replayed",
     "mhla_answers",

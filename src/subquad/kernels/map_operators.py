@@ -64,6 +64,15 @@ depthwise = operator(
     backward=_depthwise_backward,
 )
 
+# activation([x +] depthwise of x on its map); tokens of the prefix stay where it adds, or are 0
+map_filter = operator(
+    "a depthwise convolution of tokens with what stands around it",
+    "map_filter(Tensor x, Tensor weight, Tensor? bias, int[] shape, bool adds, str activation)",
+    {"x": "b n c", "weight": "c k k", "bias": "c"},
+    lambda x, weight, bias, shape, *rest: 2 * x[0] * x[2] * shape[0] * shape[1] * weight[1] * weight[2],
+    shape=lambda x, *rest: x.new_empty(x.shape),
+)
+
 map_products_gradient = operator(
     "the gradient of products of two maps",
     "map_products_gradient(Tensor grad, Tensor k, Tensor v, int size, int[] shape)",

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from subquad.attention.bricks import LocalConv
 from subquad.attention.sweeps import Streaming, Sweep, streaming_of
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, rows_beside
@@ -62,9 +63,9 @@ class PlainBlock:
         if (steps := self._steps(rows)) is not None:
             y = steps.answers(block, x, states[0][0], rows.whole.num_tokens)
             if y is not None:
-                return block.feed_forward(y)
+                return block.feed_forward(y, rows)
         y = self._swept(self.streaming.answers, states, rows, seen, x).transpose(1, 2).flatten(2)
-        return block.feed_forward(rows.of(seen, x) + block.drop_path(block.ls1(block.attn.proj(y))))
+        return block.feed_forward(rows.of(seen, x) + block.drop_path(block.ls1(block.attn.proj(y))), rows)
 
     def _steps(self, rows: GridRows) -> AttentionSteps | None:
         """What takes the first half in two steps, of a network that is made ready for that: see `subquad.optimize`."""
@@ -188,7 +189,11 @@ def reach_of(module: nn.Module, *, without: nn.Module | None = None) -> int:
     left_out = set() if without is None else set(without.modules())
     reach = 0
     for part in module.modules():
-        if isinstance(part, nn.Conv2d) and part not in left_out:
+        if part in left_out:
+            continue
+        if isinstance(part, LocalConv):
+            reach += part.reach
+        elif isinstance(part, nn.Conv2d):
             padding = part.padding[0] if isinstance(part.padding, tuple) else None
             stride = part.stride[0]
             reach += -(-max(rows_beside(part.kernel_size[0], stride, padding, part.dilation[0])) // stride)

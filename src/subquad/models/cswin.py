@@ -108,7 +108,7 @@ class CrossShapedBlock(Block):
     """A block whose attention sees its input as it was before the norm, too."""
 
     def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:  # type: ignore[override]
-        return self.feed_forward(x + self.drop_path(self.attn(self.norm1(x), x, grid=grid)))
+        return self.feed_forward(x + self.drop_path(self.attn(self.norm1(x), x, grid=grid)), grid)
 
 
 class CrossShapedAttention(nn.Module):

@@ -6,16 +6,14 @@ the map and by rotary positions, so that images of any size go through; every co
 
 from collections.abc import Sequence
 
-from timm.layers import Mlp
 from torch import Tensor, nn
 
-from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
 from subquad.models.convolutions import ConvNorm, Downsample, stem_strides
-from subquad.models.layers import Block, Mechanism, SelfAttention, on_map
+from subquad.models.layers import Block, Mechanism, SelfAttention
+from subquad.models.map_layers import MapMlp
 from subquad.models.stages import BlockPlace, rotary_stages
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
-from subquad.rope import Rotation
 
 
 class HViT3(Backbone):
@@ -87,33 +85,16 @@ class HViT3(Backbone):
 
 
 class ConvMlpBlock(Block):
-    """x + conv(x), then + attention(norm(x)), then + mlp(norm(x)), whose hidden channels see their neighbours."""
+    """x + conv(x), then + attention(norm(x)), then + mlp(norm(x)), whose hidden channels see their neighbours.
+
+    A depthwise 3×3 is added to them behind their GELU, and a second GELU follows.
+    """
 
     def __init__(
         self, dim: int, attn: nn.Module, *, mlp_ratio: float = 4, drop: float = 0, drop_path: float = 0
     ) -> None:
         super().__init__(dim, attn, mlp_ratio=mlp_ratio, drop_path=drop_path, eps=1e-5, cpe=True)
-        self.mlp = ConvMlp(dim, int(dim * mlp_ratio), drop=drop)
-
-    def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
-        assert self.cpe is not None
-        x = self.cpe(x, grid=grid)
-        x = x + self.drop_path(self.attn(self.norm1(x), grid=grid, rotation=rotation))
-        return x + self.drop_path(self.mlp(self.norm2(x), grid=grid))
-
-
-class ConvMlp(Mlp):
-    """A plain MLP; behind its GELU a depthwise 3×3 of the map is added, and a second GELU follows."""
-
-    def __init__(self, dim: int, hidden: int, *, drop: float = 0) -> None:
-        super().__init__(dim, hidden, drop=drop)
-        self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
-
-    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
-        """(b, n, c) to (b, n, c), on a grid without prefix tokens."""
-        hidden = self.act(self.fc1(x))
-        hidden = self.act(hidden + on_map(self.dwconv, hidden, grid))
-        return self.drop2(self.fc2(self.drop1(hidden)))
+        self.mlp = MapMlp(dim, int(dim * mlp_ratio), in_front=True, behind=True, drop=drop)
 
 
 class TokenBatchNorm(nn.BatchNorm1d):

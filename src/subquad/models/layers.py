@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
+from subquad.models.map_layers import ConvPosition, MapMlp
 from subquad.positions import GridTable, start_normal
 from subquad.rope import Rotation
 from subquad.tracing import is_exporting
@@ -173,10 +174,14 @@ class SelfAttention(nn.Module):
         return self.proj(self.mixed(supply, grid, kv_grid))
 
     def mixed(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
-        """What the mechanism makes of its inputs, in front of the output projection: (b, n, h·d)."""
+        """What stands in front of the output projection: (b, n, h·d)."""
+        return self.answers(supply, grid, kv_grid).transpose(1, 2).flatten(2)
+
+    def answers(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
+        """What the mechanism makes of its inputs: (b, h, n, d)."""
         supply = self.between(supply)
-        y = self.inner(**{name: supply[name] for name in self.inner.inputs}, grid=grid, kv_grid=kv_grid)
-        return y.transpose(1, 2).flatten(2)
+        y: Tensor = self.inner(**{name: supply[name] for name in self.inner.inputs}, grid=grid, kv_grid=kv_grid)
+        return y
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new`, a grid of queries, instead of `old`."""
@@ -240,27 +245,6 @@ def all_heads_of(mechanism: nn.Module, dim: int, num_heads: int) -> tuple[int, i
     return count, count * (dim // num_heads)
 
 
-def on_map(convolve: Callable[[Tensor], Tensor], x: Tensor, grid: TokenGrid) -> Tensor:
-    """What a convolution that keeps the map's size makes of tokens (b, n, c), without those of the prefix."""
-    return convolve(grid.to_image(x)).flatten(2).mT
-
-
-class ConvPosition(nn.Module):
-    """A conditional position: x + a depthwise 3×3 of x on its map. CPVT, Chu et al. 2021, arXiv 2102.10882, sec. 3.4.
-
-    Prefix tokens, which have no place on the map, stay as they are. Zeros lie outside of the map, of whatever size.
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-
-    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
-        """(b, n, c) to (b, n, c)."""
-        position = on_map(self.conv, x, grid)
-        return x + (F.pad(position, (0, 0, grid.prefix, 0)) if grid.prefix else position)
-
-
 class AttentionSteps(NamedTuple):
     """What computes the first half of a block in two steps, given by `subquad.inference`; each may give None.
 
@@ -317,11 +301,11 @@ class Block(nn.Module):
         self.mlp = make_mlp(mlp, dim, int(dim * mlp_ratio), drop=drop, eps=eps, act_layer=act_layer)
         self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        # what computes the first half in two steps, or in few around the mechanism, and the second in one, given by
-        # subquad.inference
+        # what computes the first half in two steps, or in few around the mechanism, and the second in one or few, given
+        # by subquad.inference
         self.fused_attention: AttentionSteps | None = None
         self.fused_edges: Callable[[Block, Tensor, TokenGrid, Rotation | None], Tensor | None] | None = None
-        self.fused: Callable[[Block, Tensor], Tensor] | None = None
+        self.fused: Callable[[Block, Tensor, TokenGrid], Tensor | None] | None = None
 
     again: Again | None = None
     """What makes steps again without looking at them anew, given by `subquad.inference`."""
@@ -335,12 +319,20 @@ class Block(nn.Module):
         return y
 
     def _steps(self, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor:
-        x = x if self.cpe is None else self.cpe(x, grid=grid)
+        x = self.in_front(x, grid)
         y = None if self.training else self._attended(x, grid, rotation)
         if y is None:
             turned = {} if rotation is None else {"rotation": rotation}
             y = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, **turned)))
-        return self.feed_forward(y)
+        return self.feed_forward(self.in_between(y, grid), grid)
+
+    def in_front(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        """What goes into the first half: tokens with a position, if the block has one."""
+        return x if self.cpe is None else self.cpe(x, grid=grid)
+
+    def in_between(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        """What goes into the second half, of what comes out of the first."""
+        return x
 
     def _attended(self, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
         """The first half by `fused_attention`, where nothing is turned, or by `fused_edges`; None where neither can."""
@@ -354,11 +346,13 @@ class Block(nn.Module):
                 return y
         return self.fused_edges(self, x, grid, rotation)
 
-    def feed_forward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor, grid: TokenGrid) -> Tensor:
         """The second half: x + mlp(norm(x))."""
-        if self.fused is None or self.training:
-            return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
-        return self.fused(self, x)
+        y = None if self.fused is None or self.training else self.fused(self, x, grid)
+        if y is not None:
+            return y
+        seen = {"grid": grid} if isinstance(self.mlp, MapMlp) else {}
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x), **seen)))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
         # here, as a network that blocks are a part of, a detector say, may know no names but today's

@@ -215,7 +215,7 @@ class ScoreBlock(Block):
         self, x: Tensor, scores: Tensor | None, *, grid: TokenGrid
     ) -> tuple[Tensor, Tensor | None]:
         y, scores = self.attn(self.norm1(x), scores, grid=grid)
-        return self.feed_forward(x + self.drop_path(y)), scores
+        return self.feed_forward(x + self.drop_path(y), grid), scores
 
 
 class AttentionResidual(nn.Module):

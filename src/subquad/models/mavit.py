@@ -8,18 +8,18 @@ convolution that halves a map rounds up.
 from collections.abc import Sequence
 from typing import Any
 
-from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from subquad.attention.bricks import LocalConv
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import Block, Mechanism, SelfAttention, on_map
+from subquad.models.layers import Block, Mechanism, SelfAttention
+from subquad.models.map_layers import MapMlp, PositionConv
 from subquad.models.stages import BlockPlace, rotary_stages
 from subquad.positions import start_normal
 from subquad.ranges import AboveZero, Count, DropRate, Positive, Ratio, checks_arguments
-from subquad.rope import Rotation
 
 STEM_STRIDES = {4: (2, 1, 1, 2), 2: (2, 1, 1, 1), 1: (1, 1, 1, 1)}
 """Of the stem's four convolutions, by the size of a patch: 4 as published, less for small images."""
@@ -150,7 +150,7 @@ class GatedAttention(SelfAttention):
         leaves_gate = "g" not in self.inner.inputs
         # a mechanism may have heads beside the host's
         width = self.proj.in_features
-        self.lepe = nn.Conv2d(width, width, 5, padding=2, groups=width) if leaves_gate else None
+        self.lepe = LocalConv(self.all_heads, dim // num_heads, 5) if leaves_gate else None
         self.gate_norm = nn.LayerNorm(width, eps=1e-5) if leaves_gate and gate == "norm_silu" else None
 
     def projections(self) -> tuple[str, ...]:
@@ -158,18 +158,24 @@ class GatedAttention(SelfAttention):
         asked = super().projections()
         return asked if "g" in asked else (*asked, "g")
 
+    def is_plain_on(self, grid: TokenGrid) -> bool:
+        return True
+
     def mixed(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """What the mechanism makes of its inputs, gated: (b, n, c)."""
-        y = super().mixed(supply, grid, kv_grid)
-        if self.lepe is None:
-            return y
-        v, g = supply["v"], supply["g"].transpose(1, 2).flatten(2)
-        y = y + self.lepe(grid.to_map(v)).flatten(2).transpose(1, 2)
-        return y * g if self.gate_norm is None else self.gate_norm(y) * F.silu(g)
+        y = self.answers(supply, grid, kv_grid)
+        if self.lepe is not None:
+            gate = supply["g"] if self.gate_norm is None else None
+            y = self.lepe(y, supply["v"], gate, grid=grid, kv_grid=kv_grid)
+        y = y.transpose(1, 2).flatten(2)
+        return y if self.gate_norm is None else self.gate_norm(y) * F.silu(supply["g"].transpose(1, 2).flatten(2))
 
 
 class MapBlock(Block):
-    """A block with depthwise convolutions of its tokens on their map, on a grid without prefix tokens."""
+    """A block with depthwise convolutions of its tokens on their map, on a grid without prefix tokens.
+
+    The hidden channels of its MLP, behind the GELU, get one of themselves added.
+    """
 
     def __init__(
         self,
@@ -183,39 +189,15 @@ class MapBlock(Block):
         drop_path: float = 0,
     ) -> None:
         super().__init__(dim, attn, mlp_ratio=mlp_ratio, drop_path=drop_path, init_values=init_values)
-        self.mlp = MapMlp(dim, int(dim * mlp_ratio), drop=drop)
-        self.cpe1 = DepthwiseConv(dim)
-        self.cpe2 = DepthwiseConv(dim) if conv_positions == 2 else None
+        self.mlp = MapMlp(dim, int(dim * mlp_ratio), in_front=True, behind=False, drop=drop)
+        self.cpe1 = PositionConv(dim)
+        self.cpe2 = PositionConv(dim) if conv_positions == 2 else None
 
-    def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
-        x = x + self.cpe1(x, grid=grid)
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), grid=grid, rotation=rotation)))
-        if self.cpe2 is not None:
-            x = x + self.cpe2(x, grid=grid)
-        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x), grid=grid)))
+    def in_front(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        return self.cpe1(x, grid=grid)
 
-
-class DepthwiseConv(nn.Conv2d):
-    """A depthwise 3×3 of tokens (b, n, c) on their map; where it tells tokens apart, a position (arXiv 2102.10882)."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, dim, 3, padding=1, groups=dim)
-
-    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:  # type: ignore[override]
-        return on_map(super().forward, x, grid)
-
-
-class MapMlp(Mlp):
-    """A plain MLP whose hidden channels, behind the GELU, get a depthwise 3×3 of themselves added."""
-
-    def __init__(self, dim: int, hidden: int, *, drop: float = 0) -> None:
-        super().__init__(dim, hidden, drop=drop)
-        self.dwconv = DepthwiseConv(hidden)
-
-    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
-        """(b, n, c) to (b, n, c), on a grid without prefix tokens."""
-        hidden = self.drop1(self.act(self.fc1(x)))
-        return self.drop2(self.fc2(hidden + self.dwconv(hidden, grid=grid)))
+    def in_between(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        return x if self.cpe2 is None else self.cpe2(x, grid=grid)
 
 
 class LastConv(nn.Module):

@@ -17,7 +17,8 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
 from subquad.models.convolutions import ConvNorm, Downsample, stem_strides
-from subquad.models.layers import Block, ConvPosition, Mechanism, SelfAttention, on_map, projected_by
+from subquad.models.layers import Block, Mechanism, SelfAttention, projected_by
+from subquad.models.map_layers import ConvPosition, on_map
 from subquad.models.stages import BlockPlace, rotary_stages
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.rope import Rotation
@@ -102,12 +103,8 @@ class MambaLikeBlock(Block):
         super().__init__(dim, attn, mlp_ratio=mlp_ratio, drop=drop, drop_path=drop_path, eps=1e-5, cpe=True)
         self.cpe2 = ConvPosition(dim)
 
-    def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
-        assert self.cpe is not None
-        x = self.cpe(x, grid=grid)
-        x = x + self.drop_path(self.attn(self.norm1(x), grid=grid, rotation=rotation))
-        x = self.cpe2(x, grid=grid)
-        return self.feed_forward(x)
+    def in_between(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        return self.cpe2(x, grid=grid)
 
 
 class MambaLikeAttention(SelfAttention):

@@ -7,12 +7,11 @@ are reduced as in PVT. Images of any size: every embedding rounds up.
 import math
 from collections.abc import Sequence
 
-from timm.layers import Mlp
-from torch import Tensor, nn
+from torch import nn
 
-from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import Block, Mechanism, on_map
+from subquad.models.layers import Block, Mechanism
+from subquad.models.map_layers import MapMlp
 from subquad.models.pvt import SpatialReductionAttention
 from subquad.models.stages import ConvEmbed, Stage, by_stage, drop_path_rates
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
@@ -97,28 +96,11 @@ class PVTv2(Backbone):
 
 
 class MapBlock(Block):
-    """A block whose MLP sees its tokens on their map."""
+    """A block whose MLP has a depthwise 3×3 of its hidden channels, on their map, in front of the GELU."""
 
     def __init__(self, dim: int, attn: nn.Module, *, mlp_ratio: float, drop: float = 0, drop_path: float = 0) -> None:
         super().__init__(dim, attn, mlp_ratio=mlp_ratio, drop_path=drop_path)
-        self.mlp = DepthwiseMlp(dim, int(dim * mlp_ratio), drop=drop)
-
-    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:  # type: ignore[override]
-        x = x + self.drop_path(self.attn(self.norm1(x), grid=grid))
-        return x + self.drop_path(self.mlp(self.norm2(x), grid=grid))
-
-
-class DepthwiseMlp(Mlp):
-    """A plain MLP with a depthwise 3×3 of its hidden channels, on their map, in front of the GELU."""
-
-    def __init__(self, dim: int, hidden: int, *, drop: float = 0) -> None:
-        super().__init__(dim, hidden, drop=drop)
-        self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
-
-    def forward(self, x: Tensor, *, grid: TokenGrid) -> Tensor:
-        """(b, n, c) to (b, n, c), on a grid without prefix tokens."""
-        hidden = on_map(self.dwconv, self.fc1(x), grid)
-        return self.drop2(self.fc2(self.drop1(self.act(hidden))))
+        self.mlp = MapMlp(dim, int(dim * mlp_ratio), in_front=False, behind=True, drop=drop)
 
 
 def init_convolution(module: nn.Module) -> None:

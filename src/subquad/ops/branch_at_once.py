@@ -15,6 +15,9 @@ from torch import Tensor
 from subquad import kernels, spread
 from subquad.kernels import Operator
 
+ACTIVATIONS = ("gelu", "nothing")
+"""What kernels have behind a projection or a filter."""
+
 
 def linear_branch_sums(
     x: Tensor,
@@ -61,10 +64,27 @@ def norm_projection(
     bias: Tensor | None,
     *,
     eps: float,
-    keeps: bool,
+    keeps: bool = False,
+    activation: str = "nothing",
 ) -> Tensor | None:
-    """W norm(x) + b of tokens x (b, n, c) with W = `weight` (m, c): (b, n, m); and norm(x) behind it, if it `keeps`."""
-    return _computed(kernels.norm_projection, (x, norm_weight, norm_bias, weight, bias), (eps, keeps))
+    """W norm(x) + b of tokens x (b, n, c) with W = `weight` (m, c): (b, n, m); and norm(x) behind it, if it `keeps`.
+
+    What is projected goes through an `activation`: "gelu", or "nothing". Raises ValueError for another.
+    """
+    _check_activation(activation)
+    return _computed(kernels.norm_projection, (x, norm_weight, norm_bias, weight, bias), (eps, keeps, activation))
+
+
+def map_filter(
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, int], *, adds: bool, activation: str = "nothing"
+) -> Tensor | None:
+    """A depthwise convolution, `weight` (c, k, k), of tokens (b, n, c) on their map of `shape`, zeros around it.
+
+    `adds` adds the tokens themselves; what is then there goes through an `activation`, as in `norm_projection`. Tokens
+    in front of the map stay where it adds, and are 0 where it does not.
+    """
+    _check_activation(activation)
+    return _computed(kernels.map_filter, (x, weight, bias), (shape, adds, activation))
 
 
 def projection_residual(
@@ -76,6 +96,11 @@ def projection_residual(
 ) -> Tensor | None:
     """Give x + s · (P y + b) of tokens x (b, n, c) and y (b, n, m) with P = `weight` (c, m)."""
     return _computed(kernels.projection_residual, (x, y, weight, bias, scale), ())
+
+
+def _check_activation(activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
 
 
 def _computed(operator: Operator, tensors: tuple[Tensor | None, ...], settings: tuple[object, ...]) -> Tensor | None:

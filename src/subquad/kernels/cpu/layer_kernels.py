@@ -11,6 +11,7 @@ from torch import Tensor
 from subquad.kernels import layer_operators as operators
 from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
+    ACTIVATIONS,
     Tokens,
     as_it_lies,
     images_of,
@@ -24,9 +25,6 @@ from subquad.kernels.cpu.passing import (
 )
 from subquad.kernels.cpu.states import FEATURES
 from subquad.kernels.declaring import implements
-
-ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2}
-"""What mlp.h knows of."""
 
 
 @implements(operators.mlp, "native")
@@ -111,12 +109,14 @@ def norm_projection(
     bias: Tensor | None,
     eps: float,
     keeps: bool,
+    activation: str,
 ) -> Tensor:
     """See subquad.ops.branch_at_once."""
     out = operators.empty_projection(x, weight, keeps)
     tokens, shape = rows_of(x)
     parameters = norm_of(norm_weight, norm_bias, eps), weight_of(weight.to(x.dtype)), as_it_lies(bias)
-    kernel("norm_projection", x.dtype)(shape, tokens, *parameters, rows_of(out)[0])
+    number = ctypes.c_int32(ACTIVATIONS[activation])
+    kernel("norm_projection", x.dtype)(shape, tokens, *parameters, rows_of(out)[0], number)
     return out
 
 

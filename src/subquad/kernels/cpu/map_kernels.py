@@ -15,6 +15,7 @@ from subquad.errors import SubquadError
 from subquad.kernels import map_operators as operators
 from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
+    ACTIVATIONS,
     as_it_lies,
     long,
     map_of,
@@ -28,7 +29,14 @@ from subquad.kernels.declaring import empty_tokens, implements
 
 
 def _run_branch(
-    out: Tensor, y: Tensor | None, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]
+    out: Tensor,
+    y: Tensor | None,
+    v: Tensor,
+    g: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: list[int],
+    activation: str = "nothing",
 ) -> None:
     kernel("local_branch", out.dtype)(
         shape_of(out, v),
@@ -38,6 +46,7 @@ def _run_branch(
         *long(len(weight) if weight.dim() == 4 else 0),
         as_it_lies(bias),
         ctypes.c_int32(weight.shape[-1]),
+        ctypes.c_int32(ACTIVATIONS[activation]),
     )
 
 
@@ -55,6 +64,15 @@ def depthwise(v: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int]) 
     """Depthwise convolution of the values on their map; 0 for tokens of the prefix."""
     out = empty_tokens(v)
     _run_branch(out, None, v, None, weight, bias, shape)
+    return out
+
+
+@implements(operators.map_filter, "native")
+def map_filter(x: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int], adds: bool, activation: str) -> Tensor:
+    """See subquad.ops.branch_at_once."""
+    # tokens that a convolution made lie channel by channel
+    out, image = x.new_empty(x.shape), x.contiguous()[:, None]
+    _run_branch(out[:, None], image if adds else None, image, None, weight, bias, shape, activation)
     return out
 
 

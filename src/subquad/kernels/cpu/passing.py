@@ -122,6 +122,10 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
     return Shape(b, h, n, k.shape[2], d, torch.get_num_threads())
 
 
+ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "nothing": 3}
+"""What activations.h knows of."""
+
+
 def map_of(x: Tensor, shape: Sequence[int]) -> Map:
     """The map of `shape` that tokens (b, h, n, d) stand on, behind a prefix."""
     height, width = shape

@@ -1,11 +1,14 @@
 // What lies around any mechanism in a block: a norm with the projection behind it, and the projection back with its
 // residual. See ops/branch_at_once.py.
 #pragma once
+#include "activations.h"
 #include "branches.h"
 
-// Where tokens × some channels of a projection go: plus biases, if there are any, to tokens from `first` on
-template <class E>
+// Where tokens × some channels of a projection go: plus biases, if there are any, behind an activation, to tokens from
+// `first` on
+template <class E, class Act>
 struct Biased {
+    Act act;
     const Tokens<E>& out;
     const int64_t first, channel, channels;
     const float* bias;
@@ -16,17 +19,17 @@ struct Biased {
             const vec more = !bias || n <= 0 ? vec{} : n >= W ? load(bias + c) : load(bias + c, n);
             UNROLLED for (int i = 0; i < r; i++) {
                 E* to = out.at(0, 0, first + row + i) + c;
-                if (n >= W) store(to, sums[i][j] + more);
-                else if (n > 0) store(to, sums[i][j] + more, n);
+                if (n >= W) store(to, act(sums[i][j] + more));
+                else if (n > 0) store(to, act(sums[i][j] + more), n);
             }
         }
     }
 };
 
-// out = W norm(x) + b of tokens (1, 1, n, c) and weights (m, c); behind these m channels norm(x), where out has m + c
-template <class E>
-Answer norm_projection_of(
-    Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> weight, const Parameter& bias, Tokens<E> out) {
+// out = act(W norm(x) + b) of tokens (1, 1, n, c) and weights (m, c); behind these m channels norm(x), where out has m + c
+template <class E, class Act>
+Answer norm_projection_with(
+    Act act, Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> weight, const Parameter& bias, Tokens<E> out) {
     typedef Operand<E> P;
     const int64_t c = shape.width, all_rows = weight.count, more = out.width - all_rows;
     if (!fits(shape, shape.queries, x) || !fits(c, norm.weight, norm.bias) || !fits(all_rows, bias)) return MISFIT;
@@ -43,7 +46,7 @@ Answer norm_projection_of(
         even_pieces<R>(shape.queries, me, all, [&](const Piece& piece) {
             const Matrix<P> tokens = around.left_of(x, piece, norm);
             for (int64_t from = 0; from < all_rows; from += part) {
-                const Biased<E> put{out, piece.first, from, all_rows, bias.data};
+                const Biased<E, Act> put{act, out, piece.first, from, all_rows, bias.data};
                 const int64_t columns = padded(std::min(part, all_rows - from));
                 multiply(piece.count, columns, depth, tokens, &panels[from * depth], part, put);
             }
@@ -55,10 +58,18 @@ Answer norm_projection_of(
     return DONE;
 }
 
+template <class E>
+Answer norm_projection_of(
+    Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> weight, const Parameter& bias, Tokens<E> out,
+    int32_t activation) {
+    return with_gelu_or_nothing<E>(
+        activation, [&](auto act) { return norm_projection_with(act, shape, x, norm, weight, bias, out); });
+}
+
 KERNEL(
     norm_projection,
-    (Shape shape, AnyTokens x, AnyNorm norm, AnyTokens weight, AnyNumbers bias, AnyTokens out),
-    (shape, x, norm, weight, bias, out))
+    (Shape shape, AnyTokens x, AnyNorm norm, AnyTokens weight, AnyNumbers bias, AnyTokens out, int32_t activation),
+    (shape, x, norm, weight, bias, out, activation))
 
 // out = x + scale · (W y + b) of tokens x (1, 1, n, c), y (1, 1, n, m) and weights (c, m)
 template <class E>

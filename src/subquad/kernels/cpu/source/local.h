@@ -1,5 +1,6 @@
 // The depthwise branch: see ops/map_formulas.py.
 #pragma once
+#include "activations.h"
 #include "tokens.h"
 
 struct Map {
@@ -10,20 +11,21 @@ inline bool fits(int64_t tokens, const Map& map) {
     return map.height > 0 && map.width > 0 && map.prefix >= 0 && map.height * map.width + map.prefix == tokens;
 }
 
-template <class E>
+template <class E, class Act = Nothing>
 struct Branch {
     Tokens<E> v, y, g, out;
     Map map;
     const float *weight, *bias;  // (taps, channels), (channels)
     int64_t channels;
     int kernel_size;
+    Act act = {};
 };
 
 // `count` channels at c of X places of a row from x on. A value that is loaded serves all of them; with X > 1 all the
 // columns that the taps reach have to be inside the map.
-template <int X, int K, class E>
+template <int X, int K, class E, class Act>
 inline void places(
-    const Branch<E>& it, int64_t b, int64_t h, int64_t row, int64_t x, int64_t c, int64_t channel, int64_t count) {
+    const Branch<E, Act>& it, int64_t b, int64_t h, int64_t row, int64_t x, int64_t c, int64_t channel, int64_t count) {
     const int size = K ? K : it.kernel_size, half = size / 2;
     const bool whole = count >= W;
     const auto read = [&](const auto* p) { return whole ? load(p) : load(p, count); };
@@ -56,13 +58,13 @@ inline void places(
     for (int i = 0; i < X; i++) {
         if (it.g.data) sums[i] *= read(it.g.at(b, h, token + i) + c);
         E* to = it.out.at(b, h, token + i) + c;
-        whole ? store(to, sums[i]) : store(to, sums[i], count);
+        whole ? store(to, it.act(sums[i])) : store(to, it.act(sums[i]), count);
     }
 }
 
 // One line of channels after the other: what a row's places share of it stays in the L1 cache
-template <int K, class E>
-inline void branch_row(const Branch<E>& it, const Shape& shape, int64_t b, int64_t row) {
+template <int K, class E, class Act>
+inline void branch_row(const Branch<E, Act>& it, const Shape& shape, int64_t b, int64_t row) {
     constexpr int X = W == 16 ? 8 : 4, half = K / 2;  // as many sums at a time as keep the multipliers busy
     for (int64_t h = 0; h < shape.heads; h++)
         for (int64_t c = 0; c < shape.width; c += W) {
@@ -78,23 +80,23 @@ inline void branch_row(const Branch<E>& it, const Shape& shape, int64_t b, int64
         }
 }
 
-// out = ([y +] depthwise of v [+ bias]) [· g]. Weights are (taps, h·d) for each image, `weight_batch` numbers apart (0 for
-// the same); tokens of the prefix have no place on the map and get y [· g] or 0.
-template <class E>
+// out = act(([y +] depthwise of v [+ bias]) [· g]). Weights are (taps, h·d) for each image, `weight_batch` numbers apart (0
+// for the same); tokens of the prefix have no place on the map and get y [· g] or 0.
+template <class E, class Act = Nothing>
 Answer add_branch(
     Shape shape, Tokens<E> v, Tokens<E> y, Tokens<E> g, Tokens<E> out, Map map, Numbers weight, int64_t weight_batch,
-    Numbers bias, int32_t kernel_size) {
+    Numbers bias, int32_t kernel_size, Act act = {}) {
     const int64_t channels = shape.heads * shape.width, taps = int64_t(kernel_size) * kernel_size * channels;
     const int64_t kernels = weight_batch ? shape.batch : 1;
     if (!fits(shape, shape.queries, v, y, g, out) || !fits(shape.queries, map) || !fits(taps * kernels, weight)) return MISFIT;
     if (!fits(channels, bias) || kernel_size % 2 == 0 || (weight_batch && weight_batch != taps)) return MISFIT;
-    const Branch<E> it{v, y, g, out, map, weight.data, bias.data, shape.heads * shape.width, kernel_size};
+    const Branch<E, Act> it{v, y, g, out, map, weight.data, bias.data, shape.heads * shape.width, kernel_size, act};
     const auto side_by_side = [&](const Tokens<E>& x) { return !x.data || x.head == shape.width; };
     if (side_by_side(v) && side_by_side(y) && side_by_side(g) && side_by_side(out))
         shape.width *= shape.heads, shape.heads = 1;  // longer lines
     const int64_t rows = map.height + (map.prefix > 0), total = shape.batch * rows;
     parallel(shape.threads, [&](int me, int all) {
-        Branch<E> mine = it;
+        Branch<E, Act> mine = it;
         for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
             const int64_t b = i / rows, row = i % rows - (map.prefix > 0);
             mine.weight = weight.data + b * weight_batch;
@@ -121,7 +123,7 @@ Answer add_branch(
 template <class E>
 Answer local_branch_of(
     Shape shape, Tokens<E> v, Tokens<E> y, Tokens<E> g, Tokens<E> out, Map map, const Parameter& weight, int64_t kernels,
-    const Parameter& bias, int32_t kernel_size) {
+    const Parameter& bias, int32_t kernel_size, int32_t activation) {
     const int64_t channels = shape.heads * shape.width, taps = int64_t(kernel_size) * kernel_size;
     const int64_t count = std::max<int64_t>(kernels, 1) * channels * taps;
     if ((kernels && kernels != shape.batch) || !weight.data || !fits(count, weight)) return MISFIT;
@@ -129,14 +131,17 @@ Answer local_branch_of(
     for (int64_t i = 0; i < count; i += channels * taps)
         turn(weight.data + i, taps, channels, taps, &turned[i], channels);
     const Numbers as_read{turned.data(), count};
-    return add_branch<E>(shape, v, y, g, out, map, as_read, kernels ? channels * taps : 0, bias, kernel_size);
+    const int64_t apart = kernels ? channels * taps : 0;
+    return with_gelu_or_nothing<E>(activation, [&](auto act) {
+        return add_branch<E>(shape, v, y, g, out, map, as_read, apart, bias, kernel_size, act);
+    });
 }
 
 KERNEL(
     local_branch,
     (Shape shape, AnyTokens v, AnyTokens y, AnyTokens g, AnyTokens out, Map map, AnyNumbers weight, int64_t kernels,
-     AnyNumbers bias, int32_t kernel_size),
-    (shape, v, y, g, out, map, weight, kernels, bias, kernel_size))
+     AnyNumbers bias, int32_t kernel_size, int32_t activation),
+    (shape, v, y, g, out, map, weight, kernels, bias, kernel_size, activation))
 
 // The gradient of the weights, (taps, channels) of an image or, with `weight_batch` 0, of all, and of the bias
 template <int K, class E>

@@ -1,44 +1,7 @@
 // The MLP of a block with its norm and its residual: see ops/mlp_formula.py.
 #pragma once
+#include "activations.h"
 #include "branches.h"
-
-// x Φ(x), with 1 - erf = (a₁ t + … + a₅ t⁵) e^(-y²), t = 1 / (1 + p y), within 1.5e-7 (Abramowitz and Stegun 7.1.26)
-inline vec gelu(vec x, float) {
-    const vec size = as_float(as_int(x) & 0x7fffffff), t = 1.0f / (size * (0.3275911f * 0.70710678f) + 1.0f);
-    vec y = fill(1.061405429f);
-    y = y * t - 1.453152027f;
-    y = y * t + 1.421413741f;
-    y = y * t - 0.284496736f;
-    y = y * t + 0.254829592f;
-    y = y * t * 0.5f * falling_exponential(x * x * -0.5f);
-    return x * (x > vec{} ? 1.0f - y : y);
-}
-
-// The same within 7e-5, for what is rounded to bf16: Φ(x) = ½ + x P(x²) up to |x| = 4.5, where it is 0 or 1
-inline vec gelu(vec x, bf16) {
-    const vec y = min(fill(4.5f), max(fill(-4.5f), x)), u = y * y;
-    vec p = fill(3.000004132e-11f);
-    p = p * u - 3.283909668e-09f;
-    p = p * u + 1.580256166e-07f;
-    p = p * u - 4.431682549e-06f;
-    p = p * u + 8.120968737e-05f;
-    p = p * u - 0.001036253128f;
-    p = p * u + 0.009580652867f;
-    p = p * u - 0.0659772688f;
-    p = p * u + 0.3987085731f;
-    return x * (y * p + 0.5f);
-}
-
-// What lies between the products: GELU, and x σ(a x + b x³), which are its other forms
-template <class E>
-struct Gelu {
-    vec operator()(vec x) const { return gelu(x, E{}); }
-};
-struct SigmoidGelu {
-    float linear, cubic;
-    vec operator()(vec x) const { return x * sigmoid(x * (x * x * cubic + linear)); }
-};
-enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU };
 
 // Where hidden channels × tokens go: plus their biases, behind the activation, as the right side of the next product
 template <class E, class Act>
@@ -119,15 +82,9 @@ template <class E>
 Answer mlp_of(
     Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> first, const Parameter& first_bias, Tokens<E> second,
     const Parameter& second_bias, const Parameter& scale, Tokens<E> out, int32_t activation) {
-    const auto with = [&](auto act) {
+    return with_activation<E>(activation, [&](auto act) {
         return mlp_with(act, shape, x, norm, first, first_bias, second, second_bias, scale, out);
-    };
-    switch (activation) {
-        case GELU: return with(Gelu<E>{});
-        case GELU_TANH: return with(SigmoidGelu{1.5957691216f, 1.5957691216f * 0.044715f});  // 1 + tanh(u) = 2 σ(2 u)
-        case QUICK_GELU: return with(SigmoidGelu{1.702f, 0.0f});
-        default: return MISFIT;
-    }
+    });
 }
 
 KERNEL(
