@@ -164,6 +164,8 @@ def test_powers_and_exponentials_over_their_range():
     assert_close(got.double(), ops.linear_attention(*(x.double(),) * 3, feature_map="elu"), rtol=1e-4, atol=1e-5)
 
 
+BEHIND = {"gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu, "nothing": lambda x: x}
+"""What stands behind a projection or a filter, by its name."""
 GELUS = {
     "gelu": lambda x: x * (1 + torch.erf(x / 2**0.5)) / 2,
     "gelu_tanh": lambda x: x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2,
@@ -198,7 +200,7 @@ def test_an_unknown_activation_is_refused():
     numbers = [torch.zeros(shape) for shape in ((1, 2, 4), 4, 4, (6, 4), 6, (4, 6), 4)]
     with pytest.raises(ValueError, match="activation must be one of gelu, gelu_tanh, quick_gelu, not 'relu'"):
         ops.mlp_branch(*numbers, activation="relu")
-    with pytest.raises(ValueError, match="activation must be one of gelu, nothing, not 'gelu_tanh'"):
+    with pytest.raises(ValueError, match="activation must be one of gelu, silu, nothing, not 'gelu_tanh'"):
         norm_projection(*numbers[:5], eps=1e-6, activation="gelu_tanh")
 
 
@@ -273,22 +275,26 @@ def test_tokens_that_are_filtered_on_maps_of_any_size(size, width, side, prefix,
     image, weight, bias, first = draw(2, width, *size), draw(width, side, side), draw(width), draw(2, prefix, width)
     x = torch.cat([first, image.flatten(2).mT], dim=1) if prefix else image.flatten(2).mT
     local = torch.nn.functional.conv2d(image, weight[:, None], padding=side // 2, groups=width).flatten(2).mT
-    for adds, activation, given in ((True, "gelu", bias), (True, "nothing", None), (False, "gelu", None)):
+    for adds, activation, given in (
+        (True, "gelu", bias),
+        (True, "nothing", None),
+        (False, "silu", bias),
+        (False, "gelu", None),
+    ):
         behind = local + x[:, prefix:] * adds + (0 if given is None else given)
-        behind = torch.nn.functional.gelu(behind) if activation == "gelu" else behind
-        expected = torch.cat([first * adds, behind], dim=1)
+        expected = torch.cat([first * adds, BEHIND[activation](behind)], dim=1)
         given = None if given is None else given.float()
         got = map_filter(x.float(), weight.float(), given, size, adds=adds, activation=activation)
         assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
-@pytest.mark.parametrize("activation", ["gelu", "nothing"])
+@pytest.mark.parametrize("activation", ["gelu", "silu", "nothing"])
 def test_projections_behind_an_activation(activation, threads):
     draw = partial(torch.randn, dtype=torch.float64)
     x, norm, bias, weight, more = draw(2, 37, 20), 1 + 0.1 * draw(20), draw(20), draw(75, 20) / 20**0.5, draw(75)
     expected = torch.nn.functional.layer_norm(x, (20,), norm, bias, 1e-6) @ weight.mT + more
-    expected = torch.nn.functional.gelu(expected) if activation == "gelu" else expected
+    expected = BEHIND[activation](expected)
     given = [one.float() for one in (x, norm, bias, weight, more)]
     assert_close(norm_projection(*given, eps=1e-6, activation=activation).double(), expected, rtol=1e-4, atol=1e-4)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from subquad.errors import SubquadError, shown
-from subquad.inference import own_blocks
+from subquad.inference import mlla_blocks, own_blocks
 from subquad.models.backbone import Backbone
 from subquad.models.layers import Block
 from subquad.models.map_layers import PositionConv
@@ -48,6 +48,7 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             own_blocks.fuse_embed(module)
         if isinstance(module, Block):
             own_blocks.fuse(module)
+            mlla_blocks.fuse(module)
         if isinstance(module, PositionConv):
             own_blocks.fuse_position(module)
     if OF_TIMM in sys.modules:  # else there is none of its networks, and to import them takes a second

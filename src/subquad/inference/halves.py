@@ -123,25 +123,21 @@ def second_half_on_map(
         in_front: whether GELU stands in front of the convolution, which is then added to what it reads.
         behind: whether GELU stands behind it.
     """
-    weights, acts = (norm.weight, norm.bias, first.weight, first.bias), {True: "gelu", False: "nothing"}
-    step = partial(norm_projection, eps=norm.eps, activation=acts[in_front])
-    hidden = replayed(block, "in front of the map", lambda x: step(x, *weights), x)
-    if hidden is None:
-        return None
-    hidden = filtered(block, hidden, conv, grid, adds=in_front, activation=acts[behind])
-    if hidden is None:
-        return None
-    step = partial(projection_residual, weight=second.weight, bias=second.bias, scale=scale)
-    return replayed(block, "behind the map", step, x, hidden)
+    acts = {True: "gelu", False: "nothing"}
+
+    def half(x: Tensor) -> Tensor | None:
+        weights = norm.weight, norm.bias, first.weight, first.bias
+        hidden = norm_projection(x, *weights, eps=norm.eps, activation=acts[in_front])
+        if hidden is not None:
+            hidden = filtered(hidden, conv, grid, adds=in_front, activation=acts[behind])
+        return None if hidden is None else projection_residual(x, hidden, second.weight, second.bias, scale)
+
+    return replayed(block, "second half", half, x, settings=grid)
 
 
-def filtered(
-    owner: nn.Module, x: Tensor, conv: Any, grid: TokenGrid, *, adds: bool, activation: str = "nothing"
-) -> Tensor | None:
+def filtered(x: Tensor, conv: Any, grid: TokenGrid, *, adds: bool, activation: str = "nothing") -> Tensor | None:
     """Tokens x (b, n, c) behind a depthwise convolution of their map, and what stands around it: `ops.map_filter`."""
-    weight, shape = conv.weight[:, 0], grid.shape
-    step = partial(map_filter, weight=weight, bias=conv.bias, shape=shape, adds=adds, activation=activation)
-    return replayed(owner, "map", step, x, settings=grid)
+    return map_filter(x, conv.weight[:, 0], conv.bias, grid.shape, adds=adds, activation=activation)
 
 
 def scaled(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -153,7 +153,7 @@ def fuse_position(position: PositionConv) -> None:
 def positioned(position: PositionConv, x: Tensor, grid: TokenGrid) -> Tensor | None:
     """Tokens x (b, n, c) with their positions, in one step; None where no kernel does that."""
     grid.check(x)
-    return filtered(position, x, position, grid, adds=True)
+    return replayed(position, "position", lambda x: filtered(x, position, grid, adds=True), x, settings=grid)
 
 
 def feed_forward(block: Any, x: Tensor, grid: TokenGrid) -> Tensor:

@@ -31,7 +31,8 @@ class Downsample(nn.Module):
         self.narrow = ConvNorm(4 * dim, dim, 1, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.narrow(F.relu(self.halve(F.relu(self.widen(x)))))
+        wide = F.relu(self.widen(x), inplace=True)
+        return self.narrow(F.relu(self.halve(wide), inplace=True))
 
 
 def stem_strides(patch_size: int) -> tuple[int, int]:

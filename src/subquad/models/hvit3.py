@@ -107,8 +107,8 @@ class TokenBatchNorm(nn.BatchNorm1d):
 def conv_stem(in_chans: int, dim: int, patch_size: int) -> nn.Sequential:
     """Images to a map `patch_size` times smaller: convolutions with batch norm, ReLU between them."""
     strides, narrow = stem_strides(patch_size), max(dim // 2, 1)
-    layers: list[nn.Module] = [ConvNorm(in_chans, narrow, 3, stride=strides[0]), nn.ReLU()]
+    layers: list[nn.Module] = [ConvNorm(in_chans, narrow, 3, stride=strides[0]), nn.ReLU(inplace=True)]
     for _ in range(2):
-        layers += [ConvNorm(narrow, narrow, 3), nn.ReLU()]
-    layers += [ConvNorm(narrow, 4 * dim, 3, stride=strides[1]), nn.ReLU(), ConvNorm(4 * dim, dim, 1)]
+        layers += [ConvNorm(narrow, narrow, 3), nn.ReLU(inplace=True)]
+    layers += [ConvNorm(narrow, 4 * dim, 3, stride=strides[1]), nn.ReLU(inplace=True), ConvNorm(4 * dim, dim, 1)]
     return nn.Sequential(*layers)

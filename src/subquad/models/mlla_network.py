@@ -157,11 +157,11 @@ class ResidualStem(nn.Module):
         super().__init__()
         strides, narrow = stem_strides(patch_size), max(dim // 2, 1)
         self.first = ConvNorm(in_chans, narrow, 3, stride=strides[0])
-        self.branch = nn.Sequential(ConvNorm(narrow, narrow, 3), nn.ReLU(), ConvNorm(narrow, narrow, 3))
+        self.branch = nn.Sequential(ConvNorm(narrow, narrow, 3), nn.ReLU(inplace=True), ConvNorm(narrow, narrow, 3))
         self.wide = ConvNorm(narrow, 4 * dim, 3, stride=strides[1])
         self.last = ConvNorm(4 * dim, dim, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.first(x))
+        x = F.relu(self.first(x), inplace=True)
         x = x + self.branch(x)
-        return self.last(F.relu(self.wide(x)))
+        return self.last(F.relu(self.wide(x), inplace=True))

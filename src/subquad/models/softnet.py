@@ -109,6 +109,6 @@ def conv_stack(in_chans: int, *layers: tuple[int, int]) -> nn.Sequential:
     """3×3 convolutions of (channels, stride), each with batch norm and ReLU."""
     modules: list[nn.Module] = []
     for dim, stride in layers:
-        modules += [nn.Conv2d(in_chans, dim, 3, stride=stride, padding=1), nn.BatchNorm2d(dim), nn.ReLU()]
+        modules += [nn.Conv2d(in_chans, dim, 3, stride=stride, padding=1), nn.BatchNorm2d(dim), nn.ReLU(inplace=True)]
         in_chans = dim
     return nn.Sequential(*modules)

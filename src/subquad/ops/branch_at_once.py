@@ -15,7 +15,7 @@ from torch import Tensor
 from subquad import kernels, spread
 from subquad.kernels import Operator
 
-ACTIVATIONS = ("gelu", "nothing")
+ACTIVATIONS = ("gelu", "silu", "nothing")
 """What kernels have behind a projection or a filter."""
 
 
@@ -69,7 +69,7 @@ def norm_projection(
 ) -> Tensor | None:
     """W norm(x) + b of tokens x (b, n, c) with W = `weight` (m, c): (b, n, m); and norm(x) behind it, if it `keeps`.
 
-    What is projected goes through an `activation`: "gelu", or "nothing". Raises ValueError for another.
+    What is projected goes through an `activation`: "gelu", "silu" or "nothing". Raises ValueError for another.
     """
     _check_activation(activation)
     return _computed(kernels.norm_projection, (x, norm_weight, norm_bias, weight, bias), (eps, keeps, activation))

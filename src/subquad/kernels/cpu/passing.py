@@ -122,7 +122,7 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
     return Shape(b, h, n, k.shape[2], d, torch.get_num_threads())
 
 
-ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "nothing": 3}
+ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "nothing": 3, "silu": 4}
 """What activations.h knows of."""
 
 

@@ -9,6 +9,7 @@ Parameters are read where they lie.
 import ctypes
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from subquad.kernels.declaring import OPERATORS
 
 _LINE = 64
 """Bytes that what is read by vectors starts at a multiple of."""
+_MOST_KEPT = 1 << 28
+"""Bytes that a thread keeps of what is between; more is given back."""
 _MAKES_ROOM = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 _MAY_LOOK = {"aten::flatten", "aten::reshape", "aten::contiguous", "aten::to", "aten::expand_as"}
 """What gives its tensor, looked at in another way, where that can be."""
@@ -111,11 +114,33 @@ class Tape:
 
     def __call__(self, *tokens: Tensor) -> Tensor:
         """What is computed of contiguous tokens, of the very sizes."""
-        first = tokens[0]
-        out, between = first.new_empty(self._shape), first.new_empty(self._between, dtype=torch.uint8)
+        out, between = tokens[0].new_empty(self._shape), _room_of(self._between)
         pointers = [x.data_ptr() for x in (out, *tokens, between)]
         self._replay(self._address, (ctypes.c_void_p * len(pointers))(*pointers))
         return out
+
+
+class _Kept(threading.local):
+    """What is between, of all tapes of a thread: one runs at a time."""
+
+    room: Tensor | None = None
+
+
+_KEPT = _Kept()
+
+
+def _room_of(count: int) -> Tensor:
+    """So many bytes, or more; what was there before may still be.
+
+    Memory that is given back is often taken from the system anew, page by page, which takes longer than to fill it.
+    """
+    room = _KEPT.room
+    if room is not None and room.numel() >= count:
+        return room
+    room = torch.empty(count, dtype=torch.uint8)
+    if count <= _MOST_KEPT:
+        _KEPT.room = room
+    return room
 
 
 class Recorder(TorchDispatchMode):

@@ -29,7 +29,7 @@ inline vec gelu(vec x, bf16) {
     return x * (y * p + 0.5f);
 }
 
-// GELU, and x σ(a x + b x³), which are its other forms
+// GELU, and x σ(a x + b x³), which are its other forms and SiLU
 template <class E>
 struct Gelu {
     vec operator()(vec x) const { return gelu(x, E{}); }
@@ -37,25 +37,30 @@ struct Gelu {
 struct Nothing {
     vec operator()(vec x) const { return x; }
 };
-struct SigmoidGelu {
+struct SigmoidWeighted {
     float linear, cubic;
     vec operator()(vec x) const { return x * sigmoid(x * (x * x * cubic + linear)); }
 };
-enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU, NOTHING };
+enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU, NOTHING, SILU };
 
 // `function(act)` with the GELU of this number, which is known where sums are still in registers
 template <class E, class Function>
 Answer with_activation(int32_t number, Function&& function) {
     switch (number) {
         case GELU: return function(Gelu<E>{});
-        case GELU_TANH: return function(SigmoidGelu{1.5957691216f, 1.5957691216f * 0.044715f});  // 1 + tanh(u) = 2 σ(2 u)
-        case QUICK_GELU: return function(SigmoidGelu{1.702f, 0.0f});
+        case GELU_TANH: return function(SigmoidWeighted{1.5957691216f, 1.5957691216f * 0.044715f});  // 1 + tanh(u) = 2 σ(2 u)
+        case QUICK_GELU: return function(SigmoidWeighted{1.702f, 0.0f});
         default: return MISFIT;
     }
 }
 
-// The same where nobody asks for other GELUs, and most for none
+// The same behind a projection alone or a filter, where most ask for none
 template <class E, class Function>
-Answer with_gelu_or_nothing(int32_t number, Function&& function) {
-    return number == NOTHING ? function(Nothing{}) : number == GELU ? function(Gelu<E>{}) : MISFIT;
+Answer with_activation_behind(int32_t number, Function&& function) {
+    switch (number) {
+        case NOTHING: return function(Nothing{});
+        case GELU: return function(Gelu<E>{});
+        case SILU: return function(SigmoidWeighted{1.0f, 0.0f});
+        default: return MISFIT;
+    }
 }

@@ -62,7 +62,7 @@ template <class E>
 Answer norm_projection_of(
     Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> weight, const Parameter& bias, Tokens<E> out,
     int32_t activation) {
-    return with_gelu_or_nothing<E>(
+    return with_activation_behind<E>(
         activation, [&](auto act) { return norm_projection_with(act, shape, x, norm, weight, bias, out); });
 }
 

@@ -132,7 +132,7 @@ Answer local_branch_of(
         turn(weight.data + i, taps, channels, taps, &turned[i], channels);
     const Numbers as_read{turned.data(), count};
     const int64_t apart = kernels ? channels * taps : 0;
-    return with_gelu_or_nothing<E>(activation, [&](auto act) {
+    return with_activation_behind<E>(activation, [&](auto act) {
         return add_branch<E>(shape, v, y, g, out, map, as_read, apart, bias, kernel_size, act);
     });
 }
