@@ -21,9 +21,9 @@ struct Branch {
     Act act = {};
 };
 
-// `count` channels at c of X places of a row from x on. A value that is loaded serves all of them; with X > 1 all the
-// columns that the taps reach have to be inside the map.
-template <int X, int K, class E, class Act>
+// `count` channels at c of X places of a row from x on. A value that is loaded serves all of them; with X > 1 channels are
+// whole vectors, and what lies `outside` of the map is neither read nor written, if some of it may.
+template <int X, int K, bool outside, class E, class Act>
 inline void places(
     const Branch<E, Act>& it, int64_t b, int64_t h, int64_t row, int64_t x, int64_t c, int64_t channel, int64_t count) {
     const int size = K ? K : it.kernel_size, half = size / 2;
@@ -31,9 +31,12 @@ inline void places(
     const auto read = [&](const auto* p) { return whole ? load(p) : load(p, count); };
     const int64_t top = std::max<int64_t>(0, row - half), bottom = std::min(it.map.height, row + half + 1);
     const int64_t token = it.map.prefix + row * it.map.width + x;
+    const int64_t count_here = outside ? std::min<int64_t>(X, it.map.width - x) : X;
     vec sums[X];
     const vec bias = it.bias ? read(it.bias + channel) : vec{};
-    for (int i = 0; i < X; i++) sums[i] = it.y.data ? read(it.y.at(b, h, token + i) + c) + bias : bias;
+    UNROLLED
+    for (int i = 0; i < X; i++)
+        sums[i] = it.y.data && i < count_here ? read(it.y.at(b, h, token + i) + c) + bias : bias;
     for (int64_t r = top; r < bottom; r++) {
         const float* taps = it.weight + (r - row + half) * size * it.channels + channel;
         if constexpr (X > 1) {
@@ -43,6 +46,7 @@ inline void places(
             for (int s = 0; s < K; s++) tap[s] = load(taps + s * it.channels);
             UNROLLED
             for (int s = 0; s < X + K - 1; s++) {
+                if (outside && uint64_t(x - half + s) >= uint64_t(it.map.width)) continue;
                 const vec value = load(line + s * it.v.token);
                 UNROLLED
                 for (int i = 0; i < X; i++)
@@ -55,7 +59,9 @@ inline void places(
                 sums[0] += read(line) * read(taps + (s - x + half) * it.channels);
         }
     }
+    UNROLLED
     for (int i = 0; i < X; i++) {
+        if (outside && i >= count_here) continue;
         if (it.g.data) sums[i] *= read(it.g.at(b, h, token + i) + c);
         E* to = it.out.at(b, h, token + i) + c;
         whole ? store(to, it.act(sums[i])) : store(to, it.act(sums[i]), count);
@@ -66,17 +72,17 @@ inline void places(
 template <int K, class E, class Act>
 inline void branch_row(const Branch<E, Act>& it, const Shape& shape, int64_t b, int64_t row) {
     constexpr int X = W == 16 ? 8 : 4, half = K / 2;  // as many sums at a time as keep the multipliers busy
+    const int64_t width = it.map.width;
     for (int64_t h = 0; h < shape.heads; h++)
         for (int64_t c = 0; c < shape.width; c += W) {
             const int64_t channel = h * shape.width + c, count = shape.width - c;
             int64_t x = 0;
             if constexpr (K > 0)
-                if (count >= W) {
-                    for (; x < std::min<int64_t>(half, it.map.width); x++) places<1, 0>(it, b, h, row, x, c, channel, W);
-                    for (; x + X + half <= it.map.width; x += X) places<X, K>(it, b, h, row, x, c, channel, W);
-                    for (; x + X / 2 + half <= it.map.width; x += X / 2) places<X / 2, K>(it, b, h, row, x, c, channel, W);
-                }
-            for (; x < it.map.width; x++) places<1, 0>(it, b, h, row, x, c, channel, count);
+                for (; count >= W && x < width; x += X)
+                    if (x >= half && x + X + half <= width) places<X, K, false>(it, b, h, row, x, c, channel, W);
+                    else if (x + X / 2 < width) places<X, K, true>(it, b, h, row, x, c, channel, W);
+                    else places<X / 2, K, true>(it, b, h, row, x, c, channel, W);
+            for (; x < width; x++) places<1, 0, false>(it, b, h, row, x, c, channel, count);
         }
 }
 
