@@ -190,6 +190,52 @@ def test_an_optimized_network_in_bf16_is_as_good_as_bf16_is():
     assert (got.double() - exact).norm() <= 1.25 * (plain - exact).norm()
 
 
+SEES_MAP = ["pvt_v2", "mavit", "hvit3", "mllanet"]
+
+
+@pytest.mark.parametrize("kind", SEES_MAP)
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+@torch.inference_mode()
+def test_blocks_that_see_the_map_are_steps_of_the_library(kind, attention):
+    model, image = drawn(small(kind, attention)), torch.randn(8, 3, 72, 64)
+    exact = copy.deepcopy(model).double().forward_features(image.double())
+    plain = copy.deepcopy(model).bfloat16().forward_features(image.bfloat16()).double()
+    blocks, given = blocks_of(subquad.optimize(model, torch.bfloat16)), []
+    for block in blocks:
+        block.fused = lambda *now, fused=block.fused: given.append(fused(*now)) or given[-1]
+    for _ in range(2):
+        got = model.forward_features(image.bfloat16()).double()
+        assert (got - exact).norm() <= 1.25 * (plain - exact).norm()
+    if not kernels.unavailable("native"):
+        assert len(given) >= len(blocks) and not any(one is None for one in given)
+    with use_backend("eager"):
+        got = model.forward_features(image.bfloat16()).double()
+    assert (got - exact).norm() <= 1.25 * (plain - exact).norm()
+
+
+@pytest.mark.parametrize("kind", SEES_MAP)
+def test_what_sees_the_map_and_is_listened_to_is_called(kind):
+    model, image, seen = drawn(small(kind, "linear")), torch.randn(1, 3, 64, 64), []
+    expected = model(image)
+    convolutions = [module for module in model.stages.modules() if getattr(module, "groups", 1) > 1]
+    convolutions = [conv for conv in convolutions if conv.stride == (1, 1)]
+    for conv in convolutions:
+        conv.register_forward_hook(lambda conv, *_: seen.append(conv))
+    subquad.optimize(model)
+    for times in (1, 2):
+        assert_close(model(image), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+        assert all(seen.count(conv) == times for conv in convolutions) and convolutions
+
+
+def test_what_is_between_is_kept_for_each_thread_unless_it_is_large():
+    room = tape._room_of(1000)
+    assert tape._room_of(500) is room and tape._room_of(room.numel() + 1) is not room
+    with ThreadPoolExecutor(1) as others:
+        assert others.submit(tape._room_of, 500).result().data_ptr() != tape._room_of(500).data_ptr()
+    kept = tape._room_of(500)
+    assert tape._room_of(tape._MOST_KEPT + 1) is not kept and tape._room_of(500) is kept
+
+
 def test_training_and_autocast_take_the_single_steps(monkeypatch):
     model, image = drawn(small("vit", "linear", drop_rate=0.5)), torch.randn(2, 3, 64, 64)
     expected = model(image)
