@@ -29,9 +29,9 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     those with a convolution of the map within in three, and so is what lies around linear attention: norm, projections,
     residual. Around other mechanisms, where all tokens attend to all, norm and projection are one step, projection and
     residual another, in fp32 where the mechanism is one as well. Blocks that are kernels alone are one call of the
-    library from the second time on, and what is between its steps stays with the thread, up to 256 MB. The same goes for
-    blocks of timm's and transformers' plain networks (ViT, DeiT, DINOv2, SigLIP, CLIP), converted or as they are; with
-    rotary positions (DINOv3, EVA) each half of a block is a step or a few.
+    library from the second time on, and what is between its steps stays with the thread, up to 256 MB. The same goes
+    for blocks of timm's and transformers' plain networks (ViT, DeiT, DINOv2, SigLIP, CLIP), converted or as they are;
+    with rotary positions (DINOv3, EVA) each half of a block is a step or a few.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
     dtype as well, and others are refused (by timm's networks in PyTorch's words; transformers' ViT makes them of it).
