@@ -1,8 +1,10 @@
-"""Long work in the background that gives way to everything else on the machine."""
+"""Long work in the background that gives way to everything else on the machine, and keeps the memory that it has."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
+
+from subquad.keeping_memory import keep_memory
 
 
 def give_way() -> None:
@@ -12,6 +14,7 @@ def give_way() -> None:
     that was started by `setsid` would take as much as everything of another session together.
     """
     os.nice(19)
+    keep_memory()
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY))
     except OSError:

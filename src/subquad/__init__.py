@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from subquad.conversion import convert, load_converted, register_family, restore
     from subquad.grid import TokenGrid
     from subquad.inference import optimize
+    from subquad.keeping_memory import keep_memory
     from subquad.kernels import BACKENDS, use_backend
     from subquad.large import band_rows, chunk_blocks, chunk_mlps, split_tokens
     from subquad.models import (
@@ -60,6 +61,7 @@ __all__ = [
     "evaluate",
     "export",
     "join_frames",
+    "keep_memory",
     "load_checkpoint",
     "load_converted",
     "open_trained",
@@ -84,6 +86,7 @@ _PLACES = {
     "kernels": ("BACKENDS", "use_backend"),
     "grid": ("TokenGrid",),
     "inference": ("optimize",),
+    "keeping_memory": ("keep_memory",),
     "models": ("convert_checkpoint", "create_model", "join_frames", "load_checkpoint", "restore_model", "save_weights"),
 }
 """Which module each name comes from."""

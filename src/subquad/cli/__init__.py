@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subquad.keeping_memory import keep_memory
+from subquad.starting import is_command
+
 if TYPE_CHECKING:
     from subquad.cli.parser import Parser
 
@@ -28,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         arguments = make_parser(argv).parse(argv)
+        if is_command():
+            keep_memory()
         with ended_by_signals(), first_process_speaks():
             arguments.run(arguments)
         sys.stdout.flush()
