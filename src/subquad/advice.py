@@ -79,7 +79,10 @@ class Advised:
             which = "" if self.blocks is None else f" --blocks {' '.join(map(str, self.blocks))}"
             lines.append(f"  subquad convert {self.source} --attention {row.network}{which} --images … --output {made}")
         if row.engine == "optimize":
-            lines.append("  subquad.optimize(model" + (", torch.bfloat16)" if row.dtype == "bf16" else ")"))
+            lines.append(
+                "  subquad.keep_memory(); subquad.optimize(model"
+                + (", torch.bfloat16)" if row.dtype == "bf16" else ")")
+            )
         elif row.engine != "PyTorch":
             size = px[0] if px[0] == px[1] else f"{px[0]} {px[1]}"
             command = f"  subquad export {made} --format {row.engine} --dtype {row.dtype} --img-size {size} --output …"

@@ -153,6 +153,14 @@ def test_what_is_made_ready_for_inference_is_the_whole(kind):
     assert_same(model, torch.randn(1, 3, *IMAGE), 20, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["pvt_v2", "mavit", "hvit3", "mllanet"])
+def test_optimized_pyramids_that_see_the_map_are_the_whole(kind):
+    model = subquad.optimize(loud(small(kind, "linear")).float())
+    for parameter in model.parameters():
+        parameter.data.mul_(0.3)
+    assert_same(model, torch.randn(1, 3, 200, 45), 60, tolerance=1e-5)
+
+
 @pytest.mark.parametrize("attention", STREAMED)
 def test_in_fp32_it_is_the_whole_but_for_roundings(attention):
     model = network(attention).float()

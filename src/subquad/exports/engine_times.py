@@ -23,13 +23,14 @@ from subquad.errors import SubquadError, reason_of
 from subquad.exports.exporting import DTYPES, export, exporter_named
 from subquad.exports.formats import EXPORTERS
 from subquad.inference import optimize
+from subquad.keeping_memory import keep_memory
 from subquad.ranges import check_repeats
 from subquad.text import one_line
 from subquad.timing import Run, interleaved_ms, warmed_up
 from subquad.writing import write_json
 
 PYTORCH = {"PyTorch": lambda model: model, "optimize": optimize}
-"""Forms of a network in PyTorch itself: as it is, and by `subquad.optimize`."""
+"""Forms of a network in PyTorch itself: as it is, and by `subquad.optimize`, where memory is kept as well."""
 
 MEASURED = ("fp32", "bf16")
 
@@ -138,6 +139,8 @@ def _child(file: Path, answer: Path, engine: str, dtype: str, px: tuple[int, int
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     torch.set_num_threads(threads)
+    if engine == "optimize":
+        keep_memory()
     # written by `time_engines` a moment ago, in a folder of its own
     networks = torch.load(file, weights_only=False)
     rows = timed_here(networks, engine, dtype, px, repeats, file.parent)
