@@ -11,7 +11,7 @@ from subquad.analysis import MeasureRow, confusion_words, removal_shares
 from subquad.analysis.query_maps import _query_map, _salient
 from subquad.pages.analysis_page import _measure
 from subquad.pages.attention_maps import _coloured
-from subquad.pages.charts import Axis, Series, _Frame, _share, spread_apart
+from subquad.pages.charts import Axis, Series, _beside, _Frame, _share, spread_apart
 from subquad.pages.image_page import _difference, _pictures
 from subquad.pages.table import accuracy_table, columns_of
 from subquad.runs.run_records import Run, find_runs, group_runs
@@ -76,6 +76,18 @@ def test_charts_go_up_and_right():
 
 def test_names_that_have_run_out_at_the_bottom_push_the_others_up():
     assert spread_apart([300.0, 290.0, 20.0, 310.0], 13, 18, 276) == [263.0, 250.0, 20.0, 276.0]
+
+
+def test_names_beside_points_stand_neither_on_names_nor_on_points():
+    places = [(100.0, 50.0), (120.0, 50.0), (130.0, 70.0), (400.0, 50.0), (90.0, 54.0)]
+    levels = _beside(places)
+    assert levels[3] == 50.0
+    for k, (px, _) in enumerate(places):
+        for other, (x, y) in enumerate(places):
+            if other != k and abs(x - px) < 80:
+                assert abs(levels[k] - levels[other]) >= 13
+            if other != k and 0 < x - px < 80:
+                assert abs(levels[k] - y) >= 13
 
 
 def test_shares_and_confusions_are_counted_over_all_images():

@@ -170,13 +170,15 @@ def spread_apart(levels: Sequence[float], gap: float, top: float, bottom: float)
 
 
 def _beside(places: Sequence[tuple[float, float]], width: float = 80, gap: float = 13) -> list[float]:
-    """Levels of names beside points, moved down where two points are so near that their names would overlap."""
+    """Levels of names beside points, moved down where one would stand on another name or on another point."""
     levels: dict[int, float] = {}
     for k in sorted(range(len(places)), key=lambda k: places[k][1]):
         px, level = places[k]
-        for other in sorted(levels, key=lambda other: levels[other]):
-            if abs(places[other][0] - px) < width and abs(levels[other] - level) < gap:
-                level = levels[other] + gap
+        names = [levels[other] for other in levels if abs(places[other][0] - px) < width]
+        points = [y for other, (x, y) in enumerate(places) if other != k and 0 < x - px < width]
+        for taken in sorted(names + points):
+            if abs(taken - level) < gap:
+                level = taken + gap
         levels[k] = level
     return [levels[k] for k in range(len(places))]
 

@@ -20,6 +20,8 @@ from tqdm import tqdm
 
 from subquad.data import create_loader
 from subquad.errors import SubquadError
+from subquad.kernels import unavailable
+from subquad.kernels.backends import asked
 from subquad.models import save_weights
 from subquad.runs.run_folder import RunFolder
 from subquad.runs.run_state import State, load_state, not_finite, put_back, save_state
@@ -82,6 +84,9 @@ class Trainer:
         self.log(
             describe_schedule(self.recipe, self.num_epochs, self.updates_per_epoch, self.total_batch, self.rates.peak)
         )
+        if self.accelerator.device.type == "cpu" and asked(None) != "eager":
+            # where they have to be compiled first, that is no part of an epoch
+            unavailable("native")
         with make_writer(self.folder.tensorboard, self.epochs_done) if self.is_main else nullcontext() as writer:
             for epoch in range(self.epochs_done, self.num_epochs):
                 row = self._epoch(epoch)

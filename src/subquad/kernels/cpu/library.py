@@ -14,6 +14,7 @@ import ctypes
 import functools
 import hashlib
 import itertools
+import logging
 import os
 import platform
 import shutil
@@ -161,7 +162,11 @@ def _state() -> ctypes.CDLL | str:
         return "there is no C++ compiler (c++, g++, clang++ or $CXX)"
     try:
         path = _own_folder() / f"{_fingerprint(compiler)}.so"
-        return _refusing(_loaded(path) or _loaded(_compile(compiler, path)) or _unreadable(path))
+        if (library := _loaded(path)) is None:
+            # nobody would wait for a minute without knowing what for
+            logging.getLogger("subquad").warning("subquad: compiling kernels for this processor, once: a minute or two")
+            library = _loaded(_compile(compiler, path)) or _unreadable(path)
+        return _refusing(library)
     except (OSError, NotBuiltError) as error:
         return " ".join(str(error).split())
 
