@@ -43,7 +43,8 @@ def test_an_unknown_network_is_one_line():
 def test_networks_are_measured_under_a_dense_head(head):
     (row,) = measure_networks(["agent_pvt_tiny"], [64], head=head, repeats=1)
     (alone,) = measure_networks(["agent_pvt_tiny"], [64], repeats=1)
-    assert row.ms > alone.ms and row.reference == "pvt_tiny with softmax"
+    # not by the clock: other work on the machine may take longer than a head
+    assert row.peak_mb > alone.peak_mb and row.reference == "pvt_tiny with softmax"
 
 
 def test_a_dense_head_that_can_not_be_measured_is_one_line(capsys):
