@@ -214,6 +214,18 @@ def test_blocks_that_see_the_map_are_steps_of_the_library(kind, attention):
 
 
 @pytest.mark.parametrize("kind", SEES_MAP)
+@pytest.mark.parametrize("attention", subquad.ATTENTION)
+@torch.inference_mode()
+def test_blocks_that_see_the_map_give_what_they_gave_around_any_mechanism(kind, attention):
+    model, image = drawn(small(kind, attention)), torch.randn(2, 3, 72, 64)
+    expected = copy.deepcopy(model).double().forward_features(image.double())
+    subquad.optimize(model)
+    for _ in range(2):
+        got = model.forward_features(image).double()
+        assert_close(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", SEES_MAP)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_what_sees_the_map_and_is_listened_to_is_called(kind, dtype):
