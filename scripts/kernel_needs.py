@@ -44,14 +44,21 @@ def calls(
         for form in ("mlla", "mala", "rala", "nala")
         for name, gradient in ((form, ""), (f"{form} backward", "_gradient"))
     }
+    still = None, None, True, 1e-6
     turned = {
-        name: partial(call, *((grad,) if "backward" in name else ()), q, k, v, *tables) for name, call in turned.items()
+        f"{name}{where}": partial(call, *((grad,) if "backward" in name else ()), q, k, v, *given)
+        for name, call in turned.items()
+        for where, given in (("", tables), (", not turned", still))
     }
     spikes = torch.rand(h, 1, 2 * d)
     wide = torch.ones(n, 2 * d), torch.ones(h, n, 2 * d), True, 1e-6
     turned |= {
         "polapp": lambda: polapp_calls.polapp_attention(q, k, v, spikes, spikes, *wide),
         "polapp backward": lambda: polapp_calls.polapp_attention_gradient(grad, q, k, v, spikes, spikes, *wide),
+        "polapp, not turned": lambda: polapp_calls.polapp_attention(q, k, v, spikes, spikes, *still),
+        "polapp backward, not turned": lambda: polapp_calls.polapp_attention_gradient(
+            grad, q, k, v, spikes, spikes, *still
+        ),
     }
     return {
         **(turned if d <= MOST_TURNED else {}),

@@ -34,6 +34,12 @@ def streams(weights, v):
 
 def cases(b, h, n_q, n_k, d):
     """By name what is called, what it is by its explicit weights, and its tensors."""
+    with torch.device(DEVICE):
+        return cases_here(b, h, n_q, n_k, d)
+
+
+def cases_here(b, h, n_q, n_k, d):
+    """The same on the default device."""
     (q,), (k, v) = projected(b, h, n_q, d, 1), projected(b, h, n_k, d, 2)
     power, warm, places = 1 + 2 * torch.rand(h, 1, d), 1 + torch.rand(h, 1, d), torch.randn(h, n_k, d)
     found = {
@@ -169,7 +175,7 @@ def test_a_sequence_may_be_split_in_any_way(name, monkeypatch):
 def test_every_mechanism_is_what_it_is_in_double_precision(name, grid):
     settings = {"num_agents": 9} if "num_agents" in settings_of(name) else {}
     grid = without_refused_prefix(name, grid)
-    module = ATTENTION[name](32, 2, grid=grid, kv_grid=grid, **settings).to(DEVICE)
+    module = ATTENTION[name](32, 2, grid=grid, kv_grid=grid, **settings)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter += 0.2 * torch.randn(parameter.shape)
@@ -178,7 +184,7 @@ def test_every_mechanism_is_what_it_is_in_double_precision(name, grid):
     }
     found = []
     for backend, dtype in (("triton", torch.float32), ("eager", torch.float64)):
-        module = module.to(dtype)
+        module = module.to(DEVICE, dtype)
         module.zero_grad()
         given = {key: None if x is None else x.detach().to(dtype).requires_grad_() for key, x in supply.items()}
         with use_backend(backend):

@@ -21,11 +21,18 @@ BLOCKS_OF_SUMS = 4
 
 
 @triton.jit
-def read_beside(x, batch, head, rows, down, right, columns, prefix, height, width, D: tl.constexpr):
-    """The tile (n, d) of tokens `down` rows and `right` columns beside `rows` on the map; zeros where there is none."""
+def places_of(rows, prefix, height, width):
+    """Rows and columns of tokens on the map; what is not on it lies far off."""
     place = rows - prefix
-    y, across = place // width + down, place % width + right
-    inside = (place >= 0) & (place < height * width) & (y >= 0) & (y < height) & (across >= 0) & (across < width)
+    y = place // width
+    # no filter reaches over so many rows
+    return tl.where((place >= 0) & (y < height), y, -0x40000000), place - y * width
+
+
+@triton.jit
+def read_beside(x, batch, head, y, across, columns, prefix, height, width, D: tl.constexpr):
+    """The tile (n, d) of the tokens in rows y and columns `across` of the map; zeros where there is none."""
+    inside = (y >= 0) & (y < height) & (across >= 0) & (across < width)
     token = (prefix + y * width + across).to(tl.int64)
     at = x.data + batch * x.batch + head * x.head + token[:, None] * x.token + columns[None, :]
     return tl.load(at, mask=inside[:, None] & (columns[None, :] < D), other=0.0).to(tl.float32)
@@ -60,11 +67,13 @@ def filter_kernel(
     if bias is not None:
         added = tl.load(bias + channels, mask=columns < D, other=0.0).to(tl.float32)
         total += tl.where(rows[:, None] >= prefix, added[None, :], 0.0)
-    for tap in range(SIZE * SIZE):
+    y_of, across = places_of(rows, prefix, height, width)
+    # what is written out reads many taps ahead
+    for tap in tl.static_range(SIZE * SIZE):
         place = batch * per_image + channels * (SIZE * SIZE) + (SIZE * SIZE - 1 - tap if FLIPPED else tap)
         factor = tl.load(weight + place, mask=columns < D, other=0.0).to(tl.float32)
         down, right = tap // SIZE - SIZE // 2, tap % SIZE - SIZE // 2
-        beside = read_beside(v, batch, head, rows, down, right, columns, prefix, height, width, D)
+        beside = read_beside(v, batch, head, y_of + down, across + right, columns, prefix, height, width, D)
         total += beside * factor[None, :]
     if y is not None:
         total += read(y, batch, head, rows, columns, count, D).to(tl.float32)
@@ -95,20 +104,20 @@ def taps_kernel(
     columns = tl.arange(0, BLOCK_D)
     shares += (batch * splits + split) * ((SIZE * SIZE + 1) * heads * D) + head * D + columns
     last = tl.minimum(count, (split + 1) * chunk)
-    of_bias = tl.zeros((BLOCK_D,), tl.float32)
-    for tap in range(SIZE * SIZE):
+    # the tap behind the last is the bias
+    for tap in range(SIZE * SIZE + 1):
         down, right = tap // SIZE - SIZE // 2, tap % SIZE - SIZE // 2
-        of_tap = tl.zeros((BLOCK_D,), tl.float32)
-        of_bias = tl.zeros((BLOCK_D,), tl.float32)
+        # threads meet once for each tap: what is summed across them waits for all
+        products = tl.zeros((BLOCK, BLOCK_D), tl.float32)
         for start in range(split * chunk, last, BLOCK):
             rows = start + tl.arange(0, BLOCK)
             grads = read(grad, batch, head, rows, columns, count, D).to(tl.float32)
             grads = tl.where(rows[:, None] >= prefix, grads, 0.0)
-            beside = read_beside(v, batch, head, rows, down, right, columns, prefix, height, width, D)
-            of_tap += tl.sum(grads * beside, axis=0)
-            of_bias += tl.sum(grads, axis=0)
-        tl.store(shares + tap * heads * D, of_tap, mask=columns < D)
-    tl.store(shares + SIZE * SIZE * heads * D, of_bias, mask=columns < D)
+            if tap < SIZE * SIZE:
+                y, across = places_of(rows, prefix, height, width)
+                grads *= read_beside(v, batch, head, y + down, across + right, columns, prefix, height, width, D)
+            products += grads
+        tl.store(shares + tap * heads * D, tl.sum(products, axis=0), mask=columns < D)
 
 
 def local_branch(y: Tensor, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]) -> None:

@@ -157,6 +157,7 @@ def _gradient(
         *map(tokens_of, (dx, dvalues)),
         *(dfew, dfew_values, dbias, h, f, n, *split, b, -(-b // groups), scale),
         GATHER=gather,
+        ALL=parts == 1,
         **tile,
     )
     return (

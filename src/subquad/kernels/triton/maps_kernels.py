@@ -164,6 +164,7 @@ def gradient_kernel(
     scale,
     GAUSS: tl.constexpr,
     GATHER: tl.constexpr,
+    ALL: tl.constexpr,
     FEW: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -176,6 +177,7 @@ def gradient_kernel(
     An entry's gradient is dw = few_values·values: where tokens are gathered, values are theirs and few_values are the
     gradient of what was gathered; where the few are spread, values are the output's gradient and few_values theirs.
     A program goes through `each` images one after the other, whose gradients of a bias (groups, h, f, n) it adds up.
+    `ALL` says that the block is all of the few.
     """
     split, group, head = program(splits, heads)
     part = tl.program_id(1)
@@ -203,8 +205,13 @@ def gradient_kernel(
             elif GATHER:
                 weights = tl.exp(logits - total[:, None])
                 dlogits = weights * (dweights - loss[:, None])
+            elif ALL:
+                weights = tl.exp(logits - finite(tl.max(logits, axis=0))[None, :])
+                weight = tl.sum(weights, axis=0)
+                weights = weights / tl.where(weight == 0, 1.0, weight)[None, :]
+                dlogits = weights * (dweights - tl.sum(weights * dweights, axis=0)[None, :])
             else:
-                # the softmax runs over all of the few, of which this program may have a block
+                # the softmax runs over all of the few, of which this program has a block
                 highest, weight = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
                 lost = tl.zeros((BLOCK,), tl.float32)
                 for first in range(0, few_count, FEW):

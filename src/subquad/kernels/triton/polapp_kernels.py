@@ -47,17 +47,20 @@ def read_with_partners(x, batch, head, rows, columns, count, TURN: tl.constexpr,
     tokens = read(x, batch, head, rows, columns, count, D).to(tl.float32)
     if TURN == "none":
         return tokens, tokens
-    return tokens, read(x, batch, head, rows, partners_of(columns, TURN, D), count, D).to(tl.float32)
+    else:
+        return tokens, read(x, batch, head, rows, partners_of(columns, TURN, D), count, D).to(tl.float32)
 
 
 @triton.jit
 def turned_by(features, others, cos, sin, batch, head, rows, columns, count, TURN: tl.constexpr, D: tl.constexpr):
     """Features, turned with those of their partners."""
+    # what stands behind a return is compiled all the same, and there are no tables
     if TURN == "none":
         return features
-    along = read(cos, batch, head, rows, columns, count, D).to(tl.float32)
-    across = read(sin, batch, head, rows, columns, count, D).to(tl.float32)
-    return features * along + others * across
+    else:
+        along = read(cos, batch, head, rows, columns, count, D).to(tl.float32)
+        across = read(sin, batch, head, rows, columns, count, D).to(tl.float32)
+        return features * along + others * across
 
 
 @triton.jit

@@ -101,19 +101,16 @@ def turned_features(
     """Tokens in fp32, their features and these turned: (x, φ⁺, φ⁻, φ̃⁺, φ̃⁻)."""
     tokens = read(x, batch, head, rows, columns, count, D).to(tl.float32)
     plus, minus = features(tokens, KIND, QUERIES)
+    # what stands behind a return is compiled all the same, and there are no tables
     if TURN == "none":
         return tokens, plus, minus, plus, minus
-    others = read(x, batch, head, rows, partners_of(columns, TURN, D), count, D).to(tl.float32)
-    other_plus, other_minus = features(others, KIND, QUERIES)
-    along = read(cos, batch, head, rows, columns, count, D).to(tl.float32)
-    across = read(sin, batch, head, rows, columns, count, D).to(tl.float32)
-    return (
-        tokens,
-        plus,
-        minus,
-        plus * along + other_plus * across,
-        minus * along + other_minus * across,
-    )
+    else:
+        others = read(x, batch, head, rows, partners_of(columns, TURN, D), count, D).to(tl.float32)
+        other_plus, other_minus = features(others, KIND, QUERIES)
+        along = read(cos, batch, head, rows, columns, count, D).to(tl.float32)
+        across = read(sin, batch, head, rows, columns, count, D).to(tl.float32)
+        turned_plus, turned_minus = plus * along + other_plus * across, minus * along + other_minus * across
+        return tokens, plus, minus, turned_plus, turned_minus
 
 
 @triton.jit
@@ -137,13 +134,14 @@ def turned_back(
     straight = product(left, tl.trans(read_square(state, columns, D) * scale), DOT, PRECISION)
     if TURN == "none":
         return straight
-    partners = partners_of(columns, TURN, D)
-    inside = (partners[:, None] < D) & (columns[None, :] < D)
-    swapped = tl.load(state + partners[:, None] * D + columns[None, :], mask=inside, other=0.0) * scale
-    crossed = product(left, tl.trans(swapped), DOT, PRECISION)
-    along = read(cos, batch, head, rows, columns, count, D).to(tl.float32)
-    across = read(sin, batch, head, rows, partners, count, D).to(tl.float32)
-    return straight * along + crossed * across
+    else:
+        partners = partners_of(columns, TURN, D)
+        inside = (partners[:, None] < D) & (columns[None, :] < D)
+        swapped = tl.load(state + partners[:, None] * D + columns[None, :], mask=inside, other=0.0) * scale
+        crossed = product(left, tl.trans(swapped), DOT, PRECISION)
+        along = read(cos, batch, head, rows, columns, count, D).to(tl.float32)
+        across = read(sin, batch, head, rows, partners, count, D).to(tl.float32)
+        return straight * along + crossed * across
 
 
 @triton.jit

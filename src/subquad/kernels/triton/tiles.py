@@ -44,9 +44,14 @@ def bias_of(x: Tensor | None) -> Bias | None:
 
 @triton.jit
 def program(splits, heads):
-    """Which split, image and head a program computes."""
-    place = tl.program_id(0).to(tl.int64)
-    return place % splits, place // splits // heads, place // splits % heads
+    """Which split, image and head a program computes.
+
+    Tokens of an image are counted in 32 bits, as each thread divides by sides of a map; images and heads are multiplied
+    by what may be more.
+    """
+    place = tl.program_id(0)
+    pair = place // splits
+    return place % splits, (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
 
 
 @triton.jit
