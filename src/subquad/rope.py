@@ -138,8 +138,9 @@ class AxialRope(nn.Module):
         rows, columns = (self._angles(grid.whole, axis, width // 4, like) for axis in (0, 1))
         rows = grid.own_rows(rows)
         cos, sin = (self._written_out(table(rows), table(columns), grid) for table in (torch.cos, torch.sin))
-        signs = torch.tensor([-1.0, 1.0], device=device)
-        signs = signs.repeat(width // 2) if self.interleaved else signs.repeat_interleave(width // 2)
+        # made on the device: what is copied there waits for it, and no CUDA graph records it
+        channels = torch.arange(width, dtype=like.dtype, device=device)
+        signs = 2 * (channels % 2 if self.interleaved else torch.floor(channels / (width // 2))) - 1
         prefix = (0, 0, grid.prefix, 0)
         cos, sin = F.pad(cos, prefix, value=1), F.pad(sin * signs, prefix)
         if self.across_heads:
