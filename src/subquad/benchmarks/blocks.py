@@ -24,7 +24,7 @@ from subquad.errors import check_suffix, unknown_name
 from subquad.models.assembling import settings_of
 from subquad.ranges import check_repeats
 from subquad.text import columns
-from subquad.timing import interleaved_ms, timed_pass, warmed_up
+from subquad.timing import interleaved_ms, recorded, timed_pass, warmed_up
 from subquad.writing import replacing, write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -93,6 +93,7 @@ def measure_blocks(
     backward: bool = False,
     ops: bool = False,
     compile: bool = False,
+    graphs: bool = False,
     repeats: int = 15,
     max_softmax_tokens: int = 16384,
     time_budget_s: float = math.inf,
@@ -102,8 +103,8 @@ def measure_blocks(
 
     With `ops` the operations alone: without projections and without the branch that is local. Softmax, beside which all
     are set, is left out above `max_softmax_tokens`, where a repeat would take seconds, and above 4,096 its textbook
-    form, which writes its map out. With `compile` all that is timed is made by torch.compile, textbook forms too. A
-    mechanism whose repeats at a length would not fit what is left of `time_budget_s` is left out from there on, and
+    form, which writes its map out. With `compile` all that is timed is made by torch.compile, textbook forms too; with
+    `graphs` passes are recorded as CUDA graphs, and what is timed is their replay. A mechanism whose repeats at a length would not fit what is left of `time_budget_s` is left out from there on, and
     `log` hears of it.
     """
     check_mechanisms(mechanisms)
@@ -124,8 +125,11 @@ def measure_blocks(
         passes: dict[tuple[str, str], Callable[[], Any]] = {}
         inputs: dict[str, tuple[int, tuple[int, int, int]]] = {}
         for name in running:
-            made, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops, compile)
+            made, inputs[name] = _parts(name, shape, num_heads, kind, device, backward, ops, compile, graphs)
             passes |= {(name, part): run for part, run in made.items() if part in asked}
+        plain = passes
+        if graphs:
+            passes = {key: recorded(run, device) for key, run in passes.items()}
         passes, slow = warmed_up(
             passes, device, is_too_slow=lambda seconds: seconds * (repeats + 2) > deadline - time.perf_counter()
         )
@@ -141,7 +145,7 @@ def measure_blocks(
         for name in [name for name in mechanisms if name in running]:
             bytes_moved = moved_bytes(*inputs[name], kind, backward=backward)
             floor_ms = None if speed is None else bytes_moved / speed / 1e6
-            peak_mb = peak_memory_mb(passes[name, whole], device)
+            peak_mb = peak_memory_mb(plain[name, whole], device)
             rows.append(_row(name, length, batch_size, dtype, times, whole, floor_ms, peak_mb))
     return rows
 
@@ -155,6 +159,7 @@ def _parts(
     backward: bool,
     ops: bool,
     compile: bool,
+    graphs: bool,
 ) -> tuple[dict[str, Callable[[], Any]], tuple[int, tuple[int, int, int]]]:
     """What is timed of a mechanism: the layer, its projections, its core, its textbook form; how many inputs it has.
 
@@ -166,9 +171,18 @@ def _parts(
     )
     with torch.no_grad():
         heads = rearrange(layer.qkv(x), "b n (p h d) -> p b h n d", p=len(layer.projected), h=layer.all_heads)
-    supply = dict(zip(layer.projected, heads.requires_grad_(backward).unbind(0), strict=True))
-    supply |= {"x": x, "padding": None, "mask": None, "rotation": None}
-    inputs = {key: supply[key] for key in layer.inner.inputs}
+    heads.requires_grad_(backward)
+    others = {"x": x, "padding": None, "mask": None, "rotation": None}
+    cut = dict(zip(layer.projected, heads.unbind(0), strict=True)) | others
+
+    def supply() -> dict[str, Any]:
+        # what is recorded goes back over nothing that was computed outside
+        return dict(zip(layer.projected, heads.unbind(0), strict=True)) | others if graphs else cut
+
+    def core() -> Tensor:
+        given = supply()
+        result: Tensor = layer.inner(**{key: given[key] for key in layer.inner.inputs}, grid=grid, kv_grid=grid)
+        return result
 
     # the output projection reads heads that a mechanism has beside the layer's as well
     core_shape = (shape[0], shape[1], layer.proj.in_features)
@@ -177,17 +191,17 @@ def _parts(
     def projections() -> Tensor | tuple[Tensor, Tensor]:
         return layer.qkv(x).sum() + layer.proj(read).sum() if backward else (layer.qkv(x), layer.proj(read))
 
-    parts: dict[str, Callable[[], Any]] = {"core": lambda: layer.inner(**inputs, grid=grid, kv_grid=grid)}
+    parts: dict[str, Callable[[], Any]] = {"core": core}
     if not ops:
         parts |= {"block": lambda: layer(x, grid=grid), "projections": projections}
     if name in TEXTBOOK and (shape[1] <= 4096 or not traits_of(layer.inner).quadratic):
-        parts["textbook"] = lambda: TEXTBOOK[name](layer.inner, supply, grid)
+        parts["textbook"] = lambda: TEXTBOOK[name](layer.inner, supply(), grid)
     if compile:
         # each is a graph of its own, and all lambdas are of the same few lines
         torch._dynamo.config.recompile_limit = sys.maxsize
         parts = {part: torch.compile(run) for part, run in parts.items()}
     # heads are cut from one tensor for all of them
-    timed = {part: timed_pass(run, backward, shares_graph=True) for part, run in parts.items()}
+    timed = {part: timed_pass(run, backward, shares_graph=not graphs) for part, run in parts.items()}
     return timed, (len(layer.projected), core_shape)
 
 

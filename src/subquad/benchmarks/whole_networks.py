@@ -18,7 +18,7 @@ from subquad.models.networks import NETWORKS
 from subquad.ranges import check_repeats
 from subquad.tasks import TASKS
 from subquad.text import columns
-from subquad.timing import interleaved_ms, timed_pass, warmed_up
+from subquad.timing import interleaved_ms, recorded, timed_pass, warmed_up
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,15 @@ def measure_networks(
     device: torch.device | str = "cpu",
     backward: bool = False,
     compile: bool = False,
+    graphs: bool = False,
     repeats: int = 7,
     max_seconds: float = 60,
     log: Callable[[str], None] = lambda line: None,
 ) -> list[NetworkRow]:
     """Time networks by name on square images; each takes turns with the others and with their references.
 
-    With `compile` all are made by torch.compile, on a GPU with CUDA graphs. With `head`, one of a task of `TASKS`, they
+    With `compile` all are made by torch.compile, on a GPU with CUDA graphs; with `graphs` they are recorded as CUDA
+    graphs as they are. With `head`, one of a task of `TASKS`, they
     are backbones under it, with as many classes as its usual data have. A network is left out from the size on at which
     a first pass takes longer than `max_seconds`.
     """
@@ -85,6 +87,9 @@ def measure_networks(
             name: _pass(_network(name, px, head).to(device=device, dtype=kind), x, backward, compile)
             for name in running
         }
+        plain = passes
+        if graphs:
+            passes = {name: recorded(run, device) for name, run in passes.items()}
         passes, slow = warmed_up(passes, device, is_too_slow=lambda seconds: seconds > max_seconds)
         for name, seconds in slow.items():
             log(f"{name} is left out from {px} px on: {seconds:.0f} s a pass")
@@ -92,7 +97,7 @@ def measure_networks(
         log(f"{px} px: {len(passes)} networks, {repeats} times each")
         times = interleaved_ms(passes, repeats, device)
         medians = {name: statistics.median(milliseconds) for name, milliseconds in times.items()}
-        memory = {name: peak_memory_mb(passes[name], device) for name in running}
+        memory = {name: peak_memory_mb(plain[name], device) for name in running}
         for name in [name for name in names if name in running]:
             reference_ms, ms = medians.get(references[name]), medians[name]
             rows.append(

@@ -31,6 +31,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--device", default="cpu", help="cpu, cuda, …")
     sub.add_argument("--backward", action="store_true", help="time forward and backward together")
     sub.add_argument("--compile", action="store_true", help="time what torch.compile makes of it")
+    sub.add_argument("--graphs", action="store_true", help="on CUDA: time replays of CUDA graphs, without Python")
     sub.add_argument("--repeats", type=positive, default=15, help="of each pass, in turn; medians are printed")
     sub.add_argument("--output", type=file_to_write, help="write the rows here, as .csv or .json")
     sub.add_argument(
@@ -53,11 +54,14 @@ def run_bench(arguments: argparse.Namespace) -> None:
         raise SubquadError("--head stands on backbones: name them with --model")
     if arguments.unet and arguments.picture:
         raise SubquadError("--picture draws layers and networks, not --unet")
-    if arguments.unet and arguments.compile:
-        raise SubquadError("--compile is of layers and networks: leave it out beside --unet")
+    for flag in ("compile", "graphs"):
+        if arguments.unet and getattr(arguments, flag):
+            raise SubquadError(f"--{flag} is of layers and networks: leave it out beside --unet")
+    if arguments.compile and arguments.graphs:
+        raise SubquadError("--compile records CUDA graphs of networks by itself: leave out --graphs")
     keys = ["repeats"] if arguments.unet else ["backward", "repeats"]
     keys += ["head"] if arguments.head else []
-    keys += [] if arguments.unet else ["compile"]
+    keys += [] if arguments.unet else ["compile", "graphs"]
     keys += [] if arguments.model or arguments.unet else ["dim", "num_heads", "ops"]
     settings = {key: getattr(arguments, key) for key in keys}
     device = describe_device(arguments.device)

@@ -20,6 +20,7 @@ from subquad.kernels.triton.tiles import (
     read,
     read_row,
     read_square,
+    sums_over_tokens,
     tokens_of,
     write,
     write_row,
@@ -54,11 +55,11 @@ def state_kernel(
         keys = read(k, batch, head, rows, columns, count, D).to(tl.float32)
         keys = tl.where(rows[:, None] < count, keys - reference[None, :], 0.0)
         values = read(v, batch, head, rows, columns, count, D)
-        products += product(tl.trans(keys), values, DOT, PRECISION)
+        products += sums_over_tokens(values, keys, DOT, PRECISION)
         key_sum += tl.sum(keys, axis=0)
         value_sum += tl.sum(values.to(tl.float32), axis=0)
     state += tl.program_id(0).to(tl.int64) * ((D + 3) * D)
-    write_square(state, products, columns, D)
+    write_square(state, tl.trans(products), columns, D)
     write_row(state, D, key_sum, columns, D)
     write_row(state, D + 1, value_sum, columns, D)
     # splits are summed, and it is the same in all of them
@@ -129,7 +130,7 @@ def spread_gradient_kernel(
         grads = read(grad, batch, head, rows, columns, count, D)
         dqueries = product(grads, tl.trans(covariance), DOT, PRECISION)
         write(dq, dqueries, batch, head, rows, columns, count, D)
-        dcovariance += product(tl.trans(queries), grads, DOT, PRECISION)
+        dcovariance += sums_over_tokens(queries, grads, DOT, PRECISION)
         dvalue += tl.sum(grads.to(tl.float32), axis=0)
     dstate += tl.program_id(0).to(tl.int64) * ((D + 1) * D)
     write_square(dstate, dcovariance * scale, columns, D)

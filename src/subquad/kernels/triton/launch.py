@@ -1,5 +1,6 @@
 """How a kernel is started: the shape of its tiles, and over how many programs a sequence is split."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -58,9 +59,12 @@ def groups_of(tokens: Tensor, block: int, *, times: int = 1) -> tuple[int, Split
 
 def _programs(tokens: Tensor) -> int:
     """How many fill the device of these tokens."""
-    if not tokens.is_cuda:
-        return PROGRAMS * INTERPRETED_PROCESSORS
-    return PROGRAMS * torch.cuda.get_device_properties(tokens.device).multi_processor_count
+    return PROGRAMS * (_processors(tokens.device) if tokens.is_cuda else INTERPRETED_PROCESSORS)
+
+
+@lru_cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def tile_of(

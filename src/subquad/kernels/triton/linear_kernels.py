@@ -16,6 +16,7 @@ from subquad.kernels.triton.tiles import (
     read,
     read_row,
     read_square,
+    sums_over_tokens,
     write,
     write_row,
     write_square,
@@ -96,16 +97,16 @@ def state_kernel(
         plus, minus = features(x, power, head, columns, KIND, D)
         plus = tl.where(rows[:, None] < count, plus, 0.0)
         values = read(v, batch, head, rows, columns, count, D)
-        plus_state += product(tl.trans(plus), values, DOT, PRECISION)
+        plus_state += sums_over_tokens(values, plus, DOT, PRECISION)
         plus_sum += tl.sum(plus, axis=0)
         if STREAMS == 2:
-            minus_state += product(tl.trans(minus), values, DOT, PRECISION)
+            minus_state += sums_over_tokens(values, minus, DOT, PRECISION)
             minus_sum += tl.sum(minus, axis=0)
     state += tl.program_id(0).to(tl.int64) * (STREAMS * (D + 1) * D)
-    write_square(state, plus_state, columns, D)
+    write_square(state, tl.trans(plus_state), columns, D)
     write_row(state, D, plus_sum, columns, D)
     if STREAMS == 2:
-        write_square(state + (D + 1) * D, minus_state, columns, D)
+        write_square(state + (D + 1) * D, tl.trans(minus_state), columns, D)
         write_row(state + (D + 1) * D, D, minus_sum, columns, D)
 
 
@@ -217,7 +218,8 @@ def spread_gradient_kernel(
             y += product(minus, minus_state, DOT, PRECISION)
         present = rows[:, None] < count
         weight = normalizers(plus, minus, plus_sum, minus_sum, present, columns, eps, STREAMS, D)
-        weighed = read(grad, batch, head, rows, columns, count, D).to(tl.float32) * weight
+        grads = read(grad, batch, head, rows, columns, count, D)
+        weighed = grads.to(tl.float32) * weight
         # what each normaliser takes off
         loss = weighed * y * weight
         dplus = product(weighed, tl.trans(plus_state), DOT, PRECISION)
@@ -229,12 +231,14 @@ def spread_gradient_kernel(
             dminus -= own[:, None] * minus_sum[None, :] + cross[:, None] * plus_sum[None, :]
             dplus_sum -= tl.sum(plus * own[:, None] + minus * cross[:, None], axis=0)
             dminus_sum -= tl.sum(minus * own[:, None] + plus * cross[:, None], axis=0)
+            dplus_state += product(tl.trans(plus), weighed, DOT, PRECISION)
             dminus_state += product(tl.trans(minus), weighed, DOT, PRECISION)
         else:
             own = tl.sum(loss, axis=1)
             dplus -= own[:, None] * plus_sum[None, :]
             dplus_sum -= tl.sum(plus * own[:, None], axis=0)
-        dplus_state += product(tl.trans(plus), weighed, DOT, PRECISION)
+            # all values of a query have the same weight
+            dplus_state += sums_over_tokens(grads, plus * weight, DOT, PRECISION)
         dx, growth = to_tokens(x, dplus, dminus, power, head, columns, KIND, D)
         if KIND == "pola":
             dpower += tl.sum(growth, axis=0)
@@ -251,7 +255,7 @@ def spread_gradient_kernel(
         write_row(dparameters, 2 * place, dpower, columns, D)
         write_row(dparameters, 2 * place + 1, dsharpness, columns, D)
     else:
-        write_square(dstate, dplus_state, columns, D)
+        write_square(dstate, tl.trans(dplus_state), columns, D)
     write_row(dstate, D, dplus_sum, columns, D)
 
 

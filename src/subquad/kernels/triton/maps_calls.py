@@ -55,7 +55,7 @@ def agent_attention_keeping_gradient(
     dk, dv, dagents_too, _, dkey_bias = _gradient(k, v, agents, dvalues, scale, key_bias, sums)
     assert dv is not None and dkey_bias is not None and dquery_bias is not None
     dagents = (dagents + dagents_too).to(agents.dtype)
-    of_biases = dkey_bias.mT.to(key_bias.dtype), dquery_bias.mT.to(query_bias.dtype)
+    of_biases = dkey_bias.to(key_bias.dtype), dquery_bias.to(query_bias.dtype)
     return dq, dagents, dk, dv, *(grad.contiguous() for grad in of_biases)
 
 
@@ -133,7 +133,7 @@ def _gradient(
     *,
     gather: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
-    """To x, values (where they were gathered), the few, their values (where they were spread) and the bias (h, f, n).
+    """To x, values (where they were gathered), the few, their values (where they were spread) and the bias (h, n, f).
 
     `sums` are those of a softmax over tokens: the logarithms of its sums, and Σ w dw.
     """
@@ -149,7 +149,7 @@ def _gradient(
     dvalues = _shares(values, parts) if gather else None
     dfew = x.new_empty(b, h, split.pieces, f, d, dtype=torch.float32)
     dfew_values = None if gather else torch.empty_like(dfew)
-    dbias = None if bias is None else dfew.new_empty(groups, h, f, n)
+    dbias = None if bias is None else dfew.new_empty(groups, h, n, f)
     normalizer, losses = sums or (None, None)
     gradient_kernel[groups * h * split.pieces, parts](
         *map(tokens_of, (x, values, few, few_values)),

@@ -2,7 +2,8 @@
 
 A map's entry is w = exp(l). For a softmax l = s f·x + bias less what makes it sum to 1, over the tokens where these are
 gathered, over the few where it is spread; for a Gaussian l = −‖f − s x‖² / 2. Gathering is w v, (b, h, f, d), from
-splits of the tokens; spreading is wᵀ u, (b, h, n, d). Tiles of a map are (few, tokens).
+splits of the tokens; spreading is wᵀ u, (b, h, n, d). Tiles of a map are (few, tokens) where tokens are gathered and
+(tokens, few) elsewhere: in the order in which the product that follows reads its left side.
 
 Formulas: subquad.ops.agent_formula and subquad.ops.soft_formula.
 """
@@ -10,7 +11,7 @@ Formulas: subquad.ops.agent_formula and subquad.ops.soft_formula.
 import triton
 import triton.language as tl
 
-from subquad.kernels.triton.tiles import product, program, read, write
+from subquad.kernels.triton.tiles import product, program, read, sums_over_tokens, write
 
 
 @triton.jit
@@ -25,19 +26,29 @@ def logarithms(
     count,
     scale,
     GAUSS: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The tile (f, n) of l, before a softmax; −∞ where there is nothing."""
-    present = (places[:, None] < few_count) & (rows[None, :] < count)
-    logits = product(few, tl.trans(x), DOT, PRECISION) * scale
+    """The tile (f, n) of l, or (n, f) `BY_TOKEN`, before a softmax; −∞ where there is nothing."""
+    if BY_TOKEN:
+        logits = product(x, tl.trans(few), DOT, PRECISION) * scale
+        place, row = places[None, :], rows[:, None]
+    else:
+        logits = product(few, tl.trans(x), DOT, PRECISION) * scale
+        place, row = places[:, None], rows[None, :]
+    present = (place < few_count) & (row < count)
     if GAUSS:
         few, x = few.to(tl.float32), x.to(tl.float32) * scale
-        squares = tl.sum(few * few, axis=1)[:, None] + tl.sum(x * x, axis=1)[None, :]
+        of_few, of_tokens = tl.sum(few * few, axis=1), tl.sum(x * x, axis=1)
+        if BY_TOKEN:
+            squares = of_tokens[:, None] + of_few[None, :]
+        else:
+            squares = of_few[:, None] + of_tokens[None, :]
         # rounding can make the distance of near points slightly negative
         logits = -0.5 * tl.maximum(squares - 2 * logits, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
-        at = bias.data + head * bias.head + places.to(tl.int64)[:, None] * bias.few + rows[None, :] * bias.token
+        at = bias.data + head * bias.head + place.to(tl.int64) * bias.few + row.to(tl.int64) * bias.token
         logits += tl.load(at, mask=present, other=0.0).to(tl.float32)
     return tl.where(present, logits, float("-inf"))
 
@@ -79,7 +90,7 @@ def gather_kernel(
     for start in range(split * chunk, tl.minimum(count, (split + 1) * chunk), BLOCK):
         rows = start + tl.arange(0, BLOCK)
         x, values = read(k, batch, head, rows, columns, count, D), read(v, batch, head, rows, columns, count, D)
-        logits = logarithms(agents, x, bias, head, places, rows, few_count, count, scale, GAUSS, DOT, PRECISION)
+        logits = logarithms(agents, x, bias, head, places, rows, few_count, count, scale, GAUSS, False, DOT, PRECISION)
         if GAUSS:
             gathered += product(tl.exp(logits), values, DOT, PRECISION)
         else:
@@ -127,14 +138,14 @@ def spread_kernel(
         places = first + tl.arange(0, FEW)
         agents = read(few, batch, head, places, columns, few_count, D)
         values = read(u, batch, head, places, columns, few_count, D)
-        logits = logarithms(agents, x, bias, head, places, rows, few_count, count, scale, GAUSS, DOT, PRECISION)
+        logits = logarithms(agents, x, bias, head, places, rows, few_count, count, scale, GAUSS, True, DOT, PRECISION)
         if GAUSS:
-            y += product(tl.trans(tl.exp(logits)), values, DOT, PRECISION)
+            y += product(tl.exp(logits), values, DOT, PRECISION)
         else:
-            higher = finite(tl.maximum(highest, tl.max(logits, axis=0)))
-            weights, kept = tl.exp(logits - higher[None, :]), tl.exp(highest - higher)
-            y = y * kept[:, None] + product(tl.trans(weights), values, DOT, PRECISION)
-            weight, highest = weight * kept + tl.sum(weights, axis=0), higher
+            higher = finite(tl.maximum(highest, tl.max(logits, axis=1)))
+            weights, kept = tl.exp(logits - higher[:, None]), tl.exp(highest - higher)
+            y = y * kept[:, None] + product(weights, values, DOT, PRECISION)
+            weight, highest = weight * kept + tl.sum(weights, axis=1), higher
     if not GAUSS:
         y = y / tl.where(weight == 0, 1.0, weight)[:, None]
     write(out, y, batch, head, rows, columns, count, D)
@@ -176,7 +187,7 @@ def gradient_kernel(
 
     An entry's gradient is dw = few_values·values: where tokens are gathered, values are theirs and few_values are the
     gradient of what was gathered; where the few are spread, values are the output's gradient and few_values theirs.
-    A program goes through `each` images one after the other, whose gradients of a bias (groups, h, f, n) it adds up.
+    A program goes through `each` images one after the other, whose gradients of a bias (groups, h, n, f) it adds up.
     `ALL` says that the block is all of the few.
     """
     split, group, head = program(splits, heads)
@@ -185,7 +196,7 @@ def gradient_kernel(
     for batch in range(group * each, tl.minimum(images, (group + 1) * each)):
         agents = read(few, batch, head, places, columns, few_count, D)
         of_few = read(few_values, batch, head, places, columns, few_count, D)
-        dagents, dof_few = tl.zeros((FEW, BLOCK_D), tl.float32), tl.zeros((FEW, BLOCK_D), tl.float32)
+        dagents, dof_few = tl.zeros((BLOCK_D, FEW), tl.float32), tl.zeros((BLOCK_D, FEW), tl.float32)
         pulls = tl.zeros((FEW,), tl.float32)
         if GATHER and not GAUSS:
             image = (batch * heads + head) * few_count
@@ -196,20 +207,20 @@ def gradient_kernel(
             tokens = read(x, batch, head, rows, columns, count, D)
             of_tokens = read(values, batch, head, rows, columns, count, D)
             logits = logarithms(
-                agents, tokens, bias, head, places, rows, few_count, count, scale, GAUSS, DOT, PRECISION
+                agents, tokens, bias, head, places, rows, few_count, count, scale, GAUSS, True, DOT, PRECISION
             )
-            dweights = product(of_few, tl.trans(of_tokens), DOT, PRECISION)
+            dweights = product(of_tokens, tl.trans(of_few), DOT, PRECISION)
             if GAUSS:
                 weights = tl.exp(logits)
                 dlogits = weights * dweights
             elif GATHER:
-                weights = tl.exp(logits - total[:, None])
-                dlogits = weights * (dweights - loss[:, None])
+                weights = tl.exp(logits - total[None, :])
+                dlogits = weights * (dweights - loss[None, :])
             elif ALL:
-                weights = tl.exp(logits - finite(tl.max(logits, axis=0))[None, :])
-                weight = tl.sum(weights, axis=0)
-                weights = weights / tl.where(weight == 0, 1.0, weight)[None, :]
-                dlogits = weights * (dweights - tl.sum(weights * dweights, axis=0)[None, :])
+                weights = tl.exp(logits - finite(tl.max(logits, axis=1))[:, None])
+                weight = tl.sum(weights, axis=1)
+                weights = weights / tl.where(weight == 0, 1.0, weight)[:, None]
+                dlogits = weights * (dweights - tl.sum(weights * dweights, axis=1)[:, None])
             else:
                 # the softmax runs over all of the few, of which this program has a block
                 highest, weight = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
@@ -227,45 +238,42 @@ def gradient_kernel(
                         count,
                         scale,
                         GAUSS,
+                        True,
                         DOT,
                         PRECISION,
                     )
-                    moved = product(
-                        read(few_values, batch, head, others, columns, few_count, D),
-                        tl.trans(of_tokens),
-                        DOT,
-                        PRECISION,
-                    )
-                    higher = finite(tl.maximum(highest, tl.max(theirs, axis=0)))
-                    shares, kept = tl.exp(theirs - higher[None, :]), tl.exp(highest - higher)
-                    weight, lost = weight * kept + tl.sum(shares, axis=0), lost * kept + tl.sum(shares * moved, axis=0)
+                    their_values = read(few_values, batch, head, others, columns, few_count, D)
+                    moved = product(of_tokens, tl.trans(their_values), DOT, PRECISION)
+                    higher = finite(tl.maximum(highest, tl.max(theirs, axis=1)))
+                    shares, kept = tl.exp(theirs - higher[:, None]), tl.exp(highest - higher)
+                    weight, lost = weight * kept + tl.sum(shares, axis=1), lost * kept + tl.sum(shares * moved, axis=1)
                     highest = higher
                 weight = tl.where(weight == 0, 1.0, weight)
-                weights = tl.exp(logits - highest[None, :]) / weight[None, :]
-                dlogits = weights * (dweights - (lost / weight)[None, :])
-            dtokens = product(tl.trans(dlogits), agents, DOT, PRECISION) * scale
-            dagents += product(dlogits, tokens, DOT, PRECISION) * scale
+                weights = tl.exp(logits - highest[:, None]) / weight[:, None]
+                dlogits = weights * (dweights - (lost / weight)[:, None])
+            dtokens = product(dlogits, agents, DOT, PRECISION) * scale
+            dagents += sums_over_tokens(tokens, dlogits, DOT, PRECISION) * scale
             if GAUSS:
                 # −(f − s x)² / 2 also pulls each of the two to zero
-                dtokens -= tl.sum(dlogits, axis=0)[:, None] * tokens.to(tl.float32) * (scale * scale)
-                pulls += tl.sum(dlogits, axis=1)
+                dtokens -= tl.sum(dlogits, axis=1)[:, None] * tokens.to(tl.float32) * (scale * scale)
+                pulls += tl.sum(dlogits, axis=0)
             write(dx, dtokens, part * images + batch, head, rows, columns, count, D)
             if GATHER:
-                dtheirs = product(tl.trans(weights), of_few, DOT, PRECISION)
+                dtheirs = product(weights, of_few, DOT, PRECISION)
                 write(dvalues, dtheirs, part * images + batch, head, rows, columns, count, D)
             else:
-                dof_few += product(weights, of_tokens, DOT, PRECISION)
+                dof_few += sums_over_tokens(of_tokens, weights, DOT, PRECISION)
             if dbias is not None:
-                pair = ((group * heads + head) * few_count + places[:, None]) * count + rows[None, :]
-                present = (places[:, None] < few_count) & (rows[None, :] < count)
+                pair = ((group * heads + head) * count + rows[:, None]) * few_count + places[None, :]
+                present = (places[None, :] < few_count) & (rows[:, None] < count)
                 # of the group's first image there is nothing before
-                added = (places[:, None] < tl.where(batch > group * each, few_count, 0)) & (rows[None, :] < count)
+                added = (places[None, :] < tl.where(batch > group * each, few_count, 0)) & (rows[:, None] < count)
                 before = tl.load(dbias + pair, mask=added, other=0.0)
                 tl.store(dbias + pair, before + dlogits, mask=present)
         if GAUSS:
-            dagents -= pulls[:, None] * agents.to(tl.float32)
-        at = (((batch * heads + head) * splits + split) * few_count + places[:, None]) * D + columns[None, :]
-        inside = (places[:, None] < few_count) & (columns[None, :] < D)
+            dagents -= pulls[None, :] * tl.trans(agents.to(tl.float32))
+        at = (((batch * heads + head) * splits + split) * few_count + places[None, :]) * D + columns[:, None]
+        inside = (places[None, :] < few_count) & (columns[:, None] < D)
         tl.store(dfew + at, dagents, mask=inside)
         if not GATHER:
             tl.store(dfew_values + at, dof_few, mask=inside)

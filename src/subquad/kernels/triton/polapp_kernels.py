@@ -19,6 +19,7 @@ from subquad.kernels.triton.tiles import (
     read,
     read_row,
     read_square,
+    sums_over_tokens,
     write,
     write_row,
     write_square,
@@ -113,14 +114,14 @@ def polapp_state_kernel(
         plus = turned_by(plus, other_plus, cos, sin, batch, head, rows, columns, count, TURN, D)
         minus = turned_by(minus, other_minus, other_cos, other_sin, batch, head, rows, columns, count, TURN, D)
         values = read(v, batch, head, rows, columns, count, D)
-        plus_state = plus_state * plus_kept[:, None] + product(tl.trans(plus), values, DOT, PRECISION)
-        minus_state = minus_state * minus_kept[:, None] + product(tl.trans(minus), values, DOT, PRECISION)
+        plus_state = plus_state * plus_kept[None, :] + sums_over_tokens(values, plus, DOT, PRECISION)
+        minus_state = minus_state * minus_kept[None, :] + sums_over_tokens(values, minus, DOT, PRECISION)
     state += tl.program_id(0).to(tl.int64) * (2 * (D + 2) * D)
-    write_square(state, plus_state, columns, D)
+    write_square(state, tl.trans(plus_state), columns, D)
     write_row(state, D, plus_sum, columns, D)
     write_row(state, D + 1, plus_most, columns, D)
     state += (D + 2) * D
-    write_square(state, minus_state, columns, D)
+    write_square(state, tl.trans(minus_state), columns, D)
     write_row(state, D, minus_sum, columns, D)
     write_row(state, D + 1, minus_most, columns, D)
 
@@ -287,6 +288,8 @@ def polapp_query_gradient_kernel(
     columns = tl.arange(0, BLOCK_D)
     state += (batch * heads + head) * (2 * (D + 2) * D)
     other = state + (D + 2) * D
+    # the half of the values that this stream weighs
+    own = (columns < (D + 1) // 2) if STREAM == 0 else (columns >= (D + 1) // 2)
     plus_state, minus_state = read_square(state, columns, D) * mean, read_square(other, columns, D) * mean
     dplus_state, dminus_state = tl.zeros((BLOCK_D, BLOCK_D), tl.float32), tl.zeros((BLOCK_D, BLOCK_D), tl.float32)
     dplus_sum, dminus_sum = tl.zeros((BLOCK_D,), tl.float32), tl.zeros((BLOCK_D,), tl.float32)
@@ -294,12 +297,10 @@ def polapp_query_gradient_kernel(
     for start in range(split * chunk, tl.minimum(count, (split + 1) * chunk), BLOCK):
         rows = start + tl.arange(0, BLOCK)
         tokens, others = read_with_partners(q, batch, head, rows, columns, count, TURN, D)
-        grads = read(grad, batch, head, rows, columns, count, D).to(tl.float32)
-        if STREAM == 0:
-            grads = tl.where(columns[None, :] < (D + 1) // 2, grads, 0.0)
-        else:
+        given = read(grad, batch, head, rows, columns, count, D)
+        grads = tl.where(own[None, :], given.to(tl.float32), 0.0)
+        if STREAM == 1:
             tokens, others = -tokens, -others
-            grads = tl.where(columns[None, :] < (D + 1) // 2, 0.0, grads)
         plus, minus, turned_plus, turned_minus, added, slope = stream_features(
             tokens, others, spikes, state, cos, sin, other_cos, other_sin, batch, head, rows, columns, count, TURN, D
         )
@@ -307,8 +308,8 @@ def polapp_query_gradient_kernel(
         y = product(turned_plus * inverse[:, None], plus_state, DOT, PRECISION)
         y += product(turned_minus * inverse[:, None], minus_state, DOT, PRECISION)
         dz = -inverse * tl.sum(y * grads, axis=1)
-        dplus_state += product(tl.trans(turned_plus * inverse[:, None]), grads, DOT, PRECISION)
-        dminus_state += product(tl.trans(turned_minus * inverse[:, None]), grads, DOT, PRECISION)
+        dplus_state += sums_over_tokens(given, turned_plus * inverse[:, None], DOT, PRECISION)
+        dminus_state += sums_over_tokens(given, turned_minus * inverse[:, None], DOT, PRECISION)
         dplus_sum += tl.sum(plus * dz[:, None], axis=0)
         dminus_sum += tl.sum(minus * dz[:, None], axis=0)
         dplus = turned_back(grads, state, mean, cos, sin, batch, head, rows, columns, count, TURN, D, DOT, PRECISION)
@@ -326,11 +327,12 @@ def polapp_query_gradient_kernel(
             more = read(dq, batch, head, rows, columns, count, D).to(tl.float32) - more
         write(dq, more, batch, head, rows, columns, count, D)
     dstate += tl.program_id(0).to(tl.int64) * (2 * (D + 2) * D)
-    write_square(dstate, dplus_state, columns, D)
+    # of the other half's values there are sums as well, which are the other stream's
+    write_square(dstate, tl.where(own[None, :], tl.trans(dplus_state), 0.0), columns, D)
     write_row(dstate, D, dplus_sum, columns, D)
     write_row(dstate, D + 1, dplus_spike, columns, D)
     dstate += (D + 2) * D
-    write_square(dstate, dminus_state, columns, D)
+    write_square(dstate, tl.where(own[None, :], tl.trans(dminus_state), 0.0), columns, D)
     write_row(dstate, D, dminus_sum, columns, D)
     write_row(dstate, D + 1, dminus_spike, columns, D)
 

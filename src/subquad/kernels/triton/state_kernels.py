@@ -24,6 +24,7 @@ from subquad.kernels.triton.tiles import (
     read,
     read_row,
     read_square,
+    sums_over_tokens,
     write,
     write_row,
     write_square,
@@ -225,10 +226,10 @@ def state_kernel(
             share, kept = tl.exp(scores - higher), tl.exp(highest - higher)
             weight, highest = weight * kept + tl.sum(share, axis=0), higher
             plus_state, plus_sum = plus_state * kept[:, None], plus_sum * kept
-        plus_state += product(tl.trans(turned_plus * share[:, None]), values, DOT, PRECISION)
+        plus_state += sums_over_tokens(values, turned_plus * share[:, None], DOT, PRECISION)
         plus_sum += tl.sum(plus * share[:, None], axis=0)
         if STREAMS == 2:
-            minus_state += product(tl.trans(turned_minus * share[:, None]), values, DOT, PRECISION)
+            minus_state += sums_over_tokens(values, turned_minus * share[:, None], DOT, PRECISION)
             minus_sum += tl.sum(minus * share[:, None], axis=0)
         if FORM == "subtracted":
             value_sum += tl.sum(values.to(tl.float32), axis=0)
@@ -237,11 +238,11 @@ def state_kernel(
     if FORM == "weighed":
         plus_state, plus_sum = plus_state / weight[:, None], plus_sum / weight
         tl.store(normalizer + place + tl.arange(0, 1), highest + tl.log(weight))
-    write_square(state, plus_state, columns, D)
+    write_square(state, tl.trans(plus_state), columns, D)
     write_row(state, D, plus_sum, columns, D)
     write_row(state, D + 1, value_sum, columns, D)
     if STREAMS == 2:
-        write_square(state + (D + 3) * D, minus_state, columns, D)
+        write_square(state + (D + 3) * D, tl.trans(minus_state), columns, D)
         write_row(state + (D + 3) * D, D, minus_sum, columns, D)
 
 
@@ -340,7 +341,8 @@ def query_gradient_kernel(
             z += tl.sum(minus * minus_sum[None, :], axis=1)
             y += product(turned_minus, minus_state, DOT, PRECISION)
         # where there is no query its gradient is zeros, and so is all that follows of it
-        grads = read(grad, batch, head, rows, columns, count, D).to(tl.float32)
+        given = read(grad, batch, head, rows, columns, count, D)
+        grads = given.to(tl.float32)
         inverse = 1 / tl.where(rows < count, z + eps, 1.0)
         dz = -inverse * inverse * tl.sum(y * grads, axis=1)
         factor = inverse
@@ -350,10 +352,10 @@ def query_gradient_kernel(
             dvalue -= tl.sum(grads * z[:, None], axis=0)
         weighed = grads * factor[:, None]
         if dstate is not None:
-            dplus_state += product(tl.trans(turned_plus), weighed, DOT, PRECISION)
+            dplus_state += sums_over_tokens(given, turned_plus * factor[:, None], DOT, PRECISION)
             dplus_sum += tl.sum(plus * dz[:, None], axis=0)
             if STREAMS == 2:
-                dminus_state += product(tl.trans(turned_minus), weighed, DOT, PRECISION)
+                dminus_state += sums_over_tokens(given, turned_minus * factor[:, None], DOT, PRECISION)
                 dminus_sum += tl.sum(minus * dz[:, None], axis=0)
         if dq is not None:
             dplus = turned_back(
@@ -371,11 +373,11 @@ def query_gradient_kernel(
             write(dq, to_tokens(x, dplus, dminus, KIND, True), batch, head, rows, columns, count, D)
     if dstate is not None:
         dstate += tl.program_id(0).to(tl.int64) * (STREAMS * (D + 3) * D)
-        write_square(dstate, dplus_state, columns, D)
+        write_square(dstate, tl.trans(dplus_state), columns, D)
         write_row(dstate, D, dplus_sum, columns, D)
         write_row(dstate, D + 1, dvalue, columns, D)
         if STREAMS == 2:
-            write_square(dstate + (D + 3) * D, dminus_state, columns, D)
+            write_square(dstate + (D + 3) * D, tl.trans(dminus_state), columns, D)
             write_row(dstate + (D + 3) * D, D, dminus_sum, columns, D)
 
 

@@ -98,3 +98,13 @@ def write_row(x, row, values, columns, D: tl.constexpr):
 def product(a, b, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """The product of two tiles, summed in fp32."""
     return tl.dot(a.to(DOT), b.to(DOT), input_precision=PRECISION)
+
+
+@triton.jit
+def sums_over_tokens(given, made, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """Σ givenᵀ made of two tiles of tokens (n, d), of which the first is as it was read.
+
+    A tile that was computed stands right: Hopper's tensor cores take a left one that lies across from shared memory
+    only, where it lies as it was read, and computing it once more in that order takes longer than all else.
+    """
+    return product(tl.trans(given), made, DOT, PRECISION)
