@@ -68,13 +68,15 @@ def filter_kernel(
         added = tl.load(bias + channels, mask=columns < D, other=0.0).to(tl.float32)
         total += tl.where(rows[:, None] >= prefix, added[None, :], 0.0)
     y_of, across = places_of(rows, prefix, height, width)
-    # what is written out reads many taps ahead
-    for tap in tl.static_range(SIZE * SIZE):
-        place = batch * per_image + channels * (SIZE * SIZE) + (SIZE * SIZE - 1 - tap if FLIPPED else tap)
-        factor = tl.load(weight + place, mask=columns < D, other=0.0).to(tl.float32)
-        down, right = tap // SIZE - SIZE // 2, tap % SIZE - SIZE // 2
-        beside = read_beside(v, batch, head, y_of + down, across + right, columns, prefix, height, width, D)
-        total += beside * factor[None, :]
+    for row in range(SIZE):
+        # what is written out reads many taps ahead
+        for column in tl.static_range(SIZE):
+            tap = row * SIZE + column
+            place = batch * per_image + channels * (SIZE * SIZE) + (SIZE * SIZE - 1 - tap if FLIPPED else tap)
+            factor = tl.load(weight + place, mask=columns < D, other=0.0).to(tl.float32)
+            down, right = row - SIZE // 2, column - SIZE // 2
+            beside = read_beside(v, batch, head, y_of + down, across + right, columns, prefix, height, width, D)
+            total += beside * factor[None, :]
     if y is not None:
         total += read(y, batch, head, rows, columns, count, D).to(tl.float32)
     if gate is not None:
