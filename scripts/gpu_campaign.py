@@ -13,6 +13,7 @@ again at the next call (training goes on where it was).
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -79,7 +80,11 @@ TOY_LAYER = toy_bench("--attention", "linear", "--tokens", 16, "--dim", 16, "--n
 
 
 # most of their time is that of compilers
-SIDE_BY_SIDE = ("-n", "4") if importlib.util.find_spec("xdist") else ()
+SIDE_BY_SIDE = ("-n", str(min(15, os.cpu_count() or 1))) if importlib.util.find_spec("xdist") else ()
+
+
+# pytest-benchmark warns beside xdist, and warnings are errors
+PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark")
 
 
 def correctness_steps() -> list[Step]:
@@ -95,10 +100,8 @@ def correctness_steps() -> list[Step]:
         Step(
             f"correctness-{name.removeprefix('test_')}",
             f"{title} (tests/gpu/{name}.py)",
-            ("pytest", "-q", "-p", "no:cacheprovider", *SIDE_BY_SIDE, f"tests/gpu/{name}.py"),
-            ("pytest", "-q", "-p", "no:cacheprovider", f"tests/gpu/{name}.py", "-k", some[name])
-            if name in some
-            else (),
+            (*PYTEST, *SIDE_BY_SIDE, f"tests/gpu/{name}.py"),
+            (*PYTEST, f"tests/gpu/{name}.py", "-k", some[name]) if name in some else (),
         )
         for name, title in titles.items()
     ]
@@ -128,22 +131,30 @@ def tuning_steps() -> list[Step]:
 
 
 def layer_steps() -> list[Step]:
-    """Layers and operations, forward and with backward, against flash attention and a copy."""
+    """Layers and operations, forward and with backward, against flash attention and a copy.
+
+    As CUDA graphs, which is what the device does, and layers also as they are, where Python may be what is waited for.
+    """
     steps = []
-    for batch, tokens in LENGTHS.items():
-        for backward in (False, True):
-            for what, flags in (("operations", ("--ops",)), ("layers", ())):
-                for behind, mechanisms in FAMILIES.items():
-                    direction = "forward and backward" if backward else "forward"
-                    name = f"{what}-b{batch}{'-backward' if backward else ''}{behind}"
-                    words = ("--dtype", "bf16", "--batch-size", batch, "--tokens", *tokens, *flags)
-                    more = ("--backward",) if backward else ()
-                    title = f"{what.capitalize()}, {direction}, bf16, batch {batch}, width 192, heads of 64"
-                    command = bench("--attention", *mechanisms, *words, *more)
-                    steps.append(Step(name, title, command, (*TOY_LAYER, *flags, *more)))
+    kinds = {
+        "operations": ("operations, as CUDA graphs", ("--ops", "--graphs")),
+        "layers": ("layers, as CUDA graphs", ("--graphs",)),
+        "eager": ("layers as they are", ()),
+    }
+    for (what, (said, flags)), (batch, tokens), backward, (behind, mechanisms) in itertools.product(
+        kinds.items(), LENGTHS.items(), (False, True), FAMILIES.items()
+    ):
+        direction = "forward and backward" if backward else "forward"
+        name = f"{what}-b{batch}{'-backward' if backward else ''}{behind}"
+        words = ("--dtype", "bf16", "--batch-size", batch, "--tokens", *tokens, *flags)
+        more = ("--backward",) if backward else ()
+        title = f"{said.capitalize()}, {direction}, bf16, batch {batch}, width 192, heads of 64"
+        toy = tuple(flag for flag in (*flags, *more) if flag != "--graphs")
+        steps.append(Step(name, title, bench("--attention", *mechanisms, *words, *more), (*TOY_LAYER, *toy)))
     for heads, width in HEADS:
         words = ("--dim", 384, "--num-heads", heads, "--dtype", "bf16", "--batch-size", 8, "--tokens", 4096, "--ops")
-        title = f"Operations, heads of {width}, 4,096 tokens, batch 8, bf16"
+        words += ("--graphs",)
+        title = f"Operations, heads of {width}, 4,096 tokens, batch 8, bf16, as CUDA graphs"
         steps.append(Step(f"heads-{width}", title, bench("--attention", *LINEAR, *words), TOY_LAYER))
     for behind, mechanisms in FAMILIES.items():
         words = ("--dtype", "bf16", "--batch-size", 8, "--tokens", 1024, 4096, "--compile")
@@ -164,10 +175,15 @@ HOSTS = ("deit", "pvt", "swin", "cswin")
 
 
 def network_steps() -> list[Step]:
-    """Whole networks against the same hosts with softmax: as they are, trained, and by torch.compile with graphs."""
+    """Whole networks against the same hosts with softmax: as they are, trained, as graphs, and by torch.compile."""
     steps = []
-    kinds = {"": ("inference", ()), "-backward": ("a training step", ("--backward",))}
-    kinds["-compiled"] = ("inference, torch.compile with CUDA graphs", ("--compile",))
+    kinds = {
+        "": ("inference, as CUDA graphs", ("--graphs",)),
+        "-backward": ("a training step, as CUDA graphs", ("--graphs", "--backward")),
+        "-eager": ("inference as it is", ()),
+        "-eager-backward": ("a training step as it is", ("--backward",)),
+        "-compiled": ("inference, torch.compile with CUDA graphs", ("--compile",)),
+    }
     for host, models in networks().items():
         for behind, (kind, flags) in kinds.items():
             # compiling one takes half a minute, and the references are compiled as well
@@ -204,9 +220,9 @@ def training_steps(data: str) -> list[Step]:
 
 
 def steps(data: str) -> list[Step]:
-    """All steps, those first that the others rest on."""
-    first = [*correctness_steps(), *tuning_steps()]
-    return [*first, *layer_steps(), *network_steps(), *unet_steps(), *training_steps(data)]
+    """All steps: whether it is right, how fast it is as it comes, what tiles chosen by time gain, and training."""
+    measured = [*correctness_steps(), *layer_steps(), *network_steps(), *unet_steps()]
+    return [*measured, *tuning_steps(), *training_steps(data)]
 
 
 def main() -> None:

@@ -333,7 +333,7 @@ def _spread(width):
 def _newton(width):
     def definition(gram, alpha):
         # of three steps, written out: (1 - (1 - αA²)^8) / A of the symmetric A
-        gram, identity = (gram + gram.mT) / 2, torch.eye(width, dtype=gram.dtype)
+        gram, identity = (gram + gram.mT) / 2, torch.eye(width, dtype=gram.dtype, device=gram.device)
         residual = identity - alpha * gram @ gram
         inverse = torch.linalg.solve(gram, identity - torch.linalg.matrix_power(residual, 8))
         return (inverse + inverse.mT) / 2
@@ -487,7 +487,8 @@ def _gradient_of(call: OperatorCall) -> OperatorCall:
 
     def definition(grad, *tensors):
         # a depthwise convolution's gradient asks for no bias
-        tensors = (*tensors, *call.tensors[len(tensors) :])
+        rest = call.tensors[len(tensors) :]
+        tensors = (*tensors, *(None if x is None else x.to(grad.device) for x in rest))
         tensors = [x if x is None or x.dtype == torch.bool else x.detach().requires_grad_() for x in tensors]
         # a rotation's tables learn nothing, nor does what may be seen
         learned = [

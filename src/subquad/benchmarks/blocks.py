@@ -104,8 +104,8 @@ def measure_blocks(
     With `ops` the operations alone: without projections and without the branch that is local. Softmax, beside which all
     are set, is left out above `max_softmax_tokens`, where a repeat would take seconds, and above 4,096 its textbook
     form, which writes its map out. With `compile` all that is timed is made by torch.compile, textbook forms too; with
-    `graphs` passes are recorded as CUDA graphs, and what is timed is their replay. A mechanism whose repeats at a length would not fit what is left of `time_budget_s` is left out from there on, and
-    `log` hears of it.
+    `graphs` passes are recorded as CUDA graphs, and what is timed is their replay. A mechanism whose repeats at a
+    length would not fit what is left of `time_budget_s` is left out from there on, and `log` hears of it.
     """
     check_mechanisms(mechanisms)
     check_repeats(repeats)

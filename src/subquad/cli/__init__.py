@@ -72,13 +72,12 @@ def make_parser(argv: Sequence[str] | None = None) -> "Parser":
     What it takes to describe a command can take seconds to import.
     """
     # imports that take time are made here, where an interruption is one line
-    from importlib.metadata import version
-
+    from subquad import __version__
     from subquad.cli.parser import Commands, Parser
     from subquad.command_table import COMMANDS
 
     parser = Parser(prog="subquad", description="Sub-quadratic attention for vision: train, compare, look inside.")
-    parser.add_argument("--version", action="version", version=f"subquad {version('subquad')}")
+    parser.add_argument("--version", action="version", version=f"subquad {__version__}")
     commands = Commands(parser)
     files = list(dict.fromkeys(file for file, _ in COMMANDS.values()))
     needed = files if argv is None else _files_for(argv, files)

@@ -54,14 +54,16 @@ def epoch_line(task: Task, row: Row, num_epochs: int) -> str:
 
 def describe_run(accelerator: Any) -> dict[str, Any]:
     """How and where a run is made."""
+    from subquad import __version__
+
     device = f"cpu ({platform.machine()}, {os.cpu_count()} cores)"
     if accelerator.device.type == "cuda":
         device = torch.cuda.get_device_name(accelerator.device)
     return {
         "command": shlex.join(sys.argv),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("subquad", "torch", "timm", "accelerate")},
+        "versions": {"python": platform.python_version(), "subquad": __version__}
+        | {name: version(name) for name in ("torch", "timm", "accelerate")},
         "device": device,
         "processes": accelerator.num_processes,
         "threads": torch.get_num_threads(),

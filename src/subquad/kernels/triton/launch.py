@@ -96,11 +96,11 @@ def tile_of(
     return with_choice(kernel, defaults, tokens, few)
 
 
-def lines_of(kernel: str, tokens: Tensor) -> dict[str, Any]:
-    """The settings of kernels without products of matrices, for tokens (b, h, n, d)."""
+def lines_of(kernel: str, tokens: Tensor, *, numbers: int = LINE_NUMBERS) -> dict[str, Any]:
+    """The settings of kernels without products of matrices, for tokens (b, h, n, d), of which a tile has `numbers`."""
     d = tokens.shape[-1]
     width = triton.next_power_of_2(d)
-    block = min(128, max(16, LINE_NUMBERS // width))
+    block = min(128, max(16, numbers // width))
     compiled = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
     return with_choice(kernel, {"D": d, "BLOCK_D": width, "BLOCK": block, **compiled}, tokens)
 

@@ -2,7 +2,7 @@
 
 A program has some tokens in the order in which they lie, wherever rows of the map end among them; tokens beside them
 are read once for each tap, and come from the cache. Gradients of taps are sums over all tokens: each program gives the
-sums over a few blocks, which the cache holds for all taps, and these are added up, over images as well.
+sums over its own, and these are added up, over images as well.
 
 Letters: b batch, h heads, n tokens, d channels of a head, k taps along a side. Formulas: subquad.ops.map_formulas.
 """
@@ -13,28 +13,28 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.declaring import empty_tokens
-from subquad.kernels.triton.launch import Split, lines_of
+from subquad.kernels.triton.launch import LINE_NUMBERS, lines_of
 from subquad.kernels.triton.tiles import program, read, tokens_of, write
-
-BLOCKS_OF_SUMS = 4
-"""Blocks of tokens whose gradients of taps one program sums."""
 
 
 @triton.jit
 def places_of(rows, prefix, height, width):
-    """Rows and columns of tokens on the map; what is not on it lies far off."""
+    """Rows and columns of tokens on the map; what is not on it lies far off, where no filter reaches."""
     place = rows - prefix
     y = place // width
-    # no filter reaches over so many rows
     return tl.where((place >= 0) & (y < height), y, -0x40000000), place - y * width
 
 
 @triton.jit
-def read_beside(x, batch, head, y, across, columns, prefix, height, width, D: tl.constexpr):
-    """The tile (n, d) of the tokens in rows y and columns `across` of the map; zeros where there is none."""
+def addresses_of(x, batch, head, rows, columns):
+    """Where a tile (n, d) of tokens lies; what is so many tokens on lies so many strides on."""
+    return x.data + batch * x.batch + head * x.head + rows.to(tl.int64)[:, None] * x.token + columns[None, :]
+
+
+@triton.jit
+def read_on_map(at, y, across, columns, height, width, D: tl.constexpr):
+    """The tile (n, d) at these addresses, which is in rows y and columns `across` of the map; zeros where that ends."""
     inside = (y >= 0) & (y < height) & (across >= 0) & (across < width)
-    token = (prefix + y * width + across).to(tl.int64)
-    at = x.data + batch * x.batch + head * x.head + token[:, None] * x.token + columns[None, :]
     return tl.load(at, mask=inside[:, None] & (columns[None, :] < D), other=0.0).to(tl.float32)
 
 
@@ -67,7 +67,8 @@ def filter_kernel(
     if bias is not None:
         added = tl.load(bias + channels, mask=columns < D, other=0.0).to(tl.float32)
         total += tl.where(rows[:, None] >= prefix, added[None, :], 0.0)
-    y_of, across = places_of(rows, prefix, height, width)
+    y_on_map, across = places_of(rows, prefix, height, width)
+    at = addresses_of(v, batch, head, rows, columns)
     for row in range(SIZE):
         # what is written out reads many taps ahead
         for column in tl.static_range(SIZE):
@@ -75,8 +76,8 @@ def filter_kernel(
             place = batch * per_image + channels * (SIZE * SIZE) + (SIZE * SIZE - 1 - tap if FLIPPED else tap)
             factor = tl.load(weight + place, mask=columns < D, other=0.0).to(tl.float32)
             down, right = row - SIZE // 2, column - SIZE // 2
-            beside = read_beside(v, batch, head, y_of + down, across + right, columns, prefix, height, width, D)
-            total += beside * factor[None, :]
+            beside = at + (down * width + right) * v.token
+            total += read_on_map(beside, y_on_map + down, across + right, columns, height, width, D) * factor[None, :]
     if y is not None:
         total += read(y, batch, head, rows, columns, count, D).to(tl.float32)
     if gate is not None:
@@ -90,9 +91,7 @@ def taps_kernel(
     v,
     shares,
     heads,
-    count,
     splits,
-    chunk,
     prefix,
     height,
     width,
@@ -101,25 +100,22 @@ def taps_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A split's shares (k² + 1, h·d) of the gradients of the taps and, below them, of a bias."""
+    """A block's shares (k² + 1, h·d) of the gradients of the taps and, below them, of a bias."""
     split, batch, head = program(splits, heads)
     columns = tl.arange(0, BLOCK_D)
     shares += (batch * splits + split) * ((SIZE * SIZE + 1) * heads * D) + head * D + columns
-    last = tl.minimum(count, (split + 1) * chunk)
-    # the tap behind the last is the bias
-    for tap in range(SIZE * SIZE + 1):
-        down, right = tap // SIZE - SIZE // 2, tap % SIZE - SIZE // 2
-        # threads meet once for each tap: what is summed across them waits for all
-        products = tl.zeros((BLOCK, BLOCK_D), tl.float32)
-        for start in range(split * chunk, last, BLOCK):
-            rows = start + tl.arange(0, BLOCK)
-            grads = read(grad, batch, head, rows, columns, count, D).to(tl.float32)
-            grads = tl.where(rows[:, None] >= prefix, grads, 0.0)
-            if tap < SIZE * SIZE:
-                y, across = places_of(rows, prefix, height, width)
-                grads *= read_beside(v, batch, head, y + down, across + right, columns, prefix, height, width, D)
-            products += grads
-        tl.store(shares + tap * heads * D, tl.sum(products, axis=0), mask=columns < D)
+    rows = split * BLOCK + tl.arange(0, BLOCK)
+    y, across = places_of(rows, prefix, height, width)
+    grads = read_on_map(addresses_of(grad, batch, head, rows, columns), y, across, columns, height, width, D)
+    at = addresses_of(v, batch, head, rows, columns)
+    for row in range(SIZE):
+        for column in tl.static_range(SIZE):
+            down, right = row - SIZE // 2, column - SIZE // 2
+            beside = at + (down * width + right) * v.token
+            values = read_on_map(beside, y + down, across + right, columns, height, width, D)
+            of_tap = tl.sum(grads * values, axis=0)
+            tl.store(shares + (row * SIZE + column) * heads * D, of_tap, mask=columns < D)
+    tl.store(shares + SIZE * SIZE * heads * D, tl.sum(grads, axis=0), mask=columns < D)
 
 
 def local_branch(y: Tensor, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]) -> None:
@@ -143,12 +139,11 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
     (b, h, n, d), (height, width), size = v.shape, shape, weight.shape[-1]
     dv = empty_tokens(v)
     _filter(dv, grad, weight, None, shape, flipped=True)
-    settings = lines_of("local.taps", v)
-    chunk = BLOCKS_OF_SUMS * settings["BLOCK"]
-    split = Split(-(-n // chunk), chunk)
-    shares = v.new_empty(b, split.pieces, size**2 + 1, h * d, dtype=torch.float32)
-    numbers = h, n, *split, n - height * width, height, width
-    taps_kernel[b * h * split.pieces,](tokens_of(grad), tokens_of(v), shares, *numbers, SIZE=size, **settings)
+    settings = lines_of("local.taps", v, numbers=2 * LINE_NUMBERS)
+    splits = -(-n // settings["BLOCK"])
+    shares = v.new_empty(b, splits, size**2 + 1, h * d, dtype=torch.float32)
+    numbers = h, splits, n - height * width, height, width
+    taps_kernel[b * h * splits,](tokens_of(grad), tokens_of(v), shares, *numbers, SIZE=size, **settings)
     of_images = shares.sum(dim=1)
     dbias = of_images[:, -1].sum(dim=0)
     taps = of_images[:, :-1] if weight.dim() == 4 else of_images[:, :-1].sum(dim=0)

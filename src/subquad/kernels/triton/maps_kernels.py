@@ -41,10 +41,7 @@ def logarithms(
     if GAUSS:
         few, x = few.to(tl.float32), x.to(tl.float32) * scale
         of_few, of_tokens = tl.sum(few * few, axis=1), tl.sum(x * x, axis=1)
-        if BY_TOKEN:
-            squares = of_tokens[:, None] + of_few[None, :]
-        else:
-            squares = of_few[:, None] + of_tokens[None, :]
+        squares = of_tokens[:, None] + of_few[None, :] if BY_TOKEN else of_few[:, None] + of_tokens[None, :]
         # rounding can make the distance of near points slightly negative
         logits = -0.5 * tl.maximum(squares - 2 * logits, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
