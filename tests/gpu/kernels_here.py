@@ -56,4 +56,5 @@ def most_error(dtype, moved_off, exact):
 
 def relative_error(one, other):
     """How far a tensor is from another in float64, against the size of the other."""
-    return (one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-3)
+    one, other = one.detach().double(), other.detach().double()
+    return (one - other).norm() / other.norm().clamp(min=1e-3)

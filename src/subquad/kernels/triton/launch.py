@@ -8,16 +8,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from subquad.kernels.triton.measured_tiles import measured
 from subquad.kernels.triton.tile_table import with_choice
 
 PROGRAMS = 4
 """For each multiprocessor: fewer leave it idle at the end, more split sequences for nothing."""
 
+NARROW = 32
+"""Channels of a head up to which programs need so little room that twice as many are better."""
+
 INTERPRETED_PROCESSORS = 2
 """What stands for a GPU's number of multiprocessors in Triton's interpreter."""
 
-LINE_NUMBERS = 4096
+LINE_NUMBERS = 1024
 """Numbers of a tile of which no product is made."""
+
+SUMMED = 32
+"""Tokens of a tile that are summed."""
 
 MIDDLE = 64
 """Channels of a head beyond which tiles are smaller."""
@@ -59,7 +66,8 @@ def groups_of(tokens: Tensor, block: int, *, times: int = 1) -> tuple[int, Split
 
 def _programs(tokens: Tensor) -> int:
     """How many fill the device of these tokens."""
-    return PROGRAMS * (_processors(tokens.device) if tokens.is_cuda else INTERPRETED_PROCESSORS)
+    programs = 2 * PROGRAMS if tokens.shape[-1] <= NARROW else PROGRAMS
+    return programs * (_processors(tokens.device) if tokens.is_cuda else INTERPRETED_PROCESSORS)
 
 
 @lru_cache
@@ -77,8 +85,9 @@ def tile_of(
 
     `heavy` says how often that is halved: some kernels, those of gradients above all, have much else to hold
     (scripts/kernel_needs.py shows what).
-    Products of bf16 are of bf16 numbers. Those of fp16 are of tf32 ones, which have as many digits and the range that
-    features, states and sums over tokens need; with `exact` those of bf16 too. Sums are in fp32.
+    Products of bf16 are of bf16 numbers. Those of fp16 are of the nearest tf32 ones, which have as many digits and the
+    range that features, states and sums over tokens need. With `exact` those of bf16 are of tf32 as well, whose digits
+    are cut off, and those of fp16 have fp32's digits. Sums are in fp32.
     """
     d, fp32 = tokens.shape[-1], tokens.dtype == torch.float32
     width = max(16, triton.next_power_of_2(d))
@@ -88,28 +97,30 @@ def tile_of(
         "BLOCK_D": width,
         "BLOCK": block,
         "DOT": tl.bfloat16 if tokens.dtype == torch.bfloat16 and not exact else tl.float32,
-        "PRECISION": "ieee" if fp32 else "tf32",
+        "PRECISION": "ieee" if fp32 else "tf32" if tokens.dtype == torch.bfloat16 else "tf32x3" if exact else "nearest",
         "num_warps": 16 if fp32 and width > MIDDLE else 8,
         "num_stages": 1 if fp32 else ahead,
         "enable_fp_fusion": True,
     }
-    return with_choice(kernel, defaults, tokens, few)
+    return with_choice(kernel, defaults | measured(kernel, tokens), tokens, few)
 
 
-def lines_of(kernel: str, tokens: Tensor, *, numbers: int = LINE_NUMBERS) -> dict[str, Any]:
-    """The settings of kernels without products of matrices, for tokens (b, h, n, d), of which a tile has `numbers`."""
+def lines_of(kernel: str, tokens: Tensor, *, block: int | None = None) -> dict[str, Any]:
+    """The settings of kernels without products of matrices, for tokens (b, h, n, d), of which a tile has `block`.
+
+    A program is one warp: its threads meet without waiting for others.
+    """
     d = tokens.shape[-1]
     width = triton.next_power_of_2(d)
-    block = min(128, max(16, numbers // width))
-    compiled = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
+    block = block or min(128, max(16, LINE_NUMBERS // width))
+    compiled = {"num_warps": 1, "num_stages": 2, "enable_fp_fusion": True}
     return with_choice(kernel, {"D": d, "BLOCK_D": width, "BLOCK": block, **compiled}, tokens)
 
 
 def square_of(kernel: str, matrices: Tensor) -> dict[str, Any]:
     """The settings of kernels that hold matrices (b, m, m) in fp32."""
     side = max(16, triton.next_power_of_2(matrices.shape[-1]))
-    warps = 8 if side > 32 else 4
-    compiled = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+    compiled = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
     return with_choice(kernel, {"SIDE": side, "CHUNK": 16, "PRECISION": "ieee", **compiled}, matrices[None])
 
 

@@ -103,7 +103,9 @@ def _state(
 ) -> Tensor:
     """(b·h, streams, d + 1, d) of all keys, in fp32."""
     b, h, n, d = k.shape
-    tile, streams = tile_of(f"{kind}.state", k), 2 if kind == "pola" else 1
+    streams = 2 if kind == "pola" else 1
+    # tiles of fp16 take twice the room of bf16's in products
+    tile = tile_of(f"{kind}.state", k, heavy=int(streams == 2 and k.dtype == torch.float16))
     split = split_of(k, tile["BLOCK"])
     state = k.new_empty(b * h, split.pieces, streams, d + 1, d, dtype=torch.float32)
     tokens = tokens_of(k), tokens_of(v), tokens_of(positions)

@@ -222,7 +222,11 @@ def spread_gradient_kernel(
         weighed = grads.to(tl.float32) * weight
         # what each normaliser takes off
         loss = weighed * y * weight
-        dplus = product(weighed, tl.trans(plus_state), DOT, PRECISION)
+        if STREAMS == 2:
+            dplus = product(weighed, tl.trans(plus_state), DOT, PRECISION)
+        else:
+            # all values of a query have the same weight: outside, what is taken off below cancels as it should
+            dplus = product(grads, tl.trans(plus_state), DOT, PRECISION) * weight
         dminus = dplus
         if STREAMS == 2:
             own, cross = tl.sum(tl.where(same, loss, 0.0), axis=1), tl.sum(tl.where(same, 0.0, loss), axis=1)
@@ -237,7 +241,6 @@ def spread_gradient_kernel(
             own = tl.sum(loss, axis=1)
             dplus -= own[:, None] * plus_sum[None, :]
             dplus_sum -= tl.sum(plus * own[:, None], axis=0)
-            # all values of a query have the same weight
             dplus_state += sums_over_tokens(grads, plus * weight, DOT, PRECISION)
         dx, growth = to_tokens(x, dplus, dminus, power, head, columns, KIND, D)
         if KIND == "pola":

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.declaring import empty_tokens
-from subquad.kernels.triton.launch import LINE_NUMBERS, lines_of
+from subquad.kernels.triton.launch import SUMMED, lines_of
 from subquad.kernels.triton.tiles import program, read, tokens_of, write
 
 
@@ -139,7 +139,7 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
     (b, h, n, d), (height, width), size = v.shape, shape, weight.shape[-1]
     dv = empty_tokens(v)
     _filter(dv, grad, weight, None, shape, flipped=True)
-    settings = lines_of("local.taps", v, numbers=2 * LINE_NUMBERS)
+    settings = lines_of("local.taps", v, block=SUMMED)
     splits = -(-n // settings["BLOCK"])
     shares = v.new_empty(b, splits, size**2 + 1, h * d, dtype=torch.float32)
     numbers = h, splits, n - height * width, height, width

@@ -86,7 +86,9 @@ def soft_spread_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, u: Tensor, 
 def _tile(kernel: str, x: Tensor, few: Tensor, bias: Tensor | None, *, heavy: int = 0) -> dict[str, Any]:
     kernel = f"{'soft' if bias is None else 'agent'}.{kernel}"
     # four tiles of tokens are read ahead in heavy ones, and of fp16, as tf32, take twice the room that bf16 does
-    ahead = 1 if heavy and x.dtype == torch.float16 else 2
+    fp16 = x.dtype == torch.float16
+    ahead = 1 if heavy and fp16 else 2
+    heavy += int(bool(heavy) and fp16 and bias is None)
     # a Gaussian sees small differences of large squares
     tile = tile_of(kernel, x, few=few.shape[2], heavy=heavy, exact=bias is None, ahead=ahead)
     return {"GAUSS": bias is None, "FEW": few_of(few.shape[2], tile), **tile}
@@ -99,7 +101,8 @@ def _gather(
     (b, h, n, d), f = x.shape, few.shape[2]
     tile = _tile("gather", x, few, bias)
     parts = -(-f // tile["FEW"])
-    split = split_of(x, tile["BLOCK"], times=parts)
+    # the weights of splits are weighed once more where they are those of a softmax: half as many are faster
+    split = split_of(x, tile["BLOCK"], times=parts if bias is None else 2 * parts)
     out = x.new_empty(b, h, split.pieces, f, d, dtype=torch.float32)
     normalizer = None if bias is None else out.new_empty(b, h, split.pieces, f)
     gather_kernel[b * h * split.pieces, parts](

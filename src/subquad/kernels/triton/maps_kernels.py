@@ -11,7 +11,7 @@ Formulas: subquad.ops.agent_formula and subquad.ops.soft_formula.
 import triton
 import triton.language as tl
 
-from subquad.kernels.triton.tiles import product, program, read, sums_over_tokens, write
+from subquad.kernels.triton.tiles import as_multiplied, product, program, read, sums_over_tokens, write
 
 
 @triton.jit
@@ -209,7 +209,7 @@ def gradient_kernel(
             dweights = product(of_tokens, tl.trans(of_few), DOT, PRECISION)
             if GAUSS:
                 weights = tl.exp(logits)
-                dlogits = weights * dweights
+                dlogits = as_multiplied(weights * dweights, PRECISION)
             elif GATHER:
                 weights = tl.exp(logits - total[None, :])
                 dlogits = weights * (dweights - loss[None, :])

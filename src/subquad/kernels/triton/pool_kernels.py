@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.declaring import empty_tokens
-from subquad.kernels.triton.launch import lines_of
+from subquad.kernels.triton.launch import SUMMED, lines_of
 from subquad.kernels.triton.tiles import program, tokens_of, write
 
 
@@ -90,7 +90,7 @@ def pool(x: Tensor, shape: list[int], bins: list[int]) -> Tensor:
     (b, h, n, d), (height, width), count = x.shape, shape, bins[0] * bins[1]
     out = x.new_empty(b, h, count, d)
     numbers = h, n - height * width, height, width, *bins
-    pool_kernel[b * h * count,](tokens_of(x), out, *numbers, **lines_of("pool", x))
+    pool_kernel[b * h * count,](tokens_of(x), out, *numbers, **lines_of("pool", x, block=SUMMED))
     return out
 
 

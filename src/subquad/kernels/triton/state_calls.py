@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.declaring import empty_tokens
-from subquad.kernels.triton.launch import lines_of, split_of, tile_of, total
+from subquad.kernels.triton.launch import SUMMED, lines_of, split_of, tile_of, total
 from subquad.kernels.triton.state_kernels import (
     answers_kernel,
     key_gradient_kernel,
@@ -58,7 +58,7 @@ def _tile(form: Form, kernel: str, x: Tensor, *, heavy: int = 0) -> dict[str, An
     exact = form.FORM == "subtracted"
     # as tf32 tiles take twice the room that they do as bf16
     wide = form.STREAMS == 2 or exact or x.dtype == torch.float16
-    heavy = heavy + 1 if heavy and wide else heavy
+    heavy += int((bool(heavy) and wide) or (exact and x.dtype == torch.float16))
     return tile_of(f"{form.name}.{kernel}", x, heavy=heavy, exact=exact, ahead=1 if heavy else 2)
 
 
@@ -96,7 +96,7 @@ def _state(form: Form, q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tenso
 
 def _query_sum(form: Form, q: Tensor) -> Tensor:
     """Σ φ(q) (b·h, d) of all queries, in fp32."""
-    (b, h, n, d), settings = q.shape, lines_of(f"{form.name}.query_sum", q)
+    (b, h, n, d), settings = q.shape, lines_of(f"{form.name}.query_sum", q, block=SUMMED)
     split = split_of(q, settings["BLOCK"])
     sums = q.new_empty(b * h, split.pieces, d, dtype=torch.float32)
     query_sum_kernel[b * h * split.pieces,](tokens_of(q), sums, h, n, *split, KIND=form.KIND, **settings)

@@ -350,7 +350,6 @@ def query_gradient_kernel(
             factor = 1 + inverse
             dz -= tl.sum(grads * value[None, :], axis=1)
             dvalue -= tl.sum(grads * z[:, None], axis=0)
-        weighed = grads * factor[:, None]
         if dstate is not None:
             dplus_state += sums_over_tokens(given, turned_plus * factor[:, None], DOT, PRECISION)
             dplus_sum += tl.sum(plus * dz[:, None], axis=0)
@@ -359,15 +358,15 @@ def query_gradient_kernel(
                 dminus_sum += tl.sum(minus * dz[:, None], axis=0)
         if dq is not None:
             dplus = turned_back(
-                weighed, state, scale, cos, sin, batch, head, rows, columns, count, TURN, D, DOT, PRECISION
+                given, state, scale, cos, sin, batch, head, rows, columns, count, TURN, D, DOT, PRECISION
             )
-            dplus += dz[:, None] * plus_sum[None, :]
+            dplus = dplus * factor[:, None] + dz[:, None] * plus_sum[None, :]
             dminus = dplus
             if STREAMS == 2:
                 dminus = turned_back(
-                    weighed, other, scale, cos, sin, batch, head, rows, columns, count, TURN, D, DOT, PRECISION
+                    given, other, scale, cos, sin, batch, head, rows, columns, count, TURN, D, DOT, PRECISION
                 )
-                dminus += dz[:, None] * minus_sum[None, :]
+                dminus = dminus * factor[:, None] + dz[:, None] * minus_sum[None, :]
             if dmean is not None:
                 dplus += read_row(dmean, batch * heads + head, columns, D)[None, :]
             write(dq, to_tokens(x, dplus, dminus, KIND, True), batch, head, rows, columns, count, D)

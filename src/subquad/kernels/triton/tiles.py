@@ -96,8 +96,28 @@ def write_row(x, row, values, columns, D: tl.constexpr):
 
 @triton.jit
 def product(a, b, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """The product of two tiles, summed in fp32."""
-    return tl.dot(a.to(DOT), b.to(DOT), input_precision=PRECISION)
+    """The product of two tiles, summed in fp32; of "nearest" numbers in tf32, of which tensor cores cut digits off."""
+    if PRECISION == "nearest":
+        return tl.dot(nearest(a.to(DOT)), nearest(b.to(DOT)), input_precision="tf32")
+    else:
+        return tl.dot(a.to(DOT), b.to(DOT), input_precision=PRECISION)
+
+
+@triton.jit
+def nearest(x):
+    """Numbers in fp32 that are the nearest ones in tf32 when their last 13 digits are cut off."""
+    above = (x.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
+    # NaN of all digits would become a zero
+    return tl.where(x == x, above, x)
+
+
+@triton.jit
+def as_multiplied(x, PRECISION: tl.constexpr):
+    """The numbers that a product sees of fp32 ones, for what is taken off a product and has to cancel."""
+    if PRECISION == "ieee" or PRECISION == "tf32x3":
+        return x
+    else:
+        return (nearest(x).to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -1,0 +1,49 @@
+"""Tiles that were fastest of those tried on an H200, which kernels come with for bf16 and heads of up to 64 channels.
+
+Tokens of a tile, warps of a program, tiles that are read ahead: of heads of 64 channels, and of up to 32 where these
+were measured apart. Of 8 to 16 combinations each (64 images of 1,024 tokens and 3 heads, 16 of 4,096 and 12 heads of
+32; torch 2.11, Triton 3.6, 2026-11-26); docs/gpu/nvidia-h200.md has what they take. A choice of `subquad tune` stands
+before them.
+"""
+
+from torch import Tensor, bfloat16
+
+Row = tuple[int, int, int]
+
+ABOUT = "BLOCK", "num_warps", "num_stages"
+
+PRODUCTS: dict[str, tuple[Row, Row]] = {
+    "relu.state": ((64, 4, 3), (128, 4, 2)),
+    "relu.spread": ((64, 4, 3), (128, 4, 3)),
+    "relu.dq": ((64, 4, 2), (64, 4, 2)),
+    "relu.dk": ((64, 4, 2), (64, 4, 2)),
+    "inline.state": ((64, 4, 3), (128, 4, 3)),
+    "inline.spread": ((64, 4, 3), (64, 4, 3)),
+    "inline.dq": ((64, 4, 2), (64, 4, 2)),
+    "inline.dk": ((64, 4, 2), (64, 4, 2)),
+    "pola.state": ((64, 4, 3), (32, 4, 2)),
+    "pola.spread": ((64, 4, 3), (64, 4, 3)),
+    "pola.dq": ((32, 8, 2), (64, 4, 2)),
+    "pola.dk": ((64, 4, 2), (64, 4, 2)),
+    "mlla.state": ((64, 4, 2), (64, 4, 2)),
+    "mlla.spread": ((64, 4, 2), (64, 4, 2)),
+    # two tiles ahead are faster, and have no room in 99 KB where features are turned
+    "mlla.dq": ((64, 4, 1), (64, 4, 1)),
+    "mlla.dk": ((64, 4, 1), (64, 4, 1)),
+    "agent.gather": ((64, 4, 3), (64, 4, 3)),
+    "agent.spread": ((64, 4, 2), (64, 4, 2)),
+    "agent.gather_gradient": ((64, 4, 1), (64, 4, 1)),
+    "agent.spread_gradient": ((64, 4, 1), (64, 4, 1)),
+    "soft.gather": ((64, 4, 3), (64, 4, 3)),
+    "soft.spread": ((128, 4, 2), (128, 4, 2)),
+    "soft.gather_gradient": ((64, 4, 2), (64, 4, 2)),
+    "soft.spread_gradient": ((64, 4, 2), (64, 4, 2)),
+}
+PRODUCTS |= {f"elu.{name}": PRODUCTS[f"relu.{name}"] for name in ("state", "spread", "dq", "dk")}
+
+
+def measured(kernel: str, tokens: Tensor) -> dict[str, int]:
+    """What replaces a kernel's settings for tokens (b, h, n, d), where that is known."""
+    if tokens.dtype != bfloat16 or tokens.shape[-1] > 64 or kernel not in PRODUCTS:
+        return {}
+    return dict(zip(ABOUT, PRODUCTS[kernel][tokens.shape[-1] <= 32], strict=True))
