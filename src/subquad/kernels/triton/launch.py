@@ -126,7 +126,7 @@ def square_of(kernel: str, matrices: Tensor) -> dict[str, Any]:
 
 def few_of(count: int, tile: dict[str, Any]) -> int:
     """How many of `count` agents or landmarks are in one tile."""
-    most = 32 if tile["PRECISION"] == "ieee" or (tile["BLOCK_D"] > MIDDLE and tile["BLOCK"] < 32) else 64
+    most = 32 if tile["PRECISION"] in ("ieee", "tf32x3") or (tile["BLOCK_D"] > MIDDLE and tile["BLOCK"] < 32) else 64
     return min(most, max(16, triton.next_power_of_2(count)))
 
 

@@ -86,9 +86,7 @@ def soft_spread_gradient(grad: Tensor, x: Tensor, landmarks: Tensor, u: Tensor, 
 def _tile(kernel: str, x: Tensor, few: Tensor, bias: Tensor | None, *, heavy: int = 0) -> dict[str, Any]:
     kernel = f"{'soft' if bias is None else 'agent'}.{kernel}"
     # four tiles of tokens are read ahead in heavy ones, and of fp16, as tf32, take twice the room that bf16 does
-    fp16 = x.dtype == torch.float16
-    ahead = 1 if heavy and fp16 else 2
-    heavy += int(bool(heavy) and fp16 and bias is None)
+    ahead = 1 if heavy and x.dtype == torch.float16 else 2
     # a Gaussian sees small differences of large squares
     tile = tile_of(kernel, x, few=few.shape[2], heavy=heavy, exact=bias is None, ahead=ahead)
     return {"GAUSS": bias is None, "FEW": few_of(few.shape[2], tile), **tile}
