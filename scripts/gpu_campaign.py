@@ -92,6 +92,7 @@ def correctness_steps() -> list[Step]:
     titles = {
         "test_triton_operators": "Operators against their definitions in float64",
         "test_triton": "Kernels against explicit weights in float64, and whole mechanisms",
+        "test_networks": "Every mechanism in every host against the CPU, in half precision, as CUDA graphs",
         "test_tile_table": "The table of tiles",
         "test_needs": "Registers and shared memory of kernels that were compiled for other GPUs",
     }
@@ -128,6 +129,12 @@ def tuning_steps() -> list[Step]:
         words = ("--model", *models, "--img-size", 224, 448, "--batch-size", 8)
         steps.append(tune(host, f"networks of {host}, batch 8", *words))
     return steps
+
+
+def tile_steps() -> list[Step]:
+    """What the library's own tiles are chosen from."""
+    words = ("scripts/gpu_tiles.py", "--minutes", SHORT, "--output", "runs/gpu_tiles.json")
+    return [Step("tiles", "Every tile of a grid, for each kernel", words)]
 
 
 def layer_steps() -> list[Step]:
@@ -222,7 +229,7 @@ def training_steps(data: str) -> list[Step]:
 def steps(data: str) -> list[Step]:
     """All steps: whether it is right, how fast it is as it comes, what tiles chosen by time gain, and training."""
     measured = [*correctness_steps(), *layer_steps(), *network_steps(), *unet_steps()]
-    return [*measured, *tuning_steps(), *training_steps(data)]
+    return [*measured, *tile_steps(), *tuning_steps(), *training_steps(data)]
 
 
 def main() -> None:

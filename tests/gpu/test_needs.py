@@ -15,7 +15,9 @@ if INTERPRETED:
 
 import kernel_needs
 
-from subquad.kernels.triton.offline import needs_of
+from subquad import ops
+from subquad.kernels import unavailable
+from subquad.kernels.triton.offline import compiling, needs_of
 
 CALLS = list(kernel_needs.calls(16, torch.float32))
 
@@ -52,3 +54,13 @@ def test_sizes_of_one_which_triton_treats_apart_compile(name):
 )
 def test_kernels_fit_the_gpu(name, dtype, channels, capability, kilobytes):
     check(name, dtype, channels, capability, kilobytes)
+
+
+def test_what_is_launched_is_compiled_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    q, k, v = torch.randn(3, 1, 2, 48, 24).unbind(0)
+    reason = unavailable("triton")
+    with compiling(132):
+        assert ops.inline_attention(q, k, v, backend="triton").shape == q.shape
+    assert {path.stem for path in tmp_path.glob("*/*.cubin")} == {"state_kernel", "spread_kernel"}
+    assert unavailable("triton") == reason

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from subquad.kernels.backends import KERNELS
+from subquad.kernels.triton import launch
 from subquad.substituting import substituted
 
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -49,6 +52,49 @@ def needs_of(call: Callable[[], Any], capability: tuple[int, int] = (9, 0)) -> l
     with substituted(JITFunction, "run", compiled):
         call()
     return needs
+
+
+class _Absent:
+    """What Triton asks of a driver before it starts a kernel, of a GPU that is not here."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+
+@contextmanager
+def compiling(processors: int, capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
+    """Kernels that are launched on CPU tensors are compiled for such a GPU, into Triton's cache, and not run.
+
+    What a launch is told is what it would be there, number of multiprocessors included, so that the GPU's process of
+    the same Triton finds what it needs compiled. Results are what memory held.
+    """
+    run = JITFunction.run
+
+    def only_compiled(self: Any, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> Any:
+        return run(self, *arguments, grid=grid, warmup=True, **settings)
+
+    here = replace(KERNELS["triton"], devices=("cpu",), missing=lambda: None, most_channels=lambda: 128)
+    before = KERNELS["triton"]
+    KERNELS["triton"] = here
+    driver.set_active(_Absent(capability[0] * 10 + capability[1]))
+    try:
+        with (
+            substituted(JITFunction, "run", only_compiled),
+            substituted(launch, "INTERPRETED_PROCESSORS", processors),
+        ):
+            yield
+    finally:
+        KERNELS["triton"] = before
+        driver._active = None
 
 
 def _compile(
