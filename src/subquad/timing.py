@@ -8,8 +8,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from subquad.errors import SubquadError, reason_of
-
 Key = TypeVar("Key", bound=Hashable)
 Run = Callable[[], object]
 
@@ -42,30 +40,6 @@ def timed_pass(compute: Callable[[], Tensor], backward: bool, *, shares_graph: b
         compute().sum().backward(retain_graph=shares_graph)
 
     return both if backward else forward
-
-
-def recorded(run: Run, device: torch.device) -> Run:
-    """Replay a CUDA graph of a pass: what the device does, without Python between its kernels.
-
-    Raises:
-        SubquadError: it is no CUDA device, or what runs cannot be recorded, in one line.
-    """
-    if device.type != "cuda":
-        raise SubquadError(f"CUDA graphs are recorded on a CUDA device, and {device} is none")
-    beside = torch.cuda.Stream(device)
-    beside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(beside):
-        # what libraries and compilers do at a first call cannot be recorded
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream(device).wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            run()
-    except RuntimeError as error:
-        raise SubquadError(f"it can't be recorded as a CUDA graph: {reason_of(error)}") from None
-    return graph.replay
 
 
 def warmed_up(

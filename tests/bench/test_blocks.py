@@ -168,3 +168,13 @@ def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(c
 def test_compiled_layers_are_measured():
     (row,) = measure_blocks(["linear"], [16], dim=16, num_heads=2, repeats=1, compile=True)
     assert row.over_projections > 1 and row.textbook_gain > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("what", [["--attention", "linear", "--tokens", "16"], ["--model", "linear_deit_tiny"]])
+def test_graphs_without_a_gpu_are_one_line(what, capsys):
+    assert main(["bench", "--graphs", *what, "--img-size", "32"]) == 2
+    said = capsys.readouterr().err
+    assert "CUDA graphs are recorded on a CUDA device, and cpu is none" in said and said.count("\n") == 1
+    assert main(["bench", "--graphs", "--compile", *what]) == 2
+    assert main(["bench", "--graphs", "--unet", "sd15"]) == 2

@@ -16,6 +16,7 @@ from einops import rearrange
 from torch import Tensor
 
 from subquad.attention import traits_of
+from subquad.benchmarks.cuda_graphs import recorded
 from subquad.benchmarks.floors import copy_gb_per_s, moved_bytes
 from subquad.benchmarks.layers_on_squares import check_mechanisms, last_descent, layer_on_tokens
 from subquad.benchmarks.memory import peak_memory_mb
@@ -24,7 +25,7 @@ from subquad.errors import check_suffix, unknown_name
 from subquad.models.assembling import settings_of
 from subquad.ranges import check_repeats
 from subquad.text import columns
-from subquad.timing import interleaved_ms, recorded, timed_pass, warmed_up
+from subquad.timing import interleaved_ms, timed_pass, warmed_up
 from subquad.writing import replacing, write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

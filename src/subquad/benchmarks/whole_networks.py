@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.benchmarks.blocks import dtype_of
+from subquad.benchmarks.cuda_graphs import recorded
 from subquad.benchmarks.layers_on_squares import last_descent
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.errors import SubquadError, unknown_name
@@ -18,7 +19,7 @@ from subquad.models.networks import NETWORKS
 from subquad.ranges import check_repeats
 from subquad.tasks import TASKS
 from subquad.text import columns
-from subquad.timing import interleaved_ms, recorded, timed_pass, warmed_up
+from subquad.timing import interleaved_ms, timed_pass, warmed_up
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Tiles that were fastest of those tried on an H200, which kernels come with for bf16 and heads of up to 64 channels.
 
-Tokens of a tile, warps of a program, tiles that are read ahead: of heads of 64 channels, and of up to 32 where these
-were measured apart. Of 8 to 16 combinations each (64 images of 1,024 tokens and 3 heads, 16 of 4,096 and 12 heads of
-32; torch 2.11, Triton 3.6, 2026-11-26); docs/gpu/nvidia-h200.md has what they take. A choice of `subquad tune` stands
-before them.
+Tokens of a tile, warps of a program, tiles that are read ahead: of heads of 64 channels (64 images of 1,024 tokens, 3
+heads), and of up to 32 (16 images of 3,136 tokens, 12 heads; MLLA's and softmax-free attention's were measured at 64
+only). docs/gpu/first-h200.md has what they take, scripts/gpu_tiles.py what measures it. A choice of `subquad tune`
+stands before them.
 """
 
 from torch import Tensor, bfloat16
