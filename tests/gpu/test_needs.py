@@ -50,7 +50,12 @@ def test_sizes_of_one_which_triton_treats_apart_compile(name):
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
     ("dtype", "channels", "capability", "kilobytes"),
-    [(torch.float32, 64, (8, 6), 99), (torch.float16, 64, (8, 9), 99), (torch.bfloat16, 128, (8, 0), 160)],
+    [
+        (torch.float32, 64, (8, 6), 99),
+        (torch.float16, 64, (8, 9), 99),
+        (torch.bfloat16, 64, (8, 6), 99),
+        (torch.bfloat16, 128, (8, 0), 160),
+    ],
 )
 def test_kernels_fit_the_gpu(name, dtype, channels, capability, kilobytes):
     check(name, dtype, channels, capability, kilobytes)

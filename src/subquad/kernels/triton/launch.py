@@ -4,12 +4,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.measured_tiles import measured
-from subquad.kernels.triton.tile_table import with_choice
+from subquad.kernels.triton.tile_table import power_of_2, with_choice
 
 PROGRAMS = 4
 """For each multiprocessor: fewer leave it idle at the end, more split sequences for nothing."""
@@ -90,7 +89,7 @@ def tile_of(
     are cut off, and those of fp16 have fp32's digits. Sums are in fp32.
     """
     d, fp32 = tokens.shape[-1], tokens.dtype == torch.float32
-    width = max(16, triton.next_power_of_2(d))
+    width = max(16, power_of_2(d))
     block = 16 if fp32 else 64 >> (heavy + (width > MIDDLE))
     defaults = {
         "D": d,
@@ -111,7 +110,7 @@ def lines_of(kernel: str, tokens: Tensor, *, block: int | None = None) -> dict[s
     A program is one warp: its threads meet without waiting for others.
     """
     d = tokens.shape[-1]
-    width = triton.next_power_of_2(d)
+    width = power_of_2(d)
     block = block or min(128, max(16, LINE_NUMBERS // width))
     compiled = {"num_warps": 1, "num_stages": 2, "enable_fp_fusion": True}
     return with_choice(kernel, {"D": d, "BLOCK_D": width, "BLOCK": block, **compiled}, tokens)
@@ -119,7 +118,7 @@ def lines_of(kernel: str, tokens: Tensor, *, block: int | None = None) -> dict[s
 
 def square_of(kernel: str, matrices: Tensor) -> dict[str, Any]:
     """The settings of kernels that hold matrices (b, m, m) in fp32."""
-    side = max(16, triton.next_power_of_2(matrices.shape[-1]))
+    side = max(16, power_of_2(matrices.shape[-1]))
     compiled = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
     return with_choice(kernel, {"SIDE": side, "CHUNK": 16, "PRECISION": "ieee", **compiled}, matrices[None])
 
@@ -127,7 +126,7 @@ def square_of(kernel: str, matrices: Tensor) -> dict[str, Any]:
 def few_of(count: int, tile: dict[str, Any]) -> int:
     """How many of `count` agents or landmarks are in one tile."""
     most = 32 if tile["PRECISION"] in ("ieee", "tf32x3") or (tile["BLOCK_D"] > MIDDLE and tile["BLOCK"] < 32) else 64
-    return min(most, max(16, triton.next_power_of_2(count)))
+    return min(most, max(16, power_of_2(count)))
 
 
 def total(partial: Tensor) -> Tensor:

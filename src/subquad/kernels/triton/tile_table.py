@@ -66,11 +66,11 @@ def _known(choice: Mapping[str, int] | None, defaults: Tile) -> Tile:
 def key_of(kernel: str, tokens: Tensor, few: int = 0) -> str:
     """What a choice is known by."""
     b, h, n, d = tokens.shape
-    words = [kernel, NAMES[tokens.dtype], f"d{d}", f"n{_power_of_2(n)}", f"h{_power_of_2(b * h)}"]
-    return " ".join([*words, f"f{_power_of_2(few)}"] if few else words)
+    words = [kernel, NAMES[tokens.dtype], f"d{d}", f"n{power_of_2(n)}", f"h{power_of_2(b * h)}"]
+    return " ".join([*words, f"f{power_of_2(few)}"] if few else words)
 
 
-def _power_of_2(number: int) -> int:
+def power_of_2(number: int) -> int:
     """The next one that is not smaller."""
     return 1 << max(number - 1, 0).bit_length()
 
