@@ -1,4 +1,4 @@
-"""Tiles that were fastest of those tried on an H200, which kernels come with for bf16 and heads of up to 64 channels.
+"""Tiles that were fastest of those tried on an H200, which bf16 has on Hopper GPUs for heads of up to 64 channels.
 
 Tokens of a tile, warps of a program, tiles that are read ahead: of heads of 64 channels (64 images of 1,024 tokens, 3
 heads), and of up to 32 (16 images of 3,136 tokens, 12 heads; MLLA's and softmax-free attention's were measured at 64
@@ -6,7 +6,10 @@ only). docs/gpu/first-h200.md has what they take, scripts/gpu_tiles.py what meas
 stands before them.
 """
 
-from torch import Tensor, bfloat16
+from functools import lru_cache
+
+import torch
+from torch import Tensor
 
 Row = tuple[int, int, int]
 
@@ -42,8 +45,22 @@ PRODUCTS: dict[str, tuple[Row, Row]] = {
 PRODUCTS |= {f"elu.{name}": PRODUCTS[f"relu.{name}"] for name in ("state", "spread", "dq", "dk")}
 
 
+GENERATION = 9
+"""Of GPUs that these are for: Ampere's compiler has not the registers for some of them."""
+
+INTERPRETED = 9
+"""What stands for the generation of a GPU where there is none."""
+
+
+@lru_cache
+def _generation(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0]
+
+
 def measured(kernel: str, tokens: Tensor) -> dict[str, int]:
     """What replaces a kernel's settings for tokens (b, h, n, d), where that is known."""
-    if tokens.dtype != bfloat16 or tokens.shape[-1] > 64 or kernel not in PRODUCTS:
+    if tokens.dtype != torch.bfloat16 or tokens.shape[-1] > 64 or kernel not in PRODUCTS:
+        return {}
+    if (_generation(tokens.device) if tokens.is_cuda else INTERPRETED) != GENERATION:
         return {}
     return dict(zip(ABOUT, PRODUCTS[kernel][tokens.shape[-1] <= 32], strict=True))

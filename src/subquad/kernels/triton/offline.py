@@ -21,7 +21,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from subquad.kernels.backends import KERNELS
-from subquad.kernels.triton import launch
+from subquad.kernels.triton import launch, measured_tiles
 from subquad.substituting import substituted
 
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -49,7 +49,7 @@ def needs_of(call: Callable[[], Any], capability: tuple[int, int] = (9, 0)) -> l
         options = {name: settings.pop(name) for name in OPTIONS if name in settings}
         needs.append(_compile(kernel, arguments, settings, options, capability[0] * 10 + capability[1]))
 
-    with substituted(JITFunction, "run", compiled):
+    with substituted(JITFunction, "run", compiled), substituted(measured_tiles, "INTERPRETED", capability[0]):
         call()
     return needs
 
@@ -90,6 +90,7 @@ def compiling(processors: int, capability: tuple[int, int] = (9, 0)) -> Iterator
         with (
             substituted(JITFunction, "run", only_compiled),
             substituted(launch, "INTERPRETED_PROCESSORS", processors),
+            substituted(measured_tiles, "INTERPRETED", capability[0]),
         ):
             yield
     finally:
