@@ -7,7 +7,7 @@ from operator_calls import operator_calls
 
 from subquad import SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS
-from subquad.kernels.triton import newton_kernels, pool_kernels
+from subquad.kernels.triton import launch, local_kernels, newton_kernels, pool_kernels
 from subquad.rope import ROPES, AxialRope, Rotation
 
 pytestmark = needs_kernels
@@ -77,6 +77,21 @@ def test_kernels_of_any_size_and_of_each_image_have_gradients(grid, size, per_im
     with torch.no_grad():
         at_once = ops.add_local(y.clone(), v, weight, bias, gate, grid=grid, kv_grid=grid, backend="triton")
     assert relative_error(at_once, expected[0]) < ROUNDING[torch.float32]
+
+
+@pytest.mark.parametrize("programs", [1, 1000])
+def test_gradients_of_taps_are_sums_over_all_tiles_of_a_program(programs, monkeypatch):
+    monkeypatch.setattr(launch, "PROGRAMS", programs)
+    grid = TokenGrid(9, 13, 1)
+    v, grad = torch.randn(2, 2, grid.num_tokens, 3, 6, device=DEVICE).transpose(2, 3).unbind(0)
+    assert (launch.split_of(v, 32, more=1).pieces == 1) == (programs == 1)
+    monkeypatch.setattr(local_kernels, "OF_ONE_WARP", 1)
+    weight, bias = torch.randn(18, 5, 5, device=DEVICE), torch.randn(18, device=DEVICE)
+    found = OPERATORS["depthwise_gradient"](grad, v, weight, list(grid.shape), "triton")
+    given = [x.double().requires_grad_() for x in (v, weight, bias)]
+    image = convolved(given[0], grid, given[1].expand(2, -1, -1, -1), given[2])
+    for one, other in zip(found, torch.autograd.grad(image, given, grad.double()), strict=True):
+        assert relative_error(one, other) < ROUNDING[torch.float32]
 
 
 def test_what_is_infinite_beside_a_token_stays_out_of_the_gradients_of_others():

@@ -22,6 +22,9 @@ INTERPRETED_PROCESSORS = 2
 LINE_NUMBERS = 1024
 """Numbers of a tile of which no product is made."""
 
+OF_ONE_WARP = 8
+"""Times as many programs of one warp as of others fill the device."""
+
 SUMMED = 32
 """Tokens of a tile that are summed."""
 
@@ -36,14 +39,15 @@ class Split(NamedTuple):
     chunk: int
 
 
-def split_of(tokens: Tensor, block: int, *, times: int = 1, groups: int | None = None) -> Split:
+def split_of(tokens: Tensor, block: int, *, times: int = 1, groups: int | None = None, more: int = 1) -> Split:
     """Tokens (b, h, n, d) split so that small batches fill the device, where each sequence is read `times` over.
 
-    One program may go through the images of a group, of which there are `groups`.
+    One program may go through the images of a group, of which there are `groups`; `more` times as many programs fill it
+    where they are small.
     """
     b, h, n, _ = tokens.shape
     blocks = -(-n // block)
-    wanted = min(max(1, _programs(tokens) // ((groups or b) * h * times)), blocks)
+    wanted = min(max(1, more * _programs(tokens) // ((groups or b) * h * times)), blocks)
     chunk = -(-blocks // wanted) * block
     return Split(-(-n // chunk), chunk)
 

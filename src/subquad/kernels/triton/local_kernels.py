@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.declaring import empty_tokens
-from subquad.kernels.triton.launch import SUMMED, lines_of
+from subquad.kernels.triton.launch import OF_ONE_WARP, SUMMED, lines_of, split_of
 from subquad.kernels.triton.tiles import program, read, tokens_of, write
 
 
@@ -86,12 +86,20 @@ def filter_kernel(
 
 
 @triton.jit
+def add_to(at, more, columns, D: tl.constexpr):
+    """Add to what lies at some addresses, which no other program touches."""
+    tl.store(at, tl.load(at, mask=columns < D, other=0.0) + more, mask=columns < D)
+
+
+@triton.jit
 def taps_kernel(
     grad,
     v,
     shares,
     heads,
+    count,
     splits,
+    chunk,
     prefix,
     height,
     width,
@@ -100,22 +108,24 @@ def taps_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block's shares (k² + 1, h·d) of the gradients of the taps and, below them, of a bias."""
+    """A split's shares (k² + 1, h·d) of the gradients of the taps and, below them, of a bias, from zeros on."""
     split, batch, head = program(splits, heads)
     columns = tl.arange(0, BLOCK_D)
     shares += (batch * splits + split) * ((SIZE * SIZE + 1) * heads * D) + head * D + columns
-    rows = split * BLOCK + tl.arange(0, BLOCK)
-    y, across = places_of(rows, prefix, height, width)
-    grads = read_on_map(addresses_of(grad, batch, head, rows, columns), y, across, columns, height, width, D)
-    at = addresses_of(v, batch, head, rows, columns)
-    for row in range(SIZE):
-        for column in tl.static_range(SIZE):
-            down, right = row - SIZE // 2, column - SIZE // 2
-            beside = at + (down * width + right) * v.token
-            values = read_on_map(beside, y + down, across + right, columns, height, width, D)
-            of_tap = tl.sum(grads * values, axis=0)
-            tl.store(shares + (row * SIZE + column) * heads * D, of_tap, mask=columns < D)
-    tl.store(shares + SIZE * SIZE * heads * D, tl.sum(grads, axis=0), mask=columns < D)
+    for start in range(split * chunk, tl.minimum(count, (split + 1) * chunk), BLOCK):
+        rows = start + tl.arange(0, BLOCK)
+        y, across = places_of(rows, prefix, height, width)
+        grads = read_on_map(addresses_of(grad, batch, head, rows, columns), y, across, columns, height, width, D)
+        at = addresses_of(v, batch, head, rows, columns)
+        for row in range(SIZE):
+            for column in tl.static_range(SIZE):
+                down, right = row - SIZE // 2, column - SIZE // 2
+                beside = at + (down * width + right) * v.token
+                values = read_on_map(beside, y + down, across + right, columns, height, width, D)
+                add_to(shares + (row * SIZE + column) * heads * D, tl.sum(grads * values, axis=0), columns, D)
+        add_to(shares + SIZE * SIZE * heads * D, tl.sum(grads, axis=0), columns, D)
+        # other threads of this program add to what these have written
+        tl.debug_barrier()
 
 
 def local_branch(y: Tensor, v: Tensor, g: Tensor | None, weight: Tensor, bias: Tensor | None, shape: list[int]) -> None:
@@ -140,10 +150,10 @@ def depthwise_gradient(grad: Tensor, v: Tensor, weight: Tensor, shape: list[int]
     dv = empty_tokens(v)
     _filter(dv, grad, weight, None, shape, flipped=True)
     settings = lines_of("local.taps", v, block=SUMMED)
-    splits = -(-n // settings["BLOCK"])
-    shares = v.new_empty(b, splits, size**2 + 1, h * d, dtype=torch.float32)
-    numbers = h, splits, n - height * width, height, width
-    taps_kernel[b * h * splits,](tokens_of(grad), tokens_of(v), shares, *numbers, SIZE=size, **settings)
+    split = split_of(v, settings["BLOCK"], more=OF_ONE_WARP)
+    shares = v.new_zeros(b, split.pieces, size**2 + 1, h * d, dtype=torch.float32)
+    numbers = h, n, *split, n - height * width, height, width
+    taps_kernel[b * h * split.pieces,](tokens_of(grad), tokens_of(v), shares, *numbers, SIZE=size, **settings)
     of_images = shares.sum(dim=1)
     dbias = of_images[:, -1].sum(dim=0)
     taps = of_images[:, :-1] if weight.dim() == 4 else of_images[:, :-1].sum(dim=0)
