@@ -2,6 +2,7 @@
 
     python scripts/gpu_campaign.py                 # the steps that are not done yet, until the time is up
     python scripts/gpu_campaign.py --minutes 9     # of them as many as fit into so many minutes
+    python scripts/gpu_campaign.py --compile-first 14    # of what is timed, so many at a time, before anything is
     python scripts/gpu_campaign.py --status        # what is done
     python scripts/gpu_campaign.py --toy           # a test of itself: tiny sizes on the CPU
 
@@ -12,6 +13,7 @@ again at the next call (training goes on where it was).
 """
 
 import argparse
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -240,6 +243,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=None, help="begin no step that may not end within so many")
     parser.add_argument("--only", nargs="+", default=None, metavar="NAME", help="these steps")
     parser.add_argument("--again", action="store_true", help="run steps again that failed")
+    parser.add_argument(
+        "--compile-first",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run what is timed once, N at a time, so that compilers take little of the time",
+    )
     parser.add_argument("--toy", action="store_true", help="tiny sizes on the CPU, in Triton's interpreter")
     parser.add_argument("--status", action="store_true", help="only say what is done")
     arguments = parser.parse_args()
@@ -250,6 +260,9 @@ def main() -> None:
     every = [step for step in steps(arguments.data_dir) if step.toy or not arguments.toy]
     wanted = [step for step in every if arguments.only is None or step.name in arguments.only]
     end = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
+    if arguments.compile_first:
+        missing = [step for step in wanted if (read(folder, step) or {"status": -1})["status"]]
+        compile_first(missing, arguments.compile_first, arguments.toy)
     for step in wanted if not arguments.status else ():
         done = read(folder, step)
         if done is not None and (done["status"] == 0 or (done["status"] > 0 and not arguments.again)):
@@ -270,10 +283,7 @@ def main() -> None:
 def run(step: Step, seconds: float, toy: bool) -> dict:
     """Run a command, at most for so long; what it printed, and how it ended."""
     words = step.toy if toy else step.command
-    variables = dict(os.environ) | {"PYTHONUNBUFFERED": "1"} | dict(step.environment)
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), variables.get("PYTHONPATH")]))
-    if toy:
-        variables["TRITON_INTERPRET"] = "1"
+    variables = environment(toy) | dict(step.environment)
     began = time.monotonic()
     try:
         ended = subprocess.run(
@@ -297,6 +307,26 @@ def run(step: Step, seconds: float, toy: bool) -> dict:
         "date": date.today().isoformat(),
         "versions": versions(),
     }
+
+
+def compile_first(wanted: Sequence[Step], at_once: int, toy: bool) -> None:
+    """Run every bench once, some at a time: kernels are in Triton's cache then, and nobody looks at these times."""
+    benches = [words for step in wanted if "bench" in (words := step.toy if toy else step.command)]
+
+    def once(words: Sequence[str]) -> None:
+        command = [sys.executable, *called(words), "--repeats", "1"]
+        subprocess.run(command, cwd=ROOT, env=environment(toy), timeout=PER_STEP, capture_output=True, check=False)
+
+    print(f"{len(benches)} benches once, {at_once} at a time …", flush=True)
+    with ThreadPoolExecutor(at_once) as pool, contextlib.suppress(subprocess.TimeoutExpired):
+        list(pool.map(once, benches))
+
+
+def environment(toy: bool) -> dict[str, str]:
+    """Variables of a step."""
+    variables = dict(os.environ) | {"PYTHONUNBUFFERED": "1"} | ({"TRITON_INTERPRET": "1"} if toy else {})
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), variables.get("PYTHONPATH")]))
+    return variables
 
 
 def called(words: Sequence[str]) -> list[str]:
