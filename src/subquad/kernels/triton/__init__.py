@@ -9,6 +9,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ KERNELS = {
 """Operators by the file that computes them and, where they have some, their gradients."""
 
 
+# each call of an operation asks, and a driver's answers take longer than all else that is looked at
+@lru_cache
 def missing() -> str | None:
     """Why these kernels can't run here, in one line; None where they can."""
     if importlib.util.find_spec("triton") is None:
@@ -51,6 +54,7 @@ def missing() -> str | None:
     return None
 
 
+@lru_cache
 def most_channels() -> int:
     """Of a head: a state of 128² numbers needs the shared memory of a data center's GPU."""
     if not torch.cuda.is_available():
