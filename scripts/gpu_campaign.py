@@ -232,7 +232,25 @@ def training_steps(data: str) -> list[Step]:
 def steps(data: str) -> list[Step]:
     """All steps: whether it is right, how fast it is as it comes, what tiles chosen by time gain, and training."""
     measured = [*correctness_steps(), *layer_steps(), *network_steps(), *unet_steps()]
-    return [*measured, *tile_steps(), *tuning_steps(), *training_steps(data)]
+    every = [*measured, *tile_steps(), *tuning_steps(), *training_steps(data)]
+    return sorted(every, key=lambda step: next(i for i, one in enumerate(ORDER) if re.match(one, step.name)))
+
+
+ORDER = (
+    r"correctness-(?!needs)",
+    "operations-b64",
+    r"networks-\w+$|networks-(deit-newer|own-hosts)$",
+    r"networks-[\w-]+(?<!eager)-backward$",
+    "operations",
+    "unet",
+    "tiles",
+    "layers|heads",
+    "networks|eager|compiled",
+    "tune",
+    "correctness",
+    "evidence",
+)
+"""Names of steps, those first that are worth most where a machine is lent for minutes."""
 
 
 def main() -> None:
