@@ -8,6 +8,8 @@ import itertools
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from kernels_here import DEVICE, DTYPES, ROUNDING, most_error, moved, needs_kernels, relative_error
 from mechanisms import inputs_of, without_refused_prefix
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,6 +18,7 @@ from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, choose, use_backend
 from subquad.kernels.triton import MOST_TURNED, launch, maps_calls
 from subquad.kernels.triton.tile_table import watching
+from subquad.kernels.triton.tiles import nearest
 from subquad.models.assembling import settings_of
 
 pytestmark = needs_kernels
@@ -195,6 +198,24 @@ def test_every_mechanism_is_what_it_is_in_double_precision(name, grid):
         found.append([y, *(x.grad for x in learned)])
     for one, other in zip(*found, strict=True):
         assert (one.double() - other).norm() <= 2e-5 * other.norm().clamp(min=1)
+
+
+@triton.jit
+def nearest_kernel(x, y, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(y + at, nearest(tl.load(x + at)))
+
+
+def test_numbers_whose_digits_are_cut_off_are_the_nearest_ones():
+    x = torch.randn(64) * 10.0 ** torch.arange(-32, 32)
+    # what is not a number may have all digits, as on a GPU
+    bits = torch.tensor([0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000, 0], dtype=torch.int32).view(torch.float32)
+    x[:5] = bits
+    y = torch.empty_like(x, device=DEVICE)
+    nearest_kernel[1,](x.to(DEVICE), y, SIZE=64)
+    seen = (y.cpu().view(torch.int32) & ~0x1FFF).view(torch.float32)
+    assert torch.equal(seen.isnan(), x.isnan()) and torch.equal(seen[3:5], x[3:5])
+    assert ((seen[5:].double() - x[5:].double()).abs() <= 2**-11 * x[5:].double().abs()).all()
 
 
 def test_gradients_of_gradients_are_those_of_the_eager_form():

@@ -18,11 +18,11 @@ from subquad.kernels.triton.tiles import program, read, tokens_of, write
 
 
 @triton.jit
-def places_of(rows, prefix, height, width):
-    """Rows and columns of tokens on the map; what is not on it lies far off, where no filter reaches."""
+def places_of(rows, prefix, width):
+    """Rows and columns of tokens on the map; the prefix lies far off, where no filter reaches."""
     place = rows - prefix
     y = place // width
-    return tl.where((place >= 0) & (y < height), y, -0x40000000), place - y * width
+    return tl.where(place >= 0, y, -0x40000000), place - y * width
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def filter_kernel(
     if bias is not None:
         added = tl.load(bias + channels, mask=columns < D, other=0.0).to(tl.float32)
         total += tl.where(rows[:, None] >= prefix, added[None, :], 0.0)
-    y_on_map, across = places_of(rows, prefix, height, width)
+    y_on_map, across = places_of(rows, prefix, width)
     at = addresses_of(v, batch, head, rows, columns)
     for row in range(SIZE):
         # what is written out reads many taps ahead
@@ -114,7 +114,7 @@ def taps_kernel(
     shares += (batch * splits + split) * ((SIZE * SIZE + 1) * heads * D) + head * D + columns
     for start in range(split * chunk, tl.minimum(count, (split + 1) * chunk), BLOCK):
         rows = start + tl.arange(0, BLOCK)
-        y, across = places_of(rows, prefix, height, width)
+        y, across = places_of(rows, prefix, width)
         grads = read_on_map(addresses_of(grad, batch, head, rows, columns), y, across, columns, height, width, D)
         at = addresses_of(v, batch, head, rows, columns)
         for row in range(SIZE):
