@@ -95,7 +95,7 @@ def correctness_steps() -> list[Step]:
     titles = {
         "test_triton_operators": "Operators against their definitions in float64",
         "test_triton": "Kernels against explicit weights in float64, and whole mechanisms",
-        "test_networks": "Every mechanism in every host against the CPU, in half precision, as CUDA graphs",
+        "test_cuda_networks": "Every mechanism in every host against the CPU, in half precision, as CUDA graphs",
         "test_tile_table": "The table of tiles",
         "test_needs": "Registers and shared memory of kernels that were compiled for other GPUs",
     }
