@@ -32,28 +32,6 @@ DTYPES = [torch.float32, torch.float16, *([] if INTERPRETED else [torch.bfloat16
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-def moved(tensors, dtype, seed=0):
-    """Tensors in float64 as far off as rounding to a precision may bring them; what says where something is stays."""
-    generator = torch.Generator().manual_seed(seed)
-    most = torch.finfo(dtype).eps / 2
-
-    def off(x):
-        signs = 2 * torch.randint(2, x.shape, generator=generator) - 1
-        return x.double() * (1 + most * signs.to(x.device))
-
-    return [None if x is None else off(x) if x.is_floating_point() else x for x in tensors]
-
-
-def most_error(dtype, moved_off, exact):
-    """How far a kernel's result may be from the exact one: as ROUNDING, or twice as far as rounding of what it is of.
-
-    Where results are small differences, as a gradient that two keys have, products of rounded numbers show that.
-    """
-    if dtype == torch.float32:
-        return ROUNDING[dtype]
-    return max(ROUNDING[dtype], 2 * float(relative_error(moved_off, exact)))
-
-
 def relative_error(one, other):
     """How far a tensor is from another in float64, against the size of the other."""
     one, other = one.detach().double(), other.detach().double()

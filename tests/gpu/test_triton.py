@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernels_here import DEVICE, DTYPES, ROUNDING, most_error, moved, needs_kernels, relative_error
+from kernels_here import DEVICE, DTYPES, ROUNDING, needs_kernels, relative_error
 from mechanisms import inputs_of, without_refused_prefix
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -113,11 +113,10 @@ def test_results_and_gradients_are_those_of_the_explicit_weights(name, dtype, sh
         assert shape[-1] > MOST_TURNED and "channels" in str(refusal)
         pytest.skip(str(refusal))
     expected = with_gradients(weights, [tensor.double() for tensor in tensors], weight.double())
-    off = with_gradients(weights, moved(tensors, dtype), *moved([weight], dtype, seed=1))
-    for place, (one, other, near) in enumerate(zip(got, expected, off, strict=True)):
+    for place, (one, other) in enumerate(zip(got, expected, strict=True)):
         assert one.dtype == dtype and one.shape == other.shape
         error = relative_error(one, other)
-        assert error < most_error(dtype, near, other), f"{place}: {error:.1e}"
+        assert error < ROUNDING[dtype], f"{place}: {error:.1e}"
 
 
 READ_ONCE = {"relu": "relu.state", "inline": "inline.state", "pola": "pola.state", "9 agents": "agent.gather"}
