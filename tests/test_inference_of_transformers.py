@@ -188,6 +188,22 @@ def test_hidden_states_and_attention_maps_are_given(kind):
     assert error(answer(fast, x), answer(model, x)) < 1e-5
 
 
+@torch.no_grad()
+def test_another_implementation_of_attention_is_taken_from_then_on(monkeypatch):
+    fast, x, called = subquad.optimize(network()), torch.randn(1, 3, 24, 24), []
+    wanted = [answer(fast, x) for _ in range(2)][-1]
+    functions = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+
+    def of_mine(*args, **kwargs):
+        called.append(kwargs)
+        return functions["sdpa"](*args, **kwargs)
+
+    monkeypatch.setitem(functions, "mine", of_mine)
+    fast.config._attn_implementation = "mine"
+    assert error(answer(fast, x), wanted) < 1e-5
+    assert len(called) == SIZES["num_hidden_layers"]
+
+
 def test_training_goes_the_single_steps():
     model = network("ViT", hidden_dropout_prob=0.3)
     fast = subquad.optimize(deepcopy(model)).train().requires_grad_(True)

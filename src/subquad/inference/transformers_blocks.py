@@ -123,7 +123,8 @@ class FusedLayer(nn.Module):
         grid = None if mixing is None else mixing.grid_under(x)
         if positions is not None or (grid is not None and grid.whole is not grid):
             return self._steps(x, positions)
-        y = replayed(self, "block", self._steps, x, settings=grid)
+        # what implements attention is chosen by a setting that is none of the block's own
+        y = replayed(self, "block", self._steps, x, settings=(grid, mixing is None))
         assert y is not None
         return y
 
