@@ -168,7 +168,8 @@ def test_what_is_exported_has_none_of_our_operators():
     assert "subquad" not in str(exported.graph)
 
 
-def test_operations_are_operators_of_torch():
+def calls_of_all():
+    """Every operator that has a native kernel, with arguments that it takes."""
     q, k, v = projected(1, 2, 12, 16, count=3)
     few, power = torch.randn(1, 2, 4, 16), torch.full((2, 1, 16), 2.0)
     bias, tables = torch.randn(2, 4, 12), (*(torch.randn(2, 4, n) for n in (3, 4)), None)
@@ -176,7 +177,7 @@ def test_operations_are_operators_of_torch():
     gram, turns = torch.eye(4).expand(2, 4, 4), (torch.ones(12, 16), torch.zeros(12, 16))
     branch = torch.randn(32, 1, 3, 3), torch.randn(32)
     mlp = torch.randn(32, 16, 1), torch.randn(32), torch.randn(288, 16, 1), torch.randn(288)
-    calls = {
+    return {
         kernels.inline_mixer: (q, k, v, torch.randn(1, 12, 32), *mlp, [3, 4]),
         kernels.agent_mixer: (q, k, v, *tables, *tables, *branch, [3, 4], [2, 2], "channel"),
         kernels.pola_mixer: (q, k, v, v, power, power, q[0], *branch, [3, 4], 4.0, 1e-6, "channel"),
@@ -274,11 +275,32 @@ def test_operations_are_operators_of_torch():
         ),
         kernels.mlp: (*(torch.randn(shape) for shape in ((2, 9, 4), 4, 4, (6, 4), 6, (4, 6), 4)), None, "gelu", 1e-6),
     }
+
+
+def test_operations_are_operators_of_torch():
+    calls = calls_of_all()
     assert {one.name for one in calls} == {name for name, one in OPERATORS.items() if "native" in one.implementations}
     for operator, arguments in calls.items():
         torch.library.opcheck(
             operator.packet.default, (*arguments, "native"), test_utils=("test_schema", "test_faketensor")
         )
+
+
+@torch.no_grad()
+def test_a_tensor_that_has_to_be_there_and_is_none_is_not_read():
+    calls = calls_of_all()
+    for gradient in {operator.gradient for operator in calls if operator.gradient is not None}:
+        del calls[gradient]  # chosen with what it is the gradient of
+    for operator, arguments in calls.items():
+        tensors, settings = list(arguments[: len(operator.needed)]), arguments[len(operator.needed) :]
+        assert choose(operator, tensors, settings) == "native", operator.name
+        for place, (name, is_needed) in enumerate(operator.needed):
+            given = [*tensors[:place], None, *tensors[place + 1 :]]
+            if is_needed:
+                assert choose(operator, given, settings) is None, (operator.name, name)
+    q, k, v = projected(1, 2, 12, 16, count=3)
+    with pytest.raises(SubquadError, match="can't compute InLine attention: k is None"):
+        choose(kernels.inline_attention, (q, None, v), backend="native")
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTION.keys() - WITHOUT))

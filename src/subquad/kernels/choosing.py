@@ -136,8 +136,10 @@ def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings
     backend, most = KERNELS[name], most_channels(name)
     learned = torch.is_grad_enabled()
     unlearned = learned and not operator.has_gradient(name)
-    for tensor, of_heads in zip(tensors, operator.of_heads, strict=False):
+    for tensor, of_heads, (called, is_needed) in zip(tensors, operator.of_heads, operator.needed, strict=False):
         if tensor is None:
+            if is_needed:
+                return f"{called} is None"
             continue
         if tensor.device.type not in backend.devices:
             return f"it is for {' and '.join(backend.devices)}, and a tensor is on {tensor.device}"

@@ -68,6 +68,7 @@ class Operator:
         changes_first: whether it changes its first tensor and gives nothing.
         needs_all_tokens: whether what it gives for a token depends on others, which other processes may hold.
         of_heads: which of its tensors have a head's channels as their last axis.
+        needed: the names of its tensors, each with whether it has to be there.
         implementations: who computes it, by the names of backends.
         packet: PyTorch's.
     """
@@ -95,6 +96,8 @@ class Operator:
         self.implementations: dict[str, Implementation] = {}
         self.packet = getattr(torch.ops.subquad, name)
         self._call = self.packet.default
+        types = [str(argument.type) for argument in self._call._schema.arguments]
+        self.needed = tuple((tensor, type == "Tensor") for tensor, type in zip(shapes.texts, types, strict=False))
 
     def __call__(self, *arguments: Any) -> Any:
         if self.changes_first or is_heard(arguments):
