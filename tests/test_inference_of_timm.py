@@ -250,3 +250,94 @@ def test_a_trace_is_right_and_a_script_is_refused():
     assert error(traced(x), fast(x)) < 1e-5
     with pytest.raises(subquad.SubquadError, match="TorchScript"):
         torch.jit.script(fast)
+
+
+WITH_BIASES = {
+    "beit": ("beit_base_patch16_224", {"embed_dim": 48, "depth": 2, "num_heads": 2}),
+    "beit without factors": (
+        "beit_base_patch16_224",
+        {"embed_dim": 48, "depth": 2, "num_heads": 2, "init_values": None},
+    ),
+    "beitv2": (
+        "beitv2_base_patch16_224",
+        {"embed_dim": 48, "depth": 2, "num_heads": 2, "use_shared_rel_pos_bias": True},
+    ),
+    "relpos": ("vit_relpos_small_patch16_224", {"embed_dim": 48, "depth": 2, "num_heads": 2}),
+    "swin": (
+        "swin_tiny_patch4_window7_224",
+        {"embed_dim": 24, "depths": (2, 1), "num_heads": (2, 2), "window_size": 3},
+    ),
+}
+"""Networks of timm whose logits have a bias of each pair of tokens, by what is tested with them."""
+
+
+def with_biases(kind):
+    """A tiny one, with random numbers in every parameter."""
+    torch.manual_seed(0)
+    name, settings = WITH_BIASES[kind]
+    model = timm.create_model(name, img_size=48, num_classes=5, **settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim == 1 else 0.1)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [None, "softmax", "linear", "inline", "agent"])
+@pytest.mark.parametrize("kind", WITH_BIASES)
+def test_networks_with_biases_of_pairs(kind, name):
+    model, x = with_biases(kind), torch.randn(2, 3, 48, 48)
+    wanted = model(x)
+    if name is not None:
+        model = subquad.convert(model, name, in_place=True)
+    keys, given = list(model.state_dict()), model(x)
+    lost = error(deepcopy(model).bfloat16()(x.bfloat16()), given)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1.5 * lost)):
+        fast = subquad.optimize(deepcopy(model), dtype)
+        assert all(error(fast(x.to(dtype)), given) < tolerance for _ in range(3))
+        assert list(fast.state_dict()) == keys
+    again = pickle.loads(pickle.dumps(subquad.optimize(deepcopy(model))))
+    assert error(again(x), given) < 1e-5
+    answers = []
+    for each in (again, deepcopy(model)):
+        torch.manual_seed(1)
+        answers.append(each.train()(x))
+    assert torch.equal(*answers)
+    if name is not None:
+        assert error(subquad.restore(subquad.optimize(model))(x), wanted) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", WITH_BIASES)
+def test_an_optimized_network_with_biases_is_converted_after_and_put_back(kind):
+    model, x = with_biases(kind), torch.randn(2, 3, 48, 48)
+    wanted = model(x)
+    converted = subquad.convert(subquad.optimize(deepcopy(model)), "linear", in_place=True)
+    assert error(converted(x), subquad.convert(deepcopy(model), "linear", in_place=True)(x)) < 1e-5
+    assert error(subquad.restore(converted)(x), wanted) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not NATIVE, reason="no kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_converted_blocks_of_swin_that_are_kernels_alone_are_one_call(dtype):
+    fast = subquad.optimize(subquad.convert(with_biases("swin"), "linear", in_place=True), dtype)
+    for _ in range(2):
+        fast(torch.randn(1, 3, 48, 48).to(dtype))
+    blocks = [block for stage in fast.layers for block in stage.blocks]
+    assert all(replaying._FOUND[block]["block"].tapes.popitem()[1] is not None for block in blocks)
+
+
+@pytest.mark.parametrize("place", ["norm1", "attn.qkv", "attn.proj", "norm2", "mlp", "mlp.act"])
+@pytest.mark.parametrize("name", [None, "linear"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_who_listens_hears_every_step_of_swin(name, place, dtype):
+    model = with_biases("swin")
+    if name is not None:
+        subquad.convert(model, name, in_place=True)
+    fast, x = subquad.optimize(model, dtype), torch.randn(1, 3, 48, 48).to(dtype)
+    fast(x)
+    heard = []
+    fast.layers[0].blocks[1].get_submodule(place).register_forward_hook(lambda *args: heard.append(place))
+    fast(x)
+    assert heard == [place]

@@ -261,3 +261,42 @@ def test_it_is_exported():
     fast, x = subquad.optimize(network("ViT", "linear")), torch.randn(2, 3, 24, 24)
     program = torch.export.export(fast, (x,))
     assert error(program.module()(x).last_hidden_state, answer(fast, x)) < 1e-5
+
+
+def swin(name=None):
+    """A tiny Swin, whose attention is another's."""
+    transformers = pytest.importorskip("transformers", "5.1")
+    torch.manual_seed(0)
+    sizes = {"image_size": 24, "patch_size": 2, "embed_dim": 24, "depths": [2, 1], "num_heads": [2, 2]}
+    model = transformers.SwinModel(transformers.SwinConfig(**sizes, window_size=3, drop_path_rate=0.0))
+    if name is not None:
+        subquad.convert(model, name, in_place=True)
+    return scattered(model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["softmax", "linear", "inline", "agent"])
+def test_a_converted_swin_is_of_few_steps(name):
+    model, x = swin(name), torch.randn(2, 3, 24, 24)
+    wanted, keys = answer(model, x), list(model.state_dict())
+    lost = error(answer(deepcopy(model).bfloat16(), x.bfloat16()), wanted)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1.5 * lost)):
+        fast = subquad.optimize(deepcopy(model), dtype)
+        assert all(error(answer(fast, x.to(dtype)), wanted) < tolerance for _ in range(3))
+        assert list(fast.state_dict()) == keys
+        blocks = [block for stage in fast.encoder.layers for block in stage.blocks]
+        assert all("block" in replaying._FOUND[block] for block in blocks) or not NATIVE
+    assert torch.equal(answer(fast.float().train(), x), answer(deepcopy(model).bfloat16().float().train(), x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("place", ["layernorm_before", "attention.k_proj", "attention.o_proj", "mlp", "mlp.fc1"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_who_listens_hears_every_step_of_swin(place, dtype):
+    fast, x = subquad.optimize(swin("linear"), dtype), torch.randn(1, 3, 24, 24).to(dtype)
+    fast(x)
+    heard = []
+    block = fast.encoder.layers[0].blocks[1]
+    block.get_submodule(place).register_forward_hook(lambda *args: heard.append(place))
+    fast(x)
+    assert heard == [place]

@@ -298,7 +298,7 @@ def test_a_tensor_that_has_to_be_there_and_is_none_is_not_read():
             given = [*tensors[:place], None, *tensors[place + 1 :]]
             if is_needed:
                 assert choose(operator, given, settings) is None, (operator.name, name)
-    q, k, v = projected(1, 2, 12, 16, count=3)
+    q, v = projected(1, 2, 12, 16, count=2)
     with pytest.raises(SubquadError, match="can't compute InLine attention: k is None"):
         choose(kernels.inline_attention, (q, None, v), backend="native")
 

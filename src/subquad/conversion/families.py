@@ -16,6 +16,7 @@ from torch import nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.errors import SubquadError, shown
+from subquad.inference.foreign_halves import InFewSteps
 from subquad.plugins import Table
 
 FAMILIES: dict[str, str] = {
@@ -102,7 +103,7 @@ def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
         found = _REGISTERED.get(name) or _of_family(cls.__module__).get(name)
         if found is not None:
             return found
-        if "forward" in vars(cls):
+        if "forward" in vars(cls) and InFewSteps not in cls.__bases__:
             return None
     return None
 

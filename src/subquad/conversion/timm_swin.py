@@ -1,5 +1,6 @@
 """timm's Swin (also Swin S3) and Swin v2, (b, y, x, c) to (b, y, x, c)."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from subquad.conversion.windowed_blocks import WindowedBlock, as_cosines, continuous_bias, window_bias
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.inference.foreign_halves import first_half_of, three
+from subquad.inference.timm_blocks import behind_factors
 
 BIAS, DISTANCES = "relative_position_bias_table", "relative_coords_table"
 
@@ -19,6 +22,8 @@ class TimmSwinBlock(WindowedBlock):
     replaces: ClassVar[tuple[str, ...]] = ("timm.models.swin_transformer.SwinTransformerBlock",)
     known: ClassVar[str] = "timm.models.swin_transformer.WindowAttention"
     names: ClassVar[tuple[str, ...]] = ("qkv", "proj", "proj_drop")
+    attn: nn.ModuleDict
+    norm1: nn.Module
 
     def check(self, original: Any) -> None:
         kind = type(original.attn)
@@ -38,13 +43,33 @@ class TimmSwinBlock(WindowedBlock):
         return parts
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.wants_few_steps and not self.training:
+            return self.replayed_on(x.flatten(1, 2), TokenGrid(x.shape[1], x.shape[2])).view_as(x)
         x = x + self.through("drop_path1", self.attended(self.through("norm1", x)))
         tokens = x.flatten(1, 2)
         return x + self.through("drop_path2", self.through("mlp", self.through("norm2", tokens))).view_as(x)
 
+    def few_steps(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        y = None
+        if self.window is None:
+            y = first_half_of(self, x, self.norm1, self.attn, self, None, grid)
+        if y is None:
+            y = x + self.through("drop_path1", self.attended(self.norm1(x).unflatten(1, grid.shape)).flatten(1, 2))
+        return behind_factors(self, y, None)
+
     def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (self.split(part) for part in self.attn["qkv"](tokens).chunk(3, dim=-1))  # type: ignore[index,operator]
+        q, k, v = map(self.split, three([self.attn["qkv"](tokens)]))
         return q, k, v
+
+    # what subquad.inference asks for
+
+    projected_by: ClassVar[tuple[str, ...]] = ("qkv",)
+    answered_by: ClassVar[str] = "proj"
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: TokenGrid | None = None) -> Tensor:
+        """What goes into the last projection (b, n, h·d), of tokens that stand on the grid `positions`."""
+        q, k, v = map(self.split, three(projected))
+        return self.mix(q, k, v, x, grid=positions)
 
     def bias(self, window: TokenGrid) -> Tensor:
         return window_bias(self.get_parameter(f"attn.{BIAS}"), window)

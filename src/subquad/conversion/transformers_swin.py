@@ -1,5 +1,6 @@
 """transformers' Swin and Swin v2: tokens (b, n, c) and the (height, width) of their map."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -7,6 +8,8 @@ from torch import Tensor, nn
 from subquad.conversion.timm_swin import carry
 from subquad.conversion.windowed_blocks import WindowedBlock, as_cosines, continuous_bias, window_bias
 from subquad.grid import TokenGrid
+from subquad.inference.foreign_halves import first_half_of
+from subquad.inference.transformers_blocks import PROJECTED_BY, VIT, half_of_plain_mlp
 
 
 class TransformersSwinLayer(WindowedBlock):
@@ -15,6 +18,10 @@ class TransformersSwinLayer(WindowedBlock):
     replaces: ClassVar[tuple[str, ...]] = ("transformers.models.swin.modeling_swin.SwinLayer",)
     layer_name: ClassVar[str] = "attention"
     pads_first: ClassVar[bool] = True
+    attention: nn.ModuleDict
+    layernorm_before: nn.Module
+    layernorm_after: nn.Module
+    mlp: nn.Module
 
     def sizes(self, original: Any) -> tuple[int, int]:
         attention = original.attention
@@ -29,7 +36,7 @@ class TransformersSwinLayer(WindowedBlock):
         return shift, shift
 
     def projections(self, attention: Any) -> nn.Module:
-        parts = nn.ModuleDict({name: getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")})
+        parts = nn.ModuleDict({name: getattr(attention, name) for name in (*PROJECTED_BY, "o_proj")})
         if self.window is not None:
             table = nn.Module()
             carry(attention.relative_position_bias, table, "relative_position_bias_table")
@@ -37,14 +44,26 @@ class TransformersSwinLayer(WindowedBlock):
         return parts
 
     def forward(self, hidden_states: Tensor, input_dimensions: tuple[int, int], *args: Any, **kwargs: Any) -> Any:
+        if self.wants_few_steps and not self.training:
+            return self.replayed_on(hidden_states, TokenGrid(*input_dimensions)), None
         image = self.through("layernorm_before", hidden_states).unflatten(1, tuple(input_dimensions))
         attended = self.through("dropout", self.attended(image)).flatten(1, 2)
         x = hidden_states + self.through("drop_path", attended)
         return x + self.through("dropout", self.through("mlp", self.through("layernorm_after", x))), None
 
+    def few_steps(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        y = None
+        if self.window is None:
+            y = first_half_of(self, x, self.layernorm_before, self.attention, self, None, grid)
+        if y is None:
+            y = x + self.attended(self.layernorm_before(x).unflatten(1, grid.shape)).flatten(1, 2)
+        home, _, _ = self.replaces[0].rpartition(".")
+        behind = half_of_plain_mlp(self, y, self.layernorm_after, self.mlp, VIT.mlp, home, None)
+        return y + self.mlp(self.layernorm_after(y)) if behind is None else behind
+
     def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         parts: Any = self._modules["attention"]
-        q, k, v = (self.split(parts[name](tokens)) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (self.split(parts[name](tokens)) for name in PROJECTED_BY)
         return q, k, v
 
     def bias(self, window: TokenGrid) -> Tensor:
@@ -53,6 +72,16 @@ class TransformersSwinLayer(WindowedBlock):
     def project(self, tokens: Tensor) -> Tensor:
         parts: Any = self._modules["attention"]
         return parts["o_proj"](tokens)
+
+    # what subquad.inference asks for
+
+    projected_by: ClassVar[tuple[str, ...]] = PROJECTED_BY
+    answered_by: ClassVar[str] = "o_proj"
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: TokenGrid | None = None) -> Tensor:
+        """What goes into the last projection (b, n, h·d), of tokens that stand on the grid `positions`."""
+        q, k, v = map(self.split, projected)
+        return self.mix(q, k, v, x, grid=positions)
 
 
 class TransformersSwinV2Layer(TransformersSwinLayer):

@@ -8,6 +8,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y 
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -19,11 +20,13 @@ from subquad.conversion.converted_attention import ConvertedAttention, Mechanism
 from subquad.conversion.pair_biases import with_bias
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.inference.foreign_halves import KnowsFewSteps
+from subquad.kernels import replayed
 from subquad.models.layers import move_tables
 from subquad.models.swin import border_mask
 
 
-class WindowedBlock(ConvertedAttention):
+class WindowedBlock(KnowsFewSteps, ConvertedAttention):
     """What all of them share.
 
     Attributes:
@@ -120,6 +123,16 @@ class WindowedBlock(ConvertedAttention):
             q, k, v = with_bias(q, k, v, self.bias(self.window))
         y = self.mix(q, k, v, tokens, grid=grid, mask=mask)
         return self.project(y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2))
+
+    def few_steps(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        """Tokens (b, n, c) of a map behind the block in evaluation, by kernels of few steps where there are some."""
+        raise NotImplementedError
+
+    def replayed_on(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        """The same, as one call of the library where that is kernels alone."""
+        y = replayed(self, "block", partial(self.few_steps, grid=grid), x.contiguous(), settings=grid)
+        assert y is not None
+        return y
 
     def set_input_size(self, feat_size: tuple[int, int], window_size: Any, always_partition: Any = None) -> None:
         """What timm's `set_input_size` calls: position parameters for another map.

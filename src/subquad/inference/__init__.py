@@ -13,6 +13,7 @@ from torch import nn
 
 from subquad.errors import SubquadError, shown
 from subquad.inference import mlla_blocks, own_blocks
+from subquad.inference.foreign_halves import KnowsFewSteps
 from subquad.models.backbone import Backbone
 from subquad.models.layers import Block
 from subquad.models.map_layers import PositionConv
@@ -30,8 +31,9 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     residual. Around other mechanisms, where all tokens attend to all, norm and projection are one step, projection and
     residual another, in fp32 where the mechanism is one as well. Blocks that are kernels alone are one call of the
     library from the second time on, and what is between its steps stays with the thread, up to 256 MB. The same goes
-    for blocks of timm's and transformers' plain networks (ViT, DeiT, DINOv2, SigLIP, CLIP), converted or as they are;
-    with rotary positions (DINOv3, EVA) each half of a block is a step or a few.
+    for blocks of timm's and transformers' plain networks (ViT, DeiT, DINOv2, SigLIP, CLIP), converted or as they are,
+    and for converted ones of Swin; with rotary positions (DINOv3, EVA) each half of a block is a step or a few, and of
+    timm's Swin, BEiT and ViTs with relative positions the MLP's half is one.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
     dtype as well, and others are refused (by timm's networks in PyTorch's words; transformers' ViT makes them of it).
@@ -45,6 +47,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     for module in model.modules():
         if isinstance(module, Backbone):
             module.wants_own_dtype = True
+        if isinstance(module, KnowsFewSteps):
+            module.wants_few_steps = True
         if isinstance(module, Stage):
             own_blocks.fuse_embed(module)
         if isinstance(module, Block):

@@ -14,6 +14,16 @@ from subquad.inference.halves import first_half, is_norm
 from subquad.models.layers import is_heard
 
 
+class InFewSteps:
+    """Marks a class that computes what the one behind it does, so that it may be converted as that one may."""
+
+
+class KnowsFewSteps:
+    """A block that itself is of few steps in evaluation, where `optimize` says that they are wanted."""
+
+    wants_few_steps: bool = False
+
+
 class Between(Protocol):
     """What an attention layer computes between its projections.
 

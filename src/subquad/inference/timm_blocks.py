@@ -1,5 +1,6 @@
-"""Blocks of timm's plain networks, whose steps are one step where they can be: ViT, DeiT, DINOv2, SigLIP; DINOv3, EVA.
+"""Blocks of timm's networks, whose steps are one step where they can be: ViT, DeiT, DINOv2, SigLIP; DINOv3, EVA.
 
+Of those with a bias of each pair of tokens (Swin, BEiT, ViTs with relative positions) that is the second half.
 Such a block is of timm's class before and of a class derived from it afterwards, with the same modules and parameters.
 """
 
@@ -9,11 +10,14 @@ from typing import Any
 import torch
 from timm.layers import apply_rot_embed_cat
 from timm.layers.attention import Attention, AttentionRope
+from timm.models.beit import Block as BeitBlock
 from timm.models.eva import EvaAttention, EvaBlock
+from timm.models.swin_transformer import SwinTransformerBlock
 from timm.models.vision_transformer import Block
+from timm.models.vision_transformer_relpos import RelPosBlock
 from torch import Tensor, nn
 
-from subquad.inference.foreign_halves import Between, converted, first_half_of, is_asked_for, three
+from subquad.inference.foreign_halves import Between, InFewSteps, converted, first_half_of, is_asked_for, three
 from subquad.inference.halves import scaled
 from subquad.inference.own_blocks import can_fuse, has_plain_mlp, is_scale, plain_mlp, scale_of
 from subquad.kernels import replayed
@@ -22,7 +26,7 @@ from subquad.ops import softmax_attention
 from subquad.tracing import refuse_torchscript
 
 
-class FusedBlock(Block):
+class FusedBlock(InFewSteps, Block):
     """timm's block in evaluation; training, masks and causal attention are as they were."""
 
     __prepare_scriptable__ = refuse_torchscript
@@ -44,12 +48,45 @@ class FusedBlock(Block):
             y = first_half_of(self, x, self.norm1, self.attn, mixing_of(self.attn), scale_of(self.ls1))
         if y is None:
             y = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
-        if can_fuse(self):
-            return plain_mlp(self, y, scale_of(self.ls2))
-        return y + self.drop_path2(self.ls2(self.mlp(self.norm2(y))))
+        return behind_module(self, y)
 
 
-class FusedEvaBlock(EvaBlock):
+class FusedRelPosBlock(InFewSteps, RelPosBlock):
+    """timm's block with relative positions in evaluation, whose second half is one step."""
+
+    __prepare_scriptable__ = refuse_torchscript
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.training:
+            return super().forward(x, *args, **kwargs)
+        return behind_module(self, x + self.drop_path1(self.ls1(self.attn(self.norm1(x), *args, **kwargs))))
+
+
+class FusedSwinBlock(InFewSteps, SwinTransformerBlock):
+    """timm's block of windows in evaluation, whose second half is one step."""
+
+    __prepare_scriptable__ = refuse_torchscript
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return super().forward(x)
+        tokens = (x + self.drop_path1(self._attn(self.norm1(x)))).flatten(1, 2)
+        return behind_factors(self, tokens, None).view_as(x)
+
+
+class FusedBeitBlock(InFewSteps, BeitBlock):
+    """BEiT's block in evaluation, whose second half is one step where its MLP is plain."""
+
+    __prepare_scriptable__ = refuse_torchscript
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.training:
+            return super().forward(x, *args, **kwargs)
+        y = x + scaled(self.drop_path1(self.attn(self.norm1(x), *args, **kwargs)), self.gamma_1)
+        return behind_factors(self, y, self.gamma_2)
+
+
+class FusedEvaBlock(InFewSteps, EvaBlock):
     """timm's block with rotary positions in evaluation, whose second half is one step where its MLP is plain."""
 
     __prepare_scriptable__ = refuse_torchscript
@@ -62,12 +99,30 @@ class FusedEvaBlock(EvaBlock):
             y = first_half_of(self, x, self.norm1, self.attn, mixing_of(self.attn), self.gamma_1, rope)
         if y is None:
             y = x + scaled(self.drop_path1(self.attn(self.norm1(x), rope, *args, **kwargs)), self.gamma_1)
-        if has_plain_mlp(self):
-            return plain_mlp(self, y, self.gamma_2)
-        return y + scaled(self.drop_path2(self.mlp(self.norm2(y))), self.gamma_2)
+        return behind_factors(self, y, self.gamma_2)
 
 
-FUSED: dict[type[nn.Module], type[nn.Module]] = {Block: FusedBlock, EvaBlock: FusedEvaBlock}
+def behind_module(block: Any, y: Tensor) -> Tensor:
+    """Tokens y (b, n, c) behind the second half of a block whose factors are a module's."""
+    if can_fuse(block):
+        return plain_mlp(block, y, scale_of(block.ls2))
+    return y + block.drop_path2(block.ls2(block.mlp(block.norm2(y))))
+
+
+def behind_factors(block: Any, y: Tensor, scale: Tensor | None) -> Tensor:
+    """Tokens y (b, n, c) behind the second half of a block whose factors, if there are some, are its own."""
+    if has_plain_mlp(block):
+        return plain_mlp(block, y, scale)
+    return y + scaled(block.drop_path2(block.mlp(block.norm2(y))), scale)
+
+
+FUSED: dict[type[nn.Module], type[nn.Module]] = {
+    Block: FusedBlock,
+    BeitBlock: FusedBeitBlock,
+    EvaBlock: FusedEvaBlock,
+    RelPosBlock: FusedRelPosBlock,
+    SwinTransformerBlock: FusedSwinBlock,
+}
 
 
 def fuse_all(model: nn.Module) -> None:

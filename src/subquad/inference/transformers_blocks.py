@@ -138,12 +138,10 @@ class FusedLayer(nn.Module):
         if y is None:
             given = {} if positions is None else {"position_embeddings": positions}
             y = x + through(scales[0], attn(norms[0](x), attention_mask=None, **given)[0])
-        if self._are_factors(scales[1]) and self._is_plain_mlp(norms[1]):
-            first, act, second = (getattr(mlp, name) for name in self.parts.mlp)
-            activation = of_transformers(act)
-            assert activation is not None
-            return second_half(self, y, norms[1], first, second, factors(scales[1]), activation=activation)
-        return y + through(scales[1], mlp(norms[1](y)))
+        behind = None
+        if self._are_factors(scales[1]):
+            behind = half_of_plain_mlp(self, y, norms[1], mlp, self.parts.mlp, self.home, factors(scales[1]))
+        return y + through(scales[1], mlp(norms[1](y))) if behind is None else behind
 
     def _mixing(self) -> Between | None:
         attn = getattr(self, self.parts.attention)
@@ -160,14 +158,24 @@ class FusedLayer(nn.Module):
     def _are_factors(self, scale: nn.Module | None) -> bool:
         return scale is None or (self._is_of_home(scale) and not is_heard(scale))
 
-    def _is_plain_mlp(self, norm: nn.Module) -> bool:
-        mlp, names = self.get_submodule("mlp"), self.parts.mlp
-        modules = dict(mlp.named_children())
-        if modules.keys() != set(names):  # one with a gate has more, or others
-            return False
-        first, act, second = (modules[name] for name in names)
-        plain = self._is_of_home(mlp) and is_norm(norm) and are_mlp(first, second)
-        return plain and of_transformers(act) is not None and not any(map(is_heard, (norm, mlp, first, act, second)))
+
+def half_of_plain_mlp(
+    block: nn.Module, x: Tensor, norm: nn.Module, mlp: nn.Module, names: Sequence[str], home: str, scale: Tensor | None
+) -> Tensor | None:
+    """Tokens x (b, n, c) behind the second half of a block, in one step.
+
+    None where its MLP is not the plain one of the module `home`, whose layers have these names, or somebody listens.
+    """
+    modules = dict(mlp.named_children())
+    if type(mlp).__module__ != home or modules.keys() != set(names):  # one with a gate has more, or others
+        return None
+    first, act, second = (modules[name] for name in names)
+    activation = of_transformers(act)
+    if activation is None or not (is_norm(norm) and are_mlp(first, second)):
+        return None
+    if any(map(is_heard, (norm, mlp, first, act, second))):
+        return None
+    return second_half(block, x, norm, first, second, scale, activation=activation)
 
 
 def factors(scale: Any) -> Tensor | None:
