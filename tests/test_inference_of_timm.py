@@ -275,7 +275,7 @@ def with_biases(kind):
     """A tiny one, with random numbers in every parameter."""
     torch.manual_seed(0)
     name, settings = WITH_BIASES[kind]
-    model = timm.create_model(name, img_size=48, num_classes=5, **settings)
+    model = timm.create_model(name, img_size=(48, 80), num_classes=5, **settings)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim == 1 else 0.1)
@@ -286,7 +286,7 @@ def with_biases(kind):
 @pytest.mark.parametrize("name", [None, "softmax", "linear", "inline", "agent"])
 @pytest.mark.parametrize("kind", WITH_BIASES)
 def test_networks_with_biases_of_pairs(kind, name):
-    model, x = with_biases(kind), torch.randn(2, 3, 48, 48)
+    model, x = with_biases(kind), torch.randn(2, 3, 48, 80)
     wanted = model(x)
     if name is not None:
         model = subquad.convert(model, name, in_place=True)
@@ -310,7 +310,7 @@ def test_networks_with_biases_of_pairs(kind, name):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", WITH_BIASES)
 def test_an_optimized_network_with_biases_is_converted_after_and_put_back(kind):
-    model, x = with_biases(kind), torch.randn(2, 3, 48, 48)
+    model, x = with_biases(kind), torch.randn(2, 3, 48, 80)
     wanted = model(x)
     converted = subquad.convert(subquad.optimize(deepcopy(model)), "linear", in_place=True)
     assert error(converted(x), subquad.convert(deepcopy(model), "linear", in_place=True)(x)) < 1e-5
@@ -323,7 +323,7 @@ def test_an_optimized_network_with_biases_is_converted_after_and_put_back(kind):
 def test_converted_blocks_of_swin_that_are_kernels_alone_are_one_call(dtype):
     fast = subquad.optimize(subquad.convert(with_biases("swin"), "linear", in_place=True), dtype)
     for _ in range(2):
-        fast(torch.randn(1, 3, 48, 48).to(dtype))
+        fast(torch.randn(1, 3, 48, 80).to(dtype))
     blocks = [block for stage in fast.layers for block in stage.blocks]
     assert all(replaying._FOUND[block]["block"].tapes.popitem()[1] is not None for block in blocks)
 
@@ -335,7 +335,7 @@ def test_who_listens_hears_every_step_of_swin(name, place, dtype):
     model = with_biases("swin")
     if name is not None:
         subquad.convert(model, name, in_place=True)
-    fast, x = subquad.optimize(model, dtype), torch.randn(1, 3, 48, 48).to(dtype)
+    fast, x = subquad.optimize(model, dtype), torch.randn(1, 3, 48, 80).to(dtype)
     fast(x)
     heard = []
     fast.layers[0].blocks[1].get_submodule(place).register_forward_hook(lambda *args: heard.append(place))

@@ -267,7 +267,7 @@ def swin(name=None):
     """A tiny Swin, whose attention is another's."""
     transformers = pytest.importorskip("transformers", "5.1")
     torch.manual_seed(0)
-    sizes = {"image_size": 24, "patch_size": 2, "embed_dim": 24, "depths": [2, 1], "num_heads": [2, 2]}
+    sizes = {"image_size": (24, 36), "patch_size": 2, "embed_dim": 24, "depths": [2, 1], "num_heads": [2, 2]}
     model = transformers.SwinModel(transformers.SwinConfig(**sizes, window_size=3, drop_path_rate=0.0))
     if name is not None:
         subquad.convert(model, name, in_place=True)
@@ -277,7 +277,7 @@ def swin(name=None):
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["softmax", "linear", "inline", "agent"])
 def test_a_converted_swin_is_of_few_steps(name):
-    model, x = swin(name), torch.randn(2, 3, 24, 24)
+    model, x = swin(name), torch.randn(2, 3, 24, 36)
     wanted, keys = answer(model, x), list(model.state_dict())
     lost = error(answer(deepcopy(model).bfloat16(), x.bfloat16()), wanted)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1.5 * lost)):
@@ -293,7 +293,7 @@ def test_a_converted_swin_is_of_few_steps(name):
 @pytest.mark.parametrize("place", ["layernorm_before", "attention.k_proj", "attention.o_proj", "mlp", "mlp.fc1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_who_listens_hears_every_step_of_swin(place, dtype):
-    fast, x = subquad.optimize(swin("linear"), dtype), torch.randn(1, 3, 24, 24).to(dtype)
+    fast, x = subquad.optimize(swin("linear"), dtype), torch.randn(1, 3, 24, 36).to(dtype)
     fast(x)
     heard = []
     block = fast.encoder.layers[0].blocks[1]
