@@ -61,6 +61,13 @@ class TimmSwinBlock(WindowedBlock):
         q, k, v = map(self.split, three([self.attn["qkv"](tokens)]))
         return q, k, v
 
+    def bias(self, window: TokenGrid) -> Tensor:
+        return window_bias(self.get_parameter(f"attn.{BIAS}"), window)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        parts: Any = self.attn
+        return parts["proj_drop"](parts["proj"](tokens))
+
     # what subquad.inference asks for
 
     projected_by: ClassVar[tuple[str, ...]] = ("qkv",)
@@ -70,13 +77,6 @@ class TimmSwinBlock(WindowedBlock):
         """What goes into the last projection (b, n, h·d), of tokens that stand on the grid `positions`."""
         q, k, v = map(self.split, three(projected))
         return self.mix(q, k, v, x, grid=positions)
-
-    def bias(self, window: TokenGrid) -> Tensor:
-        return window_bias(self.get_parameter(f"attn.{BIAS}"), window)
-
-    def project(self, tokens: Tensor) -> Tensor:
-        parts: Any = self.attn
-        return parts["proj_drop"](parts["proj"](tokens))
 
 
 class TimmSwinV2Block(TimmSwinBlock):
