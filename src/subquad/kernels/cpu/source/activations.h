@@ -37,9 +37,14 @@ struct Gelu {
 struct Nothing {
     vec operator()(vec x) const { return x; }
 };
+template <class E>
 struct SigmoidWeighted {
     float linear, cubic;
-    vec operator()(vec x) const { return x * sigmoid(x * (x * x * cubic + linear)); }
+    vec operator()(vec x) const {
+        const vec y = x * (x * x * cubic + linear);
+        if constexpr (std::is_same_v<E, float>) return x * sigmoid(y);
+        else return x / (1.0f + rough_exponential(-y));
+    }
 };
 enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU, NOTHING, SILU };
 
@@ -48,8 +53,8 @@ template <class E, class Function>
 Answer with_activation(int32_t number, Function&& function) {
     switch (number) {
         case GELU: return function(Gelu<E>{});
-        case GELU_TANH: return function(SigmoidWeighted{1.5957691216f, 1.5957691216f * 0.044715f});  // 1 + tanh(u) = 2 σ(2 u)
-        case QUICK_GELU: return function(SigmoidWeighted{1.702f, 0.0f});
+        case GELU_TANH: return function(SigmoidWeighted<E>{1.5957691216f, 1.5957691216f * 0.044715f});  // 1 + tanh(u) = 2 σ(2 u)
+        case QUICK_GELU: return function(SigmoidWeighted<E>{1.702f, 0.0f});
         default: return MISFIT;
     }
 }
@@ -60,7 +65,7 @@ Answer with_activation_behind(int32_t number, Function&& function) {
     switch (number) {
         case NOTHING: return function(Nothing{});
         case GELU: return function(Gelu<E>{});
-        case SILU: return function(SigmoidWeighted{1.0f, 0.0f});
+        case SILU: return function(SigmoidWeighted<E>{1.0f, 0.0f});
         default: return MISFIT;
     }
 }

@@ -22,8 +22,11 @@ struct AgentMaps {
           of_queries(query_bias, count, 1 / sharpness) {}
 
     // Of a logit that is not above the largest, from the largest
-    template <class Number>
-    auto weight(Number logit, Number most) const { return falling_exponential((logit - most) * sharpness); }
+    vec weight(vec logit, vec most) const {
+        const vec less = (logit - most) * sharpness;
+        if constexpr (std::is_same_v<P, float>) return falling_exponential(less);
+        else return rough_exponential(less);
+    }
 
     template <class E>
     void logits(const Tokens<E>& tokens, BiasRows& bias, const Piece& piece) {

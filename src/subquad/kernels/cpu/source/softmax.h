@@ -70,6 +70,13 @@ struct KeyBlocks {
     }
 };
 
+// e^x of a score, as an operand P of the product with values
+template <class P>
+vec weight_of(vec score) {
+    if constexpr (std::is_same_v<P, float>) return exponential(score);
+    else return rough_exponential(score);
+}
+
 // Of a piece of queries: the largest scores so far, and sums of exponentials and of values weighed by them, from these
 template <class P>
 struct Weighing {
@@ -103,7 +110,7 @@ struct Weighing {
             }
             vec part{};
             for (int64_t m = 0; m < columns; m += W) {
-                const vec weight = exponential((load(line + m) - most[t]) * scale);
+                const vec weight = weight_of<P>((load(line + m) - most[t]) * scale);
                 part += weight;
                 if constexpr (std::is_same_v<P, float>) store(line + m, weight);
                 else store(&lower[t * T / 2].first + m, weight);
@@ -139,12 +146,13 @@ void scores_of(
 }
 
 // A query's scores, divided by the scale, become P, and dP becomes dL
-inline void to_slopes(float* scores, float* slopes, int64_t width, float scale) {
+template <class P>
+void to_slopes(float* scores, float* slopes, int64_t width, float scale) {
     vec high = fill(-1e30f), total{}, lost{};
     for (int64_t m = 0; m < width; m += W) high = max(high, load(scores + m));
     const float most = largest(high);
     for (int64_t m = 0; m < width; m += W) {
-        const vec weight = exponential((load(scores + m) - most) * scale);
+        const vec weight = weight_of<P>((load(scores + m) - most) * scale);
         store(scores + m, weight);
         total += weight;
     }
@@ -232,7 +240,7 @@ Answer softmax_attention_gradient_of(
                 multiply(piece.count, padded(count), deep<P>(d), rows, values.keys_of(block), T, {&slopes[first], width});
             });
             for (int64_t t = 0; t < piece.count; t++)
-                to_slopes(&scores[t * width], &slopes[t * width], padded(shape.keys), scale);
+                to_slopes<P>(&scores[t * width], &slopes[t * width], padded(shape.keys), scale);
             for (int64_t t = 0; dbias.data && t < piece.count; t++) {
                 float* to = &own_bias[(piece.h * shape.queries + piece.first + t) * shape.keys];
                 for (int64_t m = 0; m < shape.keys; m++) to[m] += slopes[t * width + m];

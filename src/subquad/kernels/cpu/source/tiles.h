@@ -321,7 +321,14 @@ void multiply(int64_t rows, int64_t width, int64_t depth, Matrix<P> a, const P* 
     multiply(rows, width, depth, a, b, ldb, Into{c, add});
 }
 
-inline vec nearest(vec x) { const vec magic = fill(12582912.0f); return (x + magic) - magic; }  // |x| < 2^22
+// Whole numbers, of |x| < 2^22, and numbers times 2^whole, from -126 to 127: by an instruction where there is one
+#if defined(__AVX512F__)
+inline vec nearest(vec x) { return (vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vec shifted(vec x, vec whole) { return (vec)_mm512_scalef_ps((__m512)x, (__m512)whole); }
+#else
+inline vec nearest(vec x) { const vec magic = fill(12582912.0f); return (x + magic) - magic; }
+inline vec shifted(vec x, vec whole) { return x * as_float((__builtin_convertvector(whole, ivec) + 127) << 23); }
+#endif
 
 // 2^whole e^rest for whole numbers from -126 to 127 and rests within ± ln 2 / 2, to 1 ulp
 inline vec scaled_exponential(vec whole, vec rest) {
@@ -332,7 +339,7 @@ inline vec scaled_exponential(vec whole, vec rest) {
     y = y * rest + 0.5f;
     y = y * rest + 1.0f;
     y = y * rest + 1.0f;
-    return y * as_float((__builtin_convertvector(whole, ivec) + 127) << 23);
+    return shifted(y, whole);
 }
 
 // e^x for x up to 0, 1.6e-38 below -87; NaN stays NaN
@@ -346,6 +353,21 @@ inline vec exponential(vec x) {
     const vec y = min(fill(88.0f), x), whole = nearest(y * 1.442695040888963f);
     const vec value = scaled_exponential(whole, (y - whole * 0.693359375f) + whole * 2.12194440e-4f);
     return x < fill(-87.0f) ? vec{} : value;
+}
+
+// e^x up to e^88, to 3e-6 where it is a normal number, and 1 at 0; NaN stays NaN. A thousandth of what is rounded off
+// where it becomes bf16, by half as many steps.
+inline vec rough_exponential(vec x) {
+#if defined(__AVX512F__)
+    const vec y = max(fill(-200.0f), min(fill(127.0f), x * 1.442695040888963f)), whole = nearest(y), rest = y - whole;
+    vec power = fill(0.00958285292f);  // 2^rest
+    power = power * rest + 0.0559064253f;
+    power = power * rest + 0.240240986f;
+    power = power * rest + 0.693124193f;
+    return shifted(power * rest + 1.0f, whole);
+#else
+    return exponential(x);
+#endif
 }
 
 inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
