@@ -349,6 +349,18 @@ def test_phases_are_refused_where_levels_are_not_counted_in_training_steps(pipe,
     apply_token_merging(other).remove()
 
 
+@pytest.mark.parametrize("kind", [diffusers.EDMEulerScheduler, diffusers.CMStochasticIterativeScheduler])
+def test_a_scheduler_that_does_not_count_and_comes_after_the_patch_is_refused(pipe, kind):
+    scheduler = kind()
+    scheduler.set_timesteps(8)
+    image, text = torch.randn(1, 4, 16, 16), torch.randn(1, 7, pipe.unet.config.cross_attention_dim)
+    with apply_agent_attention(pipe), pytest.raises(SubquadError, match=r"level of -[\d.]+ counts no training steps"):
+        for level in scheduler.timesteps:
+            pipe.unet(image, level, text)
+    with apply_agent_attention(pipe, sx=4, sy=4):
+        pipe.unet(image, scheduler.timesteps[-1], text)
+
+
 COUNTING = ("DDIM", "DDPM", "DPMSolverMultistep", "EulerAncestralDiscrete", "EulerDiscrete", "FlowMatchEulerDiscrete")
 COUNTING += ("HeunDiscrete", "KDPM2Discrete", "LCM", "LMSDiscrete", "PNDM", "TCD", "UniPCMultistep", "DEISMultistep")
 

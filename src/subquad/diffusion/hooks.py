@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from subquad.diffusion.processor import MergedAttention, Shared
 from subquad.diffusion.settings import Settings
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 
 
@@ -33,7 +34,13 @@ class SeesNoise:
         self.choose(float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else float(timestep))
 
     def choose(self, level: float) -> None:
-        """Enter the phase of a step at this noise level."""
+        """Enter the phase of a step at this noise level; raise SubquadError where it can't be one of training's."""
+        if level < 0 and self.early != self.late:
+            # of a scheduler that came after the patch, which was checked with the one before
+            raise SubquadError(
+                f"a noise level of {level:.4g} counts no training steps, by which the two phases go: give sx, sy, ratio "
+                "and agent_ratio to apply_agent_attention, for one"
+            )
         self.shared.enter(level)
         self.shared.settings = self.early if level >= self.threshold else self.late
 
