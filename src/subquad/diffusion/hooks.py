@@ -38,8 +38,8 @@ class SeesNoise:
         if level < 0 and self.early != self.late:
             # of a scheduler that came after the patch, which was checked with the one before
             raise SubquadError(
-                f"a noise level of {level:.4g} counts no training steps, by which the two phases go: give sx, sy, ratio "
-                "and agent_ratio to apply_agent_attention, for one"
+                f"a noise level of {level:.4g} counts no training steps, by which the two phases go: give sx, sy, "
+                "ratio and agent_ratio to apply_agent_attention, for one"
             )
         self.shared.enter(level)
         self.shared.settings = self.early if level >= self.threshold else self.late
