@@ -54,9 +54,9 @@ def test_an_optimized_network_gives_what_it_gave(name):
 @pytest.mark.parametrize("name", ALL)
 def test_in_bf16_it_is_as_good_as_bf16_is(name):
     model, x = network(name), torch.randn(4, 3, 24, 24)
-    wanted, half = model(x), deepcopy(model).bfloat16()(x.bfloat16())
+    wanted, half = model.forward_features(x), deepcopy(model).bfloat16().forward_features(x.bfloat16())
     fast = subquad.optimize(deepcopy(model), torch.bfloat16)
-    assert all(error(fast(x.bfloat16()), wanted) < 1.5 * error(half, wanted) for _ in range(2))
+    assert all(error(fast.forward_features(x.bfloat16()), wanted) < 1.5 * error(half, wanted) for _ in range(2))
 
 
 @torch.no_grad()
@@ -291,10 +291,12 @@ def test_networks_with_biases_of_pairs(kind, name):
     if name is not None:
         model = subquad.convert(model, name, in_place=True)
     keys, given = list(model.state_dict()), model(x)
-    lost = error(deepcopy(model).bfloat16()(x.bfloat16()), given)
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1.5 * lost)):
+    # of features: ten logits are too few to compare what is rounded off
+    features = model.forward_features(x)
+    lost = error(deepcopy(model).bfloat16().forward_features(x.bfloat16()), features)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1.2 * lost)):
         fast = subquad.optimize(deepcopy(model), dtype)
-        assert all(error(fast(x.to(dtype)), given) < tolerance for _ in range(3))
+        assert all(error(fast.forward_features(x.to(dtype)), features) < tolerance for _ in range(3))
         assert list(fast.state_dict()) == keys
     again = pickle.loads(pickle.dumps(subquad.optimize(deepcopy(model))))
     assert error(again(x), given) < 1e-5
