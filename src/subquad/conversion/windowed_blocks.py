@@ -64,6 +64,13 @@ class WindowedBlock(KnowsFewSteps, ConvertedAttention):
         """Mixed tokens (b, n, c) through the layer's output projection."""
         raise NotImplementedError
 
+    def few_steps(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        """Tokens (b, n, c) of a map behind the block in evaluation, by kernels of few steps where there are some.
+
+        Blocks with norms behind attention (v2) have none, and go the steps of their `forward`.
+        """
+        raise NotImplementedError
+
     # what they share
 
     @classmethod
@@ -124,12 +131,8 @@ class WindowedBlock(KnowsFewSteps, ConvertedAttention):
         y = self.mix(q, k, v, tokens, grid=grid, mask=mask)
         return self.project(y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2))
 
-    def few_steps(self, x: Tensor, grid: TokenGrid) -> Tensor:
-        """Tokens (b, n, c) of a map behind the block in evaluation, by kernels of few steps where there are some."""
-        raise NotImplementedError
-
     def replayed_on(self, x: Tensor, grid: TokenGrid) -> Tensor:
-        """The same, as one call of the library where that is kernels alone."""
+        """What `few_steps` gives, as one call of the library where that is kernels alone."""
         y = replayed(self, "block", partial(self.few_steps, grid=grid), x.contiguous(), settings=grid)
         assert y is not None
         return y

@@ -15,7 +15,7 @@ from subquad.models.layers import is_heard
 
 
 class InFewSteps:
-    """Marks a class that computes what the one behind it does, so that it may be converted as that one may."""
+    """Marks a class of blocks that computes what the one behind it does, and may be converted as that one may."""
 
 
 class KnowsFewSteps:

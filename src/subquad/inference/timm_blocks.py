@@ -26,7 +26,7 @@ from subquad.ops import softmax_attention
 from subquad.tracing import refuse_torchscript
 
 
-class FusedBlock(InFewSteps, Block):
+class FusedBlock(Block):
     """timm's block in evaluation; training, masks and causal attention are as they were."""
 
     __prepare_scriptable__ = refuse_torchscript
@@ -51,7 +51,7 @@ class FusedBlock(InFewSteps, Block):
         return behind_module(self, y)
 
 
-class FusedRelPosBlock(InFewSteps, RelPosBlock):
+class FusedRelPosBlock(RelPosBlock):
     """timm's block with relative positions in evaluation, whose second half is one step."""
 
     __prepare_scriptable__ = refuse_torchscript
@@ -74,7 +74,7 @@ class FusedSwinBlock(InFewSteps, SwinTransformerBlock):
         return behind_factors(self, tokens, None).view_as(x)
 
 
-class FusedBeitBlock(InFewSteps, BeitBlock):
+class FusedBeitBlock(BeitBlock):
     """BEiT's block in evaluation, whose second half is one step where its MLP is plain."""
 
     __prepare_scriptable__ = refuse_torchscript
@@ -86,7 +86,7 @@ class FusedBeitBlock(InFewSteps, BeitBlock):
         return behind_factors(self, y, self.gamma_2)
 
 
-class FusedEvaBlock(InFewSteps, EvaBlock):
+class FusedEvaBlock(EvaBlock):
     """timm's block with rotary positions in evaluation, whose second half is one step where its MLP is plain."""
 
     __prepare_scriptable__ = refuse_torchscript
