@@ -141,10 +141,12 @@ def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str
     small = f"a map of {grid} is smaller than a window" if is_small else None
 
     def products(x: Tensor, weight: Tensor, *shape: int) -> Tensor:
-        image = fill_window(_with_whole_windows(grid.to_map(x), grid, rows), (rows, columns))
-        image = first(image, image.shape[-2] // rows * rows, -2)
-        image = first(image, image.shape[-1] // columns * columns, -1)
-        windows = rearrange(image, "b (h d) (y i) (x j) -> b h (y x) (i j d)", h=x.shape[1], i=rows, j=columns)
+        # channels stay last, as tokens have them: so do those of the gradient, which is added to tokens' others
+        places = rearrange(x[:, :, grid.prefix :], "b h (y x) d -> b y x h d", y=grid.height, x=grid.width)
+        places = fill_window(_with_whole_windows(places, grid, rows), (rows, columns), behind=2)
+        places = first(places, places.shape[1] // rows * rows, 1)
+        places = first(places, places.shape[2] // columns * columns, 2)
+        windows = rearrange(places, "b (y i) (x j) h d -> b h (y x) (i j d)", i=rows, j=columns)
         products = windows @ rearrange(weight, "o d i j -> (i j d) o")
         return spread.total(_among_all_windows(products, grid, (rows, columns)))
 
@@ -152,12 +154,12 @@ def convolve_windows(x: Tensor, weight: Tensor, grid: TokenGrid, *, backend: str
     return kernels.compute(operator, products, tensors, grid.shape, backend=backend, cannot=small)
 
 
-def _with_whole_windows(image: Tensor, grid: TokenGrid, rows: int) -> Tensor:
-    """The map of some rows with zeros in the place of those rows that share a window with them."""
+def _with_whole_windows(places: Tensor, grid: TokenGrid, rows: int) -> Tensor:
+    """The places (b, y, x, h, d) of some rows with zeros for those rows that share a window with them."""
     if not isinstance(grid, GridRows):
-        return image
+        return places
     above = grid.first % rows
-    return F.pad(image, (0, 0, above, -(above + grid.height) % rows))
+    return F.pad(places, (0, 0) * 3 + (above, -(above + grid.height) % rows))
 
 
 def _among_all_windows(products: Tensor, grid: TokenGrid, window: tuple[int, int]) -> Tensor:
@@ -171,7 +173,10 @@ def _among_all_windows(products: Tensor, grid: TokenGrid, window: tuple[int, int
     return F.pad(products, (0, 0, above * columns, (rows - above - here) * columns))
 
 
-def fill_window(image: Tensor, window: tuple[int, int]) -> Tensor:
-    """A map (b, c, y, x) filled up with zeros to the size of `window` at least."""
-    bottom, right = (larger(0, wanted - size) for wanted, size in zip(window, image.shape[-2:], strict=True))
-    return image if surely(bottom == 0) and surely(right == 0) else F.pad(image, (0, right, 0, bottom))
+def fill_window(image: Tensor, window: tuple[int, int], *, behind: int = 0) -> Tensor:
+    """A map (…, y, x) with so many axes `behind` these, filled up with zeros to the size of `window` at least."""
+    sizes = image.shape[image.dim() - behind - 2 : image.dim() - behind]
+    bottom, right = (larger(0, wanted - size) for wanted, size in zip(window, sizes, strict=True))
+    if surely(bottom == 0) and surely(right == 0):
+        return image
+    return F.pad(image, (0, 0) * behind + (0, right, 0, bottom))
