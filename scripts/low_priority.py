@@ -8,10 +8,11 @@ from subquad.keeping_memory import keep_memory
 
 
 def give_way() -> None:
-    """Take the lowest priority, in the session as well where no terminal belongs to it.
+    """Take the lowest priority, as a session of its own where no terminal belongs to it.
 
     Linux shares processors among sessions first, and a nice value counts within one alone (`sched_autogroup`): work
-    that was started by `setsid` would take as much as everything of another session together.
+    that was started by `setsid` would take as much as everything of another session together. What else is in the
+    session that it was started from keeps its priority.
     """
     os.nice(19)
     keep_memory()
@@ -19,4 +20,7 @@ def give_way() -> None:
         os.close(os.open("/dev/tty", os.O_RDONLY))
     except OSError:
         with suppress(OSError):
-            Path("/proc/self/autogroup").write_text("19")
+            os.setsid()
+        with suppress(OSError):
+            if os.getsid(0) == os.getpid():
+                Path("/proc/self/autogroup").write_text("19")

@@ -48,6 +48,8 @@ class Rotation(NamedTuple):
         """
         if surely(tokens.shape[-2] != self.cos.shape[-2]):
             raise SubquadError(f"{self.cos.shape[-2]} tokens have a rotation, and {tokens.shape[-2]} are to be turned")
+        if surely(tokens.shape[-1] % self.cos.shape[-1] != 0):
+            raise SubquadError(f"a rotation of {self.cos.shape[-1]} channels can't turn features of {tokens.shape[-1]}")
         if tokens.shape[-1] > self.cos.shape[-1]:
             return torch.cat([self.turn(piece) for piece in tokens.split(self.cos.shape[-1], dim=-1)], dim=-1)
         if self.interleaved:

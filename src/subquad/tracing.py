@@ -1,4 +1,4 @@
-"""What is known of sizes while a network is traced.
+"""What is known while a network is traced: of sizes, and of what listens.
 
 `torch.export` hands out symbols for sizes that may change. A branch on a symbol would tie what is exported to the size
 that it was traced with; `surely` asks without doing so. Everywhere else sizes are numbers, and branches are branches.
@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from subquad.errors import SubquadError
@@ -36,6 +37,11 @@ def refuse_torchscript(*_: Any) -> NoReturn:
 def is_symbol(size: Any) -> bool:
     """Whether a size is a symbol of `torch.export`; never within `torch.compile`."""
     return isinstance(size, torch.SymInt)
+
+
+def has_forward_derivatives() -> bool:
+    """Whether tensors may carry derivatives forward (`torch.autograd.forward_ad`), which kernels do not."""
+    return forward_ad._current_level >= 0
 
 
 @torch.compiler.assume_constant_result

@@ -6,7 +6,7 @@ from mechanisms import apply_weights, build, but_values, inputs_of
 from outside import PAGE, SOURCE
 
 import subquad
-from subquad import ATTENTION, TokenGrid
+from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.attention import Traits
 from subquad.models.layers import SelfAttention
 from subquad.rope import ROPES, rope_of
@@ -54,3 +54,12 @@ def test_heads_of_a_mechanisms_own_are_not_turned_by_any_hosts_rotation(rope):
     for seen, name in zip(layer.inner.seen, ("q", "k"), strict=True):
         torch.testing.assert_close(seen[:, :2], rotation.turn(bare[name][:, :2]))
         torch.testing.assert_close(seen[:, 2:], bare[name][:, 2:])
+
+
+@pytest.mark.parametrize("given", [None, 1, 4], ids=["nothing", "one token", "three axes"])
+def test_what_a_mechanism_gives_is_tokens_of_its_grid(given):
+    layer = SelfAttention(16, 2, Seeing, grid=TokenGrid(3, 5, 1))
+    results = {None: lambda v: None, 1: lambda v: v.mean(dim=2, keepdim=True), 4: lambda v: v.flatten(0, 1)}
+    layer.inner.forward = lambda q, k, v, padding=None, **grids: results[given](v)
+    with pytest.raises(SubquadError, match=r"Seeing is to give tokens \(b, h, n, d\) of a grid of 3×5 after 1 prefix"):
+        layer(torch.randn(2, 16, 16), grid=TokenGrid(3, 5, 1))

@@ -131,13 +131,15 @@ def test_what_stands_in_the_padding_does_not_matter_or_padding_is_refused(name, 
     y = module(**supply, grid=grid, kv_grid=grid)
     if not traits_of(module).no_weights:
         assert (module.weights(**but_values(supply), grid=grid, kv_grid=grid)[0, ..., -9:] == 0).all()
-    for word in ("q", "k", "v", "x"):
-        if word in supply:
-            supply[word] = supply[word].clone()
-            supply[word][0].masked_fill_(padding[0][:, None], 7.0)
-    changed = module(**supply, grid=grid, kv_grid=grid)
-    torch.testing.assert_close(changed[0, :, :-9], y[0, :, :-9], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(changed[1], y[1], rtol=1e-12, atol=1e-12)
+    # not even whether it is a number
+    for value in (7.0, math.nan):
+        for word in ("q", "k", "v", "x"):
+            if word in supply:
+                supply[word] = supply[word].clone()
+                supply[word][0].masked_fill_(padding[0][:, None], value)
+        changed = module(**supply, grid=grid, kv_grid=grid)
+        torch.testing.assert_close(changed[0, :, :-9], y[0, :, :-9], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(changed[1], y[1], rtol=1e-12, atol=1e-12)
 
 
 REFUSED = [(name, what) for name, cls in ATTENTION.items() for what in traits_of(cls).refuses]

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -399,16 +400,28 @@ def test_a_patched_unet_compiles_without_a_break_and_a_phase_costs_one_more_grap
     assert not traces(compiled._orig_mod) and not compiled._forward_pre_hooks
 
 
-def test_the_callback_enters_the_phase_of_the_step_to_come(pipe):
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of diffusers
+@pytest.mark.parametrize(
+    ("sampler", "strength"),
+    [*itertools.product(["DDIM", "HeunDiscrete", "PNDM"], [None, 0.4, 0.8]), ("DDIMInverse", None)],
+)
+def test_the_callback_enters_the_phase_of_the_step_to_come(pipe, monkeypatch, sampler, strength):
+    scheduler = getattr(diffusers, f"{sampler}Scheduler").from_config(pipe.scheduler.config)
+    monkeypatch.setattr(pipe, "scheduler", scheduler)
+    given = {"height": 32, "width": 32}
+    if strength is not None:
+        pipe = StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
+        pipe.set_progress_bar_config(disable=True)
+        given = {"image": torch.rand(1, 3, 32, 32), "strength": strength}
     handle = apply_agent_attention(pipe)
-    seen = []
+    seen, levels = [], []
 
     def note(pipe, step, t, kwargs):
         handle.callback(pipe, step, t, kwargs)
         seen.append(handle.noise.shared.settings)
+        levels.append(float(t))
         return kwargs
 
-    tiny.latents(pipe, steps=5, callback_on_step_end=note)
-    levels = [float(t) for t in pipe.scheduler.timesteps]
+    pipe("", num_inference_steps=6, output_type="latent", callback_on_step_end=note, **given)
     expected = [EARLY if level >= 600 else LATE for level in [*levels[1:], levels[0]]]
-    assert seen == expected
+    assert len(levels) > 1 and seen == expected

@@ -13,6 +13,7 @@ from hosts import without_prefix
 from mechanisms import inputs_of
 from native_inputs import WITHOUT, projected
 from operator_calls import TURNED
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,6 +22,7 @@ from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, Backend, backends, choose, choosing, declaring, unavailable, use_backend
 from subquad.kernels.cpu import library
 from subquad.models.assembling import settings_of
+from subquad.models.layers import SelfAttention
 from subquad.ops import linear_formula
 
 pytestmark = pytest.mark.skipif(unavailable("native") is not None, reason=f"no kernels: {unavailable('native')}")
@@ -301,6 +303,49 @@ def test_a_tensor_that_has_to_be_there_and_is_none_is_not_read():
     q, v = projected(1, 2, 12, 16, count=2)
     with pytest.raises(SubquadError, match="can't compute InLine attention: k is None"):
         choose(kernels.inline_attention, (q, None, v), backend="native")
+
+
+@torch.no_grad()
+def test_what_is_more_than_its_numbers_is_not_read():
+    for operator, arguments in calls_of_all().items():
+        tensors, settings = list(arguments[: len(operator.needed)]), arguments[len(operator.needed) :]
+        for place, (name, _) in enumerate(operator.needed):
+            given = tensors[place]
+            if given is None:
+                continue
+            strange = [given.float() if name in operator.masks else given > 0]
+            strange += [] if name in operator.masks else [torch._neg_view(given)]
+            for one in strange:
+                asked = [*tensors[:place], one, *tensors[place + 1 :]]
+                assert choose(operator, asked, settings, optional=True) is None, (operator.name, name, one.dtype)
+        with forward_ad.dual_level():
+            assert choose(operator, tensors, settings, optional=True) is None, operator.name
+    with pytest.raises(SubquadError, match=r"compute in fp32 and bf16, and tokens are torch\.bool"):
+        kernels.pool(torch.ones(1, 2, 6, 8, dtype=torch.bool), [2, 3], [1, 1], "native")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:FutureWarning")  # PyTorch's own, of what it makes up
+@pytest.mark.parametrize("name", sorted(ATTENTION))
+def test_derivatives_forward_and_several_gradients_at_once_are_those_of_the_formula(name):
+    grid = TokenGrid(4, 4)
+    torch.manual_seed(0)
+    layer = SelfAttention(16, 2, ATTENTION[name], grid=grid).eval().requires_grad_(False)
+    x, direction, gradients = torch.randn(1, 16, 16), torch.randn(1, 16, 16), torch.randn(3, 1, 16, 16)
+
+    def derivatives():
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, direction), grid=grid)).tangent
+        learned = x.clone().requires_grad_()
+        y = layer(learned, grid=grid)
+        (several,) = torch.autograd.grad(y, learned, gradients, is_grads_batched=True, retain_graph=True)
+        return tangent, several, [torch.autograd.grad(y, learned, one, retain_graph=True)[0] for one in gradients]
+
+    tangent, several, one_by_one = derivatives()
+    assert_close(several, torch.stack(one_by_one), rtol=1e-3, atol=1e-5)
+    # of what is linear at a point, in both directions
+    assert_close((gradients[0] * tangent).sum(), (one_by_one[0] * direction).sum(), rtol=1e-3, atol=1e-4)
+    with use_backend("eager"):
+        assert_close(tangent, derivatives()[0])
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTION.keys() - WITHOUT))

@@ -115,7 +115,7 @@ class LocalKernel(nn.Module):
             mean = spread.mean_token(x)
         else:
             present = ~padding[..., None]
-            mean = (x * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
+            mean = x.masked_fill(~present, 0).sum(dim=1) / present.sum(dim=1).clamp(min=1)
         return self.taps(mean)
 
     def taps(self, mean: Tensor) -> Tensor:

@@ -8,11 +8,10 @@ from subquad.attention.bricks import LocalConv, check_tokens, finish, finish_row
 from subquad.attention.key_removal import renormalised
 from subquad.attention.sweeps import Branch, State, Streaming, Sweep
 from subquad.attention.traits import Traits
-from subquad.errors import unknown_name
 from subquad.grid import GridRows, TokenGrid
-from subquad.ops import FEATURE_MAPS, linear_attention, linear_weights
+from subquad.ops import linear_attention, linear_weights
 from subquad.ops.branch_at_once import linear_branch_answers, linear_branch_sums
-from subquad.ops.linear_formula import linear_answers, linear_sums
+from subquad.ops.linear_formula import check_feature_map, linear_answers, linear_sums
 from subquad.ranges import Positive, checks_arguments
 
 
@@ -40,8 +39,7 @@ class LinearAttention(nn.Module):
         local: bool = False,
     ) -> None:
         super().__init__()
-        if feature_map not in FEATURE_MAPS:
-            raise unknown_name("feature_map", feature_map, FEATURE_MAPS)
+        check_feature_map(feature_map)
         self.feature_map = feature_map
         width = head_dim(dim, num_heads)
         self.local = LocalConv(num_heads, width, 3) if local else None

@@ -8,6 +8,7 @@ from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.ops import softmax_attention, softmax_weights
+from subquad.ops.padding import zero_padding
 from subquad.positions import RelativeBias
 from subquad.ranges import Positive, checks_arguments
 
@@ -50,6 +51,8 @@ class SoftmaxAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
+        # a weight of nothing makes nothing of any number, but not of NaN
+        k, v = zero_padding(k, padding), zero_padding(v, padding)
         return softmax_attention(q, k, v, forbidden(padding, mask), self._bias(grid))
 
     def weights(
@@ -63,7 +66,7 @@ class SoftmaxAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
-        return softmax_weights(q, k, forbidden(padding, mask), self._bias(grid))[:, :, None]
+        return softmax_weights(q, zero_padding(k, padding), forbidden(padding, mask), self._bias(grid))[:, :, None]
 
     def _bias(self, grid: TokenGrid) -> Tensor | None:
         return None if self.relative_bias is None else self.relative_bias(grid)

@@ -6,6 +6,7 @@ that sees the noise level. All are objects of this package, found again by looki
 network is patched, and can be restored, by itself.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,10 +54,12 @@ class Handle:
         _take_away(self.outermost, self.noise.shared)
 
     def callback(self, pipe: Any, step: int, t: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """For `callback_on_step_end` of a pipeline whose U-Net is compiled: enters the phase of the step to come."""
+        """For `callback_on_step_end` of a pipeline whose U-Net is compiled: enters the phase of the step to come.
+
+        Behind the last step it enters that of the first one, as the next call begins. The very first call begins early.
+        """
         levels = [float(level) for level in pipe.scheduler.timesteps]
-        later = [level for level in levels if level < float(t)]
-        self.noise.choose(max(later, default=levels[0]))
+        self.noise.choose(levels[_behind(levels, step, float(t), getattr(pipe, "num_timesteps", len(levels)))])
         return kwargs
 
     def __enter__(self) -> "Handle":
@@ -64,6 +67,17 @@ class Handle:
 
     def __exit__(self, *error: object) -> None:
         self.remove()
+
+
+def _behind(levels: Sequence[float], step: int, level: float, count: int) -> int:
+    """The place of the noise level behind `step`, which was at `level`, of a call of `count` steps.
+
+    A call may begin within the schedule, as from an image, or end there, and a level may stand in it more than once.
+    """
+    begins = [len(levels) - count, 0, *range(len(levels) - step)]
+    begin = next((k for k in begins if k >= 0 and k + step < len(levels) and levels[k + step] == level), 0)
+    last = step + 1 >= count or begin + step + 1 >= len(levels)
+    return begin if last else begin + step + 1
 
 
 @checks_arguments

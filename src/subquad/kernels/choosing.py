@@ -10,7 +10,7 @@ from subquad.errors import SubquadError
 from subquad.kernels.backends import KERNELS, asked, missing, most_channels
 from subquad.kernels.declaring import Operator, Settings, Tensors
 from subquad.kernels.gradients import learns, with_gradient
-from subquad.tracing import is_exporting
+from subquad.tracing import has_forward_derivatives, is_exporting
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -144,7 +144,7 @@ def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings
         if tensor.device.type not in backend.devices:
             return f"it is for {' and '.join(backend.devices)}, and a tensor is on {tensor.device}"
         dtype = tensor.dtype
-        known = dtype in backend.dtypes or dtype == torch.bool
+        known = dtype == torch.bool if called in operator.masks else dtype in backend.dtypes
         if not known and not (backend.raises_half and operator.sums_in_fp32 and dtype in HALF):
             return f"it computes in {' '.join(map(short_name, backend.dtypes))}, and a tensor is {short_name(dtype)}"
         if unlearned and tensor.requires_grad:
@@ -156,11 +156,20 @@ def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings
                 return f"it takes heads of up to {most} channels here, and these have {tensor.shape[3]}"
         if not tensor.numel():
             return "a tensor is empty"
-    if not torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
-    ):
-        return "it can't be traced"
+    if not torch.compiler.is_compiling() and (reason := _unlike_its_numbers(tensors)):
+        return reason
     return _own_refusal(operator, name, tensors, settings, learned) or missing(name)
+
+
+def _unlike_its_numbers(tensors: Tensors) -> str | None:
+    """What a tensor is beside the numbers that a kernel would read, which PyTorch's own operators see."""
+    if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
+        return "it can't be traced"
+    if has_forward_derivatives():
+        return "it has no forward-mode derivative"
+    if any(tensor is not None and tensor.is_neg() for tensor in tensors):
+        return "a tensor's numbers are to be negated when they are read: take x.resolve_neg()"
+    return None
 
 
 def _own_refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings, learned: bool) -> str | None:

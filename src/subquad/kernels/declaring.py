@@ -16,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from subquad.errors import SubquadError
 from subquad.kernels.backends import KERNELS
 from subquad.kernels.shapes import Shapes
+from subquad.tracing import has_forward_derivatives
 
 NAMESPACE = torch.library.Library("subquad", "FRAGMENT")
 DEVICES = ("CPU", "CUDA")
@@ -49,6 +50,7 @@ def is_heard(arguments: Sequence[Any]) -> bool:
         or torch.autograd._profiler_enabled()
         or torch._C._are_functorch_transforms_active()
         or torch._C._get_tracing_state() is not None
+        or has_forward_derivatives()
         or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in arguments)
     )
 
@@ -67,6 +69,7 @@ class Operator:
             where no kernel keeps anything.
         changes_first: whether it changes its first tensor and gives nothing.
         needs_all_tokens: whether what it gives for a token depends on others, which other processes may hold.
+        masks: the names of those of its tensors that are true or false.
         of_heads: which of its tensors have a head's channels as their last axis.
         needed: the names of its tensors, each with whether it has to be there.
         implementations: who computes it, by the names of backends.
@@ -85,13 +88,14 @@ class Operator:
         gives_fp32: bool = False,
         changes_first: bool = False,
         needs_all_tokens: bool = True,
+        masks: tuple[str, ...] = (),
     ) -> None:
         self.name, self.title, self.shapes = name, title, shapes
         self.gradient, self._backward = gradient, backward
         self.keeping: Operator | None = None
         self.declaration: dict[str, Any] = {}
         self.sums_in_fp32, self.gives_fp32, self.changes_first = sums_in_fp32, gives_fp32, changes_first
-        self.needs_all_tokens = needs_all_tokens
+        self.needs_all_tokens, self.masks = needs_all_tokens, masks
         self.of_heads = tuple(any(form[-1:] == ("d",) for form in forms) for forms in shapes.forms)
         self.implementations: dict[str, Implementation] = {}
         self.packet = getattr(torch.ops.subquad, name)

@@ -27,7 +27,7 @@ class _WithGradient(torch.autograd.Function):
         # read once: what is computed again in the backward pass is there only once
         (grad,), saved = grads, ctx.saved_tensors
         tensors, kept = saved[: ctx.count], saved[ctx.count :]
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not _is_of_several(grad):
             # a sum's gradient, for one, is a single number expanded
             grad = grad if grad.stride(-1) == 1 else grad.contiguous()
             return None, None, None, *ctx.gradient(kept, grad, *tensors)
@@ -36,9 +36,17 @@ class _WithGradient(torch.autograd.Function):
             # of one tensor another may have been made, as agents are of queries: that is no part of this gradient
             own: list[Any] = [tensor if tensor is None else tensor.view_as(tensor) for tensor in tensors]
             result = ctx.eager(*own)
-        gradients = torch.autograd.grad(result, [own[k] for k in wanted], grad, create_graph=True, allow_unused=True)
+        graph = torch.is_grad_enabled()
+        gradients = torch.autograd.grad(result, [own[k] for k in wanted], grad, create_graph=graph, allow_unused=True)
         places = dict(zip(wanted, gradients, strict=True))
         return None, None, None, *(places.get(k) for k in range(len(tensors)))
+
+
+def _is_of_several(grad: Tensor) -> bool:
+    """Whether it stands for several gradients at once (`is_grads_batched`, a vectorized Jacobian)."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.is_batchedtensor(grad) or torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 def learns(*tensors: Tensor | None) -> bool:

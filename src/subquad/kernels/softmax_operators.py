@@ -55,4 +55,5 @@ softmax_attention = operator(
     gradient=softmax_attention_gradient,
     backward=_backward,
     sums_in_fp32=True,
+    masks=("forbidden",),
 )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels, spread
+from subquad.ops.padding import zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
 from subquad.ops.weighted_sums import raised, relative_to_all
 from subquad.positions import BiasTables
@@ -91,6 +92,8 @@ def _agent(
     idle: Tensor | None = None,
 ) -> Tensor:
     """Compute it with biases (h, a, n), both with agents in front."""
+    # a weight of nothing makes nothing of any number, but not of NaN
+    k, v = zero_padding(k, padding), zero_padding(v, padding)
     key_bias = _forbid(key_bias.to(q.dtype), padding)
     query_bias = _forbid(query_bias.mT.to(q.dtype), idle)
     if spread.is_spread():
@@ -170,7 +173,7 @@ def agent_weights(
     scale = q.shape[-1] ** -0.5
     key_bias = _written_out(key_bias)
     query_bias = query_bias if isinstance(query_bias, Tensor) else query_bias.written_out().mT
-    aggregate = (agents @ k.mT * scale + _forbid(key_bias, padding)).softmax(dim=-1)
+    aggregate = (agents @ zero_padding(k, padding).mT * scale + _forbid(key_bias, padding)).softmax(dim=-1)
     broadcast = (q @ agents.mT * scale + _forbid(query_bias, idle)).softmax(dim=-1)
     return broadcast @ aggregate
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels
+from subquad.errors import unknown_name
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import count_tokens, totals, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
@@ -37,6 +38,7 @@ def linear_attention(
 ) -> Tensor:
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d); `padding` (b, n_k)."""
     SHAPES.check(q, k, v, padding)
+    check_feature_map(feature_map)
     return kernels.compute(
         kernels.linear_attention, _linear, (q, k, v), (feature_map, eps), (padding,), backend=backend
     )
@@ -50,6 +52,12 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float, paddi
         return mix_features(feature(q), feature(k), v, padding, eps=eps)
 
     return by_image(mix, q, k, v, padding)
+
+
+def check_feature_map(name: str) -> None:
+    """Raise SubquadError for a name that is none of FEATURE_MAPS."""
+    if name not in FEATURE_MAPS:
+        raise unknown_name("feature_map", name, FEATURE_MAPS)
 
 
 def linear_sums(k: Tensor, v: Tensor, *, feature_map: str = "relu") -> Tensor:
@@ -79,6 +87,7 @@ def linear_weights(
 ) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `linear_attention`."""
     WEIGHTS_SHAPES.check(q, k, padding)
+    check_feature_map(feature_map)
     feature = FEATURE_MAPS[feature_map]
     return feature_weights(feature(q), feature(k), padding, eps=eps)
 

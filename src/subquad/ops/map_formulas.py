@@ -109,7 +109,7 @@ def pool_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid, *, backend: str | N
     def means(x: Tensor, shape: tuple[int, int], bins_shape: tuple[int, int]) -> Tensor:
         if is_exporting():
             return _means_of_tokens(x, grid, bins)
-        return bins.to_heads(spread.total(means_of_rows(grid.to_map(x), grid, bins_shape)), x.shape[1])
+        return bins.without_prefix.to_heads(spread.total(means_of_rows(grid.to_map(x), grid, bins_shape)), x.shape[1])
 
     return kernels.compute(kernels.pool, means, (x,), (grid.shape, bins.shape), backend=backend)
 
@@ -119,8 +119,7 @@ def _means_of_tokens(x: Tensor, grid: TokenGrid, bins: TokenGrid) -> Tensor:
     rows, columns = (bin_means(size, count, x) for size, count in zip(grid.shape, bins.shape, strict=True))
     image = x[:, :, grid.prefix :].unflatten(2, grid.shape)
     means = rows @ image.flatten(3)
-    means = (columns @ means.unflatten(3, (grid.width, -1))).flatten(2, 3)
-    return F.pad(means, (0, 0, bins.prefix, 0)) if bins.prefix else means
+    return (columns @ means.unflatten(3, (grid.width, -1))).flatten(2, 3)
 
 
 @kept_in_fp32

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels, spread
+from subquad.errors import unknown_name
 from subquad.grid import GridRows, TokenGrid
 from subquad.kernels import Shapes
 from subquad.ops.image_by_image import by_image
@@ -55,6 +56,7 @@ def mhla_attention(
     all blocks but those of the queries at position t of these blocks, each with its own: rows do not sum to 1. A
     position that a smaller block has not is its nearest. It knows no prefix, no padding and one grid.
     """
+    _check_normaliser(normaliser)
     SHAPES.check(q, k, v, mixing, q_scale, k_scale, padding, **_sizes(grid, kv_grid, pieces))
     if normaliser == "paper" and padding is None and not spread.is_spread():
         y = _by_kernels(q, k, v, mixing, q_scale, k_scale, grid=grid, kv_grid=kv_grid, pieces=pieces)
@@ -140,7 +142,8 @@ def mhla_sums(
 
     A state is the sum of products of a block's keys with its values and with 1; prefix tokens' is in front.
     """
-    k, v = zero_padding(features(k, k_scale), padding), torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    k, v = zero_padding(features(k, k_scale), padding), zero_padding(v, padding)
+    v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     keys, values = (in_blocks(x[:, :, grid.prefix :], cut) for x in (k, v))
     states = keys.masked_fill(cut.absent[..., None], 0).mT @ values
     if grid.whole is not grid:
@@ -175,6 +178,11 @@ def mhla_answers(
     if grid.prefix:
         y = torch.cat([q[:, :, : grid.prefix] @ mixed[:, :, 0], y], dim=2)
     return y[..., :-1] / (y[..., -1:] + FLOOR)
+
+
+def _check_normaliser(name: str) -> None:
+    if name not in NORMALISERS:
+        raise unknown_name("normaliser", name, NORMALISERS)
 
 
 def _sizes(grid: TokenGrid, kv_grid: TokenGrid, pieces: tuple[int, int]) -> dict[str, int]:
@@ -290,6 +298,7 @@ def mhla_weights(
     normaliser: str = "paper",
 ) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `mhla_attention`: A_ij = M_(blk i, blk j) Q_i·K_j / N_i."""
+    _check_normaliser(normaliser)
     WEIGHTS_SHAPES.check(q, k, mixing, q_scale, k_scale, padding, **_sizes(grid, kv_grid, pieces))
     q, k = features(q, q_scale), zero_padding(features(k, k_scale), padding)
     of_queries, of_keys = (blocks_of(one, pieces, q.device) for one in (grid, kv_grid))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from subquad import kernels, spread
-from subquad.errors import unknown_name
+from subquad.errors import SubquadError, unknown_name
 from subquad.ops.padding import zero_padding
 from subquad.ops.precision import in_fp32
 
@@ -47,7 +47,7 @@ def soft_attention(
     SHAPES.check(q, landmarks, v, padding, idle)
     # landmarks are few: what is between the two maps is of no weight, and in fp32
     wide = landmarks.to(torch.promote_types(landmarks.dtype, torch.float32))
-    tensors, cannot = (q, wide, v), None if padding is None else "it knows no padding"
+    tensors, cannot = (q, wide, v), None if padding is None and idle is None else "it knows no padding"
     kernel = kernels.choose(kernels.soft_gather, tensors, (scale,), backend=backend, cannot=cannot)
     if kernel is None:
         return _eager(q, landmarks, v, padding, idle, inverse=inverse, steps=steps, gradient=gradient, scale=scale)
@@ -84,7 +84,8 @@ def _eager(
     gradient: str,
     scale: float,
 ) -> Tensor:
-    kernel, solve = _low_rank(q * scale, landmarks, idle, inverse, steps, gradient)
+    # a value of nothing makes nothing of any number, but not of NaN
+    kernel, solve = _low_rank(zero_padding(q, padding) * scale, landmarks, idle, inverse, steps, gradient)
     return kernel @ solve(spread.total(kernel.mT @ zero_padding(v, padding)))
 
 
@@ -136,7 +137,7 @@ def gaussian_kernel(x: Tensor, y: Tensor) -> Tensor:
 
 @in_fp32
 def newton_inverse(
-    gram: Tensor, alpha: Tensor | None = None, *, steps: int = 20, ridge: float = RIDGE, gradient: str = "steps"
+    gram: Tensor, alpha: Tensor | float | None = None, *, steps: int = 20, ridge: float = RIDGE, gradient: str = "steps"
 ) -> Tensor:
     """Approximate inverse of A + ridge·I by `steps` Newton steps Y ← 2Y − Y(A + ridge·I)Y (paper, algorithm 1).
 
@@ -152,6 +153,9 @@ def newton_inverse(
         gradient: "steps" is the gradient of what is computed; "inverse" that of the exact inverse, −YᵀGYᵀ, as the
             released networks were trained with: less memory, and the same where the steps have converged.
     """
+    if steps < 0:
+        raise SubquadError(f"Newton's method takes some steps or none, got {steps}")
+    alpha = gram.new_tensor(alpha) if isinstance(alpha, float) else alpha
     if alpha is not None and not alpha.dim():
         alpha = alpha.expand(*gram.shape[:-2], 1, 1)
     INVERSE_SHAPES.check(gram, alpha)

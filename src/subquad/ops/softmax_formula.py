@@ -6,11 +6,13 @@ Vaswani et al. 2017, arXiv 1706.03762, eq. 1.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subquad import kernels
 from subquad.errors import SubquadError
 from subquad.kernels import Shapes
 from subquad.ops.precision import in_fp32
+from subquad.tracing import has_forward_derivatives
 
 SHAPES = Shapes(
     "softmax attention",
@@ -52,12 +54,15 @@ def softmax_attention(
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, forbidden: Tensor | None) -> Tensor:
     """The same of bias and forbidden pairs (b, h, n, m), broadcast."""
-    if bias is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if forbidden is None else ~forbidden)
-    bias = bias.to(q.dtype)
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=bias if forbidden is None else bias.masked_fill(forbidden, float("-inf"))
-    )
+    mask = None if forbidden is None else ~forbidden
+    if bias is not None:
+        bias = bias.to(q.dtype)
+        mask = bias if forbidden is None else bias.masked_fill(forbidden, float("-inf"))
+    if not torch.compiler.is_compiling() and has_forward_derivatives():
+        # PyTorch's fused forms have none of these
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 @in_fp32

@@ -120,7 +120,9 @@ def library() -> ctypes.CDLL:
 
 
 def kernel(name: str, dtype: torch.dtype = torch.float32) -> Callable[..., int]:
-    """The kernel `name` of FUNCTIONS for tokens of a dtype; raises NotBuiltError."""
+    """The kernel `name` of FUNCTIONS for tokens of a dtype, fp32 or bf16; raises NotBuiltError, or SubquadError."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise SubquadError(f"kernels for CPUs compute in fp32 and bf16, and tokens are {dtype}")
     name = f"{name}_{'bf16' if dtype == torch.bfloat16 else 'float'}"
     loaded = library()
     function: Callable[..., int] = (

@@ -33,7 +33,7 @@ def focused_mixer(
 
 def _not_turned(q: Tensor, k: Tensor, *rest: Any) -> str | None:
     *_, cos, _, _, _, _, interleaved, _, _ = rest
-    return why_not_turned(q, k, cos, interleaved)
+    return why_not_turned(q, k, cos, interleaved, pieces=2)
 
 
 @implements(operators.polapp_mixer, "native", cannot=_not_turned)

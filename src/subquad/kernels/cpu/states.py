@@ -65,10 +65,20 @@ def _no_pairs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
     return why_not_turned(q, k, cos, interleaved)
 
 
-def why_not_turned(q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool) -> str | None:
-    """Why the kernels can't turn features by a rotation's tables; None where they can, or there is none."""
+def _no_pairs_of_both(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
+    *_, cos, _, interleaved, _ = rest
+    return why_not_turned(q, k, cos, interleaved, pieces=2)
+
+
+def why_not_turned(q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool, pieces: int = 1) -> str | None:
+    """Why the kernels can't turn features, of so many pieces of a head's channels, by a rotation's tables.
+
+    None where they can, or there is no rotation.
+    """
     if cos is None:
         return None
+    if cos.shape[-1] not in (q.shape[3], pieces * q.shape[3]):
+        return f"it turns heads of {q.shape[3]} channels by tables of as many, and these have {cos.shape[-1]}"
     if not interleaved:
         return "it turns pairs of neighbours, and these are of two halves"
     if q.shape[2] != k.shape[2]:
@@ -228,7 +238,7 @@ def ttt_unit_gradient(
     return *gradients("ttt_unit_gradient", grad, q, k, v, *arguments), *of_weights
 
 
-@implements(operators.polapp_attention, "native", cannot=_no_pairs)
+@implements(operators.polapp_attention, "native", cannot=_no_pairs_of_both)
 def polapp_attention(
     q: Tensor,
     k: Tensor,
