@@ -278,10 +278,22 @@ def test_what_somebody_listens_to_is_computed():
     assert [block.fused is not None for block in blocks_of(model)] == [True, False, True] and seen == [True]
 
 
-@pytest.mark.parametrize(("dtype", "named"), [(torch.int8, r"torch\.int8"), ("bf16", "'bf16'")])
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [(torch.int8, r"torch\.int8"), ("bf16", "'bf16'"), (torch.float8_e4m3fn, r"torch\.float8_e4m3fn")],
+)
 def test_a_dtype_that_no_network_computes_in_is_refused(dtype, named):
+    model = small("vit").train()
     with pytest.raises(SubquadError, match=f"torch.float16, not in {named}"):
-        subquad.optimize(small("vit"), dtype)
+        subquad.optimize(model, dtype)
+    assert model.training and all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_what_is_no_network_is_not_made_ready():
+    for wrong in (None, "deit_tiny", torch.nn.Linear, {}):
+        with pytest.raises(SubquadError, match=r"is no network: subquad\.create_model") as caught:
+            subquad.optimize(wrong)
+        assert "\n" not in str(caught.value)
 
 
 def _added_in_place(model):

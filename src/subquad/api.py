@@ -32,7 +32,7 @@ from subquad.conversion.conversion_record import REPORT as RECORD
 from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
 from subquad.data import InputConfig
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError, shown, unknown_name
 from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of
 from subquad.exports import export as export_network
 from subquad.holding import holding
@@ -390,6 +390,8 @@ def export(
     """
     exporter = exporter_named(format)
     size, notes = _size_of(img_size), dict[str, Any]()
+    if not isinstance(source, nn.Module | str | Path):
+        raise SubquadError(f"what is exported is a network, a run folder or a name, got {shown(source)}")
     if isinstance(source, nn.Module):
         model, name = source, type(source).__name__.lower()
     elif str(source) in NETWORKS.keys() | VARIANTS.keys() and not Path(source).exists():

@@ -16,7 +16,7 @@ class UnknownSettingError(SubquadError, TypeError):
 def unknown_name(kind: str, name: str, known: Iterable[str], error: type[SubquadError] = SubquadError) -> SubquadError:
     """Error for a `name` that is not among the `known` ones, with the nearest of them suggested."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
     names = ", ".join(known)
     hint = (
         f"did you mean {' or '.join(near)}?" if near else f"known: {names if len(names) <= 300 else names[:299] + '…'}"

@@ -1,5 +1,6 @@
 """Small foreign networks with random weights, one or more for each family that can be converted."""
 
+import copy
 from functools import partial
 
 import timm
@@ -146,6 +147,14 @@ def answer(model, images):
     with torch.no_grad():
         answered = model(images)
     return answered if isinstance(answered, torch.Tensor) else answered[0]
+
+
+def with_other_weights(model, x):
+    """The answers of a network that is called with other weights, and of one that has them."""
+    other = {name: 0.5 * parameter.detach() for name, parameter in model.named_parameters()}
+    loaded = copy.deepcopy(model)
+    loaded.load_state_dict(other, strict=False)
+    return answer(partial(torch.func.functional_call, model, other), x), answer(loaded, x)
 
 
 def difference(one, other):

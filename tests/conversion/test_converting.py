@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 import threading
 from functools import partial
 
@@ -9,9 +10,23 @@ import numpy as np
 import pytest
 import timm
 import torch
-from foreign import FOREIGN, answer, difference, has_prefix, images, sharp, side_of, teacher
+from foreign import (
+    FOREIGN,
+    TINY,
+    Plain,
+    answer,
+    difference,
+    has_prefix,
+    images,
+    sharp,
+    side_of,
+    teacher,
+    with_other_weights,
+)
+from foreign_more import MORE, timms_biased
 from mechanisms import assert_refused, refuses
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -130,8 +145,6 @@ def test_swin_keeps_the_windows_of_blocks_that_stay_quadratic():
     assert [key for key in student.state_dict() if "bias_table" in key] == [
         f"layers.{stage}.blocks.{block}.attn.relative_position_bias_table" for stage, block in ((0, 1), (1, 0))
     ]
-    with pytest.raises(SubquadError, match="before subquad"):
-        student.set_input_size((96, 96))
 
 
 def test_a_converted_swin_is_set_to_another_size():
@@ -145,6 +158,147 @@ def test_a_converted_swin_is_set_to_another_size():
     assert answer(student, images(128, 96)).isfinite().all()
     with pytest.raises(SubquadError, match="leave img_size out"):
         subquad.convert(model, "linear", img_size=96)
+
+
+def with_tables(name):
+    """One of ours whose mechanism has position parameters."""
+    pyramid = {"depths": (1, 1), "num_heads": (2, 4)}
+    sizes = {"embed_dims": (24, 48)} if "pvt" in name or "mavit" in name else {"embed_dim": 24}
+    if name == "deit_tiny":
+        pyramid, sizes = {"depths": (2,), "num_heads": 4}, {"embed_dim": 48}
+    attention = "softmax" if "cswin" in name or "swin" in name else "focused"
+    bias = {"relative_bias": True} if attention == "softmax" else {}
+    return subquad.create_model(name, attention=attention, img_size=64, num_classes=5, **pyramid, **sizes, **bias)
+
+
+def strict_swin(name):
+    """Of images of one size, so that its masks are made for that."""
+    sizes = {"embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4, "img_size": 64}
+    return timm.create_model(name, num_classes=5, **sizes)
+
+
+OURS = ("deit_tiny", "swin_tiny", "pvt_tiny", "mavit_tiny", "cswin_tiny", "mllanet_tiny")
+
+# what makes a network, and what makes it one for images of another size
+MOVED = {
+    "timm Swin": (partial(strict_swin, "swin_tiny_patch4_window7_224"), {"window_size": (4, 4)}),
+    "timm Swin, larger windows": (partial(strict_swin, "swin_tiny_patch4_window7_224"), {}),
+    "timm Swin v2": (partial(strict_swin, "swinv2_tiny_window8_256"), {"window_size": (4, 4)}),
+    "timm Swin v2, larger windows": (partial(strict_swin, "swinv2_tiny_window8_256"), {}),
+    **{name: (MORE[name][0], {}) for name in MORE if name.startswith(("timm BEiT", "timm ViT"))},
+    "timm ViT, table of relative positions": (
+        partial(timms_biased, "vit_relpos_small_patch16_224", rel_pos_type="bias"),
+        {},
+    ),
+    **{f"our {name}": (partial(with_tables, name), {}) for name in OURS},
+}
+
+
+# timm's interpolation does what PyTorch warns of
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence", "ignore:torch.searchsorted")
+@pytest.mark.parametrize("name", MOVED)
+def test_what_is_put_back_is_made_for_the_images_that_the_network_is_made_for_by_now(name):
+    torch.manual_seed(0)
+    model = MOVED[name][0]().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    students = {attention: subquad.convert(model, attention) for attention in ("softmax", "linear")}
+    for one in (model, *students.values()):
+        one.set_input_size((96, 128), **MOVED[name][1])
+    x = images(96, 128)
+    expected = answer(model, x)
+    if not name.startswith("our"):
+        assert difference(answer(students["softmax"], x), expected) < 1e-6
+    for student in students.values():
+        assert answer(student, x).isfinite().all()
+        restored = subquad.restore(student, strict=False)
+        assert torch.equal(answer(restored, x), expected)
+        torch.testing.assert_close(restored.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def smaller_patches(model):
+    model.set_input_size((96, 144), patch_size=24)
+
+
+def another_convolution(model):
+    model.patch_embed.proj = nn.Conv2d(3, 48, 24, 16, padding=4)
+
+
+def another_embedding(model):
+    model.patch_embed = timm.layers.PatchEmbed(64, 16, 3, 48, strict_img_size=False, flatten=False, output_fmt="NHWC")
+
+
+def wrapped_convolution(model):
+    model.patch_embed.proj = nn.Sequential(nn.Identity(), model.patch_embed.proj)
+
+
+@pytest.mark.parametrize("change", [smaller_patches, another_convolution, another_embedding, wrapped_convolution])
+@pytest.mark.parametrize("again", [lambda model: model, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_another_patch_embedding_is_listened_to(change, again):
+    """A fresh conversion of the changed network says what is wanted."""
+    student, x = subquad.convert(teacher("timm ViT"), "inline"), images(96, 144)
+    for parameter in student.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    answer(student, images(144, 96))
+    expected = subquad.restore(copy.deepcopy(student), strict=False)
+    for one in (student, expected):
+        torch.manual_seed(0)
+        change(one)
+    expected = subquad.convert(expected, "inline")
+    expected.load_state_dict(student.state_dict())
+    student = again(student)
+    assert torch.equal(answer(student, x), answer(expected, x))
+    subquad.restore(student, strict=False)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in student.modules())
+
+
+def test_a_replaced_embedding_without_a_map_is_refused_in_one_line():
+    for path, embedding in (("patch_embed", nn.Linear(3, 48)), ("patch_embed.proj", nn.Flatten())):
+        student = subquad.convert(teacher("timm ViT"), "linear")
+        answer(student, images())
+        student.set_submodule(path, embedding)
+        with pytest.raises(SubquadError, match=r"patch embedding.*replaced.*before subquad\.convert") as caught:
+            answer(student, images())
+        assert "\n" not in str(caught.value)
+
+
+def with_stem(*stem):
+    model = Plain()
+    model.patches = nn.Sequential(*stem)
+    return model
+
+
+CONVOLUTIONS = (nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 2, 2), nn.Conv2d(8, 48, 4, 4))
+TINY_HYBRID = {"img_size": 64, "dynamic_img_size": True, "num_classes": 5} | TINY
+STEMS = {
+    "mci": partial(timm.create_model, "vit_base_mci_224", **TINY_HYBRID | {"embed_dim": 768, "depth": 1}),
+    "patches of a stem": partial(timm.create_model, "vit_tiny_r_s16_p8_224", **TINY_HYBRID),
+    "a stem and a projection": partial(timm.create_model, "vit_tiny_r_s16_p8_224", **TINY_HYBRID | {"patch_size": 1}),
+    "several convolutions": partial(with_stem, *CONVOLUTIONS),
+}
+
+
+@pytest.mark.parametrize("name", STEMS)
+def test_tokens_behind_several_convolutions_stand_on_the_map_of_the_last(name):
+    torch.manual_seed(0)
+    model = STEMS[name]().eval()
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", (4, 4))
+    for attention in ("softmax", "focused"):
+        student = subquad.convert(model, attention)
+        assert conversion_of(student).grid[:2] == grid
+        for size in ((64, 64), (64, 96)):
+            expected, answered = answer(model, images(*size)), answer(student, images(*size))
+            assert answered.isfinite().all()
+            assert attention != "softmax" or difference(answered, expected) < 1e-5
+
+
+def test_stems_that_are_no_chain_of_convolutions_are_refused_in_one_line():
+    convolution = nn.Conv2d(3, 48, 4, 4)
+    overlapping = nn.Conv2d(48, 48, 3, 2)
+    for stem in ((nn.MaxPool2d(4), convolution), (convolution, nn.MaxPool2d(4)), (convolution, overlapping)):
+        with pytest.raises(SubquadError, match="in front of the blocks") as caught:
+            subquad.convert(with_stem(*stem), "linear")
+        assert "\n" not in str(caught.value)
 
 
 def test_stages_have_the_settings_of_a_pyramid():
@@ -178,6 +332,85 @@ def test_hooks_of_a_replaced_layer_stay():
     model.blocks[0].attn.register_forward_hook(lambda *call: seen.append(call[2].shape))
     answer(subquad.convert(model, "linear"), images())
     assert seen == [torch.Size([2, 17, 48])]
+
+
+def test_a_call_may_bring_other_weights():
+    for name in FOREIGN:
+        called, loaded = with_other_weights(subquad.convert(teacher(name), "softmax"), images(side_of(name)))
+        assert difference(called, loaded) < 1e-6, name
+
+
+def test_weights_may_be_computed_of_others():
+    for name, path, weight in (
+        ("timm ViT", "blocks.0.attn.qkv", "weight"),
+        ("timm EVA-02", "blocks.0.attn", "q_bias"),
+        ("torch encoder", "encoder.layers.0.self_attn", "in_proj_weight"),
+    ):
+        for attention in ("softmax", "linear"):
+            student = subquad.convert(teacher(name), attention)
+            expected = answer(student, images(side_of(name)))
+            parametrizations.weight_norm(student.get_submodule(path), weight, dim=None)
+            assert difference(answer(student, images(side_of(name))), expected) < 1e-6
+
+
+def test_pruned_layers_are_converted_once_their_weights_are_computed_without_gradients():
+    for name, path in (("timm ViT", "blocks.0.attn.qkv"), ("transformers ViT", "vit.layers.0.attention.q_proj")):
+        model = teacher(name)
+        prune.l1_unstructured(model.get_submodule(path), "weight", 0.5)
+        model(images())
+        for in_place in (False, True):
+            says = rf"{path}\.weight is computed of other tensors.*torch\.no_grad\(\).*prune\.remove"
+            with pytest.raises(SubquadError, match=says) as caught:
+                subquad.convert(model, "softmax", in_place=in_place)
+            assert "\n" not in str(caught.value)
+        expected = answer(model, images())
+        for in_place in (False, True):
+            assert difference(answer(subquad.convert(model, "softmax", in_place=in_place), images()), expected) < 1e-6
+
+
+def hooked(layer, seen):
+    """A hook of each kind on a layer, and one on a part of it; their handles."""
+
+    def note(kind):
+        return lambda *call, **more: seen.append(kind)
+
+    return [
+        layer.register_forward_hook(note("answer")),
+        layer.register_forward_hook(note("answer, with names"), with_kwargs=True),
+        layer.register_forward_hook(note("answer or failure"), always_call=True),
+        layer.register_forward_pre_hook(note("call")),
+        layer.register_forward_pre_hook(note("call, with names"), with_kwargs=True),
+        layer.register_full_backward_hook(note("gradient")),
+        layer.register_full_backward_pre_hook(note("gradient of the answer")),
+        layer.qkv.register_forward_hook(note("answer of a part")),
+    ]
+
+
+def noted(model, seen):
+    """Which hooks a pass and its gradient call."""
+    seen.clear()
+    model(images()).sum().backward()
+    return sorted(seen)
+
+
+def test_every_kind_of_hook_stays_and_is_removed_by_its_handle():
+    for in_place in (False, True):
+        model, seen = teacher("timm ViT"), []
+        handles = hooked(model.blocks[0].attn, seen)
+        every_kind = noted(model, seen)
+        assert len(set(every_kind)) == len(handles)
+        student = subquad.convert(model, "linear", in_place=in_place)
+        assert noted(student, seen) == every_kind
+        for handle in handles:
+            handle.remove()
+        # a copy has hooks of its own
+        left = [] if in_place else every_kind
+        assert noted(student, seen) == left
+        handles = hooked(student.blocks[0].attn, seen)
+        assert noted(subquad.restore(student), seen) == sorted(left + every_kind)
+        for handle in handles:
+            handle.remove()
+        assert noted(student, seen) == left
 
 
 def test_gradient_checkpointing_gives_the_same_gradients():
@@ -303,6 +536,20 @@ def windows_alone():
     return timm.create_model("samvit_base_patch16", img_size=64, embed_dim=48, num_heads=4, **sizes)
 
 
+def normed():
+    model = teacher("torch encoder")
+    parametrizations.weight_norm(model.encoder.layers[0].self_attn, "in_proj_weight")
+    return model
+
+
+def pruned():
+    model = teacher("torch encoder")
+    prune.l1_unstructured(model.encoder.layers[0].self_attn, "in_proj_weight", 0.5)
+    with torch.no_grad():
+        model(images())
+    return model
+
+
 class OddAttention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -347,8 +594,10 @@ def odd():
         (lambda: load_converted("delta.safetensors", "timm/vit"), "teacher is the network"),
         (lambda: subquad.convert(not_copyable(), "linear"), "can't be copied, take in_place=True"),
         (lambda: subquad.convert(quantized(), "linear"), "as in quantized networks"),
+        (lambda: subquad.convert(normed(), "linear"), "weights of a MultiheadAttention are computed of others"),
+        (lambda: subquad.convert(pruned(), "linear"), "weights of a MultiheadAttention are computed of others"),
     ],
-    ids=range(23),
+    ids=range(25),
 )
 def test_mistakes_are_one_line(call, says):
     with pytest.raises(SubquadError, match=says) as caught:

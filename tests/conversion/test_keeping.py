@@ -1,6 +1,7 @@
 """Delta files, hybrids, comparisons with the teacher, advice."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import timm
@@ -107,6 +108,40 @@ def test_files_of_something_else_are_one_line(tmp_path):
     file.write_bytes(data)
     with pytest.raises(SubquadError, match="damaged"):
         load_converted(file, model)
+
+
+def refused(call):
+    with pytest.raises(SubquadError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_files_that_could_not_be_read_are_not_written(tmp_path):
+    student = subquad.convert(teacher("timm ViT"), "linear")
+    for save, what in ((save_converted, "a converted network is"), (save_delta, "what conversion changed is")):
+        for name in ("student.pth", "student", "student.safetensors.bak"):
+            assert refused(partial(save, student, tmp_path / name)) == f"{what} written as .safetensors, got {name}"
+        assert "names a file, got None" in refused(partial(save, student, None))
+    assert "names a file, got None" in refused(partial(load_converted, None, student))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_network_whose_converted_blocks_are_gone_is_told_so(tmp_path):
+    model = teacher("timm ViT")
+    pruned = subquad.convert(model, "linear")
+    pruned.prune_intermediate_layers([0], prune_head=True)
+    file = tmp_path / "student.safetensors"
+    for call in (
+        partial(converted_layers, pruned),
+        partial(align, pruned, PICTURES, teacher=model),
+        partial(save_converted, pruned, file),
+        partial(save_delta, pruned, file, teacher=model),
+        partial(hybrid, pruned, [0]),
+    ):
+        assert "no blocks.1.attn any more" in refused(call)
+    assert not file.exists()
+    answer(subquad.restore(pruned, strict=False), PICTURES)
 
 
 def test_the_blocks_that_cost_least_are_converted_first():

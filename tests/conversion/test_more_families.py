@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from foreign import answer, difference, has_prefix, images, of_transformers
+from foreign import answer, difference, has_prefix, images, of_transformers, with_other_weights
 from foreign_more import MORE, teacher
 from mechanisms import refuses
+from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -34,6 +35,12 @@ def test_with_softmax_it_is_the_teacher_at_every_size_and_comes_back_to_the_bit(
     restored = subquad.restore(student)
     assert torch.equal(answer(restored, images()), before)
     assert restored.state_dict().keys() == state.keys()
+
+
+def test_a_call_may_bring_other_weights():
+    for name in (name for name in MORE if any(kind in name for kind in ("Swin", "BEiT", "SAM"))):
+        called, loaded = with_other_weights(subquad.convert(teacher(name), "softmax"), images())
+        assert difference(called, loaded) < 1e-6, name
 
 
 def test_tokens_that_are_shuffled_are_refused_with_what_to_do_instead():
@@ -120,3 +127,28 @@ def test_a_student_runs_is_kept_and_exported(name, attention, tmp_path):
     # SOFT's Newton steps make more of the rounding of a product
     bound = 1e-4 if attention == "soft" else 1e-5
     assert difference(answered if isinstance(answered, torch.Tensor) else answered[0], expected) < bound
+
+
+class First(nn.Module):
+    """The first thing that a network answers."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        answered = self.model(x)
+        return answered if isinstance(answered, torch.Tensor) else answered[0]
+
+
+WITH_BIASES = [name for name in MORE if any(kind in name for kind in ("Swin", "BEiT", "relative positions"))]
+QUICK = ("timm Swin v2", "timm BEiT")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WITH_BIASES]
+)
+def test_biases_and_windows_hold_no_program_to_a_number_of_images(name, tmp_path):
+    student = First(subquad.convert(teacher(name), "softmax"))
+    written = subquad.export(student, tmp_path / "n.pt2", format="pt2", img_size=64, dynamic="batch")
+    assert written.shapes == ((1, 64, 64), (3, 64, 64))

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -23,7 +24,7 @@ from subquad.exports import (
     register_exporter,
 )
 from subquad.exports.checking import checked_shapes, largest_difference
-from subquad.exports.exporting import least_pixels
+from subquad.exports.exporting import least_pixels, stated_size
 from subquad.tasks.segmentation.scene_transforms import SceneInput
 from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
 
@@ -80,6 +81,43 @@ def test_a_program_of_any_size_takes_two_patches_and_whole_windows():
     assert least_pixels(model) == 17
     model.least_size = 97
     assert least_pixels(model) == 97
+
+
+class Patches(torch.nn.Module):
+    """Tokens of somebody's own, of images of any size; what it is made for, it says as others do."""
+
+    def __init__(self, **said):
+        super().__init__()
+        vars(self).update(said)
+        self.proj = torch.nn.Conv2d(3, 8, 16, stride=16)
+        self.mix = torch.nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        return self.mix(self.proj(x)).flatten(2).mT
+
+
+def test_a_program_of_any_size_takes_two_patches_of_somebodys_own(tmp_path):
+    assert least_pixels(Patches()) == 17
+    written = export(Patches(), tmp_path / "n.pt2", format="pt2", img_size=48, dynamic="batch,size")
+    assert written.least == 17 and written.shapes[1] == (3, 54, 103)
+
+
+def test_a_network_is_written_for_the_images_that_it_says_it_is_made_for():
+    wide, other = (32, 48), SimpleNamespace(image_size=64)
+    for said, size in (
+        ({"img_size": 32}, (32, 32)),
+        ({"image_size": 32}, (32, 32)),
+        ({"config": SimpleNamespace(image_size=[32, 48])}, wide),
+        ({"patch_embed": SimpleNamespace(img_size=wide), "config": other}, wide),
+        ({"img_size": wide, "config": other}, wide),
+        ({"config": {}, "image_size": 32}, (32, 32)),
+        ({"subquad_conversion": SimpleNamespace(img_size=wide)}, wide),
+        ({"subquad_conversion": SimpleNamespace(img_size=None), "image_size": 32}, (32, 32)),
+    ):
+        assert stated_size(Patches(**said)) == size
+        assert stated_size(torch.nn.Sequential(torch.nn.Identity(), Patches(**said))) == size
+    for said in ({}, {"img_size": None}, {"config": SimpleNamespace(image_size="large")}, {"img_size": (1, 2, 3)}):
+        assert stated_size(Patches(**said)) is None
 
 
 class Dropped(torch.nn.Module):
@@ -231,6 +269,25 @@ def test_mistakes_are_one_line(settings, message, tmp_path, monkeypatch):
     with pytest.raises(SubquadError, match=message) as raised:
         export(model, tmp_path / "n.pt2", **settings)
     assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_name_no_network_or_no_file_is_one_line(tmp_path):
+    for call, message in (
+        (lambda: subquad.export(Mean(), tmp_path / "n.pt2", format=None), "format is a name, one of aoti, .*got None"),
+        (lambda: subquad.export(Mean(), tmp_path / "n.pt2", format=["pt2"]), "format is a name, one of aoti"),
+        (lambda: export(None, tmp_path / "n.pt2", format="pt2"), "model must be of Module, got None"),
+        (lambda: subquad.export(None, tmp_path / "n.pt2", format="pt2"), "a run folder or a name, got None"),
+        (lambda: subquad.export(Mean(), tmp_path / "n.pt2", format="pt2", dtype=None), "dtype"),
+        (lambda: export(Mean(), None, format="pt2"), "path must be of Path or text, got None"),
+        (lambda: export(Mean(), tmp_path / "n.pt2", format="pt2", dtype=None), "dtype must be text, got None"),
+        (lambda: export(Mean(), tmp_path / "n.pt2", format="pt2", dynamic=None), "dynamic must be text or a list"),
+        (lambda: open_exported(None), "path must be of Path or text, got None"),
+        (lambda: open_exported(tmp_path / "n.pt2", format=3), "format must be text, got 3"),
+    ):
+        with pytest.raises(SubquadError, match=message) as raised:
+            call()
+        assert "\n" not in str(raised.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -13,6 +13,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from subquad.attention import traits_of
 from subquad.conversion.grid_recorder import GridRecorder
@@ -27,6 +31,9 @@ ADDED = ("inner", "gate_of_tokens", "extra_qkv", "extra_proj")
 
 EXTRA_PARTS = ("q", "k", "v")
 """What is projected for heads that a mechanism has beside the layer's."""
+
+COMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
+"""Hooks of PyTorch that compute a weight of others in front of each call."""
 
 Mechanism = Callable[..., Any]
 """A class of `subquad.attention`, or a `functools.partial` of one that fixes its settings."""
@@ -82,6 +89,7 @@ class ConvertedAttention(nn.Module):
             for part in (self.extra_qkv, self.extra_proj):
                 part.to(device=like.device, dtype=like.dtype)
         self.inner.to(device=like.device, dtype=like.dtype)
+        refuse_lost_weights(original, self)
         start_quietly(self.inner)
         self.train(original.training)
 
@@ -146,6 +154,13 @@ class ConvertedAttention(nn.Module):
         """Tokens behind the module of this name, if there is one."""
         module = self._modules.get(name)
         return tokens if module is None else module(tokens)
+
+    def own_weight(self, name: str) -> Tensor | None:
+        """The layer's weight of this name, if there is one: a parameter, or a tensor in its place.
+
+        `torch.func.functional_call` hands over plain tensors, and parametrizations compute them.
+        """
+        return getattr(self, name, None)
 
     @property
     def original(self) -> nn.Module:
@@ -230,6 +245,21 @@ def refuse_extra_heads(mechanism: Any) -> None:
     if traits.quadratic or "g" in mechanism.inputs:
         has = "grows with n²" if traits.quadratic else "has a gate"
         raise SubquadError(f"{name} has heads of its own and {has}: it can't stand in the place of a trained layer")
+
+
+def refuse_lost_weights(original: nn.Module, converted: nn.Module) -> None:
+    """Raise where weights of a layer are computed of others, as by weight norms, and those of ours would not be."""
+    kept = dict(converted.named_modules())
+    for path, part in original.named_modules():
+        hooks = part._forward_pre_hooks.values()
+        computes = is_parametrized(part) or any(isinstance(hook, COMPUTING) for hook in hooks)
+        # PyTorch makes a class for a parametrized module, which a copy of it has, too
+        if computes and type(kept.get(path)) is not type(part):
+            raise SubquadError(
+                f"weights of a {type_before_parametrizations(part).__name__} are computed of others, as by pruning or "
+                "weight norms, which is not carried over: make them permanent first, by torch.nn.utils.prune.remove or "
+                "torch.nn.utils.parametrize.remove_parametrizations"
+            )
 
 
 def open_gate(width: int, dim: int, value: float) -> nn.Linear:

@@ -6,6 +6,7 @@ digest of the teacher's weights, without which it means nothing.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from subquad.conversion.replacing import Conversion, conversion_of, convert, converted_layers
-from subquad.errors import SubquadError, shown
+from subquad.errors import SubquadError, check_suffix, shown
 from subquad.weights.digest import DIGEST, digest_of
 from subquad.weights.files import read_weights
 from subquad.weights.fitting import some
@@ -36,10 +37,11 @@ def save_delta(
         about: what else the note holds, as JSON can hold it: figures, commands.
 
     Raises:
-        SubquadError: other parts were trained and `teacher` is left out, or it is another network.
+        SubquadError: other parts were trained and `teacher` is left out, or it is another network; the file has
+            another suffix, or converted blocks are gone.
     """
-    conversion = conversion_of(student)
-    state = student.state_dict()
+    path = _weight_file(path, "what conversion changed is")
+    conversion, state = _whole(student), student.state_dict()
     before = _state_before(student, conversion, teacher)
     changed = {name: tensor for name, tensor in state.items() if not _same(tensor, before.get(name))}
     _write(changed, path, conversion, complete=False, about=about)
@@ -47,8 +49,18 @@ def save_delta(
 
 
 def save_converted(student: nn.Module, path: Path | str, *, about: Mapping[str, Any] | None = None) -> None:
-    """Write all weights of a converted network, with what was done to it; the teacher's are not needed to read it."""
-    _write(student.state_dict(), path, conversion_of(student), complete=True, about=about)
+    """Write all weights of a converted network, with what was done to it; the teacher's are not needed to read it.
+
+    Args:
+        student: of `convert`.
+        path: of the file, .safetensors.
+        about: what else the note holds, as JSON can hold it: figures, commands.
+
+    Raises:
+        SubquadError: the file has another suffix, or converted blocks are gone.
+    """
+    path = _weight_file(path, "a converted network is")
+    _write(student.state_dict(), path, _whole(student), complete=True, about=about)
 
 
 def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = False) -> nn.Module:
@@ -64,7 +76,7 @@ def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = Fal
     """
     if not isinstance(teacher, nn.Module):
         raise SubquadError(f"the teacher is the network that was converted, with its weights, got {shown(teacher)}")
-    tensors, note = read_weights(path)
+    tensors, note = read_weights(_path(path))
     about = note.get(KIND)
     if not isinstance(about, dict):
         raise SubquadError(f"{path} is no file of a converted network")
@@ -105,10 +117,26 @@ def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = Fal
     return student
 
 
-def _write(
-    tensors: Mapping[str, Tensor], path: Path | str, conversion: Conversion, *, complete: bool, about: Any
-) -> None:
-    path = Path(path)
+def _path(path: Any) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise SubquadError(f"`path` names a file, got {shown(path)}")
+    return Path(path)
+
+
+def _weight_file(path: Any, what: str) -> Path:
+    """The path of a file to write: readers go by its suffix."""
+    path = _path(path)
+    check_suffix(path, what, ".safetensors")
+    return path
+
+
+def _whole(student: nn.Module) -> Conversion:
+    """What was done to a network; raises SubquadError where not all of it is there, which nothing could read."""
+    converted_layers(student)
+    return conversion_of(student)
+
+
+def _write(tensors: Mapping[str, Tensor], path: Path, conversion: Conversion, *, complete: bool, about: Any) -> None:
     note = json_text({KIND: conversion.as_note() | {"complete": complete}, **(about or {})})
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with replacing(path) as aside:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 
+REPLACED = "was replaced after the conversion: replace it before subquad.convert"
+
 
 class GridRecorder:
     """Listens to a patch embedding, a convolution, and says on which grid the tokens of a call stand.
@@ -57,7 +59,14 @@ class GridRecorder:
         return height, width
 
     def __call__(self, module: Any, arguments: Any, image: Tensor) -> None:
-        """What a forward hook of the embedding is called with; its output is a map (b, c, y, x)."""
+        """What a forward hook of the embedding is called with; its output is a map (b, c, y, x).
+
+        Raises:
+            SubquadError: it is none, where the embedding was replaced since the conversion.
+        """
+        if not isinstance(image, Tensor) or image.dim() != 4:
+            kind = type(module).__name__
+            raise SubquadError(f"the patch embedding, now a {kind} that gives no map (b, c, y, x), {REPLACED}")
         self.record(TokenGrid(image.shape[-2], image.shape[-1]))
 
     def record(self, grid: TokenGrid) -> None:
@@ -110,12 +119,14 @@ class GridRecorder:
             return earlier
         if last is None:
             raise SubquadError(
-                "a converted attention layer was called before the network's patch embedding, and can't know the grid"
+                "a converted attention layer was called before the network's patch embedding, and can't know the grid; "
+                "where that was replaced since the conversion, the network itself is to be called, not a part of it"
             )
         expected = TokenGrid(*last.shape, prefix)
         raise SubquadError(
             f"{count} tokens are not those of the last image, {expected} ({expected.num_tokens} tokens): networks that "
-            "drop, merge or reorder tokens between their blocks can't be converted"
+            "drop, merge or reorder tokens between their blocks can't be converted, and where the patch embedding was "
+            "replaced since the conversion, the network itself is to be called, not a part of it"
         )
 
     @property
@@ -132,6 +143,62 @@ class GridRecorder:
         copied = type(self)(self.prefix)
         memo[id(self)] = copied
         return copied
+
+
+class Follower:
+    """Lets a recorder listen to whatever stands in the embedding's place: timm replaces it for another patch size.
+
+    It is a hook in front of a module that holds the embedding, an object as the recorder is.
+
+    Args:
+        recorder: what listens.
+        path: of the embedding, below that module.
+    """
+
+    def __init__(self, recorder: GridRecorder, path: str) -> None:
+        self.recorder, self.path = recorder, path
+
+    def __call__(self, module: nn.Module, arguments: Any) -> None:
+        """What a hook in front of the module is called with."""
+        embedding = self._embedding(module)
+        if embedding is None or not self._is_heard(embedding):
+            self._listen_again(module, embedding)
+
+    def _embedding(self, module: nn.Module) -> nn.Module | None:
+        """What stands in the embedding's place, if anything."""
+        try:
+            return module.get_submodule(self.path)
+        except AttributeError:
+            return None
+
+    def _is_heard(self, module: nn.Module) -> bool:
+        return self.recorder in module._forward_hooks.values()
+
+    @torch.compiler.disable(reason="call the network once before it is compiled: its patch embedding was replaced")
+    def _listen_again(self, module: nn.Module, embedding: nn.Module | None) -> None:
+        if any(map(self._is_heard, module.modules())):
+            # it is wrapped, and called all the same
+            return
+        if embedding is None:
+            raise SubquadError(f"the patch embedding {self.path} of a {type(module).__name__} {REPLACED}")
+        embedding.register_forward_hook(self.recorder)
+
+
+def listen(model: nn.Module, path: str, recorder: GridRecorder) -> None:
+    """Let a recorder listen to the embedding of a network, at `path`, and to what takes its place there."""
+    parts = path.split(".")
+    for length in range(len(parts)):
+        holder = model.get_submodule(".".join(parts[:length]))
+        holder.register_forward_pre_hook(Follower(recorder, ".".join(parts[length:])))
+    model.get_submodule(path).register_forward_hook(recorder)
+
+
+def stop_listening(model: nn.Module) -> None:
+    """Take all recorders of a network from it."""
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if isinstance(hook, GridRecorder | Follower)]:
+                del hooks[key]
 
 
 def _paddings(convolution: Any) -> tuple[int, int]:

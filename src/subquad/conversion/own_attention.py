@@ -62,7 +62,11 @@ class OwnAttention(ConvertedAttention):
         return self.through("proj", self.mix(q, k, v, x, grid=grid, rotation=rotation, padding=padding, mask=mask))
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
-        """Make position parameters for `new` instead of `old`."""
+        """Make position parameters for `new` instead of `old`, the old layer's too."""
+        self._move_tables(old, new)
+        self.original.regrid(old, new)  # type: ignore[operator]
+
+    def _move_tables(self, old: TokenGrid, new: TokenGrid) -> None:
         move_tables(self.inner, {old: new})
 
 
@@ -138,7 +142,7 @@ class OwnWindowAttention(OwnAttention):
         refuse(f"windows of {window}", keywords)
         return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted, fixed=self.fixed)
 
-    def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
+    def _move_tables(self, old: TokenGrid, new: TokenGrid) -> None:
         move_tables(self.inner, {self.window_of(old): self.window_of(new)})
 
 
@@ -170,7 +174,7 @@ class OwnReducingAttention(OwnAttention):
         y = self.mix(parts["q"], parts["k"], parts["v"], x, grid=grid, kv_grid=reduced(grid, self.sr_ratio))
         return self.through("proj", y)
 
-    def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
+    def _move_tables(self, old: TokenGrid, new: TokenGrid) -> None:
         move_tables(self.inner, {reduced(old, self.sr_ratio): reduced(new, self.sr_ratio), old: new})
 
 
@@ -223,8 +227,9 @@ class OwnCrossShapedAttention(ConvertedAttention):
         return self.through("proj", self.mix(q, k, v, x, unnormed=unnormed, grid=grid) + positions)
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
-        """Make position parameters for `new` instead of `old`."""
+        """Make position parameters for `new` instead of `old`, the old layer's too."""
         move_tables(self.inner, {old: new})
+        self.original.regrid(old, new)  # type: ignore[operator]
 
 
 def refuse_own_heads(mechanism: nn.Module) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
-from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.grid_recorder import GridRecorder, listen, stop_listening
 from subquad.conversion.towers import Layer, Tower, find_tower
 from subquad.errors import SubquadError, reason_without_path, shown
 from subquad.models.assembling import as_json, check_names, make_mechanisms
@@ -100,6 +100,7 @@ def convert(
     check_names(settings, set(), {name for name, _ in chosen})
     mechanisms = _mechanisms(tower, dict(zip(names, chosen, strict=True)), settings)
     digest = digest_of(model.state_dict(), "")
+    _check_can_be_copied([tower.layers[number] for number in names])
     if not in_place:
         model = _copied(model)
     recorder = tower.recorder(tower.grid.prefix)
@@ -110,7 +111,7 @@ def convert(
         made[layer.path] = _replacement(layer, modules[layer.path], mechanism, recorder)
     for path, module in made.items():
         _put(modules, path, module)
-    modules[tower.embedding].register_forward_hook(recorder)
+    listen(model, tower.embedding, recorder)
     conversion = Conversion(
         attention=dict(names),
         paths={number: tower.layers[number].path for number in names},
@@ -157,10 +158,7 @@ def restore(model: nn.Module, *, strict: bool = True) -> nn.Module:
         )
     for module in converted.values():
         _as_now(module.original, module)
-    embedding = modules[conversion.embedding]
-    for key, hook in list(embedding._forward_hooks.items()):
-        if isinstance(hook, GridRecorder):
-            del embedding._forward_hooks[key]
+    stop_listening(model)
     del model.subquad_conversion
     return model
 
@@ -202,8 +200,19 @@ def check_teacher(student: nn.Module, teacher: nn.Module) -> None:
 
 
 def converted_layers(model: nn.Module) -> dict[int, ConvertedAttention]:
-    """The replaced layers by the numbers of their blocks."""
-    return {number: model.get_submodule(path) for number, path in conversion_of(model).paths.items()}  # type: ignore[misc]
+    """The replaced layers by the numbers of their blocks.
+
+    Raises:
+        SubquadError: the network is not converted, or blocks were taken from it since.
+    """
+    paths: dict[int, str] = conversion_of(model).paths
+    modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+    if gone := [path for path in paths.values() if path not in modules]:
+        raise SubquadError(
+            f"this {type(model).__name__} has no {some(gone)} any more, converted as it was: take blocks away before "
+            "subquad.convert"
+        )
+    return {number: modules[path] for number, path in paths.items()}
 
 
 def _by_block(tower: Tower, attention: Names | Mapping[int, str], blocks: Sequence[int] | None) -> dict[int, str]:
@@ -268,6 +277,22 @@ def _check_weights_are_there(model: nn.Module) -> None:
             )
 
 
+def _check_can_be_copied(layers: Sequence[Layer]) -> None:
+    """Raise where a tensor has a gradient to what it was computed of: PyTorch copies none, and parts are always copied.
+
+    Others of the network hinder only a copy of all of it, see `_copied`.
+    """
+    for layer in layers:
+        for path, module in layer.module.named_modules(prefix=layer.path):
+            for name, tensor in (vars(module) | module._buffers).items():
+                if isinstance(tensor, Tensor) and not tensor.is_leaf:
+                    raise SubquadError(
+                        f"{path}.{name} is computed of other tensors, as by pruning or weight norms, and can't be "
+                        "copied with its gradient: call the network once under torch.no_grad(), or make it permanent "
+                        "by torch.nn.utils.prune.remove, and convert it then"
+                    )
+
+
 def _copied(model: nn.Module) -> nn.Module:
     try:
         return deepcopy(model)
@@ -302,14 +327,32 @@ def _replacement(layer: Layer, original: nn.Module, mechanism: Any, recorder: Gr
 
 
 def _put(modules: Mapping[str, nn.Module], path: str, module: nn.Module) -> None:
-    """Let `module` stand at `path`, with the hooks of what stood there."""
+    """Let `module` stand at `path`, with the hooks of what stood there, and its parts with those of the old ones."""
     parent, _, name = path.rpartition(".")
     old = modules[parent]._modules[name]
-    for kind in (
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_pre_hooks_with_kwargs",
-    ):
-        getattr(module, kind).update(getattr(old, kind))
+    assert old is not None
+    parts = dict(old.named_modules())
+    for inside, part in module.named_modules():
+        if not inside or type(part) is type(parts.get(inside)):
+            _share_hooks(part, parts[inside])
     modules[parent]._modules[name] = module
+
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    # no table, but whether backward hooks are of the kind that sees inputs and outputs
+    "_is_full_backward_hook",
+)
+"""Where PyTorch keeps the hooks of a module that are called as it is."""
+
+
+def _share_hooks(module: nn.Module, old: nn.Module) -> None:
+    """Let a module have the hooks of an old one: the very tables, in which their handles remove them."""
+    for name in HOOKS:
+        setattr(module, name, getattr(old, name))

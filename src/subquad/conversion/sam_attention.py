@@ -48,8 +48,8 @@ class SamAttention(ConvertedAttention):
         tokens = x.flatten(1, 2)
         q, k, v = (self.split(part) for part in self.through("qkv", tokens).chunk(3, dim=-1))
         q, k = self.through("q_norm", q), self.through("k_norm", k)
-        if self._parameters.get("rel_pos_h") is not None:
-            rows, columns = (self.get_parameter(name) for name in TABLES)
+        rows, columns = map(self.own_weight, TABLES)
+        if rows is not None and columns is not None:
             q, k, v = with_distances(q, k, v, rows, columns, grid)
         y = self.mix(q, k, v, tokens, grid=grid)
         y = y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2)

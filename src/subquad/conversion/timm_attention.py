@@ -69,7 +69,7 @@ class TimmAttention(ConvertedAttention):
         """The layers that project the tokens; none of EVA's, whose biases stand beside."""
         if not self.has("qkv"):
             return "q_proj", "k_proj", "v_proj"
-        return ("qkv",) if self._parameters.get("q_bias") is None else ()
+        return ("qkv",) if self.own_weight("q_bias") is None else ()
 
     @property
     def reads_tokens(self) -> bool:
@@ -84,12 +84,13 @@ class TimmAttention(ConvertedAttention):
         """Queries, keys and values (b, n, h·d)."""
         if not self.has("qkv"):
             return tuple(self.through(name, x) for name in ("q_proj", "k_proj", "v_proj"))
-        if self._parameters.get("q_bias") is None:
+        of_queries, of_values = self.own_weight("q_bias"), self.own_weight("v_bias")
+        if of_queries is None or of_values is None:
             return self.through("qkv", x).chunk(3, dim=-1)
         # EVA's keys have no bias
-        of_queries, of_values = self.get_parameter("q_bias"), self.get_parameter("v_bias")
         bias = torch.cat([of_queries, torch.zeros_like(of_queries), of_values])
-        return F.linear(x, self.get_parameter("qkv.weight"), bias).chunk(3, dim=-1)
+        qkv: Any = self._modules["qkv"]
+        return F.linear(x, qkv.weight, bias).chunk(3, dim=-1)
 
 
 class TimmRopeAttention(TimmAttention):

@@ -17,11 +17,38 @@ from subquad.conversion.pair_biases import with_bias
 from subquad.conversion.timm_attention import TimmAttention
 
 
+class DroppedBiases:
+    """Stands where a layer without pairs has no biases, and keeps the map that they would be for."""
+
+    def __init__(self, window_size: tuple[int, int]) -> None:
+        self.window_size = window_size
+
+    def set_window_size(self, window_size: tuple[int, int]) -> None:
+        """What timm's `set_input_size` calls."""
+        self.window_size = window_size
+
+
 class TimmRelPosAttention(TimmAttention):
     """Biases of a module of the layer's, or of one that all layers share and a call hands over."""
 
     replaces: ClassVar[tuple[str, ...]] = ("timm.models.vision_transformer_relpos.RelPosAttention",)
     of_pairs: ClassVar[tuple[str, ...]] = ("rel_pos",)
+
+    def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(original, *args, **kwargs)
+        if not self.has("rel_pos"):
+            # timm's `set_input_size` asks for it
+            dropped = getattr(original, "rel_pos", None)
+            self.rel_pos = None if dropped is None else DroppedBiases(dropped.window_size)
+
+    @property
+    def original(self) -> nn.Module:
+        """The layer that this one stands for, its biases for the map that timm's `set_input_size` made these for."""
+        held: Any = super().original
+        here: Any = getattr(self, "rel_pos", None)
+        if here is not None and tuple(here.window_size) != tuple(held.rel_pos.window_size):
+            held.rel_pos.set_window_size(here.window_size)
+        return held
 
     def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
         unused = () if traits_of(self.inner).quadratic else self.of_pairs
@@ -64,7 +91,7 @@ class TimmBeitAttention(TimmRelPosAttention):
         return super().forward(x, shared_rel_pos_bias)
 
     def own_bias(self) -> Tensor | None:
-        table, index = self._parameters.get("relative_position_bias_table"), self.relative_position_index
+        table, index = self.own_weight("relative_position_bias_table"), self.relative_position_index
         return None if table is None else table[index].permute(2, 0, 1)[None]
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:

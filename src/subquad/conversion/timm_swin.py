@@ -1,6 +1,7 @@
 """timm's Swin (also Swin S3) and Swin v2, (b, y, x, c) to (b, y, x, c)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import torch
@@ -62,7 +63,14 @@ class TimmSwinBlock(WindowedBlock):
         return q, k, v
 
     def bias(self, window: TokenGrid) -> Tensor:
-        return window_bias(self.get_parameter(f"attn.{BIAS}"), window)
+        return window_bias(getattr(self.attn, BIAS), window)
+
+    def move_bias(self, move: Callable[[Any], None]) -> None:
+        # by the rule of the timm that is installed
+        twin: Any = deepcopy(self.original)
+        twin.attn.register_parameter(BIAS, self.get_parameter(f"attn.{BIAS}"))
+        move(twin)
+        self.attn.register_parameter(BIAS, twin.attn.get_parameter(BIAS))
 
     def project(self, tokens: Tensor) -> Tensor:
         parts: Any = self.attn
@@ -102,7 +110,7 @@ class TimmSwinV2Block(TimmSwinBlock):
     def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         parts: Any = self.attn
         bias = None
-        if parts._parameters.get("q_bias") is not None:
+        if getattr(parts, "q_bias", None) is not None:
             # keys have none
             bias = torch.cat([parts.q_bias, torch.zeros_like(parts.q_bias), parts.v_bias])
         q, k, v = (self.split(part) for part in F.linear(tokens, parts["qkv"].weight, bias).chunk(3, dim=-1))
@@ -111,6 +119,12 @@ class TimmSwinV2Block(TimmSwinBlock):
     def bias(self, window: TokenGrid) -> Tensor:
         parts: Any = self.attn
         return continuous_bias(parts["cpb_mlp"], parts.get_buffer(DISTANCES), window)
+
+    def move_bias(self, move: Callable[[Any], None]) -> None:
+        twin: Any = deepcopy(self.original)
+        move(twin)
+        old = self.attn.get_buffer(DISTANCES)
+        self.attn.register_buffer(DISTANCES, twin.attn.get_buffer(DISTANCES).to(old), persistent=False)
 
 
 def carry(attention: nn.Module, parts: nn.Module, name: str) -> None:

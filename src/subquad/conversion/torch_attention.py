@@ -16,6 +16,7 @@ class TorchAttention(ConvertedAttention):
 
     # nn.TransformerEncoderLayer asks for these, and then takes no short cut past this layer
     _qkv_same_embed_dim = False
+    in_proj_weight: Tensor
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
@@ -46,7 +47,7 @@ class TorchAttention(ConvertedAttention):
         if is_causal or (attn_mask is not None and attn_mask.dtype != query.bool().dtype):
             raise SubquadError("a converted layer has no causal attention, and no biases of pairs")
         x = query if self.batch_first else query.transpose(0, 1)
-        weight, bias = self.get_parameter("in_proj_weight"), self._parameters.get("in_proj_bias")
+        weight, bias = self.in_proj_weight, self.own_weight("in_proj_bias")
         q, k, v = (self.split(part) for part in F.linear(x, weight, bias).chunk(3, dim=-1))
         y = self.through("out_proj", self.mix(q, k, v, x, padding=key_padding_mask, mask=attn_mask))
         return y if self.batch_first else y.transpose(0, 1), None

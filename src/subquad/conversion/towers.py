@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from functools import reduce
+from itertools import groupby, pairwise
 from typing import Any
 
 from torch import nn
@@ -134,7 +135,8 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
     if prefix is None:
         prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
-    grid = TokenGrid(*recorder.map_from(modules[path], size), prefix)
+    stem = _stem_of(path, root, modules, recorder)
+    grid = TokenGrid(*_map_behind(stem, modules, recorder, size), prefix)
     layers = tuple(_layers(root, modules, grid))
     if img_size not in (None, _size_of(holder, model)) and any(layer.grid.shape != grid.shape for layer in layers):
         raise SubquadError(
@@ -142,7 +144,7 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
             "set_input_size on the network instead"
         )
     host = min((layer.known.host for layer in layers if layer.known is not None), default="vit")
-    return Tower(path, grid, layers, host, recorder)
+    return Tower(stem[-1], grid, layers, host, recorder)
 
 
 def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
@@ -171,10 +173,84 @@ def _embedding(modules: dict[str, nn.Module]) -> tuple[str, type[GridRecorder]]:
     recorders = dict.fromkeys(family.listener for family in families) or {GridRecorder: None}
     for path, module in modules.items():
         for recorder in recorders:
+            if _reckons(module):
+                return f"{path}.proj".lstrip("."), recorder
             if recorder.hears(module):
                 return path, recorder
     instead = ": subquad.diffusion.apply_agent_attention is for U-Nets" if hasattr(modules[""], "down_blocks") else ""
     raise SubquadError(f"the network has no patch embedding, a convolution whose stride is its kernel's size{instead}")
+
+
+def _reckons(module: Any) -> bool:
+    """Whether this is an embedding of timm's: it says how many tokens an image has, and `proj` gives the map of them.
+
+    In front of that there may be a stem of any kind, as of hybrids, and `proj` may be an identity then.
+    """
+    reckons = callable(getattr(module, "dynamic_feat_size", None))
+    return reckons and isinstance(module._modules.get("proj"), nn.Conv2d | nn.Identity)
+
+
+def _stem_of(path: str, root: str, modules: dict[str, nn.Module], recorder: type[GridRecorder]) -> list[str]:
+    """Paths of the convolutions that make tokens of an image, the one at `path` and those it is chained with.
+
+    Raises:
+        SubquadError: what changes the size of a map in front of the blocks is no such chain.
+    """
+    if _reckons(modules[path.rpartition(".")[0]]):
+        return [path]
+    before, behind = _resizing(path, root, modules)
+    stem = [*before, path]
+    for one in behind:
+        # what does not take the channels of the last convolution stands beside, as of another input
+        if _follows(modules[one], modules[stem[-1]]):
+            stem.append(one)
+    chained = all(_follows(modules[one], modules[earlier]) for earlier, one in pairwise(stem))
+    if chained and all(type(modules[one]) is nn.Conv2d for one in stem[:-1]) and recorder.hears(modules[stem[-1]]):
+        return stem
+    others = ", ".join(one for one in stem if one != path)
+    raise SubquadError(
+        f"{others} beside the patch embedding {path} changes the size of the map in front of the blocks: where tokens "
+        "stand is known behind convolutions alone, the last with a stride of its kernel's size"
+    )
+
+
+def _resizing(path: str, root: str, modules: dict[str, nn.Module]) -> tuple[list[str], list[str]]:
+    """What changes the size of maps in front of the blocks below `root`, before the module at `path` and behind it."""
+    blocks = next(_candidates(root, modules))
+    inside = [one for one in modules if not root or one.startswith(f"{root}.")]
+    front = inside[: inside.index(blocks)]
+    if path not in front:
+        return [], []
+    place = front.index(path)
+    before, behind = (
+        [one for one in part if _changes_size(modules[one])] for part in (front[:place], front[place + 1 :])
+    )
+    return before, behind
+
+
+def _changes_size(module: Any) -> bool:
+    """Whether maps leave a convolution or a pooling with another number of rows than they entered it with."""
+    stride = getattr(module, "stride", 1)
+    pools = isinstance(module, nn.MaxPool2d | nn.AvgPool2d)
+    return (pools or isinstance(module, nn.Conv2d)) and stride not in (1, (1, 1))
+
+
+def _follows(module: Any, before: Any) -> bool:
+    """Whether a convolution takes what another one gives; a pooling takes anything."""
+    return not isinstance(module, nn.Conv2d) or module.in_channels == getattr(before, "out_channels", None)
+
+
+def _map_behind(
+    stem: list[str], modules: dict[str, nn.Module], recorder: type[GridRecorder], size: tuple[int, int]
+) -> tuple[int, int]:
+    """Rows and columns of the tokens of an image of this (height, width)."""
+    embedding: Any = modules[stem[-1].rpartition(".")[0]]
+    if not _reckons(embedding):
+        return reduce(lambda before, path: recorder.map_from(modules[path], before), stem, size)
+    height, width = embedding.dynamic_feat_size(size)
+    if min(height, width) < 1:
+        raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {embedding.patch_size}")
+    return height, width
 
 
 def _refuse_unknown(root: str, modules: dict[str, nn.Module]) -> None:

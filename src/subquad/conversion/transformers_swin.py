@@ -67,7 +67,8 @@ class TransformersSwinLayer(WindowedBlock):
         return q, k, v
 
     def bias(self, window: TokenGrid) -> Tensor:
-        return window_bias(self.get_parameter("attention.relative_position_bias.relative_position_bias_table"), window)
+        parts: Any = self._modules["attention"]
+        return window_bias(parts["relative_position_bias"].relative_position_bias_table, window)
 
     def project(self, tokens: Tensor) -> Tensor:
         parts: Any = self._modules["attention"]

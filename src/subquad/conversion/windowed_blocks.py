@@ -7,7 +7,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic
 from subquad.conversion.pair_biases import with_bias
-from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import KnowsFewSteps
 from subquad.kernels import replayed
@@ -58,6 +57,10 @@ class WindowedBlock(KnowsFewSteps, ConvertedAttention):
 
     def bias(self, window: TokenGrid) -> Tensor:
         """The relative bias (h, n, n) of a window."""
+        raise NotImplementedError
+
+    def move_bias(self, move: Callable[[Any], None]) -> None:
+        """Make the biases for other windows, as `move` does with those of a block of the old kind."""
         raise NotImplementedError
 
     def project(self, tokens: Tensor) -> Tensor:
@@ -113,7 +116,7 @@ class WindowedBlock(KnowsFewSteps, ConvertedAttention):
         rows, columns = image.shape[1] // window.height, image.shape[2] // window.width
         mask = border_mask(rows, columns, window, self.shift, image.device) if shifted else None
         if mask is not None:
-            mask = mask.repeat(len(image), 1, 1)[:, None]
+            mask = mask.repeat(image.shape[0], 1, 1)[:, None]
         sizes = {"r": rows, "l": columns, "y": window.height, "x": window.width}
         y = self._attend(rearrange(image, "b (r y) (l x) c -> (b r l) (y x) c", **sizes), window, mask)
         image = rearrange(y, "(b r l) (y x) c -> b (r y) (l x) c", **sizes)
@@ -138,15 +141,18 @@ class WindowedBlock(KnowsFewSteps, ConvertedAttention):
         return y
 
     def set_input_size(self, feat_size: tuple[int, int], window_size: Any, always_partition: Any = None) -> None:
-        """What timm's `set_input_size` calls: position parameters for another map.
-
-        Raises:
-            SubquadError: there are windows.
-        """
+        """What timm's `set_input_size` calls: windows and position parameters for another map, the old block's too."""
+        original: Any = self.original
+        sizes = {"feat_size": feat_size, "window_size": window_size, "always_partition": always_partition}
+        old, self.grid = self.window or self.grid, TokenGrid(*feat_size)
         if self.window is not None:
-            raise SubquadError("a converted Swin block keeps its windows: call set_input_size before subquad.convert")
-        old, self.grid = self.grid, TokenGrid(*feat_size)
-        move_tables(self.inner, {old: self.grid})
+            self.move_bias(lambda block: block.set_input_size(**sizes))
+        original.set_input_size(**sizes)
+        if self.window is not None:
+            self.window = TokenGrid(*self.window_of(original))
+        down, right = self.shift_of(original)
+        self.shift = (down, right)
+        move_tables(self.inner, {old: self.window or self.grid})
 
 
 def without_bias(mechanism: Any) -> Mechanism:

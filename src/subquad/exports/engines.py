@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError, reason_of, unknown_name
 from subquad.exports.exporting import exporter_named
 from subquad.exports.formats import EXPORTERS, Runner
+from subquad.ranges import checks_arguments
 
 
+@checks_arguments
 def open_exported(path: Path | str, format: str | None = None) -> Runner:
     """A file of `subquad.export`, as a function of images.
 

@@ -64,7 +64,7 @@ def export(
             evaluation mode and back.
         path: the file to write.
         format: a name of EXPORTERS.
-        img_size: pixels, one number or (height, width); what the network was made for if left out.
+        img_size: pixels, one number or (height, width); what the network says it is made for if left out.
         batch: images at a time, where their number may not change.
         dynamic: what may change from call to call: "batch", "size", or both, "batch,size".
         dtype: fp32, bf16 or fp16, of parameters and images.
@@ -81,7 +81,7 @@ def export(
     check_suffix(path, f"{format} is", exporter.suffix)
     dynamic = names_in(dynamic)
     check_dynamic(dynamic)
-    size = _size(img_size if img_size is not None else getattr(model, "img_size", None))
+    size = _size(img_size if img_size is not None else stated_size(model))
     least = least_pixels(model)
     if "size" in dynamic and min(size) < least:
         raise SubquadError(f"for images of any size this network takes at least {least} px, got {size[0]}×{size[1]}")
@@ -106,6 +106,8 @@ def exporter_named(name: str) -> Exporter:
     Raises:
         SubquadError: nothing has that name, or a package that it needs is not installed.
     """
+    if not isinstance(name, str):
+        raise SubquadError(f"format is a name, one of {', '.join(sorted(EXPORTERS))}, got {shown(name)}")
     if name not in EXPORTERS:
         raise unknown_name("format", name, EXPORTERS)
     if missing := [package for package in EXPORTERS[name].needs if importlib.util.find_spec(package) is None]:
@@ -139,9 +141,27 @@ def check_int8(what: str | None, format: str) -> None:
 
 def least_pixels(model: nn.Module) -> int:
     """The shortest side that a program for any size is to take: two patches of the coarsest map, and whole windows."""
-    info = getattr(model, "feature_info", None) or [{"reduction": 1}]
-    two_patches = max(level["reduction"] for level in info) + 1
-    return max(two_patches, getattr(model, "least_size", 1))
+    if info := getattr(model, "feature_info", None):
+        patch = max(level["reduction"] for level in info)
+    else:
+        cuts = (one for one in model.modules() if isinstance(one, nn.Conv2d) and one.stride == one.kernel_size)
+        patch = max((max(one.stride) for one in cuts), default=1)
+    return max(patch + 1, getattr(model, "least_size", 1))
+
+
+def stated_size(model: nn.Module) -> tuple[int, int] | None:
+    """(height, width) of the images that a network, or the first part of it to do so, says it is made for."""
+    for part in model.modules():
+        # last what `convert` was told of a network that says nothing
+        holders = (part, *(getattr(part, name, None) for name in ("patch_embed", "config", "subquad_conversion")))
+        for holder in holders:
+            for name in ("img_size", "image_size"):
+                size: Any = getattr(holder, name, None)
+                if fits(size, int):
+                    return size, size
+                if fits(size, tuple[int, int]):
+                    return size[0], size[1]
+    return None
 
 
 def channels_of(model: nn.Module) -> int:

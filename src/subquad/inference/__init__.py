@@ -37,8 +37,12 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
     dtype as well, and others are refused (by timm's networks in PyTorch's words; transformers' ViT makes them of it).
-    Raises SubquadError for a dtype that is none of networks.
+    Raises SubquadError for a dtype that is none of networks, and for what is no network.
     """
+    if not isinstance(model, nn.Module):
+        raise SubquadError(
+            f"{shown(model)} is no network: subquad.create_model makes one, subquad.open_trained opens it"
+        )
     if dtype is not None:
         check_computes(dtype)
     model.eval().requires_grad_(False)
@@ -69,7 +73,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
 def check_computes(dtype: Any) -> None:
     """Raise SubquadError where no network computes in a dtype."""
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+    # numbers of eight bits are for keeping: PyTorch casts to them, and computes nothing of them
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
         named = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
         raise SubquadError(f"a network computes in torch.float32, torch.bfloat16 or torch.float16, not in {named}")
 
