@@ -9,6 +9,18 @@ class SubquadError(ValueError):
     """A user's mistake: the message is one line that names the numbers and says what to do."""
 
 
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end by SIGTERM."""
+
+
+class InterruptedRunError(SubquadError):
+    """Work was broken off from outside, and the message says how it goes on; by SIGTERM where it was `terminated`."""
+
+    def __init__(self, message: str, stop: KeyboardInterrupt) -> None:
+        super().__init__(message)
+        self.terminated = isinstance(stop, Terminated)
+
+
 class UnknownSettingError(SubquadError, TypeError):
     """An argument that nothing takes: also the TypeError that callers of a constructor expect."""
 

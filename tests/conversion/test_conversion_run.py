@@ -323,7 +323,7 @@ def test_advice_on_the_command_line(capsys):
         ),
         (["convert", RUN, "--images", "digits", "--output", "o", "--speedup", 2], "give both speedup and at"),
         (["convert", RUN, "--images", "nowhere/x", "--output", "o"], "nowhere"),
-        (["convert", RUN, "--images", "nowhere", "--output", "o"], "unknown data, folder or archive 'nowhere'"),
+        (["convert", RUN, "--images", "nowhere", "--output", "o"], "there is no folder nowhere in "),
         (["convert", RUN, "--images", "digits", "--output", "o", "--time-budget", 0], "must be a number, above 0"),
         (
             ["convert", RUN, "--images", "digits", "--output", "o", "--weights", "f"],

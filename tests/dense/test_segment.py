@@ -164,6 +164,10 @@ def test_the_commands_train_judge_and_show(scenes, tmp_path, capsys):
             "for pvt and swin, not for vit",
         ),
         (["train", "--data", "SCENES", "--scale", "2", "1"], "scale goes from the smallest to the largest"),
+        (
+            "train --config camvid_small --data SCENES --img-size 32 --short-side 48 --batch-size 2".split(),
+            "images of 32×32 px leave this head maps of one place",
+        ),
         (["eval", "RUNS"], "holds no best.safetensors"),
     ],
 )

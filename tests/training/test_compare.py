@@ -64,6 +64,10 @@ def test_each_mechanism_starts_from_the_authors_weights_of_its_own_network(tiny,
         compare(recipe, ["agent", "softmax"], [3], tmp_path / "new", pretrained=True)
     with pytest.raises(SubquadError, match=r"it starts from a\.pth already: leave out --pretrained"):
         compare(recipe.replace(initial_checkpoint="a.pth"), ["agent"], [3], tmp_path / "new", pretrained=True)
+    with pytest.raises(SubquadError, match="each seed is compared once, and 3 1 3 names one again"):
+        compare(recipe, ["agent"], [3, 1, 3], tmp_path / "new")
+    with pytest.raises(SubquadError, match="each mechanism is compared once, and agent agent names one again"):
+        compare(recipe, ["agent", "agent"], [3], tmp_path / "new")
     with pytest.raises(SubquadError, match="compare needs at least one mechanism"):
         subquad.compare(recipe.replace(model="lavit_deit_tiny"), tmp_path / "new", pretrained=True)
     assert not (tmp_path / "new").exists()

@@ -8,7 +8,8 @@ import time
 import pytest
 import torch
 
-from subquad.errors import SubquadError
+from subquad.cli.boundary import explain
+from subquad.errors import InterruptedRunError, SubquadError
 from subquad.models import restore_model
 from subquad.tasks import load_recipe
 from subquad.tasks.classification import Recipe
@@ -232,12 +233,48 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(number, tiny, tmp_path,
             threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, number)).start()
             time.sleep(0.5)
 
-    with pytest.raises(SubquadError, match=r"2 of 4 epochs are kept, subquad train --resume .*run goes on"):
+    with pytest.raises(
+        InterruptedRunError, match=r"2 of 4 epochs are kept, subquad train --resume .*run goes on"
+    ) as caught:
         train(recipe, tmp_path / "run", log=interrupt)
+    assert explain(caught.value)[1] == 128 + number
     assert signal.getsignal(signal.SIGTERM) is handler
     train(recipe, tmp_path / "run", resume=True)
     train(recipe, tmp_path / "unbroken")
     assert same_weights(tmp_path / "run" / "last.safetensors", tmp_path / "unbroken" / "last.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda names: names[::-1], r"other classes than when .*run was begun \(in another order\)"),
+        (lambda names: [*names[:-1], "apple"], r"begun \(without apple and now with "),
+        (lambda names: names[:-1], r"begun \(now with "),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_classes(tiny, tmp_path, change, message):
+    train(tiny, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(facts | {"classes": change(facts["classes"])}))
+    with pytest.raises(SubquadError, match=message):
+        train(tiny, tmp_path / "run", resume=True)
+
+
+def test_a_run_that_goes_on_with_other_images_says_so(tiny, tmp_path):
+    lines = []
+    train(tiny, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("subquad.training.loop.count_updates", lambda *given: 1)
+        train(tiny.replace(epochs=tiny.epochs), tmp_path / "run", resume=True, log=lines.append)
+    assert any(line.startswith("the training images are others: epochs of") for line in lines)
+
+
+def test_the_hint_how_to_go_on_can_be_pasted(tiny, tmp_path):
+    train(tiny, tmp_path / "my runs")
+    with pytest.raises(SubquadError, match=r"go on with --resume '.*my runs'"):
+        train(tiny, tmp_path / "my runs")
 
 
 def test_a_damaged_state_is_named(tiny, tmp_path):

@@ -18,7 +18,7 @@ from types import FrameType
 
 import yaml
 
-from subquad.errors import SubquadError, reason_of
+from subquad.errors import InterruptedRunError, SubquadError, Terminated, reason_of
 
 MISTAKE, FAULT, INTERRUPTED, TERMINATED = 2, 1, 128 + signal.SIGINT, 128 + signal.SIGTERM
 """Exit statuses: of what a user, a file or the machine causes; of what only we can have caused; of signals."""
@@ -43,10 +43,6 @@ CAUSED_OUTSIDE = (
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "Storage size calculation overflowed")
 
 
-class Terminated(KeyboardInterrupt):
-    """The process was asked to end by SIGTERM."""
-
-
 def wants_trace(argv: Sequence[str]) -> bool:
     """Whether --debug or SUBQUAD_DEBUG asks for traces; before the arguments are parsed, which can go wrong too."""
     return "--debug" in argv or os.environ.get("SUBQUAD_DEBUG", "") not in ("", "0")
@@ -64,6 +60,8 @@ def complain(error: BaseException, trace: bool) -> int:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """The line for an exception, and the exit status."""
+    if isinstance(error, InterruptedRunError):
+        return str(error), TERMINATED if error.terminated else INTERRUPTED
     if isinstance(error, SubquadError):
         return str(error), MISTAKE
     if isinstance(error, Terminated):

@@ -67,7 +67,8 @@ def _find(name: str, split: str, data_dir: Path | None) -> Source:
     # what looks like a path is taken for one, so that a missing folder is called so
     if path.exists() or len(path.parts) > 1 or path.suffix:
         return read_folder(path, split)
-    raise unknown_name("data, folder or archive", name, NAMES)
+    error = unknown_name("data, folder or archive", name, NAMES)
+    raise SubquadError(f"{error}; there is no folder {name} in {Path.cwd()}")
 
 
 def _cifar10(split: str, data_dir: Path | None) -> Source:

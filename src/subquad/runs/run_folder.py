@@ -8,8 +8,9 @@ import csv
 import io
 import json
 import re
+import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class RunFolder:
             return
         rest = sorted(set(self._names()) - {self.facts.name}) if self.path.is_dir() else []
         if self.recipe.is_file():
-            hint = f"go on with --resume {self.path}, or take another --experiment"
+            hint = f"go on with --resume {shlex.quote(str(self.path))}, or take another --experiment"
             raise SubquadError(f"{self.path} exists already: {hint}")
         if rest or not self.path.is_dir():
             what = f"and has no run but {rest[0]}" if rest else "and is no folder"
@@ -69,6 +70,19 @@ class RunFolder:
         changed = [change for change in changed if change.split()[0] not in _FREE_FIELDS]
         if changed:
             raise SubquadError(f"{self.path} was begun with another recipe ({', '.join(changed)}): take its own")
+
+    def check_classes(self, classes: Sequence[str] | None) -> None:
+        """Raise if the data has other classes, or another order of them, than when the run was begun."""
+        facts = _read_json(self.facts)
+        old = facts.get("classes") if isinstance(facts, dict) else None
+        if old is None or classes is None or list(old) == list(classes):
+            return
+        gone, new = ([name for name in some if name not in others] for some, others in ((old, classes), (classes, old)))
+        changes = [f"{what} {', '.join(names)}" for what, names in {"without": gone, "now with": new}.items() if names]
+        how = " and ".join(changes) or "in another order"
+        raise SubquadError(
+            f"the data has other classes than when {self.path} was begun ({how}): put them back, or begin another run"
+        )
 
     def create(self, recipe: CommonRecipe, facts: Mapping[str, Any]) -> None:
         """Make the folder with the recipe and the facts of this run."""

@@ -7,6 +7,7 @@ class in a file of its own, and a row in `TASKS`: see docs/design.md.
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,9 @@ class Task(ABC):
     @classmethod
     def continued(cls, run: Path) -> str:
         """The command that goes on with a run."""
-        return f"subquad {cls.commands['train']} --resume {run}" if "train" in cls.commands else "the same command"
+        if "train" not in cls.commands:
+            return "the same command"
+        return f"subquad {cls.commands['train']} --resume {shlex.quote(str(run))}"
 
     # a network
 

@@ -68,6 +68,9 @@ def check_comparison(recipe: CommonRecipe, mechanisms: Sequence[str], seeds: Seq
     """Raise for a wrong name now, not after the runs before it."""
     if not mechanisms or not seeds:
         raise SubquadError("compare needs at least one mechanism and one seed")
+    for what, names in {"mechanism": mechanisms, "seed": seeds}.items():
+        if len(set(names)) < len(names):
+            raise SubquadError(f"each {what} is compared once, and {' '.join(map(str, names))} names one again")
     for mechanism in mechanisms:
         task_named(recipe.task).check_network(recipe.replace(attention=mechanism))
 

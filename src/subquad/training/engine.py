@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, Terminated
 from subquad.tasks.common_recipe import CommonRecipe
 
 
@@ -40,13 +40,14 @@ def make_accelerator(recipe: CommonRecipe) -> Any:
 
 
 class Interruptions:
-    """Inside the block SIGINT and SIGTERM raise KeyboardInterrupt; what must not be broken off holds them back.
+    """Inside the block SIGINT raises KeyboardInterrupt and SIGTERM Terminated; what must not be broken off waits.
 
     Python swallows what is raised where nobody can catch it, in `__del__`; then the next `check` raises it.
     """
 
     def __init__(self) -> None:
-        self._holding_back = self._came = False
+        self._holding_back = False
+        self._came: type[KeyboardInterrupt] | None = None
         self._last = -math.inf
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
@@ -78,13 +79,13 @@ class Interruptions:
 
     def check(self) -> None:
         """Raise the interruption that came meanwhile."""
-        if self._came:
-            self._came = False
-            raise KeyboardInterrupt
+        if (came := self._came) is not None:
+            self._came = None
+            raise came
 
     def _keep_swallowed(self, swallowed: Any) -> None:
         if issubclass(swallowed.exc_type, KeyboardInterrupt):
-            self._came = True
+            self._came = swallowed.exc_type
         else:
             self._say_swallowed(swallowed)
 
@@ -94,7 +95,7 @@ class Interruptions:
             if number == signal.SIGTERM:
                 os._exit(128 + number)
         elif self._holding_back:
-            self._came = True
+            self._came = Terminated if number == signal.SIGTERM else KeyboardInterrupt
         # torchrun sends a second one, which must not break off what tidies up after the first
         elif time.monotonic() - self._last > 2:
             self._last = time.monotonic()
@@ -102,4 +103,4 @@ class Interruptions:
             if callable(handler := self._before[number]):
                 handler(number, frame)
             else:
-                raise KeyboardInterrupt
+                raise Terminated if number == signal.SIGTERM else KeyboardInterrupt

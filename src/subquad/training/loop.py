@@ -262,6 +262,7 @@ class Trainer:
         Raises:
             SubquadError: the state is missing, damaged or of another network, in one line.
         """
+        self.folder.check_classes(self.task.metadata().get("classes"))
         if not self.folder.has_facts() and self.is_main:
             self.folder.write_facts(self._facts())
         if not self.folder.state.exists():
@@ -284,6 +285,9 @@ class Trainer:
         ema = self.ema.module if self.ema is not None else None
         put_back(state, self.folder.state, self.bare, self.optimizer, ema, self.accelerator.scaler)
         self.epochs_done, self.updates = state.epochs, state.updates
+        if state.updates != state.epochs * self.updates_per_epoch:
+            before = state.updates / max(state.epochs, 1)
+            self.log(f"the training images are others: epochs of {before:g} updates have {self.updates_per_epoch} now")
         self.best, self.best_epoch = state.best, state.best_epoch
         self.scheduler.step_update(self.updates)
 

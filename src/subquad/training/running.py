@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from subquad.errors import SubquadError
+from subquad.errors import InterruptedRunError, SubquadError
 from subquad.holding import holding, is_first_process, tidy
 from subquad.large.processes import lost_process, shortened
 from subquad.runs.run_folder import RunFolder
@@ -83,8 +83,8 @@ class _Attempt:
         """Say what is kept where the block is interrupted, or meets what no recipe can help."""
         try:
             yield
-        except KeyboardInterrupt:
-            raise SubquadError(f"interrupted: {self._kept()}") from None
+        except KeyboardInterrupt as stop:
+            raise InterruptedRunError(f"interrupted: {self._kept()}", stop) from None
         except WriteError as error:
             raise WriteError(f"{error}; {self._kept()}") from error
         except OSError as error:

@@ -149,7 +149,14 @@ class Segmentation(Task):
         return {"miou": found.miou, "accuracy": found.accuracy, "class_accuracy": found.class_accuracy}
 
     def macs(self) -> int:
-        return count_macs(self.model, self.input.crop)
+        try:
+            return count_macs(self.model, self.input.crop)
+        except ValueError as error:
+            # PyTorch's norms of groups refuse one number, of one image in evaluation as well
+            if "more than 1 value" not in str(error):
+                raise
+            size = "×".join(map(str, self.input.crop))
+            raise SubquadError(f"images of {size} px leave this head maps of one place: take larger ones") from None
 
     def metadata(self) -> dict[str, Any]:
         images: SceneDataset = self.train_images
