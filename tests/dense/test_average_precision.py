@@ -87,3 +87,16 @@ def test_nothing_found_is_zero_and_nothing_to_find_is_said():
     assert set(result.box.values()) == set(result.mask.values()) == {0.0}
     with pytest.raises(SubquadError, match="no objects to evaluate"):
         judge_objects(truth | {"annotations": []}, found, masks=False)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_what_is_not_there_has_no_precision_whether_anything_is_found_or_not(masks):
+    truth, found = made(0, 2)
+    small = {**truth, "annotations": [one for one in truth["annotations"] if one["area"] < 96**2]}
+    crowds = {**truth, "annotations": [one | {"iscrowd": 1} for one in truth["annotations"] if one["iscrowd"]]}
+    for objects in (small, crowds):
+        unknown = [
+            {name for name, value in judge_objects(objects, given, masks=masks).box.items() if np.isnan(value)}
+            for given in ([], found)
+        ]
+        assert unknown[0] == unknown[1] and "ap_large" in unknown[0]

@@ -64,13 +64,22 @@ def judge_objects(truth: dict[str, Any], found: Sequence[dict[str, Any]], *, mas
     # to COCO's evaluation, 0 and negative numbers of annotations mean that nothing was found
     numbered = [{**one, "id": number} for number, one in enumerate(truth["annotations"], start=1)]
     truth = {**truth, "annotations": numbered}
-    num_classes = len(truth["categories"])
-    if not found:
-        nothing = dict.fromkeys(MEASURES, 0.0)
-        return DetectionResult(nothing, dict(nothing) if masks else {}, (0.0,) * num_classes)
+    found = found or [_nowhere(truth, masks=masks)]
     box, classes = _evaluated(truth, found, "bbox")
     mask = _evaluated(truth, found, "segm")[0] if masks else {}
     return DetectionResult(box, mask, classes)
+
+
+def _nowhere(truth: dict[str, Any], *, masks: bool) -> dict[str, Any]:
+    """A finding of no size, as COCO's evaluation needs one: with it alone there is nothing where objects are."""
+    image = truth["images"][0]
+    entry: dict[str, Any] = {"image_id": image["id"], "category_id": truth["categories"][0]["id"], "score": 0.0}
+    entry["bbox"] = [0.0, 0.0, 0.0, 0.0]
+    if masks:
+        from faster_coco_eval.core import mask as coding
+
+        entry["segmentation"] = coding.encode(np.zeros((image["height"], image["width"]), np.uint8, order="F"))
+    return entry
 
 
 def _evaluated(
