@@ -11,10 +11,10 @@ subquad.report(["runs/mine"], "report.html")
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
@@ -35,15 +35,16 @@ from subquad.data import InputConfig
 from subquad.errors import SubquadError, shown, unknown_name
 from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of
 from subquad.exports import export as export_network
+from subquad.flags import Flag, Number
 from subquad.holding import holding
 from subquad.inference import optimize
 from subquad.large import Outputs, Streamed, host_of, identity_of, rows_of, stream_network
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
 from subquad.pages import check_page, write_analysis, write_conversion, write_report
-from subquad.ranges import Positive, checks_arguments
+from subquad.ranges import Positive, checks_arguments, describe, fits
 from subquad.runs import open_trained
 from subquad.runs.run_records import Group, find_runs, group_runs
-from subquad.tasks import CommonRecipe, Gallery, Judgement, task_named
+from subquad.tasks import CommonRecipe, Gallery, Judgement, Trained, task_named
 from subquad.tasks.task import Predicted
 from subquad.training import compare as compare_mechanisms
 from subquad.training import fitting_mechanisms, released_mechanisms
@@ -150,9 +151,11 @@ def evaluate(
         SubquadError: it can't be opened or judged, in one line.
     """
     trained = open_trained(source, task=task)
+    kind = task_named(trained.task)
+    _check_numbers(settings, kind.evaluation_flags)
     if engine is not None:
         trained = in_engine(trained, engine)
-    return task_named(trained.task).evaluate(trained, **settings)
+    return kind.evaluate(trained, **settings)
 
 
 def predict(
@@ -176,13 +179,26 @@ def predict(
         SubquadError: it can't be opened, or none of the files can be read, in one line.
     """
     trained = open_trained(source, task=task)
+    kind = task_named(trained.task)
+    _check_numbers(settings, kind.prediction_flags)
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
-    return list(task_named(trained.task).predict(trained, paths, log, **settings))
+    return list(kind.predict(trained, paths, log, **settings))
+
+
+def _check_numbers(settings: Mapping[str, Any], flags: Sequence[Flag]) -> None:
+    """Raise for a number that the command line would not take either."""
+    for flag in flags:
+        number, value = flag.settings.get("type"), settings.get(flag.key)
+        if value is None or not isinstance(number, Number):
+            continue
+        kind: Any = Annotated[number.kind, number.range]
+        if not fits(value, kind):
+            raise SubquadError(f"{flag.key} must be {describe(kind)}, got {shown(value)}")
 
 
 @checks_arguments
 def stream(
-    source: nn.Module | Path | str,
+    source: nn.Module | Trained | Path | str,
     image: Any,
     *,
     features: Path | str | None = None,
@@ -198,7 +214,9 @@ def stream(
     """What a network makes of one image of any size, exactly, with no more in memory than its tokens.
 
     Args:
-        source: a plain host of a mechanism with a state, in evaluation mode; or what `subquad.open_trained` takes.
+        source: a plain host of a mechanism with a state, in evaluation mode; or what `subquad.open_trained` takes or
+            gives. Pixels are normalised as in its training where that opened it, or where its `pretrained_cfg` says
+            how, as those of timm do; with ImageNet's mean and deviation where nothing says it.
         image: a file (docs/large-images.md says which are read by rows), an array (y, x, channels) of pixels, or a
             tensor (channels, height, width) as the network takes it.
         features: a file to write, .npy or .zarr, of the tokens behind the last norm (y, x, c).
@@ -244,20 +262,26 @@ def _path(path: Path | str | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _to_stream(source: nn.Module | Path | str, dtype: str | None) -> tuple[nn.Module, InputConfig, Sequence[str]]:
+def _to_stream(
+    source: nn.Module | Trained | Path | str, dtype: str | None
+) -> tuple[nn.Module, InputConfig, Sequence[str]]:
     """A network with how images are brought to it and its classes; opened ones are made ready for inference."""
+    usual = InputConfig((224, 224))
+    if dtype is not None and isinstance(source, nn.Module | Trained):
+        raise SubquadError("dtype is of networks that are opened here: call subquad.optimize(model, dtype) first")
+    if isinstance(source, Trained):
+        return source.model, getattr(source, "input", usual), source.classes
     if isinstance(source, nn.Module):
-        if dtype is not None:
-            raise SubquadError("dtype is of networks that are opened here: call subquad.optimize(model, dtype) first")
         config = getattr(source, "pretrained_cfg", None) or {}
-        usual = InputConfig((224, 224))
         mean, std = (tuple(config.get(name) or getattr(usual, name)) for name in ("mean", "std"))
-        return source, replace(usual, mean=mean, std=std), ()
+        # a head that was replaced has no names
+        is_whole = config.get("num_classes") == getattr(source, "num_classes", None)
+        names = config.get("label_names") if is_whole else None
+        return source, replace(usual, mean=mean, std=std), tuple(names) if isinstance(names, list | tuple) else ()
     trained = open_trained(source, device="cpu")
     if dtype is not None and dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
-    about = getattr(trained, "input", None) or InputConfig((224, 224))
-    return optimize(trained.model, DTYPES[dtype or "fp32"]), about, trained.classes
+    return optimize(trained.model, DTYPES[dtype or "fp32"]), getattr(trained, "input", usual), trained.classes
 
 
 def _class_number(wanted: int | str | None, classes: Sequence[str]) -> int | None:
@@ -292,6 +316,8 @@ def analyze(
         SubquadError: in one line, where a network can't be opened or looked into.
     """
     named = [sources] if isinstance(sources, str | Path) else list(sources)
+    if not named:
+        raise SubquadError("no networks to analyze: name run folders, weight files, or timm's networks")
     if output is None:
         return Study(log=log, **settings).of(named)
     folder = Path(output)
@@ -439,6 +465,8 @@ def report(
         SubquadError: there are no runs, or they can't be compared, in one line.
     """
     paths = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    if not paths:
+        raise SubquadError("no runs to report: name run folders, or folders of them")
     path = Path(output)
     # before anything is measured for it
     check_page(path)

@@ -110,6 +110,27 @@ def test_images_are_not_written_over(task, command, tmp_path):
     assert image.read_bytes() == before and len(written(tmp_path / "in")) == 2
 
 
+@pytest.mark.parametrize(
+    ("image", "more"),
+    [
+        ("in/a.png", ("--grid", "in/a.png")),
+        ("in", ("--grid", "out/../in/a.png")),
+        ("link", ("--grid", "in/a.png")),
+        (".", ()),
+    ],
+)
+def test_the_picture_grid_is_not_written_over_an_image(image, more, command, tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    write(tmp_path / "in" / "a.png")
+    write(tmp_path / "predictions.png")
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    before = (tmp_path / "in" / "a.png").read_bytes(), (tmp_path / "predictions.png").read_bytes()
+    monkeypatch.setattr(Colours, "forward", lambda *_: pytest.fail("it has begun"))
+    status, said = command("classify", image, more=more)
+    assert status == 2 and "is one of the images: name another --grid" in said.err and said.err.count("\n") == 1
+    assert before == ((tmp_path / "in" / "a.png").read_bytes(), (tmp_path / "predictions.png").read_bytes())
+
+
 @pytest.mark.parametrize("task", WRITING)
 def test_what_was_written_is_not_looked_at(task, command, tmp_path):
     write(tmp_path / "in/x.png")

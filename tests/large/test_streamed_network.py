@@ -359,6 +359,23 @@ def test_networks_without_what_is_asked_for_say_so(image):
         subquad.stream(network(global_pool="", num_classes=0), image)
 
 
+def test_a_network_that_was_opened_normalises_as_in_training_and_knows_its_classes(tmp_path):
+    weights, heat = tmp_path / "network.safetensors", tmp_path / "heat.npy"
+    half = {"mean": [0.5, 0.4, 0.3], "std": [0.5, 0.5, 0.25]}
+    subquad.save_weights(network(), weights, {"classes": list("abcde"), "input": half})
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 32, 3), np.uint8)
+    expected = subquad.stream(weights, pixels).logits
+    opened = subquad.open_trained(weights, device="cpu")
+    for source in (opened, opened.model, copy.deepcopy(opened.model), subquad.optimize(opened.model)):
+        streamed = subquad.stream(source, pixels, heat=heat, heat_class="c")
+        assert torch.allclose(streamed.logits, expected, atol=1e-5)
+        assert streamed.heat_class == 2 and list(streamed.classes) == list("abcde")
+    with pytest.raises(SubquadError, match=r"subquad\.optimize"):
+        subquad.stream(opened, pixels, dtype="bf16")
+    opened.model.reset_classifier(7)
+    assert not subquad.stream(opened.model, pixels).classes
+
+
 def test_the_command_says_what_an_image_is(tmp_path, capsys):
     weights, picture = tmp_path / "network.safetensors", tmp_path / "image.png"
     model = network()

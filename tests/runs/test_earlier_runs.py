@@ -131,3 +131,41 @@ def test_every_kind_of_run_is_reported_and_looked_into(run, tmp_path):
         assert run.name == "lra" and "there are no images" in str(error)
         return
     assert found.rows[run.name] and (tmp_path / "analysis" / "analysis.html").is_file()
+
+
+@pytest.mark.parametrize("name", ["classify", "segment", "detect"])
+def test_an_opened_network_and_its_backbone_say_how_they_see_images(name):
+    trained = open_trained(FIXTURES / name)
+    backbone = trained.model.pyramid.backbone if name != "classify" else trained.model
+    about = trained.model.creation if name == "detect" else vars(trained.input)
+    for network in (trained.model, backbone):
+        assert all(tuple(network.pretrained_cfg[key]) == tuple(about[key]) for key in ("mean", "std"))
+    assert trained.model.pretrained_cfg["label_names"] == trained.classes
+
+
+CLASSIFIER = FIXTURES / "classify"
+PICTURE = Path(__file__)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: subquad.report([], "report.html"), "no runs to report: name"),
+        (lambda: subquad.analyze([]), "no networks to analyze: name"),
+        (lambda: subquad.analyze((), "analysis"), "no networks to analyze: name"),
+        (lambda: subquad.predict(CLASSIFIER, PICTURE, top_k=0), "top_k must be a whole number of at least 1, got 0"),
+        (lambda: subquad.predict(CLASSIFIER, PICTURE, top_k=-1), "top_k must be .*, got -1"),
+        (lambda: subquad.predict(FIXTURES / "detect", PICTURE, threshold=2), "threshold must be .* at most 1, got 2"),
+        (lambda: subquad.evaluate(CLASSIFIER, batch_size=0), "batch_size must be a whole number of at least 1, got 0"),
+        (lambda: subquad.evaluate(CLASSIFIER, workers=-1), "workers must be .*, got -1"),
+        (lambda: open_trained(CLASSIFIER, img_size=(24, 16)), r"img_size must be .*, got \(24, 16\)"),
+        (lambda: open_trained(CLASSIFIER, img_size="a"), "img_size must be a whole number of at least 1, got 'a'"),
+        (lambda: open_trained(CLASSIFIER, device="nosuch"), "device 'nosuch' can't be used: "),
+        (lambda: open_trained(CLASSIFIER, device="cuda:99"), "device 'cuda:99' can't be used: "),
+    ],
+)
+def test_arguments_of_functions_are_refused_in_one_line(call, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(subquad.SubquadError, match=words) as refusal:
+        call()
+    assert "\n" not in str(refusal.value) and not list(tmp_path.iterdir())

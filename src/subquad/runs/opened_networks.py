@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_of
 from subquad.models import restore
 from subquad.models.pretrained import source_of
 from subquad.models.restoring import made_beside, naming
+from subquad.ranges import Positive, checks_arguments
 from subquad.runs.run_folder import recipe_beside
 from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, open_timm_folder
 from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
@@ -31,11 +32,12 @@ whose `open_folder` opens them, and whose `for_hub` says what is uploaded of the
 when there is something for it."""
 
 
+@checks_arguments
 def open_trained(
     source: Path | str,
     *,
     task: str | None = None,
-    img_size: int | None = None,
+    img_size: Positive | None = None,
     device: torch.device | str | None = None,
 ) -> Any:
     """Open a trained network with what is known of its training.
@@ -51,13 +53,20 @@ def open_trained(
         device: where it goes; the fastest that there is if left out.
 
     Returns:
-        A `Trained`, of the class that its task has for it: the model in evaluation mode, its classes, its data.
+        A `Trained`, of the class that its task has for it: the model in evaluation mode, its classes, its data. What is
+        subtracted from pixels, what they are divided by and the classes stand in `model.pretrained_cfg` as well.
 
     Raises:
-        SubquadError: there is no such network, it is for another task, or the file is damaged or does not say what it
-            holds, in one line that names it.
+        SubquadError: there is no such network or device, it is for another task, or the file is damaged or does not
+            say what it holds, in one line that names it.
     """
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    opened = _opened(source, task, img_size, _usable(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    _tell_of_pixels(opened)
+    return opened
+
+
+def _opened(source: Path | str, task: str | None, img_size: int | None, where: torch.device) -> Any:
+    """The network of a run, a file, a conversion or of timm."""
     if str(source).startswith(TIMM):
         return _classifier(open_timm(str(source).removeprefix(TIMM), img_size, where), source, task)
     path = source_of(source)
@@ -77,6 +86,31 @@ def open_trained(
         opened = kind.opened(model.eval().to(where), note, recipe_beside(file.parent))
     opened = replace(opened, made={"note": note | ({} if opened.data is None else {"data": opened.data})})
     return opened.image_network(img_size) if isinstance(opened, ImageNetwork) else opened
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    """A device that is there."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise SubquadError(f"device '{device}' can't be used: {reason_of(error).partition('. ')[0]}") from None
+    return torch.device(device)
+
+
+def _tell_of_pixels(opened: Trained) -> None:
+    """Let a network, and the backbone in it, say what is asked of them where they go alone, as those of timm do."""
+    about, creation = getattr(opened, "input", None), getattr(opened.model, "creation", None) or {}
+    seen = {name: getattr(about, name, None) or creation.get(name) for name in ("mean", "std")}
+    if None in seen.values():
+        # it takes no images, or normalises them itself
+        return
+    backbone = getattr(getattr(opened.model, "pyramid", None), "backbone", None)
+    for network, classes in ((opened.model, opened.classes), (backbone, ())):
+        if isinstance(network, nn.Module):
+            before: Any = getattr(network, "pretrained_cfg", None) or {}
+            said = {"label_names": classes, "num_classes": getattr(network, "num_classes", None)}
+            told: Any = network
+            told.pretrained_cfg = {**before, **seen, **said}
 
 
 def made_again(made: Mapping[str, Any], state: Mapping[str, Tensor], *, task: str | None, device: torch.device) -> Any:

@@ -71,6 +71,13 @@ def plan_outputs(paths: Iterable[Path | str], folder: Path, endings: Sequence[st
     return planned
 
 
+def check_no_image(output: Path, paths: Iterable[Path | str], flag: str) -> None:
+    """Raise where a file to write is one of the images of `paths`."""
+    target = find_path(output).resolve()
+    if any(target == file.resolve() for file in image_files(paths)):
+        raise SubquadError(f"{output} is one of the images: name another {flag}")
+
+
 def readable_pictures(
     files: Iterable[Path], *, strict: bool, log: Callable[[str], None]
 ) -> Iterator[tuple[Path, Image.Image]]:

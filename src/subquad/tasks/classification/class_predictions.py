@@ -9,10 +9,11 @@ from torch import nn
 from tqdm import tqdm
 
 from subquad.data import InputConfig, eval_transform
+from subquad.data.walking import find_path
 from subquad.errors import SubquadError
 from subquad.tasks.accuracy import check_finite, evaluating
 from subquad.tasks.classification.picture_grid import Prediction, save_picture_grid
-from subquad.tasks.image_files import readable_images, rooted_image_files
+from subquad.tasks.image_files import check_no_image, readable_images, rooted_image_files
 from subquad.tasks.trained import ImageNetwork
 
 _BATCH = 64
@@ -69,12 +70,18 @@ def predicted_classes(
     *,
     top_k: int = 5,
     strict: bool = False,
-    grid: Path | None = None,
+    grid: Path | str | None = None,
 ) -> Iterator[Prediction]:
     """Classify images with a trained network; they are drawn to `grid`, for folders in any case.
 
-    `log` hears how many are right, where folders tell, and where the picture is.
+    `log` hears how many are right, where folders tell, and where the picture is. Raises SubquadError, in front of all
+    work, where the picture would be written over one of the images.
     """
+    drawn = None if grid is None else Path(grid)
+    if drawn is None and any(find_path(path).is_dir() for path in files):
+        drawn = Path("predictions.png")
+    if drawn is not None:
+        check_no_image(drawn, files, "--grid")
     predictions = predict(
         trained.model,
         files,
@@ -90,11 +97,9 @@ def predicted_classes(
     if known:
         right = sum(not prediction.is_wrong for prediction in known)
         log(f"{right} of {len(known)} with a known class are right ({100 * right / len(known):.1f} %)")
-    if grid is None and any(path.is_dir() for path in files):
-        grid = Path("predictions.png")
-    if grid is not None:
-        save_picture_grid(predictions, grid)
-        log(f"the picture grid is in {grid}")
+    if drawn is not None:
+        save_picture_grid(predictions, drawn)
+        log(f"the picture grid is in {drawn}")
 
 
 def _class_folder(root: Path | None, file: Path, classes: Sequence[str]) -> str | None:
