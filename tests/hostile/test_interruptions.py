@@ -13,7 +13,7 @@ from run_parts import draw, listing, little_garbage, short  # noqa: F401
 from safetensors.torch import load_file
 
 from subquad.cli import main
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, Terminated
 from subquad.tasks.classification import Recipe
 from subquad.tasks.detection import DetectRecipe
 from subquad.tasks.segmentation import SegmentRecipe
@@ -103,11 +103,12 @@ def test_an_interruption_is_one_line_and_keeps_the_whole_epochs(moment, pictures
     assert {name for name in listing(run) if "/" not in name} == {name for name in listing(unbroken) if "/" not in name}
 
 
-def test_an_interrupted_command_is_one_line(pictures, tmp_path, monkeypatch, capsys):
-    interrupting(monkeypatch, Trainer, "_evaluate", 2, signal.SIGTERM)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_command_is_one_line(pictures, tmp_path, monkeypatch, capsys, number, status):
+    interrupting(monkeypatch, Trainer, "_evaluate", 2, number)
     (tmp_path / "short.yaml").write_text(short(pictures).to_yaml())
     command = ["train", "--config", tmp_path / "short.yaml", "--output", tmp_path, "--experiment", "x"]
-    assert main(list(map(str, command))) == 2
+    assert main(list(map(str, command))) == status
     said = capsys.readouterr().err
     assert said.startswith("subquad: interrupted: 1 of 2 epochs are kept") and said.count("\n") == 1
 
@@ -123,8 +124,8 @@ def test_a_second_signal_does_not_break_off_what_tidies_up():
 def test_what_is_held_back_comes_afterwards_and_once():
     done = []
     with Interruptions() as interruptions:
-        with pytest.raises(KeyboardInterrupt), interruptions.held_back():
-            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Terminated), interruptions.held_back():
+            signal.raise_signal(signal.SIGTERM)
             done.append("the save")
         with interruptions.held_back():
             done.append("another")
