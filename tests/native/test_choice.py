@@ -324,7 +324,7 @@ def test_what_is_more_than_its_numbers_is_not_read():
         kernels.pool(torch.ones(1, 2, 6, 8, dtype=torch.bool), [2, 3], [1, 1], "native")
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:FutureWarning")  # PyTorch's own, of what it makes up
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")  # PyTorch's own, of what it makes up
 @pytest.mark.parametrize("name", sorted(ATTENTION))
 def test_derivatives_forward_and_several_gradients_at_once_are_those_of_the_formula(name):
     grid = TokenGrid(4, 4)
