@@ -149,6 +149,18 @@ def answer(model, images):
     return answered if isinstance(answered, torch.Tensor) else answered[0]
 
 
+class Answer(nn.Module):
+    """A network that answers with the first thing alone."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        answered = self.model(x)
+        return answered if isinstance(answered, torch.Tensor) else answered[0]
+
+
 def with_other_weights(model, x):
     """The answers of a network that is called with other weights, and of one that has them."""
     other = {name: 0.5 * parameter.detach() for name, parameter in model.named_parameters()}

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from foreign import answer, difference, has_prefix, images, of_transformers, with_other_weights
+from foreign import Answer, answer, difference, has_prefix, images, of_transformers, with_other_weights
 from foreign_more import MORE, teacher
 from mechanisms import refuses
-from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -129,18 +128,6 @@ def test_a_student_runs_is_kept_and_exported(name, attention, tmp_path):
     assert difference(answered if isinstance(answered, torch.Tensor) else answered[0], expected) < bound
 
 
-class First(nn.Module):
-    """The first thing that a network answers."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        answered = self.model(x)
-        return answered if isinstance(answered, torch.Tensor) else answered[0]
-
-
 WITH_BIASES = [name for name in MORE if any(kind in name for kind in ("Swin", "BEiT", "relative positions"))]
 QUICK = ("timm Swin v2", "timm BEiT")
 
@@ -149,6 +136,6 @@ QUICK = ("timm Swin v2", "timm BEiT")
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WITH_BIASES]
 )
 def test_biases_and_windows_hold_no_program_to_a_number_of_images(name, tmp_path):
-    student = First(subquad.convert(teacher(name), "softmax"))
+    student = Answer(subquad.convert(teacher(name), "softmax"))
     written = subquad.export(student, tmp_path / "n.pt2", format="pt2", img_size=64, dynamic="batch")
     assert written.shapes == ((1, 64, 64), (3, 64, 64))

@@ -24,9 +24,9 @@ from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
-from subquad.ops import NORMALISERS, mhla_attention, mhla_weights
+from subquad.ops import mhla_attention, mhla_weights
 from subquad.ops.at_once import mhla_at_once
-from subquad.ops.mhla_formula import cut, mhla_answers, mhla_sums
+from subquad.ops.mhla_formula import check_normaliser, cut, mhla_answers, mhla_sums
 from subquad.ranges import AboveZero, Positive, checks_arguments
 
 LEAST = 1e-6
@@ -73,8 +73,7 @@ class MHLAAttention(nn.Module):
         width = head_dim(dim, num_heads)
         if mixing not in STARTS:
             raise unknown_name("mixing", mixing, STARTS)
-        if normaliser not in NORMALISERS:
-            raise unknown_name("normaliser", normaliser, NORMALISERS)
+        check_normaliser(normaliser)
         self.normaliser, self.pieces = normaliser, pieces_of(grid, num_pieces)
         self.prefixes = grid.prefix > 0, kv_grid.prefix > 0
         self._check(grid, kv_grid, None)

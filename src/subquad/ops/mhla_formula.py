@@ -56,7 +56,7 @@ def mhla_attention(
     all blocks but those of the queries at position t of these blocks, each with its own: rows do not sum to 1. A
     position that a smaller block has not is its nearest. It knows no prefix, no padding and one grid.
     """
-    _check_normaliser(normaliser)
+    check_normaliser(normaliser)
     SHAPES.check(q, k, v, mixing, q_scale, k_scale, padding, **_sizes(grid, kv_grid, pieces))
     if normaliser == "paper" and padding is None and not spread.is_spread():
         y = _by_kernels(q, k, v, mixing, q_scale, k_scale, grid=grid, kv_grid=kv_grid, pieces=pieces)
@@ -180,7 +180,8 @@ def mhla_answers(
     return y[..., :-1] / (y[..., -1:] + FLOOR)
 
 
-def _check_normaliser(name: str) -> None:
+def check_normaliser(name: str) -> None:
+    """Raise SubquadError for a name that is none of NORMALISERS."""
     if name not in NORMALISERS:
         raise unknown_name("normaliser", name, NORMALISERS)
 
@@ -298,7 +299,7 @@ def mhla_weights(
     normaliser: str = "paper",
 ) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `mhla_attention`: A_ij = M_(blk i, blk j) Q_i·K_j / N_i."""
-    _check_normaliser(normaliser)
+    check_normaliser(normaliser)
     WEIGHTS_SHAPES.check(q, k, mixing, q_scale, k_scale, padding, **_sizes(grid, kv_grid, pieces))
     q, k = features(q, q_scale), zero_padding(features(k, k_scale), padding)
     of_queries, of_keys = (blocks_of(one, pieces, q.device) for one in (grid, kv_grid))
