@@ -44,6 +44,26 @@ def test_it_is_exported_for_any_number_of_images(name):
     assert torch.equal(answer(student, x), answer(student, x.clone()))
 
 
+ANY_SIZE = [name for name, (_, any_size) in FOREIGN.items() if any_size and name != "timm Swin"]
+"""Swins of other libraries decide by an image's size whether they pad it."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "transformers DINOv2" else pytest.mark.slow) for name in ANY_SIZE]
+)
+def test_it_is_exported_for_images_of_any_size(name, tmp_path):
+    model = teacher(name)
+    if hasattr(getattr(model, "patch_embed", None), "dynamic_img_pad"):
+        model.patch_embed.dynamic_img_pad = True
+    student = subquad.convert(model, "agent", num_agents=4)
+    settings = {"img_size": side_of(name), "dynamic": "batch,size", "format": "pt2"}
+    for network in (teacher(name), student):
+        if name.startswith("timm") and network is not student:
+            continue  # as it is, timm's takes whole patches alone
+        written = subquad.export(Answer(network), tmp_path / "network.pt2", **settings)
+        assert written.difference < 1e-5 and len(written.shapes) == 2
+
+
 @pytest.mark.slow
 def test_it_is_compiled_without_a_break_and_for_several_sizes():
     student = subquad.convert(teacher("timm ViT"), "linear")

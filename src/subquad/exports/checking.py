@@ -44,6 +44,10 @@ def answer_of(model: nn.Module, images: Tensor) -> Tensor:
     return answer
 
 
+class DoesNotRunError(SubquadError):
+    """A file that its engine can open and can't run."""
+
+
 def largest_difference(
     model: nn.Module,
     run: Callable[[Tensor], Tensor],
@@ -66,7 +70,7 @@ def largest_difference(
         try:
             got = run(images).float()
         except Exception as error:
-            raise SubquadError(f"what was written does not run {where} px: {reason_of(error)}") from error
+            raise DoesNotRunError(f"what was written does not run {where} px: {reason_of(error)}") from error
         if got.shape != wanted.shape:
             raise SubquadError(f"what was written gives {tuple(got.shape)} {where} px, not {tuple(wanted.shape)}")
         off = float((got - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from subquad.errors import SubquadError, check_suffix, reason_of, shown, unknown_name
-from subquad.exports.checking import TOLERANCES, Shape, answer_of, checked_shapes, largest_difference
+from subquad.exports.checking import TOLERANCES, DoesNotRunError, Shape, answer_of, checked_shapes, largest_difference
 from subquad.exports.file_notes import as_texts
 from subquad.exports.formats import EXPORTERS, Exporter, Runner
 from subquad.exports.programs import as_formulas, check_dynamic, program_of, sizes_without_guards
@@ -141,12 +141,15 @@ def check_int8(what: str | None, format: str) -> None:
 
 def least_pixels(model: nn.Module) -> int:
     """The shortest side that a program for any size is to take: two patches of the coarsest map, and whole windows."""
-    if info := getattr(model, "feature_info", None):
-        patch = max(level["reduction"] for level in info)
+    parts = list(model.modules())
+    # said by what may be wrapped
+    if info := next((said for part in parts if (said := getattr(part, "feature_info", None))), None):
+        two = max(level["reduction"] for level in info) + 1
     else:
-        cuts = (one for one in model.modules() if isinstance(one, nn.Conv2d) and one.stride == one.kernel_size)
-        patch = max((max(one.stride) for one in cuts), default=1)
-    return max(patch + 1, getattr(model, "least_size", 1))
+        # which leaves out what is not a whole patch
+        cuts = (one for one in parts if isinstance(one, nn.Conv2d) and one.stride == one.kernel_size)
+        two = 2 * max((max(one.stride) for one in cuts), default=1)
+    return max(two, *(getattr(part, "least_size", 1) for part in parts))
 
 
 def stated_size(model: nn.Module) -> tuple[int, int] | None:
@@ -197,7 +200,10 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
         warnings.simplefilter("ignore")
         aside = Path(folder) / path.name
         run = _translated(model, aside, exporter, wanted, channels)
-        difference = largest_difference(model, run, shapes, channels, wanted.dtype, tolerance)
+        try:
+            difference = largest_difference(model, run, shapes, channels, wanted.dtype, tolerance)
+        except DoesNotRunError as error:
+            raise SubquadError(f"{error}{_hint(wanted)}") from error
         # what belongs to it has its name, and another suffix
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
             with replacing(path.with_name(file.name)) as place:
@@ -225,14 +231,17 @@ def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wante
     except Exception as error:
         # what torch.onnx itself raises says only which of its steps it was
         reason = f"{type(error).__name__}: {reason_of(error.__cause__ or error)}"
-        hint = OF_ONE_SIZE if "size" in wanted.dynamic else ""
-        raise SubquadError(f"it can't be written as {wanted.format}: {reason}{hint}") from error
+        raise SubquadError(f"it can't be written as {wanted.format}: {reason}{_hint(wanted)}") from error
 
 
-OF_ONE_SIZE = (
-    "; if it takes images of one size alone, leave size out of what is dynamic, or make it for any: one of timm with "
-    "dynamic_img_size=True, dynamic_img_pad=True"
-)
+def _hint(wanted: _Wanted) -> str:
+    """What to do about a program of any size that can't be had."""
+    if "size" not in wanted.dynamic:
+        return ""
+    return (
+        "; if it takes images of one size alone, leave size out of what is dynamic, or make it for any: one of timm "
+        "with dynamic_img_size=True, dynamic_img_pad=True"
+    )
 
 
 def _size(size: object) -> tuple[int, int]:

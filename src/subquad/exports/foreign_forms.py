@@ -1,5 +1,6 @@
 """What other libraries compute in ways that hold a program to the size that was traced, in forms that take any."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,13 +16,16 @@ from subquad.substituting import substituted
 
 @contextmanager
 def forms_of_any_size() -> Iterator[None]:
-    """Adaptive means, smooth resampling, and DINOv3's rotation as timm has it, with sizes that may be symbols."""
+    """Adaptive means, smooth resampling, DINOv3's rotation and transformers' whole numbers of sizes that are symbols."""
     with ExitStack() as stack:
         stack.enter_context(substituted(functional, "adaptive_avg_pool2d", _adaptive_means))
         stack.enter_context(substituted(functional, "interpolate", _resampled))
         rotation = getattr(timm.layers, "RotaryEmbeddingDinoV3", None)
         if hasattr(rotation, "_create_embed"):
             stack.enter_context(substituted(rotation, "_create_embed", _turns))
+        for module in [one for name, one in sys.modules.items() if name.startswith("transformers.models.")]:
+            if "torch_int" in vars(module):
+                stack.enter_context(substituted(module, "torch_int", _whole))
         yield
 
 
@@ -61,3 +65,8 @@ def _turns(rope: Any, feat_shape: Sequence[int], no_aug: bool = False) -> Tensor
     places = torch.stack((columns, rows) if turned else (rows, columns), dim=-1)
     sines, cosines = rope._get_pos_embed_from_coords(places.flatten(0, 1))
     return torch.cat([sines, cosines], dim=-1)
+
+
+def _whole(size: Any) -> Any:
+    """In the place of transformers' function: a whole number, which `int` would make of a symbol the one traced."""
+    return size if isinstance(size, torch.SymInt) else int(size)
