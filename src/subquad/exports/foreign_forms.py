@@ -16,7 +16,10 @@ from subquad.substituting import substituted
 
 @contextmanager
 def forms_of_any_size() -> Iterator[None]:
-    """Adaptive means, smooth resampling, DINOv3's rotation and transformers' whole numbers of sizes that are symbols."""
+    """Adaptive means, smooth resampling, DINOv3's rotation and transformers' whole numbers, of sizes that are symbols.
+
+    What a size is rounded to stays a symbol as well.
+    """
     with ExitStack() as stack:
         stack.enter_context(substituted(functional, "adaptive_avg_pool2d", _adaptive_means))
         stack.enter_context(substituted(functional, "interpolate", _resampled))
