@@ -109,5 +109,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'subquad' has no attribute '{name}'")
 
 
+def __dir__() -> list[str]:
+    """What is here, and what is loaded when it is asked for."""
+    return sorted({*globals(), *__all__})
+
+
 if not _LATER:
     globals().update({name: __getattr__(name) for names in _PLACES.values() for name in names})

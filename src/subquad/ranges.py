@@ -137,6 +137,8 @@ def describe(kind: Any, several: bool = False) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(part, several) for part in parts if part is not types.NoneType)
     if origin in (Sequence, list, tuple):
+        if parts[0] is Any:
+            return "lists" if several else "a list"
         count = "" if origin is not tuple or parts[-1] is Ellipsis else f"{len(parts)} "
         return f"a list of {count}{describe(parts[0], several=True)}"
     names = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), str: ("text", "texts")}

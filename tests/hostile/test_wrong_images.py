@@ -20,6 +20,8 @@ WRONG = {
     ),
     "channels last": (torch.zeros(1, 64, 64, 3), "channels stand in front of height and width"),
     "bytes": (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "of uint8: make them float"),
+    "no pixels": (torch.zeros(1, 3, 64, 0), r"got \(1, 3, 64, 0\): they have no pixels"),
+    "an array": (torch.zeros(1, 3, 64, 64).numpy(), "as a tensor .*, got ndarray"),
     "a vector": (torch.zeros(12), r"got \(12,\)"),
 }
 WAYS = {
@@ -37,3 +39,14 @@ def test_what_is_no_batch_of_images_is_refused_in_one_line(host):
             with pytest.raises(SubquadError, match=complaint) as caught:
                 call(model, x)
             assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_levels_that_are_not_there_are_refused_in_one_line(host):
+    model, x = small(host).eval(), torch.zeros(1, 3, 64, 64)
+    count = len(model.feature_info)
+    for indices in (0, count + 1, "a", 0.5, [count], [-count - 1], ["a"]):
+        for call in (model.forward_intermediates, lambda _, indices: model.prune_intermediate_layers(indices)):
+            with pytest.raises(SubquadError, match=rf"^indices is .*1 to {count}, or .*, -{count} to {count - 1}, got"):
+                call(x, indices=indices)
+    assert len(model.forward_intermediates(x, indices=[-count, count - 1])[1]) == 2

@@ -226,6 +226,9 @@ def test_every_link_loads_by_name_in_ours_and_in_timm(row, shelf, tmp_path):
     theirs = timm.create_model(tagged, pretrained=True)
     for loaded in (ours.state_dict(), theirs.state_dict()):
         assert not [name for name, tensor in state.items() if not torch.equal(loaded[name], tensor)]
+    # how pixels are normalised and images are cut
+    seen, theirs_seen = (timm.data.resolve_model_data_config(loaded) for loaded in (ours, theirs))
+    assert seen == theirs_seen and ours.pretrained_cfg["num_classes"] == 1000
     # fetched once, and what is kept is ours
     assert len(shelf.requests) == 1
     kept = {path.name for path in (tmp_path / "home" / "weights").iterdir() if path.suffix != ".lock"}

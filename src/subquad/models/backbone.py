@@ -13,7 +13,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from subquad import spread
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
 from subquad.models.layers import init_linear
 from subquad.ranges import Count, Positive, checks_arguments
@@ -187,7 +187,7 @@ class Backbone(nn.Module):
             The list of maps, of (map, prefix tokens) with `return_prefix_tokens`; or (final features, that list). Of
             `output_dict` the same as "image_intermediates", "image_intermediates_prefix" and "image_features".
         """
-        taken, last = feature_take_indices(len(self.feature_info), indices)
+        taken, last = levels_of(len(self.feature_info), indices)
         maps, prefixes, level = [], [], 0
         for level, (tokens, grid) in enumerate(self.walk(x)):
             if level in taken:
@@ -220,7 +220,7 @@ class Backbone(nn.Module):
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what the levels `indices` do not need; returns them as numbers from 0."""
-        taken, last = feature_take_indices(len(self.feature_info), indices)
+        taken, last = levels_of(len(self.feature_info), indices)
         shortened = last < len(self.feature_info) - 1
         width, prune_norm = self.num_features, prune_norm or (shortened and not self._norm_fits(last))
         if shortened:
@@ -311,16 +311,37 @@ class Backbone(nn.Module):
 @register_notrace_function
 def refuse_no_images(x: Tensor, in_chans: int) -> None:
     """Raise SubquadError where `x` are no images of `in_chans` channels."""
-    if x.dim() == 4 and x.shape[1] == in_chans and x.is_floating_point():
+    if not isinstance(x, Tensor):
+        kind = type(x).__name__
+        raise SubquadError(f"this network takes images as a tensor (b, {in_chans}, height, width), got {kind}")
+    if x.dim() == 4 and x.shape[1] == in_chans and x.is_floating_point() and 0 not in x.shape[2:]:
         return
     wanted = f"this network takes images (b, {in_chans}, height, width), got {tuple(x.shape)}"
     if x.dim() != 4:
         raise SubquadError(f"{wanted}: x[None] makes a batch of one image" if x.dim() == 3 else wanted)
+    if 0 in x.shape[2:]:
+        raise SubquadError(f"{wanted}: they have no pixels")
     if x.shape[1] == in_chans:
         dtype = str(x.dtype).removeprefix("torch.")
         raise SubquadError(f"{wanted} of {dtype}: make them float and normalise them first")
     last = "channels stand in front of height and width" if x.shape[3] == in_chans else ""
     raise SubquadError(f"{wanted}: {last or f'make it with in_chans={x.shape[1]} to take these'}")
+
+
+@register_notrace_function
+def levels_of(count: int, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
+    """The levels that `indices` asks for among `count`, as timm has them: numbers from 0, and the last of them.
+
+    Raises:
+        SubquadError: it is no number of the last levels, no list of levels, or there are fewer.
+    """
+    try:
+        return feature_take_indices(count, indices)
+    except (AssertionError, TypeError):
+        raise SubquadError(
+            f"indices is how many of the last levels, 1 to {count}, or a list of levels, {-count} to {count - 1}, "
+            f"got {shown(indices)}"
+        ) from None
 
 
 def refuse_other_dtype(x: Tensor, dtype: torch.dtype) -> None:

@@ -9,8 +9,9 @@ from subquad.models.assembling import assemble
 from subquad.models.attention_names import Names
 from subquad.models.backbone import Backbone
 from subquad.models.pretrained import load_pretrained
+from subquad.models.timm_settings import default_cfg
 from subquad.ranges import Count, Positive, checks_arguments
-from subquad.weights.links import row_of
+from subquad.weights.links import network_of, row_of
 
 
 @checks_arguments
@@ -56,7 +57,8 @@ def create_model(
             A setting of None is the default.
 
     Returns:
-        The model; `model.creation` holds the arguments of this call, as JSON can hold them.
+        The model; `model.creation` holds the arguments of this call, as JSON can hold them, and with the authors'
+        weights `model.pretrained_cfg` how they take images: mean, std, crop, as timm's networks have it.
 
     Raises:
         SubquadError: for a name, a setting or a number that does not fit, in one line.
@@ -67,4 +69,7 @@ def create_model(
     model = assemble(name, attention=attention, **sizes, device=device, **settings)
     if pretrained:
         load_pretrained(model, weights)
+        # as timm's have it: what pixels are normalised with, and how images are cut
+        about: Any = model
+        about.pretrained_cfg = default_cfg(network_of(weights)) | {"num_classes": model.num_classes}
     return model if dtype is None else model.to(dtype)
