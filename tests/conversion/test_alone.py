@@ -62,6 +62,9 @@ def test_students_of_ours_need_no_teacher(task, tmp_path):
     assert_close(numbers(alone.model), numbers(student), rtol=0, atol=0)
     if isinstance(alone, ImageNetwork):
         assert alone.input == teacher.input
+    assert alone.image_network().input == teacher.image_network().input
+    for key in ("mean", "std"):
+        assert tuple(alone.model.pretrained_cfg[key]) == tuple(teacher.model.pretrained_cfg[key])
     # a change of it is still a change of the teacher's weights
     save_delta(alone.model, tmp_path / "delta.safetensors", teacher=teacher.model)
     with pytest.raises(SubquadError, match="it is for `subquad"):

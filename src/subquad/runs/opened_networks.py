@@ -99,8 +99,9 @@ def _usable(device: torch.device | str) -> torch.device:
 
 def _tell_of_pixels(opened: Trained) -> None:
     """Let a network, and the backbone in it, say what is asked of them where they go alone, as those of timm do."""
-    about, creation = getattr(opened, "input", None), getattr(opened.model, "creation", None) or {}
-    seen = {name: getattr(about, name, None) or creation.get(name) for name in ("mean", "std")}
+    # detectors say it themselves
+    about = getattr(opened, "input", opened.model)
+    seen = {name: getattr(about, name, None) for name in ("mean", "std")}
     if None in seen.values():
         # it takes no images, or normalises them itself
         return

@@ -145,6 +145,18 @@ class Detector(nn.Module):
         levels: Any = self.network.backbone
         return levels.pyramid
 
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """What is subtracted from pixels, which are numbers from 0 to 1, by channel."""
+        transform: Any = self.network.transform
+        return tuple(transform.image_mean)
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """What they are divided by then."""
+        transform: Any = self.network.transform
+        return tuple(transform.image_std)
+
     def forward(self, images: Any, targets: list[dict[str, Tensor]] | None = None) -> Any:
         """Give the losses by name in training; else for each image a dict of boxes, labels, scores, and perhaps masks.
 

@@ -48,10 +48,10 @@ class TrainedDetector(Trained):
 
         It looks at images of the size that the backbone was made for, cut to 512 px a side.
         """
-        pyramid, creation = self.model.pyramid, self.model.creation
+        pyramid = self.model.pyramid
         height, width = (min(side, MOST_SIDE) for side in pyramid.backbone.img_size)
         size = (height, width) if img_size is None else (img_size, img_size)
-        return self.beside(pyramid, InputConfig(size, mean=creation["mean"], std=creation["std"]))
+        return self.beside(pyramid, InputConfig(size, mean=self.model.mean, std=self.model.std))
 
 
 @dataclass(frozen=True)
