@@ -102,3 +102,5 @@ def _check_way(path: Path, folder: Path) -> None:
         raise argparse.ArgumentTypeError(f"{shown(str(path))} can't be written: {error.strerror}") from None
     if not folder.is_dir():
         raise argparse.ArgumentTypeError(f"{folder} is no folder: {path} can't be written")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{folder} is not to be written to: {path} can't be written")

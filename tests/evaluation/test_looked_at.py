@@ -21,7 +21,7 @@ def dense(task):
     """A trained network whose backbone is made for images of 800×300 px."""
     pyramid = nn.Identity()
     pyramid.backbone = SimpleNamespace(img_size=(800, 300))
-    known = (task, SimpleNamespace(pyramid=pyramid, creation=NORM), ("a",), "data", None, torch.device("cpu"))
+    known = (task, SimpleNamespace(pyramid=pyramid, **NORM), ("a",), "data", None, torch.device("cpu"))
     return (
         TrainedDetector(*known)
         if task == "detect"

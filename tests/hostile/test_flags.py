@@ -7,6 +7,7 @@ import argparse
 import functools
 import inspect
 import math
+import os
 import typing
 
 import pytest
@@ -255,3 +256,12 @@ def test_no_number_of_a_command_is_without_a_range():
         for action in command._actions:
             assert action.type not in (int, float), f"{path} {action.dest}: see subquad.cli.parser.Number"
             assert action.type is None or callable(action.type)
+
+
+@pytest.mark.parametrize("kind", [file_to_write, folder_to_write])
+def test_a_folder_that_is_not_to_be_written_to_is_refused_in_front_of_the_work(kind, tmp_path, monkeypatch):
+    assert kind(str(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
+    # whoever is root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path or not mode & os.W_OK)
+    with pytest.raises(argparse.ArgumentTypeError, match="is not to be written to: .*b can't be written"):
+        kind(str(tmp_path / "a" / "b"))

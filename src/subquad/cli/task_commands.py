@@ -94,9 +94,12 @@ def _add_evaluate(commands: Commands, name: str, task: Any) -> None:
 def _evaluate(arguments: argparse.Namespace, task: Any) -> None:
     """Judge and print."""
     from subquad import api
+    from subquad.tasks.figures import check_picture
 
     settings = values_of(task.evaluation_flags, vars(arguments))
     output = settings.pop("output", None)
+    if output is not None:
+        check_picture(output.with_suffix(".png"))
     judgement = api.evaluate(_source(arguments, task), task=task.name, engine=arguments.engine, **settings)
     print(judgement.text)
     if output is not None:

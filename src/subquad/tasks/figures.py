@@ -18,12 +18,14 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), facecolor="white")
 
 
+def check_picture(path: Path) -> None:
+    """Raise SubquadError where no picture can be drawn to `path`: in front of the work that it is to show."""
+    _format_of(new_figure(1, 1), path)
+
+
 def save_figure(figure: Any, path: Path, *, cropped: bool = False) -> None:
     """Write `figure` in the format that the ending of `path` names; `cropped` to what is drawn, or grown to hold it."""
-    formats = figure.canvas.get_supported_filetypes()
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in formats:
-        raise SubquadError(f"can't write a picture to {path}: its name must end in one of .{', .'.join(formats)}")
+    kind = _format_of(figure, path)
     from matplotlib import rc_context
 
     # text of an SVG stays text, and the same picture gives the same file
@@ -31,6 +33,14 @@ def save_figure(figure: Any, path: Path, *, cropped: bool = False) -> None:
     undated = {"metadata": {date: None}} if date else {}
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "subquad"}), replacing(path) as aside:
         figure.savefig(aside, format=kind, dpi=150, bbox_inches="tight" if cropped else None, **undated)
+
+
+def _format_of(figure: Any, path: Path) -> str:
+    formats = figure.canvas.get_supported_filetypes()
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in formats:
+        raise SubquadError(f"can't write a picture to {path}: its name must end in one of .{', .'.join(formats)}")
+    return kind
 
 
 def shorten(name: str, length: int) -> str:

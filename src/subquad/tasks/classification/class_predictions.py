@@ -13,6 +13,7 @@ from subquad.data.walking import find_path
 from subquad.errors import SubquadError
 from subquad.tasks.accuracy import check_finite, evaluating
 from subquad.tasks.classification.picture_grid import Prediction, save_picture_grid
+from subquad.tasks.figures import check_picture
 from subquad.tasks.image_files import check_no_image, readable_images, rooted_image_files
 from subquad.tasks.trained import ImageNetwork
 
@@ -75,13 +76,14 @@ def predicted_classes(
     """Classify images with a trained network; they are drawn to `grid`, for folders in any case.
 
     `log` hears how many are right, where folders tell, and where the picture is. Raises SubquadError, in front of all
-    work, where the picture would be written over one of the images.
+    work, where the picture would be written over one of the images, or can't be drawn.
     """
     drawn = None if grid is None else Path(grid)
     if drawn is None and any(find_path(path).is_dir() for path in files):
         drawn = Path("predictions.png")
     if drawn is not None:
         check_no_image(drawn, files, "--grid")
+        check_picture(drawn)
     predictions = predict(
         trained.model,
         files,
