@@ -131,12 +131,12 @@ def test_the_picture_grid_is_not_written_over_an_image(image, more, command, tmp
     assert before == ((tmp_path / "in" / "a.png").read_bytes(), (tmp_path / "predictions.png").read_bytes())
 
 
-@pytest.mark.parametrize(("name", "reason"), [("grid.xyz", "its name must end in one of"), ("grid", "its name must end")])
-def test_a_picture_grid_of_no_known_kind_is_refused_in_front_of_the_work(name, reason, command, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["grid.xyz", "grid"])
+def test_a_picture_grid_of_no_known_kind_is_refused_in_front_of_the_work(name, command, tmp_path, monkeypatch):
     write(tmp_path / "in" / "a.png")
     monkeypatch.setattr(Colours, "forward", lambda *_: pytest.fail("it has begun"))
     status, said = command("classify", "in/a.png", more=("--grid", name))
-    assert status == 2 and reason in said.err and said.err.count("\n") == 1
+    assert status == 2 and "its name must end in one of" in said.err and said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("task", WRITING)

@@ -263,5 +263,5 @@ def test_a_folder_that_is_not_to_be_written_to_is_refused_in_front_of_the_work(k
     assert kind(str(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
     # whoever is root may write anywhere
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path or not mode & os.W_OK)
-    with pytest.raises(argparse.ArgumentTypeError, match="is not to be written to: .*b can't be written"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is not to be written to: .*b can't be written"):
         kind(str(tmp_path / "a" / "b"))
