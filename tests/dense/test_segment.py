@@ -49,6 +49,17 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     assert found.result.miou == pytest.approx(summary["best_miou"], abs=1e-4) and found.count == 3
 
 
+def test_training_on_masks_that_are_void_is_no_success(recipe, tmp_path):
+    data = worlds.scenes(tmp_path / "void", counts=(4, 2))
+    for mask in (data / "annotations" / "training").iterdir():
+        with Image.open(mask) as labels:
+            void = Image.new("L", labels.size, 0)
+        void.save(mask)
+    with pytest.raises(SubquadError, match=r"^every loss of epoch 1 is 0: the training images have no label"):
+        train(recipe.replace(data=str(data), epochs=1), tmp_path / "run")
+    assert not (tmp_path / "run" / "best.safetensors").exists()
+
+
 def test_the_backbone_is_looked_into(run, scenes, tmp_path, capsys):
     command = ["analyze", str(run), "--images", str(scenes), "--max-images", "2", "--output", str(tmp_path)]
     assert main([*command, "--measures", "entropy", "local"]) == 0

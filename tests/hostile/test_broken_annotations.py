@@ -176,6 +176,7 @@ CHANGES = [
         "must be polygons of 3 points or more",
     ),
     (lambda c: [one.update(bbox=[0, 0, 0, 0]) for one in c["annotations"]], "has no objects for its 2 images"),
+    (lambda c: [one.update(iscrowd=1) for one in c["annotations"]], "has no objects but crowds for its 2 images"),
 ]
 
 

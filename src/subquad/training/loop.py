@@ -143,6 +143,11 @@ class Trainer:
             raise SubquadError(
                 f"none of the {len(self.view)} training images of epoch {epoch + 1} can be read, the first is {first}"
             )
+        if not any(counted):
+            raise SubquadError(
+                f"every loss of epoch {epoch + 1} is 0: the training images have no label that could be learnt, "
+                f"as where all of a mask is void"
+            )
         return statistics.fmean(counted), lr
 
     def _step(self, batch: Any) -> Tensor:

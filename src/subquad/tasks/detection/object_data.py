@@ -54,8 +54,9 @@ class ObjectDataset(PictureDataset):
         self.images = images = [_with_size(image, path) for image, path in zip(images, self.paths, strict=True)]
         own = [one for one in content.annotations if one["image_id"] in by_image]
         kept = _kept(own, images, content.categories, file, strict)
-        if not kept:
-            raise SubquadError(f"{file} has no objects for its {len(images)} images")
+        if all(annotation["iscrowd"] for annotation in kept):
+            crowds = "objects but crowds" if kept else "objects"
+            raise SubquadError(f"{file} has no {crowds} for its {len(images)} images")
         self.num_empty = len(own) - len(kept)
         for annotation in kept:
             by_image[annotation["image_id"]].append(annotation)
