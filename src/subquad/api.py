@@ -41,7 +41,7 @@ from subquad.inference import optimize
 from subquad.large import Outputs, Streamed, host_of, identity_of, rows_of, stream_network
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
 from subquad.pages import check_page, write_analysis, write_conversion, write_report
-from subquad.ranges import Positive, checks_arguments, describe, fits
+from subquad.ranges import Pixels, Positive, checks_arguments, describe, fits, height_and_width
 from subquad.runs import open_trained
 from subquad.runs.run_records import Group, find_runs, group_runs
 from subquad.tasks import CommonRecipe, Gallery, Judgement, Trained, task_named
@@ -391,7 +391,7 @@ def export(
     path: Path | str | None = None,
     *,
     format: str = "onnx",
-    img_size: int | Sequence[int] | None = None,
+    img_size: Pixels | None = None,
     batch: int = 1,
     dynamic: str | Sequence[str] = (),
     dtype: str = "fp32",
@@ -415,7 +415,8 @@ def export(
         SubquadError: a name is wrong, a package is missing, or the network can't be written as that, in one line.
     """
     exporter = exporter_named(format)
-    size, notes = _size_of(img_size), dict[str, Any]()
+    size = None if img_size is None else height_and_width(img_size)
+    notes: dict[str, Any] = {}
     if not isinstance(source, nn.Module | str | Path):
         raise SubquadError(f"what is exported is a network, a run folder or a name, got {shown(source)}")
     if isinstance(source, nn.Module):
@@ -437,16 +438,6 @@ def export(
     target = Path(path) if path is not None else Path(f"{name}{exporter.suffix}")
     settings: dict[str, Any] = {"format": format, "img_size": size, "batch": batch, "dynamic": dynamic}
     return export_network(model, target, **settings, dtype=dtype, int8=int8, notes=notes)
-
-
-def _size_of(img_size: int | Sequence[int] | None) -> tuple[int, int] | None:
-    """(height, width) of one number or two; None for what the network says itself."""
-    if img_size is None:
-        return None
-    sides = (img_size,) if isinstance(img_size, int) else tuple(img_size)
-    if len(sides) not in (1, 2):
-        raise SubquadError(f"img_size is one number, or height and width, got {len(sides)} of them")
-    return sides[0], sides[-1]
 
 
 def report(

@@ -68,6 +68,21 @@ number = Number(float)
 not_negative = Number(float, at_least=0)
 
 
+def pixels(text: str) -> int | tuple[int, int]:
+    """Pixels of both sides of an image, "448", or of its height and width, "384x640".
+
+    Raises:
+        argparse.ArgumentTypeError: a text says none.
+    """
+    height, between, width = text.replace("×", "x").partition("x")
+    try:
+        return (positive(height), positive(width)) if between else int(positive(text))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"must be pixels, one number or height and width as 384x640, got {shown(text)}"
+        ) from None
+
+
 def to_read(text: str) -> Path:
     """Something that is there to be read; the command itself says where it is not."""
     if not text:

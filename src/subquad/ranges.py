@@ -58,6 +58,9 @@ NotNegative = Annotated[float, Range(at_least=0)]
 Share = Annotated[float, Range(at_least=0, at_most=1)]
 DropRate = Annotated[float, Range(at_least=0, below=1)]
 
+Pixels = Positive | tuple[Positive, Positive]
+"""Of an image: one number for both sides, or height and width."""
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -120,6 +123,20 @@ def _fits_several(value: Any, origin: Any, parts: tuple[Any, ...]) -> bool:
     if origin is tuple and parts[-1] is not Ellipsis:
         return len(value) == len(parts) and all(map(fits, value, parts))
     return all(fits(entry, parts[0]) for entry in value)
+
+
+def height_and_width(pixels: Any, name: str = "img_size") -> tuple[int, int]:
+    """Both sides of an image, of one number or two.
+
+    Raises:
+        SubquadError: they are no pixels.
+    """
+    if fits(pixels, Positive):
+        return pixels, pixels
+    if fits(pixels, tuple[Positive, Positive]):
+        height, width = pixels
+        return height, width
+    raise SubquadError(f"{name} is pixels, one number or height and width, got {shown(pixels)}")
 
 
 def check_repeats(repeats: Any) -> None:

@@ -284,6 +284,24 @@ def test_a_converted_network_of_timm_is_exported_and_streamed_from_its_folder(tm
     assert run("stream", whole, photo, "--most-tokens", 64) == 0
 
 
+def test_a_network_is_converted_judged_and_opened_for_oblong_images(trained, tmp_path, capsys):
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    for place in range(3):
+        Image.new("RGB", (40, 36), (60 * place, 20, 90)).save(photos / f"{place}.png")
+    flags = ["--images", photos, "--align-updates", 1, "--distil-updates", 1, "--batch-size", 2, "--max-judged", 2]
+    assert run("convert", trained, "--attention", "agent", "--img-size", "8x16", "--output", out, *flags) == 0
+    alone = shutil.copy(out / "student.safetensors", tmp_path / "student.safetensors")
+    for file in (out, alone):
+        opened = subquad.open_trained(file)
+        assert opened.input.img_size == (8, 16) and opened.model.subquad_conversion.grid[:2] == (2, 4)
+        assert subquad.open_trained(file, img_size=(12, 8)).input.img_size == (12, 8)
+    assert run("export", out, "--format", "pt2", "--output", tmp_path / "n.pt2") == 0
+    assert "1×8×16" in capsys.readouterr().out
+    assert run("eval", trained, "--img-size", "8x16", "--batch-size", 16) == 0
+    assert run("analyze", trained, "--images", photos, "--img-size", "8x16", "--output", tmp_path / "a") == 0
+
+
 def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):
     sizes = {"model": "deit_tiny", "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "head_channels": 64}
     photos, data = tmp_path / "photos", tmp_path / "scenes"

@@ -587,8 +587,14 @@ def odd():
         (lambda: subquad.convert(teacher("timm ViT"), {0: ATTENTION["linear"]}), "name of a mechanism"),
         (lambda: subquad.convert(teacher("timm ViT"), "linear", blocks=1), "numbers from 0 to 1"),
         (lambda: subquad.convert(teacher("timm ViT"), "linear", blocks="1"), "numbers from 0 to 1"),
-        (lambda: subquad.convert(teacher("timm ViT"), "linear", img_size=(64, 64, 3)), "one number of pixels, or"),
-        (lambda: subquad.convert(teacher("timm ViT"), "linear", img_size=64.0), "one number of pixels, or"),
+        (
+            lambda: subquad.convert(teacher("timm ViT"), "linear", img_size=(64, 64, 3)),
+            "img_size is pixels, one number or height and width",
+        ),
+        (
+            lambda: subquad.convert(teacher("timm ViT"), "linear", img_size=64.0),
+            "img_size is pixels, one number or height and width",
+        ),
         (lambda: subquad.convert(teacher("timm ViT").to("meta"), "linear"), "cls_token is on the device meta"),
         (lambda: subquad.convert(windows_alone(), "linear"), r"blocks\.0\.attn sees a window.*name those"),
         (lambda: load_converted("delta.safetensors", "timm/vit"), "teacher is the network"),

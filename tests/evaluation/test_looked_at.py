@@ -36,6 +36,7 @@ def test_backbones_are_looked_into_at_the_size_that_is_asked_for(task, own):
     # what it was trained on has no classes of whole images
     assert looked_at.classes == () and looked_at.data is None
     assert dense(task).image_network(64).input.img_size == (64, 64)
+    assert dense(task).image_network((64, 32)).input.img_size == (64, 32)
 
 
 def test_a_network_of_timm_has_as_many_classes_as_the_file(tmp_path):

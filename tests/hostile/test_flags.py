@@ -16,7 +16,7 @@ import yaml
 from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.cli import main, make_parser
 from subquad.cli.parser import run_name
-from subquad.flags import Number, file_to_write, folder_to_write, to_read
+from subquad.flags import Number, file_to_write, folder_to_write, pixels, to_read
 from subquad.models import HOSTS, create_model
 from subquad.models.pyramid import Pyramid
 from subquad.ranges import Range, fits
@@ -209,6 +209,8 @@ def wrong_texts(action, field, file):
         )
     if action.type is to_read:
         return [""]
+    if action.type is pixels:
+        return ["0", "-1", "2.5", "much", "4x", "x4", "4x0", "4x4x4", "4 x", "9" * 12]
     if action.type is not None or action.choices or (field is not None and field.declared.choices):
         return ["no such thing"]
     return []
@@ -256,6 +258,10 @@ def test_no_number_of_a_command_is_without_a_range():
         for action in command._actions:
             assert action.type not in (int, float), f"{path} {action.dest}: see subquad.cli.parser.Number"
             assert action.type is None or callable(action.type)
+
+
+def test_pixels_are_one_number_or_height_and_width():
+    assert pixels("448") == 448 and pixels("384x640") == pixels("384×640") == (384, 640)
 
 
 @pytest.mark.parametrize("kind", [file_to_write, folder_to_write])

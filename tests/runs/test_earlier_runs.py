@@ -158,8 +158,11 @@ PICTURE = Path(__file__)
         (lambda: subquad.predict(FIXTURES / "detect", PICTURE, threshold=2), "threshold must be .* at most 1, got 2"),
         (lambda: subquad.evaluate(CLASSIFIER, batch_size=0), "batch_size must be a whole number of at least 1, got 0"),
         (lambda: subquad.evaluate(CLASSIFIER, workers=-1), "workers must be .*, got -1"),
-        (lambda: open_trained(CLASSIFIER, img_size=(24, 16)), r"img_size must be .*, got \(24, 16\)"),
-        (lambda: open_trained(CLASSIFIER, img_size="a"), "img_size must be a whole number of at least 1, got 'a'"),
+        (lambda: open_trained(CLASSIFIER, img_size=(24, 16, 3)), r"img_size must be .*, got \(24, 16, 3\)"),
+        (
+            lambda: open_trained(CLASSIFIER, img_size="a"),
+            "img_size must be a whole number of at least 1 or .*, got 'a'",
+        ),
         (lambda: open_trained(CLASSIFIER, device="nosuch"), "device 'nosuch' can't be used: "),
         (lambda: open_trained(CLASSIFIER, device="cuda:99"), "device 'cuda:99' can't be used: "),
     ],

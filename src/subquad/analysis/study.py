@@ -18,6 +18,7 @@ from subquad.analysis.small_maps import looking
 from subquad.analysis.survey import NoQueriesError, count_confusions, count_hits, survey
 from subquad.data import eval_transform, read_image
 from subquad.errors import SubquadError, unknown_name
+from subquad.ranges import Pixels
 from subquad.runs import open_trained
 from subquad.tasks import ImageNetwork
 from subquad.tasks.classification import images_of
@@ -36,7 +37,7 @@ class Study:
         measures: names of `ALL_MEASURES`; all if left out.
         max_images: so many are looked at, evenly chosen.
         shown: so many of them have maps of every layer.
-        img_size: pixels of both sides of the images; as in training if left out.
+        img_size: pixels of the images, one number or (height, width); as in training if left out.
         batch_size: images at a time; a map is held for each.
         removed: count right answers without the keys around each query, over all held-out images.
         branches: there: whether local branches stay.
@@ -50,7 +51,7 @@ class Study:
     measures: Sequence[str] | None = None
     max_images: int = 64
     shown: int = 4
-    img_size: int | None = None
+    img_size: Pixels | None = None
     batch_size: int = 4
     removed: bool = False
     branches: bool = True

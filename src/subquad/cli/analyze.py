@@ -7,7 +7,7 @@ from pathlib import Path
 
 from subquad.cli.parser import Commands
 from subquad.cli.released_weights import add_network, sources_of
-from subquad.flags import folder_to_write, positive, to_read, whole
+from subquad.flags import folder_to_write, pixels, positive, to_read, whole
 
 MEASURES = (
     "entropy",
@@ -41,7 +41,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--measures", nargs="+", choices=MEASURES, metavar="NAME", help=measures)
     sub.add_argument("--max-images", type=positive, default=64, help="look at so many, evenly chosen")
     sub.add_argument("--shown", type=whole, default=4, help="of them can be clicked on the page; 0 for none")
-    sub.add_argument("--img-size", type=positive, metavar="PX", help="look at images of another size than in training")
+    sub.add_argument("--img-size", type=pixels, metavar="PX", help="of other images than in training: 448, or 384x640")
     sub.add_argument("--batch-size", type=positive, default=4, help="images at a time; a map is held for each")
     sub.add_argument(
         "--output", type=folder_to_write, default=Path("analysis"), help="folder of analysis.html, .csv, .json"

@@ -1,9 +1,10 @@
 """`subquad export`."""
 
 import argparse
+from typing import Any
 
 from subquad.cli.parser import Commands
-from subquad.flags import file_to_write, positive
+from subquad.flags import file_to_write, pixels, positive
 
 
 def add_commands(commands: Commands) -> None:
@@ -12,7 +13,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("source", metavar="MODEL|RUN", help="a network's name, or a run, a conversion, a weight file")
     sub.add_argument("--pretrained", action="store_true", help="MODEL with the authors' weights, not random ones")
     sub.add_argument("--format", default="onnx", metavar="FORMAT", help="onnx, openvino, pt2 or aoti")
-    sub.add_argument("--img-size", nargs="+", type=positive, metavar="PX", help="one number, or height and width")
+    sub.add_argument("--img-size", nargs="+", type=pixels, metavar="PX", help="as 448, or 384x640, or 384 640")
     sub.add_argument("--batch-size", type=positive, default=1, metavar="N", help="images at a time, if not any number")
     sub.add_argument("--dynamic", default="", metavar="WHAT", help="what may change: batch, size, or batch,size")
     sub.add_argument("--dtype", default="fp32", metavar="DTYPE", help="fp32, bf16 or fp16")
@@ -20,6 +21,11 @@ def add_commands(commands: Commands) -> None:
         "--int8", metavar="WHAT", help="products of matrices in int8: weights, or dynamic (activations too)"
     )
     sub.add_argument("--output", type=file_to_write, metavar="FILE", help="the file; NAME.SUFFIX here if left out")
+
+
+def one_or_two(given: list[int | tuple[int, int]] | None) -> Any:
+    """Pixels in one word or in two."""
+    return given[0] if given and len(given) == 1 else given
 
 
 def run_export(arguments: argparse.Namespace) -> None:
@@ -30,7 +36,7 @@ def run_export(arguments: argparse.Namespace) -> None:
         f"pretrained/{arguments.source}" if arguments.pretrained else arguments.source,
         arguments.output,
         format=arguments.format,
-        img_size=arguments.img_size,
+        img_size=one_or_two(arguments.img_size),
         batch=arguments.batch_size,
         dynamic=arguments.dynamic,
         dtype=arguments.dtype,

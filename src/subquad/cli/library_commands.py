@@ -5,7 +5,7 @@ from pathlib import Path
 
 from subquad.cli.parser import Commands
 from subquad.errors import SubquadError
-from subquad.flags import file_to_write, positive, to_read
+from subquad.flags import file_to_write, pixels, to_read
 
 
 def add_commands(commands: Commands) -> None:
@@ -16,7 +16,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument(
         "--model", help="the network, with its head if it has one; found out if left out, where only one fits"
     )
-    sub.add_argument("--img-size", type=positive, metavar="PX", help="resample its tables for images of this size")
+    sub.add_argument("--img-size", type=pixels, metavar="PX", help="resample its tables for 448, or for 384x640")
 
     sub = commands.add("list", run_list)
     sub.add_argument("what", nargs="?", help="mechanisms, hosts, models, backends or operations; all if left out")

@@ -11,6 +11,7 @@ from subquad.conversion.distilling import TRAINED
 from subquad.errors import SubquadError, unknown_name
 from subquad.models.attention_names import names_in
 from subquad.optimizers import OPTIMIZERS
+from subquad.ranges import Pixels, height_and_width
 from subquad.writing import write_json
 
 PLAN = "plan.json"
@@ -32,7 +33,7 @@ class Plan:
             alignment.
         speedup: keep as many as still make the network so many times as fast at `at`, measured on this machine.
         at: pixels of both sides of the image that speed is measured on.
-        img_size: pixels of both sides; as the network was trained if None.
+        img_size: pixels, one number or (height, width); as the network was trained if None.
         align_updates, distil_updates: of the two fits; 0 for none.
         time_budget: minutes that both fits take at most, shared as their updates are; as long as these take if None.
         align_lr, distil_lr: their rates.
@@ -54,7 +55,7 @@ class Plan:
     tolerance: float | None = None
     speedup: float | None = None
     at: int | None = None
-    img_size: int | None = None
+    img_size: Pixels | None = None
     align_updates: int = 500
     distil_updates: int = 500
     time_budget: float | None = None
@@ -69,6 +70,8 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.img_size is not None:
+            height_and_width(self.img_size)
         if self.train not in TRAINED:
             raise unknown_name("train", self.train, TRAINED)
         if self.opt not in OPTIMIZERS:

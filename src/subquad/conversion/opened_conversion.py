@@ -12,12 +12,13 @@ from subquad.conversion.conversion_run import DELTA, MADE, STUDENT
 from subquad.conversion.delta_files import load_converted
 from subquad.errors import SubquadError
 from subquad.models.restoring import naming
+from subquad.ranges import Pixels, fits, height_and_width
 from subquad.runs import made_again, open_trained
 from subquad.tasks import ImageNetwork, Trained
 from subquad.weights.files import read_note, read_weights
 
 
-def open_folder(path: Path, *, task: str | None, img_size: int | None, device: torch.device) -> Any:
+def open_folder(path: Path, *, task: str | None, img_size: Pixels | None, device: torch.device) -> Any:
     """The teacher of a conversion, opened as it was then, with the student in its place.
 
     A student's whole file says how its teacher is made, and needs nothing else of it.
@@ -25,7 +26,7 @@ def open_folder(path: Path, *, task: str | None, img_size: int | None, device: t
     Args:
         path: the folder, or one of the two weight files in it; the whole one may lie alone, anywhere.
         task: what it must be for; anything if None.
-        img_size: pixels of both sides of its images; as it was converted if None.
+        img_size: pixels of its images, one number or (height, width); as it was converted if None.
         device: where it goes.
 
     Raises:
@@ -68,7 +69,7 @@ def _alone(file: Path, task: str | None, device: torch.device) -> Any:
         made = note[MADE] if isinstance(note[MADE], dict) else {}
         opened = made_again(made, state, task=task, device=device)
         size = made.get("img_size")
-        if isinstance(size, int) and isinstance(opened, ImageNetwork):
+        if fits(size, Pixels) and isinstance(opened, ImageNetwork):
             opened = opened.image_network(size)
     return replace(opened, model=load_converted(file, opened.model, in_place=True).eval())
 
@@ -87,12 +88,12 @@ def for_hub(folder: Path) -> tuple[Path, str]:
     return file, model_card(record)
 
 
-def check_size(opened: Trained, px: int, folder: Path) -> None:
+def check_size(opened: Trained, pixels: Pixels, folder: Path) -> None:
     """Raise where a network, as timm's Swin, takes images of the one size that it was converted for."""
     embedding = getattr(opened.model, "patch_embed", None)
     height, width = opened.image_network().input.img_size
-    if getattr(embedding, "strict_img_size", False) and (px, px) != (height, width):
+    if getattr(embedding, "strict_img_size", False) and (asked := height_and_width(pixels)) != (height, width):
         raise SubquadError(
             f"{folder} was converted for images of {height}×{width} and takes no others: convert the network again "
-            f"with --img-size {px}"
+            f"with --img-size {'x'.join(map(str, dict.fromkeys(asked)))}"
         )

@@ -15,6 +15,7 @@ from subquad.conversion.towers import Layer, Tower, find_tower
 from subquad.errors import SubquadError, reason_without_path, shown
 from subquad.models.assembling import as_json, check_names, make_mechanisms
 from subquad.models.attention_names import Block, Names, parse_blocks, split_names
+from subquad.ranges import height_and_width
 from subquad.weights.digest import digest_of
 from subquad.weights.fitting import some
 
@@ -92,7 +93,7 @@ def convert(
     Raises:
         SubquadError: a layer's kind is not known, or a name or number does not fit, in one line.
     """
-    size = _height_and_width(img_size)
+    size = None if img_size is None else height_and_width(img_size)
     tower = find_tower(model, img_size=size, prefix=prefix)
     _check_weights_are_there(model)
     names = _by_block(tower, attention, blocks)
@@ -255,16 +256,6 @@ def _numbers(blocks: Any, count: int) -> list[int]:
     if not numbers or len(there) < len(numbers):
         raise SubquadError(f"blocks are numbers from 0 to {count - 1}, each once and at least one, got {shown(blocks)}")
     return [number % count for number in numbers]
-
-
-def _height_and_width(img_size: Any) -> tuple[int, int] | None:
-    """Pixels that were given as one number for both sides, as two, or not at all."""
-    if img_size is None:
-        return None
-    sides = tuple(img_size) if isinstance(img_size, tuple | list) else (img_size, img_size)
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise SubquadError(f"img_size is one number of pixels, or (height, width), got {shown(img_size)}")
-    return sides
 
 
 def _check_weights_are_there(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from subquad.exports.formats import EXPORTERS, Exporter, Runner
 from subquad.exports.programs import as_formulas, check_dynamic, program_of, sizes_without_guards
 from subquad.exports.quantizing import INT8, in_int8
 from subquad.inference import in_evaluation
-from subquad.ranges import Positive, checks_arguments, fits
+from subquad.ranges import Pixels, Positive, checks_arguments, fits, height_and_width
 from subquad.writing import replacing
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,7 +50,7 @@ def export(
     path: Path | str,
     *,
     format: str = "onnx",
-    img_size: int | tuple[int, int] | None = None,
+    img_size: Pixels | None = None,
     batch: Positive = 1,
     dynamic: str | Sequence[str] = (),
     dtype: str = "fp32",
@@ -81,7 +81,10 @@ def export(
     check_suffix(path, f"{format} is", exporter.suffix)
     dynamic = names_in(dynamic)
     check_dynamic(dynamic)
-    size = _size(img_size if img_size is not None else stated_size(model))
+    pixels = img_size if img_size is not None else stated_size(model)
+    if pixels is None:
+        raise SubquadError("this network does not say what images it was made for: name their pixels, img_size=…")
+    size = height_and_width(pixels)
     least = least_pixels(model)
     if "size" in dynamic and min(size) < least:
         raise SubquadError(f"for images of any size this network takes at least {least} px, got {size[0]}×{size[1]}")
@@ -242,14 +245,3 @@ def _hint(wanted: _Wanted) -> str:
         "; if it takes images of one size alone, leave size out of what is dynamic, or make it for any: one of timm "
         "with dynamic_img_size=True, dynamic_img_pad=True"
     )
-
-
-def _size(size: object) -> tuple[int, int]:
-    if size is None:
-        raise SubquadError("this network does not say what images it was made for: name their pixels, img_size=…")
-    if fits(size, Positive):
-        return cast(int, size), cast(int, size)
-    if fits(size, tuple[Positive, Positive]):
-        height, width = cast(Sequence[int], size)
-        return height, width
-    raise SubquadError(f"img_size is pixels, one number or height and width, got {shown(size)}")

@@ -14,7 +14,7 @@ from subquad.errors import SubquadError, reason_of
 from subquad.models import restore
 from subquad.models.pretrained import source_of
 from subquad.models.restoring import made_beside, naming
-from subquad.ranges import Positive, checks_arguments
+from subquad.ranges import Pixels, checks_arguments
 from subquad.runs.run_folder import recipe_beside
 from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, open_timm_folder
 from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
@@ -37,7 +37,7 @@ def open_trained(
     source: Path | str,
     *,
     task: str | None = None,
-    img_size: Positive | None = None,
+    img_size: Pixels | None = None,
     device: torch.device | str | None = None,
 ) -> Any:
     """Open a trained network with what is known of its training.
@@ -48,8 +48,8 @@ def open_trained(
             "timm/NAME" with timm's weights, or "timm/NAME=FILE" with those of a file; or "pretrained/NAME" with the
             authors' weights.
         task: what it must be for, a name of `TASKS`; anything if left out.
-        img_size: pixels of both sides of its images, for a network that looks at images of one size; as in training if
-            left out.
+        img_size: pixels of its images, one number or (height, width), for a network that looks at images of one size;
+            as in training if left out.
         device: where it goes; the fastest that there is if left out.
 
     Returns:
@@ -65,7 +65,7 @@ def open_trained(
     return opened
 
 
-def _opened(source: Path | str, task: str | None, img_size: int | None, where: torch.device) -> Any:
+def _opened(source: Path | str, task: str | None, img_size: Pixels | None, where: torch.device) -> Any:
     """The network of a run, a file, a conversion or of timm."""
     if str(source).startswith(TIMM):
         return _classifier(open_timm(str(source).removeprefix(TIMM), img_size, where), source, task)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import read_weights
+from subquad.ranges import Pixels, height_and_width
 from subquad.tasks import ImageNetwork, task_named
 from subquad.text import one_line
 from subquad.weights.files import read_note
@@ -24,12 +25,12 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """What is beside it, as timm calls them."""
 
 
-def open_timm(source: str, img_size: int | None, device: torch.device) -> ImageNetwork:
+def open_timm(source: str, img_size: Pixels | None, device: torch.device) -> ImageNetwork:
     """Open a classifier, from "NAME" with timm's weights or "NAME=FILE" with those of a file.
 
     Args:
         source: of timm's.
-        img_size: pixels of both sides of its images; timm's own if left out.
+        img_size: pixels of its images, one number or (height, width); timm's own if left out.
         device: where it goes.
 
     Raises:
@@ -57,12 +58,12 @@ def folder_of_timm(path: Path) -> Path | None:
     return None if _config(folder) is None or (file is not None and read_note(file)) else folder
 
 
-def open_timm_folder(folder: Path, img_size: int | None, device: torch.device) -> ImageNetwork:
+def open_timm_folder(folder: Path, img_size: Pixels | None, device: torch.device) -> ImageNetwork:
     """Open a classifier from a folder that `timm.models.save_for_hf` wrote; none of its code is run.
 
     Args:
         folder: with config.json and the weights.
-        img_size: pixels of both sides of its images; as the folder says if left out.
+        img_size: pixels of its images, one number or (height, width); as the folder says if left out.
         device: where it goes.
 
     Raises:
@@ -98,7 +99,7 @@ def _opened(
     name: str,
     arguments: dict[str, Any],
     state: dict[str, Tensor] | None,
-    img_size: int | None,
+    img_size: Pixels | None,
     device: torch.device,
     called: str,
     hint: str = "",
@@ -119,7 +120,7 @@ def _opened(
         raise SubquadError(f"can't load {called}: {one_line(error)}{hint}") from None
     config = timm.data.resolve_model_data_config(model)
     seen = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
-    seen["img_size"] = config["input_size"][1:] if img_size is None else (img_size, img_size)
+    seen["img_size"] = config["input_size"][1:] if img_size is None else height_and_width(img_size)
     # as a note has it, which is JSON
     as_json = {key: list(value) if isinstance(value, tuple) else value for key, value in seen.items()}
     note = {"classes": list(_classes(model)), "input": as_json}

@@ -12,6 +12,7 @@ from torch import nn
 from subquad.data import InputConfig
 from subquad.data.dataset import PictureDataset
 from subquad.errors import SubquadError
+from subquad.ranges import Pixels, height_and_width
 from subquad.tasks.held_out import HeldOut
 
 
@@ -57,11 +58,11 @@ class Trained:
             )
         return name
 
-    def image_network(self, img_size: int | None = None) -> ImageNetwork:
+    def image_network(self, img_size: Pixels | None = None) -> ImageNetwork:
         """What there is to look into: a network that takes images, and how they are brought to it.
 
         Args:
-            img_size: pixels of both sides; as in training, or as is affordable, if left out.
+            img_size: pixels, one number or (height, width); as in training, or as is affordable, if left out.
 
         Raises:
             SubquadError: it takes no images.
@@ -108,6 +109,8 @@ class ImageNetwork(Trained):
     input: InputConfig
     released: Mapping[str, Any] = field(default_factory=dict)
 
-    def image_network(self, img_size: int | None = None) -> ImageNetwork:
+    def image_network(self, img_size: Pixels | None = None) -> ImageNetwork:
         """This network, at another size where one is asked for."""
-        return self if img_size is None else replace(self, input=replace(self.input, img_size=(img_size, img_size)))
+        if img_size is None:
+            return self
+        return replace(self, input=replace(self.input, img_size=height_and_width(img_size)))

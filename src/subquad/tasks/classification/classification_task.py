@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from subquad.data import InputConfig, eval_transform, load_dataset, train_transform
 from subquad.data.synthetic.long_distances import DRAWN
 from subquad.errors import SubquadError
-from subquad.flags import Flag, file_to_write, positive, whole
+from subquad.flags import Flag, file_to_write, pixels, positive, whole
 from subquad.large import chunk_blocks
 from subquad.models import NETWORKS, VARIANTS, create_model, load_checkpoint
 from subquad.models.pretrained import source_of
+from subquad.ranges import Pixels
 from subquad.tasks.accuracy import evaluate
 from subquad.tasks.backbone_arguments import arguments_of
 from subquad.tasks.class_names import check_same_classes, check_there_are_two
@@ -48,7 +49,7 @@ class Classification(Task):
         Flag("--data", help="data set; the one trained on if left out"),
         Flag("--data-dir", help="its folder"),
         Flag("--split", choices=("validation", "train"), default="validation", help="which part of it"),
-        Flag("--img-size", type=positive, metavar="PX", help="look at images of another size than in training"),
+        Flag("--img-size", type=pixels, metavar="PX", help="of other images than in training: 448, or 384x640"),
         Flag("--batch-size", type=positive, default=64, help="images at a time"),
         Flag("--workers", type=whole, default=0, help="processes that load images"),
         Flag("--strict", action="store_true", help="stop at a broken image instead of skipping it"),
@@ -145,7 +146,7 @@ class Classification(Task):
         return opened_classifier(model, note, recipe)
 
     @classmethod
-    def evaluate(cls, trained: ImageNetwork, *, img_size: int | None = None, **settings: Any) -> ClassJudgement:
+    def evaluate(cls, trained: ImageNetwork, *, img_size: Pixels | None = None, **settings: Any) -> ClassJudgement:
         """Accuracy, confusion and speed."""
         check_head(trained)
         return judge(trained.image_network(img_size), **settings)

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from subquad.data import InputConfig, create_loader
 from subquad.models.pretrained import figures_text, released_in
+from subquad.ranges import Pixels, height_and_width
 from subquad.tasks.accuracy import check_finite, evaluating
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.detection.average_precision import DetectionResult, evaluate_detection
@@ -43,14 +44,14 @@ class TrainedDetector(Trained):
     model: Detector
     released: Mapping[str, Any] = field(default_factory=dict)
 
-    def image_network(self, img_size: int | None = None) -> ImageNetwork:
+    def image_network(self, img_size: Pixels | None = None) -> ImageNetwork:
         """Give its backbone with the norms of its maps.
 
         It looks at images of the size that the backbone was made for, cut to 512 px a side.
         """
         pyramid = self.model.pyramid
         height, width = (min(side, MOST_SIDE) for side in pyramid.backbone.img_size)
-        size = (height, width) if img_size is None else (img_size, img_size)
+        size = (height, width) if img_size is None else height_and_width(img_size)
         return self.beside(pyramid, InputConfig(size, mean=self.model.mean, std=self.model.std))
 
 

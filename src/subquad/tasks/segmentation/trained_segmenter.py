@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from subquad.data import InputConfig, create_loader
 from subquad.models.pretrained import figures_text, released_in
+from subquad.ranges import Pixels, height_and_width
 from subquad.tasks.accuracy import check_finite, evaluating
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.confusion import save_confusion
@@ -68,10 +69,10 @@ class TrainedSegmenter(Trained):
     slide: bool
     released: Mapping[str, Any] = field(default_factory=dict)
 
-    def image_network(self, img_size: int | None = None) -> ImageNetwork:
+    def image_network(self, img_size: Pixels | None = None) -> ImageNetwork:
         """Give its backbone with the norms of its maps, which looks at images of the size of its crops."""
         scenes = self.input
-        size = scenes.crop if img_size is None else (img_size, img_size)
+        size = scenes.crop if img_size is None else height_and_width(img_size)
         return self.beside(self.model.pyramid, InputConfig(size, mean=scenes.mean, std=scenes.std))
 
     def held_out(self, *, data_dir: str | None = None, most: int | None = None) -> HeldOut | None:

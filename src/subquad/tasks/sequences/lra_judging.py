@@ -12,6 +12,7 @@ from torch import nn
 from subquad.data import create_loader
 from subquad.data.synthetic import listops
 from subquad.errors import SubquadError
+from subquad.ranges import Pixels
 from subquad.tasks.accuracy import EvalResult, evaluate
 from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
 from subquad.tasks.trained import ImageNetwork, Trained
@@ -28,7 +29,7 @@ class TrainedSequences(Trained):
 
     data_settings: Mapping[str, Any]
 
-    def image_network(self, img_size: int | None = None) -> ImageNetwork:
+    def image_network(self, img_size: Pixels | None = None) -> ImageNetwork:
         """Refuse: there is nothing to look at."""
         raise SubquadError("this network is of `subquad lra`: it reads sequences, there are no images to show it")
 
