@@ -589,11 +589,11 @@ def odd():
         (lambda: subquad.convert(teacher("timm ViT"), "linear", blocks="1"), "numbers from 0 to 1"),
         (
             lambda: subquad.convert(teacher("timm ViT"), "linear", img_size=(64, 64, 3)),
-            "img_size is pixels, one number or height and width",
+            "img_size is pixels, one",
         ),
         (
             lambda: subquad.convert(teacher("timm ViT"), "linear", img_size=64.0),
-            "img_size is pixels, one number or height and width",
+            "img_size is pixels, one",
         ),
         (lambda: subquad.convert(teacher("timm ViT").to("meta"), "linear"), "cls_token is on the device meta"),
         (lambda: subquad.convert(windows_alone(), "linear"), r"blocks\.0\.attn sees a window.*name those"),

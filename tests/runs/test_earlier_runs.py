@@ -161,7 +161,7 @@ PICTURE = Path(__file__)
         (lambda: open_trained(CLASSIFIER, img_size=(24, 16, 3)), r"img_size must be .*, got \(24, 16, 3\)"),
         (
             lambda: open_trained(CLASSIFIER, img_size="a"),
-            "img_size must be a whole number of at least 1 or .*, got 'a'",
+            "img_size must be .* at least 1 or .*, got 'a'",
         ),
         (lambda: open_trained(CLASSIFIER, device="nosuch"), "device 'nosuch' can't be used: "),
         (lambda: open_trained(CLASSIFIER, device="cuda:99"), "device 'cuda:99' can't be used: "),
