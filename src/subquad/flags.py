@@ -5,6 +5,7 @@ A flag's type raises `argparse.ArgumentTypeError` for a text that says nothing o
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,17 +70,17 @@ not_negative = Number(float, at_least=0)
 
 
 def pixels(text: str) -> int | tuple[int, int]:
-    """Pixels of both sides of an image, "448", or of its height and width, "384x640".
+    """Pixels of both sides of an image, "448", or of its height and width, "384,640", which may be "384x640", too.
 
     Raises:
         argparse.ArgumentTypeError: a text says none.
     """
-    height, between, width = text.replace("×", "x").partition("x")
+    height, between, width = re.sub("[x×]", ",", text).partition(",")
     try:
         return (positive(height), positive(width)) if between else int(positive(text))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"must be pixels, one number or height and width as 384x640, got {shown(text)}"
+            f"must be pixels, one number or height and width as 384,640, got {shown(text)}"
         ) from None
 
 

@@ -290,7 +290,7 @@ def test_a_network_is_converted_judged_and_opened_for_oblong_images(trained, tmp
     for place in range(3):
         Image.new("RGB", (40, 36), (60 * place, 20, 90)).save(photos / f"{place}.png")
     flags = ["--images", photos, "--align-updates", 1, "--distil-updates", 1, "--batch-size", 2, "--max-judged", 2]
-    assert run("convert", trained, "--attention", "agent", "--img-size", "8x16", "--output", out, *flags) == 0
+    assert run("convert", trained, "--attention", "agent", "--img-size", "8,16", "--output", out, *flags) == 0
     alone = shutil.copy(out / "student.safetensors", tmp_path / "student.safetensors")
     for file in (out, alone):
         opened = subquad.open_trained(file)

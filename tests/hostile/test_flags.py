@@ -210,7 +210,7 @@ def wrong_texts(action, field, file):
     if action.type is to_read:
         return [""]
     if action.type is pixels:
-        return ["0", "-1", "2.5", "much", "4x", "x4", "4x0", "4x4x4", "4 x", "9" * 12]
+        return ["0", "-1", "2.5", "much", "4x", "x4", "4x0", "4x4x4", "4,4,4", ",", "4 x", "9" * 12]
     if action.type is not None or action.choices or (field is not None and field.declared.choices):
         return ["no such thing"]
     return []
@@ -261,7 +261,7 @@ def test_no_number_of_a_command_is_without_a_range():
 
 
 def test_pixels_are_one_number_or_height_and_width():
-    assert pixels("448") == 448 and pixels("384x640") == pixels("384×640") == (384, 640)
+    assert pixels("448") == 448 and pixels("384,640") == pixels("384x640") == pixels("384×640") == (384, 640)
 
 
 @pytest.mark.parametrize("kind", [file_to_write, folder_to_write])

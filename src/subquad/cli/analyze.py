@@ -41,7 +41,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--measures", nargs="+", choices=MEASURES, metavar="NAME", help=measures)
     sub.add_argument("--max-images", type=positive, default=64, help="look at so many, evenly chosen")
     sub.add_argument("--shown", type=whole, default=4, help="of them can be clicked on the page; 0 for none")
-    sub.add_argument("--img-size", type=pixels, metavar="PX", help="of other images than in training: 448, or 384x640")
+    sub.add_argument("--img-size", type=pixels, metavar="PX", help="of other images than in training: 448 or 384,640")
     sub.add_argument("--batch-size", type=positive, default=4, help="images at a time; a map is held for each")
     sub.add_argument(
         "--output", type=folder_to_write, default=Path("analysis"), help="folder of analysis.html, .csv, .json"

@@ -54,7 +54,7 @@ def add_commands(commands: Commands) -> None:
     fit.add_argument("--opt", default=USUAL["opt"], help="optimizer of timm for both, as muon")
     fit.add_argument("--train", choices=TRAINED, default=USUAL["train"], help="what distillation trains")
     fit.add_argument("--batch-size", type=positive, default=USUAL["batch_size"], help="images of an update")
-    fit.add_argument("--img-size", type=pixels, metavar="PX", help="as 448, or 384x640; as trained if left out")
+    fit.add_argument("--img-size", type=pixels, metavar="PX", help="448 or 384,640; as trained if left out")
     fit.add_argument("--scale", type=share, default=USUAL["scale"], help="least share of an image that is taken")
     fit.add_argument("--crop-padding", type=whole, default=0, metavar="PX", help="shift images instead")
     fit.add_argument("--amp", action="store_true", help="compute in bf16 where it can be")

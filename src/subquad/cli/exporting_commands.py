@@ -13,7 +13,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("source", metavar="MODEL|RUN", help="a network's name, or a run, a conversion, a weight file")
     sub.add_argument("--pretrained", action="store_true", help="MODEL with the authors' weights, not random ones")
     sub.add_argument("--format", default="onnx", metavar="FORMAT", help="onnx, openvino, pt2 or aoti")
-    sub.add_argument("--img-size", nargs="+", type=pixels, metavar="PX", help="as 448, or 384x640, or 384 640")
+    sub.add_argument("--img-size", nargs="+", type=pixels, metavar="PX", help="448, or height and width")
     sub.add_argument("--batch-size", type=positive, default=1, metavar="N", help="images at a time, if not any number")
     sub.add_argument("--dynamic", default="", metavar="WHAT", help="what may change: batch, size, or batch,size")
     sub.add_argument("--dtype", default="fp32", metavar="DTYPE", help="fp32, bf16 or fp16")

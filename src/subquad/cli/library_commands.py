@@ -16,7 +16,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument(
         "--model", help="the network, with its head if it has one; found out if left out, where only one fits"
     )
-    sub.add_argument("--img-size", type=pixels, metavar="PX", help="resample its tables for 448, or for 384x640")
+    sub.add_argument("--img-size", type=pixels, metavar="PX", help="resample its tables for 448 or 384,640")
 
     sub = commands.add("list", run_list)
     sub.add_argument("what", nargs="?", help="mechanisms, hosts, models, backends or operations; all if left out")

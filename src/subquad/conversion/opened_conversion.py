@@ -95,5 +95,5 @@ def check_size(opened: Trained, pixels: Pixels, folder: Path) -> None:
     if getattr(embedding, "strict_img_size", False) and (asked := height_and_width(pixels)) != (height, width):
         raise SubquadError(
             f"{folder} was converted for images of {height}×{width} and takes no others: convert the network again "
-            f"with --img-size {'x'.join(map(str, dict.fromkeys(asked)))}"
+            f"with --img-size {','.join(map(str, dict.fromkeys(asked)))}"
         )

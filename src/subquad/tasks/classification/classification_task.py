@@ -49,7 +49,7 @@ class Classification(Task):
         Flag("--data", help="data set; the one trained on if left out"),
         Flag("--data-dir", help="its folder"),
         Flag("--split", choices=("validation", "train"), default="validation", help="which part of it"),
-        Flag("--img-size", type=pixels, metavar="PX", help="of other images than in training: 448, or 384x640"),
+        Flag("--img-size", type=pixels, metavar="PX", help="of other images than in training: 448 or 384,640"),
         Flag("--batch-size", type=positive, default=64, help="images at a time"),
         Flag("--workers", type=whole, default=0, help="processes that load images"),
         Flag("--strict", action="store_true", help="stop at a broken image instead of skipping it"),
