@@ -16,7 +16,7 @@ from subquad.conversion import Advice, convert
 from subquad.conversion import advise as advise_on_mechanisms
 from subquad.errors import SubquadError
 from subquad.exports import exporter_named
-from subquad.exports.engine_times import EngineTime, time_engines
+from subquad.exports.engine_times import INT8, EngineTime, time_engines
 from subquad.inference import check_computes
 from subquad.ranges import Positive, checks_arguments
 from subquad.runs.untrained_networks import maker_of
@@ -47,9 +47,12 @@ class Advised:
         """Tables for a terminal, and what to take at each size."""
         return "\n\n".join([self.mechanisms.text, *(self._engines_text(px) for px in self.engines)])
 
-    def fastest(self, px: Size) -> EngineTime | None:
-        """The quickest pass of an image of a size, whichever network it is of; None where every engine failed."""
-        timed = [row for row in self.engines[px] if row.ms is not None]
+    def fastest(self, px: Size, *, int8: bool = False) -> EngineTime | None:
+        """The quickest pass of an image of a size, whichever network it is of; None where there is none.
+
+        Those in int8 are asked for alone: what they cost in accuracy shows in no time.
+        """
+        timed = [row for row in self.engines[px] if row.ms is not None and (row.dtype == INT8) is int8]
         return min(timed, key=lambda row: row.ms or 0.0, default=None)
 
     def _engines_text(self, px: Size) -> str:
@@ -58,7 +61,7 @@ class Advised:
         cells: dict[tuple[str, str], dict[str, str]] = {(row.engine, row.dtype): {} for row in rows}
         for row in rows:
             cells[row.engine, row.dtype][row.network] = f"{row.ms:.1f}" if row.ms else "fails"
-        body = [[" ".join(form), *(times[name] for name in names)] for form, times in cells.items()]
+        body = [[" ".join(form), *(times.get(name, "") for name in names)] for form, times in cells.items()]
         lines = [columns([[f"{px[0]}×{px[1]}, ms", *names], *body])]
         lines += [f"{row.engine} {row.dtype}, {row.network}: {row.reason}" for row in rows if row.reason]
         # a command that is wider than a terminal goes on in the next line, as a shell takes it
@@ -84,10 +87,18 @@ class Advised:
                 + (", torch.bfloat16)" if row.dtype == "bf16" else ")")
             )
         elif row.engine != "PyTorch":
-            size = px[0] if px[0] == px[1] else f"{px[0]} {px[1]}"
-            command = f"  subquad export {made} --format {row.engine} --dtype {row.dtype} --img-size {size} --output …"
-            lines.append(command)
+            lines.append(_export(made, row.engine, f"--dtype {row.dtype}", px))
+        small = self.fastest(px, int8=True)
+        if small is not None and small.ms is not None and small.ms < row.ms:
+            lines.append(f"in int8, {small.network} takes {small.ms:.1f} ms; what it costs says subquad eval --engine")
+            if small.network == row.network:
+                lines.append(_export(made, small.engine, "--int8 dynamic", px))
         return lines
+
+
+def _export(made: str, engine: str, precision: str, px: Size) -> str:
+    size = px[0] if px[0] == px[1] else f"{px[0]} {px[1]}"
+    return f"  subquad export {made} --format {engine} {precision} --img-size {size} --output …"
 
 
 @checks_arguments
@@ -113,7 +124,7 @@ def advise(
         engines: formats of `subquad export` to time beside PyTorch; those that are installed if left out, and with
             none at all PyTorch in other forms is not timed either.
         repeats: passes of each, in turn.
-        dtype: of the first table; engines are timed in fp32, and in bf16 where the processor multiplies it.
+        dtype: of the first table; engines are timed in fp32, in bf16 where the processor multiplies it, and in int8.
         log: gets a line for each thing that is timed.
 
     Raises:

@@ -62,7 +62,7 @@ def test_unknown_formats_and_dtypes_are_refused_before_anything_is_timed():
         time_engines({}, PX, ["onnxx"])
     with pytest.raises(SubquadError, match="did you mean onnx"):
         subquad.advise(lambda px: pytest.fail("a network was made first"), engines=["onnxx"])
-    with pytest.raises(SubquadError, match="fp32 and bf16, not in fp16"):
+    with pytest.raises(SubquadError, match="fp32, bf16, int8, not in fp16"):
         time_engines({}, PX, [], ["fp16"])
 
 
@@ -135,6 +135,30 @@ def test_what_to_take_is_the_quickest_of_all_and_says_how():
     nothing = Advised("timm/vit", Advice([before], {}, {}, {}, 1, 1), {PX: [rows[2]]})
     assert nothing.fastest(PX) is None
     assert "take" not in nothing.text
+
+
+def test_int8_is_named_beside_what_to_take_and_never_taken_for_its_time_alone():
+    rows = [
+        EngineTime(AS_IT_IS, "PyTorch", "fp32", 9.0),
+        EngineTime("linear", "onnx", "fp32", 4.0),
+        EngineTime("linear", "onnx", "int8", 3.0),
+    ]
+    advised = Advised("timm/vit", Advice([], {}, {}, {}, 1, 1), {PX: rows})
+    assert advised.fastest(PX) == rows[1] and advised.fastest(PX, int8=True) == rows[2]
+    text = advised._engines_text(PX)
+    assert "take linear, onnx fp32: 4.0 ms" in text
+    assert "in int8, linear takes 3.0 ms; what it costs says subquad eval --engine" in text
+    assert "subquad export runs/converted --format onnx --int8 dynamic --img-size 32" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    slower = [*rows[:2], EngineTime("linear", "onnx", "int8", 5.0)]
+    assert "in int8" not in Advised("timm/vit", Advice([], {}, {}, {}, 1, 1), {PX: slower})._engines_text(PX)
+
+
+def test_onnx_files_are_timed_in_int8_as_well(in_this_process):
+    pytest.importorskip("onnxruntime")
+    rows = time_engines({"a": network()}, PX, ["onnx"], ["int8"], repeats=1)
+    assert [(row.engine, row.dtype) for row in rows] == [("onnx", "int8")]
+    assert rows[0].ms is not None and rows[0].ms > 0, rows[0].reason
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a pass of a network takes in PyTorch and in other engines, in fp32 and bf16, each in a process of its own.
+"""What a pass of a network takes in PyTorch and in other engines, in fp32, bf16 and int8, each in its own process.
 
 Engines keep threads of their own that wait by spinning, so that two of them in one process disturb each other.
 """
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, reason_of
 from subquad.exports.exporting import DTYPES, export, exporter_named
-from subquad.exports.formats import EXPORTERS
+from subquad.exports.formats import EXPORTERS, Exporter
 from subquad.inference import optimize
 from subquad.keeping_memory import keep_memory
 from subquad.ranges import check_repeats
@@ -32,7 +32,11 @@ from subquad.writing import write_json
 PYTORCH = {"PyTorch": lambda model: model, "optimize": optimize}
 """Forms of a network in PyTorch itself: as it is, and by `subquad.optimize`, where memory is kept as well."""
 
-MEASURED = ("fp32", "bf16")
+FLOATS = ("fp32", "bf16")
+INT8 = "int8"
+"""Products of matrices in int8, activations too, where the engine has a tool for that; images and the rest are fp32."""
+
+MEASURED = (*FLOATS, INT8)
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class EngineTime:
     Attributes:
         network: its name.
         engine: "PyTorch", "optimize", or a format of EXPORTERS.
-        dtype: "fp32" or "bf16", of parameters and images.
+        dtype: "fp32" or "bf16", of parameters and images, or "int8".
         ms: the median of a pass over one image; None where there is none.
         reason: why there is none, in a line.
     """
@@ -84,7 +88,7 @@ def time_engines(
         networks: by name; they are left as they are.
         px: what files are written for.
         formats: names of EXPORTERS beside PyTorch; those of `installed_formats` if left out.
-        dtypes: "fp32", "bf16" or both; bf16 where the processor multiplies it if left out.
+        dtypes: of MEASURED; all, bf16 where the processor multiplies it, if left out.
         repeats: passes of each, after one that warms up.
         log: gets a line for each engine.
 
@@ -97,8 +101,8 @@ def time_engines(
     for format in formats:
         exporter_named(format)
     if unknown := set(dtypes) - set(MEASURED):
-        raise SubquadError(f"passes are timed in {' and '.join(MEASURED)}, not in {', '.join(sorted(unknown))}")
-    able = dict.fromkeys(PYTORCH, MEASURED) | {name: EXPORTERS[name].dtypes for name in formats}
+        raise SubquadError(f"passes are timed in {', '.join(MEASURED)}, not in {', '.join(sorted(unknown))}")
+    able = dict.fromkeys(PYTORCH, FLOATS) | {name: _able(EXPORTERS[name]) for name in formats}
     rows = []
     with tempfile.TemporaryDirectory(prefix="subquad-engines-") as folder:
         file = Path(folder) / "networks.pt"
@@ -109,6 +113,12 @@ def time_engines(
                 log(f"{px[0]}×{px[1]} {engine} {dtype}")
                 rows += in_a_process(file, engine, dtype, px, repeats, list(networks))
     return rows
+
+
+def _able(exporter: Exporter) -> tuple[str, ...]:
+    """What of MEASURED a format can be."""
+    floats = tuple(dtype for dtype in FLOATS if dtype in exporter.dtypes)
+    return (*floats, INT8) if "dynamic" in exporter.int8_files else floats
 
 
 def in_a_process(
@@ -151,12 +161,13 @@ def timed_here(
     networks: Mapping[str, nn.Module], engine: str, dtype: str, px: tuple[int, int], repeats: int, folder: Path
 ) -> list[EngineTime]:
     """The rows of one engine, in this process; networks are brought to the dtype, files are written to `folder`."""
-    image = torch.randn(1, 3, *px, dtype=DTYPES[dtype])
+    precision = DTYPES["fp32" if dtype == INT8 else dtype]
+    image = torch.randn(1, 3, *px, dtype=precision)
     passes: dict[str, Run] = {}
     reasons: dict[str, str] = {}
     for name, model in networks.items():
         try:
-            run = _runner(model.to(DTYPES[dtype]), engine, dtype, px, folder / f"network-{len(passes)}")
+            run = _runner(model.to(precision), engine, dtype, px, folder / f"network-{len(passes)}")
             passes |= warmed_up({name: _pass(run, image)}, torch.device("cpu"))[0]
         except Exception as error:
             # engines and their translators raise what they like
@@ -174,7 +185,8 @@ def _runner(model: nn.Module, engine: str, dtype: str, px: tuple[int, int], path
     if engine in PYTORCH:
         return PYTORCH[engine](model)
     exporter = exporter_named(engine)
-    written = export(model, path.with_suffix(exporter.suffix), format=engine, img_size=px, dtype=dtype)
+    what: dict[str, Any] = {"int8": "dynamic"} if dtype == INT8 else {"dtype": dtype}
+    written = export(model, path.with_suffix(exporter.suffix), format=engine, img_size=px, **what)
     return exporter.load(written.path)
 
 
