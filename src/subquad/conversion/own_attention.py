@@ -54,12 +54,28 @@ class OwnAttention(ConvertedAttention):
     ) -> Tensor:
         grid.check(x)
         x = self.through("pre_norm", x)
-        fused = self.through("qkv", x).chunk(len(self.projected), dim=-1)
+        return self.through("proj", self.mixed_of(self.through("qkv", x), x, grid, rotation, padding, mask))
+
+    def mixed_of(
+        self,
+        projected: Tensor,
+        x: Tensor,
+        grid: TokenGrid,
+        rotation: Rotation | None,
+        padding: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """What stands in front of the output projection, of what tokens x are projected to: (b, n, h·d)."""
+        fused = projected.chunk(len(self.projected), dim=-1)
         parts = {name: self.split(part) for name, part in zip(self.projected, fused, strict=True)}
         q, v = self.through("q_norm", parts["q"]), parts["v"]
         # SOFT's keys are its queries
         k = self.through("k_norm", parts["k"]) if "k" in parts else q
-        return self.through("proj", self.mix(q, k, v, x, grid=grid, rotation=rotation, padding=padding, mask=mask))
+        return self.mix(q, k, v, x, grid=grid, rotation=rotation, padding=padding, mask=mask)
+
+    def is_plain_on(self, grid: TokenGrid) -> bool:
+        """Whether a call on `grid` does what this class does, see `SelfAttention.is_plain_on`."""
+        return True
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new` instead of `old`, the old layer's too."""
@@ -83,16 +99,27 @@ class OwnGatedAttention(OwnAttention):
         if not self.has("lepe") and isinstance(local, LocalConv) and type(original.inner) is not type(self.inner):
             self.lepe = with_every_filter(local)
 
-    def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:  # type: ignore[override]
-        grid.check(x)
-        fused = self.through("qkv", x).chunk(len(self.projected), dim=-1)
-        tokens = dict(zip(self.projected, fused, strict=True))
+    def mixed_of(
+        self,
+        projected: Tensor,
+        x: Tensor,
+        grid: TokenGrid,
+        rotation: Rotation | None,
+        padding: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """What stands in front of the output projection, gated, of what tokens x are projected to: (b, n, h·d)."""
+        tokens = dict(zip(self.projected, projected.chunk(len(self.projected), dim=-1), strict=True))
         parts = {name: self.split(part) for name, part in tokens.items()}
-        y = self.mix(parts["q"], parts.get("k", parts["q"]), parts["v"], x, grid=grid, rotation=rotation)
+        q, k = parts["q"], parts.get("k", parts["q"])
+        y = self.mix(q, k, parts["v"], x, grid=grid, rotation=rotation, padding=padding, mask=mask)
         if self.has("lepe"):
             y = self.lepe(self.split(y), parts["v"], grid=grid, kv_grid=grid).transpose(1, 2).flatten(2)
         g = F.silu(tokens["g"]) if self.has("gate_norm") else tokens["g"]
-        return self.through("proj", self.through("gate_norm", y) * g)
+        return self.through("gate_norm", y) * g
+
+    def is_plain_on(self, grid: TokenGrid) -> bool:
+        return True
 
 
 def with_every_filter(local: LocalConv) -> LocalConv:
@@ -112,12 +139,15 @@ class OwnMambaLikeAttention(OwnAttention):
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:  # type: ignore[override]
         grid.check(x)
         convolved = self.through("conv", grid.to_image(self.through("in_proj", x))).flatten(2).mT
-        tokens = F.silu(convolved)
+        y = self.mixed_tokens(F.silu(convolved), grid, rotation)
+        return self.through("proj", y * F.silu(self.through("gate", x)))
+
+    def mixed_tokens(self, tokens: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor:
+        """What the mechanism makes of convolved tokens (b, n, c), in front of the gate: (b, n, h·d)."""
         fused = self.through("qkv", tokens).chunk(len(self.projected), dim=-1)
         parts = {name: self.split(part) for name, part in zip(self.projected, fused, strict=True)}
         q, k = parts["q"], parts.get("k", parts["q"])
-        y = self.mix(q, k, self.split(tokens), tokens, grid=grid, rotation=rotation)
-        return self.through("proj", y * F.silu(self.through("gate", x)))
+        return self.mix(q, k, self.split(tokens), tokens, grid=grid, rotation=rotation)
 
 
 class OwnWindowAttention(OwnAttention):
@@ -135,9 +165,12 @@ class OwnWindowAttention(OwnAttention):
         """The window on a grid."""
         return window_of(grid, self.window_size, fixed=self.fixed)
 
+    def is_plain_on(self, grid: TokenGrid) -> bool:
+        return self.window_of(grid) == grid and not (self.fixed and self.shifted)
+
     def forward(self, x: Tensor, *, grid: TokenGrid, **keywords: Any) -> Tensor:
         window = self.window_of(grid)
-        if window == grid and not (self.fixed and self.shifted):
+        if self.is_plain_on(grid):
             return super().forward(x, grid=grid, **keywords)
         refuse(f"windows of {window}", keywords)
         return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted, fixed=self.fixed)
@@ -164,6 +197,9 @@ class OwnReducingAttention(OwnAttention):
     # queries of the tokens, keys and values of the reduced ones
     heads: Any = SelfAttention.heads
     some_heads: Any = SelfAttention.some_heads
+
+    def is_plain_on(self, grid: TokenGrid) -> bool:
+        return self.sr_ratio == 1
 
     def forward(self, x: Tensor, *, grid: TokenGrid, **keywords: Any) -> Tensor:
         if self.sr_ratio == 1:

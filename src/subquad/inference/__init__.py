@@ -33,7 +33,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     library from the second time on, and what is between its steps stays with the thread, up to 256 MB. The same goes
     for blocks of timm's and transformers' plain networks (ViT, DeiT, DINOv2, SigLIP, CLIP), converted or as they are,
     and for converted ones of Swin; with rotary positions (DINOv3, EVA) each half of a block is a step or a few, and of
-    timm's Swin, BEiT and ViTs with relative positions the MLP's half is one.
+    timm's Swin, BEiT and ViTs with relative positions the MLP's half is one. Converted networks of ours are of as few
+    steps as those made so; what is converted or restored afterwards goes its single steps until it is asked for again.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
     dtype as well, and others are refused (by timm's networks in PyTorch's words; transformers' ViT makes them of it).

@@ -1,6 +1,6 @@
 """Blocks of MLLA's pyramid, what stands around their mechanism in few steps."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,9 @@ def fuse(block: Block) -> None:
 
 def can_fuse_edges(block: Block) -> bool:
     """Whether the first half of a block is norm, MLLA's layer and residual, with nothing that listens to its parts."""
-    attn, norm, scale = block.attn, block.norm1, block.ls1
-    if type(attn) is not MambaLikeAttention:
+    attn, norm, scale = cast(Any, block.attn), block.norm1, block.ls1
+    # subclasses that do not say so may do anything with their tokens
+    if "mixed_tokens" not in vars(type(attn)):
         return False
     linear = attn.in_proj, attn.gate, attn.proj
     plain = all(type(layer) is nn.Linear for layer in linear) and is_depthwise(attn.conv)
@@ -54,8 +55,7 @@ def first_edges(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | N
     gate = replayed(block, "gate", lambda x: projected(x, attn.gate, "silu"), x)
     if tokens is None or gate is None:
         return None
-    supply = {"x": tokens, "padding": None, "mask": None, "rotation": rotation}
-    y = attn.mixed(supply | attn.heads(tokens), grid, grid) * gate
+    y = attn.mixed_tokens(tokens, grid, rotation) * gate
     proj, scale = attn.proj, scale_of(block.ls1)
     back = replayed(block, "behind", lambda x, y: projection_residual(x, y, proj.weight, proj.bias, scale), x, y)
     return x + scaled(proj(y), scale) if back is None else back

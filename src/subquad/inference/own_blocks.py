@@ -20,7 +20,16 @@ from subquad.inference.halves import (
     second_half_on_map,
 )
 from subquad.kernels import replayed
-from subquad.models.layers import AttentionSteps, Block, LayerScale, PartlyBiased, SelfAttention, is_heard, whole_bias
+from subquad.models.layers import (
+    AttentionSteps,
+    Block,
+    LayerScale,
+    PartlyBiased,
+    SelfAttention,
+    is_heard,
+    kinds_of,
+    whole_bias,
+)
 from subquad.models.map_layers import MapMlp, PositionConv
 from subquad.models.stages import Stage
 from subquad.models.vit import PatchEmbed
@@ -37,6 +46,7 @@ def fuse_embed(stage: Stage) -> None:
 
 def fuse(block: Block) -> None:
     """Let both halves of a block be one step each, or few, where they can be."""
+    block.fused_for = kinds_of(block.attn)
     block.fused_edges = first_edges if can_fuse_edges(block) else None
     block.fused_attention = FIRST_HALF if can_fuse_attention(block) else None
     block.fused = feed_forward if can_fuse(block) else feed_forward_on_map if can_fuse_on_map(block) else None
@@ -115,19 +125,17 @@ def first_edges(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | N
 
     def between(projected: list[Tensor], tokens: Tensor) -> Tensor:
         grid.check(x)
-        supply = {"x": tokens, "padding": None, "mask": None, "rotation": rotation}
-        return attn.mixed(supply | attn.parts(projected[0]), grid, grid)
+        return attn.mixed_of(projected[0], tokens, grid, rotation)
 
-    weights = attn.qkv.weight, whole_bias(attn.qkv)
-    keeps = "x" in attn.inner.inputs
+    weights, keeps = (attn.qkv.weight, whole_bias(attn.qkv)), attn.reads_tokens
     return first_half(block, x, block.norm1, [weights], between, attn.proj, scale_of(block.ls1), keeps=keeps)
 
 
 def can_fuse_edges(block: Block) -> bool:
     """Whether the first half of a block is norm, projections, mechanism and residual, with nothing that listens."""
-    attn, norm, scale = block.attn, block.norm1, block.ls1
+    attn, norm, scale = cast(Any, block.attn), block.norm1, block.ls1
     # subclasses that say nothing of their calls may do anything in them
-    if not isinstance(attn, SelfAttention) or "is_plain_on" not in vars(type(attn)) or attn.pre_norm is not None:
+    if "is_plain_on" not in vars(type(attn)) or getattr(attn, "pre_norm", None) is not None:
         return False
     # what others make of a projection, low-rank changes for instance, has a class of its own
     plain = type(attn.qkv) in (nn.Linear, PartlyBiased) and type(attn.proj) is nn.Linear
@@ -140,9 +148,9 @@ def can_fuse_attention(block: Block) -> bool:
     if not can_fuse_edges(block):
         return False
     attn = cast(SelfAttention, block.attn)
-    has_norms = attn.q_norm is not None or attn.k_norm is not None
+    has_norms = any(getattr(attn, name, None) is not None for name in ("q_norm", "k_norm"))
     is_branch = getattr(attn.inner, "branch", None) is not None and attn.projected == ("q", "k", "v")
-    return is_branch and not has_norms and not _is_heard(attn.inner)
+    return is_branch and not has_norms and not attn.reads_tokens and not _is_heard(attn.inner)
 
 
 def fuse_position(position: PositionConv) -> None:

@@ -169,6 +169,16 @@ class SelfAttention(nn.Module):
         own, others = tokens.split([self.num_heads, self.all_heads - self.num_heads], dim=1)
         return torch.cat([rotation.turn(own), others], dim=1)
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the mechanism reads tokens, and not only what is projected of them."""
+        return "x" in self.inner.inputs
+
+    def mixed_of(self, projected: Tensor, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor:
+        """What stands in front of the output projection, of what tokens x are projected to: (b, n, h·d)."""
+        supply = {"x": x, "padding": None, "mask": None, "rotation": rotation}
+        return self.mixed(supply | self.parts(projected), grid, grid)
+
     def mix(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """What the mechanism makes of its inputs, projected back: (b, n, c)."""
         return self.proj(self.mixed(supply, grid, kv_grid))
@@ -251,6 +261,12 @@ def all_heads_of(mechanism: nn.Module, dim: int, num_heads: int) -> tuple[int, i
     return count, count * (dim // num_heads)
 
 
+def kinds_of(attn: nn.Module) -> tuple[type[nn.Module], type | None]:
+    """The classes of an attention layer and of its mechanism, if it has one."""
+    inner = attn._modules.get("inner")
+    return type(attn), None if inner is None else type(inner)
+
+
 class AttentionSteps(NamedTuple):
     """What computes the first half of a block in two steps, given by `subquad.inference`; each may give None.
 
@@ -308,7 +324,8 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
         # what computes the first half in two steps, or in few around the mechanism, and the second in one or few, given
-        # by subquad.inference
+        # by subquad.inference for the attention layer that was there
+        self.fused_for = kinds_of(attn)
         self.fused_attention: AttentionSteps | None = None
         self.fused_edges: Callable[[Block, Tensor, TokenGrid, Rotation | None], Tensor | None] | None = None
         self.fused: Callable[[Block, Tensor, TokenGrid], Tensor | None] | None = None
@@ -342,7 +359,10 @@ class Block(nn.Module):
 
     def _attended(self, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
         """The first half by `fused_attention`, where nothing is turned, or by `fused_edges`; None where neither can."""
-        if self.fused_edges is None or not cast(SelfAttention, self.attn).is_plain_on(grid):
+        # another layer may have come in its place since, by `subquad.convert` or `restore`
+        if self.fused_edges is None or kinds_of(self.attn) != self.fused_for:
+            return None
+        if not cast(SelfAttention, self.attn).is_plain_on(grid):
             return None
         if self.fused_attention is not None and rotation is None and grid.whole is grid:
             grid.check(x)

@@ -139,8 +139,14 @@ class MambaLikeAttention(SelfAttention):
         if padding is not None:
             raise SubquadError("tokens that are absent can't be told apart by a convolution in front of attention")
         tokens = F.silu(on_map(self.conv, self.in_proj(x), grid))
+        return self.proj(self.mixed_tokens(tokens, grid, rotation, mask) * F.silu(self.gate(x)))
+
+    def mixed_tokens(
+        self, tokens: Tensor, grid: TokenGrid, rotation: Rotation | None, mask: Tensor | None = None
+    ) -> Tensor:
+        """What the mechanism makes of convolved tokens (b, n, c), in front of the gate: (b, n, h·d)."""
         supply: dict[str, Any] = {"x": tokens, "padding": None, "mask": mask, "rotation": rotation}
-        return self.proj(self.mixed(supply | self.heads(tokens), grid, grid) * F.silu(self.gate(x)))
+        return self.mixed(supply | self.heads(tokens), grid, grid)
 
     def heads(self, x: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
         values = rearrange(x, "b n (h d) -> b h n d", h=self.num_heads)
