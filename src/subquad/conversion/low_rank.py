@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from subquad.errors import SubquadError
+from subquad.models.layers import is_linear
 from subquad.training.order import seeded
 
 RANK = 8
@@ -31,7 +32,7 @@ def low_rank_changes(model: nn.Module, *, rank: int = RANK) -> Iterator[list[nn.
         from peft.tuners.tuners_utils import BaseTunerLayer
     except ImportError:
         raise SubquadError("train='lora' needs peft: pip install peft") from None
-    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    names = [name for name, module in model.named_modules() if is_linear(module)]
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     # the same changes at first whenever a fit is begun, or gone on with
     with seeded(rank):

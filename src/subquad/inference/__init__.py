@@ -14,6 +14,8 @@ from torch import nn
 from subquad.errors import SubquadError, shown
 from subquad.inference import mlla_blocks, own_blocks
 from subquad.inference.foreign_halves import KnowsFewSteps
+from subquad.inference.quick_linear import QuickLinear
+from subquad.kernels import multipliers
 from subquad.models.backbone import Backbone
 from subquad.models.layers import Block
 from subquad.models.map_layers import PositionConv
@@ -35,6 +37,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     and for converted ones of Swin; with rotary positions (DINOv3, EVA) each half of a block is a step or a few, and of
     timm's Swin, BEiT and ViTs with relative positions the MLP's half is one. Converted networks of ours are of as few
     steps as those made so; what is converted or restored afterwards goes its single steps until it is asked for again.
+    Where PyTorch's products in fp32 use half of a processor's multipliers (AMD's from Zen 5 on), the linear layers of
+    any network, ours or not, are multiplied by our kernel, `QuickLinear`.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
     dtype as well, and others are refused (by timm's networks in PyTorch's words; transformers' ViT makes them of it).
@@ -69,6 +73,10 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         from subquad.inference import transformers_blocks
 
         transformers_blocks.fuse_all(model)
+    if multipliers.products_lag():
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = QuickLinear
     return model
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
 from subquad.inference.halves import first_half, is_norm
-from subquad.models.layers import is_heard
+from subquad.models.layers import is_heard, is_linear
 
 
 class InFewSteps:
@@ -73,7 +73,7 @@ def first_half_of(
     layers = [getattr(attn, name) for name in mixing.projected_by]
     proj = getattr(attn, mixing.answered_by)
     # what others make of a projection, low-rank changes for instance, has a class of its own
-    plain = all(type(layer) is nn.Linear for layer in (*layers, proj)) and is_norm(norm)
+    plain = all(is_linear(layer) for layer in (*layers, proj)) and is_norm(norm)
     if not plain or any(map(is_heard, (norm, attn, *layers, proj))):
         return None
     weights = [(layer.weight, layer.bias) for layer in layers]

@@ -13,8 +13,8 @@ from timm.layers.activations import GELU, GELUTanh, QuickGELU
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
-from subquad.kernels import may_be_replayed, replayed
-from subquad.models.layers import is_heard
+from subquad.kernels import may_be_replayed, multipliers, replayed
+from subquad.models.layers import is_heard, is_linear
 from subquad.models.map_layers import PositionConv
 from subquad.ops import mlp_branch
 from subquad.ops.branch_at_once import map_filter, norm_projection, projection_residual
@@ -41,7 +41,8 @@ def first_half(
 ) -> Tensor | None:
     """Give x + s · (P y + b) of tokens x (b, n, c), y being what lies `between` it and projections of norm(x).
 
-    In fp32 that is faster only where all of the block is one call of the library, and None elsewhere.
+    In fp32 that is faster only where all of the block is one call of the library, or where PyTorch's products lag, and
+    None elsewhere.
 
     Args:
         block: whose half it is.
@@ -53,7 +54,7 @@ def first_half(
         scale: the factors s (c), if there are some.
         keeps: whether `between` reads norm(x).
     """
-    if x.dtype != torch.bfloat16 and not may_be_replayed():
+    if x.dtype != torch.bfloat16 and not may_be_replayed() and not multipliers.products_lag():
         return None
     projected = []
     for place, weights in enumerate(projections):
@@ -161,7 +162,7 @@ def is_depthwise(conv: Any) -> bool:
 
 def are_mlp(first: nn.Module, second: nn.Module) -> bool:
     """Whether two layers are what the second half multiplies by: subclasses may do anything."""
-    return all(type(layer) is nn.Linear and layer.bias is not None for layer in (first, second))
+    return all(is_linear(layer) and layer.bias is not None for layer in (first, second))
 
 
 def activation_of(act: nn.Module) -> str | None:

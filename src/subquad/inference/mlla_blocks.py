@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from subquad.grid import TokenGrid
 from subquad.inference.halves import filtered, is_depthwise, is_norm, scaled
 from subquad.inference.own_blocks import is_scale, scale_of
-from subquad.kernels import replayed
-from subquad.models.layers import Block, is_heard
+from subquad.kernels import multipliers, replayed
+from subquad.models.layers import Block, is_heard, is_linear
 from subquad.models.mlla_network import MambaLikeAttention
 from subquad.ops.branch_at_once import norm_projection, projection_residual
 from subquad.rope import Rotation
@@ -28,7 +28,7 @@ def can_fuse_edges(block: Block) -> bool:
     if "mixed_tokens" not in vars(type(attn)):
         return False
     linear = attn.in_proj, attn.gate, attn.proj
-    plain = all(type(layer) is nn.Linear for layer in linear) and is_depthwise(attn.conv)
+    plain = all(is_linear(layer) for layer in linear) and is_depthwise(attn.conv)
     plain = plain and is_norm(norm) and is_scale(scale)
     return plain and not any(map(is_heard, (norm, scale, attn, *linear)))
 
@@ -36,9 +36,9 @@ def can_fuse_edges(block: Block) -> bool:
 def first_edges(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
     """Tokens x (b, n, c) behind the first half of a block, in four steps around its mechanism.
 
-    None where no kernel does that, and in fp32, where PyTorch's products are as fast.
+    None where no kernel does that, and in fp32, where PyTorch's products are as fast, unless they lag.
     """
-    if x.dtype != torch.bfloat16:
+    if x.dtype != torch.bfloat16 and not multipliers.products_lag():
         return None
     grid.check(x)
     attn, norm = cast(MambaLikeAttention, block.attn), block.norm1

@@ -27,6 +27,7 @@ from subquad.models.layers import (
     PartlyBiased,
     SelfAttention,
     is_heard,
+    is_linear,
     kinds_of,
     whole_bias,
 )
@@ -138,7 +139,7 @@ def can_fuse_edges(block: Block) -> bool:
     if "is_plain_on" not in vars(type(attn)) or getattr(attn, "pre_norm", None) is not None:
         return False
     # what others make of a projection, low-rank changes for instance, has a class of its own
-    plain = type(attn.qkv) in (nn.Linear, PartlyBiased) and type(attn.proj) is nn.Linear
+    plain = (is_linear(attn.qkv) or type(attn.qkv) is PartlyBiased) and is_linear(attn.proj)
     plain = plain and is_norm(norm) and is_scale(scale)
     return plain and not _is_heard(norm, scale, attn, attn.qkv, attn.proj)
 

@@ -69,10 +69,11 @@ def empty_projection(x: Any, weight: Any, keeps: bool) -> Any:
     return x.new_empty(*x.shape[:2], weight.shape[0] + keeps * x.shape[2])
 
 
-# activation(weight norm(x) + bias), and behind it norm(x) where it `keeps` that: (b, n, m) or (b, n, m + c)
+# activation(weight norm(x) + bias), and behind it norm(x) where it `keeps` that: (b, n, m) or (b, n, m + c); without a
+# norm it is x that is projected
 norm_projection = operator(
-    "a projection with the norm in front of it",
-    "norm_projection(Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor weight, Tensor? bias, float eps, "
+    "a projection with the norm in front of it, if there is one",
+    "norm_projection(Tensor x, Tensor? norm_weight, Tensor? norm_bias, Tensor weight, Tensor? bias, float eps, "
     "bool keeps, str activation)",
     {"x": "b n c"} | NORM | {"weight": "m c", "bias": "m"},
     lambda x, norm, norm_bias, weight, *rest: 2 * x[0] * x[1] * weight[0] * weight[1],

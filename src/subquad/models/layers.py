@@ -128,7 +128,7 @@ class SelfAttention(nn.Module):
 
     def some_heads(self, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """Some of what is projected, by name, each (b, h, n, d)."""
-        if type(self.qkv) not in (nn.Linear, PartlyBiased) or is_heard(self.qkv):
+        if not (is_linear(self.qkv) or type(self.qkv) is PartlyBiased) or is_heard(self.qkv):
             # what others make of it, low-rank changes for instance, is not in its weight, or wants to see it called
             parts = dict(zip(self.projected, self._in_heads(self.qkv(x)).permute(2, 0, 3, 1, 4), strict=True))
             return {name: parts[name] for name in self.projected if name in names}
@@ -139,7 +139,8 @@ class SelfAttention(nn.Module):
         # neighbours in one product, which reads the tokens once
         for run in _runs([self.projected.index(name) for name in wanted]):
             rows = slice(run[0] * width, (run[-1] + 1) * width)
-            fused = F.linear(x, self.qkv.weight[rows], None if bias is None else bias[rows])
+            product = self.qkv.product if isinstance(self.qkv, LinearLayer) else F.linear
+            fused = product(x, self.qkv.weight[rows], None if bias is None else bias[rows])
             heads = rearrange(fused, "b n (p h d) -> p b h n d", p=len(run), h=self.all_heads)
             parts |= {self.projected[place]: own for place, own in zip(run, heads, strict=True)}
         return parts
@@ -235,6 +236,20 @@ class PartlyBiased(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, whole_bias(self))
+
+
+class LinearLayer(nn.Linear):
+    """What a class of linear layers is derived from that computes what PyTorch's does, in another way."""
+
+    @staticmethod
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """W x + b of tokens x (…, c), of a layer's weight W and its bias b or some rows of them."""
+        return F.linear(x, weight, bias)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether weight and bias say all that a linear layer does: other classes may do anything in their calls."""
+    return type(module) is nn.Linear or isinstance(module, LinearLayer)
 
 
 def is_heard(module: nn.Module) -> bool:

@@ -75,6 +75,11 @@ def norm_projection(
     return _computed(kernels.norm_projection, (x, norm_weight, norm_bias, weight, bias), (eps, keeps, activation))
 
 
+def projection(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """W x + b of tokens x (b, n, c) with W = `weight` (m, c): (b, n, m)."""
+    return _computed(kernels.norm_projection, (x, None, None, weight, bias), (0.0, False, "nothing"))
+
+
 def map_filter(
     x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, int], *, adds: bool, activation: str = "nothing"
 ) -> Tensor | None:

@@ -103,8 +103,8 @@ def linear_branch_answers(
 @implements(operators.norm_projection, "native")
 def norm_projection(
     x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     eps: float,

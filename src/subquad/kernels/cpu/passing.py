@@ -238,8 +238,8 @@ def as_it_lies(x: Tensor | None) -> AnyNumbers:
     return numbers
 
 
-def norm_of(weight: Tensor, bias: Tensor, eps: float) -> AnyNorm:
-    """A LayerNorm's parameters (c,), which live as long as what is handed over."""
+def norm_of(weight: Tensor | None, bias: Tensor | None, eps: float) -> AnyNorm:
+    """A LayerNorm's parameters (c,), which live as long as what is handed over; none where there is no norm."""
     parameters = as_it_lies(weight), as_it_lies(bias)
     norm = AnyNorm(*parameters, eps)
     norm.owner = parameters

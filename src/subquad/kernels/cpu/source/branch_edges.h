@@ -26,7 +26,8 @@ struct Biased {
     }
 };
 
-// out = act(W norm(x) + b) of tokens (1, 1, n, c) and weights (m, c); behind these m channels norm(x), where out has m + c
+// out = act(W norm(x) + b) of tokens (1, 1, n, c) and weights (m, c); behind these m channels norm(x), where out has m + c.
+// Without a norm it is x that is projected.
 template <class E, class Act>
 Answer norm_projection_with(
     Act act, Shape shape, Tokens<E> x, const Norm& norm, Tokens<E> weight, const Parameter& bias, Tokens<E> out) {
@@ -35,6 +36,8 @@ Answer norm_projection_with(
     if (!fits(shape, shape.queries, x) || !fits(c, norm.weight, norm.bias) || !fits(all_rows, bias)) return MISFIT;
     if (weight.width != c || weight.token != c || shape.batch * shape.heads != 1) return MISFIT;
     if (out.images * out.heads != 1 || out.count != x.count || (more != 0 && more != c)) return MISFIT;
+    const bool has_norm = norm.weight.data && norm.bias.data;
+    if (more && !has_norm) return MISFIT;
     Buffer<P> room;
     const Matrix<P> weights = weights_of(weight.data, all_rows, c, room);
     constexpr int64_t part = PANEL;
@@ -43,8 +46,9 @@ Answer norm_projection_with(
     parallel(shape.threads, [&](int me, int all) {
         turn_panels(weights, all_rows, depth, me, all, panels.data());
         NormedTokens<E> around{c};
+        Buffer<P> left;
         even_pieces<R>(shape.queries, me, all, [&](const Piece& piece) {
-            const Matrix<P> tokens = around.left_of(x, piece, norm);
+            const Matrix<P> tokens = has_norm ? around.left_of(x, piece, norm) : lowered(x, piece, c, left);
             for (int64_t from = 0; from < all_rows; from += part) {
                 const Biased<E, Act> put{act, out, piece.first, from, all_rows, bias.data};
                 const int64_t columns = padded(std::min(part, all_rows - from));
