@@ -5,7 +5,7 @@
     python scripts/two_versions.py ../before/src src --networks linear agent --img-size 224 448 1024 --threads 2
 
 Layers with their projections, one image, one thread; seconds are those of the thread, so that other work of the machine
-counts as little as it can. Networks are DeiT-T with a mechanism, or those of other names, made ready by
+counts as little as it can. Networks are DeiT-T with a mechanism, those of other names or timm/NAME, made ready by
 `subquad.optimize`, in bf16 and fp32, by the clock: on a machine that does nothing else. Rows whose lowest tenths
 disagree with their medians are of one that was not quiet.
 """
@@ -19,6 +19,7 @@ import sys
 
 WORKER = """
 import json, sys, time
+import timm
 import torch
 import subquad
 from subquad import ATTENTION, TokenGrid
@@ -35,7 +36,10 @@ for name in wanted["networks"]:
             chosen = {"attention": name} if name in ATTENTION else {}
             if chosen and "prefix" in traits_of(ATTENTION[name]).refuses:
                 chosen["class_token"] = False
-            model = subquad.create_model("deit_tiny" if chosen else name, img_size=size, **chosen)
+            if name.startswith("timm/"):
+                model = timm.create_model(name.removeprefix("timm/"), img_size=size)
+            else:
+                model = subquad.create_model("deit_tiny" if chosen else name, img_size=size, **chosen)
             model, x = subquad.optimize(model, dtype), torch.randn(1, 3, size, size, dtype=dtype)
             cases[f"{name} {size} px {str(dtype)[6:]}"] = lambda model=model, x=x: model(x)
 for width, num_heads in () if wanted["networks"] else ((64, 2), (192, 3)):
