@@ -56,7 +56,7 @@ def test_layers_that_are_plain_on_some_grids_are_fused_there(kind, attention):
     subquad.optimize(model)
     for image, own in zip(2 * images, 2 * expected, strict=True):
         assert_close(model(image), own, rtol=1e-4, atol=1e-4 * own.abs().max().item())
-    called = [known for block in blocks_of(model) for known in replaying._FOUND[block]["block"].tapes.values()]
+    called = [known for block in blocks_of(model) for known in replaying.tapes_of(block)["block"].tapes.values()]
     if not kernels.unavailable("native"):
         # PyTorch makes a bias of Swin's offsets
         assert any(called) == ((kind, attention) != ("swin", "softmax"))
@@ -420,7 +420,7 @@ def test_sizes_that_never_come_again_are_listened_to_some_times():
     model = subquad.optimize(drawn(small("vit", "linear")))
     for width in range(64, 64 + 16 * 2 * replaying.MOST, 16):
         model(torch.randn(1, 3, 32, width))
-    found = [known for block in blocks_of(model) for known in replaying._FOUND[block].values()]
+    found = [known for block in blocks_of(model) for known in replaying.tapes_of(block).values()]
     assert all(len(known.tapes) == replaying.MOST for known in found if any(known.tapes.values()))
 
 

@@ -67,7 +67,7 @@ def test_blocks_that_are_kernels_alone_are_one_call(name, dtype):
     fast = subquad.optimize(network(name), dtype)
     for _ in range(2):
         fast(torch.randn(1, 3, 24, 24).to(dtype))
-    assert all(replaying._FOUND[block]["block"].tapes.popitem()[1] is not None for block in fast.blocks)
+    assert all(replaying.tapes_of(block)["block"].tapes.popitem()[1] is not None for block in fast.blocks)
 
 
 @torch.no_grad()
@@ -327,7 +327,7 @@ def test_converted_blocks_of_swin_that_are_kernels_alone_are_one_call(dtype):
     for _ in range(2):
         fast(torch.randn(1, 3, 48, 80).to(dtype))
     blocks = [block for stage in fast.layers for block in stage.blocks]
-    assert all(replaying._FOUND[block]["block"].tapes.popitem()[1] is not None for block in blocks)
+    assert all(replaying.tapes_of(block)["block"].tapes.popitem()[1] is not None for block in blocks)
 
 
 @pytest.mark.parametrize("place", ["norm1", "attn.qkv", "attn.proj", "norm2", "mlp", "mlp.act"])

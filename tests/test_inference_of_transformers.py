@@ -79,7 +79,7 @@ def test_every_row_is_what_transformers_has(full):
         given = {"position_embeddings": turns(x.shape[1] - 2)} if "dinov3" in full else {}
         assert 0 < error(fast(x, attention_mask=None, **given), plain(x, attention_mask=None, **given)) < 1e-6
     if NATIVE and not given:
-        assert all(kept is not None for kept in replaying._FOUND[fast]["block"].tapes.values())
+        assert all(kept is not None for kept in replaying.tapes_of(fast)["block"].tapes.values())
 
 
 @torch.no_grad()
@@ -285,7 +285,7 @@ def test_a_converted_swin_is_of_few_steps(name):
         assert all(error(answer(fast, x.to(dtype)), wanted) < tolerance for _ in range(3))
         assert list(fast.state_dict()) == keys
         blocks = [block for stage in fast.encoder.layers for block in stage.blocks]
-        assert all("block" in replaying._FOUND[block] for block in blocks) or not NATIVE
+        assert all("block" in replaying.tapes_of(block) for block in blocks) or not NATIVE
     assert torch.equal(answer(fast.float().train(), x), answer(deepcopy(model).bfloat16().float().train(), x))
 
 

@@ -74,7 +74,9 @@ def first_half_of(
     proj = getattr(attn, mixing.answered_by)
     # what others make of a projection, low-rank changes for instance, has a class of its own
     plain = all(is_linear(layer) for layer in (*layers, proj)) and is_norm(norm)
-    if not plain or any(map(is_heard, (norm, attn, *layers, proj))):
+    # what stands for a layer calls none of its parts; a converted one calls them itself
+    parts = (attn, *layers, proj) if mixing is attn else attn.modules()
+    if not plain or any(map(is_heard, (norm, *parts))):
         return None
     weights = [(layer.weight, layer.bias) for layer in layers]
     keeps = mixing.reads_tokens

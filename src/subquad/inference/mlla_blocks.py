@@ -40,6 +40,8 @@ def first_edges(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | N
     """
     if x.dtype != torch.bfloat16 and not multipliers.products_lag():
         return None
+    if not can_fuse_edges(block):
+        return None
     grid.check(x)
     attn, norm = cast(MambaLikeAttention, block.attn), block.norm1
 

@@ -28,7 +28,6 @@ from subquad.models.layers import (
     SelfAttention,
     is_heard,
     is_linear,
-    kinds_of,
     whole_bias,
 )
 from subquad.models.map_layers import MapMlp, PositionConv
@@ -47,7 +46,6 @@ def fuse_embed(stage: Stage) -> None:
 
 def fuse(block: Block) -> None:
     """Let both halves of a block be one step each, or few, where they can be."""
-    block.fused_for = kinds_of(block.attn)
     block.fused_edges = first_edges if can_fuse_edges(block) else None
     block.fused_attention = FIRST_HALF if can_fuse_attention(block) else None
     block.fused = feed_forward if can_fuse(block) else feed_forward_on_map if can_fuse_on_map(block) else None
@@ -59,6 +57,8 @@ def first_tokens(stage: Stage, x: Tensor) -> tuple[Tensor, TokenGrid] | None:
 
     It does where tokens are spread, or few and fp32: PyTorch's convolution is faster then.
     """
+    if not can_fuse_embed(stage):
+        return None
     embed = cast(PatchEmbed, stage.embed)
     side, weight = embed.patch_size, embed.proj.weight
     if x.dtype != weight.dtype or spread.is_spread():
@@ -86,6 +86,8 @@ def can_fuse_embed(stage: Stage) -> bool:
 
 def attention_sums(block: Block, x: Tensor) -> Tensor | None:
     """What the mechanism of a block sums up of tokens x (b, n, c), in one step; None where no kernel does that."""
+    if not can_fuse_attention(block):
+        return None
     norm, attn = block.norm1, cast(SelfAttention, block.attn)
     dim = x.shape[2]
     weights = norm.weight, norm.bias, attn.qkv.weight[dim:], _part(whole_bias(attn.qkv), slice(dim, None))
@@ -123,6 +125,8 @@ def first_edges(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | N
     None where no kernel does that, or it would take longer.
     """
     attn = cast(SelfAttention, block.attn)
+    if not can_fuse_edges(block):
+        return None
 
     def between(projected: list[Tensor], tokens: Tensor) -> Tensor:
         grid.check(x)
@@ -162,16 +166,20 @@ def fuse_position(position: PositionConv) -> None:
 def positioned(position: PositionConv, x: Tensor, grid: TokenGrid) -> Tensor | None:
     """Tokens x (b, n, c) with their positions, in one step; None where no kernel does that."""
     grid.check(x)
+    if not is_depthwise(position):
+        return None
     return replayed(position, "position", lambda x: filtered(x, position, grid, adds=True), x, settings=grid)
 
 
-def feed_forward(block: Any, x: Tensor, grid: TokenGrid) -> Tensor:
-    """What `block.feed_forward` computes of x (b, n, c), in one step."""
-    return plain_mlp(block, x, scale_of(block.ls2))
+def feed_forward(block: Any, x: Tensor, grid: TokenGrid) -> Tensor | None:
+    """What `block.feed_forward` computes of x (b, n, c), in one step; None where it is no plain MLP any more."""
+    return plain_mlp(block, x, scale_of(block.ls2)) if can_fuse(block) else None
 
 
 def feed_forward_on_map(block: Any, x: Tensor, grid: TokenGrid) -> Tensor | None:
     """What `block.feed_forward` computes of x (b, n, c), in three steps; None where no kernel does that."""
+    if not can_fuse_on_map(block):
+        return None
     grid.check(x)
     mlp, scale = block.mlp, scale_of(block.ls2)
     return second_half_on_map(

@@ -9,8 +9,8 @@ they lay: they are read there, so that changes in place, by whatever way, are se
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from operator import getitem
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +26,19 @@ MOST = 16
 """Sizes that a module is listened to with, and changes of it after which it is not any more."""
 
 
-OF_EVERY_MODULE = vars(nn.Module()).keys() - {"training"}
-"""What PyTorch keeps with a module beside what its class has."""
+TAPES = "_tapes_of_subquad"
+"""Where a module has its tapes: with it, as they hold what may lead back to it, and are gone when it is."""
+
+OF_EVERY_MODULE = (vars(nn.Module()).keys() - {"training"}) | {TAPES}
+"""What PyTorch, or this file, keeps with a module beside what its class has."""
 
 
 class _State:
     """How a module and all within it are: what they have, and where parameters lie."""
 
     def __init__(self, owner: nn.Module) -> None:
-        modules = list(owner.modules())
+        self._modules = modules = list(owner.modules())
+        self._classes = list(map(type, modules))
         self.parameters = [*owner.parameters(), *owner.buffers()]
         own = [(vars(each), vars(each).keys() - OF_EVERY_MODULE) for each in modules]
         parts = [part for each in modules for part in (each._parameters, each._buffers, each._modules)]
@@ -42,10 +46,15 @@ class _State:
         self._hooks = [hooks for each in modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
         self._parts = [*(part for part, _ in seen), *self._hooks]
         self._lengths = [len(part) for part in self._parts]
+        self._tapes = [TAPES in part for part in self._parts]
         self._holders = [part for part, names in seen for _ in names]
         self._names = [name for _, names in seen for name in names]
         self._values = list(map(getitem, self._holders, self._names))
-        self._places = self._where()
+        calls = [vars(each)["forward"] for each in modules if "forward" in vars(each)]
+        self._is_called = not all(getattr(call, "computes_the_same", False) for call in calls)
+        # tensors of other classes, as quantized ones, lie nowhere
+        self.has_places = all(type(x) in (nn.Parameter, Tensor) for x in self.parameters)
+        self._places = self._where() if self.has_places else []
 
     def _where(self) -> list[Any]:
         return [(x.data_ptr(), x.stride()) for x in self.parameters]
@@ -57,11 +66,21 @@ class _State:
         except (KeyError, RuntimeError, ValueError):
             # something is gone, or tensors do not say in one word whether they are equal
             return False
-        return has_the_same and list(map(len, self._parts)) == self._lengths and self._places == self._where()
+        if not has_the_same or list(map(type, self._modules)) != self._classes:
+            return False
+        return self._has_lengths() and self._places == self._where()
+
+    def _has_lengths(self) -> bool:
+        """Whether there is neither more nor less; tapes of modules within may have come since."""
+        if (lengths := list(map(len, self._parts))) == self._lengths:
+            return True
+        self._lengths, before = lengths, [one - more for one, more in zip(self._lengths, self._tapes, strict=True)]
+        self._tapes = [TAPES in part for part in self._parts]
+        return before == [one - more for one, more in zip(lengths, self._tapes, strict=True)]
 
     def is_heard(self) -> bool:
-        """Whether somebody listens to a module within."""
-        return any(self._hooks)
+        """Whether somebody listens to a module within, or has put something in its forward's place."""
+        return self._is_called or any(self._hooks)
 
     def learns(self) -> bool:
         """Whether a gradient is wanted of a parameter."""
@@ -84,7 +103,30 @@ def _all_modules_are_heard() -> bool:
     return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
 
 
-_FOUND: WeakKeyDictionary[nn.Module, dict[str, _Found]] = WeakKeyDictionary()
+class Tapes(dict[str, _Found]):
+    """What is known of a module's functions, by name. A copy of the module, or one from a file, knows nothing."""
+
+    def __init__(self, owner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.owner = None if owner is None else ref(owner)
+
+    def __copy__(self) -> "Tapes":
+        return Tapes()
+
+    def __deepcopy__(self, memo: Any) -> "Tapes":
+        return Tapes()
+
+    def __reduce__(self) -> Any:
+        return Tapes, ()
+
+
+def tapes_of(owner: nn.Module) -> Tapes:
+    """What is known of a module."""
+    tapes = vars(owner).get(TAPES)
+    # a shallow copy has another's
+    if tapes is None or tapes.owner is None or tapes.owner() is not owner:
+        tapes = vars(owner)[TAPES] = Tapes(owner)
+    return cast(Tapes, tapes)
 
 
 def replayed(
@@ -109,7 +151,7 @@ def replayed(
         return function(*tokens)
     sizes = [(x.shape, x.dtype) for x in tokens]
     key = (*sizes, settings, torch.get_num_threads(), backends.asked(None))
-    found = _FOUND.setdefault(owner, {}).setdefault(name, _Found())
+    found = tapes_of(owner).setdefault(name, _Found())
     if key in found.tapes:
         kept = found.tapes[key]
         if kept is None:
@@ -122,7 +164,7 @@ def replayed(
     if len(found.tapes) >= MOST or found.changes >= MOST:
         return function(*tokens)
     state = _State(owner)
-    if state.is_heard():
+    if state.is_heard() or not state.has_places:
         return function(*tokens)
     recorded = Recorder(function, *tokens).run(state.parameters)
     if recorded is None:

@@ -149,6 +149,9 @@ class _Split(Backbone):
     exchange: BandExchange
     no_streaming = "its tokens are spread over processes: stream the network that it was, with its state_dict"
 
+    def check_pixels(self, x: Tensor) -> None:
+        """A band without rows is refused by all processes alike."""
+
     def check_images(self, x: Tensor) -> None:
         super().check_images(x)
         check_bands(self.exchange.channel.gather(x.shape, x), unit_of(self), least_rows(self))

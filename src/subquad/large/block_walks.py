@@ -17,7 +17,7 @@ from subquad.attention.bricks import LocalConv
 from subquad.attention.sweeps import Streaming, Sweep, streaming_of
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, rows_beside
-from subquad.models.layers import AttentionSteps, Block, SelfAttention
+from subquad.models.layers import AttentionSteps, Block, SelfAttention, is_heard
 from subquad.rope import Rotation
 
 Call = Callable[[Any, Tensor, GridRows], Tensor]
@@ -172,7 +172,8 @@ def walk_of(block: Any, grid: TokenGrid, call: Call, rotation: RotationOf) -> Bl
         SubquadError: its mechanism can't be streamed, in one line that says why.
     """
     attention: Any = getattr(block, "attn", None)
-    if type(block) is Block and type(attention) is SelfAttention:
+    is_plain = type(block) is Block and type(attention) is SelfAttention
+    if is_plain and not is_heard(attention) and not is_heard(attention.inner):
         return PlainBlock(block, grid, rotation)
     if not hasattr(attention, "inner"):
         what = f"{type(block).__name__}'s {type(attention).__name__}"

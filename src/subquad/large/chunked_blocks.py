@@ -80,6 +80,9 @@ def _never(*arguments: Any) -> Any:
 class InChunks:
     """What a block's `forward` is: an object, so that it is copied and pickled with the block."""
 
+    computes_the_same = True
+    """As what it stands for: a tape of its block holds."""
+
     def __init__(self, block: Any, most_tokens: int) -> None:
         self.block, self.most_tokens = block, most_tokens
 

@@ -121,8 +121,13 @@ class Backbone(nn.Module):
         """Raise SubquadError where `x` are no images (b, in_chans, height, width) of numbers with a point."""
         # here and not where it is called: FX knows what it is not to look into by a public name beside `forward`
         refuse_no_images(x, self.in_chans)
+        self.check_pixels(x)
         if self.wants_own_dtype:
             refuse_other_dtype(x, next(self.parameters()).dtype)
+
+    def check_pixels(self, x: Tensor) -> None:
+        """Raise where images have no pixels."""
+        refuse_no_pixels(x, self.in_chans)
 
     def walk(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """Tokens and their grid wherever features can be taken: at the end of each stage."""
@@ -309,18 +314,25 @@ class Backbone(nn.Module):
 
 
 @register_notrace_function
+def refuse_no_pixels(x: Tensor, in_chans: int) -> None:
+    """Raise SubquadError where images (b, c, y, x) have no rows or no columns."""
+    if 0 in x.shape[2:]:
+        raise SubquadError(
+            f"this network takes images (b, {in_chans}, height, width), got {tuple(x.shape)}: they have no pixels"
+        )
+
+
+@register_notrace_function
 def refuse_no_images(x: Tensor, in_chans: int) -> None:
     """Raise SubquadError where `x` are no images of `in_chans` channels."""
     if not isinstance(x, Tensor):
         kind = type(x).__name__
         raise SubquadError(f"this network takes images as a tensor (b, {in_chans}, height, width), got {kind}")
-    if x.dim() == 4 and x.shape[1] == in_chans and x.is_floating_point() and 0 not in x.shape[2:]:
+    if x.dim() == 4 and x.shape[1] == in_chans and x.is_floating_point():
         return
     wanted = f"this network takes images (b, {in_chans}, height, width), got {tuple(x.shape)}"
     if x.dim() != 4:
         raise SubquadError(f"{wanted}: x[None] makes a batch of one image" if x.dim() == 3 else wanted)
-    if 0 in x.shape[2:]:
-        raise SubquadError(f"{wanted}: they have no pixels")
     if x.shape[1] == in_chans:
         dtype = str(x.dtype).removeprefix("torch.")
         raise SubquadError(f"{wanted} of {dtype}: make them float and normalise them first")

@@ -160,7 +160,8 @@ class CrossShapedAttention(nn.Module):
     def forward(self, x: Tensor, unnormed: Tensor, *, grid: TokenGrid) -> Tensor:
         """Normed tokens (b, n, c) and what they were before to (b, n, c)."""
         grid.check(x)
-        parts, width = self.qkv(x), self.proj.in_features
+        parts = self.qkv(x)
+        width = parts.shape[2] // (len(self.names) - ("x" in self.names))
         if "x" in self.names:
             parts = torch.cat([parts, filled_to(unnormed, width, len(self.branches))], dim=2)
         image = rearrange(parts, "b (y x) (p c) -> p b y x c", y=grid.height, c=width)

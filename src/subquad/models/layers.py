@@ -5,7 +5,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, p 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -248,13 +248,17 @@ class LinearLayer(nn.Linear):
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether weight and bias say all that a linear layer does: other classes may do anything in their calls."""
-    return type(module) is nn.Linear or isinstance(module, LinearLayer)
+    """Whether weight and bias say all that a linear layer does, as plain numbers.
+
+    Other classes may do anything in their calls, and quantized weights are tensors of other classes.
+    """
+    is_one = type(module) is nn.Linear or isinstance(module, LinearLayer)
+    return is_one and type(module.weight) in (nn.Parameter, Tensor)
 
 
 def is_heard(module: nn.Module) -> bool:
-    """Whether somebody listens to a module, and has to see it called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether somebody listens to a module, or has put something in its forward's place: it has to be called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def whole_bias(qkv: nn.Linear) -> Tensor | None:
@@ -274,12 +278,6 @@ def all_heads_of(mechanism: nn.Module, dim: int, num_heads: int) -> tuple[int, i
     """The heads of a host's layer and of its mechanism together, and their channels."""
     count = num_heads + traits_of(mechanism).extra_heads
     return count, count * (dim // num_heads)
-
-
-def kinds_of(attn: nn.Module) -> tuple[type[nn.Module], type | None]:
-    """The classes of an attention layer and of its mechanism, if it has one."""
-    inner = attn._modules.get("inner")
-    return type(attn), None if inner is None else type(inner)
 
 
 class AttentionSteps(NamedTuple):
@@ -339,8 +337,7 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
         # what computes the first half in two steps, or in few around the mechanism, and the second in one or few, given
-        # by subquad.inference for the attention layer that was there
-        self.fused_for = kinds_of(attn)
+        # by subquad.inference: they look at the block at each call, as parts may be others since
         self.fused_attention: AttentionSteps | None = None
         self.fused_edges: Callable[[Block, Tensor, TokenGrid, Rotation | None], Tensor | None] | None = None
         self.fused: Callable[[Block, Tensor, TokenGrid], Tensor | None] | None = None
@@ -374,10 +371,8 @@ class Block(nn.Module):
 
     def _attended(self, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
         """The first half by `fused_attention`, where nothing is turned, or by `fused_edges`; None where neither can."""
-        # another layer may have come in its place since, by `subquad.convert` or `restore`
-        if self.fused_edges is None or kinds_of(self.attn) != self.fused_for:
-            return None
-        if not cast(SelfAttention, self.attn).is_plain_on(grid):
+        is_plain_on = getattr(self.attn, "is_plain_on", None)
+        if self.fused_edges is None or is_plain_on is None or not is_plain_on(grid):
             return None
         if self.fused_attention is not None and rotation is None and grid.whole is grid:
             grid.check(x)
