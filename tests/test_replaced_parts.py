@@ -120,3 +120,56 @@ def test_what_is_put_into_an_optimized_network_is_computed(kind, attention, chan
         assert (ready.forward_features(image).double() - exact).norm() <= 1e-4 * exact.norm()
         off = halved.forward_features(image.bfloat16()).double() - exact
         assert off.norm() <= 1.6 * (plain - exact).norm()
+
+
+def test_quantized_weights_are_multiplied_by_their_own_library():
+    torchao = pytest.importorskip("torchao.quantization")
+    image = torch.randn(2, 3, 64, 64)
+    for first in (False, True):
+        model = drawn("vit", "linear")
+        expected = model(image)
+        ready = model if first else subquad.optimize(model)
+        ready(image)
+        torchao.quantize_(ready, torchao.Int8WeightOnlyConfig())
+        ready = subquad.optimize(ready)
+        for _ in range(2):
+            assert (ready(image) - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("attention", ["linear", "agent"])
+def test_who_listens_to_an_attention_layer_is_called_in_chunks_as_well(attention):
+    model, image = drawn("vit", attention), torch.randn(2, 3, 64, 64)
+    for block in model.stages[0].blocks:
+        block.attn.register_forward_hook(lambda part, given, y: 1.3 * y)
+        block.attn.inner.register_forward_hook(lambda part, given, y: 0.9 * y)
+    expected = model(image)
+    torch.testing.assert_close(subquad.chunk_blocks(model, 6)(image), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_optimized_blocks_in_chunks_are_freed():
+    import gc
+    import weakref
+
+    model, image = subquad.chunk_blocks(subquad.optimize(drawn("vit", "linear")), 900), torch.randn(2, 3, 64, 64)
+    model.stages[0].blocks[0].owner = (model,)
+    with torch.no_grad():
+        for _ in range(3):
+            model(image)
+    alive = weakref.ref(model.stages[0].blocks[0])
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_copies_of_modules_have_no_tapes():
+    model, image = subquad.optimize(drawn("vit", "linear")), torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = [model(image) for _ in range(2)][-1]
+        block = model.stages[0].blocks[0]
+        shallow = model.stages[0].blocks[0] = copy.copy(block)
+        shallow._modules = dict(block._modules, norm1=copy.deepcopy(block.norm1))
+        shallow.norm1.weight.mul_(2)
+        other = model(image)
+        assert not torch.allclose(other, expected)
+        model.stages[0].blocks[0] = block
+        torch.testing.assert_close(model(image), expected)

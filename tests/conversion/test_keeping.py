@@ -244,3 +244,45 @@ def test_landmarks_as_many_as_tokens_are_softmax_and_fewer_are_near():
     assert not torch.allclose(answer(few, PICTURES), expected, rtol=1e-3, atol=1e-3)
     assert answer(few, torch.randn(1, 3, 96, 80)).isfinite().all()
     assert torch.equal(answer(subquad.restore(few), PICTURES), expected)
+
+
+@pytest.mark.parametrize("name", ["timm ViT", "our DeiT"])
+def test_weights_that_layers_share_stay_shared(name):
+    model = teacher(name)
+    first, second = (layer for path, layer in model.named_modules() if path.endswith("attn"))
+    second.qkv.weight, second.proj = first.qkv.weight, first.proj
+    model.tied = nn.Linear(1, 1)
+    model.tied.bias = first.proj.bias
+    student = subquad.convert(model, "linear")
+    one, other = converted_layers(student).values()
+    assert one.qkv.weight is other.qkv.weight is not first.qkv.weight and one.qkv.bias is not other.qkv.bias
+    assert one.proj.weight is other.proj.weight and one.proj.bias is other.proj.bias is student.tied.bias
+    assert answer(subquad.restore(student), PICTURES).equal(answer(model, PICTURES))
+
+
+def test_a_restored_network_says_how_it_was_made_and_learns_as_it_did(tmp_path):
+    model = teacher("our DeiT")
+    made = dict(model.creation)
+    student = subquad.convert(model, "agent")
+    assert student.creation is None
+    student.reset_classifier(7)
+    student.set_input_size((96, 64))
+    back = subquad.restore(student, strict=False)
+    assert made.items() <= {**back.creation, "img_size": made["img_size"], "num_classes": made["num_classes"]}.items()
+    subquad.save_weights(back, tmp_path / "back.safetensors")
+    again = subquad.restore_model(tmp_path / "back.safetensors")[0]
+    images = torch.randn(2, 3, 96, 64)
+    torch.testing.assert_close(again.eval()(images), back(images))
+    frozen = subquad.restore(subquad.optimize(subquad.convert(model, "agent")))
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    learning = subquad.restore(subquad.convert(frozen, "agent").requires_grad_(True))
+    assert all(parameter.requires_grad for parameter in learning.parameters())
+
+
+def test_networks_that_no_arguments_make_say_so_in_their_files(tmp_path):
+    for number, change in enumerate((lambda m: m.prune_intermediate_layers([0]), lambda m: subquad.join_frames(m, 2))):
+        model = teacher("our DeiT")
+        change(model)
+        subquad.save_weights(model, file := tmp_path / f"{number}.safetensors")
+        with pytest.raises(SubquadError, match="does not say which network it holds"):
+            subquad.restore_model(file)

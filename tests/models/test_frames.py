@@ -1,6 +1,7 @@
 """Frames of one scene as one sequence: attention sees all of them, and one frame is what an image was."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -79,3 +80,18 @@ def test_mistakes_are_one_line():
         with pytest.raises(SubquadError, match=words) as refusal:
             call()
         assert "\n" not in str(refusal.value)
+
+
+def test_networks_of_frames_and_of_chunks_are_pickled_and_copied():
+    torch.manual_seed(0)
+    for change, x in (
+        (lambda model: subquad.join_frames(model, 3), torch.randn(2, 2, 3, 64, 64)),
+        (lambda model: subquad.chunk_mlps(subquad.chunk_mlps(model, 99), 16), torch.randn(2, 3, 64, 64)),
+    ):
+        model = change(small("vit", "linear").eval())
+        for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+            assert torch.equal(again(x), model(x)) and type(again).__name__ == type(model).__name__
+            kinds = [
+                [base.__name__ for module in one.modules() for base in type(module).mro()] for one in (again, model)
+            ]
+            assert kinds[0] == kinds[1]

@@ -15,6 +15,7 @@ from subquad.conversion.towers import Layer, Tower, find_tower
 from subquad.errors import SubquadError, reason_without_path, shown
 from subquad.models.assembling import as_json, check_names, make_mechanisms
 from subquad.models.attention_names import Block, Names, parse_blocks, split_names
+from subquad.models.backbone import Backbone
 from subquad.ranges import height_and_width
 from subquad.weights.digest import digest_of
 from subquad.weights.fitting import some
@@ -32,6 +33,7 @@ class Conversion:
         grid: (height, width) of tokens that position parameters were made for, and prefix tokens.
         img_size, prefix: as they were given; None where the network says it itself.
         teacher: the digest of the network's weights before it was converted.
+        creation: the arguments that made the network, where it says them.
     """
 
     attention: dict[int, str]
@@ -43,6 +45,7 @@ class Conversion:
     embedding: str
     img_size: tuple[int, int] | None
     prefix: int | None
+    creation: dict[str, Any] | None = None
 
     def as_note(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -110,6 +113,7 @@ def convert(
     for number, mechanism in mechanisms.items():
         layer = tower.layers[number]
         made[layer.path] = _replacement(layer, modules[layer.path], mechanism, recorder)
+    _keep_ties(model, made, modules)
     for path, module in made.items():
         _put(modules, path, module)
     listen(model, tower.embedding, recorder)
@@ -123,6 +127,7 @@ def convert(
         embedding=tower.embedding,
         img_size=size,
         prefix=prefix,
+        creation=getattr(model, "creation", None),
     )
     noted: Any = model
     noted.subquad_conversion = conversion
@@ -160,6 +165,11 @@ def restore(model: nn.Module, *, strict: bool = True) -> nn.Module:
     for module in converted.values():
         _as_now(module.original, module)
     stop_listening(model)
+    if conversion.creation is not None:
+        back: Any = model
+        back.creation = conversion.creation
+        if isinstance(model, Backbone):
+            model.say_how_it_is()
     del model.subquad_conversion
     return model
 
@@ -293,9 +303,26 @@ def _copied(model: nn.Module) -> nn.Module:
         ) from None
 
 
+def _keep_ties(model: nn.Module, made: Mapping[str, nn.Module], modules: Mapping[str, nn.Module]) -> None:
+    """Let new layers share the weights that the old ones share, with each other and with the rest of the network."""
+    replaced = tuple(f"{path}." for path in made)
+    whole = model.named_parameters(remove_duplicate=False)
+    shared = {id(one): one for name, one in whole if not name.startswith(replaced)}
+    for path, layer in made.items():
+        old = dict(modules[path].named_parameters(remove_duplicate=False))
+        for name, own in list(layer.named_parameters(remove_duplicate=False)):
+            tied = shared.setdefault(id(old[name]), own) if name in old else own
+            if tied is not own and tied.shape == own.shape:
+                owner, _, last = name.rpartition(".")
+                layer.get_submodule(owner)._parameters[last] = tied
+
+
 def _as_now(original: nn.Module, module: nn.Module) -> None:
-    """Let the weights of an old layer have the types that those of the one in its place have by now."""
-    now = module.state_dict()
+    """Let the weights of an old layer have types, and gradients, as those of the one in its place have by now."""
+    now, learning = module.state_dict(), dict(module.named_parameters())
+    for name, parameter in original.named_parameters():
+        if name in learning:
+            parameter.requires_grad_(learning[name].requires_grad)
     for name, tensor in (*original.named_parameters(), *original.named_buffers()):
         if name in now:
             tensor.data = tensor.data.to(now[name].dtype)

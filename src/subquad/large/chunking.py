@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from subquad.besides import Besides, class_besides
 from subquad.errors import SubquadError
 from subquad.models.layers import Block
 
@@ -34,12 +35,12 @@ def chunk_mlps(model: nn.Module, most_tokens: int = 8192) -> Any:
         raise SubquadError(f"{type(model).__name__} has no MLP that looks at one token at a time: leave it whole")
     for mlp in mlps:
         cls = type(mlp)
-        bases = cls.__bases__ if issubclass(cls, _Chunked) else (_Chunked, cls)
-        mlp.__class__ = type(cls.__name__, bases, {"most_tokens": most_tokens})
+        own = cls.__bases__[1] if issubclass(cls, _Chunked) else cls
+        mlp.__class__ = class_besides(_Chunked, own, cls.__name__, most_tokens=most_tokens)
     return model
 
 
-class _Chunked(nn.Module):
+class _Chunked(Besides):
     """What an MLP is besides its own class while it takes chunks."""
 
     most_tokens: int

@@ -16,7 +16,7 @@ from subquad import spread
 from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
 from subquad.models.layers import init_linear
-from subquad.ranges import Count, Positive, checks_arguments
+from subquad.ranges import Count, Positive, checks_arguments, height_and_width
 from subquad.tracing import refuse_torchscript
 from subquad.weights.fitting import adapt
 
@@ -228,6 +228,9 @@ class Backbone(nn.Module):
         taken, last = levels_of(len(self.feature_info), indices)
         shortened = last < len(self.feature_info) - 1
         width, prune_norm = self.num_features, prune_norm or (shortened and not self._norm_fits(last))
+        if shortened or prune_norm:
+            # no arguments of `create_model` make it so
+            self.creation = {}
         if shortened:
             self._cut_after(last)
             # levels are counted, from the last as well, among those that are left
@@ -280,6 +283,13 @@ class Backbone(nn.Module):
         for stage, grid in zip(self.stages, self.grids(self.img_size), strict=True):
             stage.regrid(grid)
         self._made_with(img_size=[int(side) for side in self.img_size])
+
+    def say_how_it_is(self) -> None:
+        """Let `creation` name the size, the head and the pooling that the network has by now."""
+        size = self.creation.get("img_size")
+        if size is None or height_and_width(size) != tuple(self.img_size):
+            self._made_with(img_size=[int(side) for side in self.img_size])
+        self._made_with(num_classes=int(self.num_classes), global_pool=self.global_pool)
 
     def _made_with(self, **arguments: Any) -> None:
         """From now on the network is as if it had been made with these: its weights' file says so."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from subquad.besides import Besides, class_besides
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, refuse_no_images
@@ -58,11 +59,14 @@ def join_frames(model: nn.Module, most_frames: Positive = 16) -> Any:
     stage.__class__ = _FramedStage
     like = next(model.parameters())
     stage.frame_embed = nn.Parameter(like.new_zeros(1, most_frames, 1, model.num_features))
-    model.__class__ = type(f"Framed{type(model).__name__}", (_Framed, type(model)), {})
-    return model
+    # no arguments of `create_model` make it so
+    model.creation = {}
+    framed: Any = model
+    framed.__class__ = class_besides(_Framed, type(model), f"Framed{type(model).__name__}")
+    return framed
 
 
-class _Framed(Backbone):
+class _Framed(Besides, Backbone):
     """What a network is besides its own class while it takes frames."""
 
     takes_frames = True
