@@ -24,6 +24,7 @@ from subquad.exports import (
     register_exporter,
 )
 from subquad.exports.checking import checked_shapes, largest_difference
+from subquad.exports.engines import InEngine
 from subquad.exports.exporting import least_pixels, stated_size
 from subquad.tasks.segmentation.scene_transforms import SceneInput
 from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
@@ -391,3 +392,50 @@ def test_what_was_exported_is_judged_in_its_engine(tmp_path):
     fixed = subquad.export(run, tmp_path / "one.pt2", format="pt2")
     with pytest.raises(SubquadError, match=r"does not take .*--dynamic batch"):
         subquad.evaluate(run, engine=fixed.path)
+    # a whole number of eights, and some more
+    eight = subquad.export(run, tmp_path / "eight.pt2", format="pt2", batch=8)
+    halved = subquad.export(run, tmp_path / "half.pt2", format="pt2", dtype="bf16", dynamic=["batch"])
+    for file, settings in ((fixed, {"batch_size": 1}), (eight, {"batch_size": 8}), (halved, {})):
+        assert abs(subquad.evaluate(run, engine=file.path, **settings).result.top1 - here.result.top1) < 1
+    subquad.train("digits", tmp_path / "other", attention="softmax", epochs=1, seed=1)
+    with pytest.raises(SubquadError, match=r"n\.pt2 is off by .*: it was written of another network"):
+        subquad.evaluate(tmp_path / "other", engine=written.path)
+
+
+class Answers(torch.nn.Module):
+    """A network of four numbers an image."""
+
+    def forward(self, x):
+        return x.mean((2, 3)).repeat(1, 4)[:, :4]
+
+
+def test_a_file_answers_for_the_network_that_it_was_written_of_alone():
+    network, images = Answers(), torch.randn(5, 3, 8, 8)
+    assert torch.equal(InEngine(network, network)(images), network(images))
+    for run, message in (
+        (lambda x: -network(x), "n.pt2 is off by 2 of the network's largest number: it was written of another network"),
+        (lambda x: network(x)[:, :2], r"n.pt2 gives \(5, 2\) and the network \(5, 4\): it is of another one"),
+        (lambda x: network(x) * torch.nan, "n.pt2 is off by nan"),
+        (lambda x: throw(ValueError("no")), r"n.pt2 does not take 5 images of 8×8 px: .*--batch-size .*: no"),
+    ):
+        with pytest.raises(SubquadError, match=message):
+            InEngine(network, run, "n.pt2")(images)
+    with pytest.raises(SubquadError, match="networks that take lists of images, as detectors do"):
+        InEngine(network, network)(list(images))
+
+
+def test_a_file_gets_images_of_its_dtype_and_as_many_as_it_was_written_for():
+    network, seen = Answers(), []
+
+    def run(images):
+        if images.dtype != torch.bfloat16 or len(images) != 4:
+            raise ValueError(f"not {len(images)} of {images.dtype}")
+        seen.append(len(images))
+        return network(images)
+
+    engine, images = InEngine(network, run), torch.randn(7, 3, 8, 8).bfloat16().float()
+    answers = torch.cat([engine(images[:4]), engine(images[4:])])
+    assert answers.dtype == torch.float32 and seen == [4, 4]
+    torch.testing.assert_close(answers, network(images), rtol=1e-2, atol=1e-2)
+    with pytest.raises(SubquadError, match="does not take 3 images"):
+        InEngine(network, run)(images[4:])

@@ -45,33 +45,76 @@ def open_exported(path: Path | str, format: str | None = None) -> Runner:
 
 def in_engine(trained: Any, path: Path | str) -> Any:
     """A trained network whose answers come from a file that `subquad.export` wrote of it."""
-    return replace(trained, model=InEngine(trained.model, open_exported(path)).eval())
+    return replace(trained, model=InEngine(trained.model, open_exported(path), str(path)).eval())
+
+
+FARTHEST = 0.3
+"""How far answers may be off, by the network's largest number: int8 is by 0.2 at most, and another network by more."""
+
+PRECISIONS = torch.float32, torch.float16, torch.bfloat16
+"""What images may have to be for a file, as it was written."""
 
 
 class InEngine(nn.Module):
     """A network whose answers come from the engine that its file is for; all else is asked of the network itself.
 
+    The first answer is held against the network's own, so that a file of another network is not judged in its place.
+
     Args:
         network: what the file was written from.
         run: the file, opened.
+        name: of the file.
     """
 
-    def __init__(self, network: nn.Module, run: Runner) -> None:
+    def __init__(self, network: nn.Module, run: Runner, name: str = "the exported file") -> None:
         super().__init__()
-        self.network = network
+        self.network, self.name = network, name
         # a program may be a module of its own, which neither trains nor moves with this one
         self._held = (run,)
+        self._dtype: torch.dtype | None = None
+        self._batch = 0
 
+    @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        try:
-            with torch.no_grad():
-                return self._held[0](images.cpu()).to(images.device)
-        except Exception as error:
-            shape = " × ".join(map(str, (images.shape[0], *images.shape[2:])))
+        if not isinstance(images, Tensor):
+            raise SubquadError("networks that take lists of images, as detectors do, have no exported files")
+        answer = self._run(images.cpu()).float().to(images.device)
+        if not self._batch:
+            self._check(images, answer)
+        self._batch = max(self._batch, len(images))
+        return answer
+
+    def _run(self, images: Tensor) -> Tensor:
+        """The file's answer, to images of what it was written in: the first that it takes."""
+        reasons = []
+        for dtype in PRECISIONS if self._dtype is None else (self._dtype,):
+            for more in dict.fromkeys((0, max(self._batch - len(images), 0))):
+                # the last images may be fewer than a file takes that was written for a number of them
+                filled = torch.cat([images, images[-1:].expand(more, -1, -1, -1)]).to(dtype)
+                try:
+                    answer = self._held[0](filled)
+                except Exception as error:
+                    # engines raise what they like
+                    reasons.append(reason_of(error))
+                    continue
+                self._dtype = dtype
+                return answer[: len(images)]
+        height, width = images.shape[2:]
+        raise SubquadError(
+            f"{self.name} does not take {len(images)} images of {height}×{width} px: write it with "
+            f"--dynamic batch,size, or judge it with the --batch-size and --img-size it was written for: {reasons[0]}"
+        )
+
+    def _check(self, images: Tensor, answer: Tensor) -> None:
+        own = self.network(images)
+        if not isinstance(own, Tensor) or own.shape != answer.shape:
+            what = tuple(own.shape) if isinstance(own, Tensor) else type(own).__name__
+            raise SubquadError(f"{self.name} gives {tuple(answer.shape)} and the network {what}: it is of another one")
+        off = float((own.float() - answer).abs().max() / own.abs().max().clamp(min=1e-12))
+        if not off <= FARTHEST:
             raise SubquadError(
-                f"the exported file does not take {shape} px (was it written with --dynamic batch,size?): "
-                f"{reason_of(error)}"
-            ) from error
+                f"{self.name} is off by {off:.1g} of the network's largest number: it was written of another network"
+            )
 
     def __getattr__(self, name: str) -> Any:
         try:
