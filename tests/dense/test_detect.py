@@ -99,6 +99,22 @@ def test_the_commands_judge_and_show(run, objects, tmp_path, capsys):
     assert "box AP %" in page and "Predictions against truth" in page and "truth: 2 objects" in page
 
 
+def test_training_and_judging_agree_whatever_stands_beside_an_image(run, objects):
+    summary = json.loads((run / "summary.json").read_text())
+    judged = judge_detector(open_trained(run), data=str(objects))
+    assert judged.result.box["ap"] == pytest.approx(summary["best_box_ap"], abs=1e-3)
+
+
+def test_detectors_are_not_fitted_and_have_no_files(run, objects, tmp_path, capsys):
+    (tmp_path / "n.pt2").write_bytes(b"")
+    flags = ["--images", str(objects / "train2017"), "--output", str(tmp_path / "out")]
+    assert main(["convert", str(run), "--attention", "linear", *flags]) == 2
+    assert "is of `subquad detect`, whose networks are not fitted here" in capsys.readouterr().err
+    assert main(["train", "--resume", str(run)]) == 2
+    assert f"the run in {run} is of another task: subquad detect train --resume {run}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

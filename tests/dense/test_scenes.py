@@ -196,3 +196,18 @@ def test_class_names_are_read_as_ade20k_writes_them(tmp_path):
     file.write_text("1\twall\n3\tsky\n")
     with pytest.raises(SubquadError, match="does not name classes 1, 2, 3"):
         read_class_names(file)
+
+
+def test_scenes_in_folders_of_folders_are_seen(folder):
+    (folder / "images/training/a b").mkdir()
+    (folder / "annotations/training/a b").mkdir()
+    labels = load_scenes(folder, split="train")[1][1]
+    for kind in ("images", "annotations"):
+        (folder / kind / "training/1.png").rename(folder / kind / "training/a b/1.png")
+    images = load_scenes(folder, split="train")
+    paths = [str(path.relative_to(folder / "images/training")) for path, _ in images.pairs]
+    assert sorted(paths) == ["0.png", "2.png", "3.png", "4.png", "5.png", "a b/1.png"]
+    assert (images[paths.index("a b/1.png")][1] == labels).all()
+    (folder / "annotations/training/a b/1.png").unlink()
+    with pytest.raises(SubquadError, match=r"1 of 6 images in .* have no annotation, the first: a b/1\.png"):
+        load_scenes(folder, split="train")

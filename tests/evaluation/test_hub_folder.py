@@ -32,6 +32,8 @@ def test_a_run_opens_from_its_folder_in_timm_and_here(tmp_path, capsys):
         assert torch.equal(theirs(images), trained.model(images))
         assert torch.equal(ours.model(images), trained.model(images))
     assert ours.classes == trained.classes and ours.input == trained.input
+    by_path = subquad.open_trained(tmp_path / "hub", device="cpu")
+    assert by_path.classes == trained.classes and torch.equal(by_path.model(images), trained.model(images))
     config = timm.data.resolve_model_data_config(theirs)
     assert tuple(config["input_size"][1:]) == trained.input.img_size and config["crop_pct"] == trained.input.crop_pct
     card = (tmp_path / "hub" / "README.md").read_text()
@@ -47,7 +49,10 @@ def test_a_conversion_opens_from_its_folder_without_its_teacher(tmp_path, capsys
     assert main(["upload", str(tmp_path / "student"), f"local-dir:{tmp_path / 'hub'}"]) == 0
     student = subquad.open_trained(tmp_path / "student", device="cpu")
     shutil.rmtree(teacher)
-    opened = subquad.open_trained(f"local-dir:{tmp_path / 'hub'}", device="cpu")
+    said = capsys.readouterr().out
+    assert f"the weights and the model card are in {tmp_path / 'hub'}" in said
+    for place in (tmp_path / "hub", f"local-dir:{tmp_path / 'hub'}"):
+        opened = subquad.open_trained(place, device="cpu")
     images = torch.randn(2, 3, *student.input.img_size)
     with torch.inference_mode():
         assert torch.equal(opened.model(images), student.model(images))

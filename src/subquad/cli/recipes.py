@@ -105,6 +105,16 @@ def run_folder(arguments: argparse.Namespace, *parts: str | None) -> Path:
         raise SubquadError(f"the name of the run's folder {error}: give it one with --experiment") from None
 
 
+def check_task(folder: Path, task: str) -> None:
+    """Raise where a run is of another task, whose command goes on with it."""
+    from subquad.runs.run_records import task_of
+
+    said = task_of(folder)
+    if said is not None and said != task:
+        command = "subquad train" if said == "classify" else f"subquad {said} train"
+        raise SubquadError(f"the run in {folder} is of another task: {command} --resume {folder} goes on with it")
+
+
 def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
     """Train the recipe that the flags describe, or go on with a run."""
     from subquad import api
@@ -117,6 +127,7 @@ def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
         file = arguments.resume / "recipe.yaml"
         if not file.is_file():
             raise SubquadError(f"no run in {arguments.resume} to resume: it has no recipe.yaml")
+        check_task(arguments.resume, task.name)
         recipe = load_recipe(file, task.recipe_class).replace(**given)
         folder = arguments.resume
     else:

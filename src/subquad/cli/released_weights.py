@@ -26,7 +26,7 @@ def run_upload(arguments: argparse.Namespace) -> None:
         place = str(save_for_hf(arguments.checkpoint, arguments.target.removeprefix("local-dir:")))
     else:
         place = upload(arguments.checkpoint, arguments.target, private=arguments.private)
-    print(f"weights, config.json and the model card are in {place}")
+    print(f"the weights and the model card are in {place}")
 
 
 def run_download(arguments: argparse.Namespace) -> None:

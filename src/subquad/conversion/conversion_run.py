@@ -126,6 +126,11 @@ def open_plan(plan: Plan) -> Opened:
         SubquadError: one of them can't be opened.
     """
     opened = open_trained(plan.source, img_size=plan.img_size)
+    if getattr(opened.model, "takes_lists", False):
+        raise SubquadError(
+            f"{plan.source} is of `subquad {opened.task}`, whose networks are not fitted here, as they give lists of "
+            "what they find: subquad.convert(network, …) replaces its layers in Python"
+        )
     config = opened.image_network(plan.img_size).input
     own = opened.training_images(data_dir=plan.data_dir) if plan.images == opened.data else None
     pictures = open_images(plan.images, plan.data_dir) if own is None else own

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from subquad.errors import SubquadError, reason_without_path
 
@@ -80,6 +80,8 @@ def read_image(file: Path | BinaryIO | Image.Image) -> Image.Image:
         with _opened(file) as stream, Image.open(stream, formats=_formats()) as image:
             _check_size(image)
             return _as_rgb(image)
+    except UnidentifiedImageError:
+        raise BrokenImageError("it is no picture of a kind that can be read") from None
     except Exception as error:
         # of a damaged or hostile file Pillow raises anything, down to MemoryError
         raise BrokenImageError(reason_without_path(error)) from None

@@ -39,7 +39,10 @@ class InputConfig:
             raise SubquadError(f"img_size must be a height and a width, got {self.img_size}")
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if len(self.mean) != 3 or len(self.std) != 3 or not finite or min(self.std) <= 0:
-            raise SubquadError(f"images need mean and std of 3 channels, got {self.mean} and {self.std}")
+            raise SubquadError(
+                f"images need mean and std of 3 channels, got {self.mean} and {self.std}: networks of other images are "
+                "converted and exported by functions alone, as subquad.convert(network, …)"
+            )
         if not 0 < self.crop_pct <= 1:
             raise SubquadError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}")
         if self.crop_mode not in CROP_MODES:

@@ -46,7 +46,10 @@ class Pyramid(nn.Module):
         if frozen_stages > stages:
             raise SubquadError(f"frozen_stages={frozen_stages}: the backbone has {stages}")
         self.is_plain = stages == 1
+        made = backbone.creation
         self.indices = backbone.prune_intermediate_layers(1 if self.is_plain else stages, prune_norm=not self.is_plain)
+        # whoever makes the pyramid again begins with the whole network
+        backbone.creation = made
         infos = [backbone.feature_info[i] for i in self.indices]
         widths = [info["num_chs"] for info in infos]
         self.strides = tuple(strides)

@@ -19,7 +19,7 @@ from subquad.runs.run_folder import recipe_beside
 from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, open_timm_folder
 from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
 from subquad.text import one_line
-from subquad.weights.files import read_note, weight_file
+from subquad.weights.files import BEST, HUB, read_note, weight_file
 from subquad.weights.notes import parse_note, task_in
 from subquad.writing import json_text
 
@@ -72,6 +72,9 @@ def _opened(source: Path | str, task: str | None, img_size: Pixels | None, where
     path = source_of(source)
     if timms := folder_of_timm(path):
         return _classifier(open_timm_folder(timms, img_size, where), source, task)
+    if path.is_dir() and not any((path / f"{kind}.json").is_file() for kind in FOLDERS):
+        # as `subquad.upload` leaves a conversion: its weights alone say what they are
+        path = path / HUB if not (path / BEST).is_file() and (path / HUB).is_file() else path
     for kind_of_folder, module in FOLDERS.items():
         if (path / f"{kind_of_folder}.json").is_file() or (path.is_file() and kind_of_folder in read_note(path)):
             return import_module(module).open_folder(path, task=task, img_size=img_size, device=where)

@@ -15,6 +15,15 @@ from subquad.reading import read_yaml
 from subquad.tasks import TASKS, fields_of
 
 
+def task_of(folder: Path) -> str | None:
+    """What a run was trained for, as its facts say; None where they can't be read."""
+    try:
+        said = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(said.get("task", "classify")) if isinstance(said, dict) else None
+
+
 @dataclass(frozen=True)
 class Run:
     """One run folder: its recipe, the facts it wrote down, and its metrics, a row an epoch."""

@@ -5,11 +5,13 @@ from copy import deepcopy
 from pathlib import Path
 
 import timm
+import torch
 from torch import nn
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import NETWORKS, VARIANTS, create_model
 from subquad.runs.opened_networks import TIMM, open_trained
+from subquad.runs.timm_classifiers import open_timm
 from subquad.text import one_line
 
 Maker = Callable[[tuple[int, int]], nn.Module]
@@ -23,7 +25,9 @@ def maker_of(source: str) -> Maker:
         SubquadError: there is none of this name; and, when it is called, for a size that the network can't have.
     """
     if source.startswith(TIMM):
-        name = source.removeprefix(TIMM)
+        name, _, file = source.removeprefix(TIMM).partition("=")
+        if file:
+            return lambda px: open_timm(f"{name}={file}", px, torch.device("cpu")).model
         if name.partition(".")[0] not in timm.list_models():
             raise unknown_name("network of timm", name, timm.list_models())
         return lambda px: _timms(name, px)

@@ -101,6 +101,7 @@ class Task(ABC):
         columns: figures of a judgement that tables show; by the first one the best weights are chosen.
         counted: the first column, in a sentence.
         examples: what there are several of, for people: images, sequences.
+        judged_alone: whether what is found in an image depends on those beside it: they are judged one by one then.
         has_gallery: whether `gallery` shows something.
         has_released: whether there are authors' weights of its networks, which commands take by name.
         released_whole: whether these are of networks with a head, which one name stands for: `--pretrained NAME` then,
@@ -127,6 +128,7 @@ class Task(ABC):
     columns: ClassVar[tuple[Column, ...]]
     counted: ClassVar[str]
     examples: ClassVar[str] = "images"
+    judged_alone: ClassVar[bool] = False
     has_gallery: ClassVar[bool] = False
     has_released: ClassVar[bool] = False
     released_whole: ClassVar[bool] = False

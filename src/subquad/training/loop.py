@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -302,16 +301,15 @@ class Trainer:
 
     def _loaders(self) -> tuple[Any, Any]:
         """Batches to train on, which Accelerate will share out, and this process's share of those to judge by."""
-        load = partial(
-            create_loader,
-            batch_size=self.recipe.batch_size,
-            workers=self.recipe.workers,
-            pin_memory=self.accelerator.device.type == "cuda",
-        )
+        task, size = self.task, self.recipe.batch_size
+        usual: dict[str, Any] = {
+            "workers": self.recipe.workers,
+            "pin_memory": self.accelerator.device.type == "cuda",
+        }
         share = {"rank": self.accelerator.process_index, "world_size": self.accelerator.num_processes}
-        task = self.task
-        judged = load(task.eval_images, collate=task.eval_collate, **share)
-        return load(self.view, collate=task.collate, drop_last=True), judged
+        alone = 1 if task.judged_alone else size
+        judged = create_loader(task.eval_images, batch_size=alone, collate=task.eval_collate, **usual, **share)
+        return create_loader(self.view, batch_size=size, collate=task.collate, drop_last=True, **usual), judged
 
     def _progress(self, epoch: int) -> Iterable[Any]:
         """The batches of this epoch, behind a bar where there is a terminal to draw it on."""

@@ -41,6 +41,9 @@ Entry = TypeVar("Entry")
 BEST = "best.safetensors"
 """The weights of a run folder that are taken where it is named instead of a file."""
 
+HUB = "model.safetensors"
+"""The weights in a folder that was made to be uploaded, or fetched."""
+
 MOST_ENTRIES = 100_000
 """Of a weight file."""
 
@@ -58,10 +61,12 @@ def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | 
 
 
 def weight_file(path: Path | str) -> Path:
-    """`path`, or the best weights of the run folder that it is."""
+    """`path`, or the weights of the folder that it is: the best ones of a run, or those for the hub."""
     path = Path(path)
     if not path.is_dir():
         return path
+    if not (path / BEST).is_file() and (path / HUB).is_file():
+        return path / HUB
     if not (path / BEST).is_file():
         raise SubquadError(
             f"{path} holds no {BEST}: name a run folder that has finished an epoch, or a finished conversion"

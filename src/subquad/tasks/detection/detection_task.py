@@ -63,6 +63,7 @@ class Detection(Task):
     )
     counted: ClassVar[str] = "the average precision of boxes on the held-out images"
     has_gallery: ClassVar[bool] = True
+    judged_alone: ClassVar[bool] = True
     has_released: ClassVar[bool] = True
     released_whole: ClassVar[bool] = True
     heads: ClassVar[tuple[str, ...]] = tuple(DETECTORS)

@@ -125,6 +125,9 @@ class Detector(nn.Module):
             make it be filled up.
     """
 
+    takes_lists = True
+    """Of images of any sizes, and gives a dict for each."""
+
     no_streaming = (
         "boxes are chosen among those of the whole image; the backbone can be, model.pyramid.backbone, for its features"
     )

@@ -17,7 +17,7 @@ from PIL import Image
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
 from subquad.data.decoding import DataError, read_image, read_label_map
-from subquad.data.walking import find_path, is_hidden, is_image_name, is_regular_file
+from subquad.data.walking import find_path, is_image_name, is_regular_file, walk_files
 from subquad.errors import SubquadError, reason_without_path, unknown_name
 
 VOID = 255
@@ -115,13 +115,10 @@ def load_scenes(
 
 
 def _pairs(images: Path, annotations: Path) -> list[tuple[Path, Path]]:
-    """The images of a folder and their annotations, by name."""
-    try:
-        files = sorted(file for file in images.iterdir() if is_image_name(file.name) and not is_hidden(file.name))
-    except OSError as error:
-        raise SubquadError(f"can't read the folder {images}: {reason_without_path(error)}") from None
-    pairs = [(file, annotations / f"{file.stem}.png") for file in files]
-    missing = [file.name for file, labels in pairs if not is_regular_file(labels)]
+    """The images in a folder and below, and their annotations, by where they lie and their name."""
+    files = sorted(file for file in map(Path, walk_files(images)) if is_image_name(file.name))
+    pairs = [(file, annotations / file.relative_to(images).with_suffix(".png")) for file in files]
+    missing = [str(file.relative_to(images)) for file, labels in pairs if not is_regular_file(labels)]
     if missing:
         few = ", ".join(missing[:3])
         raise SubquadError(f"{len(missing)} of {len(files)} images in {images} have no annotation, the first: {few}")
