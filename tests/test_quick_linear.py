@@ -73,6 +73,8 @@ def test_what_learns_or_is_exported_or_under_autocast_is_pytorchs(monkeypatch):
     model = subquad.optimize(nn.Sequential(layer))
     program = torch.export.export(model, (x,)).module()
     assert not [node for node in program.graph.nodes if "subquad" in str(node.target)]
+    few = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("n", min=2, max=9999)},)).module()
+    assert_close(few(x[:3]), model(x[:3]))
     with torch.autocast("cpu", torch.bfloat16):
         assert model(x).dtype == torch.bfloat16
     model.train().requires_grad_(True)(x).sum().backward()
@@ -83,6 +85,21 @@ def test_what_learns_or_is_exported_or_under_autocast_is_pytorchs(monkeypatch):
     assert_close(torch.func.functional_call(model, given, (x,)), 2 * model(x))
     jacobian = torch.func.jacrev(lambda x: model(x).sum(0))(x)
     assert_close(jacobian, layer.weight[:, None].expand(96, FEWEST, 24))
+
+
+@torch.inference_mode()
+def test_blocks_with_rotary_positions_have_few_steps_in_fp32_only_where_products_lag(lagging, monkeypatch):
+    called = []
+
+    def counted(*given, **settings):
+        called.append(True)
+        return norm_projection(*given, **settings)
+
+    monkeypatch.setattr("subquad.inference.halves.norm_projection", counted)
+    model = subquad.optimize(small("dinov3", "softmax").eval())
+    for _ in range(2):
+        model(torch.randn(1, 3, 64, 64))
+    assert bool(called) == lagging
 
 
 def test_layers_that_say_all_by_their_weights_are_told_apart():

@@ -286,3 +286,13 @@ def test_networks_that_no_arguments_make_say_so_in_their_files(tmp_path):
         subquad.save_weights(model, file := tmp_path / f"{number}.safetensors")
         with pytest.raises(SubquadError, match="does not say which network it holds"):
             subquad.restore_model(file)
+
+
+def test_windows_that_get_softmax_have_no_biases_at_first():
+    from hosts import small
+
+    model = small("swin", "agent").eval()
+    first, second = (subquad.convert(model, "softmax") for _ in range(2))
+    tables = [value for name, value in first.state_dict().items() if "relative_bias" in name and ".inner." in name]
+    assert tables and not any(bool(table.any()) for table in tables)
+    assert torch.equal(first(PICTURES), second(PICTURES))

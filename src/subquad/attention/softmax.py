@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import check_tokens, head_dim
+from subquad.attention.bricks import check_tokens, head_dim, silence
 from subquad.attention.key_removal import renormalised
 from subquad.attention.traits import Traits
 from subquad.errors import SubquadError
@@ -23,6 +23,7 @@ class SoftmaxAttention(nn.Module):
     traits = Traits(
         label="softmax",
         quadratic=True,
+        start_quietly=lambda new: silence(new.relative_bias),
         key_removal=renormalised,
         in_hosts={"swin": {"relative_bias": True}},
         no_streaming="every query looks at every key, and no state of a fixed size stands for the keys",
