@@ -108,11 +108,13 @@ def run_folder(arguments: argparse.Namespace, *parts: str | None) -> Path:
 def check_task(folder: Path, task: str) -> None:
     """Raise where a run is of another task, whose command goes on with it."""
     from subquad.runs.run_records import task_of
+    from subquad.tasks import TASKS
 
     said = task_of(folder)
-    if said is not None and said != task:
-        command = "subquad train" if said == "classify" else f"subquad {said} train"
-        raise SubquadError(f"the run in {folder} is of another task: {command} --resume {folder} goes on with it")
+    if said is not None and said != task and said in TASKS:
+        train = TASKS[said].commands.get("train")
+        what = f"subquad {train} --resume {folder} goes on with it" if train else f"it is of `subquad {said}`"
+        raise SubquadError(f"the run in {folder} is of another task: {what}")
 
 
 def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
