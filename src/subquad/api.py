@@ -40,7 +40,7 @@ from subquad.holding import holding
 from subquad.inference import optimize
 from subquad.large import Outputs, Streamed, host_of, identity_of, rows_of, stream_network
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
-from subquad.pages import check_page, write_analysis, write_conversion, write_report
+from subquad.pages import check_page, measure_of, write_analysis, write_conversion, write_report
 from subquad.ranges import Pixels, Positive, checks_arguments, describe, fits, height_and_width
 from subquad.runs import open_trained
 from subquad.runs.run_records import Group, find_runs, group_runs
@@ -466,6 +466,8 @@ def report(
         write_conversion(record, path, maps=_paired_maps(paths[0], record, log))
         return path
     groups = group_runs(find_runs(paths, log))
+    # runs that can't be compared are refused in front of all measuring
+    measure_of(groups)
     rows, note = [], ""
     if scaling and (mechanisms := _mechanisms_of(groups)):
         log(f"measuring {', '.join(mechanisms)} against sequence length")

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -217,3 +218,11 @@ def test_maps_are_of_layers_that_see_the_whole_image():
     # 16 and 8 tokens a side are cut into windows of 7, 4 and 2 are not
     assert [len(layers) for layers in networks] == [5, 5]
     assert _whole_map_layers(networks, 2) == [3, 4] and _whole_map_layers(networks[1:], 2) == [0, 1, 2, 3, 4]
+
+
+def test_runs_of_different_tasks_are_refused_in_front_of_all_measuring(tmp_path, monkeypatch):
+    folder = Path(__file__).parents[1] / "fixtures" / "runs"
+    monkeypatch.setattr("subquad.api.measure_scaling", lambda *given, **more: pytest.fail("it is measured"))
+    with pytest.raises(SubquadError, match=r"^runs of different tasks \(classify, segment\) can't be compared"):
+        subquad.report([folder / "classify", folder / "segment"], tmp_path / "page.html", log=pytest.fail)
+    assert not (tmp_path / "page.html").exists()
