@@ -223,6 +223,6 @@ def test_maps_are_of_layers_that_see_the_whole_image():
 def test_runs_of_different_tasks_are_refused_in_front_of_all_measuring(tmp_path, monkeypatch):
     folder = Path(__file__).parents[1] / "fixtures" / "runs"
     monkeypatch.setattr("subquad.api.measure_scaling", lambda *given, **more: pytest.fail("it is measured"))
-    with pytest.raises(SubquadError, match=r"^runs of different tasks \(classify, segment\) can't be compared"):
+    with pytest.raises(SubquadError, match=r"^runs of different tasks .* can't be compared"):
         subquad.report([folder / "classify", folder / "segment"], tmp_path / "page.html", log=pytest.fail)
     assert not (tmp_path / "page.html").exists()
