@@ -37,6 +37,7 @@ from subquad.kernels.cpu import library
 from subquad.kernels.cpu.library import FUNCTIONS
 from subquad.kernels.cpu.shipping import PORTABLE_FLAGS, SOURCES
 from subquad.models.layers import SelfAttention
+from subquad.ops.branch_at_once import projection
 from subquad.ops.linear_formula import linear_answers, linear_sums
 from subquad.rope import rope_of
 from subquad.substituting import substituted
@@ -308,6 +309,10 @@ def run_parts(x, grid):
         ops.softmax_attention(tokens, x, x, forbidden, bias).square().mean().backward()
     with torch.no_grad():
         linear_answers(x, linear_sums(x, x), grid.num_tokens)
+        width = x.shape[3]
+        for some, bias in ((x.flatten(0, 1), torch.randn(2 * width + 3)), (x[:, 0, :, : width - 1], None)):
+            weight = torch.randn(2 * width + 3, some.shape[2]).to(x.dtype)
+            projection(some, weight, None if bias is None else bias.to(x.dtype))
         if not grid.prefix and min(grid.shape) > 1:
             ops.convolve_windows(x, torch.randn(x.shape[3], x.shape[3], 2, 2).to(x.dtype), grid)
 
