@@ -239,5 +239,5 @@ def test_training_on_nothing_but_broken_images_ends_in_one_line(task, split, tmp
     places = ["--config", str(tmp_path / "small.yaml"), "--data", str(tmp_path / "data")]
     assert main([*words, *SMALL, *places, "--output", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("subquad: all ") and f"are broken, the first is {first}: cannot identify" in said
+    assert said.startswith("subquad: all ") and f"are broken, the first is {first}: it is no picture" in said
     assert not (tmp_path / "runs").exists()
