@@ -161,6 +161,25 @@ def test_optimized_blocks_in_chunks_are_freed():
     assert alive() is None
 
 
+def test_an_optimized_network_is_gone_as_soon_as_nobody_holds_it():
+    import gc
+    import weakref
+
+    model, image = subquad.optimize(drawn("vit", "linear")), torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        for _ in range(3):
+            model(image)
+    block = model.stages[0].blocks[0]
+    alive = weakref.ref(block), weakref.ref(block.mlp), weakref.ref(block.mlp.fc1.weight)
+    gc.collect()
+    gc.disable()
+    try:
+        del model, block
+        assert [one() for one in alive] == [None] * 3
+    finally:
+        gc.enable()
+
+
 def test_copies_of_modules_have_no_tapes():
     model, image = subquad.optimize(drawn("vit", "linear")), torch.randn(2, 3, 64, 64)
     with torch.no_grad():

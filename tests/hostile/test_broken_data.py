@@ -198,7 +198,9 @@ def test_nothing_but_broken_images_is_an_error_that_names_the_first(task, tmp_pa
         for k in range(len(load(split))):
             Path(load(split).path(k)).write_bytes(b"no image")
         images = load(split)
-        reason = rf"^all {len(images)} images of \S+ are broken, the first is {images.path(0)}: it is no picture of a kind [^\n]+$"
+        reason = (
+            rf"^all {len(images)} images of \S+ are broken, the first is {images.path(0)}: it is no picture [^\n]+$"
+        )
         with pytest.raises(BrokenImageError, match=reason):
             judged(task, images)
 

@@ -37,7 +37,9 @@ class _State:
     """How a module and all within it are: what they have, and where parameters lie."""
 
     def __init__(self, owner: nn.Module) -> None:
-        self._modules = modules = list(owner.modules())
+        modules = list(owner.modules())
+        # the owner itself is not held: it goes when nobody else holds it, and this with it
+        self._owner, self._within = ref(owner), modules[1:]
         self._classes = list(map(type, modules))
         self.parameters = [*owner.parameters(), *owner.buffers()]
         own = [(vars(each), vars(each).keys() - OF_EVERY_MODULE) for each in modules]
@@ -66,7 +68,7 @@ class _State:
         except (KeyError, RuntimeError, ValueError):
             # something is gone, or tensors do not say in one word whether they are equal
             return False
-        if not has_the_same or list(map(type, self._modules)) != self._classes:
+        if not has_the_same or [type(self._owner()), *map(type, self._within)] != self._classes:
             return False
         return self._has_lengths() and self._places == self._where()
 
@@ -74,9 +76,15 @@ class _State:
         """Whether there is neither more nor less; tapes of modules within may have come since."""
         if (lengths := list(map(len, self._parts))) == self._lengths:
             return True
-        self._lengths, before = lengths, [one - more for one, more in zip(self._lengths, self._tapes, strict=True)]
-        self._tapes = [TAPES in part for part in self._parts]
-        return before == [one - more for one, more in zip(lengths, self._tapes, strict=True)]
+        tapes = [TAPES in part for part in self._parts]
+        without = [
+            [one - more for one, more in zip(*both, strict=True)]
+            for both in ((lengths, tapes), (self._lengths, self._tapes))
+        ]
+        if without[0] != without[1]:
+            return False
+        self._lengths, self._tapes = lengths, tapes
+        return True
 
     def is_heard(self) -> bool:
         """Whether somebody listens to a module within, or has put something in its forward's place."""
@@ -104,11 +112,14 @@ def _all_modules_are_heard() -> bool:
 
 
 class Tapes(dict[str, _Found]):
-    """What is known of a module's functions, by name. A copy of the module, or one from a file, knows nothing."""
+    """What is known of a module's functions, by name. A copy of the module, or one from a file, knows nothing.
+
+    What is known holds what the module has, this among it: it is forgotten as soon as the module is gone.
+    """
 
     def __init__(self, owner: nn.Module | None = None) -> None:
         super().__init__()
-        self.owner = None if owner is None else ref(owner)
+        self.owner = None if owner is None else ref(owner, lambda _: self.clear())
 
     def __copy__(self) -> "Tapes":
         return Tapes()
