@@ -77,11 +77,9 @@ class _State:
         if (lengths := list(map(len, self._parts))) == self._lengths:
             return True
         tapes = [TAPES in part for part in self._parts]
-        without = [
-            [one - more for one, more in zip(*both, strict=True)]
-            for both in ((lengths, tapes), (self._lengths, self._tapes))
-        ]
-        if without[0] != without[1]:
+        pairs = (lengths, tapes), (self._lengths, self._tapes)
+        now, before = ([one - more for one, more in zip(*pair, strict=True)] for pair in pairs)
+        if now != before:
             return False
         self._lengths, self._tapes = lengths, tapes
         return True
