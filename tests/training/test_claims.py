@@ -63,14 +63,18 @@ def test_gains_are_compared_where_all_four_are(claims):
     assert rule(claims.Measured(runs("t", plain=[40], branch=[50, 51]), {}, {})).verdict == "not trained yet"
 
 
-def test_small_networks_are_judged_where_larger_ones_have_no_interval(claims):
+def test_small_networks_are_judged_where_larger_ones_have_fewer_seeds(claims):
     rule = claims.or_in_brief(lambda table: claims.better(table, "new", "old"), "whole")
     brief = runs("brief", new=[51.0, 52.0, 53.2], old=[50.0, 51.0, 52.0])
     one = runs("whole", new=[50.0], old=[51.0])
     judged = rule(claims.Measured({**brief, **one}, {}, {}))
     assert judged.verdict == "seen" and judged.beside.endswith("3 seeds, small networks (CIFAR-10 in brief)")
     assert "small" not in rule(claims.Measured(one, {}, {})).beside
-    whole = runs("whole", new=[50.0, 50.1], old=[51.0, 51.2])
+    two = runs("whole", new=[50.0, 50.1], old=[51.0, 51.2])
+    judged = rule(claims.Measured({**brief, **two}, {}, {}))
+    assert judged.verdict == "seen" and judged.beside.endswith("3 seeds, small networks (CIFAR-10 in brief)")
+    assert rule(claims.Measured(two, {}, {})).verdict == claims.OPPOSITE
+    whole = runs("whole", new=[50.0, 50.1, 50.2], old=[51.0, 51.2, 51.2])
     judged = rule(claims.Measured({**brief, **whole}, {}, {}))
     assert judged.verdict == claims.OPPOSITE and "small" not in judged.beside
 
