@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hosts import SMALL, small
+from hosts import SMALL, drawn, small
 from torch import nn
 from torch.testing import assert_close
 
@@ -22,15 +22,6 @@ from subquad.substituting import substituted
 
 def blocks_of(model):
     return [block for block in model.modules() if isinstance(block, Block)]
-
-
-def drawn(model):
-    """No parameter at its initial value, which may be zero."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-    return model.eval()
 
 
 @pytest.mark.parametrize("kind", SMALL)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hosts import CLASSES, SMALL, small
+from hosts import CLASSES, SMALL, drawn, small
 from torch.testing import assert_close
 
 import subquad
@@ -13,15 +13,6 @@ from subquad.models.layers import Block
 # LaViT's layers hand on their scores, and stay as they are
 KINDS = [kind for kind in SMALL if CLASSES[kind].takes_mechanisms and kind != "lavit"]
 STEPS = ("fused_edges", "fused_attention", "fused")
-
-
-def drawn(model):
-    """No parameter at its initial value, which may be zero."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-    return model.eval()
 
 
 def steps_of(model):

@@ -5,7 +5,7 @@ import types
 
 import pytest
 import torch
-from hosts import SMALL, small
+from hosts import SMALL, drawn, small
 from torch import nn
 
 import subquad
@@ -93,21 +93,12 @@ CHANGES = [other_class, wrapped, without_bias, other_norm, other_activation, own
 KINDS = [kind for kind in SMALL if "lavit" not in kind]
 
 
-def drawn(kind, attention):
-    torch.manual_seed(0)
-    model = small(kind, attention).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-    return model
-
-
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("attention", ["linear", "agent"])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_what_is_put_into_an_optimized_network_is_computed(kind, attention, change):
-    model, image = drawn(kind, attention), torch.randn(2, 3, 64, 64)
+    model, image = drawn(small(kind, attention)), torch.randn(2, 3, 64, 64)
     ready = subquad.optimize(copy.deepcopy(model))
     halved = subquad.optimize(copy.deepcopy(model), torch.bfloat16)
     for _ in range(2):
@@ -126,7 +117,7 @@ def test_quantized_weights_are_multiplied_by_their_own_library():
     torchao = pytest.importorskip("torchao.quantization")
     image = torch.randn(2, 3, 64, 64)
     for first in (False, True):
-        model = drawn("vit", "linear")
+        model = drawn(small("vit", "linear"))
         expected = model(image)
         ready = model if first else subquad.optimize(model)
         ready(image)
@@ -138,7 +129,7 @@ def test_quantized_weights_are_multiplied_by_their_own_library():
 
 @pytest.mark.parametrize("attention", ["linear", "agent"])
 def test_who_listens_to_an_attention_layer_is_called_in_chunks_as_well(attention):
-    model, image = drawn("vit", attention), torch.randn(2, 3, 64, 64)
+    model, image = drawn(small("vit", attention)), torch.randn(2, 3, 64, 64)
     for block in model.stages[0].blocks:
         block.attn.register_forward_hook(lambda part, given, y: 1.3 * y)
         block.attn.inner.register_forward_hook(lambda part, given, y: 0.9 * y)
@@ -150,7 +141,7 @@ def test_optimized_blocks_in_chunks_are_freed():
     import gc
     import weakref
 
-    model, image = subquad.chunk_blocks(subquad.optimize(drawn("vit", "linear")), 900), torch.randn(2, 3, 64, 64)
+    model, image = subquad.chunk_blocks(subquad.optimize(drawn(small("vit", "linear"))), 900), torch.randn(2, 3, 64, 64)
     model.stages[0].blocks[0].owner = (model,)
     with torch.no_grad():
         for _ in range(3):
@@ -165,7 +156,7 @@ def test_an_optimized_network_is_gone_as_soon_as_nobody_holds_it():
     import gc
     import weakref
 
-    model, image = subquad.optimize(drawn("vit", "linear")), torch.randn(2, 3, 64, 64)
+    model, image = subquad.optimize(drawn(small("vit", "linear"))), torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         for _ in range(3):
             model(image)
@@ -181,7 +172,7 @@ def test_an_optimized_network_is_gone_as_soon_as_nobody_holds_it():
 
 
 def test_copies_of_modules_have_no_tapes():
-    model, image = subquad.optimize(drawn("vit", "linear")), torch.randn(2, 3, 64, 64)
+    model, image = subquad.optimize(drawn(small("vit", "linear"))), torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         expected = [model(image) for _ in range(2)][-1]
         block = model.stages[0].blocks[0]

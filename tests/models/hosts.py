@@ -1,6 +1,7 @@
 """A small network of every host, and of every kind of plain ViT, with a mechanism of choice."""
 
 import pytest
+import torch
 
 import subquad
 from subquad import ATTENTION
@@ -82,3 +83,12 @@ def small(kind, attention="softmax", **changes):
         stages = len((sizes | changes)["depths"])
         attention = [*[attention] * (stages - 1), "softmax"]
     return subquad.create_model(name, attention=attention, **{"img_size": 64, "num_classes": 5, **sizes, **changes})
+
+
+def drawn(model):
+    """The network with no parameter at its initial value, which may be zero."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    return model.eval()
