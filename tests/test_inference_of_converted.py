@@ -12,6 +12,7 @@ from subquad.models.layers import Block
 
 # LaViT's layers hand on their scores, and stay as they are
 KINDS = [kind for kind in SMALL if CLASSES[kind].takes_mechanisms and kind != "lavit"]
+QUICK = {"vit", "pvt", "swin", "mllanet", "mavit"}
 STEPS = ("fused_edges", "fused_attention", "fused")
 
 
@@ -26,7 +27,9 @@ def close(one, other):
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear", "agent"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 @torch.inference_mode()
 def test_a_converted_network_gives_what_it_gave_and_goes_back(kind, attention):
     model, image = drawn(small(kind, "soft" if kind == "softnet" else "softmax")), torch.randn(2, 3, 64, 64)

@@ -17,6 +17,8 @@ from subquad.kernels import multipliers
 from subquad.models.layers import is_linear
 from subquad.ops.branch_at_once import norm_projection, projection
 
+QUICK = {"vit", "swin", "eva02"}
+
 
 @pytest.fixture(params=[True, False], ids=["lagging", "not lagging"])
 def lagging(request, monkeypatch):
@@ -25,7 +27,9 @@ def lagging(request, monkeypatch):
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear", "polapp"])
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL]
+)
 @torch.inference_mode()
 def test_a_network_gives_what_it_gave_whatever_multiplies(kind, attention, lagging):
     model, image = small(kind, attention).eval(), torch.randn(2, 3, 96, 64)

@@ -89,8 +89,9 @@ def heard(model):
 
 
 CHANGES = [other_class, wrapped, without_bias, other_norm, other_activation, own_forward, heard]
+QUICK = {"vit", "pvt", "mllanet"}
 # LaViT's attention gives its scores as well
-KINDS = [kind for kind in SMALL if "lavit" not in kind]
+KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL if "lavit" not in kind]
 
 
 @pytest.mark.parametrize("change", CHANGES)

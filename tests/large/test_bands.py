@@ -199,6 +199,7 @@ def test_what_heads_read_has_the_dtype_of_tokens(pool):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_compiled_they_compute_the_same():
     model = small("vit", "focused", drop_path_rate=0).eval()
     image = torch.randn(1, 3, 40, 24)
