@@ -49,7 +49,11 @@ ANY_SIZE = [name for name, (_, any_size) in FOREIGN.items() if any_size and name
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "transformers DINOv2 with registers" else pytest.mark.slow) for name in ANY_SIZE]
+    "name",
+    [
+        pytest.param(name, marks=() if name == "transformers DINOv2 with registers" else pytest.mark.slow)
+        for name in ANY_SIZE
+    ],
 )
 def test_it_is_exported_for_images_of_any_size(name, tmp_path):
     model = teacher(name)
