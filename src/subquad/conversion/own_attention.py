@@ -54,24 +54,20 @@ class OwnAttention(ConvertedAttention):
     ) -> Tensor:
         grid.check(x)
         x = self.through("pre_norm", x)
-        return self.through("proj", self.mixed_of(self.through("qkv", x), x, grid, rotation, padding, mask))
+        y = self.mixed_of(self.through("qkv", x), x, grid, rotation, padding=padding, mask=mask)
+        return self.through("proj", y)
 
-    def mixed_of(
-        self,
-        projected: Tensor,
-        x: Tensor,
-        grid: TokenGrid,
-        rotation: Rotation | None,
-        padding: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        """What stands in front of the output projection, of what tokens x are projected to: (b, n, h·d)."""
+    def mixed_of(self, projected: Tensor, x: Tensor, grid: TokenGrid, rotation: Rotation | None, **seen: Any) -> Tensor:
+        """What stands in front of the output projection, of what tokens x are projected to: (b, n, h·d).
+
+        `seen` is what a call says of it: padding and mask.
+        """
         fused = projected.chunk(len(self.projected), dim=-1)
         parts = {name: self.split(part) for name, part in zip(self.projected, fused, strict=True)}
         q, v = self.through("q_norm", parts["q"]), parts["v"]
         # SOFT's keys are its queries
         k = self.through("k_norm", parts["k"]) if "k" in parts else q
-        return self.mix(q, k, v, x, grid=grid, rotation=rotation, padding=padding, mask=mask)
+        return self.mix(q, k, v, x, grid=grid, rotation=rotation, **seen)
 
     def is_plain_on(self, grid: TokenGrid) -> bool:
         """Whether a call on `grid` does what this class does, see `SelfAttention.is_plain_on`."""
@@ -99,20 +95,12 @@ class OwnGatedAttention(OwnAttention):
         if not self.has("lepe") and isinstance(local, LocalConv) and type(original.inner) is not type(self.inner):
             self.lepe = with_every_filter(local)
 
-    def mixed_of(
-        self,
-        projected: Tensor,
-        x: Tensor,
-        grid: TokenGrid,
-        rotation: Rotation | None,
-        padding: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
+    def mixed_of(self, projected: Tensor, x: Tensor, grid: TokenGrid, rotation: Rotation | None, **seen: Any) -> Tensor:
         """What stands in front of the output projection, gated, of what tokens x are projected to: (b, n, h·d)."""
         tokens = dict(zip(self.projected, projected.chunk(len(self.projected), dim=-1), strict=True))
         parts = {name: self.split(part) for name, part in tokens.items()}
         q, k = parts["q"], parts.get("k", parts["q"])
-        y = self.mix(q, k, parts["v"], x, grid=grid, rotation=rotation, padding=padding, mask=mask)
+        y = self.mix(q, k, parts["v"], x, grid=grid, rotation=rotation, **seen)
         if self.has("lepe"):
             y = self.lepe(self.split(y), parts["v"], grid=grid, kv_grid=grid).transpose(1, 2).flatten(2)
         g = F.silu(tokens["g"]) if self.has("gate_norm") else tokens["g"]

@@ -49,7 +49,8 @@ def in_engine(trained: Any, path: Path | str) -> Any:
 
 
 FARTHEST = 0.3
-"""How far answers may be off, by the network's largest number: int8 is by 0.2 at most, and another network by more."""
+"""How far answers may be off, by the network's largest number: what is exported in int8 is by 0.2 at most, and other
+networks, unless they are much alike, by more."""
 
 PRECISIONS = torch.float32, torch.float16, torch.bfloat16
 """What images may have to be for a file, as it was written."""
@@ -86,7 +87,7 @@ class InEngine(nn.Module):
 
     def _run(self, images: Tensor) -> Tensor:
         """The file's answer, to images of what it was written in: the first that it takes."""
-        reasons = []
+        errors: list[Exception] = []
         for dtype in PRECISIONS if self._dtype is None else (self._dtype,):
             for more in dict.fromkeys((0, max(self._batch - len(images), 0))):
                 # the last images may be fewer than a file takes that was written for a number of them
@@ -95,15 +96,16 @@ class InEngine(nn.Module):
                     answer = self._held[0](filled)
                 except Exception as error:
                     # engines raise what they like
-                    reasons.append(reason_of(error))
+                    errors.append(error)
                     continue
                 self._dtype = dtype
                 return answer[: len(images)]
         height, width = images.shape[2:]
         raise SubquadError(
             f"{self.name} does not take {len(images)} images of {height}×{width} px: write it with "
-            f"--dynamic batch,size, or judge it with the --batch-size and --img-size it was written for: {reasons[0]}"
-        )
+            f"--dynamic batch,size, or judge it with the --batch-size and --img-size it was written for: "
+            f"{reason_of(errors[0])}"
+        ) from errors[0]
 
     def _check(self, images: Tensor, answer: Tensor) -> None:
         own = self.network(images)

@@ -11,7 +11,7 @@ def products_lag() -> bool:
     """Whether PyTorch's products in fp32 leave half of this processor's multipliers idle.
 
     MKL, which computes them, takes the instructions of AVX2 on processors that are not Intel's. AMD's have multipliers
-    twice as wide from Zen 5 on: 113 instead of 226 billion operations a second of a core (docs/performance.md).
+    twice as wide from Zen 5 on, of which half are used (docs/performance.md, "Who multiplies").
     """
     if not torch.backends.mkl.is_available():
         return False
