@@ -44,6 +44,7 @@ struct AgentMaps {
     template <class E>
     void over_agents(const Tokens<E>& q, const Piece& piece) {
         logits(q, of_queries, piece);
+        if (columns <= V * W) return to_shares<V>(piece.count);
         for (int64_t t = 0; t < piece.count; t++) {
             float* x = &map[t * columns];
             vec high = load(x), total{};
@@ -57,6 +58,37 @@ struct AgentMaps {
             const float share = 1 / sum(total);
             for (int64_t a = 0; a < columns; a += W) store(x + a, load(x + a) * share);
         }
+    }
+
+    // The same of few agents, v vectors at most, in registers: of several tokens at once, as the largest and the sum of
+    // each are a chain of steps that wait for one another
+    template <int v>
+    void to_shares(int64_t tokens) {
+        if constexpr (v > 1)
+            if (columns < v * W) return to_shares<v - 1>(tokens);
+        constexpr int r = 4 * V / (v + v % 2);
+        int64_t t = 0;
+        for (; t + r <= tokens; t += r) to_shares<r, v>(&map[t * columns]);
+        for (; t < tokens; t++) to_shares<1, v>(&map[t * columns]);
+    }
+
+    template <int r, int v>
+    void to_shares(float* x) const {
+        vec rows[r][v];
+        float most[r], share[r];
+        UNROLLED for (int t = 0; t < r; t++) {
+            UNROLLED for (int j = 0; j < v; j++) rows[t][j] = load(x + (t * v + j) * W);
+            vec high = rows[t][0];
+            UNROLLED for (int j = 1; j < v; j++) high = max(high, rows[t][j]);
+            most[t] = largest(high);
+        }
+        UNROLLED for (int t = 0; t < r; t++) {
+            vec total{};
+            UNROLLED for (int j = 0; j < v; j++) total += rows[t][j] = weight(rows[t][j], fill(most[t]));
+            share[t] = sum(total);
+        }
+        UNROLLED for (int t = 0; t < r; t++)
+            UNROLLED for (int j = 0; j < v; j++) store(x + (t * v + j) * W, rows[t][j] * (1 / share[t]));
     }
 
     // Weights of the piece's tokens for each agent, from the largest logit of all tokens and the sum of exponentials

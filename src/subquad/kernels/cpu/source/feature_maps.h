@@ -77,7 +77,7 @@ void raised_shares(const Tokens<E>& q, const Piece& piece, int64_t width, float*
         const float share = 1 / of.length[t], lost = of.length[t] - of.length[t];
         const vec exponent = fill(of.power[t]);
         each_entry(q.at(piece.b, piece.h, piece.first + t), width, [&](int64_t c, vec value) {
-            const vec raised = power(value * share, exponent);
+            const vec raised = power_of<E>(value * share, exponent);
             store(to + c, (value > vec{} ? raised : vec{}) + lost);
             store(to + row + c, (value < vec{} ? raised : vec{}) + lost);
         });
@@ -138,7 +138,7 @@ void through_raised_shares(const Tokens<E>& q, const Piece& piece, int64_t width
         const float share = 1 / of.length[t], p = of.power[t], slope = 3 * (1 - of.rate[t] * of.rate[t]);
         vec losses{};
         each_entry(from, width, [&](int64_t c, vec value) {
-            const vec size = (value > vec{} ? value : -value) * share, f = power(size, fill(p));
+            const vec size = (value > vec{} ? value : -value) * share, f = power_of<E>(size, fill(p));
             const vec g = value > vec{} ? load(grad + c) : (value < vec{} ? load(grad + row + c) : vec{});
             losses += f > vec{} ? g * f * (logarithm(size) * slope - p * share) : vec{};
             store(&raised[c], f);

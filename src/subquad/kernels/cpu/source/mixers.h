@@ -218,9 +218,7 @@ Answer soft_mixer_of(
     const int64_t count = map.height / down * (map.width / across);
     Buffer<float> weights(places * d * d), points, gathered;
     // as products want them, (down, across, d, d of landmarks)
-    for (int64_t c = 0; c < d; c++)
-        for (int64_t o = 0; o < d; o++)
-            for (int64_t i = 0; i < places; i++) weights[(i * d + c) * d + o] = windows.data[(o * d + c) * places + i];
+    for (int64_t c = 0; c < d; c++) turn(windows.data + c * places, d * places, d, places, &weights[c * d], d * d);
     const Tokens<float> landmarks = few_tokens(shape, count, points);
     if (convolve_windows_to(shape, q, map, down, across, numbers_of(weights), landmarks)) return MISFIT;
     make_landmarks(shape, landmarks, scale, norm);

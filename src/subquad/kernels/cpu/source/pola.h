@@ -16,7 +16,7 @@ void pola_features(
             vec value = n >= W ? load(from + c) : load(from + c, n);
             if (place) value += n >= W ? load(place + c) : load(place + c, n);
             value *= load(sharpness + c);
-            const vec size = power(value, load(powers + c));
+            const vec size = power_of<E>(value, load(powers + c));
             // NaN stays, in both halves
             store(to + t * 2 * row + c, value < vec{} ? vec{} : (value > vec{} ? size : value));
             store(to + t * 2 * row + row + c, value > vec{} ? vec{} : (value < vec{} ? size : value));
