@@ -5,16 +5,19 @@
 
 constexpr int64_t MOST_KEPT = 1 << 21;  // numbers of maps that are kept for a second use, 8 MB
 
-// The few as columns, (d × padded a), scaled
+// The few as columns, (d × padded a), scaled; beyond them the buffer keeps the zeros that it began with
 inline void as_columns(const float* few, int64_t row, int64_t count, int64_t width, float scale, Buffer<float>& to) {
     const int64_t columns = padded(count);
-    to.assign(width * columns, 0.0f);
-    for (int64_t a = 0; a < count; a++)
-        for (int64_t c = 0; c < width; c++) to[c * columns + a] = few[a * row + c] * scale;
+    to.resize(width * columns);
+    turn(few, row, count, width, to.data(), columns);
+    for (int64_t i = 0; scale != 1 && i < width * columns; i += W) store(&to[i], load(&to[i]) * scale);
 }
 
 // Rows of `width` numbers, padded with zeros
 inline void as_rows(const float* few, int64_t row, int64_t count, int64_t width, Buffer<float>& to) {
-    to.assign(count * padded(width), 0.0f);
-    for (int64_t a = 0; a < count; a++) std::memcpy(&to[a * padded(width)], few + a * row, width * sizeof(float));
+    to.resize(count * padded(width));
+    for (int64_t a = 0; a < count; a++) {
+        float *from = &to[a * padded(width)], *end = from + padded(width);
+        std::fill(std::copy(few + a * row, few + a * row + width, from), end, 0.0f);
+    }
 }

@@ -1,6 +1,7 @@
 // What stands on the map: agents' biases and agents themselves; see positions.py and ops/map_formulas.py.
 #pragma once
 #include "local.h"
+#include "maps.h"
 
 // A bias of agents on the tokens of a map: written out, (h, n, a) any distance apart; or else the tables of which it is
 // the sum: bilinear(block (h, a, side, side)) + rows (h, a, y) + columns (h, a, x), and (h, a, p) for the prefix.
@@ -50,31 +51,38 @@ struct Between {
 
 // The bias of one head, times a factor, as rows of agents; tables are summed where they are needed and never written out.
 class BiasRows {
+    // One head's tables, a row of agents for each place, in which images meet them again
+    struct Head {
+        Buffer<float> block, rows, columns;
+    };
     const Bias& bias;
     const int64_t agents, width;
     const float factor;
     int64_t of = -1, y_of = -1;
-    Buffer<float> block, rows, columns, line;
+    std::vector<Head> heads;
+    Buffer<float> line;
     Buffer<Between> across;  // where each column of the map lies among the block's
-
-    // (agents, count) as (count, padded agents), `beyond` the agents
-    void turn(const float* from, int64_t count, Buffer<float>& to, float beyond = 0) {
-        to.resize(count * width, beyond);
-        for (int64_t a = 0; a < agents; a++)
-            for (int64_t i = 0; i < count; i++) to[i * width + a] = from[a * count + i] * factor;
-    }
 
     void begin_head(int64_t h) {
         of = h, y_of = -1;
-        turn(bias.block.data + h * agents * bias.side * bias.side, bias.side * bias.side, block);
-        turn(bias.rows.data + h * agents * bias.map.height, bias.map.height, rows);
-        turn(bias.columns.data + h * agents * bias.map.width, bias.map.width, columns, LOWEST);
+        heads.resize(bias.block.count / (agents * bias.side * bias.side));
+        Head& head = heads[h];
+        if (!head.block.empty()) return;
+        const auto turned = [&](const Parameter& table, int64_t count, Buffer<float>& to) {
+            as_columns(table.data + h * agents * count, count, agents, count, factor, to);
+        };
+        turned(bias.block, bias.side * bias.side, head.block);
+        turned(bias.rows, bias.map.height, head.rows);
+        turned(bias.columns, bias.map.width, head.columns);
+        for (int64_t x = 0; x < bias.map.width; x++)
+            std::fill(&head.columns[x * width + agents], &head.columns[x * width] + width, LOWEST);
         line.resize(bias.side * width);
         Between::line(bias.map.width, bias.side, across);
     }
 
     void begin_row(int64_t y) {
         const auto [top, bottom, down] = Between(y_of = y, bias.map.height, bias.side);
+        const auto& [block, rows, columns] = heads[of];
         for (int64_t s = 0; s < bias.side; s++)
             for (int64_t a = 0; a < width; a += W) {
                 const vec upper = load(&block[(top * bias.side + s) * width + a]);
@@ -91,6 +99,7 @@ class BiasRows {
     // Place x of row y of the map, whose line is there
     void from_tables(int64_t x, float* to) const {
         const auto [left, right, over] = across[x];
+        const Buffer<float>& columns = heads[of].columns;
         for (int64_t a = 0; a < width; a += W) {
             const vec first = load(&line[left * width + a]), second = load(&line[right * width + a]);
             store(to + a, first + (second - first) * over + load(&columns[x * width + a]));
