@@ -14,7 +14,9 @@ from torch.testing import assert_close
 import subquad
 from subquad import SubquadError, kernels, use_backend
 from subquad.attention.linear import LinearAttention
-from subquad.kernels import choosing, replaying
+from subquad.inference import own_blocks
+from subquad.inference.windowed_halves import half_in_windows
+from subquad.kernels import choosing, multipliers, replaying
 from subquad.kernels.cpu import tape
 from subquad.models.layers import Block, LayerScale
 from subquad.substituting import substituted
@@ -56,13 +58,30 @@ def test_layers_that_are_plain_on_some_grids_are_fused_there(kind, attention):
 @pytest.mark.parametrize("attention", ["softmax", "linear", "agent"])
 @pytest.mark.parametrize("kind", ["pvt", "swin"])
 @torch.inference_mode()
-def test_in_bf16_keys_that_are_reduced_and_windows_go_their_own_steps(kind, attention):
+def test_keys_that_are_reduced_and_windows_are_as_good_as_bf16_is(kind, attention):
     model, image = drawn(small(kind, attention)), torch.randn(2, 3, 96, 72)
     exact = copy.deepcopy(model).double()(image.double())
     plain = copy.deepcopy(model).bfloat16()(image.bfloat16()).double()
     subquad.optimize(model, torch.bfloat16)
     for _ in range(2):
         assert (model(image.bfloat16()).double() - exact).norm() <= 1.5 * (plain - exact).norm()
+
+
+@pytest.mark.parametrize("attention", subquad.ATTENTION)
+@torch.no_grad()
+def test_windows_are_few_steps(attention, monkeypatch):
+    cut = []
+    monkeypatch.setattr(multipliers, "products_lag", lambda: True)
+    monkeypatch.setattr(own_blocks, "half_in_windows", lambda *a, **k: cut.append(a) or half_in_windows(*a, **k))
+    shift = attention == "softmax"
+    model = drawn(small("swin", attention, window_size=(5,) * 4, shift=shift, fixed_windows=True))
+    # one that is whole windows, one that is filled up; two of each, as steps are made again
+    for image in [torch.randn(2, 3, *size) for size in ((160, 160), (96, 72))]:
+        expected = model(image)
+        fast = subquad.optimize(copy.deepcopy(model))
+        for _ in range(2):
+            assert_close(fast(image), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    assert cut
 
 
 @pytest.mark.parametrize("kind", ["pvt", "swin", "vit"])

@@ -293,9 +293,9 @@ class RelativeBias(GridTable):
         table = resample_offsets(self.table, (height, width))
         top, left = (table.shape[1] + 1) // 2 - grid.height, (table.shape[2] + 1) // 2 - grid.width
         table = table[:, top : top + 2 * grid.height - 1, left : left + 2 * grid.width - 1]
-        # [y, x, i, j] is the offset (y + i, x + j) from the corner, so keys run backwards
-        offsets = table.unfold(1, grid.height, 1).unfold(2, grid.width, 1).flip(3, 4)
-        return rearrange(offsets, "h y x i j -> h (y x) (i j)")
+        # [y, x, i, j] is the offset (y + i, x + j) from the other corner, so queries, whole lines, run backwards
+        offsets = table.flip(1, 2).unfold(1, grid.height, 1).unfold(2, grid.width, 1)
+        return rearrange(offsets, "h y x i j -> h (y x) (i j)").flip(1)
 
     def fitted(self, name: str, tensor: Tensor) -> Tensor:
         return resample_offsets(tensor, self.grid.shape)

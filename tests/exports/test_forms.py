@@ -45,14 +45,14 @@ def test_a_table_resampled_to_its_own_grid_is_itself(mode, monkeypatch):
 
 
 def test_maps_roll_for_export_as_they_do_otherwise(monkeypatch):
-    from subquad.models import swin
+    from subquad.models import windows
 
     image = torch.randn(2, 5, 7, 3)
-    monkeypatch.setattr(swin, "is_symbol", lambda size: True)
+    monkeypatch.setattr(windows, "is_symbol", lambda size: True)
     for down, right in [(0, 0), (2, 3), (2, 0), (0, 6)]:
-        there = swin.rolled(image, (down, right))
+        there = windows.rolled(image, (down, right))
         torch.testing.assert_close(there, image.roll((-down, -right), dims=(1, 2)), rtol=0, atol=0)
-        torch.testing.assert_close(swin.rolled(there, (down, right), back=True), image, rtol=0, atol=0)
+        torch.testing.assert_close(windows.rolled(there, (down, right), back=True), image, rtol=0, atol=0)
 
 
 def test_sizes_that_are_numbers_are_numbers():

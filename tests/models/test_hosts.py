@@ -14,8 +14,9 @@ from subquad.grid import TokenGrid
 from subquad.models.mlla_network import MambaLikeAttention
 from subquad.models.pvt import SpatialReductionAttention
 from subquad.models.restoring import restore_model
-from subquad.models.swin import WindowAttention, border_mask
+from subquad.models.swin import WindowAttention
 from subquad.models.vit import Plain
+from subquad.models.windows import border_mask
 from subquad.positions import GridTable
 
 every_host = pytest.mark.parametrize("host", SMALL)

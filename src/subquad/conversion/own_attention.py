@@ -18,7 +18,7 @@ from subquad.grid import TokenGrid
 from subquad.models.cswin import CrossShapedAttention
 from subquad.models.layers import SelfAttention, move_tables
 from subquad.models.pvt import reduced
-from subquad.models.swin import attend_in_windows, window_of
+from subquad.models.windows import Windows, attend_in_windows, window_of, windows_of
 from subquad.rope import Rotation
 
 
@@ -72,6 +72,10 @@ class OwnAttention(ConvertedAttention):
     def is_plain_on(self, grid: TokenGrid) -> bool:
         """Whether a call on `grid` does what this class does, see `SelfAttention.is_plain_on`."""
         return True
+
+    def windows_on(self, grid: TokenGrid) -> Windows | None:
+        """The windows of `grid` in which tokens attend, see `SelfAttention.windows_on`."""
+        return None
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new` instead of `old`, the old layer's too."""
@@ -154,14 +158,17 @@ class OwnWindowAttention(OwnAttention):
         return window_of(grid, self.window_size, fixed=self.fixed)
 
     def is_plain_on(self, grid: TokenGrid) -> bool:
-        return self.window_of(grid) == grid and not (self.fixed and self.shifted)
+        return self.windows_on(grid) is None
+
+    def windows_on(self, grid: TokenGrid) -> Windows | None:
+        return windows_of(grid, self.window_size, shifted=self.shifted, fixed=self.fixed)
 
     def forward(self, x: Tensor, *, grid: TokenGrid, **keywords: Any) -> Tensor:
-        window = self.window_of(grid)
-        if self.is_plain_on(grid):
+        windows = self.windows_on(grid)
+        if windows is None:
             return super().forward(x, grid=grid, **keywords)
-        refuse(f"windows of {window}", keywords)
-        return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted, fixed=self.fixed)
+        refuse(f"windows of {windows.window}", keywords)
+        return attend_in_windows(x, windows, super().forward)
 
     def _move_tables(self, old: TokenGrid, new: TokenGrid) -> None:
         move_tables(self.inner, {self.window_of(old): self.window_of(new)})

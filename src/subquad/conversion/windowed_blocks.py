@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic
@@ -22,7 +21,7 @@ from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import KnowsFewSteps
 from subquad.kernels import replayed
 from subquad.models.layers import move_tables
-from subquad.models.swin import border_mask
+from subquad.models.windows import Windows
 
 
 class WindowedBlock(KnowsFewSteps, ConvertedAttention):
@@ -97,34 +96,18 @@ class WindowedBlock(KnowsFewSteps, ConvertedAttention):
 
     def attended(self, image: Tensor) -> Tensor:
         """A map (b, y, x, c) through the attention layer."""
-        if self.window is not None:
-            return self._in_windows(image, self.window)
         grid = TokenGrid(image.shape[1], image.shape[2])
-        return self._attend(image.flatten(1, 2), grid).view_as(image)
+        windows = self.windows_on(grid)
+        if windows is None:
+            return self._attend(image.flatten(1, 2), grid).view_as(image)
+        mask = windows.mask(image.shape[0], image.device)
+        return windows.scatter(self._attend(windows.gather(image), windows.window, mask))
 
-    def _in_windows(self, image: Tensor, window: TokenGrid) -> Tensor:
-        """Tokens that maps are filled up with take part."""
-        height, width = image.shape[1:3]
-        shifted = any(self.shift)
-        back, whole = (-self.shift[0], -self.shift[1]), (0, 0, 0, -width % window.width, 0, -height % window.height)
-        if self.pads_first:
-            image = F.pad(image, whole)
-        if shifted:
-            image = image.roll(back, dims=(1, 2))
-        if not self.pads_first:
-            image = F.pad(image, whole)
-        rows, columns = image.shape[1] // window.height, image.shape[2] // window.width
-        mask = border_mask(rows, columns, window, self.shift, image.device) if shifted else None
-        if mask is not None:
-            mask = mask.repeat(image.shape[0], 1, 1)[:, None]
-        sizes = {"r": rows, "l": columns, "y": window.height, "x": window.width}
-        y = self._attend(rearrange(image, "b (r y) (l x) c -> (b r l) (y x) c", **sizes), window, mask)
-        image = rearrange(y, "(b r l) (y x) c -> b (r y) (l x) c", **sizes)
-        if not self.pads_first:
-            image = image[:, :height, :width]
-        if shifted:
-            image = image.roll(self.shift, dims=(1, 2))
-        return image[:, :height, :width]
+    def windows_on(self, grid: TokenGrid) -> Windows | None:
+        """The block's windows on a map, whose fillings take part; None where it has none."""
+        if self.window is None:
+            return None
+        return Windows(grid, self.window, self.shift if any(self.shift) else None, self.pads_first)
 
     def _attend(self, tokens: Tensor, grid: TokenGrid, mask: Tensor | None = None) -> Tensor:
         """Tokens (b, n, c) to (b, n, c)."""

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
 from subquad.inference.halves import first_half, is_norm
+from subquad.inference.windowed_halves import half_in_windows
 from subquad.models.layers import is_heard, is_linear
+from subquad.models.windows import Windows
 
 
 class InFewSteps:
@@ -63,10 +65,12 @@ def first_half_of(
     mixing: Between | None,
     scale: Tensor | None,
     positions: Any = None,
+    windows: Windows | None = None,
 ) -> Tensor | None:
     """Tokens x (b, n, c) behind the first half of a block; None where it is more than that, or would take longer.
 
-    `mixing` says what the layer `attn` computes, None that nobody knows.
+    `mixing` says what the layer `attn` computes, None that nobody knows. Within `windows` it has, instead of positions,
+    the pairs that must not attend.
     """
     if mixing is None or not mixing.projected_by:
         return None
@@ -81,9 +85,11 @@ def first_half_of(
     weights = [(layer.weight, layer.bias) for layer in layers]
     keeps = mixing.reads_tokens
 
-    def between(projected: list[Tensor], tokens: Tensor) -> Tensor:
-        return mixing.between(projected, tokens, positions)
+    def between(projected: list[Tensor], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        return mixing.between(projected, tokens, positions if windows is None else mask)
 
+    if windows is not None:
+        return half_in_windows(block, x, windows, norm, weights, between, proj, scale, keeps=keeps)
     return first_half(block, x, norm, weights, between, proj, scale, keeps=keeps)
 
 

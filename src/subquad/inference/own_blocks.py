@@ -19,6 +19,7 @@ from subquad.inference.halves import (
     second_half,
     second_half_on_map,
 )
+from subquad.inference.windowed_halves import half_in_windows
 from subquad.kernels import replayed
 from subquad.models.layers import (
     AttentionSteps,
@@ -129,11 +130,20 @@ def first_edges(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | N
         return None
 
     def between(projected: list[Tensor], tokens: Tensor) -> Tensor:
-        grid.check(x)
         return attn.mixed_of(projected[0], tokens, grid, rotation)
 
-    weights, keeps = (attn.qkv.weight, whole_bias(attn.qkv)), attn.reads_tokens
-    return first_half(block, x, block.norm1, [weights], between, attn.proj, scale_of(block.ls1), keeps=keeps)
+    def in_window(projected: list[Tensor], tokens: Tensor, mask: Tensor | None) -> Tensor:
+        assert windows is not None
+        return attn.mixed_of(projected[0], tokens, windows.window, None, mask=mask)
+
+    grid.check(x)
+    norm, weights, scale = block.norm1, [(attn.qkv.weight, whole_bias(attn.qkv))], scale_of(block.ls1)
+    keeps, windows = attn.reads_tokens, attn.windows_on(grid)
+    if windows is not None and rotation is None:
+        return half_in_windows(block, x, windows, norm, weights, in_window, attn.proj, scale, keeps=keeps)
+    if not attn.is_plain_on(grid):
+        return None
+    return first_half(block, x, norm, weights, between, attn.proj, scale, keeps=keeps)
 
 
 def can_fuse_edges(block: Block) -> bool:

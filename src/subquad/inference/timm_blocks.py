@@ -1,27 +1,29 @@
 """Blocks of timm's networks, whose steps are one step where they can be: ViT, DeiT, DINOv2, SigLIP; DINOv3, EVA.
 
-Of those with a bias of each pair of tokens (Swin, BEiT, ViTs with relative positions) that is the second half.
+Of those with a bias of each pair of tokens (BEiT, ViTs with relative positions) that is the second half.
 Such a block is of timm's class before and of a class derived from it afterwards, with the same modules and parameters.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.layers import apply_rot_embed_cat
 from timm.layers.attention import Attention, AttentionRope
 from timm.models.beit import Block as BeitBlock
 from timm.models.eva import EvaAttention, EvaBlock
-from timm.models.swin_transformer import SwinTransformerBlock
+from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import Block
 from timm.models.vision_transformer_relpos import RelPosBlock
 from torch import Tensor, nn
 
+from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import Between, InFewSteps, converted, first_half_of, is_asked_for, three
 from subquad.inference.halves import scaled
 from subquad.inference.own_blocks import can_fuse, has_plain_mlp, is_scale, plain_mlp, scale_of
 from subquad.kernels import replayed
 from subquad.models.layers import is_heard
+from subquad.models.windows import Windows
 from subquad.ops import softmax_attention
 from subquad.tracing import refuse_torchscript
 
@@ -63,15 +65,19 @@ class FusedRelPosBlock(RelPosBlock):
 
 
 class FusedSwinBlock(InFewSteps, SwinTransformerBlock):
-    """timm's block of windows in evaluation, whose second half is one step."""
+    """timm's block of windows in evaluation: the first half in few steps within windows, the second in one."""
 
     __prepare_scriptable__ = refuse_torchscript
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             return super().forward(x)
-        tokens = (x + self.drop_path1(self._attn(self.norm1(x)))).flatten(1, 2)
-        return behind_factors(self, tokens, None).view_as(x)
+        tokens, attn = x.flatten(1, 2), self.attn
+        mixing = TimmWindowSoftmax(attn) if is_plain_in_windows(attn) else None
+        y = first_half_of(self, tokens, self.norm1, attn, mixing, None, windows=windows_under(self, x))
+        if y is None:
+            y = (x + self.drop_path1(self._attn(self.norm1(x)))).flatten(1, 2)
+        return behind_factors(self, y, None).view_as(x)
 
 
 class FusedBeitBlock(BeitBlock):
@@ -171,6 +177,28 @@ class TimmSoftmax:
         if positions is not None:
             q, k = (turned(attn, tokens, positions) for tokens in (q, k))
         return softmax_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class TimmWindowSoftmax(TimmSoftmax):
+    """Between the projections of timm's attention of windows, with a bias of pairs of places."""
+
+    projected_by: ClassVar[tuple[str, ...]] = ("qkv",)
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(b·r·l, n, h·d); in the place of positions stand the pairs that must not attend."""
+        q, k, v = (part.unflatten(-1, (self.attn.num_heads, -1)).transpose(1, 2) for part in three(projected))
+        return softmax_attention(q, k, v, positions, self.attn._get_rel_pos_bias()[0]).transpose(1, 2).flatten(2)
+
+
+def is_plain_in_windows(attn: Any) -> bool:
+    """Whether this is timm's softmax attention of windows, with the usual scale."""
+    return type(attn) is WindowAttention and attn.scale == (attn.qkv.out_features // (3 * attn.num_heads)) ** -0.5
+
+
+def windows_under(block: Any, image: Tensor) -> Windows:
+    """Those of timm's block on a map (b, y, x, c)."""
+    grid, shift = TokenGrid(image.shape[1], image.shape[2]), tuple(block.shift_size)
+    return Windows(grid, TokenGrid(*block.window_size), shift if any(shift) else None, pads_first=False)
 
 
 def turned(attn: Any, tokens: Tensor, rope: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError, shown, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.map_layers import ConvPosition, MapMlp
+from subquad.models.windows import Windows
 from subquad.positions import GridTable, start_normal
 from subquad.rope import Rotation
 from subquad.tracing import is_exporting, surely
@@ -107,6 +108,10 @@ class SelfAttention(nn.Module):
         """
         return True
 
+    def windows_on(self, grid: TokenGrid) -> Windows | None:
+        """The windows of `grid` in which tokens attend, each as on its own grid; None where there is none."""
+        return None
+
     def heads(self, x: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
         """What the mechanism has projected, by name, each (b, h, n, d); keys and values of other tokens, if given."""
         if keys is None:
@@ -175,9 +180,11 @@ class SelfAttention(nn.Module):
         """Whether the mechanism reads tokens, and not only what is projected of them."""
         return "x" in self.inner.inputs
 
-    def mixed_of(self, projected: Tensor, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor:
+    def mixed_of(
+        self, projected: Tensor, x: Tensor, grid: TokenGrid, rotation: Rotation | None, mask: Tensor | None = None
+    ) -> Tensor:
         """What stands in front of the output projection, of what tokens x are projected to: (b, n, h·d)."""
-        supply = {"x": x, "padding": None, "mask": None, "rotation": rotation}
+        supply = {"x": x, "padding": None, "mask": mask, "rotation": rotation}
         return self.mixed(supply | self.parts(projected), grid, grid)
 
     def mix(self, supply: dict[str, Any], grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
@@ -372,9 +379,9 @@ class Block(nn.Module):
     def _attended(self, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:
         """The first half by `fused_attention`, where nothing is turned, or by `fused_edges`; None where neither can."""
         is_plain_on = getattr(self.attn, "is_plain_on", None)
-        if self.fused_edges is None or is_plain_on is None or not is_plain_on(grid):
+        if self.fused_edges is None or is_plain_on is None:
             return None
-        if self.fused_attention is not None and rotation is None and grid.whole is grid:
+        if self.fused_attention is not None and rotation is None and grid.whole is grid and is_plain_on(grid):
             grid.check(x)
             sums = self.fused_attention.sums(self, x)
             y = None if sums is None else self.fused_attention.answers(self, x, sums, grid.num_tokens)

@@ -1,12 +1,10 @@
 """Swin, a pyramid of windows: tokens attend within a window, every second block shifts the windows.
 
 Swin Transformer, Liu et al. 2021, arXiv 2103.14030. A window of None is the whole grid: what linear mechanisms get.
-Images of any size: maps are filled up to whole windows with zeros, which take part as they do in Swin's detectors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import torch
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -15,8 +13,8 @@ from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of, least_for
 from subquad.models.layers import Block, Mechanism, SelfAttention, move_tables
 from subquad.models.stages import ConvEmbed, Stage, by_stage, drop_path_rates, fill_up
+from subquad.models.windows import Windows, attend_in_windows, window_of, windows_of
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
-from subquad.tracing import first, is_symbol, smaller, surely, up_to_multiple
 
 
 class Swin(Backbone):
@@ -156,104 +154,20 @@ class WindowAttention(SelfAttention):
     def forward(  # type: ignore[override]
         self, x: Tensor, *, grid: TokenGrid, padding: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        if self.is_plain_on(grid):
+        windows = self.windows_on(grid)
+        if windows is None:
             return super().forward(x, grid=grid, padding=padding, mask=mask)
-        window = window_of(grid, self.window_size, fixed=self.fixed)
         if padding is not None or mask is not None:
-            raise SubquadError(f"windows of {window} take no padding and no mask of the whole grid of {grid}")
-        return attend_in_windows(x, grid, window, super().forward, shifted=self.shifted, fixed=self.fixed)
+            raise SubquadError(f"windows of {windows.window} take no padding and no mask of the whole grid of {grid}")
+        return attend_in_windows(x, windows, super().forward)
 
     def is_plain_on(self, grid: TokenGrid) -> bool:
         """Where one window is the whole grid."""
-        return window_of(grid, self.window_size, fixed=self.fixed) == grid and not (self.fixed and self.shifted)
+        return self.windows_on(grid) is None
+
+    def windows_on(self, grid: TokenGrid) -> Windows | None:
+        return windows_of(grid, self.window_size, shifted=self.shifted, fixed=self.fixed)
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         before, now = (window_of(grid, self.window_size, fixed=self.fixed) for grid in (old, new))
         move_tables(self.inner, {before: now})
-
-
-def attend_in_windows(
-    x: Tensor,
-    grid: TokenGrid,
-    window: TokenGrid,
-    attend: Callable[..., Tensor],
-    *,
-    shifted: bool,
-    fixed: bool = False,
-) -> Tensor:
-    """Tokens (b, n, c) of `grid` to (b, n, c): `attend` is called with those of all windows, `grid` and `mask`.
-
-    `shifted` moves windows along the axes that hold more than one of them, with `fixed` along both.
-    """
-    image = fill_windows(rearrange(x, "b (y x) c -> b y x c", y=grid.height, x=grid.width), window)
-    rows, columns = image.shape[1] // window.height, image.shape[2] // window.width
-    mask = shift = None
-    if shifted:
-        shift = window.height // 2, window.width // 2
-        shift = shift if fixed else (half_of(window.height, rows), half_of(window.width, columns))
-        image = rolled(image, shift)
-        mask = border_mask(rows, columns, window, shift, x.device).repeat(x.shape[0], 1, 1)[:, None]
-    windows = rearrange(image, "b (r y) (l x) c -> b r l y x c", y=window.height, x=window.width)
-    # in order first: torch.export must not have to ask whether there is a copy to be made
-    windows = rearrange(windows.contiguous(), "b r l y x c -> (b r l) (y x) c")
-    y = attend(windows, grid=window, mask=mask)
-    image = rearrange(y, "(b r l) (y x) c -> b (r y) (l x) c", r=rows, l=columns, y=window.height, x=window.width)
-    if shift is not None:
-        image = rolled(image, shift, back=True)
-    return first(first(image, grid.height, 1), grid.width, 2).flatten(1, 2)
-
-
-def window_of(grid: TokenGrid, window_size: int | None, *, fixed: bool = False) -> TokenGrid:
-    """The window on a grid: no larger than the grid unless it is `fixed`."""
-    if window_size is None:
-        return grid
-    if fixed:
-        return TokenGrid(window_size, window_size)
-    return TokenGrid(smaller(window_size, grid.height), smaller(window_size, grid.width))
-
-
-def fill_windows(image: Tensor, window: TokenGrid) -> Tensor:
-    """A map (b, y, x, c) with zeros on the right and at the bottom, up to whole windows."""
-    bottom, right = (
-        up_to_multiple(size, side) - size for size, side in zip(image.shape[1:3], window.shape, strict=True)
-    )
-    return (
-        image if surely(bottom == 0) and surely(right == 0) else nn.functional.pad(image, (0, 0, 0, right, 0, bottom))
-    )
-
-
-def rolled(image: Tensor, shift: tuple[int, int], *, back: bool = False) -> Tensor:
-    """A map (b, y, x, c) moved up and to the left, or back; what leaves it comes in on the other side."""
-    if not any(map(is_symbol, shift)):
-        down, right = shift if back else (-shift[0], -shift[1])
-        return image.roll((down, right), dims=(1, 2))
-    # ONNX has no roll by as many places as the size decides
-    for dim, moved in enumerate(shift, start=1):
-        size = image.shape[dim]
-        start = size - moved if back else moved
-        parts = torch.arange(start, size, device=image.device), torch.arange(start, device=image.device)
-        image = image.index_select(dim, torch.cat(parts))
-    return image
-
-
-def half_of(size: int, count: int) -> int:
-    """How far windows of `size` move where there are `count` of them along an axis: not at all where there is one."""
-    # the factor is 0 for one and 1 for more
-    return (1 - 1 // count) * (size // 2)
-
-
-def border_mask(rows: int, columns: int, window: TokenGrid, shift: tuple[int, int], device: torch.device) -> Tensor:
-    """Pairs that only the shift has brought together, for each window (r·l, n, n), True = must not attend."""
-
-    def regions(count: int, size: int, moved: int) -> Tensor:
-        # 0 inside, 1 what stays of the last window, 2 what came round from the other border
-        place = torch.arange(count * size, device=device)
-        if not (is_symbol(moved) or moved):
-            return place * 0
-        return (place >= (count - 1) * size).long() + (place >= count * size - moved).long()
-
-    vertical, horizontal = regions(rows, window.height, shift[0]), regions(columns, window.width, shift[1])
-    region = rearrange(
-        3 * vertical[:, None] + horizontal, "(r y) (l x) -> (r l) (y x)", y=window.height, x=window.width
-    )
-    return region[:, :, None] != region[:, None, :]

@@ -27,13 +27,11 @@ inline void begin_at(const float* bias, int64_t apart, int64_t count, float fact
 
 // Those that are forbidden become minus infinity
 inline void forbid(const bool* forbidden, int64_t apart, int64_t count, float* scores) {
-    typedef uint8_t bytes __attribute__((vector_size(W)));
     int64_t m = 0;
     for (; apart == 1 && m + W <= count; m += W) {
         bytes line;
         std::memcpy(&line, forbidden + m, W);
-        const ivec no = __builtin_convertvector(line, ivec) != 0;
-        store(scores + m, no ? fill(-INFINITY) : load(scores + m));
+        store(scores + m, spread(line) != 0 ? fill(-INFINITY) : load(scores + m));
     }
     for (; m < count; m++)
         if (forbidden[m * apart]) scores[m] = -INFINITY;
@@ -85,29 +83,33 @@ struct Weighing {
     Buffer<float> scores = Buffer<float>(T * T), total = Buffer<float>(T * W), values = Buffer<float>(T * row);
     Buffer<P> lower;
     float most[T];
+    bool fresh = true;  // nothing is summed yet
 
     explicit Weighing(int64_t width) : row(padded(width)), scale(1 / std::sqrt(float(width))) {}
 
     void begin() {
+        fresh = true;
         std::fill(most, most + T, -1e30f);  // finite: from it, what may not be seen is minus infinity
         std::fill(total.begin(), total.end(), 0.0f);
         std::fill(values.begin(), values.end(), 0.0f);
     }
 
-    // Scores, divided by the scale, of a block of keys become weights; `columns` are their padded count
+    // Scores, divided by the scale, of a block of keys become weights; `columns` are their padded count. The largest of
+    // all queries come first, as each is a chain of steps that wait for one another; of the first block nothing is summed.
     Matrix<P> weigh(int64_t queries, int64_t columns) {
+        float tops[T];
+        for (int64_t t = 0; t < queries; t++) {
+            const float* line = &scores[t * T];
+            vec high = load(line);
+            for (int64_t m = W; m < columns; m += W) high = max(high, load(line + m));
+            tops[t] = largest(high);
+        }
+        for (int64_t t = 0; t < queries; t++)
+            if (!(tops[t] <= most[t])) fresh ? void(most[t] = tops[t]) : rise(t, tops[t]);
+        fresh = false;
         lower.resize(std::is_same_v<P, float> ? 0 : T * T / 2);
         for (int64_t t = 0; t < queries; t++) {
             float *line = &scores[t * T], *sum = &total[t * W];
-            vec high = load(line);
-            for (int64_t m = W; m < columns; m += W) high = max(high, load(line + m));
-            const float top = largest(high);
-            if (!(top <= most[t])) {
-                const float less = std::exp((most[t] - top) * scale);
-                store(sum, load(sum) * less);
-                for (int64_t c = 0; c < row; c += W) store(&values[t * row + c], load(&values[t * row + c]) * less);
-                most[t] = top;
-            }
             vec part{};
             for (int64_t m = 0; m < columns; m += W) {
                 const vec weight = weight_of<P>((load(line + m) - most[t]) * scale);
@@ -119,6 +121,13 @@ struct Weighing {
         }
         if constexpr (std::is_same_v<P, float>) return {scores.data(), T, 1};
         else return {lower.data(), T / 2, 1};
+    }
+
+    // What was summed from a smaller score
+    void rise(int64_t t, float top) {
+        const float less = std::exp((std::exchange(most[t], top) - top) * scale);
+        store(&total[t * W], load(&total[t * W]) * less);
+        for (int64_t c = 0; c < row; c += W) store(&values[t * row + c], load(&values[t * row + c]) * less);
     }
 
     // A query that may see nothing gets zeros

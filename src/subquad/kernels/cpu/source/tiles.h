@@ -85,6 +85,18 @@ inline ivec spread(halves x) {
 #endif
 }
 
+// Bytes as numbers, which GCC takes apart one by one
+typedef uint8_t bytes __attribute__((vector_size(W)));
+inline ivec spread(bytes x) {
+#if defined(__AVX512F__)
+    return (ivec)_mm512_cvtepu8_epi32((__m128i)x);
+#elif defined(__AVX2__)
+    return (ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(&x)));
+#else
+    return __builtin_convertvector(x, ivec);
+#endif
+}
+
 inline vec widened(halves x) { return as_float(spread(x) << 16); }
 
 // To the nearest, of two to the even one; NaN stays
