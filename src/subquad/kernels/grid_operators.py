@@ -22,7 +22,7 @@ mhla_sums_gradient = operator(
     "mhla_sums_gradient(Tensor grad, Tensor k, Tensor v, Tensor scale, int[] shape, int[] pieces)",
     {"grad": "b h m d d+1", "k": "b h n d", "v": "b h n d"} | SCALED,
     lambda grad, k, *rest: 4 * k[0] * k[1] * k[2] * k[3] * (k[3] + 1),
-    shape=lambda grad, k, v, scale, *rest: (empty_tokens(k), empty_tokens(v), torch.empty_like(scale)),
+    shape=lambda grad, k, v, scale, *rest: (empty_tokens(k), empty_tokens(v), scale.new_empty(scale.shape)),
     result="(Tensor, Tensor, Tensor)",
 )
 
@@ -47,7 +47,7 @@ mhla_answers_gradient = operator(
     shape=lambda grad, q, states, scale, *rest: (
         empty_tokens(q),
         states.new_empty(states.shape, dtype=torch.float32),
-        torch.empty_like(scale),
+        scale.new_empty(scale.shape),
     ),
     result="(Tensor, Tensor, Tensor)",
 )

@@ -39,7 +39,7 @@ depthwise_gradient = operator(
     lambda grad, v, weight, shape: 2 * _filter(v, weight, *shape),
     shape=lambda grad, v, weight, shape: (
         empty_tokens(v),
-        torch.empty_like(weight),
+        weight.new_empty(weight.shape),
         weight.new_empty(weight.shape[-3]),
     ),
     result="(Tensor, Tensor, Tensor)",

@@ -180,7 +180,7 @@ def _polapp_product(q: Any, k: Any, *rest: Any) -> int:
 
 def _like_parameter(parameter: Tensor) -> Tensor:
     """Room for its gradient: a sum over many tokens, in fp32."""
-    return torch.empty_like(parameter, dtype=torch.float32)
+    return parameter.new_empty(parameter.shape, dtype=torch.float32)
 
 
 # to q, k, v, same and opposite

@@ -31,7 +31,7 @@ def mhla_sums_gradient(
 ) -> tuple[Tensor, ...]:
     """Give the gradients of `mhla_sums` to k, v and scale, of those to the states."""
     given, (k, v) = (k, v), of_one_dtype(k, v)
-    dk, dv, dscale = empty_tokens(k), empty_tokens(v), torch.empty_like(scale, dtype=torch.float32)
+    dk, dv, dscale = empty_tokens(k), empty_tokens(v), scale.new_empty(scale.shape, dtype=torch.float32)
     tokens = *map(tokens_of, (k, v)), parameter_of(scale), *map(tokens_of, (dk, dv))
     kernel("mhla_sums_gradient", k.dtype)(
         shape_of(k, k), parameter_of(grad), *tokens, numbers_of(dscale), Blocks(*shape, *pieces)
@@ -54,7 +54,7 @@ def mhla_answers_gradient(
 ) -> tuple[Tensor, ...]:
     """Give the gradients of `mhla_answers` to q, states and scale."""
     dtype, (grad, q) = q.dtype, of_one_dtype(grad, q)
-    dq, dstates, dscale = empty_tokens(q), *(torch.empty_like(x, dtype=torch.float32) for x in (states, scale))
+    dq, dstates, dscale = empty_tokens(q), *(x.new_empty(x.shape, dtype=torch.float32) for x in (states, scale))
     kernel("mhla_answers_gradient", q.dtype)(
         shape_of(q, q),
         *map(tokens_of, (grad, q)),

@@ -198,7 +198,7 @@ def _sharpness(power: Tensor, temperature: Tensor | None) -> Tensor:
 
 
 def _of_all_images(positions: Tensor | None, q: Tensor) -> Tensor | None:
-    return None if positions is None else positions.float().expand(len(q), -1, -1, -1)
+    return None if positions is None else positions.float().contiguous().expand(len(q), -1, -1, -1)
 
 
 @implements(operators.ttt_unit, "native", cannot=_no_pairs)
@@ -232,7 +232,7 @@ def ttt_unit_gradient(
     loss_scale: float,
 ) -> tuple[Tensor, ...]:
     """Give the gradients of `ttt_unit` to q, k, v, w1 and w2."""
-    of_weights = tuple(torch.empty_like(w, dtype=torch.float32) for w in (w1, w2))
+    of_weights = tuple(w.new_empty(w.shape, dtype=torch.float32) for w in (w1, w2))
     weights = *map(parameter_of, (w1, w2)), *map(numbers_of, of_weights)
     arguments = *weights, turning_of(cos, sin), ctypes.c_float(loss_scale / k.shape[2])
     return *gradients("ttt_unit_gradient", grad, q, k, v, *arguments), *of_weights
@@ -269,7 +269,7 @@ def polapp_attention_gradient(
     eps: float,
 ) -> tuple[Tensor, ...]:
     """Give the gradients of `polapp_attention` to q, k, v, same and opposite."""
-    of_spikiness = tuple(torch.empty_like(s, dtype=torch.float32) for s in (same, opposite))
+    of_spikiness = tuple(s.new_empty(s.shape, dtype=torch.float32) for s in (same, opposite))
     spikiness = *map(parameter_of, (same, opposite)), *map(numbers_of, of_spikiness)
     arguments = *spikiness, turning_of(cos, sin), ctypes.c_float(eps)
     return *gradients("polapp_attention_gradient", grad, q, k, v, *arguments), *of_spikiness
