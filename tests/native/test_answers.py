@@ -213,6 +213,15 @@ def test_what_is_not_a_number_stays_so_and_stays_where_it_is():
         assert y[0, 1, 3].isnan().all() and y.isnan().sum() == 16
 
 
+@pytest.mark.parametrize("size", [1e5, 1e10])
+def test_scores_of_offsets_may_be_of_any_size(size):
+    grid = TokenGrid(7, 8)
+    q, k, v = projected(2, 2, grid.num_tokens, 20, count=3)
+    expected = ops.circulant_attention((size * q).double(), (size * k).double(), v.double(), grid=grid)
+    got = ops.circulant_attention(size * q, size * k, v, grid=grid, backend="native")
+    assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_infinite_has_the_feature_of_the_eager_form():
     q, k, v = projected(1, 2, 40, 16, count=3)
     q = q.clone()

@@ -45,6 +45,24 @@ def test_pairs_are_broadcast():
         assert_close(got.double(), expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("lowest", [-1e30, -1e37, None], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_lowest_numbers_are_biases_and_forbid_nothing(lowest, dtype):
+    """Masks of other libraries: a query all of whose keys have the lowest number sees them all alike."""
+    q, k, v = (x.to(dtype).requires_grad_() for x in projected(1, 2, 70, 8, count=3))
+    bias, lowest = torch.zeros(2, 70, 70), lowest or torch.finfo(dtype).min
+    bias[:, 1], bias[:, 2, 5:] = lowest, lowest
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    got = ops.softmax_attention(q, k, v, None, bias, backend="native")
+    assert_close(got, ops.softmax_attention(q, k, v, None, bias, backend="eager"), rtol=tolerance, atol=tolerance)
+    assert_close(got[:, :, 1], v.mean(dim=2), rtol=tolerance, atol=tolerance)
+    # not PyTorch's gradients: the logarithm of a sum that it keeps has no digits for the number of such exponentials
+    expected, weight = definition(q, k, v, None, bias.double()), torch.randn_like(got)
+    gradients = (torch.autograd.grad((y * weight).sum(), (q, k, v)) for y in (got, expected))
+    for one, other in zip(*gradients, strict=True):
+        assert_close(one, other, rtol=5 * tolerance, atol=5 * tolerance)
+
+
 @pytest.mark.parametrize("order", ["up", "down", "one"])
 def test_scores_of_any_size(order):
     """The largest score of a query comes last, first or far above all others: nothing overflows, nothing is lost."""

@@ -168,11 +168,12 @@ struct Torus {
         const float scale = 1 / std::sqrt(float(places));
         vec most = fill(-INFINITY), total{};
         for (int64_t i = 0; i < places; i++) {
-            const vec score = load(real(room, i)) * scale;
+            const vec score = load(real(room, i));
             most = score > most ? score : most;
         }
         for (int64_t i = 0; i < places; i++) {
-            const vec weight = exponential(load(real(room, i)) * scale - most);
+            // subtracted first: what a fused product leaves of the rounding of large scores is more than e^x takes
+            const vec weight = exponential((load(real(room, i)) - most) * scale);
             store(weights + i * W, weight);
             total += weight;
         }

@@ -1,6 +1,7 @@
 // Softmax attention: see ops/softmax_formula.py. Keys come a block at a time, and no map is written out.
 #pragma once
 #include "tokens.h"
+#include <limits>
 
 // Numbers of all pairs (b, h, n, m), any distance apart and 0 where an axis is shared; nothing where there is no data
 template <class Number>
@@ -18,11 +19,20 @@ bool fits(const Shape& shape, const Pairs<Number>& x) {
     return !x.data || (x.images == shape.batch && x.heads == shape.heads && x.queries == shape.queries && x.keys == shape.keys);
 }
 
-// Scores of a query and `count` keys become the bias, times a factor
+// The least score of what may be seen: beyond it is minus infinity
+constexpr float LEAST = std::numeric_limits<float>::lowest();
+
+// Scores of a query and `count` keys become the bias, times a factor; what is finite stays so
 inline void begin_at(const float* bias, int64_t apart, int64_t count, float factor, float* scores) {
     int64_t m = 0;
-    for (; apart == 1 && m + W <= count; m += W) store(scores + m, load(bias + m) * factor);
-    for (; m < count; m++) scores[m] = bias[m * apart] * factor;
+    for (; apart == 1 && m + W <= count; m += W) {
+        const vec x = load(bias + m), scaled = x * factor;
+        store(scores + m, x >= fill(LEAST) & scaled < fill(LEAST) ? fill(LEAST) : scaled);
+    }
+    for (; m < count; m++) {
+        const float x = bias[m * apart], scaled = x * factor;
+        scores[m] = x >= LEAST && scaled < LEAST ? LEAST : scaled;
+    }
 }
 
 // Those that are forbidden become minus infinity
@@ -89,7 +99,7 @@ struct Weighing {
 
     void begin() {
         fresh = true;
-        std::fill(most, most + T, -1e30f);  // finite: from it, what may not be seen is minus infinity
+        std::fill(most, most + T, LEAST);  // from it, what may not be seen is minus infinity
         std::fill(total.begin(), total.end(), 0.0f);
         std::fill(values.begin(), values.end(), 0.0f);
     }
@@ -157,7 +167,7 @@ void scores_of(
 // A query's scores, divided by the scale, become P, and dP becomes dL
 template <class P>
 void to_slopes(float* scores, float* slopes, int64_t width, float scale) {
-    vec high = fill(-1e30f), total{}, lost{};
+    vec high = fill(LEAST), total{}, lost{};
     for (int64_t m = 0; m < width; m += W) high = max(high, load(scores + m));
     const float most = largest(high);
     for (int64_t m = 0; m < width; m += W) {
