@@ -32,6 +32,49 @@ def test_a_query_that_may_see_nothing_has_no_weights():
     assert (weights[0, 0, 1] == 0).all() and weights.isfinite().all()
 
 
+def test_a_bias_that_forbids_all_leaves_no_weights_and_hides_nothing():
+    (q, k, v), bias = heads(1, 1, 3, 4, count=3), torch.zeros(1, 3, 3, dtype=torch.float64)
+    bias[:, 1] = -float("inf")
+    weights = ops.softmax_weights(q, k, None, bias)
+    assert (weights[0, 0, 1] == 0).all()
+    assert_close(weights @ v, ops.softmax_attention(q, k, v, None, bias))
+    q[0, 0, 2, 0] = float("nan")
+    weights = ops.softmax_weights(q, k, torch.zeros(3, 3, dtype=torch.bool))
+    assert weights[0, 0, 2].isnan().all()
+
+
+OF_SEVERAL_GRIDS = {
+    "linear_attention": (),
+    "softmax_attention": (),
+    "inline_attention": (),
+    "mala_attention": (),
+    "mlla_attention": (),
+    "rala_attention": (),
+    "nala_attention": (),
+    "focused_attention": ("1",),
+    "pola_attention": ("1",),
+    "polapp_attention": ("2", "2"),
+    "ttt_unit": ("d", "d"),
+}
+"""Operations of queries and keys on grids of their own, and the shapes of their parameters: (h, 1, d) for "1"."""
+
+
+@pytest.mark.parametrize("name", OF_SEVERAL_GRIDS)
+def test_no_keys_at_all_are_what_padded_keys_are(name):
+    (q,), (k, v) = heads(2, 3, 5, 8), heads(2, 3, 4, 8, count=2)
+    shapes = {"1": (3, 1, 8), "2": (3, 1, 16), "d": (3, 8, 8)}
+    parameters = [1 + torch.rand(shapes[shape], dtype=torch.float64) for shape in OF_SEVERAL_GRIDS[name]]
+    operation, settings = getattr(ops, name), {"power": 3.0} if name == "focused_attention" else {}
+    absent = torch.ones(2, 4, dtype=torch.bool)
+    padding = absent[:, None, None] if name == "softmax_attention" else absent
+    expected = operation(q, k, v, *parameters, padding, **settings)
+    given = [x.requires_grad_() for x in (q, k[:, :, :0], v[:, :, :0])]
+    y = operation(*given, *parameters, **settings)
+    assert_close(y, expected)
+    assert expected.isfinite().all() and (name == "ttt_unit" or (expected == 0).all())
+    assert all(x is None or x.isfinite().all() for x in torch.autograd.grad(y.sum(), given, allow_unused=True))
+
+
 def test_polar_attention_divides_by_its_temperature_and_adds_positions_to_keys():
     q, k, v = heads(1, 2, 5, 4, count=3)
     power, temperature = (1 + 2 * torch.rand(2, 1, 4, dtype=torch.float64) for _ in range(2))

@@ -33,8 +33,8 @@ def circulant_attention(q: Tensor, k: Tensor, v: Tensor, *, grid: TokenGrid, bac
 @in_fp32
 def _circulant(q: Tensor, k: Tensor, v: Tensor, shape: tuple[int, int]) -> Tensor:
     grid = TokenGrid(*shape)
-    # a transform of no image is an error
-    correlate = _by_products if is_exporting() or len(q) == 0 else _by_transforms
+    # a transform of nothing is an error
+    correlate = _by_products if is_exporting() or q.numel() == 0 else _by_transforms
 
     def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return correlate(kernel_of(correlate(q, k, grid)), v, grid)

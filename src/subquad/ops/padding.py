@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from subquad import spread
+from subquad.tracing import is_symbol
 
 
 def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
@@ -18,8 +19,10 @@ def count_here(x: Tensor, padding: Tensor | None) -> Tensor | int:
 
 
 def at_least_one(count: Tensor | int) -> Any:
-    """A number of tokens to divide by."""
-    return count.clamp(min=1) if isinstance(count, Tensor) else count
+    """A number of tokens to divide by: the mean of none is nothing."""
+    if isinstance(count, Tensor):
+        return count.clamp(min=1)
+    return count if is_symbol(count) else max(count, 1)
 
 
 def totals(x: Tensor, padding: Tensor | None, *sums: Tensor) -> tuple[Any, ...]:

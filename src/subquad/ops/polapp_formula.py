@@ -21,7 +21,7 @@ from subquad import kernels
 from subquad.ops.image_by_image import by_image
 from subquad.ops.padding import count_tokens, totals, zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32
-from subquad.ops.weighted_sums import relative_to_all
+from subquad.ops.weighted_sums import largest, relative_to_all
 from subquad.rope import Rotation, rotation_of, tables_of, turned
 
 SHAPES = kernels.polapp_attention.shapes.without("cos", "sin").extended(padding="b m")
@@ -138,7 +138,7 @@ def polapp_weights(
 def key_features(k: Tensor, padding: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
     """K e^-m (b, h, n_k, 2d) of the keys that are there, zeros of others, and m (b, h, 1, 2d)."""
     exponents = halves(zero_padding(k, padding))
-    most = alike_in_pairs(exponents.detach().amax(dim=-2, keepdim=True), rotation)
+    most = alike_in_pairs(largest(exponents, dim=-2), rotation)
     return scaled_exponentials(exponents, most), most
 
 

@@ -99,7 +99,8 @@ def rala_sums(
 def rala_answers(q: Tensor, sums: Sequence[Tensor], rotation: Rotation | None = None, *, eps: float = 1e-6) -> Tensor:
     """`rala_attention` of some queries (b, h, n, d), from the state of all keys."""
     _, total, keys, products = sums
-    q = elu(q)
+    # the largest score has a weight of 1: less is of no keys at all
+    q, total = elu(q), total.clamp(min=1)
     (queries,) = turned(rotation, q)
     return queries @ (products / total) / (q @ (keys / total).mT + eps)
 

@@ -72,6 +72,7 @@ def softmax_weights(q: Tensor, k: Tensor, forbidden: Tensor | None = None, bias:
     logits = q @ k.mT * q.shape[-1] ** -0.5
     if bias is not None:
         logits = logits + bias
-    if forbidden is None:
-        return logits.softmax(dim=-1)
-    return logits.masked_fill(forbidden, float("-inf")).softmax(dim=-1).nan_to_num(0.0)
+    if forbidden is not None:
+        logits = logits.masked_fill(forbidden, float("-inf"))
+    # by the scores, not by what becomes of them: what is not a number stays so
+    return logits.softmax(dim=-1).masked_fill(logits.isneginf().all(dim=-1, keepdim=True), 0)

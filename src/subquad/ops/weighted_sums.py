@@ -12,11 +12,20 @@ import torch
 from torch import Tensor
 
 from subquad import spread
+from subquad.tracing import surely
+
+
+def largest(scores: Tensor, dim: int) -> Tensor:
+    """The largest scores along an axis, which stays with one entry, without gradients; 0 of none."""
+    scores = scores.detach()
+    if surely(scores.shape[dim] == 0):
+        return scores.sum(dim=dim, keepdim=True)
+    return scores.amax(dim=dim, keepdim=True)
 
 
 def raised(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Of scores (…, a, n) the largest, m (…, a, 1), and e^(s − m) (…, a, n)."""
-    most = scores.detach().amax(dim=-1, keepdim=True)
+    most = largest(scores, dim=-1)
     return most, torch.exp(scores - most)
 
 
