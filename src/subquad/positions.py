@@ -1,7 +1,7 @@
 """Learned tables that stand on a grid: called with another grid than their own they resample.
 
-Each has `grid`, its own; `fitted(name, tensor)`, a stored parameter resampled to the shape of the one here; and
-`regrid(grid)`, which moves the table to another grid for good.
+Each has `grid`, its own; `fitted(name, tensor, stored)`, a stored parameter resampled to the shape of the one here;
+and `regrid(grid)`, which moves the table to another grid for good.
 
 Letters: h heads, n tokens, d channels of a head, a agents, y x rows and columns.
 """
@@ -101,8 +101,11 @@ class GridTable(nn.Module):
 
     grid: TokenGrid
 
-    def fitted(self, name: str, tensor: Tensor) -> Tensor:
-        """`tensor`, stored as parameter `name` of a table on another grid, resampled to this one's."""
+    def fitted(self, name: str, tensor: Tensor, stored: TokenGrid | None = None) -> Tensor:
+        """`tensor`, stored as parameter `name` of a table on the grid `stored`, resampled to this one's.
+
+        Where nobody knows that grid, it is what the tensor's shape says: a square, of a table of tokens.
+        """
         raise NotImplementedError
 
     def regrid(self, grid: TokenGrid) -> None:
@@ -141,8 +144,8 @@ class PositionTable(GridTable):
         same_prefix(self.grid, grid.whole)
         return resample_places(self.table, self.grid, grid, self.mode)
 
-    def fitted(self, name: str, tensor: Tensor) -> Tensor:
-        return resample_places(tensor, square_grid(tensor.shape[1], self.grid.prefix), self.grid, self.mode)
+    def fitted(self, name: str, tensor: Tensor, stored: TokenGrid | None = None) -> Tensor:
+        return resample_places(tensor, stored_grid(tensor.shape[1], self.grid.prefix, stored), self.grid, self.mode)
 
     def regrid(self, grid: TokenGrid) -> None:
         same_prefix(self.grid, grid)
@@ -181,8 +184,10 @@ def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) ->
     return torch.cat([prefix[:, : new.prefix], places], dim=1)
 
 
-def square_grid(num_tokens: int, prefix: int) -> TokenGrid:
-    """The square that a stored table of `num_tokens` rows stands on; files do not say more."""
+def stored_grid(num_tokens: int, prefix: int, known: TokenGrid | None = None) -> TokenGrid:
+    """The grid of a stored table of `num_tokens` rows: the one that is `known`, or a square; most files say no more."""
+    if known is not None and (known.num_tokens, known.prefix) == (num_tokens, prefix):
+        return known
     side = math.isqrt(max(num_tokens - prefix, 0))
     if side < 1 or side * side != num_tokens - prefix:
         raise SubquadError(
@@ -255,7 +260,7 @@ class GridBias(GridTable):
         prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)[:, :, : grid.prefix]
         return BiasTables(block, rows, columns, prefix)
 
-    def fitted(self, name: str, tensor: Tensor) -> Tensor:
+    def fitted(self, name: str, tensor: Tensor, stored: TokenGrid | None = None) -> Tensor:
         length = {"rows": self.grid.height, "columns": self.grid.width}.get(name)
         return tensor if length is None else resample_line(tensor, length)
 
@@ -297,7 +302,7 @@ class RelativeBias(GridTable):
         offsets = table.flip(1, 2).unfold(1, grid.height, 1).unfold(2, grid.width, 1)
         return rearrange(offsets, "h y x i j -> h (y x) (i j)").flip(1)
 
-    def fitted(self, name: str, tensor: Tensor) -> Tensor:
+    def fitted(self, name: str, tensor: Tensor, stored: TokenGrid | None = None) -> Tensor:
         return resample_offsets(tensor, self.grid.shape)
 
 

@@ -161,6 +161,22 @@ def test_weights_of_another_image_size_are_resampled_and_of_the_same_size_taken_
     assert larger(torch.randn(1, 3, 128, 128)).isfinite().all()
 
 
+@every_pair
+def test_files_say_on_which_grid_their_tables_stand(host, attention, tmp_path):
+    """Of 4 × 16 tokens and of 8 × 8 a table has as many: a file of ours says for which images its network is."""
+    shallow = fewest(host)
+    model = with_random_tables(small(host, attention, img_size=(32, 128), **shallow)).eval()
+    subquad.save_weights(model, tmp_path / "oblong.safetensors")
+    for size in ((48, 192), (64, 64), (128, 32)):
+        if (attention == "soft" and not CLASSES[host].is_plain) or (attention == "mhla" and size != (48, 192)):
+            continue  # windows of landmarks, and blocks, are those of the grid of construction
+        fresh, moved = small(host, attention, img_size=size, **shallow).eval(), copy.deepcopy(model)
+        moved.set_input_size(size)
+        subquad.load_checkpoint(fresh, tmp_path / "oblong.safetensors")
+        images = torch.randn(1, 3, *size)
+        torch.testing.assert_close(fresh(images), moved(images), rtol=1e-4, atol=1e-5)
+
+
 @every_host
 def test_features_end_where_their_level_does(host):
     model = small(host).eval()

@@ -18,7 +18,7 @@ from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.layers import Block
 from subquad.models.stages import Stage
-from subquad.positions import GridTable, adaptive_means, same_prefix, square_grid
+from subquad.positions import GridTable, adaptive_means, same_prefix, stored_grid
 
 TRANSFORMS = ("dense", "kron", "share")
 
@@ -76,10 +76,10 @@ class ScoreTransform(GridTable):
         image = image + image @ columns.mT
         return torch.cat([prefix, image.flatten(-2)], dim=-1)
 
-    def fitted(self, name: str, tensor: Tensor) -> Tensor:
+    def fitted(self, name: str, tensor: Tensor, stored: TokenGrid | None = None) -> Tensor:
         if self.kind == "kron":
             return resize_map(tensor, self.grid.height if name.endswith("rows") else self.grid.width)
-        return resize_grid_map(tensor, square_grid(len(tensor), self.grid.prefix), self.grid)
+        return resize_grid_map(tensor, stored_grid(len(tensor), self.grid.prefix, stored), self.grid)
 
     def regrid(self, grid: TokenGrid) -> None:
         if self.kind != "dense":
@@ -105,8 +105,8 @@ def resize_grid_map(update: Tensor, old: TokenGrid, new: TokenGrid) -> Tensor:
     """An update (n, n) of one grid as one of another: averages come in, interpolated values go out."""
     if old == new:
         return update
-    incoming = to_grid(torch.eye(new.num_tokens).to(update), new, old, average=True)
-    outgoing = to_grid(torch.eye(old.num_tokens).to(update), old, new, average=False)
+    all_new, all_old = (torch.eye(one.num_tokens, dtype=update.dtype, device=update.device) for one in (new, old))
+    incoming, outgoing = to_grid(all_new, new, old, average=True), to_grid(all_old, old, new, average=False)
     return outgoing.mT @ update @ incoming.mT
 
 

@@ -18,12 +18,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
 from subquad.home import home
 from subquad.text import one_line
 from subquad.weights.digest import DIGEST, check_digest, digest_of
 from subquad.weights.downloading import Wanted, download, locked, remember
-from subquad.weights.fitting import Adapted, adapt, misfits, not_finite, some
-from subquad.weights.notes import parse_note
+from subquad.weights.fitting import Adapted, adapt, grids_at, misfits, not_finite, some
+from subquad.weights.notes import oblong_size, parse_note
 from subquad.weights.released import evaluated_under
 from subquad.weights.stored import MOST_REPEATED, StoredTensor, StrangeTensor
 from subquad.weights.torch_files import opened
@@ -235,7 +236,8 @@ def load_checkpoint(
 
     Reads our own files and those that the papers' authors released (also under `state_dict_ema`, `model_ema`, `model`
     or `state_dict`, and with `module.` or `_orig_mod.` in front), and dicts of either; nothing in a file is executed.
-    Position and bias tables of another image size are resampled, those of the same size are taken exactly.
+    Position and bias tables of another image size are resampled, those of the same size are taken exactly. Tables of
+    tokens stand on a square where nothing says otherwise: files of ours say the size, state dicts do not.
 
     Args:
         model: of `create_model`.
@@ -253,15 +255,18 @@ def load_checkpoint(
         SubquadError: if something does not fit or is not finite, in one line that names the entries; the model is then
             untouched.
     """
+    grids: Mapping[str, TokenGrid] = {}
     if isinstance(source, Mapping):
         where = "the state dict"
         state = _plain_state(source, where)
     else:
         file = linked_file(source) if isinstance(source, str) and is_link(source) else weight_file(source)
-        state, where = read_weights(file)[0], str(file)
+        (state, note), where = read_weights(file), str(file)
+        if size := oblong_size(note):
+            grids = grids_at(size, model)
     if not state.keys() & model.state_dict().keys():
         state = without_wrappers(state, where)
-    adapted = fitted(dict(state), model, where, head=head, strict=strict)
+    adapted = fitted(dict(state), model, where, head=head, strict=strict, grids=grids)
     model.load_state_dict(adapted.state)
     return adapted
 
@@ -290,9 +295,17 @@ def linked_file(url: str) -> Path:
 
 
 def fitted(
-    state: dict[str, Tensor], model: nn.Module, where: Path | str, *, head: bool | None = True, strict: bool = True
+    state: dict[str, Tensor],
+    model: nn.Module,
+    where: Path | str,
+    *,
+    head: bool | None = True,
+    strict: bool = True,
+    grids: Mapping[str, TokenGrid] | None = None,
 ) -> Adapted:
     """A state dict as `model` takes it; a model on the meta device only says whether its shapes fit.
+
+    `grids` are those that its tables stand on, where they are known, see `adapt`.
 
     Raises:
         SubquadError: as `load_checkpoint` does; `where` names the weights there.
@@ -300,7 +313,8 @@ def fitted(
     own = model.state_dict()
     is_sketch = any(tensor.is_meta for tensor in own.values())
     try:
-        adapted = adapt({name: tensor.to("meta") for name, tensor in state.items()} if is_sketch else state, model)
+        state = {name: tensor.to("meta") for name, tensor in state.items()} if is_sketch else state
+        adapted = adapt(state, model, grids)
     except SubquadError as error:
         raise SubquadError(f"{where}: {error}") from None
     if head is None:

@@ -1,7 +1,8 @@
 """Making a state dict fit a model: under its names, its tables at its size; and saying what does not fit."""
 
+import copy
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
 from subquad.positions import GridTable
 from subquad.text import one_line
 from subquad.weights.released import HOST_OF, family_of, from_timm, to_our_layout
@@ -101,8 +103,23 @@ def _wider(stored: Tensor, own: Tensor, num_heads: int, all_heads: int) -> Tenso
     return torch.cat([stored.to(own), own[:, stored.shape[1] :]], dim=1)
 
 
-def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
-    """Bring a state dict, in our layout or a released one, to the names and table sizes of `model`."""
+def grids_at(img_size: tuple[int, int], model: Any) -> dict[str, TokenGrid]:
+    """The grid of every table of a network, by the table's name, once the network takes images of (height, width)."""
+    if not hasattr(model, "set_input_size"):
+        return {}
+    # a copy without memory, as a file may say any size
+    memo: Any = {id(x): nn.Parameter(x.detach().to("meta"), x.requires_grad) for x in model.parameters()}
+    moved = copy.deepcopy(model, memo)
+    moved.set_input_size(img_size)
+    return {name: table.grid for name, table in moved.named_modules() if isinstance(table, GridTable)}
+
+
+def adapt(state: dict[str, Tensor], model: nn.Module, grids: Mapping[str, TokenGrid] | None = None) -> Adapted:
+    """Bring a state dict, in our layout or a released one, to the names and table sizes of `model`.
+
+    `grids` are those that the stored tables stand on, as far as they are known.
+    """
+    grids = grids or {}
     own = {name: tensor.shape for name, tensor in model.state_dict().items()}
     state = from_timm(under_current_names(state, own))
     # timm's PVTv2 shares most names with ours: what tells a foreign layout is an entry that the model has not
@@ -126,12 +143,13 @@ def adapt(state: dict[str, Tensor], model: nn.Module) -> Adapted:
         name: tensor for name, tensor in model.state_dict().items() if name.endswith(COUNTER) and name not in state
     }
     for name in sorted(own.keys() & state.keys()):
-        if not _is_other_table(state[name], own[name]):
-            continue
         owner, _, parameter = name.rpartition(".")
+        stored = grids.get(owner)
+        if stored is None and not _is_other_table(state[name], own[name]):
+            continue
         table = model.get_submodule(owner)
-        if isinstance(table, GridTable):
-            resampled = table.fitted(parameter, state[name])
+        if isinstance(table, GridTable) and stored != table.grid:
+            resampled = table.fitted(parameter, state[name], stored)
             if resampled.shape == own[name]:
                 adapted.state[name] = resampled
                 adapted.resized.append(name)

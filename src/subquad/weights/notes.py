@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from subquad.errors import SubquadError
+from subquad.ranges import Positive, fits
 from subquad.text import one_line
 from subquad.writing import json_text
 
@@ -76,6 +77,14 @@ def parse_note(text: str) -> dict[str, Any]:
         if not isinstance(name, str) or any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in name):
             raise SubquadError(f"its note says that {_shown(name)} is a class, which is no name")
     return note
+
+
+def oblong_size(note: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(height, width) of the images that the network of a note is for, where it says so and they are no squares."""
+    size: Any = (note.get("creation") or {}).get("img_size")
+    if not fits(size, tuple[Positive, Positive]) or max(size) > MOST_SIDE or size[0] == size[1]:
+        return None
+    return size[0], size[1]
 
 
 def task_in(note: Mapping[str, Any]) -> str | None:
