@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from subquad import ATTENTION, SubquadError, TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, choose, use_backend
+from subquad.kernels.choosing import short_name
 from subquad.kernels.triton import MOST_TURNED, launch, maps_calls
 from subquad.kernels.triton.tile_table import watching
 from subquad.kernels.triton.tiles import nearest
@@ -262,7 +263,11 @@ def test_asking_for_kernels_and_not_getting_them_is_an_error():
     q, k, v = projected(1, 2, 9, 16, 3)
     wide = torch.randn(3, 1, 1, 5, 130, device=DEVICE)
     refusals = {
-        "it computes in fp32 fp16 bf16, and a tensor is fp64": (q.double(), k.double(), v.double()),
+        f"it computes in {' '.join(map(short_name, DTYPES))}, and a tensor is fp64": (
+            q.double(),
+            k.double(),
+            v.double(),
+        ),
         "no padding": (q, k, v, torch.zeros(1, 9, dtype=torch.bool, device=DEVICE)),
         "heads of up to 128 channels here, and these have 130": wide,
     }
@@ -372,3 +377,34 @@ def test_operations_are_counted(name):
             call(*tensors, backend=backend)
         counts.append(counter.get_total_flops())
     assert counts[0] == pytest.approx(counts[1], rel=0.1)
+
+
+FAR_GRID = TokenGrid(3, 3)
+FAR = {
+    "linear": lambda x, backend: ops.linear_attention(x, x, x, backend=backend),
+    "inline": lambda x, backend: ops.inline_attention(x, x, x, backend=backend),
+    "pool": lambda x, backend: ops.pool_tokens(x, FAR_GRID, TokenGrid(2, 2), backend=backend),
+    "local": lambda x, backend: ops.add_local(
+        x.clone(), x, torch.ones(4, 3, 3, device=DEVICE), grid=FAR_GRID, kv_grid=FAR_GRID, backend=backend
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_tokens_may_lie_further_apart_than_32_bits_count(name):
+    """A million tokens of a fused projection of 2,304 channels do; here some tokens in a room that is never touched."""
+    try:
+        room = torch.empty(2**32, dtype=torch.float16, device=DEVICE)
+    except RuntimeError as error:
+        pytest.skip(f"there is no room of 8 GB: {error}")
+    near = torch.randn(1, 1, 9, 4, device=DEVICE, dtype=torch.float16)
+    far = room.as_strided(near.shape, (0, 0, (2**32 - 4) // 8, 1))
+    far.copy_(near)
+    assert relative_error(FAR[name](far, "triton"), FAR[name](near.float(), "eager")) < 2e-3
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU knows bf16")
+def test_the_interpreter_refuses_what_numpy_does_not_know():
+    (x,) = projected(1, 1, 9, 16, 1)
+    with pytest.raises(SubquadError, match="it computes in fp32 fp16, and a tensor is bf16"):
+        ops.linear_attention(x.bfloat16(), x.bfloat16(), x.bfloat16(), backend="triton")

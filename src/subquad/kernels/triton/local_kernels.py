@@ -76,7 +76,7 @@ def filter_kernel(
             place = batch * per_image + channels * (SIZE * SIZE) + (SIZE * SIZE - 1 - tap if FLIPPED else tap)
             factor = tl.load(weight + place, mask=columns < D, other=0.0).to(tl.float32)
             down, right = row - SIZE // 2, column - SIZE // 2
-            beside = at + (down * width + right) * v.token
+            beside = at + tl.cast(down * width + right, tl.int64) * v.token
             total += read_on_map(beside, y_on_map + down, across + right, columns, height, width, D) * factor[None, :]
     if y is not None:
         total += read(y, batch, head, rows, columns, count, D).to(tl.float32)
@@ -120,7 +120,7 @@ def taps_kernel(
         for row in range(SIZE):
             for column in tl.static_range(SIZE):
                 down, right = row - SIZE // 2, column - SIZE // 2
-                beside = at + (down * width + right) * v.token
+                beside = at + tl.cast(down * width + right, tl.int64) * v.token
                 values = read_on_map(beside, y + down, across + right, columns, height, width, D)
                 add_to(shares + (row * SIZE + column) * heads * D, tl.sum(grads * values, axis=0), columns, D)
         add_to(shares + SIZE * SIZE * heads * D, tl.sum(grads, axis=0), columns, D)

@@ -40,7 +40,7 @@ def pool_kernel(
     for start in range(0, tall * wide, BLOCK):
         inner = start + tl.arange(0, BLOCK)
         token = prefix + (top + inner // wide) * width + left + inner % wide
-        at = x.data + batch * x.batch + head * x.head + token[:, None] * x.token + columns[None, :]
+        at = x.data + batch * x.batch + head * x.head + token.to(tl.int64)[:, None] * x.token + columns[None, :]
         tile = tl.load(at, mask=(inner[:, None] < tall * wide) & (columns[None, :] < D), other=0.0)
         total += tl.sum(tile.to(tl.float32), axis=0)
     at = out + tl.program_id(0).to(tl.int64) * D + columns
