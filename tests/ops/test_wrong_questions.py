@@ -79,3 +79,44 @@ def test_signs_that_are_only_written_down_are_read():
     assert bias.is_neg()
     y = ops.agent_attention(q, k[:, :, :4], k, v, bias, queries)
     assert_close(y, ops.agent_attention(q, k[:, :, :4], k, v, bias.resolve_neg(), queries))
+
+
+SEVERAL_TOKENS = {
+    "linear_attention": (),
+    "softmax_attention": (),
+    "inline_attention": (),
+    "mala_attention": (),
+    "mlla_attention": (),
+    "rala_attention": (),
+    "nala_attention": (),
+    "circulant_attention": (),
+    "pola_attention": ((2, 1, 8),),
+    "polapp_attention": ((2, 1, 16), (2, 1, 16)),
+    "ttt_unit": ((2, 8, 8), (2, 8, 8)),
+}
+"""Operations of q, k and v, and the shapes of their parameters."""
+
+
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+@pytest.mark.parametrize("low", [0, 1, 2], ids=["q", "k", "v"])
+@pytest.mark.parametrize("name", SEVERAL_TOKENS)
+def test_tokens_of_several_precisions_are_taken_by_every_backend(name, low, backend):
+    given = [*tokens(), *map(torch.rand, SEVERAL_TOKENS[name])]
+    given[low] = given[low].bfloat16()
+    settings = {"grid": GRID} if name == "circulant_attention" else {}
+    got = getattr(ops, name)(*given, **settings, backend=backend)
+    expected = getattr(ops, name)(*(x.double() for x in given), **settings, backend="eager")
+    assert got.dtype == given[0].dtype
+    assert_close(got.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+@pytest.mark.parametrize("low", range(4))
+def test_agents_may_have_another_precision_than_tokens(low, backend):
+    (q, k, v), biases = tokens(), (torch.randn(2, 3, GRID.num_tokens), torch.randn(2, GRID.num_tokens, 3))
+    given = [q, torch.randn(1, 2, 3, 8), k, v]
+    given[low] = given[low].bfloat16()
+    got = ops.agent_attention(*given, *biases, backend=backend)
+    expected = ops.agent_attention(*(x.double() for x in (*given, *biases)), backend="eager")
+    assert got.dtype == given[0].dtype
+    assert_close(got.double(), expected, rtol=1e-2, atol=1e-2)

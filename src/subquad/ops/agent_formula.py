@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subquad import kernels, spread
 from subquad.ops.padding import zero_padding
-from subquad.ops.precision import in_fp32, kept_in_fp32
+from subquad.ops.precision import in_fp32, kept_in_fp32, of_widest_dtype
 from subquad.ops.weighted_sums import raised, relative_to_all
 from subquad.positions import BiasTables
 
@@ -92,6 +92,7 @@ def _agent(
     idle: Tensor | None = None,
 ) -> Tensor:
     """Compute it with biases (h, a, n), both with agents in front."""
+    dtype, (q, agents, k, v) = q.dtype, of_widest_dtype(q, agents, k, v)
     # a weight of nothing makes nothing of any number, but not of NaN
     k, v = zero_padding(k, padding), zero_padding(v, padding)
     key_bias = _forbid(key_bias.to(q.dtype), padding)
@@ -104,7 +105,7 @@ def _agent(
         values = (scaled @ k.mT + key_bias).softmax(dim=-1) @ v
     else:
         values = F.scaled_dot_product_attention(agents, k, v, attn_mask=key_bias)
-    return _distributed(q, agents, values, query_bias.mT)
+    return _distributed(q, agents, values, query_bias.mT).to(dtype)
 
 
 def _distributed(q: Tensor, agents: Tensor, values: Tensor, query_bias: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def in_fp32(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Let `function` see fp32 where its tensors are half precision; its result has the dtype of the first one.
+    """Let `function` see fp32 where any of its tensors is half precision; its result has the dtype of the first one.
 
     Sums of products overflow fp16 at modest sizes, and autocast would lower every product inside `function`.
     Float64 and float32 pass through.
@@ -44,9 +44,15 @@ def _raised_call(function: Callable[..., R], tensors: Sequence[object], settings
     if device != "meta" and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             return function(*map(_raise, tensors), **_raised(settings))
-    if first.dtype in HALF:
+    if any(isinstance(value, Tensor) and value.dtype in HALF for value in (*tensors, *settings.values())):
         return function(*map(_raise, tensors), **_raised(settings))
     return function(*tensors, **settings)
+
+
+def of_widest_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tokens of several dtypes, of which PyTorch makes no product, in one dtype that holds all their numbers."""
+    wide = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
+    return tuple(x.to(wide) for x in tensors)
 
 
 def _first(tensors: Sequence[object], settings: Mapping[str, object]) -> Tensor:

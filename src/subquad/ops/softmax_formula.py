@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from subquad import kernels
 from subquad.errors import SubquadError
 from subquad.kernels import Shapes
-from subquad.ops.precision import in_fp32
+from subquad.ops.precision import in_fp32, of_widest_dtype
 from subquad.tracing import has_forward_derivatives
 
 SHAPES = Shapes(
@@ -54,6 +54,7 @@ def softmax_attention(
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, forbidden: Tensor | None) -> Tensor:
     """The same of bias and forbidden pairs (b, h, n, m), broadcast."""
+    dtype, (q, k, v) = q.dtype, of_widest_dtype(q, k, v)
     mask = None if forbidden is None else ~forbidden
     if bias is not None:
         bias = bias.to(q.dtype)
@@ -61,8 +62,8 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, forbidden: Te
     if not torch.compiler.is_compiling() and has_forward_derivatives():
         # PyTorch's fused forms have none of these
         with sdpa_kernel(SDPBackend.MATH):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).to(dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).to(dtype)
 
 
 @in_fp32
