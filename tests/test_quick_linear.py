@@ -153,3 +153,10 @@ def test_whose_multipliers_pytorch_leaves_idle(lines, lags, monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", read)
     assert multipliers.products_lag.__wrapped__() == (lags and torch.backends.mkl.is_available())
+
+
+def test_torch_fx_traces_layers_of_it(monkeypatch):
+    monkeypatch.setattr(multipliers, "products_lag", lambda: True)
+    model = subquad.optimize(nn.Sequential(nn.Linear(24, 96), nn.GELU(), nn.Linear(96, 70)))
+    traced, tokens = torch.fx.symbolic_trace(model), torch.randn(2, 100, 24)
+    assert_close(traced(tokens), model(tokens))

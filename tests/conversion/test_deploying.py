@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from foreign import FOREIGN, Answer, answer, difference, images, side_of, teacher
+from timm.models import create_feature_extractor, get_graph_node_names
 
 import subquad
 from subquad import SubquadError
 from subquad.conversion import load_converted, save_delta
+from subquad.kernels import multipliers
 
 LIBRARIES = list({name.split()[0]: name for name in reversed(FOREIGN)}.values())
 """A network of each library."""
@@ -42,6 +44,25 @@ def test_it_is_exported_for_any_number_of_images(name):
     assert difference(exported(several), answer(student, several)) < 1e-6
     # what was traced leaves nothing behind
     assert torch.equal(answer(student, x), answer(student, x.clone()))
+
+
+TRACED = [name for name in FOREIGN if not name.startswith("transformers") and name != "timm DeiT, distilled"]
+"""Those that torch.fx traces, of which timm's Swin only where its blocks are one step."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in LIBRARIES else pytest.mark.slow) for name in TRACED]
+)
+@torch.no_grad()
+def test_timm_extracts_features_from_its_graph(name, monkeypatch):
+    monkeypatch.setattr(multipliers, "products_lag", lambda: True)
+    student = subquad.convert(teacher(name), "linear")
+    for model in (student, subquad.optimize(student), subquad.optimize(teacher(name))):
+        last = get_graph_node_names(model)[1][-1]
+        extractor = create_feature_extractor(model, [last])
+        for number in (2, 3):
+            x = images(side_of(name), number=number)
+            assert torch.equal(extractor(x)[last], answer(model, x))
 
 
 ANY_SIZE = [name for name, (_, any_size) in FOREIGN.items() if any_size and name != "timm Swin"]

@@ -50,3 +50,9 @@ def test_levels_that_are_not_there_are_refused_in_one_line(host):
             with pytest.raises(SubquadError, match=rf"^indices is .*1 to {count}, or .*, -{count} to {count - 1}, got"):
                 call(x, indices=indices)
     assert len(model.forward_intermediates(x, indices=[-count, count - 1])[1]) == 2
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_torch_fx_is_told_what_can_trace(host):
+    with pytest.raises(SubquadError, match=r"timm\.models\.create_feature_extractor"):
+        torch.fx.symbolic_trace(small(host))

@@ -12,6 +12,7 @@ from copy import deepcopy
 from typing import Any, ClassVar
 
 import torch
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 from torch.nn.utils.prune import BasePruningMethod
@@ -39,6 +40,7 @@ Mechanism = Callable[..., Any]
 """A class of `subquad.attention`, or a `functools.partial` of one that fixes its settings."""
 
 
+@register_notrace_module
 class ConvertedAttention(nn.Module):
     """Mixes as `inner`, a mechanism, does, and projects as the layer that it stands for.
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from timm.layers import apply_rot_embed_cat
 from timm.layers.attention import Attention, AttentionRope
+from timm.models import register_notrace_module
 from timm.models.beit import Block as BeitBlock
 from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
@@ -28,6 +29,7 @@ from subquad.ops import softmax_attention
 from subquad.tracing import refuse_torchscript
 
 
+@register_notrace_module
 class FusedBlock(Block):
     """timm's block in evaluation; training, masks and causal attention are as they were."""
 
@@ -53,6 +55,7 @@ class FusedBlock(Block):
         return behind_module(self, y)
 
 
+@register_notrace_module
 class FusedRelPosBlock(RelPosBlock):
     """timm's block with relative positions in evaluation, whose second half is one step."""
 
@@ -64,6 +67,7 @@ class FusedRelPosBlock(RelPosBlock):
         return behind_module(self, x + self.drop_path1(self.ls1(self.attn(self.norm1(x), *args, **kwargs))))
 
 
+@register_notrace_module
 class FusedSwinBlock(InFewSteps, SwinTransformerBlock):
     """timm's block of windows in evaluation: the first half in few steps within windows, the second in one."""
 
@@ -80,6 +84,7 @@ class FusedSwinBlock(InFewSteps, SwinTransformerBlock):
         return behind_factors(self, y, None).view_as(x)
 
 
+@register_notrace_module
 class FusedBeitBlock(BeitBlock):
     """BEiT's block in evaluation, whose second half is one step where its MLP is plain."""
 
@@ -92,6 +97,7 @@ class FusedBeitBlock(BeitBlock):
         return behind_factors(self, y, self.gamma_2)
 
 
+@register_notrace_module
 class FusedEvaBlock(EvaBlock):
     """timm's block with rotary positions in evaluation, whose second half is one step where its MLP is plain."""
 

@@ -11,6 +11,7 @@ from einops import rearrange
 from timm.models import register_notrace_function
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from subquad import spread
 from subquad.errors import SubquadError, shown
@@ -335,6 +336,11 @@ def refuse_no_pixels(x: Tensor, in_chans: int) -> None:
 @register_notrace_function
 def refuse_no_images(x: Tensor, in_chans: int) -> None:
     """Raise SubquadError where `x` are no images of `in_chans` channels."""
+    if isinstance(x, Proxy):
+        raise SubquadError(
+            "torch.fx can't follow what is within stages: timm.models.create_feature_extractor and "
+            "get_graph_node_names leave them whole, where torchvision's and symbolic_trace do not"
+        )
     if not isinstance(x, Tensor):
         kind = type(x).__name__
         raise SubquadError(f"this network takes images as a tensor (b, {in_chans}, height, width), got {kind}")
@@ -366,6 +372,7 @@ def levels_of(count: int, indices: int | Sequence[int] | None) -> tuple[list[int
         ) from None
 
 
+@register_notrace_function
 def refuse_other_dtype(x: Tensor, dtype: torch.dtype) -> None:
     """Raise SubquadError where images are not of the dtype that a network computes in, and autocast does not decide."""
     if x.dtype == dtype or torch.is_autocast_enabled(x.device.type):
