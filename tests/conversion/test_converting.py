@@ -30,7 +30,7 @@ from torch.nn.utils import parametrizations, prune
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.conversion import conversion_of, converted_layers, load_converted
+from subquad.conversion import conversion_of, converted_layers, load_converted, save_converted, save_delta
 from subquad.conversion.converted_attention import ADDED
 from subquad.grid import TokenGrid
 from subquad.models.mavit import GATES
@@ -525,8 +525,7 @@ class Quantized(nn.Linear):
         return torch.qint8
 
 
-def quantized():
-    model = teacher("timm ViT")
+def quantized(model):
     model.head = Quantized(48, 5)
     return model
 
@@ -599,7 +598,7 @@ def odd():
         (lambda: subquad.convert(windows_alone(), "linear"), r"blocks\.0\.attn sees a window.*name those"),
         (lambda: load_converted("delta.safetensors", "timm/vit"), "teacher is the network"),
         (lambda: subquad.convert(not_copyable(), "linear"), "can't be copied, take in_place=True"),
-        (lambda: subquad.convert(quantized(), "linear"), "as in quantized networks"),
+        (lambda: subquad.convert(quantized(teacher("timm ViT")), "linear"), "as in quantized or sharded networks"),
         (lambda: subquad.convert(normed(), "linear"), "weights of a MultiheadAttention are computed of others"),
         (lambda: subquad.convert(pruned(), "linear"), "weights of a MultiheadAttention are computed of others"),
     ],
@@ -609,3 +608,63 @@ def test_mistakes_are_one_line(call, says):
     with pytest.raises(SubquadError, match=says) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that wraps another, as quantized and sharded ones do."""
+
+    @staticmethod
+    def __new__(cls, data):
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype)
+
+    def __init__(self, data):
+        self.data_inside = data
+
+    def __tensor_flatten__(self):
+        return ["data_inside"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, call, types, args=(), kwargs=None):
+        if call is torch.ops.aten.detach.default:
+            return cls(args[0].data_inside)
+        raise NotImplementedError(str(call))
+
+
+def wrapped(model, path="head"):
+    layer = model.get_submodule(path)
+    layer.weight = nn.Parameter(Wrapped(layer.weight.detach()), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize("quantize", [wrapped, quantized], ids=["wrapped", "no tensors"])
+def test_quantized_and_sharded_networks_are_refused_in_one_line(quantize, tmp_path):
+    whole = teacher("timm ViT")
+    student = subquad.convert(whole, "agent")
+    save_delta(student, tmp_path / "changes.safetensors")
+    student = quantize(student)
+    state = list(student.state_dict())
+    for call in (
+        lambda: subquad.convert(quantize(teacher("timm ViT")), "linear"),
+        lambda: subquad.restore(student),
+        lambda: save_converted(student, tmp_path / "whole.safetensors"),
+        lambda: save_delta(student, tmp_path / "delta.safetensors"),
+        lambda: save_delta(student, tmp_path / "delta.safetensors", teacher=whole),
+        lambda: load_converted(tmp_path / "changes.safetensors", quantize(teacher("timm ViT"))),
+        lambda: subquad.save_weights(student, tmp_path / "weights.safetensors"),
+    ):
+        with pytest.raises(SubquadError, match=r"^head\..*as in quantized or sharded networks") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    assert list(student.state_dict()) == state
+    assert [file.name for file in tmp_path.iterdir()] == ["changes.safetensors"]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_quantized_attention_layers_are_put_back_as_they_were(strict):
+    whole = teacher("timm ViT")
+    student, x = subquad.convert(whole, "linear"), images()
+    for layer in converted_layers(student).values():
+        # without parameters, as layers of int8 are
+        for name, _ in layer.named_children():
+            setattr(layer, name, nn.Identity())
+    assert torch.equal(answer(subquad.restore(student, strict=strict), x), answer(whole, x))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.replacing import Conversion, conversion_of, convert, converted_layers
 from subquad.errors import SubquadError, check_suffix, shown
-from subquad.weights.digest import DIGEST, digest_of
+from subquad.weights.digest import DIGEST, check_plain, digest_of
 from subquad.weights.files import read_weights
 from subquad.weights.fitting import some
 from subquad.writing import json_text, replacing
@@ -42,6 +42,7 @@ def save_delta(
     """
     path = _weight_file(path, "what conversion changed is")
     conversion, state = _whole(student), student.state_dict()
+    check_plain(state)
     before = _state_before(student, conversion, teacher)
     changed = {name: tensor for name, tensor in state.items() if not _same(tensor, before.get(name))}
     _write(changed, path, conversion, complete=False, about=about)
@@ -137,6 +138,7 @@ def _whole(student: nn.Module) -> Conversion:
 
 
 def _write(tensors: Mapping[str, Tensor], path: Path, conversion: Conversion, *, complete: bool, about: Any) -> None:
+    check_plain(tensors)
     note = json_text({KIND: conversion.as_note() | {"complete": complete}, **(about or {})})
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with replacing(path) as aside:

@@ -17,7 +17,7 @@ from subquad.models.assembling import as_json, check_names, make_mechanisms
 from subquad.models.attention_names import Block, Names, parse_blocks, split_names
 from subquad.models.backbone import Backbone
 from subquad.ranges import height_and_width
-from subquad.weights.digest import digest_of
+from subquad.weights.digest import check_plain, digest_of
 from subquad.weights.fitting import some
 
 
@@ -145,14 +145,19 @@ def restore(model: nn.Module, *, strict: bool = True) -> nn.Module:
         strict: raise where other parts of the network were trained since, so that it would not be what it was.
 
     Raises:
-        SubquadError: nothing in it is converted; or the rest of it has changed, and it is left as it is.
+        SubquadError: nothing in it is converted; or the rest of it has changed, was quantized or sharded, and it is
+            left as it is.
     """
     conversion = conversion_of(model)
     modules = dict(model.named_modules())
     converted = {path: one for path, one in modules.items() if isinstance(one, ConvertedAttention)}
+    if strict:
+        inside = tuple(f"{path}." for path in converted)
+        check_plain({name: one for name, one in model.state_dict().items() if not name.startswith(inside)})
     for path, module in converted.items():
         original = module.original
-        original.to(next(module.parameters()).device)
+        # quantized layers may have no parameters
+        original.to(next(module.parameters(), next(original.parameters())).device)
         original.train(module.training)
         _put(modules, path, original)
     if strict and digest_of(model.state_dict(), "") != conversion.teacher:
@@ -269,9 +274,9 @@ def _numbers(blocks: Any, count: int) -> list[int]:
 
 
 def _check_weights_are_there(model: nn.Module) -> None:
-    for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, Tensor):
-            raise SubquadError(f"{name} is no tensor, as in quantized networks: convert the network, then quantize it")
+    state = model.state_dict()
+    check_plain(state)
+    for name, tensor in state.items():
         if tensor.is_meta:
             raise SubquadError(
                 f"{name} is on the device meta, without numbers: load the network's weights, then convert"

@@ -21,7 +21,7 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.home import home
 from subquad.text import one_line
-from subquad.weights.digest import DIGEST, check_digest, digest_of
+from subquad.weights.digest import DIGEST, check_digest, check_plain, digest_of
 from subquad.weights.downloading import Wanted, download, locked, remember
 from subquad.weights.fitting import Adapted, adapt, grids_at, misfits, not_finite, some
 from subquad.weights.notes import oblong_size, parse_note
@@ -56,7 +56,9 @@ def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | 
     """Write the weights of `model`, its creation arguments and `metadata` (JSON) to `path`, whole or not at all."""
     path = Path(path)
     note = json_text({"creation": getattr(model, "creation", None), **(metadata or {})})
-    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
+    state = model.state_dict()
+    check_plain(state)
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
     with replacing(path) as aside:
         save_file(tensors, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(tensors, note)})
 
