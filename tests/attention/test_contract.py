@@ -1,5 +1,6 @@
 """Every registered mechanism keeps every promise of the contract (subquad.attention.ATTENTION)."""
 
+import copy
 import inspect
 import math
 import re
@@ -345,3 +346,32 @@ def test_state_saved_is_state_loaded(name):
     other.load_state_dict(module.state_dict())
     supply = inputs_of(module, grid)
     assert torch.equal(module(**supply, grid=grid, kv_grid=grid), other(**supply, grid=grid, kv_grid=grid))
+
+
+def exchanged(part):
+    """As accelerate does, and others that put something into a module's forward."""
+    part.forward = lambda *given: 2 * type(part).forward(part, *given)
+
+
+HEARD = {"hook": lambda part: part.register_forward_hook(lambda part, given, y: 2 * y), "forward": exchanged}
+
+
+@every_mechanism
+@pytest.mark.parametrize("how", HEARD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("grid", [TokenGrid(5, 5), TokenGrid(3, 4, 1)], ids=str)
+def test_what_listens_to_layers_of_pytorchs_within_a_mechanism_is_heard(name, how, dtype, grid):
+    grid = without_refused_prefix(name, grid)
+    whole = build(name, grid).to(dtype)
+    supply = {word: given if given is None else given.to(dtype) for word, given in inputs_of(whole, grid).items()}
+    for path, kind in whole.named_modules():
+        if not type(kind).__module__.startswith("torch.nn") or not list(kind.parameters(recurse=False)):
+            continue
+        changed, heard = copy.deepcopy(whole), copy.deepcopy(whole)
+        with torch.no_grad():
+            for parameter in changed.get_submodule(path).parameters():
+                parameter *= 2
+        HEARD[how](heard.get_submodule(path))
+        with torch.no_grad():
+            expected = changed(**supply, grid=grid, kv_grid=grid)
+            torch.testing.assert_close(heard(**supply, grid=grid, kv_grid=grid), expected, msg=path)

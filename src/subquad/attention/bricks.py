@@ -125,9 +125,11 @@ def finish_rows(
 def is_plain(module: nn.Module | None, kind: type[Kind]) -> TypeGuard[Kind]:
     """Whether a part of a mechanism is what its parameters say: a `kind` that nobody exchanged, or listens to by hooks.
 
-    Only then may a kernel compute it along with what is in front of it.
+    Only then may a kernel compute it along with what is in front of it, or anything read its parameters.
     """
-    return type(module) is kind and not (module._forward_hooks or module._forward_pre_hooks)
+    if type(module) is not kind:
+        return False
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ class InLineAttention(nn.Module):
     ) -> Tensor:
         grid.check(q, x)
         kv_grid.check(k)
-        if padding is None and grid == kv_grid and is_plain(self.local, LocalKernel):
+        if padding is None and grid == kv_grid and is_plain(self.local, LocalKernel) and self.local.is_mlp:
             whole = inline_at_once(q, k, v, x, *self.local.mlp, grid=grid)
             if whole is not None:
                 return whole
@@ -106,6 +106,11 @@ class LocalKernel(nn.Module):
         self.fc2 = nn.Conv1d(dim, 9 * dim, 1, groups=num_heads)
 
     @property
+    def is_mlp(self) -> bool:
+        """Whether `mlp` says all that its two layers do."""
+        return is_plain(self.fc1, nn.Conv1d) and is_plain(self.fc2, nn.Conv1d)
+
+    @property
     def mlp(self) -> tuple[Tensor | None, ...]:
         """Weight and bias of its two layers."""
         return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
@@ -126,7 +131,9 @@ class LocalKernel(nn.Module):
 
 def by_head(conv: nn.Conv1d, x: Tensor) -> Tensor:
     """A grouped convolution at one place, (b, c) -> (b, c'): products of matrices, which a convolution is slow at."""
-    assert conv.bias is not None
+    if not is_plain(conv, nn.Conv1d) or conv.bias is None:
+        # adapters compute more than their weight says
+        return conv(x[..., None])[..., 0]
     h = conv.groups
     heads, weight = x.unflatten(1, (h, -1)).transpose(0, 1), conv.weight.view(h, -1, x.shape[1] // h)
     return torch.baddbmm(conv.bias.view(h, 1, -1), heads, weight.mT).transpose(0, 1).flatten(1)

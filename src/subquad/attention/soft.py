@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
+from subquad import spread
 from subquad.attention.bricks import LocalConv, finish, head_dim, is_plain, silence
 from subquad.attention.key_removal import cut
 from subquad.attention.refusing import refuse
@@ -100,7 +102,7 @@ class SoftAttention(nn.Module):
 
     def _at_once(self, q: Tensor, v: Tensor, grid: TokenGrid) -> Tensor | None:
         local, norm = self.local, self.landmark_norm
-        if not (is_plain(local, LocalConv) and is_plain(norm, nn.LayerNorm)):
+        if not (is_plain(local, LocalConv) and is_plain(norm, nn.LayerNorm) and is_plain(self.landmark, nn.Conv2d)):
             return None
         return soft_at_once(
             q,
@@ -131,12 +133,20 @@ class SoftAttention(nn.Module):
 
         Rows and columns that fill no window are left out, as published; a grid smaller than one window is filled up.
         """
-        tokens = convolve_windows(zero_padding(q, padding), self.landmark.weight, grid) * soft_scale(q)
+        tokens = self._of_windows(zero_padding(q, padding), grid) * soft_scale(q)
         tokens = F.gelu(self.landmark_norm(tokens))
         if padding is None:
             return tokens, None
         present = fill_window(grid.to_map((~padding)[:, None, :, None].to(q.dtype)), self.window)
         return tokens, F.max_pool2d(present, self.window, self.window).flatten(1) == 0
+
+    def _of_windows(self, q: Tensor, grid: TokenGrid) -> Tensor:
+        """What `landmark` makes of each head's map: (b, h, m, d) of (b, h, n, d)."""
+        if spread.is_spread() or is_plain(self.landmark, nn.Conv2d):
+            return convolve_windows(q, self.landmark.weight, grid)
+        # somebody listens, or it computes more than its weight says
+        heads = rearrange(fill_window(grid.to_map(q), self.window), "b (h d) y x -> (b h) d y x", h=q.shape[1])
+        return rearrange(self.landmark(heads), "(b h) d y x -> b h (y x) d", h=q.shape[1])
 
 
 def start_soft(new: Any) -> None:
