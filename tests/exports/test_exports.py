@@ -181,6 +181,13 @@ def test_a_network_that_says_nothing_of_its_channels_has_those_of_its_first_conv
     assert export(model, tmp_path / "n.pt2", format="pt2", img_size=8).difference == 0
 
 
+@pytest.mark.parametrize("channels", [1, 5])
+def test_a_network_behind_a_convolution_of_somebodys_own_takes_its_channels(channels, tmp_path):
+    behind = subquad.create_model("deit_tiny", img_size=32, embed_dim=24, depths=(1,), num_heads=2, num_classes=5)
+    exported = export(torch.nn.Sequential(torch.nn.Conv2d(channels, 3, 1), behind), tmp_path / "a.pt2", format="pt2")
+    assert torch.export.load(exported.path).module()(torch.zeros(1, channels, 32, 32)).shape == (1, 5)
+
+
 def test_each_part_of_a_network_stays_in_the_mode_that_it_was_in(tmp_path):
     model = Dropped().train()
     model.layers[1].eval()

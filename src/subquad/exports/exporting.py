@@ -170,11 +170,13 @@ def stated_size(model: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def channels_of(model: nn.Module) -> int:
-    """Channels of the images that a network takes: as it says, or its backbone, or as its first convolution does."""
+def channels_of(model: nn.Module) -> list[int]:
+    """Channels that the images of a network may have: as it or its backbone says, or as its first convolution does."""
     said = (channels for module in model.modules() if isinstance(channels := getattr(module, "in_chans", None), int))
     convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
-    return next(said, next(convolutions, 3))
+    # a backbone behind a convolution of somebody's own says what that one gives
+    found = [channels for channels in (next(said, None), next(convolutions, None)) if channels is not None]
+    return list(dict.fromkeys(found)) or [3]
 
 
 @dataclass(frozen=True)
@@ -192,10 +194,11 @@ class _Wanted:
 
 
 def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) -> Exported:
-    channels = channels_of(model)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if device.type != "cpu":
         raise SubquadError(f"networks are written from the CPU, and this one is on {device}: model.cpu() first")
+    # what a network can't do is said by itself, and before minutes of tracing
+    channels = _taken_channels(model, wanted)
     shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least)
     tolerance = TOLERANCES[torch.int8 if wanted.int8 else wanted.dtype]
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="subquad-export-") as folder:
@@ -214,11 +217,23 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
     return Exported(path, wanted.format, tuple(shapes), difference, wanted.least if "size" in wanted.dynamic else None)
 
 
+def _taken_channels(model: nn.Module, wanted: _Wanted) -> int:
+    """The channels of the images that a network takes; raises what it says of the first ones that it may have."""
+    refusal = None
+    for channels in channels_of(model):
+        try:
+            answer_of(model, torch.zeros(wanted.batch, channels, *wanted.size, dtype=wanted.dtype))
+        except SubquadError as error:
+            refusal = refusal or error
+        else:
+            return channels
+    assert refusal is not None
+    raise refusal
+
+
 def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted, channels: int) -> Runner:
     """Write the network to `path` and open that in its engine."""
     images = torch.zeros(wanted.batch, channels, *wanted.size, dtype=wanted.dtype)
-    # what a network can't do is said by itself, and before minutes of tracing
-    answer_of(model, images)
     try:
         traced = in_int8(model, wanted.int8) if wanted.int8 and wanted.int8 in exporter.int8 else model
         program = program_of(traced, images, wanted.dynamic, wanted.least)
