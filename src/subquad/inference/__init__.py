@@ -39,7 +39,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     steps as those made so. Blocks look at their parts at each call, so that what is put into them afterwards, or
     listens, is computed or called; what could not be of few steps is not until it is asked for again.
     Where PyTorch's products in fp32 use half of a processor's multipliers (AMD's from Zen 5 on), the linear layers of
-    any network, ours or not, are multiplied by our kernel, `QuickLinear`.
+    any network, ours or not, are multiplied by our kernel, `QuickLinear`. PyTorch's `quantize_dynamic` knows layers by
+    their class alone and passes these by: quantize first.
     Parameters keep their names and can be loaded and saved as before; `model.train()` goes back to the single steps.
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
     dtype as well, and others are refused (by timm's networks in PyTorch's words; transformers' ViT makes them of it).
