@@ -350,6 +350,20 @@ def test_phases_are_refused_where_levels_are_not_counted_in_training_steps(pipe,
     apply_token_merging(other).remove()
 
 
+def test_images_of_one_call_that_need_both_phases_are_refused(pipe):
+    """As in training, where each has a noise level of its own: all had the phase of the first."""
+    images, text = torch.randn(2, 4, 16, 16), torch.randn(2, 7, pipe.unet.config.cross_attention_dim)
+    with torch.no_grad(), apply_agent_attention(pipe):
+        for levels in ([900, 600], [599, 100]):
+            both = pipe.unet(images, torch.tensor(levels), text).sample
+            each = [pipe.unet(images[k : k + 1], levels[k], text[k : k + 1]).sample for k in range(2)]
+            torch.testing.assert_close(both, torch.cat(each), rtol=1e-4, atol=1e-5)
+        with pytest.raises(SubquadError, match="go from 599 to 900, on both sides of 600, where the phase changes"):
+            pipe.unet(images, torch.tensor([900, 599]), text)
+    with torch.no_grad(), apply_agent_attention(pipe, sx=4, sy=4):
+        pipe.unet(images, torch.tensor([900, 599]), text)
+
+
 @pytest.mark.parametrize("kind", [diffusers.EDMEulerScheduler, diffusers.CMStochasticIterativeScheduler])
 def test_a_scheduler_that_does_not_count_and_comes_after_the_patch_is_refused(pipe, kind):
     scheduler = kind()

@@ -87,6 +87,26 @@ def test_a_controlnet_is_patched_by_itself():
     assert torch.equal(images(), before)
 
 
+UPSCALER = {"down_block_types": ("CrossAttnDownBlock2D",) * 2, "up_block_types": ("CrossAttnUpBlock2D",) * 2}
+
+
+def test_blocks_that_attend_to_the_text_alone_are_passed_over():
+    """Stable Diffusion's upscaler has them at its first levels: a patch there computes nothing else."""
+    network = tiny.unet(**UPSCALER, only_cross_attention=(True, False))
+    image, text = torch.randn(1, 4, 16, 16), torch.randn(1, 7, 32)
+    with torch.no_grad():
+        before = network(image, 900, text).sample
+        with apply_agent_attention(network, sx=2, sy=2) as handle:
+            places = {name.split(".attentions")[0] for name in handle.processors}
+            assert places == {"down_blocks.1", "mid_block", "up_blocks.0"}
+            assert not torch.equal(network(image, 900, text).sample, before)
+    with pytest.raises(SubquadError, match="max_downsample=1 patches nothing: self-attention stands at 1/2 here"):
+        apply_agent_attention(network, max_downsample=1)
+    assert set(apply_agent_attention(tiny.unet(**UPSCALER, only_cross_attention=True)).processors) == {
+        "mid_block.attentions.0.transformer_blocks.0.attn1"
+    }
+
+
 def test_pipelines_are_patched_one_beside_the_other():
     one, other = tiny.pipeline(), tiny.pipeline()
     before = tiny.latents(one)

@@ -5,6 +5,7 @@ by `shared` which patch it is of.
 """
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +32,19 @@ class SeesNoise:
         if torch.compiler.is_compiling():
             return
         timestep = kwargs["timestep"] if "timestep" in kwargs else args[self.position]
-        self.choose(float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else float(timestep))
+        levels = timestep.flatten().tolist() if isinstance(timestep, Tensor) else [float(timestep)]
+        self.check_one_phase(levels)
+        self.choose(float(levels[0]))
+
+    def check_one_phase(self, levels: Sequence[float]) -> None:
+        """Raise SubquadError where images of one call, each at a level of its own as in training, need both phases."""
+        lowest, highest = min(levels), max(levels)
+        if self.early != self.late and lowest < self.threshold <= highest:
+            raise SubquadError(
+                f"noise levels of one call go from {lowest:.4g} to {highest:.4g}, on both sides of "
+                f"{self.threshold:.4g}, where the phase changes: call the network for each side by itself, or give sx, "
+                "sy, ratio and agent_ratio to apply_agent_attention, for one"
+            )
 
     def choose(self, level: float) -> None:
         """Enter the phase of a step at this noise level; raise SubquadError where it can't be one of training's."""

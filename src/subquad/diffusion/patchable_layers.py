@@ -39,9 +39,10 @@ class Map:
     patch: int = 1
 
     def blocks(self) -> Iterator[tuple[str, Any]]:
-        """The blocks, by the name of their self-attention."""
+        """The blocks, by the name of their self-attention; not those whose `attn1` looks at the text alone."""
         for k, block in enumerate(self.module.transformer_blocks):  # type: ignore[arg-type]
-            yield f"{self.name}.transformer_blocks.{k}.attn1".lstrip("."), block
+            if not getattr(block, "only_cross_attention", False):
+                yield f"{self.name}.transformer_blocks.{k}.attn1".lstrip("."), block
 
 
 def outermost_of(model: Any) -> nn.Module:
@@ -61,14 +62,16 @@ def network_of(model: Any) -> nn.Module:
 
 
 def maps_of(network: nn.Module) -> list[Map]:
-    """All maps of a network."""
+    """All maps of a network over which blocks attend."""
     config = getattr(network, "config", None)
     if type(network).__name__ in TRANSFORMERS:
         return [Map(1, "", network, config.patch_size)]  # type: ignore[union-attr]
     widths = getattr(config, "block_out_channels", ())
     # those of videos attend over frames, in modules of another class
     transformers = [pair for pair in network.named_modules() if type(pair[1]).__name__ == "Transformer2DModel"]
-    return [Map(_downsample(name, len(widths)), name, module) for name, module in transformers if widths]
+    maps = [Map(_downsample(name, len(widths)), name, module) for name, module in transformers if widths]
+    # upscalers have blocks that attend to the text alone, at their first levels
+    return [place for place in maps if any(True for _ in place.blocks())]
 
 
 def _downsample(name: str, levels: int) -> int:
