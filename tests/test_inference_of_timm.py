@@ -343,3 +343,15 @@ def test_who_listens_hears_every_step_of_swin(name, place, dtype):
     fast.layers[0].blocks[1].get_submodule(place).register_forward_hook(lambda *args: heard.append(place))
     fast(x)
     assert heard == [place]
+
+
+@pytest.mark.parametrize("name", [None, "linear"])
+@pytest.mark.filterwarnings("ignore:While \\w+, we found certain side effects")  # the grid is written down
+@torch.no_grad()
+def test_a_compiler_follows_all_of_an_optimized_network(name):
+    model, x = subquad.optimize(network(name)), torch.randn(2, 3, 24, 24)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    exported = torch.export.export(model, (x,), strict=True).module()
+    for one in (compiled, exported):
+        torch.testing.assert_close(one(x), model(x), rtol=1e-4, atol=1e-5)

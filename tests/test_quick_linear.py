@@ -152,7 +152,7 @@ def test_whose_multipliers_pytorch_leaves_idle(lines, lags, monkeypatch):
         return "\n".join([*lines, ""])
 
     monkeypatch.setattr(Path, "read_text", read)
-    assert multipliers.products_lag.__wrapped__() == (lags and torch.backends.mkl.is_available())
+    assert multipliers._products_lag.__wrapped__() == (lags and torch.backends.mkl.is_available())
 
 
 def test_torch_fx_traces_layers_of_it(monkeypatch):

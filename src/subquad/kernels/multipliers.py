@@ -6,13 +6,18 @@ from pathlib import Path
 import torch
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def products_lag() -> bool:
     """Whether PyTorch's products in fp32 leave half of this processor's multipliers idle.
 
     MKL, which computes them, takes the instructions of AVX2 on processors that are not Intel's. AMD's have multipliers
     twice as wide from Zen 5 on, of which half are used (docs/performance.md, "Who multiplies").
     """
+    return _products_lag()
+
+
+@functools.cache
+def _products_lag() -> bool:
     if not torch.backends.mkl.is_available():
         return False
     try:
