@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from hosts import CLASSES, SMALL, fewest, paired, small
+from hosts import CLASSES, SMALL, drawn, fewest, paired, small
 from mechanisms import assert_refused, refuses
 
 import subquad
@@ -71,6 +71,27 @@ def test_projections_are_called_where_somebody_listens(host):
         for parameter in module.parameters():
             parameter *= 2
     torch.testing.assert_close(model(images), heard)
+
+
+@every_host
+@torch.no_grad()
+def test_what_listens_to_layers_of_pytorchs_is_heard(host):
+    model, image = drawn(small(host)).eval(), torch.randn(1, 3, 64, 64)
+    # the last of each name and kind
+    layers = {
+        (path.rpartition(".")[2], type(one)): (path, one)
+        for path, one in model.named_modules()
+        if type(one).__module__.startswith("torch.nn") and list(one.parameters(recurse=False))
+    }
+    for path, layer in layers.values():
+        handle = layer.register_forward_hook(lambda part, given, y: 2 * y)
+        heard = model(image)
+        handle.remove()
+        for parameter in layer.parameters():
+            parameter *= 2
+        torch.testing.assert_close(heard, model(image), msg=path)
+        for parameter in layer.parameters():
+            parameter /= 2
 
 
 @every_host

@@ -216,6 +216,7 @@ class OwnCrossShapedAttention(ConvertedAttention):
 
     # a branch for each direction of the stripes
     _branch: Any = CrossShapedAttention._branch
+    _positions: Any = CrossShapedAttention._positions
     _stripe: Any = CrossShapedAttention._stripe
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:

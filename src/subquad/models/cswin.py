@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from subquad import spread
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of, least_for
-from subquad.models.layers import Block, Mechanism, all_heads_of, move_tables, projected_by
+from subquad.models.layers import Block, Mechanism, all_heads_of, is_heard, move_tables, projected_by
 from subquad.models.stages import ConvEmbed, Stage, by_stage, drop_path_rates
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.tracing import first, smaller, surely, up_to_multiple
@@ -165,14 +166,13 @@ class CrossShapedAttention(nn.Module):
         if "x" in self.names:
             parts = torch.cat([parts, filled_to(unnormed, width, len(self.branches))], dim=2)
         image = rearrange(parts, "b (y x) (p c) -> p b y x c", y=grid.height, c=width)
-        halves = zip(image.chunk(len(self.branches), dim=-1), self.lepe.weight.chunk(len(self.branches)), strict=True)
-        biases = self.lepe.bias.chunk(len(self.branches))  # type: ignore[union-attr]
-        outputs = [self._branch(b, half, weight, biases[b], grid) for b, (half, weight) in enumerate(halves)]
+        outputs = [self._branch(b, half, grid) for b, half in enumerate(image.chunk(len(self.branches), dim=-1))]
         return self.proj(torch.cat(outputs, dim=-1))
 
-    def _branch(self, b: int, image: Tensor, lepe: Tensor, bias: Tensor, grid: TokenGrid) -> Tensor:
+    def _branch(self, b: int, image: Tensor, grid: TokenGrid) -> Tensor:
         """One branch: maps of all projections and of the unnormed tokens (p, b, y, x, c) to tokens (b, n, c)."""
-        stripe = self._stripe(b, grid)
+        # channels of the host's heads
+        stripe, own = self._stripe(b, grid), image.shape[-1] * self.heads // self.all_heads
         inner: Any = self.branches[b]
         bottom = up_to_multiple(grid.height, stripe.height) - grid.height
         right = up_to_multiple(grid.width, stripe.width) - grid.width
@@ -185,18 +185,27 @@ class CrossShapedAttention(nn.Module):
         supply: dict[str, Tensor | None] = {"mask": None, "padding": None, "rotation": None}
         for name, tokens in zip(self.names, stripes.unbind(0), strict=True):
             heads = rearrange(tokens, "b n (h d) -> b h n d", h=self.all_heads)
-            supply[name] = tokens[..., : len(lepe)] if name == "x" else heads
+            supply[name] = tokens[..., :own] if name == "x" else heads
         if not whole:
             absent = F.pad(image.new_zeros(grid.shape, dtype=torch.bool), (0, right, 0, bottom), value=True)
             absent = rearrange(absent, "(r y) (l x) -> (r l) (y x)", y=stripe.height, x=stripe.width)
             supply["padding"] = absent.repeat(image.shape[1], 1)
         y = inner(**{name: supply[name] for name in inner.inputs}, grid=stripe, kv_grid=stripe)
-        values = stripe.to_image(stripes[self.names.index("v")])[:, : len(lepe)]
-        positions = stripe.to_heads(F.conv2d(values, lepe, bias, padding=1, groups=len(lepe)), self.heads)
+        values = stripe.to_image(stripes[self.names.index("v")])[:, :own]
+        positions = stripe.to_heads(self._positions(b, values), self.heads)
         others = self.all_heads - self.heads
         y = y + (F.pad(positions, (0, 0, 0, 0, 0, others)) if others else positions)
         y = rearrange(y, "(b r l) h (y x) d -> b (r y) (l x) (h d)", r=rows, l=columns, y=stripe.height, x=stripe.width)
         return first(first(y, grid.height, 1), grid.width, 2).flatten(1, 2)
+
+    def _positions(self, b: int, values: Tensor) -> Tensor:
+        """LePE of a branch's values, maps (b, c, y, x) of its own channels."""
+        own, count = values.shape[1], len(self.branches)
+        if spread.is_spread() or (type(self.lepe) is nn.Conv2d and not is_heard(self.lepe)):
+            bias = None if self.lepe.bias is None else self.lepe.bias.chunk(count)[b]
+            return F.conv2d(values, self.lepe.weight.chunk(count)[b], bias, padding=1, groups=own)
+        # somebody listens, or it computes more than its weight says: it is called, and others' channels are nothing
+        return self.lepe(F.pad(values, (0, 0, 0, 0, b * own, (count - 1 - b) * own)))[:, b * own : (b + 1) * own]
 
     def _stripe(self, branch: int, grid: TokenGrid) -> TokenGrid:
         """The stripe of a branch on a grid: 0 is vertical, 1 horizontal."""
