@@ -39,6 +39,24 @@ def test_rows_at_a_time_are_the_whole(name, attention):
     assert_same(subquad.convert(teacher(name), attention), image_for(name))
 
 
+@pytest.mark.parametrize("name", ["timm ViT", "timm EVA-02"])
+def test_what_stands_around_the_blocks_takes_part(name):
+    """Adapters of `proj`, LoRA's usual target, are in the patch embedding too, and a head may have one."""
+    peft = pytest.importorskip("peft")
+    model = subquad.convert(teacher(name), "linear")
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["proj", "head"], r=2), model)
+    for path, parameter in model.named_parameters():
+        if "lora_" in path:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.eval()
+    for path in ("pos_drop", "patch_embed.proj", "blocks.0"):
+        model.get_submodule(path).register_forward_hook(lambda module, given, y: 1.1 * y)
+    assert_same(model, image_for(name))
+    model.patch_embed.register_forward_hook(lambda module, given, y: 2 * y)
+    with pytest.raises(SubquadError, match="PatchEmbed has a hook or a forward of its own"):
+        subquad.stream(model, image_for(name))
+
+
 def test_the_plain_networks_of_timm_are_all_tried():
     assert {type(teacher(name)) for name in PLAIN} == set(NETWORKS)
 

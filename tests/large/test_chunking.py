@@ -106,6 +106,14 @@ def test_without_gradients_they_compute_the_same():
         torch.testing.assert_close(chunked(images), model(images))
 
 
+def test_a_forward_of_ones_own_is_not_left_out():
+    model = small("vit", "linear")
+    block = model.stages[0].blocks[0]
+    block.forward = lambda x, before=block.forward, **given: 2 * before(x, **given)
+    with pytest.raises(SubquadError, match="has a forward of its own, which chunks leave out"):
+        chunk_blocks(model, 5)
+
+
 def test_networks_whose_blocks_cant_say_so():
     for model, words in (
         (small("vit", "softmax"), "softmax attention can't be streamed"),

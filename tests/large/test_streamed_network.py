@@ -68,6 +68,69 @@ def test_what_stands_in_the_patch_embedding_takes_part(changed, image):
     assert torch.allclose(subquad.stream(model, image, most_tokens=20).logits, expected, atol=1e-5)
 
 
+def doubled(module, given, y):
+    return 2 * y
+
+
+@pytest.mark.parametrize("host", ["vit", "pvt"])
+@pytest.mark.parametrize("change", ["hook", "hook in front", "forward"])
+def test_who_listens_to_a_block_takes_part(change, host):
+    model, image = small(host, "linear").eval(), torch.randn(3, 83, 61)
+    block = model.stages[0].blocks[-1]
+    if change == "hook":
+        block.register_forward_hook(doubled)
+    elif change == "hook in front":
+        block.register_forward_pre_hook(lambda module, given: (2 * given[0],))
+    else:
+        block.forward = lambda x, before=block.forward, **given: 2 * before(x, **given)
+    with torch.no_grad():
+        expected = model(image[None])[0]
+    assert torch.allclose(subquad.stream(model, image, most_tokens=20).logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["", "stages.0.embed", "stages.0.blocks.1.attn.inner"])
+def test_what_would_see_the_whole_image_is_refused(path, image):
+    model = network()
+    part = model.get_submodule(path)
+    if not path.endswith("inner"):
+        with part.register_forward_hook(doubled), pytest.raises(SubquadError, match="has a hook or a forward of its"):
+            subquad.stream(model, image)
+    part.forward = lambda *given, before=part.forward, **named: 2 * before(*given, **named)
+    with pytest.raises(SubquadError, match=r"forward of its own.* can't be streamed"):
+        subquad.stream(model, image)
+
+
+def test_heat_is_what_the_head_says_whatever_it_has_been_given(image, tmp_path):
+    """An adapter or a hook of the head is not in its weight: heat was of the bare weight."""
+    model = network(global_pool="avg", class_token=False)
+    for change in (lambda: model.head.register_forward_hook(doubled), lambda: adapted(model, ["head"])):
+        change()
+        streamed = subquad.stream(model, image, most_tokens=20, heat=tmp_path / "heat.npy")
+        logit = streamed.logits[streamed.heat_class]
+        assert np.load(tmp_path / "heat.npy").mean() == pytest.approx(float(logit), rel=1e-4, abs=1e-5)
+
+
+def adapted(model, targets):
+    """A network with adapters of peft that say something."""
+    peft = pytest.importorskip("peft")
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=targets, r=2), model)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("host", ["vit", "pvt"])
+def test_networks_that_were_trained_in_chunks_are_streamed(host):
+    model, image = small(host, "linear").eval(), torch.randn(3, 83, 61)
+    with torch.no_grad():
+        expected = model(image[None])[0]
+    subquad.chunk_blocks(model, 5)
+    for most_tokens in (4, 40):
+        found = subquad.stream(model, image, most_tokens=most_tokens).logits
+        assert torch.allclose(found, expected, atol=1e-5)
+
+
 def test_maps_are_those_of_the_whole(image, tmp_path):
     model = network(cpe=True)
     with torch.no_grad():

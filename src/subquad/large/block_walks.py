@@ -17,7 +17,7 @@ from subquad.attention.bricks import LocalConv
 from subquad.attention.sweeps import Streaming, Sweep, streaming_of
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, rows_beside
-from subquad.models.layers import AttentionSteps, Block, SelfAttention, is_heard
+from subquad.models.layers import AttentionSteps, Block, SelfAttention
 from subquad.rope import Rotation
 
 Call = Callable[[Any, Tensor, GridRows], Tensor]
@@ -173,7 +173,7 @@ def walk_of(block: Any, grid: TokenGrid, call: Call, rotation: RotationOf) -> Bl
     """
     attention: Any = getattr(block, "attn", None)
     is_plain = type(block) is Block and type(attention) is SelfAttention
-    if is_plain and not is_heard(attention) and not is_heard(attention.inner):
+    if is_plain and not any(map(is_heard_by_others, (block, attention, attention.inner))):
         return PlainBlock(block, grid, rotation)
     if not hasattr(attention, "inner"):
         what = f"{type(block).__name__}'s {type(attention).__name__}"
@@ -182,7 +182,33 @@ def walk_of(block: Any, grid: TokenGrid, call: Call, rotation: RotationOf) -> Bl
         raise SubquadError(
             f"keys that are reduced {attention.sr_ratio} times can't be streamed: make the network with sr_ratio=1"
         )
+    if has_own_forward(attention.inner):
+        raise SubquadError(
+            f"a {type(attention.inner).__name__} with a forward of its own can't be streamed: undo that, or make it a "
+            "mechanism"
+        )
     return WholeBlock(block, grid, call)
+
+
+def is_heard_by_others(module: nn.Module) -> bool:
+    """Whether a stranger listens to a module, or has put a forward of another result in its forward's place."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    own = (str(getattr(hook, "__module__", "")).startswith("subquad.") for hook in hooks)
+    return has_own_forward(module) or not all(own)
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether something of another result stands in the place of a module's forward."""
+    return "forward" in vars(module) and not getattr(module.forward, "computes_the_same", False)
+
+
+def check_is_not_heard(module: nn.Module) -> None:
+    """Raise where a stranger listens to a module that a walk does not call, because it would see all tokens at once."""
+    if is_heard_by_others(module):
+        raise SubquadError(
+            f"{type(module).__name__} has a hook or a forward of its own, which sees the whole image, and can't be "
+            "streamed so: take it away, or put it on a layer within"
+        )
 
 
 def reach_of(module: nn.Module, *, without: nn.Module | None = None) -> int:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, cut_into_rows
-from subquad.large.block_walks import BlockWalk, PlainBlock, in_forwards_place, part_of, walk_of
+from subquad.large.block_walks import BlockWalk, PlainBlock, has_own_forward, in_forwards_place, part_of, walk_of
 from subquad.models.backbone import Backbone
 from subquad.rope import Rotation
 
@@ -68,6 +68,8 @@ def chunk_blocks(model: nn.Module, most_tokens: int = 8192) -> Any:
 
 
 def _check(block: nn.Module, grid: TokenGrid) -> None:
+    if has_own_forward(block):
+        raise SubquadError(f"a {type(block).__name__} has a forward of its own, which chunks leave out: undo it")
     walk_of(block, grid, _never, _never)
     if norms := [type(part).__name__ for part in block.modules() if isinstance(part, _BatchNorm)]:
         raise SubquadError(f"a {norms[0]} in a {type(block).__name__} has to see all rows: it can't be taken in chunks")
@@ -89,7 +91,8 @@ class InChunks:
     def __call__(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
         """(b, n, c) to (b, n, c)."""
         forward = type(self.block).forward
-        if x.shape[1] <= self.most_tokens:
+        # whose mechanism is in other hands is some rows of a walk already
+        if x.shape[1] <= self.most_tokens or "forward" in vars(self.block.attn.inner):
             return _whole(forward, self.block, x, grid, rotation)
 
         def call(block: Any, x: Tensor, rows: GridRows) -> Tensor:

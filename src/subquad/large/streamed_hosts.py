@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
-from subquad.large.block_walks import reach_of
+from subquad.large.block_walks import check_is_not_heard, reach_of
 from subquad.large.place_by_place import PlacesHost
 from subquad.large.streaming import StreamedBlocks
 from subquad.large.timm_hosts import TimmHost, is_plain_of_timm
@@ -112,6 +112,7 @@ def host_of(model: nn.Module) -> StreamedHost:
         SubquadError: it can't be streamed, in one line that says what can.
     """
     host: StreamedHost
+    check_is_not_heard(model)
     if reason := getattr(model, "no_streaming", ""):
         raise SubquadError(f"{type(model).__name__} can't be streamed: {reason}")
     if (parts := getattr(model, "place_by_place", None)) is not None:
@@ -130,6 +131,8 @@ def _blocks_of(stage: Stage, grid: TokenGrid, stride: int, dim: int) -> Streamed
     """A stage for an image whose tokens stand on `grid`."""
     of_rows: Any = getattr(stage.embed, "of_rows", None)
     reach = reach_of(stage.embed) if of_rows is None else 0
+    if of_rows is not None:
+        check_is_not_heard(stage.embed)
 
     def embed(image: ImageRows, rows: GridRows) -> Tensor:
         if of_rows is None:

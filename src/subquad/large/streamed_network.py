@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
@@ -26,6 +26,7 @@ from subquad.large.streamed_hosts import StreamedHost
 from subquad.large.streaming import StreamedBlocks, StreamedStage, Watch
 from subquad.large.token_store import DTYPES, InMemory, Stores
 from subquad.large.walking_along import watching
+from subquad.models.layers import is_heard
 from subquad.models.stages import ImageRows
 
 MOST_CLASSES = 2**16
@@ -257,9 +258,18 @@ def _said(host: StreamedHost, places: Tensor, only: int | None = None) -> Tensor
     if only is None:
         logits = [head(normed) for head in host.heads]
     else:
-        one = slice(only, only + 1)
-        logits = [F.linear(normed, head.weight[one], head.bias[one])[:, 0] for head in host.heads]
+        logits = [_logit(head, normed, only) for head in host.heads]
     return torch.stack(logits).mean(dim=0) if len(logits) > 1 else logits[0]
+
+
+def _logit(head: Any, places: Tensor, number: int) -> Tensor:
+    """What a head says of places (n, c) for one class, (n,)."""
+    if type(head) is not nn.Linear or head.bias is None or is_heard(head):
+        # adapters and hooks are not in its weight
+        logits: Tensor = head(places)[:, number]
+        return logits
+    one = slice(number, number + 1)
+    return F.linear(places, head.weight[one], head.bias[one])[:, 0]
 
 
 def _as_rows(places: Tensor, rows: GridRows) -> Any:

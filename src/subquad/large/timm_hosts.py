@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
 from subquad.inference.timm_blocks import FUSED
+from subquad.large.block_walks import check_is_not_heard
 from subquad.large.streaming import StreamedBlocks
+from subquad.models.layers import is_heard
 from subquad.models.stages import ImageRows
 from subquad.positions import resample_places
 
@@ -45,10 +47,10 @@ class TimmHost:
     def __init__(self, model: Any) -> None:
         self.model, self.fc_norm = model, model.fc_norm
         self.global_pool: str | None = model.global_pool
-        self.in_chans, self.patch_size = model.patch_embed.proj.in_channels, model.patch_embed.patch_size
+        self.in_chans, self.patch_size = model.patch_embed.proj.weight.shape[1], model.patch_embed.patch_size
         self.num_features, self.num_classes = model.num_features, model.num_classes
-        heads = [getattr(model, name, None) for name in ("head", "head_dist")]
-        self.heads: Sequence[Any] = [head for head in heads if isinstance(head, nn.Linear)]
+        heads = [getattr(model, name, None) for name in ("head", "head_dist")] if self.num_classes else []
+        self.heads: Sequence[Any] = [head for head in heads if head is not None]
         self.prefix = [token for name in PREFIX_TOKENS if (token := getattr(model, name, None)) is not None]
         self._check()
 
@@ -59,6 +61,7 @@ class TimmHost:
         odd = [block for block in model.blocks if type(block) not in (wanted, FUSED[wanted])]
         if type(model.patch_embed) is not PatchEmbed:
             raise SubquadError(f"{name} can't be streamed: it is embedded by a {type(model.patch_embed).__name__}")
+        check_is_not_heard(model.patch_embed)
         if odd:
             raise SubquadError(f"{name} can't be streamed: it has {type(odd[0]).__name__}s, not {wanted.__name__}s")
         if other := [block.mlp for block in model.blocks if type(block.mlp) not in MLPS]:
@@ -108,8 +111,7 @@ class TimmHost:
         first, behind = (row * self.patch_size[0] for row in (rows.first, rows.behind))
         x = image.rows(first, min(behind, image.shape[0]))
         x = F.pad(x, (0, rows.width * self.patch_size[1] - image.shape[1], 0, behind - first - x.shape[2]))
-        patches = rearrange(x, "b c (y i) (x j) -> b (y x) (c i j)", i=self.patch_size[0], j=self.patch_size[1])
-        tokens = patch_embed.norm(F.linear(patches, patch_embed.proj.weight.flatten(1), patch_embed.proj.bias))
+        tokens = patch_embed.norm(self._projected(x))
         of_prefix = [token.expand(len(tokens), -1, -1) for token in self.prefix] if rows.prefix else []
         table = self.model.pos_embed
         if table is None:
@@ -120,8 +122,17 @@ class TimmHost:
         else:
             tokens = torch.cat([*of_prefix, tokens], dim=1)
             tokens = tokens + self._positions(table, rows.whole.prefix, rows)
-        normed: Tensor = self.model.norm_pre(tokens)
+        normed: Tensor = self.model.norm_pre(self.model.pos_drop(tokens))
         return normed
+
+    def _projected(self, x: Tensor) -> Tensor:
+        """The patches (1, n, c) of rows of an image (1, channels, y, x)."""
+        proj = self.model.patch_embed.proj
+        if type(proj) is not nn.Conv2d or is_heard(proj):
+            # what others make of it is not in its weight, or wants to see it called
+            return rearrange(proj(x), "b c y x -> b (y x) c")
+        patches = rearrange(x, "b c (y i) (x j) -> b (y x) (c i j)", i=self.patch_size[0], j=self.patch_size[1])
+        return F.linear(patches, proj.weight.flatten(1), proj.bias)
 
     def _positions(self, table: Tensor, prefix: int, rows: TokenGrid) -> Tensor:
         """The rows of a table of positions (1, n, c), resampled as timm does it."""
