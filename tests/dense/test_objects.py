@@ -170,6 +170,36 @@ def test_empty_boxes_are_left_out_and_counted(folder, change):
         load_objects(folder, split="train", strict=True)
 
 
+def test_boxes_as_thin_as_rounding_are_empty(folder, change):
+    """Flipped or resized, their edges fall together, at which a detector ended in the midst of training."""
+    change(lambda content: content["annotations"][0].update(bbox=[0.0, 5.0, 1e-6, 3.0]))
+    change(lambda content: content["annotations"][2].update(bbox=[3.0, 20.0, 5.0, 2e-6]))
+    images = load_objects(folder, split="train")
+    assert images.num_empty == 2
+    with pytest.raises(SubquadError, match="has an empty box"):
+        load_objects(folder, split="train", strict=True)
+
+
+def test_boxes_that_are_kept_stay_boxes_whatever_is_done_to_them(folder, change):
+    lefts = torch.linspace(0, 63.9, 2000, dtype=torch.float64).tolist()
+
+    def thin(content):
+        image, category = content["images"][0]["id"], content["categories"][0]["id"]
+        content["annotations"] = [
+            {"id": 1 + place, "image_id": image, "category_id": category, "bbox": [left, 5.0, wide, 30.0]}
+            for place, (left, wide) in enumerate((left, wide) for left in lefts for wide in (3.2e-5, 4e-5))
+        ]
+
+    change(thin)
+    images = load_objects(folder, split="train", max_images=1)
+    picture, target = images[0]
+    assert len(target["boxes"]) >= 2000
+    for hflip in (0.0, 1.0):
+        boxes = ObjectTransform(hflip=hflip)(picture, target)[1]["boxes"]
+        for ratio in torch.rand(50) * 3 + 0.01:
+            assert (boxes[:, 2] * ratio > boxes[:, 0] * ratio).all()
+
+
 def test_crowds_are_not_trained_on(folder, change):
     change(lambda content: content["annotations"][1].update(iscrowd=1))
     images = load_objects(folder, split="train")

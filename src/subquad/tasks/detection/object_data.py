@@ -33,7 +33,7 @@ class ObjectDataset(PictureDataset):
     Attributes:
         classes: names; label k is classes[k - 1].
         truth: the annotations of all images as COCO has them, but for its categories, which are numbered from 1.
-        num_empty: annotations whose box is empty or beside its image.
+        num_empty: annotations whose box is empty, or as thin as rounding, or beside its image.
     """
 
     def __init__(
@@ -149,14 +149,21 @@ def _kept(
     kept = []
     for annotation in annotations:
         box = annotation["bbox"]
-        left, top, right, bottom = corners(box, *sizes[annotation["image_id"]])
-        if right > left and bottom > top:
+        width, height = sizes[annotation["image_id"]]
+        left, top, right, bottom = corners(box, width, height)
+        if right - left > _lost(width) and bottom - top > _lost(height):
             own = {"iscrowd": 0, "area": box[2] * box[3], **annotation}
             kept.append(own | {"category_id": numbers[annotation["category_id"]], "iscrowd": int(own["iscrowd"])})
         elif strict:
-            what = "an empty box" if min(box[2:]) == 0 else "a box beside its image,"
+            inside = left < width and top < height and box[0] + box[2] > 0 and box[1] + box[3] > 0
+            what = "an empty box" if inside else "a box beside its image,"
             raise SubquadError(f"annotation {annotation['id']} in {file} has {what} {box}")
     return kept
+
+
+def _lost(side: float) -> float:
+    """What edges may lose of their distance where an image of this side is flipped and resized, in single precision."""
+    return 4 * torch.finfo(torch.float32).eps * side if side < math.inf else 0.0
 
 
 def _no_mask(annotation: Entry) -> str:
