@@ -115,7 +115,7 @@ struct Weighing {
             tops[t] = largest(high);
         }
         for (int64_t t = 0; t < queries; t++)
-            if (!(tops[t] <= most[t])) fresh ? void(most[t] = tops[t]) : rise(t, tops[t]);
+            if (!(tops[t] <= most[t])) rise(t, tops[t]);
         fresh = false;
         lower.resize(std::is_same_v<P, float> ? 0 : T * T / 2);
         for (int64_t t = 0; t < queries; t++) {
@@ -133,9 +133,11 @@ struct Weighing {
         else return {lower.data(), T / 2, 1};
     }
 
-    // What was summed from a smaller score
+    // A query's largest score rises: of what was summed from a smaller one, if anything was, less is left
     void rise(int64_t t, float top) {
-        const float less = std::exp((std::exchange(most[t], top) - top) * scale);
+        const float before = std::exchange(most[t], top);
+        if (fresh) return;
+        const float less = std::exp((before - top) * scale);
         store(&total[t * W], load(&total[t * W]) * less);
         for (int64_t c = 0; c < row; c += W) store(&values[t * row + c], load(&values[t * row + c]) * less);
     }
