@@ -171,6 +171,17 @@ def test_what_listens_around_a_mechanism_is_called():
             handle.remove()
 
 
+@pytest.mark.parametrize("kind", ["vit", "pvt_v2", "swin", "mllanet"])
+@torch.no_grad()
+def test_who_listens_to_what_drops_branches_hears_both(kind):
+    model, heard = subquad.optimize(drawn(small(kind, "linear")), torch.bfloat16), []
+    for block in blocks_of(model):
+        block.drop_path.register_forward_hook(lambda *given: heard.append(True))
+    for _ in range(2):
+        model(torch.randn(1, 3, 64, 64).bfloat16())
+    assert len(heard) == 4 * len(blocks_of(model))
+
+
 def test_what_is_not_linear_attention_alone_goes_its_steps():
     for changes in ({"local": True}, {"attn_norm": True}, {"attention": "inline"}):
         model = subquad.optimize(small("vit", changes.pop("attention", "linear"), **changes))

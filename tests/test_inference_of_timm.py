@@ -96,7 +96,10 @@ def test_what_blocks_have_beside_is_kept(settings, name):
         assert all(error(fast(x.to(dtype)), model(x)) < tolerance for _ in range(2))
 
 
-@pytest.mark.parametrize("place", ["norm1", "attn", "attn.qkv", "attn.proj", "ls1", "norm2", "mlp", "mlp.fc1", "ls2"])
+@pytest.mark.parametrize(
+    "place",
+    ["norm1", "attn", "attn.qkv", "attn.proj", "ls1", "drop_path1", "norm2", "mlp", "mlp.fc1", "ls2", "drop_path2"],
+)
 @pytest.mark.parametrize("name", [None, "linear"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_who_listens_hears_every_step(name, place, dtype):
@@ -330,7 +333,9 @@ def test_converted_blocks_of_swin_that_are_kernels_alone_are_one_call(dtype):
     assert all(replaying.tapes_of(block)["block"].tapes.popitem()[1] is not None for block in blocks)
 
 
-@pytest.mark.parametrize("place", ["norm1", "attn.qkv", "attn.proj", "norm2", "mlp", "mlp.act"])
+@pytest.mark.parametrize(
+    "place", ["norm1", "attn.qkv", "attn.proj", "drop_path1", "norm2", "mlp", "mlp.act", "drop_path2"]
+)
 @pytest.mark.parametrize("name", [None, "linear"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_who_listens_hears_every_step_of_swin(name, place, dtype):

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
-from subquad.inference.halves import first_half, is_norm
+from subquad.inference.halves import drops_are_heard, first_half, is_norm
 from subquad.inference.windowed_halves import half_in_windows
 from subquad.models.layers import is_heard, is_linear
 from subquad.models.windows import Windows
@@ -80,7 +80,7 @@ def first_half_of(
     plain = all(is_linear(layer) for layer in (*layers, proj)) and is_norm(norm)
     # what stands for a layer calls none of its parts; a converted one calls them itself
     parts = (attn, *layers, proj) if mixing is attn else attn.modules()
-    if not plain or any(map(is_heard, (norm, *parts))):
+    if not plain or drops_are_heard(block) or any(map(is_heard, (norm, *parts))):
         return None
     weights = [(layer.weight, layer.bias) for layer in layers]
     keeps = mixing.reads_tokens

@@ -146,6 +146,12 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return x if scale is None else x * scale
 
 
+def drops_are_heard(block: nn.Module) -> bool:
+    """Whether somebody listens to what drops whole branches of a block in training, ours or timm's."""
+    drops = (getattr(block, name, None) for name in ("drop_path", "drop_path1", "drop_path2"))
+    return any(drop is not None and is_heard(drop) for drop in drops)
+
+
 def is_norm(norm: nn.Module) -> bool:
     """Whether this is a LayerNorm with factors and biases, which the kernels read."""
     return type(norm) in NORMS and norm.weight is not None and norm.bias is not None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
-from subquad.inference.halves import filtered, is_depthwise, is_norm, scaled
+from subquad.inference.halves import drops_are_heard, filtered, is_depthwise, is_norm, scaled
 from subquad.inference.own_blocks import is_scale, scale_of
 from subquad.kernels import multipliers, replayed
 from subquad.models.layers import Block, is_heard, is_linear
@@ -29,7 +29,7 @@ def can_fuse_edges(block: Block) -> bool:
         return False
     linear = attn.in_proj, attn.gate, attn.proj
     plain = all(is_linear(layer) for layer in linear) and is_depthwise(attn.conv)
-    plain = plain and is_norm(norm) and is_scale(scale)
+    plain = plain and is_norm(norm) and is_scale(scale) and not drops_are_heard(block)
     return plain and not any(map(is_heard, (norm, scale, attn, *linear)))
 
 

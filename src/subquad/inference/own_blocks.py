@@ -12,6 +12,7 @@ from subquad.grid import TokenGrid
 from subquad.inference.halves import (
     activation_of,
     are_mlp,
+    drops_are_heard,
     filtered,
     first_half,
     is_depthwise,
@@ -154,7 +155,7 @@ def can_fuse_edges(block: Block) -> bool:
         return False
     # what others make of a projection, low-rank changes for instance, has a class of its own
     plain = (is_linear(attn.qkv) or type(attn.qkv) is PartlyBiased) and is_linear(attn.proj)
-    plain = plain and is_norm(norm) and is_scale(scale)
+    plain = plain and is_norm(norm) and is_scale(scale) and not drops_are_heard(block)
     return plain and not _is_heard(norm, scale, attn, attn.qkv, attn.proj)
 
 
@@ -217,7 +218,7 @@ def can_fuse(block: Any) -> bool:
 def can_fuse_on_map(block: Any) -> bool:
     """Whether the second half of a block is an MLP that sees the map, with nothing that listens to it."""
     mlp, norm = block.mlp, block.norm2
-    if type(mlp) is not MapMlp or not (is_scale(block.ls2) and is_norm(norm)):
+    if type(mlp) is not MapMlp or not (is_scale(block.ls2) and is_norm(norm)) or drops_are_heard(block):
         return False
     plain = are_mlp(mlp.fc1, mlp.fc2) and activation_of(mlp.act) == "gelu" and is_depthwise(mlp.dwconv)
     return plain and not _is_heard(block.ls2, norm, mlp, *mlp.children())
@@ -226,7 +227,7 @@ def can_fuse_on_map(block: Any) -> bool:
 def has_plain_mlp(block: Any) -> bool:
     """Whether norm and MLP of a block's second half are those of `subquad.ops.mlp_branch`, and nobody listens."""
     mlp, norm = block.mlp, block.norm2
-    if type(mlp) is not Mlp or not is_norm(norm):
+    if type(mlp) is not Mlp or not is_norm(norm) or drops_are_heard(block):
         return False
     plain = are_mlp(mlp.fc1, mlp.fc2) and activation_of(mlp.act) is not None and type(mlp.norm) is nn.Identity
     return plain and not _is_heard(norm, mlp, *mlp.children())
