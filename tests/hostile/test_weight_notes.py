@@ -215,6 +215,7 @@ def test_weights_and_notes_that_do_not_belong_together_are_refused(tmp_path, mon
         (creation | {"embed_dim": 2**19, "num_heads": 2**18}, "of another shape"),
         (creation | {"depths": [2]}, "12 unexpected"),
         (creation | {"img_size": 8192}, "tables of 25165824 numbers, and those in it are smaller"),
+        (creation | {"built_for": 8192}, "tables of 25164288 numbers, and those in it are smaller"),
         (small("pvt").creation, "missing|no square"),
     ):
         rewrite(path, NOTE | {"creation": changed})

@@ -151,6 +151,36 @@ def test_a_model_moved_to_another_size_computes_what_it_computed_there_before(ho
     torch.testing.assert_close(moved(images), before)
 
 
+@pytest.mark.parametrize(("host", "attention"), [*((h, "agent") for h in SMALL), *(("pvt", a) for a in ATTENTION)])
+@torch.no_grad()
+def test_a_model_moved_to_another_size_is_that_from_its_file(host, attention, tmp_path):
+    """Windows, agents, landmarks and blocks are those of the size that it was made for first."""
+    images = torch.randn(1, 3, 32, 160)
+    model = drawn(small(host, attention, **fewest(host)))
+    for size in ((96, 64), (32, 160)):
+        model.set_input_size(size)
+    subquad.save_weights(model, tmp_path / "moved.safetensors")
+    restored, note = restore_model(tmp_path / "moved.safetensors")
+    assert torch.equal(restored.eval()(images), model(images))
+    assert restored.creation == note["creation"] == model.creation
+    # and again, from the network that was restored
+    model.set_input_size(64)
+    restored.set_input_size(64)
+    assert torch.equal(restored(images), model(images)) and restored.creation == model.creation
+
+
+@pytest.mark.parametrize("host", ["swin", "cswin"])
+@torch.no_grad()
+def test_windows_stay_where_a_model_moves_and_opens_again(host, tmp_path):
+    model = drawn(small(host, **fewest(host)))
+    images = torch.randn(1, 3, 320, 320)
+    model.set_input_size(320)
+    subquad.save_weights(model, tmp_path / "moved.safetensors")
+    assert torch.equal(restore_model(tmp_path / "moved.safetensors")[0].eval()(images), model(images))
+    # windows of 10 there, as published
+    assert not torch.equal(small(host, img_size=320, **fewest(host)).eval()(images), model(images))
+
+
 @pytest.mark.parametrize("attention", sorted(ATTENTION))
 @pytest.mark.parametrize("host", ["pvt", "pvt_v2"])
 def test_tables_of_reduced_keys_move_with_them(host, attention):

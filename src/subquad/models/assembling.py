@@ -30,6 +30,7 @@ def assemble(
     *,
     attention: Names | None = None,
     img_size: Positive | tuple[Positive, Positive] | None = None,
+    built_for: Positive | tuple[Positive, Positive] | None = None,
     in_chans: Positive = 3,
     num_classes: Count = 1000,
     depth: Positive | None = None,
@@ -48,7 +49,7 @@ def assemble(
     if depth is not None:
         depths = _depths_of(depth, depths, variant)
     given: dict[str, Any] = {"name": name, "attention": attention, "img_size": img_size, "in_chans": in_chans}
-    given |= {"num_classes": num_classes, "depths": depths, **settings}
+    given |= {"built_for": built_for, "num_classes": num_classes, "depths": depths, **settings}
 
     depths = tuple(depths) if depths is not None else variant.depths
     if not depths:
@@ -64,7 +65,7 @@ def assemble(
     if img_size is None:
         img_size = row.get("img_size", own["img_size"].default)
     arguments = {key: value for key, value in (row | settings).items() if key in own}
-    arguments |= {"img_size": _pair(img_size), "in_chans": in_chans, "num_classes": num_classes}
+    arguments |= {"img_size": _pair(built_for or img_size), "in_chans": in_chans, "num_classes": num_classes}
     arguments |= _reach(host, arguments, [mechanism for mechanism, _ in blocks], depths)
     if "depths" in own:
         arguments["depths"] = depths
@@ -73,6 +74,8 @@ def assemble(
     mechanisms = make_mechanisms(variant.host, blocks, depths, shared)
     with nullcontext() if device is None else _device(device):
         model = host(mechanisms, **arguments)
+        if built_for is not None:
+            model.set_input_size(img_size)
     # through JSON, so that a model made here and one restored from its file say the same
     model.creation = as_json({key: value for key, value in given.items() if value is not None})
     return model

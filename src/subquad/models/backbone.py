@@ -58,6 +58,8 @@ class Backbone(nn.Module):
         super().__init__()
         self.creation: dict[str, Any] = {}
         self.img_size, self.in_chans, self.num_classes = img_size, in_chans, num_classes
+        # windows and what else follows from a size stay as they are when the network moves to another
+        self.built_for = img_size
         self.patch_size = patch_size
         self.num_features = self.head_hidden_size = num_features or dims[-1]
         self.stages: Any = nn.ModuleList(stages)
@@ -283,14 +285,19 @@ class Backbone(nn.Module):
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
         for stage, grid in zip(self.stages, self.grids(self.img_size), strict=True):
             stage.regrid(grid)
-        self._made_with(img_size=[int(side) for side in self.img_size])
+        self._made_for_its_size()
 
     def say_how_it_is(self) -> None:
         """Let `creation` name the size, the head and the pooling that the network has by now."""
         size = self.creation.get("img_size")
         if size is None or height_and_width(size) != tuple(self.img_size):
-            self._made_with(img_size=[int(side) for side in self.img_size])
+            self._made_for_its_size()
         self._made_with(num_classes=int(self.num_classes), global_pool=self.global_pool)
+
+    def _made_for_its_size(self) -> None:
+        self._made_with(
+            img_size=[int(side) for side in self.img_size], built_for=[int(side) for side in self.built_for]
+        )
 
     def _made_with(self, **arguments: Any) -> None:
         """From now on the network is as if it had been made with these: its weights' file says so."""

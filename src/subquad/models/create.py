@@ -21,6 +21,7 @@ def create_model(
     pretrained: bool = False,
     attention: Names | None = None,
     img_size: Positive | tuple[Positive, Positive] | None = None,
+    built_for: Positive | tuple[Positive, Positive] | None = None,
     in_chans: Positive = 3,
     num_classes: Count = 1000,
     depth: Positive | None = None,
@@ -44,6 +45,8 @@ def create_model(
         attention: mechanisms by name, one for all blocks, or one for each stage or block; "linear:feature_map=elu"
             gives one its own settings, see `attention_names`. By default the row's, and softmax where it names none.
         img_size: pixels, one number or (height, width), that position parameters are made for; other sizes work too.
+        built_for: the size that it is made for first, before `set_input_size` moves it to `img_size`: windows, stripes,
+            agents, landmarks and blocks of the map follow from it where no setting says them.
         in_chans: channels of the images.
         num_classes: classes of the head; 0 for none.
         depth: blocks of a network of one stage, as timm has it, instead of the row's.
@@ -64,8 +67,8 @@ def create_model(
         SubquadError: for a name, a setting or a number that does not fit, in one line.
     """
     weights = row_of(name) if pretrained else ""
-    sizes: dict[str, Any] = {"img_size": img_size, "in_chans": in_chans, "num_classes": num_classes}
-    sizes |= {"depth": depth, "depths": depths}
+    sizes: dict[str, Any] = {"img_size": img_size, "built_for": built_for, "in_chans": in_chans}
+    sizes |= {"num_classes": num_classes, "depth": depth, "depths": depths}
     model = assemble(name, attention=attention, **sizes, device=device, **settings)
     if pretrained:
         load_pretrained(model, weights)

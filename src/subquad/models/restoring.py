@@ -27,7 +27,7 @@ MOST_SPARE = 2**22
 """Numbers that a network may have before it is converted and not behind it, as tables of relative positions."""
 
 MOST_RESAMPLED = 2**26
-"""Numbers of tables that are stored for another size than the note says, as after `set_input_size`."""
+"""Numbers of tables that are stored for another size than the note says, or made for one and moved to another."""
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -54,9 +54,11 @@ def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple
         creation = creation_of(note, task, len(state))
         sketch = _sketched(build, creation, len(state))
         _check_classes(note, sketch)
+        first = _sketched(build, _as_built(creation), len(state))
     adapted, own = fitted(state, sketch, path), sketch.state_dict()
     with naming(path):
-        if (total := sum(own[name].numel() for name in adapted.resized)) > MOST_RESAMPLED:
+        moved = sum(map(Tensor.numel, first.state_dict().values())) - sum(map(Tensor.numel, own.values()))
+        if (total := max(moved, sum(own[name].numel() for name in adapted.resized))) > MOST_RESAMPLED:
             raise SubquadError(f"its note asks for tables of {total} numbers, and those in it are smaller")
         network = _built(build, creation)
     network.load_state_dict(fitted(state, network, path).state)
@@ -93,6 +95,13 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except SubquadError as error:
         raise SubquadError(f"cannot open {path}: {error}") from None
+
+
+def _as_built(creation: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a network before it was moved to another size, see `create_model`."""
+    made = {key: _as_built(value) if isinstance(value, dict) else value for key, value in creation.items()}
+    first = made.pop("built_for", None)
+    return made if first is None else made | {"img_size": first}
 
 
 def _sketched(build: Callable[..., Network], creation: dict[str, Any], entries: int) -> Network:
