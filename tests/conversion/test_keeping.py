@@ -22,6 +22,7 @@ from subquad.conversion import (
     conversion_of,
     convert_without_training,
     converted_layers,
+    delta_files,
     distil,
     hybrid,
     load_converted,
@@ -108,6 +109,22 @@ def test_files_of_something_else_are_one_line(tmp_path):
     file.write_bytes(data)
     with pytest.raises(SubquadError, match="damaged"):
         load_converted(file, model)
+
+
+def test_sizes_that_a_file_asks_for_are_possible_ones(tmp_path, monkeypatch):
+    student, file = subquad.convert(teacher("timm ViT"), "linear"), tmp_path / "student.safetensors"
+    for size, reason in (
+        ([10**6, 64], "1000000, 64. px: two sides of 1 to 8192 px"),
+        (["x", 64], "two sides of"),
+        ([64], "two sides of"),
+        (3, "two sides of"),
+        ([60, 64], "does not fit this VisionTransformer: pos_embed"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(delta_files, "made_for", lambda *_, size=size: size)
+            save_converted(student, file)
+        with pytest.raises(SubquadError, match=reason):
+            load_converted(file, teacher("timm ViT"))
 
 
 def refused(call):

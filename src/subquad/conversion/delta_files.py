@@ -15,10 +15,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from subquad.conversion.replacing import Conversion, conversion_of, convert, converted_layers
-from subquad.errors import SubquadError, check_suffix, shown
+from subquad.conversion.towers import made_for, move_to
+from subquad.errors import SubquadError, check_suffix, reason_of, shown
+from subquad.ranges import Positive, fits
+from subquad.text import one_line
 from subquad.weights.digest import DIGEST, check_plain, digest_of
 from subquad.weights.files import read_weights
 from subquad.weights.fitting import some
+from subquad.weights.notes import MOST_SIDE
 from subquad.writing import json_text, replacing
 
 KIND = "conversion"
@@ -45,7 +49,7 @@ def save_delta(
     check_plain(state)
     before = _state_before(student, conversion, teacher)
     changed = {name: tensor for name, tensor in state.items() if not _same(tensor, before.get(name))}
-    _write(changed, path, conversion, complete=False, about=about)
+    _write(changed, path, student, complete=False, about=about)
     return len(changed)
 
 
@@ -61,7 +65,8 @@ def save_converted(student: nn.Module, path: Path | str, *, about: Mapping[str, 
         SubquadError: the file has another suffix, or converted blocks are gone.
     """
     path = _weight_file(path, "a converted network is")
-    _write(student.state_dict(), path, _whole(student), complete=True, about=about)
+    _whole(student)
+    _write(student.state_dict(), path, student, complete=True, about=about)
 
 
 def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = False) -> nn.Module:
@@ -106,6 +111,7 @@ def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = Fal
             f"{path} is of a grid of {height}×{width} tokens behind {prefix}, and this {type(teacher).__name__} of one "
             f"of {conversion_of(student).grid}: make the teacher for images of the same size"
         )
+    _move(student, about.get("made_for"), path)
     state = student.state_dict()
     unknown = [name for name in tensors if name not in state or tensors[name].shape != state[name].shape]
     missing = [name for name in state if name not in tensors] if complete else []
@@ -116,6 +122,28 @@ def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = Fal
     # a whole file may have come with other weights than its teacher's
     noted.subquad_conversion = replace(conversion_of(student), teacher=digest)
     return student
+
+
+def _move(student: nn.Module, size: Any, path: Path | str) -> None:
+    """Have a network made for the images that it was for when its file was written, as its tables there are."""
+    paths = _inside(conversion_of(student))
+    # nothing is said in earlier files, and of networks that don't know their size
+    if size is None or size == list(made_for(student, paths) or ()):
+        return
+    if not fits(size, tuple[Positive, Positive]) or max(size) > MOST_SIDE:
+        raise SubquadError(f"{path} is of images of {shown(size)} px: two sides of 1 to {MOST_SIDE} px are taken")
+    try:
+        move_to(student, paths, (size[0], size[1]))
+    except Exception as error:
+        # each library's networks have a set_input_size of their own, or none
+        raise SubquadError(
+            f"{path} is of a network made for images of {size[0]}×{size[1]} px, and this {type(student).__name__} "
+            f"can't be moved there ({type(error).__name__}: {one_line(reason_of(error))}): make the teacher for them"
+        ) from None
+
+
+def _inside(conversion: Conversion) -> list[str]:
+    return [conversion.embedding, *conversion.paths.values()]
 
 
 def _path(path: Any) -> Path:
@@ -137,9 +165,12 @@ def _whole(student: nn.Module) -> Conversion:
     return conversion_of(student)
 
 
-def _write(tensors: Mapping[str, Tensor], path: Path, conversion: Conversion, *, complete: bool, about: Any) -> None:
+def _write(tensors: Mapping[str, Tensor], path: Path, student: nn.Module, *, complete: bool, about: Any) -> None:
     check_plain(tensors)
-    note = json_text({KIND: conversion.as_note() | {"complete": complete}, **(about or {})})
+    conversion = conversion_of(student)
+    # set_input_size may have moved it since it was converted
+    now = {"complete": complete, "made_for": made_for(student, _inside(conversion))}
+    note = json_text({KIND: conversion.as_note() | now, **(about or {})})
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with replacing(path) as aside:
         save_file(stored, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(stored, note)})

@@ -1,10 +1,10 @@
 """Where in a foreign network the attention layers stand, and which patch embedding their tokens come from."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from typing import Any
 
 from torch import nn
@@ -145,6 +145,25 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         )
     host = min((layer.known.host for layer in layers if layer.known is not None), default="vit")
     return Tower(stem[-1], grid, layers, host, recorder)
+
+
+def made_for(model: nn.Module, paths: Iterable[str]) -> tuple[int, int] | None:
+    """(height, width) of the images that the part of a network that holds `paths` is made for, if it says so."""
+    return _size_of(_holder(model, paths), model)
+
+
+def move_to(model: nn.Module, paths: Iterable[str], size: tuple[int, int]) -> None:
+    """Have that part made for images of another size, as its own `set_input_size` does it."""
+    _holder(model, paths).set_input_size(size)
+
+
+def _holder(model: nn.Module, paths: Iterable[str]) -> Any:
+    for module in model.modules():
+        if isinstance(module, Backbone):
+            return module
+    places = zip(*(path.split(".") for path in paths), strict=False)
+    common = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, places)]
+    return model.get_submodule(".".join(common))
 
 
 def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
