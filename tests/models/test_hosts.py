@@ -219,9 +219,14 @@ def test_files_say_on_which_grid_their_tables_stand(host, attention, tmp_path):
     model = with_random_tables(small(host, attention, img_size=(32, 128), **shallow)).eval()
     subquad.save_weights(model, tmp_path / "oblong.safetensors")
     for size in ((48, 192), (64, 64), (128, 32)):
-        if (attention == "soft" and not CLASSES[host].is_plain) or (attention == "mhla" and size != (48, 192)):
-            continue  # windows of landmarks, and blocks, are those of the grid of construction
+        if attention == "soft" and not CLASSES[host].is_plain:
+            continue  # windows of landmarks are those of the grid of construction
         fresh, moved = small(host, attention, img_size=size, **shallow).eval(), copy.deepcopy(model)
+        if size != (48, 192) and any(hasattr(module, "differs_on") for module in fresh.modules()):
+            # what is learned of blocks means others here
+            with pytest.raises(SubquadError, match=r"blocks of .* here: create the model with built_for=\(32, 128\)"):
+                subquad.load_checkpoint(fresh, tmp_path / "oblong.safetensors")
+            fresh = small(host, attention, img_size=size, built_for=(32, 128), **shallow).eval()
         moved.set_input_size(size)
         subquad.load_checkpoint(fresh, tmp_path / "oblong.safetensors")
         images = torch.randn(1, 3, *size)

@@ -154,6 +154,11 @@ class MHLAAttention(nn.Module):
 
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
 
+    def differs_on(self, grid: TokenGrid) -> str:
+        """What its weights are of, made on another grid, and what here; empty where both are alike."""
+        there = pieces_of(grid, math.prod(self.pieces))
+        return "" if there == self.pieces else "blocks of {}×{} there and of {}×{} here".format(*there, *self.pieces)
+
     def _mixing(self, grid: TokenGrid, kv_grid: TokenGrid) -> Tensor:
         """The matrix of the blocks that these grids have, as it weighs them."""
         mixing = self._of_blocks(grid, kv_grid)

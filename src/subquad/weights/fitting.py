@@ -114,6 +114,19 @@ def grids_at(img_size: tuple[int, int], model: Any) -> dict[str, TokenGrid]:
     return {name: table.grid for name, table in moved.named_modules() if isinstance(table, GridTable)}
 
 
+def made_otherwise(img_size: tuple[int, int], model: Any) -> str:
+    """What weights of a network that was made for images of (height, width) mean otherwise in `model`, if anything.
+
+    Mechanisms say it by `differs_on(grid)`, of the grid of their stage.
+    """
+    grids = model.grids(img_size) if hasattr(model, "grids") else []
+    for number, grid in enumerate(grids):
+        for name, module in model.stages[number].named_modules():
+            if hasattr(module, "differs_on") and (what := module.differs_on(grid)):
+                return f"stages.{number}.{name} has {what}: create the model with built_for={img_size}, as theirs was"
+    return ""
+
+
 def adapt(state: dict[str, Tensor], model: nn.Module, grids: Mapping[str, TokenGrid] | None = None) -> Adapted:
     """Bring a state dict, in our layout or a released one, to the names and table sizes of `model`.
 

@@ -87,6 +87,13 @@ def oblong_size(note: Mapping[str, Any]) -> tuple[int, int] | None:
     return size[0], size[1]
 
 
+def size_built_for(note: Mapping[str, Any]) -> tuple[int, int]:
+    """(height, width) of the images that a network was made for first; a square where its note does not say."""
+    creation = note.get("creation") or {}
+    size: Any = creation.get("built_for", creation.get("img_size"))
+    return (size[0], size[1]) if fits(size, tuple[Positive, Positive]) and max(size) <= MOST_SIDE else (224, 224)
+
+
 def task_in(note: Mapping[str, Any]) -> str | None:
     """What the network of a note is for; None where it does not say which network it holds."""
     creation = note.get("creation") or {}
