@@ -7,6 +7,7 @@ import pytest
 import torch
 from hosts import CLASSES, SMALL, drawn, fewest, paired, small
 from mechanisms import assert_refused, refuses
+from safetensors.torch import load_file
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -18,6 +19,8 @@ from subquad.models.swin import WindowAttention
 from subquad.models.vit import Plain
 from subquad.models.windows import border_mask
 from subquad.positions import GridTable
+from subquad.tasks.backbone_arguments import build_backbone
+from subquad.tasks.segmentation.segmenters import build_segmenter
 
 every_host = pytest.mark.parametrize("host", SMALL)
 every_mechanism = pytest.mark.parametrize("attention", ATTENTION)
@@ -231,6 +234,26 @@ def test_files_say_on_which_grid_their_tables_stand(host, attention, tmp_path):
         subquad.load_checkpoint(fresh, tmp_path / "oblong.safetensors")
         images = torch.randn(1, 3, *size)
         torch.testing.assert_close(fresh(images), moved(images), rtol=1e-4, atol=1e-5)
+
+
+def test_backbones_of_dense_files_and_converted_files_stand_on_their_grids_too(tmp_path):
+    shape = {"name": "deit_tiny", "embed_dim": 16, "num_heads": 2, "depths": [12]}
+    made = build_segmenter({**shape, "img_size": [64, 256]}, head="linear", num_classes=3)
+    backbone, file = made.pyramid.backbone, tmp_path / "dense.safetensors"
+    subquad.save_weights(made, file)
+    subquad.save_weights(backbone, tmp_path / "oblong.safetensors")
+    moved = copy.deepcopy(backbone)
+    moved.set_input_size((128, 128))
+    table = moved.state_dict()["stages.0.pos_embed.table"]
+
+    begun = build_backbone({**shape, "img_size": (128, 128), "checkpoint": str(file)})
+    torch.testing.assert_close(begun.state_dict()["stages.0.pos_embed.table"], table)
+    other = build_segmenter({**shape, "img_size": [128, 128]}, head="linear", num_classes=3)
+    subquad.load_checkpoint(other, file)
+    torch.testing.assert_close(other.state_dict()["pyramid.backbone.stages.0.pos_embed.table"], table)
+    sizes = {"embed_dim": 16, "num_heads": 2, "img_size": 128}
+    subquad.convert_checkpoint(tmp_path / "oblong.safetensors", tmp_path / "square.safetensors", **sizes)
+    torch.testing.assert_close(load_file(tmp_path / "square.safetensors")["stages.0.pos_embed.table"], table)
 
 
 @every_host

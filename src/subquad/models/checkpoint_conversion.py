@@ -14,7 +14,7 @@ from subquad.models.networks import NETWORKS, PUBLISHED
 from subquad.models.timm_settings import default_cfg
 from subquad.models.variants import VARIANTS
 from subquad.weights.files import classes_in, fitted, read_weights, save_weights
-from subquad.weights.fitting import Adapted, adapt, misfits
+from subquad.weights.fitting import Adapted, adapt, misfits, stored_grids
 from subquad.weights.released import HOST_OF, family_of, our_name
 from subquad.weights.released_heads import head_of
 
@@ -51,9 +51,11 @@ def convert_checkpoint(
     name = name or (note.get("creation") or {}).get("name") or recognise(state, source)
     settings.setdefault("num_classes", classes_in(state) or 0)
     # without memory at first: a file may name a network far larger than its weights
-    fitted(state, assemble(name, **settings, device="meta"), source)
+    sketch = assemble(name, **settings, device="meta")
+    grids = stored_grids(note, sketch, source)
+    fitted(state, sketch, source, grids=grids)
     model = assemble(name, **settings)
-    adapted = fitted(state, model, source)
+    adapted = fitted(state, model, source, grids=grids)
     model.load_state_dict(adapted.state)
     note = _evaluation(name, model.num_classes) | note | (about or {}) | {"creation": model.creation}
     save_weights(model, target, note)

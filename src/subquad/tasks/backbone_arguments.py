@@ -13,7 +13,8 @@ from subquad.models.pretrained import source_of
 from subquad.models.restoring import naming
 from subquad.tasks.conventions import IN_HOSTS, OWN
 from subquad.tasks.image_recipe import ImageRecipe
-from subquad.weights.files import read_note, read_weights, weight_file
+from subquad.weights.files import fitted, read_note, read_weights, weight_file
+from subquad.weights.fitting import stored_grids
 
 DENSE_AGENTS = {"pvt": (12**2, 16**2, 28**2, 28**2), "swin": (9**2, 12**2, 14**2, 7**2)}
 """Agents of each stage in the dense networks of Agent Attention, by host; the tables are those of classification."""
@@ -72,9 +73,10 @@ def build_backbone(arguments: dict[str, Any]) -> Backbone:
     network = create_model(**arguments)
     if checkpoint:
         file = weight_file(checkpoint)
-        if "backbone" in (read_note(file).get("creation") or {}):
+        if "backbone" in ((note := read_note(file)).get("creation") or {}):
             with naming(file):
-                load_checkpoint(network, _backbone_in(file, network), head=False)
+                state, grids = _backbone_in(file, network), stored_grids(note, network, "the state dict")
+                network.load_state_dict(fitted(state, network, "the state dict", head=False, grids=grids).state)
         else:
             load_checkpoint(network, file, head=False)
     if checkpointing:

@@ -23,8 +23,8 @@ from subquad.home import home
 from subquad.text import one_line
 from subquad.weights.digest import DIGEST, check_digest, check_plain, digest_of
 from subquad.weights.downloading import Wanted, download, locked, remember
-from subquad.weights.fitting import Adapted, adapt, grids_at, made_otherwise, misfits, not_finite, some
-from subquad.weights.notes import oblong_size, parse_note, size_built_for
+from subquad.weights.fitting import Adapted, adapt, misfits, not_finite, some, stored_grids
+from subquad.weights.notes import parse_note
 from subquad.weights.released import evaluated_under
 from subquad.weights.stored import MOST_REPEATED, StoredTensor, StrangeTensor
 from subquad.weights.torch_files import opened
@@ -264,10 +264,7 @@ def load_checkpoint(
     else:
         file = linked_file(source) if isinstance(source, str) and is_link(source) else weight_file(source)
         (state, note), where = read_weights(file), str(file)
-        if size := oblong_size(note):
-            grids = grids_at(size, model)
-        if what := made_otherwise(size_built_for(note), model):
-            raise SubquadError(f"{file}: {what}")
+        grids = stored_grids(note, model, where)
     if not state.keys() & model.state_dict().keys():
         state = without_wrappers(state, where)
     adapted = fitted(dict(state), model, where, head=head, strict=strict, grids=grids)

@@ -4,6 +4,7 @@ import copy
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable
 from subquad.text import one_line
+from subquad.weights.notes import oblong_size, size_built_for
 from subquad.weights.released import HOST_OF, family_of, from_timm, to_our_layout
 from subquad.weights.released_heads import head_of, to_our_network
 
@@ -103,28 +105,47 @@ def _wider(stored: Tensor, own: Tensor, num_heads: int, all_heads: int) -> Tenso
     return torch.cat([stored.to(own), own[:, stored.shape[1] :]], dim=1)
 
 
-def grids_at(img_size: tuple[int, int], model: Any) -> dict[str, TokenGrid]:
+def stored_grids(note: Mapping[str, Any], model: nn.Module, where: Path | str) -> dict[str, TokenGrid]:
+    """The grid that every table of a file stands on, by its name in `model`, where the file's note says it.
+
+    Raises:
+        SubquadError: weights of that network mean something else in `model`; `where` names them there.
+    """
+    sized = next((part for part in model.modules() if _has_size(part)), None)
+    if what := _made_otherwise(size_built_for(note), sized):
+        raise SubquadError(f"{where}: {what}")
+    size = oblong_size(note)
+    return {} if size is None else _grids_at(size, model)
+
+
+def _grids_at(img_size: tuple[int, int], model: nn.Module) -> dict[str, TokenGrid]:
     """The grid of every table of a network, by the table's name, once the network takes images of (height, width)."""
-    if not hasattr(model, "set_input_size"):
-        return {}
     # a copy without memory, as a file may say any size
     memo: Any = {id(x): nn.Parameter(x.detach().to("meta"), x.requires_grad) for x in model.parameters()}
     moved = copy.deepcopy(model, memo)
-    moved.set_input_size(img_size)
+    # a dense network has its backbone within
+    sized: Any = next((part for part in moved.modules() if _has_size(part)), None)
+    if sized is None:
+        return {}
+    sized.set_input_size(img_size)
     return {name: table.grid for name, table in moved.named_modules() if isinstance(table, GridTable)}
 
 
-def made_otherwise(img_size: tuple[int, int], model: Any) -> str:
-    """What weights of a network that was made for images of (height, width) mean otherwise in `model`, if anything.
+def _made_otherwise(img_size: tuple[int, int], sized: Any) -> str:
+    """What weights of a network that was made for images of (height, width) mean otherwise in this one, if anything.
 
     Mechanisms say it by `differs_on(grid)`, of the grid of their stage.
     """
-    grids = model.grids(img_size) if hasattr(model, "grids") else []
+    grids = sized.grids(img_size) if hasattr(sized, "grids") else []
     for number, grid in enumerate(grids):
-        for name, module in model.stages[number].named_modules():
+        for name, module in sized.stages[number].named_modules():
             if hasattr(module, "differs_on") and (what := module.differs_on(grid)):
                 return f"stages.{number}.{name} has {what}: create the model with built_for={img_size}, as theirs was"
     return ""
+
+
+def _has_size(part: nn.Module) -> bool:
+    return hasattr(part, "img_size") and hasattr(part, "set_input_size")
 
 
 def adapt(state: dict[str, Tensor], model: nn.Module, grids: Mapping[str, TokenGrid] | None = None) -> Adapted:

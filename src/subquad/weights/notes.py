@@ -80,8 +80,11 @@ def parse_note(text: str) -> dict[str, Any]:
 
 
 def oblong_size(note: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(height, width) of the images that the network of a note is for, where it says so and they are no squares."""
-    size: Any = (note.get("creation") or {}).get("img_size")
+    """(height, width) of the images that the network of a note is for, where it says so and they are no squares.
+
+    Of a dense network it is the size that its backbone was made for.
+    """
+    size: Any = _of_images(note).get("img_size")
     if not fits(size, tuple[Positive, Positive]) or max(size) > MOST_SIDE or size[0] == size[1]:
         return None
     return size[0], size[1]
@@ -89,9 +92,16 @@ def oblong_size(note: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def size_built_for(note: Mapping[str, Any]) -> tuple[int, int]:
     """(height, width) of the images that a network was made for first; a square where its note does not say."""
-    creation = note.get("creation") or {}
-    size: Any = creation.get("built_for", creation.get("img_size"))
+    made = _of_images(note)
+    size: Any = made.get("built_for", made.get("img_size"))
     return (size[0], size[1]) if fits(size, tuple[Positive, Positive]) and max(size) <= MOST_SIDE else (224, 224)
+
+
+def _of_images(note: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the network that sees the images: of a dense one, of its backbone."""
+    creation = note.get("creation") or {}
+    inner = creation.get("backbone")
+    return inner if isinstance(inner, dict) else creation
 
 
 def task_in(note: Mapping[str, Any]) -> str | None:
