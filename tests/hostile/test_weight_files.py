@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from weight_grammar import Maker, header_of
 
 from subquad.errors import SubquadError
-from subquad.models import load_checkpoint, read_weights, save_weights
+from subquad.models import load_checkpoint, read_weights, restore_model, save_weights
 
 LEGACY = {"_use_new_zipfile_serialization": False}
 FORMATS = {"zip": {}, "zip with protocol 4": {"pickle_protocol": 4}, "in a row": LEGACY}
@@ -284,6 +284,34 @@ def test_what_wrappers_put_in_front_is_taken_off_whatever_the_form(tmp_path, pre
         source = state if form == "dict" else {"epoch": 3, "state_dict": state}
     load_checkpoint(other, source)
     assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        torch.nn.DataParallel,
+        torch.optim.swa_utils.AveragedModel,
+        lambda model: torch.compile(model, backend="eager"),
+        lambda model: torch.nn.DataParallel(torch.compile(model, backend="eager")),
+    ],
+    ids=["parallel", "averaged", "compiled", "both"],
+)
+def test_wrapped_networks_are_written_and_loaded_as_what_they_wrap(tmp_path, wrap):
+    model, other = small("vit", num_classes=3), small("vit", num_classes=3)
+    save_weights(wrap(model), file := tmp_path / "x.safetensors")
+    load_checkpoint(wrapped := wrap(other), file)
+    opened, _ = restore_model(file)
+    for network in (wrapped.module if isinstance(wrapped, torch.optim.swa_utils.AveragedModel) else other, opened):
+        state = network.state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_network_without_memory_is_not_said_to_have_weights(tmp_path):
+    save_weights(small("vit", num_classes=3), file := tmp_path / "x.safetensors")
+    with torch.device("meta"):
+        sketch = small("vit", num_classes=3)
+    with pytest.raises(SubquadError, match="meta device"):
+        load_checkpoint(sketch, file)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -53,14 +55,31 @@ MOST_NAME = 500
 
 
 def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | None = None) -> None:
-    """Write the weights of `model`, its creation arguments and `metadata` (JSON) to `path`, whole or not at all."""
-    path = Path(path)
+    """Write the weights of `model`, its creation arguments and `metadata` (JSON) to `path`, whole or not at all.
+
+    Of a network within torch.compile, DataParallel or AveragedModel they are the network's own.
+    """
+    path, model = Path(path), within_wrappers(model)
     note = json_text({"creation": getattr(model, "creation", None), **(metadata or {})})
     state = model.state_dict()
     check_plain(state)
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
     with replacing(path) as aside:
         save_file(tensors, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(tensors, note)})
+
+
+def within_wrappers(model: Any) -> Any:
+    """The network within what torch.compile, DataParallel, DistributedDataParallel and AveragedModel make of one.
+
+    Its names have no prefix, and it alone knows how it was made.
+    """
+    while True:
+        if isinstance(model, nn.DataParallel | DistributedDataParallel | AveragedModel):
+            model = model.module
+        elif (compiled := getattr(model, "_orig_mod", None)) is not None:
+            model = compiled
+        else:
+            return model
 
 
 def weight_file(path: Path | str) -> Path:
@@ -242,7 +261,7 @@ def load_checkpoint(
     tokens stand on a square where nothing says otherwise: files of ours say the size, state dicts do not.
 
     Args:
-        model: of `create_model`.
+        model: of `create_model`, perhaps within torch.compile or DataParallel.
         source: a file, its link, a run folder, whose best weights are taken, or a state dict.
         head: False leaves the classifier as it is, for weights with other classes; None does so where they have
             another number of them, or no classifier.
@@ -257,6 +276,9 @@ def load_checkpoint(
         SubquadError: if something does not fit or is not finite, in one line that names the entries; the model is then
             untouched.
     """
+    model = within_wrappers(model)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise SubquadError("a network on the meta device holds no weights: make it on another device")
     grids: Mapping[str, TokenGrid] = {}
     if isinstance(source, Mapping):
         where = "the state dict"
