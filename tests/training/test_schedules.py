@@ -27,6 +27,13 @@ def test_several_steps_divide_by_ten_at_their_epochs():
     assert found[82] == pytest.approx(0.1) and found[112] == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("updates", [1, 3, 10, 7330])
+def test_steps_come_after_the_last_update_of_their_epochs(updates):
+    found = rates_of(updates, epochs=5, sched="multistep", decay_epochs=(2, 4))
+    expected = [10.0 ** -((t >= 2 * updates) + (t >= 4 * updates)) for t in range(5 * updates)]
+    assert found == pytest.approx(expected)
+
+
 def test_poly_falls_as_its_power_says():
     for power in (0.9, 1.0):
         found = rates_of(epochs=4, sched="poly", sched_power=power)

@@ -78,9 +78,9 @@ class CommonRecipe:
     warmup_updates: int | None = option(None, "updates of linear warm-up, in place of warmup_epochs", at_least=0)
     warmup_prefix: bool = option(False, "the schedule begins when the warm-up is over, and is as much shorter")
     warmup_lr: float = option(1e-6, "learning rate at the start of the warm-up", at_least=0)
-    min_lr: float = option(0.0, "learning rate at the end", at_least=0)
+    min_lr: float = option(0.0, "learning rate at the end, of cosine and poly", at_least=0)
     lr_scale_ends: bool = option(False, "scale warmup_lr and min_lr with the batch as lr_base is")
-    cooldown_epochs: int = option(0, "epochs at min_lr after the schedule", at_least=0)
+    cooldown_epochs: int = option(0, "epochs after the schedule, at its last learning rate", at_least=0)
 
     model_ema: bool = option(False, "keep a moving average of the weights and evaluate it, too")
     model_ema_decay: float = option(0.9998, "decay of that average, per update", at_least=0, below=1)

@@ -52,7 +52,8 @@ def make_scheduler(
         sched=recipe.sched,
         # timm counts them without a warm-up that stands before the schedule
         num_epochs=recipe.epochs - warmup if recipe.warmup_prefix else recipe.epochs,
-        decay_milestones=recipe.decay_epochs or (),
+        # timm's steps come an update early: it counts the one that is done, as schedules of epochs need it
+        decay_milestones=[epoch + 0.5 / updates_per_epoch for epoch in recipe.decay_epochs or ()],
         cooldown_epochs=recipe.cooldown_epochs,
         min_lr=rates.end,
         warmup_lr=rates.warmup,
