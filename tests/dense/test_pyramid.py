@@ -8,8 +8,11 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.models import HOSTS, restore, save_weights
 from subquad.models.pyramid import Pyramid
+from subquad.tasks.classification import Recipe
 from subquad.tasks.conventions import CONVENTIONS, pyramid_of
+from subquad.tasks.detection.detectors import DETECTORS, Detector
 from subquad.tasks.segmentation import SEGMENTERS, Segmenter, build_segmenter
+from subquad.training.optim import make_optimizer
 
 STRIDES = (4, 8, 16, 32)
 
@@ -25,6 +28,32 @@ def test_maps_of_every_host_stand_at_four_strides(host, size):
     ]
     names = [name for name, _ in pyramid.named_parameters()]
     assert not any("head" in name for name in names)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("kind", ["segmenter", "detector"])
+def test_optimizers_treat_a_backbone_under_a_head_as_they_treat_it_alone(host, kind):
+    backbone = small(host, num_classes=0)
+    if kind == "segmenter":
+        made = Segmenter(Pyramid(backbone), head="linear", num_classes=3)
+    else:
+        made = Detector(
+            DETECTORS["retinanet"](Pyramid(backbone, strides=STRIDES[1:]), 64, {"num_classes": 3}), "retinanet"
+        )
+
+    def groups(network):
+        groups = make_optimizer(Recipe(layer_decay=0.5, weight_decay=0.1), network, 1.0).param_groups
+        return {id(p): (group["lr_scale"], group["weight_decay"]) for group in groups for p in group["params"]}
+
+    alone, under, own = groups(backbone), groups(made), {id(parameter) for parameter in backbone.parameters()}
+    # alone its last layer has no head above it
+    assert {key: (scale / 2, decay) for key, (scale, decay) in alone.items()} == {key: under[key] for key in own}
+    assert {scale for key, (scale, _) in under.items() if key not in own} == {1.0}
+
+
+def test_a_layer_decay_that_would_do_nothing_is_refused():
+    with pytest.raises(SubquadError, match=r"layer_decay 0\.5 .* Linear has no group_matcher"):
+        make_optimizer(Recipe(layer_decay=0.5), torch.nn.Linear(2, 2), 1.0)
 
 
 @pytest.mark.parametrize("host", [name for name, host in HOSTS.items() if not host.is_plain])

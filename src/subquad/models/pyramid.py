@@ -1,5 +1,6 @@
 """The maps that dense heads stand on: four levels at strides 4, 8, 16 and 32 of any backbone, each normed if wanted."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,32 @@ from subquad.tracing import first, surely, up_to_multiple
 STRIDES = (4, 8, 16, 32)
 
 
-class Pyramid(nn.Module):
+class OnBackbone(nn.Module):
+    """A network that stands on a backbone, which says what optimizers ask: what is not decayed, and what are layers."""
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that the papers' recipes do not decay."""
+        prefix, backbone = self._backbone()
+        return {f"{prefix}.{name}" for name in backbone.no_weight_decay()}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layer groups, for layer-wise learning rates: those of the backbone, and all that stands on it as the last."""
+        prefix, backbone = self._backbone()
+
+        def within(pattern: str) -> str:
+            return pattern.replace("^", rf"^{re.escape(prefix)}\.", 1)
+
+        return {
+            name: within(found) if isinstance(found, str) else [(within(pattern), place) for pattern, place in found]
+            for name, found in backbone.group_matcher(coarse).items()
+        }
+
+    def _backbone(self) -> tuple[str, Backbone]:
+        """The backbone and its name."""
+        return next((name, part) for name, part in self.named_modules() if isinstance(part, Backbone))
+
+
+class Pyramid(OnBackbone):
     """Maps of a backbone, finest first.
 
     A network of stages gives one map each, with a LayerNorm of its own, as the papers' dense networks have. The last

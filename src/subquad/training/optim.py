@@ -30,8 +30,19 @@ def learning_rates(recipe: CommonRecipe, total_batch: int) -> LearningRates:
 
 
 def make_optimizer(recipe: CommonRecipe, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """The optimizer, without decay on 1-d weights, biases and what `model.no_weight_decay()` names."""
-    return optimizer_of(model, recipe.opt, lr=lr, **recipe.optimizer_settings())
+    """The optimizer, without decay on 1-d weights, biases and what `model.no_weight_decay()` names.
+
+    Raises:
+        SubquadError: it does not take the recipe's settings, or the rate shall fall from layer to layer of a network
+            that does not say what its layers are.
+    """
+    settings = recipe.optimizer_settings()
+    if settings.get("layer_decay") is not None and not hasattr(model, "group_matcher"):
+        raise SubquadError(
+            f"layer_decay {settings['layer_decay']:g} needs to know the network's layers, and {type(model).__name__} "
+            f"has no group_matcher, as timm's networks have: leave it out"
+        )
+    return optimizer_of(model, recipe.opt, lr=lr, **settings)
 
 
 def make_scheduler(

@@ -17,7 +17,7 @@ from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from subquad.errors import SubquadError, unknown_name
-from subquad.models.pyramid import STRIDES, Pyramid
+from subquad.models.pyramid import STRIDES, OnBackbone, Pyramid
 from subquad.ranges import AboveZero, Count, Positive, checks_arguments
 from subquad.tasks.accuracy import check_finite
 from subquad.tasks.backbone_arguments import build_backbone
@@ -115,7 +115,7 @@ def _refuse_what_is_not_finite(module: nn.Module, args: Any, answer: Any) -> Non
         _refuse_what_is_not_finite(module, args, part)
 
 
-class Detector(nn.Module):
+class Detector(OnBackbone):
     """Boxes, and masks where the head has them, of objects in images of any size.
 
     Args:

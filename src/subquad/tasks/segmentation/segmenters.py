@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.large.place_by_place import PlaceByPlace, linear_of
-from subquad.models.pyramid import STRIDES, Pyramid, cropped
+from subquad.models.pyramid import STRIDES, OnBackbone, Pyramid, cropped
 from subquad.models.stages import fill_up
 from subquad.ranges import Positive, checks_arguments
 from subquad.tasks.accuracy import evaluating
@@ -77,7 +77,7 @@ BY_CONVENTIONS: dict[str, dict[str, Decoder]] = {
 """Decoders by whose conventions they follow."""
 
 
-class Segmenter(nn.Module):
+class Segmenter(OnBackbone):
     """Logits of classes at every pixel.
 
     Args:
