@@ -248,6 +248,7 @@ def test_what_a_network_of_bands_can_not_be_is_said_at_once(host):
             ("stream the network that it was", lambda: subquad.stream(split, torch.zeros(3, 64, 64))),
             ("take subquad.chunk_mlps", lambda: subquad.chunk_blocks(split)),
             ("frames", lambda: subquad.join_frames(split)),
+            ("convert it first, and split it then", lambda: subquad.convert(split, "softmax")),
             ("take subquad.chunk_mlps", lambda: split_over(subquad.chunk_blocks(small(host, "linear")), exchange)),
         ):
             with pytest.raises(SubquadError, match=words) as refusal:

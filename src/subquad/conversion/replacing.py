@@ -13,6 +13,7 @@ from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.grid_recorder import GridRecorder, listen, stop_listening
 from subquad.conversion.towers import Layer, Tower, find_tower
 from subquad.errors import SubquadError, reason_without_path, shown
+from subquad.large.bands import is_split
 from subquad.models.assembling import as_json, check_names, make_mechanisms
 from subquad.models.attention_names import Block, Names, parse_blocks, split_names
 from subquad.models.backbone import Backbone
@@ -96,6 +97,9 @@ def convert(
     Raises:
         SubquadError: a layer's kind is not known, or a name or number does not fit, in one line.
     """
+    if is_split(model):
+        # whether a mechanism can be spread is seen where a network is
+        raise SubquadError("this network's tokens are spread over processes: convert it first, and split it then")
     size = None if img_size is None else height_and_width(img_size)
     tower = find_tower(model, img_size=size, prefix=prefix)
     _check_weights_are_there(model)

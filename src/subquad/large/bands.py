@@ -86,7 +86,7 @@ def split_over(model: nn.Module, exchange: BandExchange) -> Any:
 
 def check_spreads(model: nn.Module) -> None:
     """Raise a SubquadError where a network can't be spread over processes."""
-    if isinstance(model, _Split):
+    if is_split(model):
         raise SubquadError("this network's tokens are spread over processes already")
     if not isinstance(model, Backbone) or not model.spreads or getattr(model, "takes_frames", False):
         raise SubquadError(
@@ -104,6 +104,11 @@ def check_spreads(model: nn.Module) -> None:
         )
     if getattr(model.stages[0].embed, "margin", 0):
         raise SubquadError("images with a margin can't be spread over processes: take image_margin=0")
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether a network's tokens are spread over processes."""
+    return isinstance(model, _Split)
 
 
 @checks_arguments
