@@ -9,6 +9,9 @@ import time
 
 import pytest
 
+from subquad.runs import open_trained
+from subquad.tasks.classification import Recipe
+from subquad.tasks.classification.trained_classifier import judge
 from subquad.training import train
 
 CODE = """
@@ -99,3 +102,17 @@ def test_two_processes_learn_as_one_with_twice_the_batch(tiny, tmp_path):
     for two, one in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
         for name in ("train_loss", "eval_loss", "eval_top1", "eval_top5", "lr"):
             assert two[name] == pytest.approx(one[name], rel=1e-4), name
+
+
+@pytest.mark.slow
+def test_several_processes_judge_the_weights_that_are_kept(tmp_path):
+    """Batch norms of each process have seen its own images alone."""
+    settings = {"depths": [1, 1, 1, 1], "embed_dims": [32, 32, 32, 32]}
+    small = {"img_size": (32, 32), "max_train_images": 32, "batch_size": 4, "epochs": 1, "warmup_epochs": 0, "lr": 1e-3}
+    average = {"model_ema": True, "model_ema_decay": 0.5}
+    recipe = Recipe(model="softnet_tiny", settings=settings, **small, **average)
+    finish(start(recipe, "two", "new", tmp_path, processes=2))
+    (row,) = metrics(tmp_path / "two")
+    for kind, file in (("eval", "last.safetensors"), ("ema", "last_ema.safetensors")):
+        kept = judge(open_trained(tmp_path / "two" / file)).result
+        assert kept.loss == pytest.approx(row[f"{kind}_loss"], rel=1e-5)

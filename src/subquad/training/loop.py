@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -216,6 +217,7 @@ class Trainer:
 
     def _evaluate(self) -> Row:
         """What the weights and their average are worth."""
+        self._share_buffers()
         models = {"eval": self.bare} | ({} if self.ema is None else {"ema": self.ema.module})
         amp_dtype = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.recipe.amp]
         row: Row = {}
@@ -223,6 +225,16 @@ class Trainer:
             figures = self.task.judge(model, self.eval_loader, self.accelerator.device, amp_dtype)
             row |= {f"{kind}_{name}": value for name, value in figures.items()}
         return row
+
+    def _share_buffers(self) -> None:
+        """Give every process what the first one saves: batch norms remember the images of their own process alone."""
+        if self.accelerator.num_processes == 1:
+            return
+        for model in [self.bare] if self.ema is None else [self.bare, self.ema.module]:
+            saved = model.state_dict()
+            for name, buffer in model.named_buffers():
+                if name in saved:
+                    dist.broadcast(buffer, src=0)
 
     def _save(self, row: Row) -> None:
         """Write weights, metrics and, last of all, the state from which a run goes on."""
