@@ -42,6 +42,19 @@ def test_a_run_opens_from_its_folder_in_timm_and_here(tmp_path, capsys):
     assert card.startswith("---\nlibrary_name: timm\n") and "top-1 %" in card and "agent attention" in card
 
 
+def test_timm_moves_tables_of_oblong_images_from_the_grid_that_they_stand_on(tmp_path):
+    made = subquad.create_model("deit_tiny", img_size=(64, 256), depths=[1], embed_dim=16, num_heads=2, num_classes=2)
+    seen = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "squash"}
+    subquad.save_weights(
+        made, file := tmp_path / "x.safetensors", {"task": "classify", "classes": ["a", "b"], "input": seen}
+    )
+    folder = subquad.runs.save_for_hf(file, tmp_path / "hub")
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True, img_size=128)
+    made.set_input_size((128, 128))
+    name = "stages.0.pos_embed.table"
+    torch.testing.assert_close(theirs.state_dict()[name], made.state_dict()[name])
+
+
 def test_a_conversion_opens_from_its_folder_without_its_teacher(tmp_path, capsys):
     teacher = shutil.copytree(RUN, tmp_path / "teacher")
     plan = Plan(str(teacher), "digits", attention="linear", align_updates=0, distil_updates=0, batch_size=16)

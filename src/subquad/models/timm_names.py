@@ -17,7 +17,7 @@ from subquad.models.networks import NETWORKS
 from subquad.models.pretrained import checked_weights, pretrained_file
 from subquad.models.timm_settings import default_cfg
 from subquad.models.variants import HOSTS, VARIANTS
-from subquad.weights.fitting import adapt
+from subquad.weights.fitting import adapt, stored_grids
 from subquad.weights.links import LINKS, TAGS, network_of
 
 
@@ -37,8 +37,13 @@ SOURCES = frozenset({"file", "url", "hf_hub_id", "state_dict"})
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A state dict, ours or released, under the names and at the table sizes of `model`."""
-    return adapt(state_dict, model).state
+    """A state dict, ours or released, under the names and at the table sizes of `model`.
+
+    Its tables stand on the grid of the images that the configuration of the weights says.
+    """
+    cfg: Any = getattr(model, "pretrained_cfg", None) or {}
+    said = {"creation": {"img_size": list(cfg.get("input_size", ())[1:])}}
+    return adapt(state_dict, model, stored_grids(said, model)).state
 
 
 def _entry_point(name: str) -> Callable[..., nn.Module]:

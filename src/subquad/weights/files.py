@@ -277,8 +277,6 @@ def load_checkpoint(
             untouched.
     """
     model = within_wrappers(model)
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise SubquadError("a network on the meta device holds no weights: make it on another device")
     grids: Mapping[str, TokenGrid] = {}
     if isinstance(source, Mapping):
         where = "the state dict"
@@ -290,6 +288,9 @@ def load_checkpoint(
     if not state.keys() & model.state_dict().keys():
         state = without_wrappers(state, where)
     adapted = fitted(dict(state), model, where, head=head, strict=strict, grids=grids)
+    # weights without numbers are only asked whether their shapes fit
+    if any(own.is_meta for own in model.parameters()) and not all(tensor.is_meta for tensor in state.values()):
+        raise SubquadError(f"a network on the meta device does not hold the weights of {where}: make it on another one")
     model.load_state_dict(adapted.state)
     return adapted
 
