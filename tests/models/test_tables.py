@@ -262,6 +262,19 @@ def test_a_program_is_refused(tmp_path):
         subquad.load_checkpoint(small("vit"), tmp_path / "program.pt")
 
 
+def test_a_file_of_ours_is_converted_to_the_network_that_it_holds(tmp_path):
+    """Linear and softmax attention have the same entries."""
+    sizes = {"img_size": 32, "depths": [2], "embed_dim": 16, "num_heads": 2, "num_classes": 3}
+    made = subquad.create_model("deit_tiny", attention="linear", **sizes).eval()
+    subquad.save_weights(made, tmp_path / "first.safetensors")
+    images = torch.randn(1, 3, 32, 32)
+    for name in (None, "deit_tiny"):
+        subquad.convert_checkpoint(tmp_path / "first.safetensors", tmp_path / "second.safetensors", name=name)
+        opened = subquad.restore_model(tmp_path / "second.safetensors")[0].eval()
+        assert opened.creation == made.creation
+        torch.testing.assert_close(opened(images), made(images))
+
+
 def test_what_does_not_fit_is_said_and_leaves_the_model_alone(tmp_path):
     state = released("agent_pvt_t")
     with pytest.raises(SubquadError, match="weights of a pvt network, and the model is a swin"):

@@ -15,6 +15,7 @@ from subquad.models.timm_settings import default_cfg
 from subquad.models.variants import VARIANTS
 from subquad.weights.files import classes_in, fitted, read_weights, save_weights
 from subquad.weights.fitting import Adapted, adapt, misfits, stored_grids
+from subquad.weights.notes import creation_of, task_in
 from subquad.weights.released import HOST_OF, family_of, our_name
 from subquad.weights.released_heads import head_of
 
@@ -36,7 +37,8 @@ def convert_checkpoint(
         name: the network; found out if left out.
         key: under which key of the file the weights lie, see `read_weights`.
         about: what else the note of the new file says.
-        settings: of `create_model`, where the network is not as in the table.
+        settings: of `create_model`, where the network is not as in the table; those that a file of ours says go without
+            saying.
 
     Returns:
         The network's name, and what was done to the weights.
@@ -48,7 +50,9 @@ def convert_checkpoint(
     if target.suffix != ".safetensors":
         raise SubquadError(f"converted weights are written as .safetensors, got {target.name}")
     state, note = read_weights(source, key=key)
-    name = name or (note.get("creation") or {}).get("name") or recognise(state, source)
+    if task_in(note) is not None:
+        settings = _own_settings(note, name, state, source) | settings
+    name = name or settings.pop("name", None) or recognise(state, source)
     settings.setdefault("num_classes", classes_in(state) or 0)
     # without memory at first: a file may name a network far larger than its weights
     sketch = assemble(name, **settings, device="meta")
@@ -60,6 +64,19 @@ def convert_checkpoint(
     note = _evaluation(name, model.num_classes) | note | (about or {}) | {"creation": model.creation}
     save_weights(model, target, note)
     return name, adapted
+
+
+def _own_settings(
+    note: dict[str, Any], name: str | None, state: dict[str, Tensor], where: Path | str
+) -> dict[str, Any]:
+    """The arguments of the network that a file of ours holds; none where it is to be read as another one's, `name`."""
+    try:
+        creation = creation_of(note, "classify", len(state))
+    except SubquadError as error:
+        raise SubquadError(f"cannot open {where}: {error}") from None
+    if name is None:
+        return creation
+    return creation if creation.pop("name", None) == name else {}
 
 
 def recognise(state: dict[str, Tensor], where: Path | str) -> str:
