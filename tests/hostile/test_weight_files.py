@@ -321,6 +321,8 @@ def test_a_network_without_memory_is_not_said_to_have_weights(tmp_path):
         ({"head.weight": np.zeros(3)}, "holds no weights, but 'head.weight' of type ndarray"),
         ({3: torch.zeros(3)}, "holds no weights, but '3' of type Tensor"),
         ({}, "missing"),
+        (None, "a state dict, got NoneType"),
+        (torch.nn.Linear(1, 1), r"a state dict, got Linear: take its state_dict\(\)"),
     ],
 )
 def test_dicts_that_hold_no_weights_are_told_what_they_hold(source, message):

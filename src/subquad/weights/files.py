@@ -5,6 +5,7 @@ Nothing in a file is executed: safetensors, or pickles through `torch_files`.
 
 import hashlib
 import math
+import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
@@ -281,6 +282,11 @@ def load_checkpoint(
     if isinstance(source, Mapping):
         where = "the state dict"
         state = _plain_state(source, where)
+    elif not isinstance(source, str | os.PathLike):
+        hint = ": take its state_dict()" if isinstance(source, nn.Module) else ""
+        raise SubquadError(
+            f"weights are a file, its link, a run folder or a state dict, got {type(source).__name__}{hint}"
+        )
     else:
         file = linked_file(source) if isinstance(source, str) and is_link(source) else weight_file(source)
         (state, note), where = read_weights(file), str(file)
