@@ -60,6 +60,20 @@ def test_a_converted_network_is_kept_and_read(train, complete, tmp_path):
     assert conversion_of(read) == conversion_of(student) or complete
 
 
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, partial(torch.compile, backend="eager")], ids=["parallel", "compiled"]
+)
+def test_wrapped_networks_are_kept_and_exported_as_what_they_wrap(wrap, tmp_path):
+    model, student = fitted()
+    wrapped = wrap(student)
+    save_converted(wrapped, tmp_path / "whole.safetensors")
+    save_delta(wrapped, tmp_path / "delta.safetensors", teacher=wrap(model))
+    for name in ("whole", "delta"):
+        read = load_converted(tmp_path / f"{name}.safetensors", teacher("timm ViT"))
+        assert torch.equal(answer(read, PICTURES), answer(student, PICTURES))
+    assert subquad.export(wrapped, tmp_path / "x.pt2", format="pt2", img_size=64).path.is_file()
+
+
 def test_a_delta_is_small_and_a_whole_file_needs_no_teacher(tmp_path):
     model = teacher("timm ViT")
     student = subquad.convert(model, "inline", blocks=[1])

@@ -20,7 +20,7 @@ from subquad.errors import SubquadError, check_suffix, reason_of, shown
 from subquad.ranges import Positive, fits
 from subquad.text import one_line
 from subquad.weights.digest import DIGEST, check_plain, digest_of
-from subquad.weights.files import read_weights
+from subquad.weights.files import read_weights, within_wrappers
 from subquad.weights.fitting import some
 from subquad.weights.notes import MOST_SIDE
 from subquad.writing import json_text, replacing
@@ -44,7 +44,8 @@ def save_delta(
         SubquadError: other parts were trained and `teacher` is left out, or it is another network; the file has
             another suffix, or converted blocks are gone.
     """
-    path = _weight_file(path, "what conversion changed is")
+    path, student = _weight_file(path, "what conversion changed is"), within_wrappers(student)
+    teacher = None if teacher is None else within_wrappers(teacher)
     conversion, state = _whole(student), student.state_dict()
     check_plain(state)
     before = _state_before(student, conversion, teacher)
@@ -64,7 +65,7 @@ def save_converted(student: nn.Module, path: Path | str, *, about: Mapping[str, 
     Raises:
         SubquadError: the file has another suffix, or converted blocks are gone.
     """
-    path = _weight_file(path, "a converted network is")
+    path, student = _weight_file(path, "a converted network is"), within_wrappers(student)
     _whole(student)
     _write(student.state_dict(), path, student, complete=True, about=about)
 

@@ -20,6 +20,7 @@ from subquad.exports.programs import as_formulas, check_dynamic, program_of, siz
 from subquad.exports.quantizing import INT8, in_int8
 from subquad.inference import in_evaluation
 from subquad.ranges import Pixels, Positive, checks_arguments, fits, height_and_width
+from subquad.weights.files import within_wrappers
 from subquad.writing import replacing
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -74,7 +75,7 @@ def export(
     Raises:
         SubquadError: a name is wrong, a package is missing, or the network can't be written as that, in one line.
     """
-    exporter = exporter_named(format)
+    exporter, model = exporter_named(format), within_wrappers(model)
     check_int8(int8, format)
     check_dtype(dtype, format)
     path = Path(path)
