@@ -1,7 +1,8 @@
 """The one exception that our own checks raise, so that the command line can print it as one line."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -65,3 +66,12 @@ def reason_without_path(error: BaseException) -> str:
     """`reason_of` for a line that names the file itself."""
     text = " ".join((getattr(error, "strerror", None) or str(error)).split())
     return (text if len(text) <= 300 else f"{text[:299]}…") or type(error).__name__
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors in the block name the file."""
+    try:
+        yield
+    except SubquadError as error:
+        raise SubquadError(f"cannot open {path}: {error}") from None

@@ -21,7 +21,6 @@ from subquad.models import (
     create_model,
     load_checkpoint,
     restore_model,
-    restoring,
     save_weights,
 )
 from subquad.runs import open_trained
@@ -30,6 +29,7 @@ from subquad.tasks.detection.detectors import DETECTORS, build_detector
 from subquad.tasks.segmentation.scene_transforms import SceneInput
 from subquad.tasks.segmentation.segmenters import SEGMENTERS, build_segmenter
 from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
+from subquad.weights import fitting
 from subquad.weights.notes import KINDS, NEVER_WRITTEN, settings_of
 
 INPUT = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "squash"}
@@ -207,7 +207,7 @@ def test_a_note_does_not_make_other_files_be_read(tmp_path):
 
 
 def test_weights_and_notes_that_do_not_belong_together_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(restoring, "MOST_RESAMPLED", 2**20)
+    monkeypatch.setattr(fitting, "MOST_RESAMPLED", 2**20)
     save_weights(small("vit", class_token=False), path := tmp_path / "file.safetensors", NOTE)
     creation = small("vit", class_token=False).creation
     for changed, reason in (
@@ -220,6 +220,8 @@ def test_weights_and_notes_that_do_not_belong_together_are_refused(tmp_path, mon
     ):
         rewrite(path, NOTE | {"creation": changed})
         refused(path, reason, restore_model)
+    rewrite(path, NOTE | {"creation": creation | {"built_for": 8192}})
+    refused(path, "tables of 25164288 numbers", lambda path: convert_checkpoint(path, tmp_path / "other.safetensors"))
     # and so where a file only names its network
     rewrite(path, {"creation": {"name": "deit_base"}})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,14 +8,14 @@ from typing import Any
 from timm.data import ImageNetInfo
 from torch import Tensor
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, naming
 from subquad.models.assembling import assemble
 from subquad.models.networks import NETWORKS, PUBLISHED
 from subquad.models.timm_settings import default_cfg
 from subquad.models.variants import VARIANTS
 from subquad.weights.files import classes_in, fitted, read_weights, save_weights
-from subquad.weights.fitting import Adapted, adapt, misfits, stored_grids
-from subquad.weights.notes import creation_of, task_in
+from subquad.weights.fitting import Adapted, adapt, check_tables, misfits, stored_grids
+from subquad.weights.notes import as_built, creation_of, task_in
 from subquad.weights.released import HOST_OF, family_of, our_name
 from subquad.weights.released_heads import head_of
 
@@ -57,7 +57,10 @@ def convert_checkpoint(
     # without memory at first: a file may name a network far larger than its weights
     sketch = assemble(name, **settings, device="meta")
     grids = stored_grids(note, sketch, source)
-    fitted(state, sketch, source, grids=grids)
+    first = assemble(name, **as_built(settings), device="meta")
+    adapted = fitted(state, sketch, source, grids=grids)
+    with naming(Path(source)):
+        check_tables(adapted, sketch, first)
     model = assemble(name, **settings)
     adapted = fitted(state, model, source, grids=grids)
     model.load_state_dict(adapted.state)

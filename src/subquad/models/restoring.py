@@ -14,20 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, naming
 from subquad.models.create import create_model
 from subquad.text import one_line
 from subquad.weights.files import fitted, read_weights, weight_file
-from subquad.weights.notes import creation_of
+from subquad.weights.fitting import check_tables
+from subquad.weights.notes import as_built, creation_of
 
 SPARE_PARAMETERS = 1000
 """That a constructor may make and drop again: heads of detectors, what a pyramid does not need."""
 
 MOST_SPARE = 2**22
 """Numbers that a network may have before it is converted and not behind it, as tables of relative positions."""
-
-MOST_RESAMPLED = 2**26
-"""Numbers of tables that are stored for another size than the note says, or made for one and moved to another."""
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -54,12 +52,10 @@ def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple
         creation = creation_of(note, task, len(state))
         sketch = _sketched(build, creation, len(state))
         _check_classes(note, sketch)
-        first = _sketched(build, _as_built(creation), len(state))
-    adapted, own = fitted(state, sketch, path), sketch.state_dict()
+        first = _sketched(build, as_built(creation), len(state))
+    adapted = fitted(state, sketch, path)
     with naming(path):
-        moved = sum(map(Tensor.numel, first.state_dict().values())) - sum(map(Tensor.numel, own.values()))
-        if (total := max(moved, sum(own[name].numel() for name in adapted.resized))) > MOST_RESAMPLED:
-            raise SubquadError(f"its note asks for tables of {total} numbers, and those in it are smaller")
+        check_tables(adapted, sketch, first)
         network = _built(build, creation)
     network.load_state_dict(fitted(state, network, path).state)
     return network, note
@@ -80,28 +76,13 @@ def made_beside(
         SubquadError: its note makes no network, or a far larger one.
     """
     creation = creation_of(note, task, len(state))
-    sketch = _sketched(build, creation, len(state))
+    sketch, first = (_sketched(build, arguments, len(state)) for arguments in (creation, as_built(creation)))
     _check_classes(note, sketch)
-    wanted, there = (sum(map(Tensor.numel, tensors)) for tensors in (sketch.state_dict().values(), state.values()))
+    there = sum(map(Tensor.numel, state.values()))
+    wanted = max(sum(map(Tensor.numel, one.state_dict().values())) for one in (sketch, first))
     if wanted > 2 * there + MOST_SPARE:
         raise SubquadError(f"its note makes a network of {wanted} numbers, and the file has {there}")
     return _built(build, creation)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Errors in the block name the file."""
-    try:
-        yield
-    except SubquadError as error:
-        raise SubquadError(f"cannot open {path}: {error}") from None
-
-
-def _as_built(creation: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a network before it was moved to another size, see `create_model`."""
-    made = {key: _as_built(value) if isinstance(value, dict) else value for key, value in creation.items()}
-    first = made.pop("built_for", None)
-    return made if first is None else made | {"img_size": first}
 
 
 def _sketched(build: Callable[..., Network], creation: dict[str, Any], entries: int) -> Network:

@@ -42,8 +42,11 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
     Its tables stand on the grid of the images that the configuration of the weights says.
     """
     cfg: Any = getattr(model, "pretrained_cfg", None) or {}
-    said = {"creation": {"img_size": list(cfg.get("input_size", ())[1:])}}
-    return adapt(state_dict, model, stored_grids(said, model)).state
+    size = list(cfg.get("input_size", ())[1:])
+    # a network that is made for another size first is made as that of the weights was
+    first = getattr(model, "creation", {}).get("built_for", size)
+    said = {"creation": {"img_size": size, "built_for": first}}
+    return adapt(state_dict, model, stored_grids(said, model, "the state dict")).state
 
 
 def _entry_point(name: str) -> Callable[..., nn.Module]:

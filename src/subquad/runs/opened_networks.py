@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.errors import SubquadError, reason_of
+from subquad.errors import SubquadError, naming, reason_of
 from subquad.models import restore
 from subquad.models.pretrained import source_of
-from subquad.models.restoring import made_beside, naming
+from subquad.models.restoring import made_beside
 from subquad.ranges import Pixels, checks_arguments
 from subquad.runs.run_folder import recipe_beside
 from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, open_timm_folder

@@ -5,12 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, naming
 from subquad.large import chunk_blocks
 from subquad.models import NETWORKS, VARIANTS, create_model, load_checkpoint
 from subquad.models.backbone import Backbone
 from subquad.models.pretrained import source_of
-from subquad.models.restoring import naming
 from subquad.tasks.conventions import IN_HOSTS, OWN
 from subquad.tasks.image_recipe import ImageRecipe
 from subquad.weights.files import fitted, read_note, read_weights, weight_file

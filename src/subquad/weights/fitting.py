@@ -18,6 +18,9 @@ from subquad.weights.notes import oblong_size, size_built_for
 from subquad.weights.released import HOST_OF, family_of, from_timm, to_our_layout
 from subquad.weights.released_heads import head_of, to_our_network
 
+MOST_RESAMPLED = 2**26
+"""Numbers of tables that are stored for another size than the note says, or made for one and moved to another."""
+
 
 @dataclass(repr=False)
 class Adapted:
@@ -146,6 +149,20 @@ def _made_otherwise(img_size: tuple[int, int], sized: Any) -> str:
 
 def _has_size(part: nn.Module) -> bool:
     return hasattr(part, "img_size") and hasattr(part, "set_input_size")
+
+
+def check_tables(adapted: Adapted, sketch: nn.Module, first: nn.Module) -> None:
+    """Raise SubquadError where a note asks for tables of far more numbers than its file has.
+
+    Args:
+        adapted: the file's state.
+        sketch: the network without memory.
+        first: the same as it is made before it is moved to another size.
+    """
+    own, made = sketch.state_dict(), first.state_dict()
+    moved = sum(map(Tensor.numel, made.values())) - sum(map(Tensor.numel, own.values()))
+    if (total := max(moved, sum(own[name].numel() for name in adapted.resized))) > MOST_RESAMPLED:
+        raise SubquadError(f"its note asks for tables of {total} numbers, and those in it are smaller")
 
 
 def adapt(state: dict[str, Tensor], model: nn.Module, grids: Mapping[str, TokenGrid] | None = None) -> Adapted:

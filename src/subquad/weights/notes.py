@@ -139,6 +139,13 @@ def creation_of(note: Mapping[str, Any], task: str, entries: int) -> dict[str, A
     return creation
 
 
+def as_built(creation: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a network before it was moved to another size, see `create_model`."""
+    made = {key: as_built(value) if isinstance(value, dict) else value for key, value in creation.items()}
+    first = made.pop("built_for", None)
+    return made if first is None else made | {"img_size": first}
+
+
 def _check_size(name: str, value: Any, entries: int) -> None:
     """Raise for an argument that asks for more than its file can hold, or than is computed here."""
     numbers = [abs(number) for number in _numbers(value)]
