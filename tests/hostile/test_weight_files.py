@@ -18,6 +18,8 @@ from made_files import refused, zipped
 from safetensors.torch import save_file
 from weight_grammar import Maker, header_of
 
+from subquad import convert
+from subquad.conversion import save_converted
 from subquad.errors import SubquadError
 from subquad.models import load_checkpoint, read_weights, restore_model, save_weights
 
@@ -339,3 +341,16 @@ def test_weights_without_a_classifier_start_all_but_the_classifier():
     assert torch.equal(other.head.weight, before) and torch.equal(other.norm.weight, model.norm.weight)
     with pytest.raises(SubquadError, match="2 missing"):
         load_checkpoint(other, state)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o007, 0o077])
+def test_weight_files_are_read_by_whom_the_users_mask_allows(mask, tmp_path):
+    model, before = small("vit", num_classes=3), os.umask(mask)
+    try:
+        save_weights(model, tmp_path / "a.safetensors")
+        save_converted(convert(model, "linear"), tmp_path / "b.safetensors")
+        (tmp_path / "text").touch()
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(["a.safetensors", "b.safetensors", "text"], 0o666 & ~mask)

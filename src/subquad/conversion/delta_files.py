@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from subquad.conversion.replacing import Conversion, conversion_of, convert, converted_layers
@@ -19,11 +18,11 @@ from subquad.conversion.towers import made_for, move_to
 from subquad.errors import SubquadError, check_suffix, reason_of, shown
 from subquad.ranges import Positive, fits
 from subquad.text import one_line
-from subquad.weights.digest import DIGEST, check_plain, digest_of
-from subquad.weights.files import read_weights, within_wrappers
+from subquad.weights.digest import check_plain, digest_of
+from subquad.weights.files import read_weights, within_wrappers, write_tensors
 from subquad.weights.fitting import some
 from subquad.weights.notes import MOST_SIDE
-from subquad.writing import json_text, replacing
+from subquad.writing import json_text
 
 KIND = "conversion"
 """The key of a note that says that a file is of a converted network."""
@@ -173,8 +172,7 @@ def _write(tensors: Mapping[str, Tensor], path: Path, student: nn.Module, *, com
     now = {"complete": complete, "made_for": made_for(student, _inside(conversion))}
     note = json_text({KIND: conversion.as_note() | now, **(about or {})})
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with replacing(path) as aside:
-        save_file(stored, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(stored, note)})
+    write_tensors(stored, path, note)
 
 
 def _state_before(student: nn.Module, conversion: Conversion, teacher: nn.Module | None) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -60,13 +60,22 @@ def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | 
 
     Of a network within torch.compile, DataParallel or AveragedModel they are the network's own.
     """
-    path, model = Path(path), within_wrappers(model)
+    model = within_wrappers(model)
     note = json_text({"creation": getattr(model, "creation", None), **(metadata or {})})
     state = model.state_dict()
     check_plain(state)
-    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+    write_tensors({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}, Path(path), note)
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path, note: str) -> None:
+    """Write contiguous tensors of the CPU with a note (JSON) and their digest to `path`, whole or not at all."""
     with replacing(path) as aside:
+        aside.touch()
+        mode = aside.stat().st_mode
         save_file(tensors, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(tensors, note)})
+        # safetensors' files are their writer's alone; ours are read by those whom the user's mask allows
+        with suppress(OSError):
+            aside.chmod(stat.S_IMODE(mode))
 
 
 def within_wrappers(model: Any) -> Any:
