@@ -15,7 +15,7 @@ from subquad.cli import analyze, conversion_commands, main, make_parser
 from subquad.cli.recipes import given_fields
 from subquad.command_table import COMMANDS
 from subquad.conversion import Plan, distilling
-from subquad.tasks import fields_of
+from subquad.tasks import TASKS, fields_of
 from subquad.tasks.classification import Classification, Recipe
 
 TINY = ["--data", "digits", "--epochs", "1", "--warmup-epochs", "0", "--max-train-images", "64", "--depth", "1"]
@@ -177,6 +177,14 @@ def test_a_mistake_is_one_line_and_writes_nothing(argv, message, capsys, tmp_pat
 def test_a_run_that_exists_is_not_overwritten(run, capsys):
     said = complaint(capsys, "train", *TINY, "--output", str(run.parent), "--experiment", run.name)
     assert "exists already" in said and "--resume" in said
+
+
+@pytest.mark.parametrize("task", [name for name, task in TASKS.items() if "train" in task.commands])
+@pytest.mark.parametrize("flag", ["--config", "--output", "--experiment"])
+def test_a_run_that_goes_on_is_not_asked_for_another_recipe_or_place(task, flag, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = TASKS[task].commands["train"].split()
+    assert f"leave out {flag}" in complaint(capsys, *command, "--resume", "run", flag, "other")
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_its_keys(run, capsys, tmp_path):

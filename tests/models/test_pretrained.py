@@ -486,7 +486,7 @@ MISTAKES = {
     "predict a.png --model softmax_pvt_tiny --pretrained": "no released weights of 'softmax_pvt_tiny' are known here",
     "download agent_pvt": "no released weights of 'agent_pvt' are known here",
     "list hosts --pretrained": "--pretrained lists models",
-    "train --resume run --pretrained": "goes on with its own weights: leave out --pretrained",
+    "train --resume run --pretrained": "in its own folder: leave out --pretrained",
     "train --model agent_pvt_tiny --pretrained --initial-checkpoint a.pth": "it starts from a.pth already",
     "train --model softmax_pvt_tiny --pretrained": "no released weights of 'softmax_pvt_tiny'",
 }

@@ -124,8 +124,7 @@ def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
 
     given = given_fields(arguments, task)
     if arguments.resume is not None:
-        if getattr(arguments, "pretrained", False):
-            raise SubquadError(f"the run in {arguments.resume} goes on with its own weights: leave out --pretrained")
+        _check_resumes_alone(arguments)
         file = arguments.resume / "recipe.yaml"
         if not file.is_file():
             raise SubquadError(f"no run in {arguments.resume} to resume: it has no recipe.yaml")
@@ -142,6 +141,21 @@ def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
     column = task.columns[0]
     best, epoch = summary[f"best_{column.entry}"], summary["best_epoch"] + 1
     print(f"best {column.short} {best:.2f} % in epoch {epoch} of {summary['epochs']}; everything is in {folder}")
+
+
+def _check_resumes_alone(arguments: argparse.Namespace) -> None:
+    """Raise where flags ask a run that goes on for what it has already."""
+    beside = {
+        "--pretrained": getattr(arguments, "pretrained", False),
+        "--config": arguments.config is not None,
+        "--output": arguments.output != RUNS,
+        "--experiment": arguments.experiment is not None,
+    }
+    if asked := [flag for flag, is_given in beside.items() if is_given]:
+        raise SubquadError(
+            f"the run in {arguments.resume} goes on with its own recipe and weights, in its own folder: "
+            f"leave out {', '.join(asked)}"
+        )
 
 
 def _from_pretrained(recipe: Any) -> Any:
