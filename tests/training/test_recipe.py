@@ -144,6 +144,31 @@ def test_settings_are_numbers_words_texts_and_lists_of_them():
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "model", "said"),
+    [
+        ("segment", "camvid_small", "deit_tiny", "embed_dims=[32, 64, 160, 256]"),
+        ("detect", "pennfudan_small", "swin_tiny", "embed_dims=[32, 64, 160, 256]"),
+        ("segment", "camvid_plain", "pvt_tiny", "embed_dim 96, depth 6, num_heads 3"),
+        ("classify", "cifar10", "pvt_tiny", "num_heads 6"),
+    ],
+)
+def test_what_a_recipe_says_of_its_own_model_is_not_blamed_on_who_asks_for_another(kind, name, model, said):
+    with pytest.raises(SubquadError, match=f"^the recipe {name} is for .* which {model} does not take") as error:
+        TASKS[kind].recipe_of({"model": model}, name)
+    assert said in str(error.value) and "\n" not in str(error.value)
+    none = {"attention": "none", "settings": "", "patch_size": "none"}
+    none |= dict.fromkeys(["embed_dim", "depth", "num_heads"], "none")
+    TASKS[kind].check_network(TASKS[kind].recipe_of({"model": model, **none}, name))
+
+
+def test_a_name_or_setting_of_ones_own_is_blamed_for_itself():
+    task = TASKS["segment"]
+    for own in ({"model": "deit_tinyy"}, {"model": "deit_tiny", "settings": "embed_dims=[8,8,8,8]"}):
+        with pytest.raises(SubquadError, match=r"^unknown"):
+            task.check_network(task.recipe_of(own, "camvid_small"))
+
+
 def test_a_recipe_does_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Recipe().lr = 1

@@ -30,11 +30,13 @@ class CommonRecipe:
         task: the name of the task that recipes of this class ask for.
         folder: where the recipes lie that come with the task, as YAML; None for none.
         retired: fields that recipes of earlier versions have, with the one value that they could have there.
+        of_network: fields that say how the network is made, which may mean nothing to another one.
     """
 
     task: ClassVar[str]
     folder: ClassVar[Path | None] = None
     retired: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    of_network: ClassVar[tuple[str, ...]] = ("attention", "settings")
 
     attention: str | None = option(
         None,

@@ -1,7 +1,7 @@
 """What recipes of networks of images have: a network of the table, its sizes, how images come to it."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.recipe_fields import option
@@ -10,6 +10,11 @@ from subquad.tasks.recipe_fields import option
 @dataclass(frozen=True)
 class ImageRecipe(CommonRecipe):
     """Settings of a training run of a network of `create_model`, or of one that stands on such a backbone."""
+
+    of_network: ClassVar[tuple[str, ...]] = (
+        *CommonRecipe.of_network,
+        *("patch_size", "embed_dim", "depth", "num_heads"),
+    )
 
     model: str = option("deit_tiny", "model, see `subquad list`", free="`create_model` knows the networks")
     img_size: tuple[int, int] | None = option(

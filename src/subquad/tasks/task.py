@@ -153,8 +153,33 @@ class Task(ABC):
     def recipe_of(cls, given: Mapping[str, Any], config: str | None = None) -> Any:
         """The recipe that some fields describe, on top of a recipe's name or file, or else of `default_recipe`."""
         source = config or cls.default_recipe(given)
-        base = cls.recipe_class() if source is None else load_recipe(source, cls.recipe_class)
-        return base.replace(**given)
+        base: Any = cls.recipe_class() if source is None else load_recipe(source, cls.recipe_class)
+        recipe = base.replace(**given)
+        if "model" in given and recipe.model != base.model:
+            cls._check_carried_over(base, recipe, given, source)
+        return recipe
+
+    @classmethod
+    def _check_carried_over(cls, base: Any, recipe: Any, given: Mapping[str, Any], source: str | None) -> None:
+        """Raise where another model does not take what a recipe says of its own, which nobody asked for by a flag."""
+        silent = cls.recipe_class().to_dict()
+        said = {name: value for name, value in base.to_dict().items() if name in base.of_network and name not in given}
+        carried = {name: value for name, value in said.items() if value != silent[name]}
+        if not carried:
+            return
+        try:
+            cls.check_network(recipe)
+        except SubquadError as error:
+            try:
+                cls.check_network(recipe.replace(**{name: silent[name] for name in carried}))
+            except SubquadError:
+                # it is wrong by itself, and is refused where it is made
+                return
+            words = ", ".join(f"{name} {_in_words(value)}" for name, value in carried.items())
+            raise SubquadError(
+                f"the recipe {source} is for {base.model} and says {words}, which {recipe.model} does not take "
+                f"({error}): give flags of your own for these, where 'none' leaves one out, and '' settings"
+            ) from None
 
     @classmethod
     def default_recipe(cls, given: Mapping[str, Any]) -> str | None:
@@ -288,3 +313,8 @@ class Task(ABC):
             SubquadError: there is nothing to show.
         """
         raise SubquadError(f"{cls.name} has no pictures of what its networks make of images")
+
+
+def _in_words(value: Any) -> str:
+    """A field's value as a flag has it."""
+    return ",".join(f"{key}={entry}" for key, entry in value.items()) if isinstance(value, Mapping) else str(value)
