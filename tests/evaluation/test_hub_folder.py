@@ -13,6 +13,7 @@ import subquad
 from subquad import SubquadError
 from subquad.cli import main
 from subquad.conversion import Plan, convert_run
+from subquad.runs import save_for_hf
 
 RUN = Path(__file__).parents[1] / "fixtures" / "runs" / "classify"
 
@@ -53,6 +54,23 @@ def test_timm_moves_tables_of_oblong_images_from_the_grid_that_they_stand_on(tmp
     made.set_input_size((128, 128))
     name = "stages.0.pos_embed.table"
     torch.testing.assert_close(theirs.state_dict()[name], made.state_dict()[name])
+
+
+@pytest.mark.parametrize("classes", [["a", "b", "c"], []])
+def test_every_output_has_a_name_for_timm(classes, tmp_path):
+    model = subquad.create_model("deit_tiny", depth=1, img_size=32, num_classes=5)
+    pixels = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center"}
+    note = {"task": "classify", "classes": classes, "input": pixels}
+    subquad.save_weights(model, tmp_path / "a.safetensors", note)
+    save_for_hf(tmp_path / "a.safetensors", tmp_path / "hub")
+    config = json.loads((tmp_path / "hub" / "config.json").read_text())
+    assert config["label_names"] == classes + [f"class {place}" for place in range(len(classes), 5)]
+
+
+def test_a_folder_without_a_name_is_not_the_one_that_one_stands_in(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["upload", str(RUN), "local-dir:"]) == 2
+    assert "names no folder" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_a_conversion_opens_from_its_folder_without_its_teacher(tmp_path, capsys):

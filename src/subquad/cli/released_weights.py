@@ -23,7 +23,10 @@ def run_upload(arguments: argparse.Namespace) -> None:
     from subquad.runs import save_for_hf, upload
 
     if arguments.target.startswith("local-dir:"):
-        place = str(save_for_hf(arguments.checkpoint, arguments.target.removeprefix("local-dir:")))
+        folder = arguments.target.removeprefix("local-dir:")
+        if not folder:
+            raise SubquadError("local-dir: names no folder: write local-dir:FOLDER, or local-dir:. for this one")
+        place = str(save_for_hf(arguments.checkpoint, folder))
     else:
         place = upload(arguments.checkpoint, arguments.target, private=arguments.private)
     print(f"the weights and the model card are in {place}")

@@ -15,6 +15,7 @@ from subquad.models.timm_settings import default_cfg
 from subquad.reading import read_yaml
 from subquad.runs.opened_networks import FOLDERS
 from subquad.runs.run_records import Run, read_run
+from subquad.tasks.class_names import all_named
 from subquad.text import one_line, si
 from subquad.weights.files import save_weights
 from subquad.writing import replacing, write_json, write_text
@@ -91,7 +92,9 @@ def _config(model: Any, note: dict[str, Any]) -> dict[str, Any]:
     seen = {key: note["input"][key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
     size = {"input_size": [creation.get("in_chans", 3), height, width], "pool_size": None, "num_classes": classes}
     config = {"architecture": architecture, "num_classes": classes, "model_args": creation}
-    config |= {"label_names": note.get("classes") or ImageNetInfo().label_names()[:classes]}
+    # timm asks for a name by the number of an output
+    imagenet = ImageNetInfo().label_names()
+    config["label_names"] = all_named(note.get("classes") or (imagenet if classes == len(imagenet) else []), classes)
     return config | {"pretrained_cfg": {**default_cfg(architecture), "url": "", **size, **seen}}
 
 

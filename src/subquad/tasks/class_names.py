@@ -1,4 +1,4 @@
-"""Whether the classes of data are those of other data, or those that a network was trained to tell apart."""
+"""Names of classes: those of a network's outputs, and whether data have those of other data, or of a network."""
 
 from collections.abc import Sequence
 
@@ -26,6 +26,13 @@ def check_there_are_two(data: str, classes: Sequence[str]) -> None:
         raise SubquadError(
             f"{data} has one class alone, {classes[0]!r}: nothing is to be told apart; each class has its own folder"
         )
+
+
+def all_named(classes: Sequence[str], outputs: int) -> list[str]:
+    """A name for each output: a model may have more of them than its data had classes."""
+    if outputs < len(classes):
+        raise SubquadError(f"the model tells {outputs} classes apart, but {len(classes)} have names")
+    return [*classes, *(f"class {place}" for place in range(len(classes), outputs))]
 
 
 def _difference(some: Sequence[str], others: Sequence[str]) -> str:

@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from subquad.data import InputConfig, eval_transform
 from subquad.data.walking import find_path
-from subquad.errors import SubquadError
 from subquad.tasks.accuracy import check_finite, evaluating
+from subquad.tasks.class_names import all_named
 from subquad.tasks.classification.picture_grid import Prediction, save_picture_grid
 from subquad.tasks.figures import check_picture
 from subquad.tasks.image_files import check_no_image, readable_images, rooted_image_files
@@ -56,7 +56,7 @@ def predict(
         while batch := list(islice(inputs, _BATCH)):
             logits = model(torch.stack([image for _, image in batch]).to(device))
             check_finite(logits, batch[0][0])
-            names = _all_named(classes, logits.shape[-1])
+            names = all_named(classes, logits.shape[-1])
             best = logits.float().softmax(-1).cpu().topk(min(top_k, len(names)))
             for (path, _), values, places in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
                 named = [(names[place], value) for place, value in zip(places, values, strict=True)]
@@ -112,10 +112,3 @@ def _class_folder(root: Path | None, file: Path, classes: Sequence[str]) -> str 
     # links of folders are followed only where their own names say nothing
     names = (*inside, around.name, around.resolve().name)
     return next((name for name in names if name in classes), None)
-
-
-def _all_named(classes: Sequence[str], outputs: int) -> list[str]:
-    """A name for each output: a model may have more of them than its data had classes."""
-    if outputs < len(classes):
-        raise SubquadError(f"the model tells {outputs} classes apart, but {len(classes)} have names")
-    return [*classes, *(f"class {place}" for place in range(len(classes), outputs))]

@@ -13,7 +13,7 @@ from subquad.data import ImageDataset, InputConfig, create_loader, eval_transfor
 from subquad.data.imagenet_names import is_imagenet, places_of
 from subquad.errors import SubquadError
 from subquad.tasks.accuracy import EvalResult, TopOne, evaluate
-from subquad.tasks.class_names import check_classes
+from subquad.tasks.class_names import all_named, check_classes
 from subquad.tasks.classification.published_figures import published_text
 from subquad.tasks.classification.throughput import measure_throughput
 from subquad.tasks.confusion import confusion_text, save_confusion
@@ -104,8 +104,7 @@ def judge(
             f"the network's answers to {images.name} are not finite: its weights are damaged, or it has diverged"
         )
     speed = measure_throughput(trained.model, trained.input.img_size, batch_size, trained.device)
-    # a head may have more outputs than the data has classes
-    names = (*trained.classes, *(f"class {place}" for place in range(len(trained.classes), num_classes)))
+    names = tuple(all_named(trained.classes, num_classes))
     published = published_text(trained.released, result)
     return ClassJudgement(result, names, speed, batch_size, images.broken_paths(), trained.device, published)
 
