@@ -1,6 +1,7 @@
 """Numbers and tables as text, for people."""
 
 from collections.abc import Sequence
+from unicodedata import category
 
 
 def si(number: float) -> str:
@@ -40,3 +41,10 @@ def one_line(words: object, most: int = 200) -> str:
     text = " ".join(str(words).split())
     text = "".join(letter if letter.isprintable() else "�" for letter in text[: most + 1])
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def escaped(text: str, *, without: str = "") -> str:
+    """Text whose control characters, but those of `without`, are written out, so that no terminal obeys them."""
+    return "".join(
+        repr(letter)[1:-1] if category(letter) == "Cc" and letter not in without else letter for letter in text
+    )

@@ -241,3 +241,18 @@ def test_training_on_nothing_but_broken_images_ends_in_one_line(task, split, tmp
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("subquad: all ") and f"are broken, the first is {first}: it is no picture" in said
     assert not (tmp_path / "runs").exists()
+
+
+def test_terminals_obey_no_name_of_a_file(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    Image.new("RGB", (8, 8), "red").save(folder / "a\n\x1b[31m\x9bé.png")
+    (folder / "b\x1b]0;title\x07.png").write_bytes(b"no image")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subquad.runs.open_trained", lambda *_, **__: trained("classify"))
+    assert main(["predict", str(folder), "--checkpoint", "here"]) == 0
+    said = capsys.readouterr()
+    assert r"a\n\x1b[31m\x9bé.png: red" in said.out and r"b\x1b]0;title\x07.png" in said.out
+    assert main(["predict", "none\x1b[31m.png", "--checkpoint", "here"]) == 2
+    said = said.out + said.err + capsys.readouterr().err
+    assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in said if letter != "\n")

@@ -19,6 +19,7 @@ from types import FrameType
 import yaml
 
 from subquad.errors import InterruptedRunError, SubquadError, Terminated, reason_of
+from subquad.text import escaped
 
 MISTAKE, FAULT, INTERRUPTED, TERMINATED = 2, 1, 128 + signal.SIGINT, 128 + signal.SIGTERM
 """Exit statuses: of what a user, a file or the machine causes; of what only we can have caused; of signals."""
@@ -53,9 +54,14 @@ def complain(error: BaseException, trace: bool) -> int:
     if trace:
         traceback.print_exception(error)
     line, status = explain(error)
-    # the names of files may hold line breaks
-    print(f"subquad: {' '.join(line.splitlines())}", file=sys.stderr)
+    # the names of files may hold line breaks, and what terminals obey
+    print(f"subquad: {escaped(' '.join(line.splitlines()))}", file=sys.stderr)
     return status
+
+
+def say(line: str) -> None:
+    """Print a line in which names of files may stand, whatever characters these have."""
+    print(escaped(line))
 
 
 def explain(error: BaseException) -> tuple[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from subquad.cli.boundary import say
 from subquad.cli.parser import Parser, run_name
 from subquad.errors import SubquadError
 from subquad.flags import folder_to_write, to_read, whole
@@ -137,7 +138,7 @@ def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
             recipe = _from_pretrained(recipe)
         network = task.network_name(recipe.to_dict())
         folder = run_folder(arguments, network, recipe.attention, Path(recipe.data).name)
-    summary = api.train(recipe, folder, resume=arguments.resume is not None, log=print)
+    summary = api.train(recipe, folder, resume=arguments.resume is not None, log=say)
     column = task.columns[0]
     best, epoch = summary[f"best_{column.entry}"], summary["best_epoch"] + 1
     print(f"best {column.short} {best:.2f} % in epoch {epoch} of {summary['epochs']}; everything is in {folder}")
@@ -178,6 +179,6 @@ def compare_recipe(arguments: argparse.Namespace, task: Any) -> None:
     settings = {"mechanisms": arguments.mechanisms, "seeds": arguments.seeds}
     if getattr(arguments, "pretrained", False):
         settings["pretrained"] = True
-    rows = api.compare(recipe, folder, **settings, log=print)
+    rows = api.compare(recipe, folder, **settings, log=say)
     table = comparison_table(rows, task.columns[0].title)
     print(f"\n{table}\n\neverything is in {folder}; `subquad report {folder}` makes a page of it")

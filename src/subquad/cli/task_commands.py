@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from subquad.cli.boundary import say
 from subquad.cli.parser import Commands, Parser, add_checkpoint
 from subquad.cli.recipes import add_compare, add_train, compare_recipe, given_fields, run_folder, train_recipe
 from subquad.cli.released_weights import add_network, add_whole_network, source_of_one
 from subquad.errors import SubquadError
 from subquad.flags import to_read, values_of
+from subquad.text import escaped
 
 
 def add_commands(commands: Commands) -> None:
@@ -101,7 +103,7 @@ def _evaluate(arguments: argparse.Namespace, task: Any) -> None:
     if output is not None:
         check_picture(output.with_suffix(".png"))
     judgement = api.evaluate(_source(arguments, task), task=task.name, engine=arguments.engine, **settings)
-    print(judgement.text)
+    print(escaped(judgement.text, without="\n"))
     if output is not None:
         files = judgement.save(output)
         print(f"\nthe confusion matrix is in {' and '.join(map(str, files))}")
@@ -127,8 +129,8 @@ def _predict(arguments: argparse.Namespace, task: Any) -> None:
 
     trained = open_trained(_source(arguments, task), task=task.name)
     settings = values_of(task.prediction_flags, vars(arguments))
-    for predicted in task.predict(trained, arguments.images, print, **settings):
-        print(predicted.text)
+    for predicted in task.predict(trained, arguments.images, say, **settings):
+        say(predicted.text)
 
 
 def _add_released(parser: Parser, task: Any) -> None:
