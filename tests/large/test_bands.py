@@ -265,6 +265,27 @@ def test_mechanisms_that_can_not_be_spread_say_so(attention):
     assert "\n" not in str(raised.value)
 
 
+class Untold(torch.nn.Module):
+    """A mechanism that says nothing of itself but its inputs, as it may."""
+
+    inputs = ("q", "v", "padding")
+
+    def __init__(self, dim, num_heads, *, grid, kv_grid):
+        super().__init__()
+
+    def forward(self, q, v, padding=None, *, grid, kv_grid):
+        return v.mean(dim=2, keepdim=True).expand_as(q)
+
+    def weights(self, q, padding=None, *, grid, kv_grid):
+        return q.new_full((*q.shape[:2], 1, q.shape[2], q.shape[2]), 1 / q.shape[2])
+
+
+def test_a_mechanism_without_traits_is_not_spread(monkeypatch):
+    monkeypatch.setitem(ATTENTION, "untold", Untold)
+    with pytest.raises(SubquadError, match="Untold attention can't be spread over processes"):
+        split_over(small("vit", "untold"), None)
+
+
 @pytest.mark.parametrize("host", sorted(set(CLASSES) - set(SPREADING_HOSTS)))
 def test_hosts_that_can_not_be_spread_say_so(host):
     with pytest.raises(SubquadError, match="can't be spread over processes"):

@@ -95,7 +95,8 @@ def check_spreads(model: nn.Module) -> None:
         )
     if any(isinstance(vars(module).get("forward"), InChunks) for module in model.modules()):
         raise SubquadError("blocks in chunks can't be spread over processes as well: take subquad.chunk_mlps")
-    inner = {type(module): module for module in model.modules() if hasattr(type(module), "traits")}
+    # known by what a mechanism has to say: `traits` it may leave out, and does not spread then
+    inner = {type(module): module for module in model.modules() if hasattr(type(module), "inputs")}
     names = [traits_of(module).label or cls.__name__ for cls, module in inner.items() if not traits_of(module).spreads]
     if names:
         raise SubquadError(
