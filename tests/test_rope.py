@@ -88,6 +88,10 @@ def test_what_does_not_fit_is_said_in_one_line():
         rope_of("dinov4", 8)
     with pytest.raises(SubquadError, match="unknown coordinates 'separat': did you mean separate"):
         AxialRope(8, temperature=1, coordinates="separat", interleaved=True)
+    rotation = rope_of("mlla", 8, 2)(TokenGrid(3, 4), CPU)
+    for heads in (3, 4):
+        with pytest.raises(SubquadError, match=f"a rotation of 2 heads.* can't turn tokens of {heads}:"):
+            rotation.turn(torch.zeros(1, heads, 12, 8))
     assert {row["coordinates"] for row in ROPES.values()} <= set(COORDINATES)
 
 

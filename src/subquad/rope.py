@@ -48,6 +48,11 @@ class Rotation(NamedTuple):
         """
         if surely(tokens.shape[-2] != self.cos.shape[-2]):
             raise SubquadError(f"{self.cos.shape[-2]} tokens have a rotation, and {tokens.shape[-2]} are to be turned")
+        if self.cos.ndim == 3 and len({len(self.cos), *tokens.shape[-3:-2]} - {1}) > 1:
+            raise SubquadError(
+                f"a rotation of {len(self.cos)} heads, each of which turns otherwise, can't turn tokens of "
+                f"{tokens.shape[-3]}: heads beside the host's (extra_heads) are behind those, and are not turned"
+            )
         if surely(tokens.shape[-1] % self.cos.shape[-1] != 0):
             raise SubquadError(f"a rotation of {self.cos.shape[-1]} channels can't turn features of {tokens.shape[-1]}")
         if tokens.shape[-1] > self.cos.shape[-1]:
