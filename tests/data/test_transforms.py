@@ -187,6 +187,12 @@ def test_wrong_settings_are_refused(changes, message):
     ("settings", "message"),
     [
         ({"img_size": (8,)}, "a height and a width"),
+        ({"img_size": 8}, "a height and a width, got 8"),
+        ({"img_size": (8.5, 8)}, "a height and a width, got"),
+        ({"img_size": (8, "8")}, "a height and a width, got"),
+        ({"mean": 0.5}, "mean and std of 3 channels, got 0.5"),
+        ({"std": ("a", "b", "c")}, "mean and std of 3 channels, got"),
+        ({"crop_pct": None}, "crop_pct must be"),
         ({"crop_pct": 1.5}, "crop_pct must be"),
         ({"crop_mode": "centre"}, "did you mean center"),
         ({"interpolation": "cubic"}, "did you mean bicubic"),

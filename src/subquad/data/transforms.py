@@ -1,19 +1,23 @@
 """From pictures to the tensors a network takes: timm's pipeline, with what small images need added."""
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from PIL import Image, ImageOps
 from timm.data import create_transform
 from timm.data.transforms import MaybeToTensor
 from torchvision import transforms
 
-from subquad.errors import SubquadError, unknown_name
+from subquad.errors import SubquadError, shown, unknown_name
+from subquad.ranges import Positive, Range, fits
 
 INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest")
 CROP_MODES = ("squash", "center", "border")
 ERASING = ("const", "rand", "pixel")
+
+CropShare = Annotated[float, Range(above=0, at_most=1)]
+"""Of an image's sides what the crop in evaluation leaves."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +36,21 @@ class InputConfig:
     crop_mode: str = "squash"
 
     def __post_init__(self) -> None:
-        # lists where they come out of JSON
         for name in ("img_size", "mean", "std"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if len(self.img_size) != 2 or min(self.img_size) < 1:
-            raise SubquadError(f"img_size must be a height and a width, got {self.img_size}")
-        finite = all(map(math.isfinite, (*self.mean, *self.std)))
-        if len(self.mean) != 3 or len(self.std) != 3 or not finite or min(self.std) <= 0:
+            value = getattr(self, name)
+            # lists where they come out of JSON
+            object.__setattr__(self, name, tuple(value) if isinstance(value, Iterable) else value)
+        if not fits(self.img_size, tuple[Positive, Positive]):
+            raise SubquadError(f"img_size must be a height and a width, got {shown(self.img_size)}")
+        if not all(fits(of_channels, tuple[float, float, float]) for of_channels in (self.mean, self.std)) or (
+            min(self.std) <= 0
+        ):
             raise SubquadError(
-                f"images need mean and std of 3 channels, got {self.mean} and {self.std}: networks of other images are "
-                "converted and exported by functions alone, as subquad.convert(network, …)"
+                f"images need mean and std of 3 channels, got {shown(self.mean)} and {shown(self.std)}: networks of "
+                "other images are converted and exported by functions alone, as subquad.convert(network, …)"
             )
-        if not 0 < self.crop_pct <= 1:
-            raise SubquadError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}")
+        if not fits(self.crop_pct, CropShare):
+            raise SubquadError(f"crop_pct must be above 0 and at most 1, got {shown(self.crop_pct)}")
         if self.crop_mode not in CROP_MODES:
             raise unknown_name("crop_mode", self.crop_mode, CROP_MODES)
         if self.interpolation not in INTERPOLATIONS:
