@@ -154,7 +154,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, suffix, monkeypatch):
     (loop := tmp_path / f"loop.{suffix}").symlink_to(tmp_path / f"loop.{suffix}")
     with pytest.raises(SubquadError, match="no weight file at"):
         read_weights(loop)
-    save_weights(torch.nn.Linear(2, 2), kept := tmp_path / f"kept.{suffix}")
+    (kept := tmp_path / f"kept.{suffix}").write_bytes(bytes(50))
     kept.chmod(0)
     if os.geteuid():
         refused(kept, "cannot read .*: Permission denied")
@@ -168,6 +168,13 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, suffix, monkeypatch):
     ):
         (tmp_path / f"odd.{suffix}").write_bytes(content)
         refused(tmp_path / f"odd.{suffix}", "odd")
+
+
+@pytest.mark.parametrize("name", ["weights.pth", "weights"])
+def test_weights_are_not_written_under_a_name_that_none_opens(name, tmp_path):
+    with pytest.raises(SubquadError, match=f"weights are written as .safetensors, got {name}"):
+        save_weights(torch.nn.Linear(2, 2), tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 def test_safetensors_that_lie_are_refused(tmp_path):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, check_suffix
 from subquad.grid import TokenGrid
 from subquad.home import home
 from subquad.text import one_line
@@ -59,12 +59,17 @@ def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | 
     """Write the weights of `model`, its creation arguments and `metadata` (JSON) to `path`, whole or not at all.
 
     Of a network within torch.compile, DataParallel or AveragedModel they are the network's own.
+
+    Raises:
+        SubquadError: `path` does not end in .safetensors, by which such files are told from pickles; or the network
+            was quantized or sharded.
     """
-    model = within_wrappers(model)
+    path, model = Path(path), within_wrappers(model)
+    check_suffix(path, "weights are", ".safetensors")
     note = json_text({"creation": getattr(model, "creation", None), **(metadata or {})})
     state = model.state_dict()
     check_plain(state)
-    write_tensors({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}, Path(path), note)
+    write_tensors({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}, path, note)
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, note: str) -> None:
