@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.grid import TokenGrid
+from subquad.models import VARIANTS
 from subquad.models.mlla_network import MambaLikeAttention
 from subquad.models.pvt import SpatialReductionAttention
 from subquad.models.restoring import restore_model
@@ -496,6 +497,13 @@ def test_what_does_not_fit_is_said_in_one_line(host, settings, message):
     with pytest.raises(SubquadError, match=message) as caught:
         small(host, **settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stages", [1, 3, 5])
+@pytest.mark.parametrize("name", sorted(name for name, variant in VARIANTS.items() if len(variant.depths) > 1))
+def test_as_many_stages_as_the_sizes_have_entries(name, stages):
+    with pytest.raises(SubquadError, match=f" has 4 entries for {stages} stages: give one for each"):
+        subquad.create_model(name, depths=[1] * stages, device="meta")
 
 
 def test_windows_brought_together_by_the_shift_do_not_attend_to_each_other():

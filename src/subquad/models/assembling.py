@@ -143,10 +143,11 @@ def _for_stages(table: Sequence[Any], depths: Sequence[int]) -> list[Any]:
 
 def _check_stages(arguments: dict[str, Any], own: Any, depths: Sequence[int]) -> None:
     """Arguments that have an entry for each stage: as many as there are stages; one number stands for all."""
-    for key in PER_STAGE & own.keys() & arguments.keys():
+    for key in sorted(PER_STAGE & own.keys()):
         if get_origin(own[key].annotation) is not Sequence:
             continue
-        value = arguments[key]
+        # the host's own usual entries are as many as it usually has stages
+        value = arguments.get(key, own[key].default)
         arguments[key] = [value] * len(depths) if not isinstance(value, Sequence) else value
         if len(arguments[key]) != len(depths):
             raise SubquadError(f"{key} has {len(value)} entries for {len(depths)} stages: give one for each")
