@@ -10,8 +10,9 @@ subquad.report(["runs/mine"], "report.html")
 """
 
 import copy
+import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,7 @@ from subquad.conversion.conversion_record import REPORT as RECORD
 from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
 from subquad.data import InputConfig
-from subquad.errors import SubquadError, shown, unknown_name
+from subquad.errors import SubquadError, UnknownSettingError, shown, unknown_name
 from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of
 from subquad.exports import export as export_network
 from subquad.flags import Flag, Number
@@ -152,7 +153,8 @@ def evaluate(
     """
     trained = open_trained(source, task=task)
     kind = task_named(trained.task)
-    _check_numbers(settings, kind.evaluation_flags)
+    # its command writes the file, which is no part of judging
+    _check_flags("evaluate", settings, [flag for flag in kind.evaluation_flags if flag.key != "output"])
     if engine is not None:
         trained = in_engine(trained, engine)
     return kind.evaluate(trained, **settings)
@@ -180,13 +182,31 @@ def predict(
     """
     trained = open_trained(source, task=task)
     kind = task_named(trained.task)
-    _check_numbers(settings, kind.prediction_flags)
+    _check_flags("predict", settings, kind.prediction_flags)
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
     return list(kind.predict(trained, paths, log, **settings))
 
 
-def _check_numbers(settings: Mapping[str, Any], flags: Sequence[Flag]) -> None:
-    """Raise for a number that the command line would not take either."""
+def _check_known(function: str, settings: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise for a setting that a function of this file does not know."""
+    for name in settings:
+        if name not in known:
+            raise unknown_name(f"setting of {function}", name, known, UnknownSettingError)
+
+
+def _keywords_of(function: Callable[..., Any]) -> list[str]:
+    """What a function takes by its name alone, but for who hears of it."""
+    parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "log"]
+
+
+def _check_flags(function: str, settings: Mapping[str, Any], flags: Sequence[Flag]) -> None:
+    """Raise for a setting, or a number, that the command line would not take either.
+
+    What a task without a command of its own takes is its own affair.
+    """
+    if flags:
+        _check_known(function, settings, [flag.key for flag in flags])
     for flag in flags:
         number, value = flag.settings.get("type"), settings.get(flag.key)
         if value is None or not isinstance(number, Number):
@@ -318,6 +338,7 @@ def analyze(
     named = [sources] if isinstance(sources, str | Path) else list(sources)
     if not named:
         raise SubquadError("no networks to analyze: name run folders, weight files, or timm's networks")
+    _check_known("analyze", settings, inspect.signature(Study).parameters.keys() - {"log", "output"})
     if output is None:
         return Study(log=log, **settings).of(named)
     folder = Path(output)
@@ -345,7 +366,7 @@ def bench(
     """Time attention layers, or whole networks, beside softmax; a row for each name and size.
 
     Args:
-        names: mechanisms, or networks; all mechanisms if left out.
+        names: mechanisms, or networks, one or several; all mechanisms if left out.
         sizes: of mechanisms numbers of tokens, of networks pixels of a side; (196, 784, 3136) and (224, 448) if left
             out.
         log: hears what is measured.
@@ -355,13 +376,28 @@ def bench(
     Raises:
         SubquadError: a name or a setting is wrong, in one line.
     """
-    wanted = list(ATTENTION) if names is None else list(names)
+    wanted = _names_to_time(names, sizes)
     layers = [name for name in wanted if name in ATTENTION]
     if layers and len(layers) < len(wanted):
         raise SubquadError(f"{layers[0]} is a mechanism and not a network: measure mechanisms and networks apart")
-    if layers:
-        return list(measure_blocks(layers, sizes or (196, 784, 3136), log=log, **settings))
-    return list(measure_networks(wanted, sizes or (224, 448), log=log, **settings))
+    measure: Callable[..., list[Any]] = measure_blocks if layers else measure_networks
+    usual = (196, 784, 3136) if layers else (224, 448)
+    _check_known(f"bench for {'mechanisms' if layers else 'networks'}", settings, _keywords_of(measure))
+    return list(measure(wanted, usual if sizes is None else sizes, log=log, **settings))
+
+
+def _names_to_time(names: Sequence[str] | str | None, sizes: Sequence[int] | None) -> list[str]:
+    """What is timed: all mechanisms where nothing is named.
+
+    Raises:
+        SubquadError: nothing is left to time, or the sizes are none.
+    """
+    if sizes is not None and not (fits(sizes, Sequence[Positive]) and sizes):
+        raise SubquadError(f"sizes are {describe(Sequence[Positive])}, one at least, got {shown(sizes)}")
+    wanted = list(ATTENTION) if names is None else [names] if isinstance(names, str) else list(names)
+    if not wanted:
+        raise SubquadError("nothing to time: name mechanisms or networks")
+    return wanted
 
 
 def tune(
@@ -381,9 +417,10 @@ def tune(
     Raises:
         SubquadError: there is no CUDA device, or a name or a setting is wrong, in one line.
     """
-    wanted = list(ATTENTION) if names is None else list(names)
+    wanted = _names_to_time(names, sizes)
     usual = (1024, 4096) if all(name in ATTENTION for name in wanted) else (224,)
-    return list(tune_tiles(wanted, sizes or usual, log=log, **settings))
+    _check_known("tune", settings, _keywords_of(tune_tiles))
+    return list(tune_tiles(wanted, usual if sizes is None else sizes, log=log, **settings))
 
 
 def export(

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 from subquad.errors import SubquadError, shown
@@ -159,6 +160,7 @@ def describe(kind: Any, several: bool = False) -> str:
         count = "" if origin is not tuple or parts[-1] is Ellipsis else f"{len(parts)} "
         return f"a list of {count}{describe(parts[0], several=True)}"
     names = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), str: ("text", "texts")}
+    names |= {Path: ("a path", "paths")}
     if kind is bool:
         return "true or false"
     return names[kind][several] if kind in names else f"of {getattr(kind, '__name__', kind)}"

@@ -289,10 +289,10 @@ def test_what_is_no_name_no_network_or_no_file_is_one_line(tmp_path):
         (lambda: export(None, tmp_path / "n.pt2", format="pt2"), "model must be of Module, got None"),
         (lambda: subquad.export(None, tmp_path / "n.pt2", format="pt2"), "a run folder or a name, got None"),
         (lambda: subquad.export(Mean(), tmp_path / "n.pt2", format="pt2", dtype=None), "dtype"),
-        (lambda: export(Mean(), None, format="pt2"), "path must be of Path or text, got None"),
+        (lambda: export(Mean(), None, format="pt2"), "path must be a path or text, got None"),
         (lambda: export(Mean(), tmp_path / "n.pt2", format="pt2", dtype=None), "dtype must be text, got None"),
         (lambda: export(Mean(), tmp_path / "n.pt2", format="pt2", dynamic=None), "dynamic must be text or a list"),
-        (lambda: open_exported(None), "path must be of Path or text, got None"),
+        (lambda: open_exported(None), "path must be a path or text, got None"),
         (lambda: open_exported(tmp_path / "n.pt2", format=3), "format must be text, got 3"),
     ):
         with pytest.raises(SubquadError, match=message) as raised:

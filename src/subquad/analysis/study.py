@@ -18,7 +18,7 @@ from subquad.analysis.small_maps import looking
 from subquad.analysis.survey import NoQueriesError, count_confusions, count_hits, survey
 from subquad.data import eval_transform, read_image
 from subquad.errors import SubquadError, unknown_name
-from subquad.ranges import Pixels
+from subquad.ranges import Count, Pixels, Positive, check_fields
 from subquad.runs import open_trained
 from subquad.tasks import ImageNetwork
 from subquad.tasks.classification import images_of
@@ -47,20 +47,23 @@ class Study:
         output: where counts are kept as they go, and gone on with; nowhere if left out.
     """
 
-    images: Sequence[Path] | None = None
+    images: Sequence[Path | str] | None = None
     measures: Sequence[str] | None = None
-    max_images: int = 64
-    shown: int = 4
+    max_images: Positive = 64
+    shown: Count = 4
     img_size: Pixels | None = None
-    batch_size: int = 4
+    batch_size: Positive = 4
     removed: bool = False
     branches: bool = True
     confusion: bool = False
     data: str | None = None
     data_dir: str | None = None
-    max_held_out: int | None = None
+    max_held_out: Positive | None = None
     output: Path | None = None
     log: Callable[[str], None] = field(default=lambda line: None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def of(self, sources: Sequence[Path | str]) -> Findings:
         """What there is to see in networks: run folders, weight files, or timm's by name.
@@ -115,8 +118,8 @@ class Study:
             raise SubquadError(f"none of {len(images)} held-out images can be read, the first is {images.path(0)}")
         return [images.picture(k) for k, _ in whole], [image for _, image in whole]
 
-    def _photographs(self, paths: Sequence[Path], trained: ImageNetwork) -> tuple[list[Any], list[Any]]:
-        files = image_files(paths)
+    def _photographs(self, paths: Sequence[Path | str], trained: ImageNetwork) -> tuple[list[Any], list[Any]]:
+        files = image_files([Path(path) for path in paths])
         chosen = [files[k] for k in sorted(_even_order(len(files), self.max_images)[: self.max_images])]
         readable = list(readable_images(chosen, eval_transform(trained.input), strict=False, log=self.log))
         if not readable:
