@@ -77,13 +77,16 @@ class Table(MutableMapping[str, Entry]):
     def register(self, name: str, entry: Entry) -> None:
         """Add an entry for this process; once more is no more than once.
 
+        A class of a notebook, whose cell is run again, takes its own place.
+
         Raises:
             SubquadError: it lacks something, or another one has the name.
         """
         self.check(name, entry)
         if self._entries.get(name) is entry:
             return
-        taken = [_where(self._entries[name])] if name in self._entries else []
+        known = self._entries.get(name)
+        taken = [_where(known)] if known is not None and not _is_again(known, entry) else []
         # a plug-in may well register what its entry point names
         own = getattr(entry, "__module__", "") if isinstance(entry, type) else ""
         if name != self._loading:
@@ -155,6 +158,12 @@ def _points_of(package: Distribution, group: str) -> list[EntryPoint]:
 def _where(entry: object) -> str:
     """Where a class is defined, behind a comma; nothing of other objects, which do not know it."""
     return f", {entry.__module__}.{entry.__qualname__}" if isinstance(entry, type) else ""
+
+
+def _is_again(known: object, entry: object) -> bool:
+    """Whether a class of a notebook was made anew, as when its cell is run again; those of a function may be others."""
+    where = _where(entry)
+    return where == _where(known) and where.startswith(", __main__.") and "<locals>" not in where
 
 
 def _package(module: str) -> str:

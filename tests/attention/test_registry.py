@@ -39,6 +39,20 @@ def test_a_class_is_registered_once_under_a_name_of_its_own(clean):
         register_attention("softmax", cls)
 
 
+def test_a_cell_of_a_notebook_may_be_run_again(clean):
+    def cell(qualname="MeanAttention"):
+        cls = mean_attention()
+        cls.__module__, cls.__qualname__ = "__main__", qualname
+        register_attention("mean", cls)
+        return cls
+
+    cell()
+    assert cell() is ATTENTION["mean"]
+    for another in ("Other", "made.<locals>.MeanAttention"):
+        with pytest.raises(SubquadError, match=r"there is an attention 'mean' already, __main__\.MeanAttention"):
+            cell(another)
+
+
 def broken(**attributes):
     return type("Broken", (mean_attention(),), attributes)
 
