@@ -79,6 +79,23 @@ def test_noise_belongs_to_the_image_and_not_to_the_batch():
     torch.testing.assert_close(*by_batch)
 
 
+@pytest.mark.parametrize(
+    ("predict", "settings", "message"),
+    [
+        (lambda x, level, y: x[:, :1], {}, r"the noise of each number, \(4, 3, 2, 2\), got \(4, 1, 2, 2\)"),
+        (lambda x, level, y: torch.cat([x, x], dim=1), {}, r"got \(4, 6, 2, 2\): of networks that learn a variance"),
+        (lambda x, level, y: x, {"kept": 1.5}, "kept must be a number of at least 0 and at most 1, got 1.5"),
+        (lambda x, level, y: x, {"kept": math.nan}, "kept must be a number"),
+        (lambda x, level, y: x, {"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+        (lambda x, level, y: x, {"labels": torch.arange(5)}, "got 4 images and 5 classes"),
+    ],
+)
+def test_what_has_no_noise_errors_is_one_line(predict, settings, message):
+    given = {"labels": torch.arange(4), "level": 7, "kept": 0.25} | settings
+    with pytest.raises(SubquadError, match=message):
+        noise_errors(predict, torch.rand(4, 3, 2, 2), **given)
+
+
 def test_noise_errors_are_of_the_noise():
     images, labels = torch.rand(4, 3, 2, 2), torch.arange(4)
     noise = noise_of(torch.arange(4), (3, 2, 2))

@@ -9,6 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from subquad.errors import SubquadError
+from subquad.ranges import Positive, Share, checks_arguments
+
 Predict = Callable[[Tensor, int, Tensor], Tensor]
 """From noisy images (b, c, y, x), a noise level and classes (b,) to the noise in them."""
 
@@ -30,8 +33,16 @@ def noisy(images: Tensor, noise: Tensor, kept: float) -> Tensor:
 
 
 @torch.no_grad()
+@checks_arguments
 def noise_errors(
-    predict: Predict, images: Tensor, labels: Tensor, level: int, kept: float, *, batch_size: int = 64, seed: int = 0
+    predict: Predict,
+    images: Tensor,
+    labels: Tensor,
+    level: int,
+    kept: Share,
+    *,
+    batch_size: Positive = 64,
+    seed: int = 0,
 ) -> Tensor:
     """The mean squared error of the predicted noise, for each of the images (n, c, y, x) with classes (n,).
 
@@ -43,10 +54,20 @@ def noise_errors(
         kept: what the schedule leaves of the images at that level, ᾱ.
         batch_size: images at a time, which changes nothing else.
         seed: of the noise.
+
+    Raises:
+        SubquadError: images and labels are not as many, or what is predicted is not the noise of each number.
     """
+    if len(images) != len(labels):
+        raise SubquadError(f"images have a class each: got {len(images)} images and {len(labels)} classes")
     errors = []
     for numbers in torch.arange(len(images)).split(batch_size):
         noise = noise_of(numbers, tuple(images.shape[1:]), seed).to(images)
         answer = predict(noisy(images[numbers], noise, kept), level, labels[numbers])
+        if answer.shape != noise.shape:
+            raise SubquadError(
+                f"predict is to give the noise of each number, {tuple(noise.shape)}, got {tuple(answer.shape)}: of "
+                "networks that learn a variance as well take the channels of the noise alone"
+            )
         errors.append((answer.float() - noise).square().flatten(1).mean(dim=1).cpu())
     return torch.cat(errors)
