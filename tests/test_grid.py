@@ -36,6 +36,12 @@ def test_an_empty_grid_is_refused(sizes):
         TokenGrid(*sizes)
 
 
+@pytest.mark.parametrize("sizes", [(14.0, 14), (14, 2.5), ("14", 14), (14, 14, 1.0)])
+def test_sizes_that_are_no_whole_numbers_are_refused(sizes):
+    with pytest.raises(SubquadError, match="whole numbers of rows, columns and prefix tokens, got TokenGrid"):
+        TokenGrid(*sizes)
+
+
 def test_grids_are_compared_inside_compiled_code_of_changing_size():
     def same(x, one, other):
         return x if one != other else x + 1

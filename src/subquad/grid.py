@@ -26,6 +26,9 @@ class TokenGrid:
     prefix: int = 0
 
     def __post_init__(self) -> None:
+        # 224 / 16 is no whole number, though it equals one
+        if any(isinstance(count, (float, str)) for count in (self.height, self.width, self.prefix)):
+            raise SubquadError(f"a grid has whole numbers of rows, columns and prefix tokens, got {self!r}")
         if surely(self.height < 1) or surely(self.width < 1) or self.prefix < 0:
             raise SubquadError(f"a grid needs at least one row and one column and no negative prefix, got {self}")
 
