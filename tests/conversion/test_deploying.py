@@ -69,13 +69,8 @@ ANY_SIZE = [name for name, (_, any_size) in FOREIGN.items() if any_size and name
 """Swins of other libraries decide by an image's size whether they pad it."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "transformers DINOv2 with registers" else pytest.mark.slow)
-        for name in ANY_SIZE
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ANY_SIZE)
 def test_it_is_exported_for_images_of_any_size(name, tmp_path):
     model = teacher(name)
     if hasattr(getattr(model, "patch_embed", None), "dynamic_img_pad"):

@@ -353,7 +353,11 @@ def notes_in(path, format, names):
     return {name: model.get_rt_info(["subquad", name]).astype(str) for name in names}
 
 
-@pytest.mark.parametrize("format", [name for name, one in EXPORTERS.items() if one.describe is not None])
+DESCRIBED = [name for name, one in EXPORTERS.items() if one.describe is not None]
+
+
+# compiling takes longer than the others together
+@pytest.mark.parametrize("format", [pytest.param(f, marks=[pytest.mark.slow] * (f == "aoti")) for f in DESCRIBED])
 def test_notes_are_read_in_the_format_itself(format, tmp_path):
     notes = {"task": "classify", "classes": ["a", 'ü "b"'], "mean": (0.5, 0.25, 0.125), "crop_pct": 0.9}
     path = tmp_path / f"n{EXPORTERS[format].suffix}"

@@ -34,6 +34,7 @@ def check(folder, cases, count):
         assert worst < 1e-5 * largest, case
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     check(tmp_path, [LINEAR | {"mesh": [1, 2]}, AGENT | {"mesh": [1, 2]}], 2)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hosts import SMALL, paired, small
+from hosts import SMALL, fewest, paired, small
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -39,7 +39,7 @@ def moved(model, mode):
 
 @pytest.mark.parametrize(("kind", "attention"), paired(SMALL, ATTENTION))
 def test_nothing_waits_for_the_device(kind, attention):
-    model, mode = small(kind, attention).eval(), FakeTensorMode(allow_non_fake_inputs=True)
+    model, mode = small(kind, attention, **fewest(kind)).eval(), FakeTensorMode(allow_non_fake_inputs=True)
     with mode, use_backend("eager"), torch.no_grad():
         moved(model, mode)
         image = torch.randn(1, 3, 64, 64, device="cuda")

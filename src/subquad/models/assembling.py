@@ -146,9 +146,10 @@ def _check_stages(arguments: dict[str, Any], own: Any, depths: Sequence[int]) ->
     for key in sorted(PER_STAGE & own.keys()):
         if get_origin(own[key].annotation) is not Sequence:
             continue
-        # the host's own entries are as many as it usually has stages, and hold for any number where all are alike
+        # the host's own entries are as many as it usually has stages: fewer have the first of them, and where all are
+        # alike they hold for any number
         usual = own[key].default
-        value = arguments.get(key, usual[0] if len(set(usual)) == 1 else usual)
+        value = arguments.get(key, usual[0] if len(set(usual)) == 1 else usual[: len(depths)])
         arguments[key] = [value] * len(depths) if not isinstance(value, Sequence) else value
         if len(arguments[key]) != len(depths):
             raise SubquadError(f"{key} has {len(value)} entries for {len(depths)} stages: give one for each")
