@@ -143,13 +143,15 @@ def _for_stages(table: Sequence[Any], depths: Sequence[int]) -> list[Any]:
 
 def _check_stages(arguments: dict[str, Any], own: Any, depths: Sequence[int]) -> None:
     """Arguments that have an entry for each stage: as many as there are stages; one number stands for all."""
+    given = [value for key, value in arguments.items() if key in PER_STAGE and isinstance(value, Sequence)]
+    # the host's own entries are as many as it usually has stages; beside sizes of fewer the first of them stand
+    few = len(depths) if any(len(value) == len(depths) for value in given) else None
     for key in sorted(PER_STAGE & own.keys()):
         if get_origin(own[key].annotation) is not Sequence:
             continue
-        # the host's own entries are as many as it usually has stages: fewer have the first of them, and where all are
-        # alike they hold for any number
+        # and where all are alike they hold for any number
         usual = own[key].default
-        value = arguments.get(key, usual[0] if len(set(usual)) == 1 else usual[: len(depths)])
+        value = arguments.get(key, usual[0] if len(set(usual)) == 1 else usual[:few])
         arguments[key] = [value] * len(depths) if not isinstance(value, Sequence) else value
         if len(arguments[key]) != len(depths):
             raise SubquadError(f"{key} has {len(value)} entries for {len(depths)} stages: give one for each")
