@@ -1,5 +1,6 @@
 """A call of every operator that the CPU has kernels for, and the definition that it must equal, in float64."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,8 +66,9 @@ class OperatorCall:
         return [text.startswith("b ") for text in self.operator.shapes.texts.values()]
 
 
+@functools.cache
 def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
-    """By the operators' names, with heads of `width` channels and numbers of a seed."""
+    """By the operators' names, with heads of `width` channels and numbers of a seed. They are made once."""
     made = {
         "linear_attention": _linear,
         "mlla_attention": _mlla,
