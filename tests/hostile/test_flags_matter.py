@@ -224,7 +224,8 @@ def calls(monkeypatch, tmp_path):
         # some functions are called as the module that they are in
         home = importlib.import_module(module)
         if callable(getattr(home, name)):
-            monkeypatch.setattr(home, name, recorder(name))
+            # whoever asks for its settings is told those of the function
+            monkeypatch.setattr(home, name, functools.wraps(getattr(home, name))(recorder(name)))
     for task in TASKS.values():
         for name in ("evaluate", "predict", "test"):
             monkeypatch.setattr(task, name, recorder(f"{task.name} {name}"))
