@@ -94,8 +94,16 @@ def describe(path: Path, notes: Mapping[str, str]) -> None:
 
 def quantize(path: Path) -> None:
     """Bring the products of a file to int8 by ONNX Runtime's tool, activations scaled at each call."""
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    # it turns weights around, and up to 1.23 keeps what the file says of their shapes beside them
+    model = onnx.load(path)
+    weights = {weight.name for weight in model.graph.initializer}
+    others = [info for info in model.graph.value_info if info.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(others)
+    onnx.save(model, path)
     # it recommends a preparation that programs of torch.export have had
     logging.disable(logging.WARNING)
     try:
