@@ -50,7 +50,8 @@ def write_sub_pictures(path, pixels):
 
 
 def add_array(group, name, **settings):
-    getattr(group, "create_array", group.create_dataset)(name, **settings)
+    add = group.create_array if hasattr(group, "create_array") else group.create_dataset
+    add(name, **settings)
 
 
 def zarr_format(zarr):
