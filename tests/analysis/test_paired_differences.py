@@ -41,6 +41,18 @@ def test_what_is_no_pair_is_refused(values, reference):
         mean_interval([])
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_values_that_are_no_numbers_have_no_interval(odd):
+    with pytest.raises(SubquadError, match=f"1 of 3 values to compare are no finite numbers, as {odd}"):
+        mean_interval([1.0, odd, 2.0])
+
+
+@pytest.mark.parametrize("reference", [[-1.0, -2.0], [-1.0, 1.0]])
+def test_a_rise_is_over_a_mean_above_zero(reference):
+    with pytest.raises(SubquadError, match="units of -1.5|units of 0: take a positive one"):
+        relative_rise(torch.tensor([1.0, 2.5]), torch.tensor(reference))
+
+
 def test_the_middle_of_resamples():
     found = bootstrap_interval(torch.arange(1001, dtype=torch.float64))
     assert (found.mean, found.low, found.high) == pytest.approx((500, 25, 975))

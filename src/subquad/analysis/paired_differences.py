@@ -33,7 +33,13 @@ class Difference:
         return f"{self.mean:+.3g}" + (f" ({self.low:+.3g} to {self.high:+.3g})" if known else "")
 
     def over(self, unit: float) -> "Difference":
-        """Give the same in another unit, which is taken to be known exactly."""
+        """Give the same in another unit, which is taken to be known exactly.
+
+        Raises:
+            SubquadError: the unit is not above zero, which would turn the interval round or leave none.
+        """
+        if not unit > 0:
+            raise SubquadError(f"a difference can't be counted in units of {unit:g}: take a positive one")
         return Difference(self.mean / unit, self.low / unit, self.high / unit, self.count)
 
 
@@ -41,11 +47,13 @@ def mean_interval(values: Sequence[float] | Tensor) -> Difference:
     """The mean of values and where it lies by Student's t.
 
     Raises:
-        SubquadError: there are none, or SciPy is not there.
+        SubquadError: there are none, some are no finite numbers, or SciPy is not there.
     """
     numbers = values.double().flatten().tolist() if isinstance(values, Tensor) else [float(value) for value in values]
     if not numbers:
         raise SubquadError("there are no pairs to compare")
+    if endless := [value for value in numbers if not math.isfinite(value)]:
+        raise SubquadError(f"{len(endless)} of {len(numbers)} values to compare are no finite numbers, as {endless[0]}")
     mean, count = statistics.fmean(numbers), len(numbers)
     if count == 1:
         return Difference(mean, -math.inf, math.inf, 1)
@@ -69,7 +77,11 @@ def paired_difference(values: Tensor, reference: Tensor) -> Difference:
 
 
 def relative_rise(values: Tensor, reference: Tensor) -> Difference:
-    """How much higher values (n,) are than the reference's of the same cases, over the mean of these."""
+    """How much higher values (n,) are than the reference's of the same cases, over the mean of these.
+
+    Raises:
+        SubquadError: they are not as many, or the reference's mean is not above zero.
+    """
     return paired_difference(values, reference).over(float(reference.double().mean()))
 
 
