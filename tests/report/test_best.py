@@ -93,7 +93,7 @@ def test_names_beside_points_stand_neither_on_names_nor_on_points():
 def test_shares_and_confusions_are_counted_over_all_images():
     assert removal_shares({"none": [1.0, 1.0, 0.0, 1.0], "local 9": [0.0, 1.0]}) == {"none": 75.0, "local 9": 50.0}
     words = confusion_words({"confused": [0.0, 26.0, 25.0, 1.0]})
-    assert words == "13.0 confused pairs an image, median 25; more than 25 in 25.0 % of 4 images"
+    assert words == "13.0 confused pairs an image, median 13; more than 25 in 25.0 % of 4 images"
 
 
 def test_a_measures_line_is_the_mean_of_all_heads(make_run):

@@ -1,5 +1,6 @@
 """What an analysis comes to: measures, counts and maps of each network."""
 
+import statistics
 from dataclasses import dataclass, field
 
 from PIL import Image
@@ -50,9 +51,9 @@ def removal_shares(counts: Counts) -> dict[str, float]:
 
 def confusion_words(counts: Counts) -> str:
     """How many there are, in a few words."""
-    values = sorted(counts["confused"])
+    values = counts["confused"]
     many = 100 * sum(value > PAPERS_COUNT for value in values) / len(values)
     return (
-        f"{sum(values) / len(values):.1f} confused pairs an image, median {values[len(values) // 2]:.0f}; "
+        f"{sum(values) / len(values):.1f} confused pairs an image, median {statistics.median(values):g}; "
         f"more than {PAPERS_COUNT} in {many:.1f} % of {len(values)} images"
     )
