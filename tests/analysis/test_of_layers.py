@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import subquad
 from subquad import ATTENTION, TokenGrid
-from subquad.analysis import ALL_MEASURES, LayerAttention, uniform_weights
+from subquad.analysis import ALL_MEASURES, LayerAttention, Removal, removing, uniform_weights
 from subquad.analysis.layer_quantities import feature_rank
+from subquad.analysis.small_maps import looking
 from subquad.ops.soft_formula import gaussian_kernel
 
 GRID = TokenGrid(4, 5)
@@ -41,3 +43,35 @@ def test_softs_weights_are_held_against_the_kernel_of_its_tokens():
         found = ALL_MEASURES["kernel"].of(layer(share * kernel, "soft", q=q))
         assert_close(found, torch.full((3, 2, 1), error))
     assert ALL_MEASURES["kernel"].of(layer(kernel, "softmax", q=q)) is None
+
+
+@pytest.mark.parametrize("measure", ["local", "distance"])
+def test_maps_of_one_row_are_measured_as_those_of_one_column(measure):
+    weights = torch.rand(2, 3, 1, 7, 7).softmax(-1)
+    row, column = (LayerAttention("a", "softmax", weights, grid, grid) for grid in (TokenGrid(1, 7), TokenGrid(7, 1)))
+    assert_close(ALL_MEASURES[measure].of(row), ALL_MEASURES[measure].of(column))
+    # not so where nothing tells where tokens stand, and the row is none
+    unplaced = LayerAttention("a", "softmax", weights, row.grid, row.grid, placed=False)
+    assert ALL_MEASURES[measure].of(unplaced) is None
+
+
+def test_wide_stripes_lose_keys_as_high_ones_do():
+    model = subquad.create_model("cswin_tiny", attention="softmax", img_size=64, num_classes=2, depths=(1, 1, 1, 1))
+    images = torch.randn(1, 3, 64, 64)
+    with removing(model, Removal("local", 3), images):
+        seen = {}
+        for module in model.eval().stages[0].blocks[0].attn.branches:
+            module.register_forward_hook(lambda module, given, y: seen.setdefault(module, y))
+        model(images)
+        removed = list(seen.values())
+        seen.clear()
+    model(images)
+    assert len(removed) == 2
+    assert all(not torch.allclose(one, other) for one, other in zip(removed, seen.values(), strict=True))
+
+
+def test_wide_images_show_the_maps_that_high_ones_show():
+    sizes = ((32, 64), (64, 32))
+    models = [subquad.create_model("pvt_tiny", num_classes=2, img_size=size, depths=(1, 1, 1, 1)) for size in sizes]
+    wide, high = (looking(model, torch.randn(1, 3, *size))[0] for model, size in zip(models, sizes, strict=True))
+    assert [look.keys for look in wide] == [look.keys[::-1] for look in high] == [(1, 2)] * 4

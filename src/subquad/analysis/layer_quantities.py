@@ -23,7 +23,7 @@ def on_map(measure: Callable[[Tensor, TokenGrid], Tensor]) -> OfLayer:
     """What `measure` gives for tokens of a map that attend to themselves, its mean over them."""
 
     def of(layer: LayerAttention) -> Tensor | None:
-        if layer.grid != layer.kv_grid or layer.grid.height == 1:
+        if not layer.on_its_map:
             return None
         return measure(layer.weights, layer.grid).mean(-1)
 

@@ -37,6 +37,7 @@ class LayerAttention:
         inputs: what it was given, by the names of `ATTENTION`; of LaViT nothing, of timm q, k and v where they are
             read off its projection.
         traits: of the mechanism.
+        placed: whether it is known where tokens stand; else `grid` has them in a row.
     """
 
     name: str
@@ -47,6 +48,12 @@ class LayerAttention:
     module: nn.Module | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
     traits: Traits = SOFTMAX
+    placed: bool = True
+
+    @property
+    def on_its_map(self) -> bool:
+        """Whether several places of a map, or of a window of it, attend to themselves."""
+        return self.placed and self.grid == self.kv_grid and self.grid.num_places > 1
 
     @cached_property
     def ranks(self) -> Ranks:
@@ -172,8 +179,12 @@ def _timm(name: str, module: Any, change: Change, model: nn.Module, images: Tens
         grids = _timm_grids(module, model, images, given_to_layer, weights)
         if grids is None:
             return None
-        own = inputs if weights.shape[-2] == weights.shape[-1] else {}
-        changed = change(LayerAttention(name, "softmax", weights[:, :, None], *grids, module, dict(own)))
+        grid, kv_grid = (one or TokenGrid(1, count) for one, count in zip(grids, weights.shape[-2:], strict=True))
+        own = dict(inputs) if weights.shape[-2] == weights.shape[-1] else {}
+        placed = None not in grids
+        changed = change(
+            LayerAttention(name, "softmax", weights[:, :, None], grid, kv_grid, module, own, placed=placed)
+        )
         return None if changed is None else changed[:, :, 0]
 
     with ExitStack() as stack:
@@ -209,11 +220,12 @@ def _unfused(module: Any) -> Iterator[None]:
 
 def _timm_grids(
     module: Any, model: nn.Module, images: Tensor, given: tuple[Any, ...], weights: Tensor
-) -> tuple[TokenGrid, TokenGrid] | None:
+) -> tuple[TokenGrid | None, TokenGrid | None] | None:
     """Where queries and keys of a layer of timm's stand, which was `given` tokens; None where no tokens see tokens.
 
     That is so of channels that see channels (XCiT) and of a class token alone that looks (CaiT); and nothing is said of
-    layers that compute all windows at once (Twins), or images and heads as one (SAM).
+    layers that compute all windows at once (Twins), or images and heads as one (SAM). Each grid is None where tokens
+    see tokens and nothing tells where they stand.
     """
     if weights.dim() != 4 or not given or not isinstance(given[0], Tensor) or hasattr(module, "temperature"):
         return None
@@ -243,11 +255,11 @@ def _window_grid(module: Any, count: int) -> TokenGrid | None:
     return TokenGrid(height, width)
 
 
-def _plain_grid(model: Any, images: Tensor, count: int) -> TokenGrid:
-    """Where the tokens of a plain network of timm's stand; in a row where its patches do not tell."""
+def _plain_grid(model: Any, images: Tensor, count: int) -> TokenGrid | None:
+    """Where the tokens of a plain network of timm's stand; None where its patches do not tell."""
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if isinstance(patch, tuple | list):
         height, width = (-(-side // step) for side, step in zip(images.shape[-2:], patch, strict=True))
         if 0 <= count - height * width < 32:
             return TokenGrid(height, width, count - height * width)
-    return TokenGrid(1, count)
+    return None

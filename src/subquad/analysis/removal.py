@@ -101,7 +101,7 @@ def removing(model: nn.Module, removal: Removal, images: Tensor, *, branches: bo
 
 def _without(layer: LayerAttention, removal: Removal, count: int, branches: bool) -> Tensor | None:
     """A layer's weights without what is removed; None where it stays as it is, not touched by a rounding either."""
-    if layer.grid != layer.kv_grid or layer.grid.height < 2:
+    if not layer.on_its_map:
         return None
     if removal.kind == "none":
         return None if branches else layer.weights

@@ -48,7 +48,7 @@ def looking(model: nn.Module, images: Tensor) -> list[list[Looking]]:
     def visit(layer: LayerAttention) -> None:
         nonlocal number
         number += 1
-        if len(layer.weights) != len(images) or layer.grid.height < 2 or layer.kv_grid.height < 2:
+        if len(layer.weights) != len(images) or not layer.placed or layer.grid.num_places < 2:
             return
         for image, whole in zip(by_image, layer.weights, strict=True):
             image.append(small_map(layer, whole.mean((0, 1)), number))
