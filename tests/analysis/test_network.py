@@ -67,6 +67,15 @@ def test_every_host_is_measured_where_it_can_be(host):
     assert all(math.isfinite(row.mean) for row in rows)
 
 
+@pytest.mark.parametrize("host", ["swin_tiny", "cswin_tiny"])
+def test_windows_of_other_tokens_are_not_compared_with_those_of_the_layer_before(host):
+    model = subquad.create_model(host, attention="softmax", img_size=64, num_classes=2, depths=(2, 2, 2, 2))
+    images = torch.randn(1, 3, 64, 64)
+    layers, rows = attention_weights(model, images), measure_network(model, [images], ["similarity"])
+    whole = {number for number, layer in enumerate(layers, start=1) if len(layer.weights) == len(images)}
+    assert {row.layer for row in rows} <= whole and 0 < len({row.layer for row in rows}) < len(layers) - 1
+
+
 def test_what_can_not_be_measured_is_said():
     with pytest.raises(SubquadError, match="unknown measure 'entropie': did you mean entropy"):
         measure_network(network("softmax"), [], ["entropie"])

@@ -141,8 +141,9 @@ MEASURES: dict[str, Measure] = {
 SIMILARITY = Measure(
     lambda layer: None,
     "correlation with the layer before",
-    "How alike maps of consecutive layers of one shape are, column by column, their means taken off: 1 where nothing "
-    "changes. LaViT starts from its rise in deep layers.",
+    "How alike whole maps of consecutive layers of one shape are, column by column, their means taken off: 1 where "
+    "nothing changes. Windows and stripes, which move from layer to layer, have none. LaViT starts from its rise in "
+    "deep layers.",
     lambda grid: 0.0,
 )
 """The measure that needs two layers."""

@@ -62,7 +62,7 @@ def measure_network(
     measured: dict[tuple[int, str], list[Tensor]] = {}
     layers: list[LayerAttention] = []
     for images in batches:
-        watcher = _Watcher(measures, measured)
+        watcher = _Watcher(measures, measured, len(images))
         visit_attention(model, images, watcher)
         layers = watcher.layers
     if not layers:
@@ -81,23 +81,30 @@ def measure_network(
 
 
 class _Watcher:
-    """Measures each layer as it comes, and keeps the last one's map only."""
+    """Measures each layer as it comes, and keeps the last one only."""
 
-    def __init__(self, measures: Sequence[str], measured: dict[tuple[int, str], list[Tensor]]) -> None:
-        self.measures, self.measured = measures, measured
+    def __init__(self, measures: Sequence[str], measured: dict[tuple[int, str], list[Tensor]], images: int) -> None:
+        self.measures, self.measured, self.images = measures, measured, images
         self.layers: list[LayerAttention] = []
-        self.before: Tensor | None = None
+        self.before: LayerAttention | None = None
 
     def __call__(self, layer: LayerAttention) -> None:
         number = len(self.layers)
         values = {name: MEASURES[name].of(layer) for name in self.measures if name in MEASURES}
         if "similarity" in self.measures:
-            alike = self.before is not None and self.before.shape == layer.weights.shape
-            values["similarity"] = map_similarity(self.before, layer.weights) if alike else None  # type: ignore[arg-type]
-            self.before = layer.weights
+            values["similarity"] = self._similarity(layer)
+            self.before = layer
         for name, value in values.items():
             if value is not None:
                 # streams beside images: both are maps of a head
                 self.measured.setdefault((number, name), []).append(value.movedim(2, 1).flatten(0, 1).cpu())
         # without the map and what it was made of, which are large
         self.layers.append(LayerAttention(layer.name, layer.mechanism, layer.weights[:0], layer.grid, layer.kv_grid))
+
+    def _similarity(self, layer: LayerAttention) -> Tensor | None:
+        """To the layer before, where both attend to the same tokens: windows move from layer to layer."""
+        before = self.before
+        if before is None or (before.grid, before.kv_grid) != (layer.grid, layer.kv_grid):
+            return None
+        whole = before.weights.shape == layer.weights.shape and len(layer.weights) == self.images
+        return map_similarity(before.weights, layer.weights) if whole else None
