@@ -11,6 +11,8 @@ from claims import CLAIMS, Measured, claims_page
 from evidence_tables import TABLES, Cell, Evidence, Row, cells
 
 from subquad.analysis.paired_differences import mean_interval
+from subquad.analysis.removal import Removal, removed_pairs
+from subquad.grid import TokenGrid
 from subquad.writing import write_text
 
 Done = Mapping[str, Mapping[str, Any]]
@@ -124,6 +126,8 @@ def equal_cost_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[s
     return lines
 
 
+KINDS, PLACES = ("local", "random"), TokenGrid(8, 8)
+"""What keys are removed, and the map of the networks that are looked into."""
 MEASURES = ("entropy", "local", "rank", "features", "global", "similarity", "gates", "kernel")
 
 
@@ -133,7 +137,14 @@ def findings_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[str
     if not any(looked.values()):
         return []
     titles = [*MEASURES, "confused pairs", "top-1 without 7×7: near, random"]
-    lines = ["", "Means over layers of what `subquad analyze` calls so.", "", f"| | {' | '.join(titles)} |"]
+    near, random = (float(removed_pairs(PLACES, Removal(kind, 7)).sum(1).double().mean()) for kind in KINDS)
+    lines = [
+        "",
+        "Means over layers of what `subquad analyze` calls so. Windows of 7×7 are cut at borders: of 8×8 places",
+        f"{near:.0f} go in the mean, and {random:.0f} at random, as a window in the middle leaves 15 others.",
+        "",
+        f"| | {' | '.join(titles)} |",
+    ]
     lines.append("|---" + "|---:" * len(titles) + "|")
     for name, runs in looked.items():
         if not runs:
@@ -145,7 +156,7 @@ def findings_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[str
             cells_of_row.append(spread(means, 3))
         cells_of_row.append(spread([run["confused"] for run in runs if "confused" in run], 1))
         removed = [run["removed"] for run in runs if "removed" in run]
-        shares = [spread([one[f"{kind} 49"] for one in removed], 1) for kind in ("local", "random")]
+        shares = [spread([one[f"{kind} 49"] for one in removed], 1) for kind in KINDS]
         cells_of_row.append(", ".join(share for share in shares if share))
         lines.append(as_row([name, *cells_of_row]))
     return lines

@@ -38,6 +38,10 @@ def test_neighbourhoods_are_cut_at_borders_and_as_many_go_at_random():
     assert not torch.equal(other, removed_pairs(grid, Removal("random", 3), layer=1))
     assert not torch.equal(other, removed_pairs(grid, Removal("random", 3, seed=1)))
     assert not removed_pairs(grid, Removal()).any()
+    # a map that is hardly larger than the window: no more than all others can go, as docs/findings.md says
+    small = [removed_pairs(TokenGrid(8, 8), Removal(kind, 7)).sum(1) for kind in ("local", "random")]
+    assert [counts.double().mean().item() for counts in small] == [30.25, 24.375]
+    assert torch.equal(small[1], torch.minimum(small[0], 64 - small[0]))
 
 
 def test_rows_become_those_of_the_keys_that_are_left():

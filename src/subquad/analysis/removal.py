@@ -26,7 +26,8 @@ class Removal:
     """What each query loses.
 
     Attributes:
-        kind: "none", "local" for the window around it, "random" for as many keys outside of that window.
+        kind: "none", "local" for the window around it, "random" for as many keys outside of that window, or all of
+            them where they are fewer: compare the two by `removed_pairs` on maps that hold few windows.
         window: side of the neighbourhood, odd; at borders it is cut, and as few are removed at random.
         seed: of the random keys, which differ from layer to layer.
     """

@@ -14,6 +14,7 @@ from subquad.pages.viewer import attention_viewer
 
 _REMOVED = (
     "Top-1 accuracy when every query loses the keys around it, or as many at random elsewhere; without retraining. "
+    "Windows are cut at borders, and where more than half of the keys are near, no more than the others can go. "
     "InLine's paper finds that the near ones are missed far more, by softmax more than by itself."
 )
 _CONFUSED = (
