@@ -209,6 +209,27 @@ def test_a_survey_goes_on_where_it_was_broken_off(tmp_path):
     assert min(images.seen) == 0
 
 
+def test_hits_are_of_answers_that_are_numbers():
+    model, images = network("softmax"), torch.randn(2, 3, 10, 12)
+    with torch.no_grad():
+        model.head.weight.fill_(torch.nan)
+    with pytest.raises(SubquadError, match=r"answer to 2 images \(keys removed: none\) is not finite"):
+        count_hits(model)(images, torch.zeros(2))
+
+
+@pytest.mark.parametrize("name", ["reduced keys", "unknown places"])
+def test_a_network_that_can_not_lose_keys_is_not_counted_as_without_them(name):
+    if name == "reduced keys":
+        # the last stage has one place at 32 px
+        model, side = subquad.create_model("pvt_tiny", num_classes=3, img_size=32, depths=(1, 1, 1, 1)), 32
+    else:
+        model, side = timm.create_model("vit_tiny_r_s16_p8_224", img_size=64, num_classes=3, depth=1), 64
+    images = torch.randn(1, 3, side, side)
+    assert count_hits(model, [Removal()])(images, torch.zeros(1)).keys() == {"none"}
+    with pytest.raises(SubquadError, match=r"no layer of .* lost keys: they stand on a smaller map"):
+        count_hits(model)(images, torch.zeros(1))
+
+
 def test_confusions_are_counted_by_image():
     """Linear attention with all queries on one ray confuses every pair whose lengths differ enough; softmax none."""
     images = torch.randn(3, 3, 10, 12)

@@ -89,15 +89,26 @@ def removing(model: nn.Module, removal: Removal, images: Tensor, *, branches: bo
         branches: False switches local branches off as well.
 
     Raises:
-        SubquadError: nothing of it can be removed, or a mechanism does not say how.
+        SubquadError: nothing of it can be removed, or a mechanism does not say how; behind the passes, where none of
+            their layers had keys to lose.
     """
     check_removal(model)
+    on_maps: list[bool] = []
 
     def change_of(count: int) -> Change:
-        return lambda layer: _without(layer, removal, count, branches)
+        def change(layer: LayerAttention) -> Tensor | None:
+            on_maps.append(layer.on_its_map)
+            return _without(layer, removal, count, branches)
+
+        return change
 
     with probing(model, images, change_of, branches=branches):
         yield
+    if removal.kind != "none" and on_maps and not any(on_maps):
+        raise SubquadError(
+            f"no layer of {type(model).__name__} lost keys: they stand on a smaller map than the queries or on one "
+            "place, or nothing tells where they stand"
+        )
 
 
 def _without(layer: LayerAttention, removal: Removal, count: int, branches: bool) -> Tensor | None:

@@ -17,6 +17,7 @@ from subquad.analysis.probes import LayerAttention, without_weights
 from subquad.analysis.removal import Removal, removing
 from subquad.data import create_loader
 from subquad.errors import SubquadError
+from subquad.tasks.accuracy import check_finite
 from subquad.writing import json_text, write_json
 
 Counts = dict[str, list[float]]
@@ -101,14 +102,20 @@ def _kept(file: Path, about: dict[str, Any]) -> tuple[int, Counts] | None:
 def count_hits(
     model: nn.Module, removals: Sequence[Removal] = USUAL_REMOVALS, *, branches: bool = True
 ) -> Callable[[Tensor, Tensor], Counts]:
-    """Counts whether the class is right without each of these keys: 1 or 0, by the name of the removal."""
+    """Counts whether the class is right without each of these keys: 1 or 0, by the name of the removal.
+
+    Counting raises where answers are no finite numbers, and where no layer has keys to lose.
+    """
 
     def count(images: Tensor, labels: Tensor) -> Counts:
         counts = Counts()
         for removal in removals:
             with removing(model, removal, images, branches=branches), torch.no_grad():
                 model.eval()
-                counts[str(removal)] = (model(images).argmax(-1) == labels).double().tolist()
+                answers = model(images)
+            # the largest of what is no number is the first class
+            check_finite(answers, f"{len(images)} images (keys removed: {removal})")
+            counts[str(removal)] = (answers.argmax(-1) == labels).double().tolist()
         return counts
 
     return count
