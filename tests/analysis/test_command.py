@@ -49,6 +49,14 @@ def test_held_out_images_are_counted_and_counts_are_kept(runs, tmp_path, capsys)
     assert main(command) == 0 and "softmax, top-1 % without keys: none 0.0" in capsys.readouterr().out
 
 
+def test_measures_that_no_layer_has_are_one_line(runs, tmp_path, capsys):
+    command = ["analyze", str(runs / "inline"), "--max-images", "1", "--measures", "gates", "power"]
+    assert main([*command, "--output", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert "inline: none of these measures" in captured.out
+    assert "no layer of inline has any of gates, power" in captured.err
+
+
 def test_the_page_has_the_maps_of_every_layer(runs, tmp_path):
     Image.new("RGB", (16, 16), (200, 30, 90)).save(tmp_path / "a.png")
     command = ["analyze", str(runs / "inline"), "--images", str(tmp_path / "a.png"), "--measures", "entropy"]

@@ -86,6 +86,9 @@ class Study:
                 check_removal(trained.model)
             self._measure(trained, name, findings)
             self._count(trained, name, findings)
+        if not any(findings.rows.values()):
+            # those of one mechanism alone
+            raise SubquadError(f"no layer of {', '.join(findings.names)} has any of {', '.join(self.measures or ())}")
         return findings
 
     def _measure(self, trained: ImageNetwork, name: str, findings: Findings) -> None:
@@ -101,7 +104,8 @@ class Study:
             looks = (looking(trained.model, inputs[k][None].to(trained.device)) for k in chosen)
             findings.looks[name] = [layers for (layers,) in looks]
             findings.pictures[:] = [pictures[k] for k in chosen]
-        self.log(f"{name}: {max(row.layer for row in rows)} layers, {len(inputs)} images")
+        layers = max((row.layer for row in rows), default=0)
+        self.log(f"{name}: {layers} layers, {len(inputs)} images" if rows else f"{name}: none of these measures")
 
     def _pictures(self, trained: ImageNetwork) -> tuple[list[Any], list[Any]]:
         """Images as they are and as the network takes them: of the folders, else held-out ones."""
