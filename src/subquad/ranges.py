@@ -142,8 +142,13 @@ def height_and_width(pixels: Any, name: str = "img_size") -> tuple[int, int]:
 
 def check_repeats(repeats: Any) -> None:
     """Raise SubquadError where something would be timed no times, of which there is no median."""
-    if not fits(repeats, Positive):
-        raise SubquadError(f"repeats must be {describe(Positive)}, got {shown(repeats)}")
+    check_positive(repeats=repeats)
+
+
+def check_positive(**numbers: Any) -> None:
+    """Raise SubquadError where one of the numbers is no whole number of at least 1."""
+    for name, value in numbers.items():
+        _check(name, value, Positive)
 
 
 def describe(kind: Any, several: bool = False) -> str:

@@ -73,11 +73,31 @@ def test_softmax_is_compared_with_where_its_textbook_form_would_fill_the_memory(
         ({"tokens": [200]}, "200 tokens make no square grid: use 196 or 225"),
         ({"dtype": "fp64"}, "unknown dtype 'fp64'"),
         ({"num_heads": 5}, "5 heads do not divide a width of 192"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+        ({"parts": ("blocks",)}, "unknown part of a layer 'blocks': did you mean block"),
+        ({"parts": ("textbook",)}, "parts that are timed must have block or core: got textbook"),
+        ({"parts": ("block",), "ops": True}, "must have core, as operations alone have no block: got block"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(settings, message):
     with pytest.raises(SubquadError, match=message):
         measure_blocks(**{"mechanisms": ["linear"], "tokens": [16], "repeats": 1} | settings)
+
+
+def test_what_lies_between_the_projections_may_be_timed_alone():
+    (row,) = measure_blocks(["linear"], [16], dim=16, num_heads=2, repeats=1, parts=("core",))
+    assert row.block_ms is None and row.images_per_s == pytest.approx(1000 / row.core_ms)
+
+
+@pytest.mark.parametrize("flag", [["--output", "rows.csv"], ["--output", "rows.json"], ["--picture", "lines.svg"]])
+def test_softmax_that_was_asked_for_is_not_left_out_without_a_word(flag, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = []
+    assert measure_blocks(["softmax"], [25], dim=2, num_heads=1, max_softmax_tokens=16, log=said.append) == []
+    assert said[-1] == "softmax is left out from 25 tokens on: it is timed up to 16"
+    sizes = ["--tokens", "17689", "--dim", "2", "--num-heads", "1", "--repeats", "1"]
+    assert main(["bench", "--attention", "softmax", *sizes, *flag]) == 2
+    assert "nothing was measured that could be" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_rows_are_written_as_csv_or_json(tmp_path):

@@ -39,6 +39,10 @@ def test_what_can_not_be_measured_is_said_before_a_network_is_built(monkeypatch)
         measure_unet("sd14", [64], [0.4])
     with pytest.raises(SubquadError, match=r"ratio must be a number of at least 0 and at most 1, got 1\.4"):
         measure_unet("sd15", [64], [1.4])
+    with pytest.raises(SubquadError, match="pixels are 8 px of the image, and 100 px are no whole number"):
+        measure_unet("sd15", [64, 100], [0.4])
+    with pytest.raises(SubquadError, match="batch_size must be a whole number of at least 1, got 0"):
+        measure_unet("sd15", [64], [0.4], batch_size=0)
 
 
 @pytest.mark.parametrize(

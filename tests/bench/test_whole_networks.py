@@ -36,6 +36,8 @@ def test_from_which_size_on_a_network_is_faster():
 def test_an_unknown_network_is_one_line():
     with pytest.raises(SubquadError, match="unknown model 'agent_deit_tny': did you mean agent_deit_tiny"):
         measure_networks(["agent_deit_tny"], [32])
+    with pytest.raises(SubquadError, match="batch_size must be a whole number of at least 1, got 0"):
+        measure_networks(["deit_micro"], [32], batch_size=0)
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ from subquad.benchmarks.floors import copy_gb_per_s, moved_bytes
 from subquad.benchmarks.layers_on_squares import check_mechanisms, last_descent, layer_on_tokens
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.benchmarks.textbook import TEXTBOOK
-from subquad.errors import check_suffix, unknown_name
+from subquad.errors import SubquadError, check_suffix, unknown_name
 from subquad.models.assembling import settings_of
-from subquad.ranges import check_repeats
+from subquad.ranges import check_positive
 from subquad.text import columns
 from subquad.timing import interleaved_ms, timed_pass, warmed_up
 from subquad.writing import replacing, write_json
@@ -53,7 +53,7 @@ class BlockRow:
         over_projections: block over projections; least is best.
         of_floor: the floor over the core: 1 is as fast as a copy.
         textbook_gain, softmax_gain: how many times faster the core is than these; more is better.
-        images_per_s: of the block, or of the core where operations alone were timed.
+        images_per_s: of the block, or of the core where the whole layer was not timed.
         spread: (max − min) / median of the repeats, and peak_mb the memory of the same.
     """
 
@@ -109,11 +109,10 @@ def measure_blocks(
     length would not fit what is left of `time_budget_s` is left out from there on, and `log` hears of it.
     """
     check_mechanisms(mechanisms)
-    check_repeats(repeats)
+    check_positive(repeats=repeats, batch_size=batch_size)
     kind, device = dtype_of(dtype), torch.device(device)
     deadline = time.perf_counter() + time_budget_s
-    asked = set(parts) & {"core", "textbook"} if ops else set(parts)
-    whole = "core" if ops else "block"
+    asked, whole = _asked_parts(parts, ops)
     speed = copy_gb_per_s(device) if "core" in asked else None
     if speed is not None:
         log(f"a copy moves {speed:.1f} GB/s")
@@ -123,6 +122,8 @@ def measure_blocks(
         shape = (batch_size, length, dim)
         if length > max_softmax_tokens and "softmax" in running:
             running.remove("softmax")
+            if "softmax" in mechanisms:
+                log(f"softmax is left out from {length} tokens on: it is timed up to {max_softmax_tokens}")
         passes: dict[tuple[str, str], Callable[[], Any]] = {}
         inputs: dict[str, tuple[int, tuple[int, int, int]]] = {}
         for name in running:
@@ -149,6 +150,19 @@ def measure_blocks(
             peak_mb = peak_memory_mb(plain[name, whole], device)
             rows.append(_row(name, length, batch_size, dtype, times, whole, floor_ms, peak_mb))
     return rows
+
+
+def _asked_parts(parts: Sequence[str], ops: bool) -> tuple[set[str], str]:
+    """What is timed of a layer, and which part of it images a second, spread and memory are of."""
+    for part in parts:
+        if part not in PARTS:
+            raise unknown_name("part of a layer", part, PARTS)
+    asked = set(parts) - ({"block", "projections"} if ops else set())
+    whole = next((part for part in ("block", "core") if part in asked), None)
+    if whole is None:
+        without = "core, as operations alone have no block" if ops else "block or core"
+        raise SubquadError(f"the parts that are timed must have {without}: got {', '.join(parts) or 'none'}")
+    return asked, whole
 
 
 def _parts(
@@ -303,8 +317,14 @@ MEASUREMENTS = "measurements are", ".csv", ".json"
 
 
 def save_rows(rows: Sequence[Any], path: Path, about: dict[str, Any]) -> None:
-    """Write rows, dataclasses of one kind, as .csv, or as .json with what they are `about`."""
+    """Write rows, dataclasses of one kind, as .csv, or as .json with what they are `about`.
+
+    Raises:
+        SubquadError: there are none, or the name of the file ends otherwise.
+    """
     check_suffix(path, *MEASUREMENTS)
+    if not rows:
+        raise SubquadError(f"nothing was measured that could be written to {path}")
     records = [dataclasses.asdict(row) for row in rows]
     if path.suffix == ".json":
         write_json(path, {"about": about, "rows": records}, indent=1)

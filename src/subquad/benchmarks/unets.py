@@ -22,7 +22,7 @@ from subquad.diffusion import (
 )
 from subquad.diffusion.patchable_layers import maps_of
 from subquad.errors import SubquadError, unknown_name
-from subquad.ranges import check_repeats
+from subquad.ranges import check_positive
 from subquad.substituting import substituted
 from subquad.text import columns
 from subquad.timing import interleaved_ms, now
@@ -100,7 +100,12 @@ def measure_unet(
     """
     if name not in UNETS:
         raise unknown_name("U-Net", name, UNETS)
-    check_repeats(repeats)
+    check_positive(repeats=repeats, batch_size=batch_size)
+    for px in sizes:
+        if px < PIXELS or px % PIXELS:
+            raise SubquadError(
+                f"a U-Net's pixels are {PIXELS} px of the image, and {px} px are no whole number of them"
+            )
     methods = _methods(ratios, agents, reuse)
     kind, device = dtype_of(dtype), torch.device(device)
     unet = _unet(name).to(device=device, dtype=kind).eval()

@@ -16,7 +16,7 @@ from subquad.benchmarks.memory import peak_memory_mb
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import VARIANTS, create_model
 from subquad.models.networks import NETWORKS
-from subquad.ranges import check_repeats
+from subquad.ranges import check_positive
 from subquad.tasks import TASKS
 from subquad.text import columns
 from subquad.timing import interleaved_ms, timed_pass, warmed_up
@@ -70,7 +70,7 @@ def measure_networks(
     are backbones under it, with as many classes as its usual data have. A network is left out from the size on at which
     a first pass takes longer than `max_seconds`.
     """
-    check_repeats(repeats)
+    check_positive(repeats=repeats, batch_size=batch_size)
     if head is not None and head not in (known := [name for task in TASKS.usable() for name in task.heads]):
         raise unknown_name("head", head, known)
     if head is not None and backward:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from subquad.benchmarks import BlockRow, NetworkRow
-from subquad.errors import check_suffix
+from subquad.errors import SubquadError, check_suffix
 from subquad.models import attention_label
 from subquad.pages.charts import Axis, Series, spread_apart, tick_text, ticks_of
 from subquad.pages.colours import classes_of, colour_of_class
@@ -25,7 +25,13 @@ def check_picture(path: Path) -> None:
 
 
 def bench_picture(rows: Sequence[BlockRow] | Sequence[NetworkRow], path: Path) -> None:
-    """Write lines of all mechanisms or networks, and of softmax, to `path`: .svg, .png or .pdf."""
+    """Write lines of all mechanisms or networks, and of softmax, to `path`: .svg, .png or .pdf.
+
+    Raises:
+        SubquadError: there are no rows, or the name of the file ends otherwise.
+    """
+    if not rows:
+        raise SubquadError(f"nothing was measured that could be drawn to {path}")
     several = len({(row.batch_size, row.dtype) for row in rows}) > 1
     lines: dict[str, dict[float, float]] = {}
     mechanisms: dict[str, str] = {}
