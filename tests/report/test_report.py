@@ -1,5 +1,6 @@
 """The page shows every run, needs nothing from outside, and says in one line what it can't read."""
 
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -88,6 +89,36 @@ def test_a_run_that_is_named_twice_is_one(make_run, tmp_path):
     runs = [make_run(f"s{seed}", "agent", seed=seed, top1=90.0 + seed) for seed in range(2)]
     (group,) = group_runs(find_runs([tmp_path / "runs", *runs, runs[0] / ".." / "s1"]))
     assert len(group.runs) == 2 and group.mean("eval_top1") == 90.5
+
+
+def test_a_seed_counts_once(make_run, tmp_path):
+    # two folders of images, which the recipe has in no other field
+    for name, top1 in (("cats", 90.0), ("cars", 70.0)):
+        for seed in range(2):
+            make_run(f"{name}/linear-s{seed}", "linear", seed=seed, top1=top1 + seed, data="folder", data_dir=name)
+    groups = group_runs(find_runs([tmp_path / "runs" / "cats", tmp_path / "runs" / "cars"]))
+    assert [group.label for group in groups] == ["linear (cats/linear-s0)", "linear (cars/linear-s0)"]
+    assert [group.mean("eval_top1") for group in groups] == [90.5, 70.5]
+
+
+def test_data_with_other_classes_is_other_data(make_run, tmp_path):
+    for seed, name in enumerate(("cats", "cars")):
+        folder = make_run(name, "linear", seed=seed, data="folder", data_dir=name)
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(facts | {"classes": [name, "none"]}))
+    assert len(group_runs(find_runs([tmp_path / "runs"]))) == 2
+    subquad.report([tmp_path / "runs"], tmp_path / "page.html", scaling=False)
+    assert "in more than the attention: classes." in (tmp_path / "page.html").read_text()
+
+
+def test_how_many_seeds_there_are_is_said_of_all(make_run, tmp_path):
+    for seed in range(3):
+        make_run(f"softmax-s{seed}", "softmax", seed=seed)
+    subquad.report([tmp_path / "runs"], tmp_path / "page.html", scaling=False)
+    assert "3 seeds each" in (tmp_path / "page.html").read_text()
+    make_run("agent-s0", "agent")
+    subquad.report([tmp_path / "runs"], tmp_path / "page.html", scaling=False)
+    assert "1 to 3 seeds each" in (tmp_path / "page.html").read_text()
 
 
 def test_runs_that_have_not_finished_or_begun_are_said_to_be(make_run, tmp_path):

@@ -67,14 +67,14 @@ def _header(groups: Sequence[Group]) -> Markup:
     """What was compared, and the three numbers one asks for first."""
     first = groups[0].first
     recipe, facts = first.recipe, first.facts
-    seeds = max(len(group.runs) for group in groups)
+    fewest, most = min(len(group.runs) for group in groups), max(len(group.runs) for group in groups)
     models = sorted({group.first.network for group in groups})
     made = datetime.fromisoformat(facts["created"])
     told = [
         f"{', '.join(models)}",
         f"{len(first.rows)} epochs",
         f"batch {recipe['batch_size']}",
-        f"{seeds} seed{'s' if seeds > 1 else ''} each",
+        f"{most if fewest == most else f'{fewest} to {most}'} seed{'s' if most > 1 else ''} each",
         f"{facts['device']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}",
         f"torch {facts['versions']['torch']}",
         f"{made.day} {made:%B %Y}",

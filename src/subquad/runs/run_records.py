@@ -228,20 +228,38 @@ def _check_entries(file: Path, line: int, entries: Any, needed: Mapping[str, Kin
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs that differ by nothing but the seed and the place of the data, in the order of `ATTENTION`."""
-    groups: dict[str, list[Run]] = {}
+    """Runs that differ by nothing but the seed and the place of the data, in the order of `ATTENTION`.
+
+    A seed counts once: runs of one recipe and seed, as of two folders of images, are of different groups.
+    """
+    alike: dict[str, list[list[Run]]] = {}
     for run in runs:
         same = {key: value for key, value in run.recipe.items() if key not in _ignored(run)}
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
+        # of two places with other classes the data is not the same
+        same_recipe = alike.setdefault(json.dumps([same, run.facts.get("classes")], sort_keys=True), [])
+        seed = run.recipe.get("seed")
+        group = next((group for group in same_recipe if all(one.recipe.get("seed") != seed for one in group)), None)
+        if group is None:
+            same_recipe.append([run])
+        else:
+            group.append(run)
     places = {name: place for place, name in enumerate(ATTENTION)}
-    ordered = sorted(groups.values(), key=lambda group: _place(group[0].attention, places))
+    groups = [group for same_recipe in alike.values() for group in same_recipe]
+    ordered = sorted(groups, key=lambda group: _place(group[0].attention, places))
     labels = [_label(group[0], runs) for group in ordered]
-    # recipes that differ in something else than the mechanism are told apart by their folders
-    names = [
-        label if labels.count(label) == 1 else f"{label} ({group[0].path.name})"
-        for label, group in zip(labels, ordered, strict=True)
-    ]
+    names = [_told_apart(label, place, labels, ordered) for place, label in enumerate(labels)]
     return [Group(name, tuple(group)) for name, group in zip(names, ordered, strict=True)]
+
+
+def _told_apart(label: str, place: int, labels: Sequence[str], groups: Sequence[Sequence[Run]]) -> str:
+    """A label and, where other groups have it too, as much of the first run's path as tells it from theirs."""
+    if labels.count(label) == 1:
+        return label
+    own = groups[place][0].path.resolve().parts
+    others = [groups[other][0].path.resolve().parts for other, name in enumerate(labels) if name == label]
+    depths = range(1, len(own) + 1)
+    depth = next((d for d in depths if [parts[-d:] for parts in others].count(own[-d:]) == 1), len(own))
+    return f"{label} ({'/'.join(own[-depth:])})"
 
 
 def _place(attention: str, places: Mapping[str, int]) -> int:
@@ -250,11 +268,13 @@ def _place(attention: str, places: Mapping[str, int]) -> int:
 
 
 def differing_fields(groups: Sequence[Group]) -> list[str]:
-    """Fields of recipes that differ from group to group, beside the mechanism and its settings."""
+    """Fields of recipes that differ from group to group, beside the mechanism and its settings; and the classes."""
+    classes = [group.first.facts.get("classes") for group in groups]
     recipes = [group.first.recipe for group in groups]
     without = {"attention", "settings", *(name for group in groups for name in _ignored(group.first))}
     names = dict.fromkeys(name for recipe in recipes for name in recipe if name not in without)
-    return [name for name in names if any(recipe.get(name) != recipes[0].get(name) for recipe in recipes)]
+    differing = [name for name in names if any(recipe.get(name) != recipes[0].get(name) for recipe in recipes)]
+    return differing + (["classes"] if any(one != classes[0] for one in classes) else [])
 
 
 def _ignored(run: Run) -> set[str]:
