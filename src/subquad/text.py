@@ -6,8 +6,9 @@ from unicodedata import category
 
 def si(number: float) -> str:
     """1234567 as 1.23 M."""
-    for factor, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= factor:
+    for factor, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        # what three digits round up to the next unit is said in that
+        if number >= 0.9995 * factor:
             return f"{number / factor:.3g}{unit}"
     return f"{number:.0f}"
 

@@ -15,6 +15,7 @@ from subquad.pages.charts import Axis, Series, _beside, _Frame, _share, spread_a
 from subquad.pages.image_page import _difference, _pictures
 from subquad.pages.table import accuracy_table, columns_of
 from subquad.runs.run_records import Run, find_runs, group_runs
+from subquad.text import si
 
 
 def rewritten(folder, *, facts, row):
@@ -88,6 +89,21 @@ def test_names_beside_points_stand_neither_on_names_nor_on_points():
                 assert abs(levels[k] - levels[other]) >= 13
             if other != k and 0 < x - px < 80:
                 assert abs(levels[k] - y) >= 13
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (999, "999"),
+        (999_499, "999 k"),
+        (999_500, "1 M"),
+        (999_999_999, "1 G"),
+        (2.94e12, "2.94 T"),
+        (1_234_567, "1.23 M"),
+    ],
+)
+def test_counts_have_three_digits_and_the_unit_that_they_round_to(number, text):
+    assert si(number) == text
 
 
 def test_shares_and_confusions_are_counted_over_all_images():
