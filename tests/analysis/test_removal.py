@@ -10,7 +10,17 @@ from mechanisms import WITH_WEIGHTS
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.analysis import Removal, attention_weights, count_confusions, count_hits, removed_pairs, removing, survey
+from subquad.analysis import (
+    LayerAttention,
+    Removal,
+    attention_weights,
+    count_confusions,
+    count_hits,
+    removed_pairs,
+    removing,
+    survey,
+)
+from subquad.analysis.removal import _without
 from subquad.attention import traits_of
 from subquad.attention.key_removal import recentred, renormalised
 from subquad.grid import TokenGrid
@@ -96,6 +106,26 @@ def test_with_all_but_itself_removed_a_query_sees_its_own_value(name, settings):
             model.blocks[0].attn.inner.register_forward_hook(look, with_kwargs=True)
             model(images)
     assert torch.allclose(seen["y"], seen["v"], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["softmax", "linear", "inline", "pola", "mlla"])
+def test_what_fills_up_a_window_is_no_key(name):
+    """Rows without removed keys are those of the mechanism where these are absent beside the padding."""
+    grid, settings = TokenGrid(4, 4), {"dim": 16, "num_heads": 2}
+    module = ATTENTION[name](**settings, grid=grid, kv_grid=grid).double().eval()
+    q, k = torch.randn(2, 3, 2, 16, 8, dtype=torch.float64).unbind(0)
+    padding = torch.zeros(3, 16, dtype=torch.bool)
+    padding[0, 12:] = padding[1, 3::4] = True
+    given = {word: value for word, value in {"q": q, "k": k}.items() if word in module.inputs}
+    with torch.no_grad():
+        weights = module.weights(**given, padding=padding, grid=grid, kv_grid=grid)
+        inputs = given | {"padding": padding}
+        layer = LayerAttention("a", name, weights, grid, grid, module, inputs, traits_of(module))
+        changed = _without(layer, Removal("local", 3), 0, True)
+        for row, gone in enumerate(removed_pairs(grid, Removal("local", 3))):
+            alone = module.weights(**given, padding=padding | gone, grid=grid, kv_grid=grid)
+            # what is added to divisors, 1e-6 and less, counts where no key is near a query
+            assert torch.allclose(changed[..., row, :], alone[..., row, :], atol=1e-3), row
 
 
 @pytest.mark.parametrize("name", REMOVABLE)

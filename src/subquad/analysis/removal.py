@@ -118,4 +118,15 @@ def _without(layer: LayerAttention, removal: Removal, count: int, branches: bool
     if removal.kind == "none":
         return None if branches else layer.weights
     assert layer.traits.key_removal is not None
-    return layer.traits.key_removal(layer.weights, removed_pairs(layer.grid, removal, count).to(layer.weights.device))
+    removed = removed_pairs(layer.grid, removal, count).to(layer.weights.device)
+    padding = layer.inputs.get("padding")
+    if padding is None:
+        return layer.traits.key_removal(layer.weights, removed)
+    changed = torch.zeros_like(layer.weights)
+    # what fills up a window is no key, so that it counts in no mean; the windows of an image are of few kinds
+    for absent in padding.unique(dim=0):
+        alike = (padding == absent).all(1)
+        own = changed[alike]
+        own[..., ~absent] = layer.traits.key_removal(layer.weights[alike][..., ~absent], removed[:, ~absent])
+        changed[alike] = own
+    return changed
