@@ -352,7 +352,7 @@ def _write_findings(findings: Findings, folder: Path, command: str) -> None:
     import torch
 
     every = [row for rows in findings.rows.values() for row in rows]
-    note = f"{findings.looked_at} images, torch {torch.__version__}; means over heads and images"
+    note = f"{findings.looked_at}, torch {torch.__version__}; means over heads and images"
     counted = {"removed": findings.hits, "confused": findings.confusions}
     for ending in (".csv", ".json"):
         about: dict[str, Any] = {"about": note} | (counted if ending == ".json" else {})

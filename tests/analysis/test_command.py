@@ -137,6 +137,21 @@ def test_images_are_looked_at_from_the_first_class_to_the_last(tmp_path, count):
     assert [p.getpixel((0, 0))[1] for p in photographs] == [k * count // 4 for k in range(4)]
 
 
+def test_maps_are_shown_beside_the_images_that_they_are_of(tmp_path):
+    """Networks that were trained on different data are looked into on the held-out images of their own."""
+    model = subquad.create_model("deit_micro", depths=(1,), num_classes=2, img_size=8, patch_size=4).eval()
+    for colour, (name, count) in enumerate({"red": 3, "blue": 2}.items()):
+        data = str(folder_of(tmp_path / name, count, 100 * colour))
+        about = {"task": "classify", "classes": ["a", "b"], "input": {}, "data": data}
+        subquad.save_weights(model, tmp_path / f"{name}.safetensors", about)
+    files, said = [tmp_path / f"{name}.safetensors" for name in ("red", "blue")], []
+    findings = subquad.analyze(files, tmp_path / "out", measures=["entropy"], shown=4, log=said.append)
+    assert [picture.getpixel((0, 0))[0] for picture in findings.pictures] == [0] * 4 and list(findings.looks) == ["red"]
+    assert "blue: its images are not the first network's" in "".join(said)
+    about = json.loads((tmp_path / "out" / "analysis.json").read_text())["about"]["about"]
+    assert about.startswith("6 images (red), 4 images (blue), torch")
+
+
 def test_counts_of_other_data_are_not_taken_for_these(runs, tmp_path, capsys):
     sizes = {"depths": (1,), "num_classes": 2, "img_size": 8, "patch_size": 4}
     model = subquad.create_model("deit_micro", **sizes).eval()

@@ -34,9 +34,12 @@ class Findings:
     images: dict[str, int] = field(default_factory=dict)
 
     @property
-    def looked_at(self) -> int:
-        """How many images the first network was measured on."""
-        return next(iter(self.images.values()), 0)
+    def looked_at(self) -> str:
+        """How many images the networks were measured on, in words."""
+        counts = set(self.images.values())
+        if len(counts) == 1:
+            return f"{counts.pop()} images"
+        return ", ".join(f"{count} images ({name})" for name, count in self.images.items())
 
     @property
     def names(self) -> list[str]:

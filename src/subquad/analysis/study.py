@@ -101,9 +101,13 @@ class Study:
         findings.rows[name], findings.images[name] = rows, len(inputs)
         if shown := min(self.shown, len(pictures)):
             chosen = [k * len(pictures) // shown for k in range(shown)]
-            looks = (looking(trained.model, inputs[k][None].to(trained.device)) for k in chosen)
-            findings.looks[name] = [layers for (layers,) in looks]
-            findings.pictures[:] = [pictures[k] for k in chosen]
+            own = [pictures[k] for k in chosen]
+            findings.pictures[:] = findings.pictures or own
+            if own == findings.pictures:
+                looks = (looking(trained.model, inputs[k][None].to(trained.device)) for k in chosen)
+                findings.looks[name] = [layers for (layers,) in looks]
+            else:
+                self.log(f"{name}: its images are not the first network's, so that its maps are not shown beside them")
         layers = max((row.layer for row in rows), default=0)
         self.log(f"{name}: {layers} layers, {len(inputs)} images" if rows else f"{name}: none of these measures")
 
