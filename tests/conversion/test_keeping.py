@@ -262,7 +262,10 @@ def test_advice_says_the_ceiling_and_what_is_reached():
         name for name in ATTENTION if refuses(name, "prefix")
     ]
     half = advise(make, [(64, 64)], ["linear"], blocks=[0], repeats=1)
-    assert half.ceilings[64, 64] == 1 + 17 / 288 / 2
+    # of 12nc² + 2n²c in two blocks, 2n²c of one is saved
+    block, mixing = 12 * 17 * 48**2, 2 * 17**2 * 48
+    assert half.ceilings[64, 64] == pytest.approx(2 * (block + mixing) / (2 * block + mixing), rel=1e-12)
+    assert "by counting products, 1 + n/(6c) in 1 of 2 blocks, at most" in half.text
     assert "1 of 2 blocks" in half.text
 
 

@@ -75,7 +75,7 @@ class Advice:
         rows: as measured.
         times: by size, which part of the time of the network as it is goes where: attention's mixing, as measured, and
             the kinds of `shares_of_time`, of layers that mix nothing. Without the sizes of other devices than CPUs.
-        ceilings: 1 + n/(6c), of plain networks.
+        ceilings: 1 + n/(6c), of plain networks, and less where blocks keep their attention.
         counted: the share of attention's mixing in all products, of networks that are not plain (windows, pyramids);
             without the sizes at which they can't be counted.
         blocks: attention layers.
@@ -104,7 +104,10 @@ class Advice:
             parts = ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items() if share >= WORTH_A_WORD)
             lines.append(textwrap.fill(f"{px[0]}×{px[1]}: its time is {parts}", 79, subsequent_indent="  "))
         for px, ceiling in self.ceilings.items():
-            lines.append(f"{px[0]}×{px[1]}: by counting products, 1 + n/(6c), at most {ceiling:.2f} times as fast")
+            some = "" if self.converted == self.blocks else f" in {self.converted} of {self.blocks} blocks"
+            lines.append(
+                f"{px[0]}×{px[1]}: by counting products, 1 + n/(6c){some}, at most {ceiling:.2f} times as fast"
+            )
         lines += [f"{px[0]}×{px[1]}: {counted.text}" for px, counted in self.counted.items()]
         lines.append(f"{self.converted} of {self.blocks} blocks would be converted")
         return "\n".join(lines)
@@ -190,10 +193,11 @@ def _where_time_goes(rest: float, without_mixing: Run) -> dict[str, float]:
 
 
 def _ceiling(tower: Tower, layers: dict[int, ConvertedAttention]) -> float:
-    """1 + n/(6c), times the share of the blocks that are converted."""
+    """1 + n/(6c) where all blocks are converted; what the others mix is left of it where some are."""
     layer = next(iter(layers.values()))
-    share = len(layers) / len(tower.layers)
-    return 1 + share * tower.grid.num_tokens / (6 * layer.num_heads * layer.width)
+    kept = 1 - len(layers) / len(tower.layers)
+    mixing = tower.grid.num_tokens / (6 * layer.num_heads * layer.width)
+    return (1 + mixing) / (1 + kept * mixing)
 
 
 def _pass(model: nn.Module, image: Tensor) -> Callable[[], Any]:
