@@ -67,6 +67,23 @@ def test_every_host_is_measured_where_it_can_be(host):
     assert all(math.isfinite(row.mean) for row in rows)
 
 
+@pytest.mark.parametrize("name", ["softmax", "inline"])
+def test_what_fills_up_a_window_is_not_measured(name):
+    """Stripes of 7 on 15 places: the last one of three is filled up. Without a query all rows are alike everywhere."""
+    sizes = {"img_size": 60, "num_classes": 2, "depths": (1, 1), "split_size": (7, 7), "num_heads": (2, 4)}
+    model = subquad.create_model("cswin_tiny", attention=name, **sizes)
+    for module in model.modules():
+        if hasattr(module, "qkv"):
+            torch.nn.init.zeros_(module.qkv.weight)
+    rows = [row for row in measure_network(model, [torch.randn(2, 3, 60, 60)]) if row.layer == 1 and not row.head]
+    means = {row.measure: row.mean for row in rows}
+    assert means["entropy"] == pytest.approx(1, abs=1e-5)
+    for measure in ("local", "distance"):
+        (baseline,) = (row.baseline for row in rows if row.measure == measure)
+        assert means[measure] == pytest.approx(baseline, rel=1e-4)
+    assert all(math.isfinite(mean) for mean in means.values())
+
+
 @pytest.mark.parametrize("host", ["swin_tiny", "cswin_tiny"])
 def test_windows_of_other_tokens_are_not_compared_with_those_of_the_layer_before(host):
     model = subquad.create_model(host, attention="softmax", img_size=64, num_classes=2, depths=(2, 2, 2, 2))

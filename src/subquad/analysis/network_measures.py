@@ -1,7 +1,7 @@
 """Every measure on every layer of a network: one row a layer, measure and head, over all images."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from subquad.errors import SubquadError, unknown_name
 @dataclass(frozen=True)
 class MeasureRow:
     """One measure of one head, or of all heads together, in one layer, over all images (and windows, and streams).
+
+    Windows that are filled up at a border of the map are left out where others are whole.
 
     Attributes:
         network: as the caller calls it.
@@ -89,7 +91,7 @@ class _Watcher:
         self.before: LayerAttention | None = None
 
     def __call__(self, layer: LayerAttention) -> None:
-        number = len(self.layers)
+        number, layer = len(self.layers), _whole_windows(layer)
         values = {name: MEASURES[name].of(layer) for name in self.measures if name in MEASURES}
         if "similarity" in self.measures:
             values["similarity"] = self._similarity(layer)
@@ -108,3 +110,16 @@ class _Watcher:
             return None
         whole = before.weights.shape == layer.weights.shape and len(layer.weights) == self.images
         return map_similarity(before.weights, layer.weights) if whole else None
+
+
+def _whole_windows(layer: LayerAttention) -> LayerAttention:
+    """A layer without the windows that are filled up, if some are whole: what fills them neither asks nor is seen."""
+    padding = layer.inputs.get("padding")
+    if padding is None or not padding.any() or padding.any(1).all():
+        return layer
+    whole = ~padding.any(1)
+    inputs = {
+        word: value[whole] if isinstance(value, Tensor) and len(value) == len(whole) else value
+        for word, value in layer.inputs.items()
+    }
+    return replace(layer, weights=layer.weights[whole], inputs=inputs | {"padding": None})
