@@ -234,6 +234,14 @@ def test_diagonality():
     assert chance.rank.mean() == pytest.approx(0.5, abs=0.02) and chance.highest.mean() < 0.02
 
 
+@pytest.mark.parametrize("measure", [diagonality, symmetry])
+def test_a_map_of_tokens_on_themselves_is_square(measure):
+    with pytest.raises(SubquadError, match=r"is square, \(…, n, n\): got \(2, 3, 4\)"):
+        measure(torch.rand(2, 3, 4))
+    with pytest.raises(SubquadError, match=r"have one shape: got \(3, 4\) and \(3, 3\)"):
+        map_similarity(torch.rand(3, 4), torch.rand(3, 3))
+
+
 def test_symmetry():
     torch.manual_seed(0)
     scores = torch.randn(8, N, N, dtype=torch.float64)

@@ -72,6 +72,10 @@ def test_frechet_distance_of_normal_distributions():
     assert frechet_distance(one, features(300, mean=0.5, scale=3.0, seed=1)) == pytest.approx(4 * 0.25 + 4 * 2**2)
     with pytest.raises(SubquadError, match=r"got \(3, 4\) and \(3, 5\)"):
         frechet_distance(torch.zeros(3, 4), torch.zeros(3, 5))
+    with pytest.raises(SubquadError, match=r"as wide: got features \(3, 4\) and \(3, 5\)"):
+        frechet_difference(torch.zeros(3, 4), torch.zeros(3, 5), torch.zeros(3, 4))
+    with pytest.raises(SubquadError, match="2 of 3 samples have features that are no finite numbers"):
+        frechet_distance(torch.zeros(3, 4), torch.tensor([[0.0, torch.nan], [1, 2], [torch.inf, 0]]).repeat(1, 2))
 
 
 def test_a_frechet_difference_is_paired():

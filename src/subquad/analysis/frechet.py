@@ -19,12 +19,15 @@ def frechet_distance(features: Tensor, others: Tensor) -> float:
     """The distance of features (n, c) from others (m, c), in float64.
 
     Raises:
-        SubquadError: there are less than two of a set, or their widths differ.
+        SubquadError: there are less than two of a set, their widths differ, or some are no finite numbers.
     """
     if features.dim() != 2 or others.dim() != 2 or features.shape[1] != others.shape[1]:
         raise SubquadError(f"features are (n, c) and (m, c): got {tuple(features.shape)} and {tuple(others.shape)}")
     if min(len(features), len(others)) < 2:
         raise SubquadError(f"a distribution needs two samples, got {len(features)} and {len(others)}")
+    for one in (features, others):
+        if endless := int((~one.isfinite()).any(dim=1).sum()):
+            raise SubquadError(f"{endless} of {len(one)} samples have features that are no finite numbers")
     (mean, covariance), (other_mean, other) = _moments(features), _moments(others)
     values, vectors = torch.linalg.eigh(covariance)
     root = vectors * values.clamp(min=0).sqrt() @ vectors.mT
@@ -38,7 +41,8 @@ def frechet_difference(features: Tensor, reference: Tensor, real: Tensor, *, see
     The same noises are drawn again for both, with replacement, so that what a sample is of itself is in both distances.
     """
     if features.shape != reference.shape:
-        raise SubquadError(f"pairs are of as many images: got {len(features)} and {len(reference)}")
+        shapes = f"{tuple(features.shape)} and {tuple(reference.shape)}"
+        raise SubquadError(f"pairs are of as many images, and as wide: got features {shapes}")
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randint(len(features), (len(features),), generator=generator) for _ in range(RESAMPLES)]
     apart = [frechet_distance(features[rows], real) - frechet_distance(reference[rows], real) for rows in drawn]

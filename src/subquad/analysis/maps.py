@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.errors import SubquadError
+
 
 def map_similarity(first: Tensor, second: Tensor, *, columns: bool = True, centre: bool = True) -> Tensor:
     """The mean cosine between columns, or rows, of two maps (…, n_q, n_k), (…).
@@ -23,6 +25,9 @@ def map_similarity(first: Tensor, second: Tensor, *, columns: bool = True, centr
         columns: compare how a token is used by all queries, else what a query looks at.
         centre: subtract each column's, or row's, mean first, as correlation does.
     """
+    if first.shape != second.shape:
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise SubquadError(f"maps that are compared have one shape: got {shapes}")
     dim = -2 if columns else -1
     if centre:
         first, second = (one - one.mean(dim, keepdim=True) for one in (first, second))
@@ -51,6 +56,7 @@ class Diagonality:
 
 def diagonality(weights: Tensor) -> Diagonality:
     """See `Diagonality`."""
+    _check_square(weights)
     count = weights.shape[-1]
     own = weights.diagonal(dim1=-2, dim2=-1)
     below = (weights < own[..., None]).sum((-2, -1)).to(weights)
@@ -67,8 +73,14 @@ def symmetry(weights: Tensor, *, centre: bool = True) -> Tensor:
 
     (‖S‖² − ‖K‖²) / ‖A‖² with S and K = (A ± Aᵀ)/2. Without centring, positive maps look symmetric whatever they are.
     """
+    _check_square(weights)
     if centre:
         weights = weights - weights.mean((-2, -1), keepdim=True)
     size = weights.square().sum((-2, -1)).clamp(min=torch.finfo(weights.dtype).tiny)
     # ‖S‖² − ‖K‖² is the inner product of A and its transpose
     return (weights * weights.mT).sum((-2, -1)) / size
+
+
+def _check_square(weights: Tensor) -> None:
+    if weights.dim() < 2 or weights.shape[-1] != weights.shape[-2]:
+        raise SubquadError(f"a map of tokens on themselves is square, (…, n, n): got {tuple(weights.shape)}")
