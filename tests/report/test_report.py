@@ -239,6 +239,15 @@ def test_attention_maps_show_every_mechanism_over_the_same_images(make_run):
     assert all(cell.startswith("data:image/png;base64,") for row in tables[0].maps for cell in row)
 
 
+def test_the_last_layer_is_that_of_all_networks(tmp_path):
+    note = {"classes": [str(k) for k in range(10)], "data": "digits", "input": {"mean": [0.5] * 3, "std": [0.5] * 3}}
+    for depth in (2, 3):
+        model = subquad.create_model("deit_micro", num_classes=10, depths=(depth,), patch_size=2)
+        subquad.save_weights(model, tmp_path / f"{depth}.safetensors", note)
+    sources = [(f"{depth} blocks", tmp_path / f"{depth}.safetensors") for depth in (2, 3)]
+    assert [asked.layer for asked in query_maps(sources, count=1)] == ["layer 2 of 2 or 3"]
+
+
 def test_maps_are_of_layers_that_see_the_whole_image():
     sizes = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 3, 4), "depths": (2, 1, 1, 1), "num_classes": 3}
     images = torch.randn(2, 3, 64, 64)

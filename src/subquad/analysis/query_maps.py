@@ -76,11 +76,11 @@ def query_maps(
         if layers_of:
             log("no attention maps: in no layer do all of the networks attend to the whole image")
         return []
-    depth = len(layers_of[0][1])
+    depth = " or ".join(map(str, sorted({len(layers) for _, layers in layers_of})))
     wanted = dict.fromkeys([common[len(common) // 2], common[-1]])
     return [
         QueryMaps(
-            layer=f"layer {place + 1} of {depth}" + (", the last" if place == depth - 1 else ""),
+            layer=f"layer {place + 1} of {depth}" + (", the last" if str(place + 1) == depth else ""),
             labels=[label for label, _ in layers_of],
             pictures=pictures,
             queries=queries,
