@@ -9,7 +9,7 @@ from foreign import sharp, teacher
 from torch import nn
 
 import subquad
-from subquad import ATTENTION
+from subquad import ATTENTION, SubquadError
 from subquad.conversion import compare_networks, converted_layers
 from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, divergence
@@ -56,6 +56,11 @@ def test_the_fewest_blocks_that_are_fast_enough_are_chosen():
     rows = [HybridRow(tuple(range(count)), 0.1, None, 12.0 / (1 + count)) for count in range(4)]
     assert blocks_for(rows, speedup=2) == (0,)
     assert blocks_for(rows, speedup=2.5) == (0, 1)
+    # timed, all of them may be slower than some
+    with pytest.raises(SubquadError, match=r"converting 1 of 2 blocks, the quickest of all, .* 4\.00 times as fast"):
+        blocks_for(
+            [HybridRow((), 0, None, 8.0), HybridRow((0,), 0, None, 2.0), HybridRow((0, 1), 0, None, 4.0)], speedup=5
+        )
 
 
 def test_negative_numbers_count_blocks_from_the_end():

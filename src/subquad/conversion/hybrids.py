@@ -161,9 +161,11 @@ def blocks_for(rows: Sequence[HybridRow], *, speedup: float) -> tuple[int, ...]:
     gains = {row.converted: before / row.ms for row in rows if row.converted and row.ms}
     reached = [blocks for blocks, gain in gains.items() if gain >= speedup]
     if not reached:
+        quickest = max(gains, key=lambda blocks: gains[blocks])
         raise SubquadError(
-            f"converting all {len(rows) - 1} blocks makes the network {max(gains.values()):.2f} times as fast at this "
-            f"size, not {speedup:g} times: `subquad advise` shows what is possible"
+            f"converting {len(quickest)} of {len(rows) - 1} blocks, the quickest of all, makes the network "
+            f"{gains[quickest]:.2f} times as fast at this size, not {speedup:g} times: `subquad advise` shows what is "
+            "possible"
         )
     return min(reached, key=len)
 
