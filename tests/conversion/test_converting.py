@@ -202,6 +202,8 @@ def test_what_is_put_back_is_made_for_the_images_that_the_network_is_made_for_by
     model = MOVED[name][0]().eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
+    if not hasattr(model, "set_input_size"):
+        pytest.skip("some of timm's have none in 1.0.26")
     made = copy.deepcopy(model)
     students = {attention: subquad.convert(model, attention) for attention in ("softmax", "linear")}
     for one in (model, *students.values()):

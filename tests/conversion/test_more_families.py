@@ -58,6 +58,8 @@ def test_patches_that_are_cut_before_the_network_are_refused():
 @pytest.mark.parametrize("name", ["timm BEiT", "timm BEiT, shared biases"])
 def test_a_beit_is_made_for_other_images_by_timms_own_call(name):
     model = teacher(name)
+    if not hasattr(model, "set_input_size"):
+        pytest.skip("timm's has none in 1.0.26")
     students = {attention: subquad.convert(model, attention) for attention in ("softmax", "linear")}
     for one in (model, *students.values()):
         one.set_input_size((64, 96))

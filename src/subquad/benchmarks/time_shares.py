@@ -28,7 +28,8 @@ def shares_of_time(run: Run, repeats: int = 3) -> dict[str, float]:
     """
     # its library says on the terminal that it starts, and that there is no GPU, unless it is told not to
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    # there is one cycle, but torch 2.11 warns of those that would be cleared
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiler:
         for _ in range(repeats):
             run()
     spent: Counter[str] = Counter()
