@@ -223,10 +223,13 @@ class ConvertedAttention(nn.Module):
 
     # what subquad.inference asks for, where a family has a `between`
 
+    reading: ClassVar[tuple[str, ...]] = ("gate_of_tokens", "extra_qkv")
+    """Layers that read tokens between the projections, where there are such."""
+
     @property
     def reads_tokens(self) -> bool:
         """Whether what lies between the projections reads tokens, and not only how many there are."""
-        return "x" in self.inner.inputs or any(map(self.has, ("gate_of_tokens", "extra_qkv")))
+        return "x" in self.inner.inputs or any(map(self.has, self.reading))
 
     def grid_under(self, x: Tensor) -> TokenGrid:
         """The grid on which the layer's tokens (b, n, c) stand."""

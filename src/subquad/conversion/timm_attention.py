@@ -62,6 +62,8 @@ class TimmAttention(ConvertedAttention):
 
     # what subquad.inference asks for
 
+    reading = (*ConvertedAttention.reading, "gate")
+
     answered_by: ClassVar[str] = "proj"
 
     @property
@@ -70,11 +72,6 @@ class TimmAttention(ConvertedAttention):
         if not self.has("qkv"):
             return "q_proj", "k_proj", "v_proj"
         return ("qkv",) if self.own_weight("q_bias") is None else ()
-
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether what lies between the projections reads tokens, and not only how many there are."""
-        return super().reads_tokens or self.has("gate")
 
     def between(self, projected: Sequence[Tensor], x: Tensor, positions: Tensor | None = None) -> Tensor:
         """What goes into the last projection (b, n, h·d), of what the first gives of tokens x and timm's rotation."""

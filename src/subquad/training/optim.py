@@ -60,7 +60,8 @@ def make_scheduler(
     shape = {"poly": {"decay_rate": recipe.sched_power}}.get(recipe.sched, {})
     scheduler, _ = create_scheduler_v2(
         optimizer,
-        sched=recipe.sched,
+        # a constant rate is one of no steps: timm 1.0.26 knows no other
+        sched="multistep" if recipe.sched == "constant" else recipe.sched,
         # timm counts them without a warm-up that stands before the schedule
         num_epochs=recipe.epochs - warmup if recipe.warmup_prefix else recipe.epochs,
         # timm's steps come an update early: it counts the one that is done, as schedules of epochs need it
