@@ -223,9 +223,9 @@ def calls(monkeypatch, tmp_path):
     for module, name in library_calls():
         # some functions are called as the module that they are in
         home = importlib.import_module(module)
-        if callable(getattr(home, name)):
-            # whoever asks for its settings is told those of the function
-            monkeypatch.setattr(home, name, functools.wraps(getattr(home, name))(recorder(name)))
+        if callable(function := getattr(home, name)):
+            # what a function takes is looked up in its signature
+            monkeypatch.setattr(home, name, functools.update_wrapper(recorder(name), function))
     for task in TASKS.values():
         for name in ("evaluate", "predict", "test"):
             monkeypatch.setattr(task, name, recorder(f"{task.name} {name}"))
@@ -303,6 +303,25 @@ def test_every_flag_of_a_command_changes_what_the_library_is_asked_for(command, 
         if not any(status == 0 and (status, made, said) != before for status, made, said in changed):
             ignored.append(action.dest)
     assert not ignored
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("bench --model deit_tiny --dim 64", "--dim is of layers: leave it out beside --model"),
+        ("bench --model deit_tiny --attention agent", "--attention is of layers: leave it out beside --model"),
+        ("bench --model deit_tiny --ops", "--ops is of layers: leave it out beside --model"),
+        ("bench --model deit_tiny --reuse 0", "--reuse is of U-Nets: leave it out beside --model"),
+        ("bench --tokens 16 --img-size 64", "--img-size is of networks and U-Nets: name them with --model or --unet"),
+        ("bench --unet sd15 --backward", "--backward is of layers and networks: leave it out beside --unet"),
+        ("bench --unet sd15 --model deit_tiny", "--model names networks and --unet a U-Net: measure them apart"),
+        ("tune --model deit_tiny --dim 64", "--dim is of layers: leave it out beside --model"),
+        ("tune --tokens 16 --img-size 64", "--img-size is of networks: name them with --model"),
+    ],
+)
+def test_a_flag_of_another_kind_of_question_is_refused(arguments, reason, calls, capsys):
+    assert main(arguments.split()) == 2 and not calls
+    assert capsys.readouterr().err == f"subquad: {reason}\n"
 
 
 def test_a_pipeline_is_compared_with_itself_untouched_and_measured_where_that_is_asked_for(calls):

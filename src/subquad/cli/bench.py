@@ -5,9 +5,24 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from subquad.cli.parser import Commands
+from subquad.cli.parser import Commands, flags_of
 from subquad.errors import SubquadError, check_suffix
 from subquad.flags import file_to_write, positive, share, whole
+
+_TIMED = {"backward": False, "compile": False, "graphs": False, "picture": None}
+_USUAL: dict[str, dict[str, Any]] = {
+    "layers": {
+        "mechanisms": None,
+        "tokens": [196, 784, 3136],
+        "dim": 192,
+        "num_heads": 3,
+        "ops": False,
+        **_TIMED,
+    },
+    "networks": {"head": None, "img_size": [224, 448], **_TIMED},
+    "U-Nets": {"img_size": [224, 448], "ratio": [0.4], "agents": None, "reuse": 0},
+}
+"""What can be measured, and what its own flags are where they are left out."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -16,14 +31,15 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--model", nargs="+", metavar="NAME", help="networks, against the same hosts with softmax")
     sub.add_argument("--head", metavar="NAME", help="networks as backbones under it: fpn, upernet, mask_rcnn, …")
     sub.add_argument("--unet", metavar="NAME", help="a step of a diffusion U-Net instead: sd15, sd21, sdxl")
-    sub.add_argument("--ratio", nargs="+", type=share, default=[0.4], help="shares of tokens that are merged there")
+    sub.add_argument("--ratio", nargs="+", type=share, help="shares of tokens that are merged there; 0.4 if left out")
     sub.add_argument("--agents", type=positive, help="there: also with this fixed number of agents")
-    sub.add_argument("--reuse", type=whole, default=0, help="there: 1 matches once for all blocks of a level")
-    sub.add_argument("--img-size", nargs="+", type=positive, default=[224, 448], metavar="PX", help="of networks")
+    sub.add_argument("--reuse", type=whole, help="there: 1 matches once for all blocks of a level")
+    text = "of networks; 224 448 if left out"
+    sub.add_argument("--img-size", nargs="+", type=positive, metavar="PX", help=text)
     sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help="all of them if left out")
-    sub.add_argument("--tokens", nargs="+", type=positive, default=[196, 784, 3136], help="square numbers")
-    sub.add_argument("--dim", type=positive, default=192, help="channels")
-    sub.add_argument("--num-heads", type=positive, default=3, help="heads")
+    sub.add_argument("--tokens", nargs="+", type=positive, help="square numbers; 196 784 3136 if left out")
+    sub.add_argument("--dim", type=positive, help="channels; 192 if left out")
+    sub.add_argument("--num-heads", type=positive, help="heads; 3 if left out")
     sub.add_argument("--ops", action="store_true", help="without projections and local branch: the operations alone")
     sub.add_argument("--batch-size", nargs="+", type=positive, default=[1], metavar="N", help="images at a time")
     dtypes = ("fp32", "bf16", "fp16")
@@ -50,25 +66,19 @@ def run_bench(arguments: argparse.Namespace) -> None:
         check_suffix(arguments.output, *MEASUREMENTS)
     if arguments.picture is not None:
         check_picture(arguments.picture)
-    if arguments.head and not arguments.model:
-        raise SubquadError("--head stands on backbones: name them with --model")
-    if arguments.unet and arguments.picture:
-        raise SubquadError("--picture draws layers and networks, not --unet")
-    for flag in ("compile", "graphs"):
-        if arguments.unet and getattr(arguments, flag):
-            raise SubquadError(f"--{flag} is of layers and networks: leave it out beside --unet")
+    if arguments.model and arguments.unet:
+        raise SubquadError("--model names networks and --unet a U-Net: measure them apart")
+    kind = "U-Nets" if arguments.unet else "networks" if arguments.model else "layers"
+    own = flags_of(arguments, kind, _USUAL)
     if arguments.compile and arguments.graphs:
         raise SubquadError("--compile records CUDA graphs of networks by itself: leave out --graphs")
-    keys = ["repeats"] if arguments.unet else ["backward", "repeats"]
-    keys += ["head"] if arguments.head else []
-    keys += [] if arguments.unet else ["compile", "graphs"]
-    keys += [] if arguments.model or arguments.unet else ["dim", "num_heads", "ops"]
-    settings = {key: getattr(arguments, key) for key in keys}
+    keys = ["dim", "num_heads", "ops", "backward", "compile", "graphs"] + (["head"] if arguments.head else [])
+    settings = {"repeats": arguments.repeats} | {key: own[key] for key in keys if key in own}
     device = describe_device(arguments.device)
     several = itertools.product(arguments.batch_size, arguments.dtype)
     each = [settings | {"batch_size": batch_size, "dtype": dtype} for batch_size, dtype in several]
     measure = _unets if arguments.unet else _networks if arguments.model else _blocks
-    rows, table = measure(arguments, each)
+    rows, table = measure(arguments, own, each)
     said = settings | {"batch_size": arguments.batch_size, "dtype": arguments.dtype}
     what = ", ".join(f"{key.replace('_', ' ')} {_plainly(value)}" for key, value in said.items())
     print(f"\n{table}\n\n{device}, torch {torch.__version__};\n{what}")
@@ -84,11 +94,13 @@ def _plainly(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _blocks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
+def _blocks(
+    arguments: argparse.Namespace, own: dict[str, Any], each: list[dict[str, Any]]
+) -> tuple[Sequence[Any], str]:
     from subquad.attention import ATTENTION
     from subquad.benchmarks import blocks_table, growth_text, measure_blocks
 
-    names, lengths = arguments.mechanisms or list(ATTENTION), arguments.tokens
+    names, lengths = own["mechanisms"] or list(ATTENTION), own["tokens"]
     rows = [
         row
         for settings in each
@@ -97,10 +109,12 @@ def _blocks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[
     return rows, f"{blocks_table(rows)}\n\n{growth_text(rows)}".rstrip()
 
 
-def _networks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
+def _networks(
+    arguments: argparse.Namespace, own: dict[str, Any], each: list[dict[str, Any]]
+) -> tuple[Sequence[Any], str]:
     from subquad.benchmarks import measure_networks, networks_table
 
-    names, sizes = arguments.model, arguments.img_size
+    names, sizes = arguments.model, own["img_size"]
     rows = [
         row
         for settings in each
@@ -109,14 +123,14 @@ def _networks(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tupl
     return rows, f"{networks_table(rows)}\nsoftmax ÷: how many times faster than the same host with softmax."
 
 
-def _unets(arguments: argparse.Namespace, each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
+def _unets(arguments: argparse.Namespace, own: dict[str, Any], each: list[dict[str, Any]]) -> tuple[Sequence[Any], str]:
     from subquad.benchmarks import measure_unet, unets_table
 
-    name, sizes, ratios = arguments.unet, arguments.img_size, arguments.ratio
-    own = {"agents": arguments.agents, "reuse": arguments.reuse}
+    name, sizes, ratios = arguments.unet, own["img_size"], own["ratio"]
+    way = {"agents": own["agents"], "reuse": own["reuse"]}
     rows = [
         row
         for settings in each
-        for row in measure_unet(name, sizes, ratios, device=arguments.device, log=print, **own, **settings)
+        for row in measure_unet(name, sizes, ratios, device=arguments.device, log=print, **way, **settings)
     ]
     return rows, unets_table(rows)

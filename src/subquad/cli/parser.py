@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from subquad.command_table import COMMANDS
@@ -65,6 +65,37 @@ class Commands:
         if name in self.parsers.choices:
             raise SubquadError(f"two commands are called {name}: an installed task must take another name for its own")
         return self.parsers.add_parser(name, help=text, description=text)
+
+
+_NAMED_BY = {"networks": "--model", "U-Nets": "--unet"}
+"""The flags that say that something else than layers is asked about."""
+
+
+def flags_of(arguments: argparse.Namespace, kind: str, usual: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The values of the flags of one kind of thing, where a command can be asked about several kinds.
+
+    Args:
+        arguments: with None or False for what was left out.
+        kind: what was asked about, a key of `usual`: layers, networks, U-Nets.
+        usual: what the flags of each kind are where they are left out.
+
+    Raises:
+        SubquadError: a flag of other kinds alone was given, which would change nothing.
+    """
+    own = usual[kind]
+    for key in dict.fromkeys(key for flags in usual.values() for key in flags if key not in own):
+        # 0 is a number that was given
+        if getattr(arguments, key) is None or getattr(arguments, key) is False:
+            continue
+        flag = next(action.option_strings[-1] for action in arguments.parser._actions if action.dest == key)
+        others = [other for other, flags in usual.items() if key in flags]
+        if kind in _NAMED_BY:
+            hint = f"leave it out beside {_NAMED_BY[kind]}"
+        else:
+            hint = f"name them with {' or '.join(_NAMED_BY[other] for other in others)}"
+        raise SubquadError(f"{flag} is of {' and '.join(others)}: {hint}")
+    values = vars(arguments)
+    return {key: usually if values[key] is None else values[key] for key, usually in own.items()}
 
 
 def run_name(text: str) -> str:
