@@ -361,3 +361,17 @@ def test_weight_files_are_read_by_whom_the_users_mask_allows(mask, tmp_path):
         os.umask(before)
     modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
     assert modes == dict.fromkeys(["a.safetensors", "b.safetensors", "text"], 0o666 & ~mask)
+
+
+def test_files_of_the_same_weights_are_the_same_bytes(tmp_path):
+    model, note = (
+        small("vit", num_classes=3),
+        {"data": '\u00e4\u2028\x7f\n"\\\x01', "classes": ["b", "a"], "z": 1, "y": 2},
+    )
+    student = convert(small("vit", num_classes=3), "linear")
+    for name in "abcdefgh":
+        save_weights(model, tmp_path / f"{name}.safetensors", note)
+        save_converted(student, tmp_path / f"{name}-converted.safetensors")
+    assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 2
+    state, read = read_weights(tmp_path / "a.safetensors")
+    assert read.items() >= note.items() and all(torch.equal(state[key], one) for key, one in model.state_dict().items())

@@ -4,6 +4,7 @@ Nothing in a file is executed: safetensors, or pickles through `torch_files`.
 """
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -78,9 +79,25 @@ def write_tensors(tensors: dict[str, Tensor], path: Path, note: str) -> None:
         aside.touch()
         mode = aside.stat().st_mode
         save_file(tensors, aside, metadata={"format": "pt", "subquad": note, DIGEST: digest_of(tensors, note)})
+        _sort_header(aside)
         # safetensors' files are their writer's alone; ours are read by those whom the user's mask allows
         with suppress(OSError):
             aside.chmod(stat.S_IMODE(mode))
+
+
+def _sort_header(path: Path) -> None:
+    """Sort what a file says of its tensors, which safetensors writes in another order each time.
+
+    Files of the same weights are the same bytes then, as whoever compares or stores them by their digests expects.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        text = json.dumps(header, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+        # spaces fill it up to where the tensors begin
+        if len(text) <= length:
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def within_wrappers(model: Any) -> Any:
