@@ -10,7 +10,7 @@ from subquad import ATTENTION, SubquadError
 from subquad.cli import main
 from subquad.runs import open_trained
 from subquad.tasks import load_recipe, recipe_names
-from subquad.tasks.sequences import LraRecipe
+from subquad.tasks.sequences import LongRange, LraRecipe
 from subquad.tasks.sequences.lra_data import SEQUENCES
 from subquad.tasks.sequences.lra_judging import guesses, judge_sequences
 from subquad.tasks.sequences.lra_published import PUBLISHED
@@ -42,6 +42,7 @@ def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tm
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "root operator alone" in out and "chance" in out
+    assert "These runs do not compare with what is published" in out
     table = out[out.index("mechanism") :].split("\n\n")[0]
     assert max(map(len, table.splitlines())) <= 80
     folder = tmp_path / "lra-listops"
@@ -50,6 +51,8 @@ def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tm
     assert all(len(row["test"]) == 2 for row in content["rows"])
     assert {"name": "Skyformer", "source": "Chen et al.", "accuracy": 38.69} in content["published"]
     assert "| *root operator alone* |" in (folder / "lra.md").read_text()
+    assert content["note"] in (folder / "lra.md").read_text()
+    assert "max_length 24 in place of 2048" in content["note"] and "epochs 2 in place of 20" in content["note"]
     run = folder / "linear-s0"
     result = judge_sequences(open_trained(run), split="test").result
     assert result.count == 4 and result.top1 == content["rows"][0]["test"][0]
@@ -60,9 +63,19 @@ def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tm
     page = tmp_path / "report.html"
     assert main(["report", str(folder), "--no-scaling", "--output", str(page)]) == 0
     assert "Beside what is known" in page.read_text() and "Skyformer" in page.read_text()
+    assert "These runs do not compare with what is published" in page.read_text()
     capsys.readouterr()
     assert main(["analyze", str(folder / "linear-s0"), "--images", str(tmp_path)]) == 2
     assert "it reads sequences" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", SEQUENCES)
+def test_runs_on_other_data_or_for_less_long_say_that_they_do_not_compare_with_what_is_published(task):
+    recipe = load_recipe(task, LraRecipe)
+    assert not LongRange.unlike_published(recipe.to_dict())
+    assert not LongRange.unlike_published(recipe.replace(attention="pola", lr=1e-3, seed=3).to_dict())
+    assert "epochs 1 in place of" in LongRange.unlike_published(recipe.replace(epochs=1).to_dict())
+    assert "data_settings {'count': 9}" in LongRange.unlike_published({"data": task, "data_settings": {"count": 9}})
 
 
 @pytest.mark.slow

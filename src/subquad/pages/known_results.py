@@ -32,4 +32,5 @@ def known_results(groups: Sequence[Group]) -> Markup:
     rows += [(row.name, f"{row.value:.2f}", f"as {row.source} print it") for row in task.published(first.facts)]
     titles = ("attention", task.columns[0].title, "whose")
     cells = [(Cell(name), Cell(value, value.split()[0]), Cell(whose)) for name, value, whose in rows]
-    return section("Beside what is known", _LEAD, sortable_table(titles, cells))
+    lead = f"{_LEAD} {task.unlike_published(first.facts)}".rstrip()
+    return section("Beside what is known", lead, sortable_table(titles, cells))

@@ -306,6 +306,11 @@ class Task(ABC):
         return []
 
     @classmethod
+    def unlike_published(cls, facts: Mapping[str, Any]) -> str:
+        """In a sentence, by what runs are not like those of `published`; empty where nothing is known of that."""
+        return ""
+
+    @classmethod
     def gallery(cls, networks: Sequence[tuple[str, Any]], count: int) -> Gallery:
         """Some held-out images beside what networks, each with its label, make of them; where `has_gallery`.
 

@@ -1,6 +1,7 @@
 """Several mechanisms and seeds on the test set of their task, beside what guessing reaches and what is published."""
 
 import statistics
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +43,13 @@ class BenchmarkRow:
 
 @dataclass(frozen=True)
 class BenchmarkTable:
-    """What was found on a task's data, what guessing reaches, and what is published."""
+    """What was found on a task's data, what guessing reaches, what is published, and why that does not compare."""
 
     data: str
     rows: tuple[BenchmarkRow, ...]
     guesses: dict[str, float]
     published: tuple[KnownResult, ...]
+    note: str = ""
 
 
 def compare_tested(
@@ -68,7 +70,8 @@ def compare_tested(
             held_out = row[f"{entry}_mean"]
             rows.append(BenchmarkRow(row["mechanism"], accuracies, held_out, row["params"], row["train_seconds"]))
         facts = recipe.to_dict()
-        table = BenchmarkTable(recipe.data, tuple(rows), task.guesses(facts), tuple(task.published(facts)))
+        note = task.unlike_published(facts)
+        table = BenchmarkTable(recipe.data, tuple(rows), task.guesses(facts), tuple(task.published(facts)), note)
         if is_first_process():
             _write(table, folder, task.name)
     return table
@@ -91,7 +94,8 @@ def benchmark_text(table: BenchmarkTable) -> str:
     lines = [("mechanism", "test %", "held out %", "params", "time")]
     lines += [(r.mechanism[:30], r.text, f"{r.held_out:.2f}", si(r.params), clock(r.seconds)) for r in table.rows]
     lines += [(name, f"{value:.2f}", "", "", "") for name, value in table.guesses.items()]
-    return columns(lines)
+    note = f"\n\n{textwrap.fill(table.note, 80)}" if table.note else ""
+    return columns(lines) + note
 
 
 def _write(table: BenchmarkTable, folder: Path, name: str) -> None:
@@ -103,6 +107,7 @@ def _write(table: BenchmarkTable, folder: Path, name: str) -> None:
         ],
         "guesses": table.guesses,
         "published": [{"name": p.name, "source": p.source, "accuracy": p.value} for p in table.published],
+        "note": table.note,
     }
     write_json(folder / f"{name}.json", content, indent=2)
     lines = ["| | test % | held out % | params | time |", "| --- | ---: | ---: | ---: | ---: |"]
@@ -111,4 +116,5 @@ def _write(table: BenchmarkTable, folder: Path, name: str) -> None:
     ]
     lines += [f"| *{guess}* | {value:.2f} | | | |" for guess, value in table.guesses.items()]
     lines += [f"| {p.name} ({p.source}) | {p.value:.2f} | | | |" for p in table.published]
+    lines += ["", table.note] if table.note else []
     write_text(folder / f"{name}.md", "\n".join(lines) + "\n")
