@@ -1,13 +1,16 @@
 """What a package index and a citation manager read of the library is true."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from torch import nn
 
 import subquad
+from subquad import SubquadError
 from subquad.attention import ATTENTION
 
 if sys.version_info >= (3, 11):
@@ -29,3 +32,49 @@ def test_one_version_and_one_licence_everywhere():
 def test_every_mechanism_of_a_paper_is_cited():
     cited = {word for reference in CITATION["references"] for word in re.findall(r"\w+", reference["notes"])}
     assert ATTENTION.keys() - {"softmax"} <= cited
+
+
+def required(function):
+    """The arguments that a function can't do without."""
+    of_any = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return [one for one in parameters if one.default is one.empty and one.kind not in of_any]
+
+
+FUNCTIONS = {name: getattr(subquad, name) for name in subquad.__all__ if inspect.isfunction(getattr(subquad, name))}
+
+
+@pytest.mark.parametrize("wrong", [None, object(), 1.5], ids=["nothing", "an object", "a number"])
+@pytest.mark.parametrize("name", [name for name, function in FUNCTIONS.items() if required(function)])
+def test_arguments_of_another_kind_are_one_line(name, wrong):
+    function = FUNCTIONS[name]
+    named = {one.name: wrong for one in required(function) if one.kind is one.KEYWORD_ONLY}
+    with pytest.raises(SubquadError) as caught:
+        function(*(wrong for one in required(function) if one.name not in named), **named)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: subquad.predict("nowhere", None),
+            "files must be a path or text or a list of paths or texts, got None",
+        ),
+        (lambda: subquad.report(["a", None], "a.html"), r"runs must be a path or .* got \['a', None\]"),
+        (lambda: subquad.train(None, 3), "output must be a path or text, got 3"),
+        (lambda: subquad.compare(None, "here", mechanisms="agent"), "mechanisms must be a list of texts, got 'agent'"),
+        (lambda: subquad.advise(None, img_size=16), "source must be text or a function, got None"),
+        (lambda: subquad.chunk_mlps(nn.Identity(), "all"), "most_tokens must be a whole number, got 'all'"),
+        (lambda: subquad.save_weights(nn.Identity(), "a.safetensors", [1]), r"metadata must be a mapping, got \[1\]"),
+        (lambda: subquad.save_weights(nn.Identity(), "a.safetensors", {"by": {1}}), r"metadata must be JSON, .* \{1\}"),
+    ],
+)
+def test_what_an_argument_must_be_is_said(call, message):
+    with pytest.raises(SubquadError, match=message):
+        call()
+
+
+def test_files_may_come_from_a_generator(tmp_path):
+    with pytest.raises(SubquadError, match="no networks to analyze"):
+        subquad.analyze(path for path in tmp_path.iterdir())

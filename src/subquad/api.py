@@ -12,7 +12,7 @@ subquad.report(["runs/mine"], "report.html")
 import copy
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,6 +78,7 @@ def recipe_for(recipe: CommonRecipe | str | Path | None = None, *, task: str = "
     return task_named(task).recipe_of(fields, None if recipe is None else str(recipe))
 
 
+@checks_arguments
 def train(
     recipe: CommonRecipe | str | Path | None,
     output: Path | str,
@@ -103,6 +104,7 @@ def train(
     return train_run(recipe_for(recipe, task=task, **fields), output, resume=resume, log=log)
 
 
+@checks_arguments
 def compare(
     recipe: CommonRecipe | str | Path | None,
     output: Path | str,
@@ -137,6 +139,7 @@ def compare(
     return compare_mechanisms(made, mechanisms, seeds, Path(output), log=log, pretrained=pretrained)
 
 
+@checks_arguments
 def evaluate(
     source: Path | str, *, task: str | None = None, engine: Path | str | None = None, **settings: Any
 ) -> Judgement:
@@ -160,9 +163,10 @@ def evaluate(
     return kind.evaluate(trained, **settings)
 
 
+@checks_arguments
 def predict(
     source: Path | str,
-    files: Path | str | Sequence[Path | str],
+    files: Path | str | Iterable[Path | str],
     *,
     task: str | None = None,
     log: Log = silent,
@@ -314,8 +318,9 @@ def _class_number(wanted: int | str | None, classes: Sequence[str]) -> int | Non
     return int(wanted)
 
 
+@checks_arguments
 def analyze(
-    sources: Path | str | Sequence[Path | str],
+    sources: Path | str | Iterable[Path | str],
     output: Path | str | None = None,
     *,
     command: str = "",
@@ -477,8 +482,9 @@ def export(
     return export_network(model, target, **settings, dtype=dtype, int8=int8, notes=notes)
 
 
+@checks_arguments
 def report(
-    runs: Path | str | Sequence[Path | str], output: Path | str, *, scaling: bool = True, log: Log = silent
+    runs: Path | str | Iterable[Path | str], output: Path | str, *, scaling: bool = True, log: Log = silent
 ) -> Path:
     """Write one HTML page about runs, which opens anywhere without a network; returns where it is.
 

@@ -8,9 +8,10 @@ import functools
 import inspect
 import math
 import numbers
+import os
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -95,15 +96,22 @@ def _check(name: str, value: Any, kind: Any) -> None:
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotated kind, one of numbers, texts, classes and lists of them; others fit always."""
+    """Whether a value is of an annotated kind: numbers, texts, classes, lists of them, functions; others fit always."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         rules = [rule for rule in parts[1:] if isinstance(rule, Range)]
         return fits(value, parts[0]) and all(rule.allows(value) for rule in rules)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, part) for part in parts)
-    if origin in (Sequence, list, tuple):
+    if origin in (Sequence, Iterable, list, tuple):
         return _fits_several(value, origin, parts)
+    if origin in (Mapping, dict):
+        return isinstance(value, Mapping)
+    if origin is Callable:
+        return callable(value)
+    if kind is Path:
+        # functions make paths of whatever names one
+        return isinstance(value, os.PathLike)
     if kind is types.NoneType:
         return value is None
     if kind is bool:
@@ -119,6 +127,9 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def _fits_several(value: Any, origin: Any, parts: tuple[Any, ...]) -> bool:
+    if origin is Iterable and not isinstance(value, Sequence):
+        # what is read once, as a generator, can't be looked into
+        return isinstance(value, Iterable)
     if not isinstance(value, Sequence) or isinstance(value, str):
         return False
     if origin is tuple and parts[-1] is not Ellipsis:
@@ -159,11 +170,15 @@ def describe(kind: Any, several: bool = False) -> str:
         return f"{describe(parts[0], several)} {'of ' if rules.startswith('at') else ''}{rules}"
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(part, several) for part in parts if part is not types.NoneType)
-    if origin in (Sequence, list, tuple):
+    if origin in (Sequence, Iterable, list, tuple):
         if parts[0] is Any:
             return "lists" if several else "a list"
         count = "" if origin is not tuple or parts[-1] is Ellipsis else f"{len(parts)} "
         return f"a list of {count}{describe(parts[0], several=True)}"
+    if origin in (Mapping, dict):
+        return "mappings" if several else "a mapping"
+    if origin is Callable:
+        return "functions" if several else "a function"
     names = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), str: ("text", "texts")}
     names |= {Path: ("a path", "paths")}
     if kind is bool:

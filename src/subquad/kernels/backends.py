@@ -16,6 +16,7 @@ import torch
 
 from subquad.errors import SubquadError, shown, unknown_name
 from subquad.plugins import Table
+from subquad.ranges import checks_arguments
 
 BACKENDS = {
     "auto": "kernels where they can, PyTorch otherwise",
@@ -78,6 +79,7 @@ def register_backend(backend: Backend) -> None:
 _asked = os.environ.get("SUBQUAD_BACKEND") or "auto"
 
 
+@checks_arguments
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Compute operations with the backend `name` of BACKENDS inside this context, in all threads."""

@@ -22,12 +22,14 @@ from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, cut_into_rows
 from subquad.large.block_walks import BlockWalk, PlainBlock, has_own_forward, in_forwards_place, part_of, walk_of
 from subquad.models.backbone import Backbone
+from subquad.ranges import checks_arguments
 from subquad.rope import Rotation
 
 DRAWS = 2
 """How often a block asks its stochastic depth: for attention and for the MLP."""
 
 
+@checks_arguments
 def chunk_blocks(model: nn.Module, most_tokens: int = 8192) -> Any:
     """Let the blocks of a network take some rows of at most so many tokens of an image at a time, in place.
 

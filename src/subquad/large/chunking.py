@@ -10,8 +10,10 @@ from torch.utils.checkpoint import checkpoint
 from subquad.besides import Besides, class_besides
 from subquad.errors import SubquadError
 from subquad.models.layers import Block
+from subquad.ranges import checks_arguments
 
 
+@checks_arguments
 def chunk_mlps(model: nn.Module, most_tokens: int = 8192) -> Any:
     """Let the MLPs of a network's blocks take at most so many tokens of an image at a time, in place.
 

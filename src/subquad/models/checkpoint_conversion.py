@@ -13,6 +13,7 @@ from subquad.models.assembling import assemble
 from subquad.models.networks import NETWORKS, PUBLISHED
 from subquad.models.timm_settings import default_cfg
 from subquad.models.variants import VARIANTS
+from subquad.ranges import checks_arguments
 from subquad.weights.files import classes_in, fitted, read_weights, save_weights
 from subquad.weights.fitting import Adapted, adapt, check_tables, misfits, stored_grids
 from subquad.weights.notes import as_built, creation_of, task_in
@@ -20,6 +21,7 @@ from subquad.weights.released import HOST_OF, family_of, our_name
 from subquad.weights.released_heads import head_of
 
 
+@checks_arguments
 def convert_checkpoint(
     source: Path | str,
     target: Path | str,

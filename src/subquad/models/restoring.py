@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from subquad.errors import SubquadError, naming
 from subquad.models.create import create_model
+from subquad.ranges import checks_arguments
 from subquad.text import one_line
 from subquad.weights.files import fitted, read_weights, weight_file
 from subquad.weights.fitting import check_tables
@@ -30,6 +31,7 @@ MOST_SPARE = 2**22
 Network = TypeVar("Network", bound=nn.Module)
 
 
+@checks_arguments
 def restore_model(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
     """The classifier of images that `save_weights` wrote to `path`, a file or a run folder, and its note."""
     return restore(path, "classify", create_model)

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from subquad.errors import SubquadError, check_suffix
+from subquad.errors import SubquadError, check_suffix, reason_of, shown
 from subquad.grid import TokenGrid
 from subquad.home import home
+from subquad.ranges import checks_arguments
 from subquad.text import one_line
 from subquad.weights.digest import DIGEST, check_digest, check_plain, digest_of
 from subquad.weights.downloading import Wanted, download, locked, remember
@@ -56,18 +57,23 @@ MOST_NAME = 500
 """Characters of an entry's name."""
 
 
+@checks_arguments
 def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | None = None) -> None:
     """Write the weights of `model`, its creation arguments and `metadata` (JSON) to `path`, whole or not at all.
 
     Of a network within torch.compile, DataParallel or AveragedModel they are the network's own.
 
     Raises:
-        SubquadError: `path` does not end in .safetensors, by which such files are told from pickles; or the network
-            was quantized or sharded.
+        SubquadError: `path` does not end in .safetensors, by which such files are told from pickles; the network was
+            quantized or sharded; or `metadata` is no JSON.
     """
     path, model = Path(path), within_wrappers(model)
     check_suffix(path, "weights are", ".safetensors")
-    note = json_text({"creation": getattr(model, "creation", None), **(metadata or {})})
+    content = {"creation": getattr(model, "creation", None), **(metadata or {})}
+    try:
+        note = json_text(content)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SubquadError(f"metadata must be JSON, got {shown(metadata)}: {reason_of(error)}") from None
     state = model.state_dict()
     check_plain(state)
     write_tensors({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}, path, note)
