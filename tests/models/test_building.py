@@ -379,3 +379,9 @@ def test_how_networks_are_evaluated_is_as_published():
     assert (default_cfg("agent_swin_base_384")["crop_pct"], default_cfg("agent_swin_tiny")["crop_pct"]) == (1.0, 0.875)
     assert default_cfg("soft_tiny")["crop_mode"] == "center" and default_cfg("soft_tiny")["crop_pct"] == 0.9
     assert default_cfg("agent_pvt_tiny")["crop_mode"] == "squash"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_networks_are_of_floating_point_numbers(dtype):
+    with pytest.raises(subquad.SubquadError, match=f"dtype must be one of floating-point numbers, .* got {dtype}"):
+        subquad.create_model("deit_micro", dtype=dtype)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from subquad.errors import SubquadError
 from subquad.models.assembling import assemble
 from subquad.models.attention_names import Names
 from subquad.models.backbone import Backbone
@@ -66,6 +67,8 @@ def create_model(
     Raises:
         SubquadError: for a name, a setting or a number that does not fit, in one line.
     """
+    if dtype is not None and not dtype.is_floating_point:
+        raise SubquadError(f"dtype must be one of floating-point numbers, as torch.bfloat16 is, got {dtype}")
     weights = row_of(name) if pretrained else ""
     sizes: dict[str, Any] = {"img_size": img_size, "built_for": built_for, "in_chans": in_chans}
     sizes |= {"num_classes": num_classes, "depth": depth, "depths": depths}
