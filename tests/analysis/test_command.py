@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import subquad
+from subquad import ATTENTION
 from subquad.analysis import attention_weights
 from subquad.analysis.small_maps import looking
 from subquad.analysis.study import Study
@@ -55,6 +57,20 @@ def test_measures_that_no_layer_has_are_one_line(runs, tmp_path, capsys):
     captured = capsys.readouterr()
     assert "inline: none of these measures" in captured.out
     assert "no layer of inline has any of gates, power" in captured.err
+
+
+def test_what_can_not_be_asked_of_a_network_is_said_before_any_is_measured(runs, monkeypatch):
+    traits = replace(ATTENTION["inline"].traits, key_removal=None)
+    monkeypatch.setattr(ATTENTION["inline"], "traits", traits)
+    said = []
+    for other, reason in (
+        ("nowhere", "nowhere"),
+        (runs / "inline", "InLineAttention does not say what its weights become without some keys"),
+        (runs.parent / runs.name / "softmax", "two networks are called softmax"),
+    ):
+        with pytest.raises(subquad.SubquadError, match=reason):
+            subquad.analyze([runs / "softmax", other], measures=["entropy"], removed=True, log=said.append)
+    assert not said
 
 
 def test_the_page_has_the_maps_of_every_layer(runs, tmp_path):

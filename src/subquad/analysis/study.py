@@ -74,22 +74,33 @@ class Study:
         for name in self.measures or ():
             if name not in ALL_MEASURES:
                 raise unknown_name("measure", name, ALL_MEASURES)
-        findings = Findings()
-        for source in sources:
-            name = name_of(source)
-            if name in findings.names:
+        names = [name_of(source) for source in sources]
+        for name in names:
+            if names.count(name) > 1:
                 raise SubquadError(f"two networks are called {name}: rename a folder")
-            trained = open_trained(source, img_size=self.img_size).image_network(self.img_size)
-            if self.removed:
-                if not getattr(trained.model, "num_classes", 0):
-                    raise SubquadError(f"--removed counts a classifier's answers, and {name} gives none: leave it out")
-                check_removal(trained.model)
+        for source in sources if len(sources) > 1 else ():
+            # minutes before it is its turn; it is not held until then, as many would not fit into memory
+            self._opened(source)
+        findings = Findings()
+        for name, source in zip(names, sources, strict=True):
+            trained = self._opened(source)
             self._measure(trained, name, findings)
             self._count(trained, name, findings)
         if not any(findings.rows.values()):
             # those of one mechanism alone
             raise SubquadError(f"no layer of {', '.join(findings.names)} has any of {', '.join(self.measures or ())}")
         return findings
+
+    def _opened(self, source: Path | str) -> ImageNetwork:
+        """A network that all that is asked for can be asked of."""
+        trained = open_trained(source, img_size=self.img_size).image_network(self.img_size)
+        if self.removed:
+            if not getattr(trained.model, "num_classes", 0):
+                raise SubquadError(
+                    f"--removed counts a classifier's answers, and {name_of(source)} gives none: leave it out"
+                )
+            check_removal(trained.model)
+        return trained
 
     def _measure(self, trained: ImageNetwork, name: str, findings: Findings) -> None:
         """The measures of one network, and maps of some images."""
