@@ -1,6 +1,8 @@
 """A network over several processes computes what it does in one: logits, losses, gradients, whatever the bands."""
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
@@ -314,3 +316,20 @@ def test_bands_that_do_not_fit_are_refused_by_all(heights, width, message):
 
     for told in together(len(heights), one):
         assert (told is None) if message is None else message in told
+
+
+def test_a_network_in_bands_is_copied_but_not_pickled():
+    model, image = small("vit", "linear", depths=(1,)).eval(), torch.randn(1, 3, 24, 24)
+
+    def one(index, exchange):
+        mine = split_over(copy.deepcopy(model), exchange)
+        for save in (pickle.dumps, lambda network: torch.save(network, io.BytesIO())):
+            with pytest.raises(SubquadError, match=r"can't be pickled, .* keep its state_dict\(\)"):
+                save(mine)
+        # the threads' own exchange can't be copied, as that of processes can
+        again = copy.deepcopy(mine, {id(exchange): exchange})
+        assert again.state_dict().keys() == model.state_dict().keys()
+        return again(image)
+
+    (logits,) = together(1, one)
+    torch.testing.assert_close(logits, model(image))

@@ -5,6 +5,7 @@ band's place, prefix tokens stand in the first band, and heads read what all ban
 the same logits, so that a loss is written as for one process.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -154,6 +155,18 @@ class _Split(Backbone):
 
     exchange: BandExchange
     no_streaming = "its tokens are spread over processes: stream the network that it was, with its state_dict"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise SubquadError(
+            "a network whose tokens are spread over processes can't be pickled, as these are of this run: keep its "
+            "state_dict(), or write it by subquad.save_weights"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # within this run, as averages of weights are made
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def check_pixels(self, x: Tensor) -> None:
         """A band without rows is refused by all processes alike."""
