@@ -1,7 +1,9 @@
 """`subquad diffuse`: images with and without, from the same noise, with a page; stopped and gone on with."""
 
 import json
+import logging
 import math
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -118,6 +120,10 @@ def test_images_of_classes_are_asked_for_by_number_or_name():
     assert difference_of(by_number, by_name)["difference"] == 0
     with pytest.raises(SubquadError, match="'cat' is no class of DiTPipeline: give its number"):
         make_image(pipe, "cat", 0, Sampling(steps=2))
+    # 1000 is the row for no class at all, and "²" is a digit, but no number
+    for text in ("1000", "5000", "²"):
+        with pytest.raises(SubquadError, match=f"'{text}' is no class of DiTPipeline: give its number from 0 to 999"):
+            make_image(pipe, text, 0, Sampling(steps=2))
     with pytest.raises(SubquadError, match="DiTPipeline takes no height: leave it out"):
         make_image(pipe, "0", 0, Sampling(height=32))
 
@@ -150,3 +156,30 @@ def test_weights_that_could_run_code_are_not_read(saved, tmp_path, pipe):
     pipe.save_pretrained(folder, safe_serialization=False)
     with pytest.raises(SubquadError, match="can't be loaded"):
         load_pipeline(str(folder))
+
+
+def test_what_pipelines_say_of_prompts_is_heard(saved):
+    loggers = [logging.getLogger(name) for name in ("diffusers", "transformers")]
+    before = [logger.level for logger in loggers]
+    opened = load_pipeline(str(saved))
+    assert [logger.level for logger in loggers] == before
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    loggers[0].addHandler(handler)
+    try:
+        make_image(opened, "very " * 100, 0, Sampling(steps=1, height=32, width=32))
+    finally:
+        loggers[0].removeHandler(handler)
+    assert any("was truncated" in line for line in said)
+
+
+def test_an_image_that_was_made_black_is_not_measured():
+    class Checked:
+        def __call__(self, prompt, generator):
+            image = Image.new("RGB", (8, 8))
+            return SimpleNamespace(images=[image], nsfw_content_detected=[prompt == "b"])
+
+    assert make_image(Checked(), "a", 3, Sampling()).size == (8, 8)
+    with pytest.raises(SubquadError, match="made the image of 'b' and seed 3 black, which compares with none"):
+        make_image(Checked(), "b", 3, Sampling())

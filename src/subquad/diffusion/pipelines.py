@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,25 @@ def load_pipeline(model: str, *, dtype: torch.dtype = torch.float32, device: tor
         from transformers.utils import logging as logging_of_texts
     except ImportError:
         raise SubquadError("diffusers is not installed: pip install 'subquad[diffusion]'") from None
-    logging.set_verbosity_error()
-    logging_of_texts.set_verbosity_error()
     is_folder = Path(model).is_dir()
     if is_folder and not (Path(model) / "model_index.json").is_file():
         raise SubquadError(f"no pipeline of diffusers in {model}: it has no model_index.json")
     if not is_folder and (model.count("/") != 1 or model.startswith((".", "/", "~"))):
         raise SubquadError(f"no pipeline at {model}: neither a folder, nor a name like owner/model")
+    # of loading; what is said of prompts and images (a text that is cut short, a picture made black) is for users
+    libraries = (logging, logging_of_texts)
+    before = [library.get_verbosity() for library in libraries]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            for library in libraries:
+                library.set_verbosity_error()
             pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=dtype, use_safetensors=True)
     except (OSError, ValueError, ImportError) as error:
         raise SubquadError(f"{model} can't be loaded: {_first_line(error)}") from None
+    finally:
+        for library, verbosity in zip(libraries, before, strict=True):
+            library.set_verbosity(verbosity)
     return pipe.to(device)
 
 
@@ -69,7 +75,7 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
         more: further arguments of the pipeline.
 
     Raises:
-        SubquadError: the pipeline does not take what is given.
+        SubquadError: the pipeline does not take what is given, or its safety checker made the image black.
     """
     taken = inspect.signature(pipe.__call__).parameters
     arguments = {ARGUMENTS.get(key, key): value for key, value in vars(sampling).items() if value is not None}
@@ -78,9 +84,17 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
         raise SubquadError(f"{type(pipe).__name__} takes no {' and no '.join(unknown)}: leave it out")
     generator = torch.Generator().manual_seed(seed)
     try:
-        return pipe(**_condition(pipe, prompt, taken), **arguments, generator=generator, **more).images[0]
+        made = pipe(**_condition(pipe, prompt, taken), **arguments, generator=generator, **more)
+    except SubquadError:
+        raise
     except ValueError as error:
         raise SubquadError(f"{type(pipe).__name__}: {_first_line(error)}") from None
+    if any(getattr(made, "nsfw_content_detected", None) or ()):
+        raise SubquadError(
+            f"the safety checker of {type(pipe).__name__} made the image of {shown(prompt)} and seed {seed} black, "
+            "which compares with none: take another prompt or seed"
+        )
+    return made.images[0]
 
 
 def _condition(pipe: Any, prompt: str, taken: Any) -> dict[str, Any]:
@@ -88,9 +102,14 @@ def _condition(pipe: Any, prompt: str, taken: Any) -> dict[str, Any]:
         return {"prompt": prompt}
     if "class_labels" not in taken:
         raise SubquadError(f"{type(pipe).__name__} makes images neither of texts nor of classes")
-    label = int(prompt) if prompt.isdigit() else getattr(pipe, "labels", {}).get(prompt)
-    if label is None:
-        raise SubquadError(f"'{prompt}' is no class of {type(pipe).__name__}: give its number, or its ImageNet name")
+    label = int(prompt) if prompt.isdecimal() else getattr(pipe, "labels", {}).get(prompt)
+    # the row behind the classes stands for none of them
+    count = getattr(pipe.transformer.config, "num_embeds_ada_norm", None)
+    if label is None or (count is not None and label >= count):
+        numbers = "" if count is None else f" from 0 to {count - 1}"
+        raise SubquadError(
+            f"{shown(prompt)} is no class of {type(pipe).__name__}: give its number{numbers}, or its ImageNet name"
+        )
     return {"class_labels": [label]}
 
 
