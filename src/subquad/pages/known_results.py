@@ -29,8 +29,9 @@ def known_results(groups: Sequence[Group]) -> Markup:
             spread = f" ± {statistics.stdev(measured):.2f}" if len(measured) > 1 else ""
             rows.append((group.label, f"{statistics.fmean(measured):.2f}{spread}", "ours"))
     rows += [(name, f"{value:.2f}", "guess") for name, value in task.guesses(first.facts).items()]
-    rows += [(row.name, f"{row.value:.2f}", f"as {row.source} print it") for row in task.published(first.facts)]
+    published = task.published(first.facts)
+    rows += [(row.name, f"{row.value:.2f}", f"as {row.source} print it") for row in published]
     titles = ("attention", task.columns[0].title, "whose")
     cells = [(Cell(name), Cell(value, value.split()[0]), Cell(whose)) for name, value, whose in rows]
-    lead = f"{_LEAD} {task.unlike_published(first.facts)}".rstrip()
+    lead = f"{_LEAD} {task.unlike_published(first.facts) if published else ''}".rstrip()
     return section("Beside what is known", lead, sortable_table(titles, cells))
