@@ -21,7 +21,7 @@ from subquad.benchmarks import measure_scaling
 from subquad.pages import write_report
 from subquad.pages.attention_maps import drawn_maps
 from subquad.pages.charts import Axis, Series, line_chart, point_chart
-from subquad.runs.run_records import find_runs, group_runs
+from subquad.runs.run_records import differing_fields, find_runs, group_runs
 
 
 class Strict(HTMLParser):
@@ -266,3 +266,23 @@ def test_runs_of_different_tasks_are_refused_in_front_of_all_measuring(tmp_path,
     with pytest.raises(SubquadError, match=r"^runs of different tasks .* can't be compared"):
         subquad.report([folder / "classify", folder / "segment"], tmp_path / "page.html", log=pytest.fail)
     assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "places", "seeds", "labels"),
+    [
+        # one set of data, on two machines
+        ("cifar10", ("/a/cifar10.tar", "/b/cifar10.tar"), (0, 1), ["linear"]),
+        # of one seed there is one run of some data
+        ("coco", ("mine", "yours"), (0, 0), ["linear (s0)", "linear (s1)"]),
+        ("folder", ("mine", "yours"), (0, 0), ["linear (s0)", "linear (s1)"]),
+        ("folder", ("mine", "yours"), (0, 1), ["linear (s0)", "linear (s1)"]),
+        ("folder", ("mine", "mine"), (0, 1), ["linear"]),
+    ],
+)
+def test_runs_on_other_data_are_not_taken_for_seeds_of_one(make_run, tmp_path, data, places, seeds, labels):
+    for k, (place, seed) in enumerate(zip(places, seeds, strict=True)):
+        make_run(f"s{k}", "linear", seed=seed, data=data, data_dir=place)
+    groups = group_runs(find_runs([tmp_path / "runs"]))
+    assert [group.label for group in groups] == labels
+    assert differing_fields(groups) == (["data_dir"] if len(labels) > 1 else [])

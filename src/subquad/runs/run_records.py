@@ -230,21 +230,13 @@ def _check_entries(file: Path, line: int, entries: Any, needed: Mapping[str, Kin
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Runs that differ by nothing but the seed and the place of the data, in the order of `ATTENTION`.
 
-    A seed counts once: runs of one recipe and seed, as of two folders of images, are of different groups.
+    Where a seed stands there twice, runs of each place of the data are of a group, and in it a seed counts once.
     """
-    alike: dict[str, list[list[Run]]] = {}
+    alike: dict[str, list[Run]] = {}
     for run in runs:
-        same = {key: value for key, value in run.recipe.items() if key not in _ignored(run)}
-        # of two places with other classes the data is not the same
-        same_recipe = alike.setdefault(json.dumps([same, run.facts.get("classes")], sort_keys=True), [])
-        seed = run.recipe.get("seed")
-        group = next((group for group in same_recipe if all(one.recipe.get("seed") != seed for one in group)), None)
-        if group is None:
-            same_recipe.append([run])
-        else:
-            group.append(run)
+        alike.setdefault(_without_seed(run), []).append(run)
+    groups = [group for same_recipe in alike.values() for group in _of_one_place(same_recipe)]
     places = {name: place for place, name in enumerate(ATTENTION)}
-    groups = [group for same_recipe in alike.values() for group in same_recipe]
     ordered = sorted(groups, key=lambda group: _place(group[0].attention, places))
     labels = [_label(group[0], runs) for group in ordered]
     names = [_told_apart(label, place, labels, ordered) for place, label in enumerate(labels)]
@@ -262,6 +254,28 @@ def _told_apart(label: str, place: int, labels: Sequence[str], groups: Sequence[
     return f"{label} ({'/'.join(own[-depth:])})"
 
 
+def _without_seed(run: Run) -> str:
+    """What runs of a group have in common, but perhaps the place of the data."""
+    same = {key: value for key, value in run.recipe.items() if key not in _ignored(run)}
+    # of two places with other classes the data is not the same
+    return json.dumps([same, run.facts.get("classes")], sort_keys=True)
+
+
+def _of_one_place(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs of one recipe in groups that have a seed once; where one stands twice, by the places of their data, too."""
+    seeds = [run.recipe.get("seed") for run in runs]
+    groups: list[tuple[Any, list[Run]]] = []
+    for run, seed in zip(runs, seeds, strict=True):
+        place = run.recipe.get("data_dir") if len(set(seeds)) < len(seeds) else None
+        of_place = (group for at, group in groups if at == place)
+        fitting = (group for group in of_place if all(one.recipe.get("seed") != seed for one in group))
+        if (group := next(fitting, None)) is None:
+            groups.append((place, [run]))
+        else:
+            group.append(run)
+    return [group for _, group in groups]
+
+
 def _place(attention: str, places: Mapping[str, int]) -> int:
     """Where a run stands among others: by the first of its mechanisms; networks of others, without one, last."""
     return places.get(next(iter(names_in(attention)), ""), len(places))
@@ -272,6 +286,8 @@ def differing_fields(groups: Sequence[Group]) -> list[str]:
     classes = [group.first.facts.get("classes") for group in groups]
     recipes = [group.first.recipe for group in groups]
     without = {"attention", "settings", *(name for group in groups for name in _ignored(group.first))}
+    if len({_without_seed(group.first) for group in groups}) < len(groups):
+        without.discard("data_dir")
     names = dict.fromkeys(name for recipe in recipes for name in recipe if name not in without)
     differing = [name for name in names if any(recipe.get(name) != recipes[0].get(name) for recipe in recipes)]
     return differing + (["classes"] if any(one != classes[0] for one in classes) else [])
@@ -280,7 +296,9 @@ def differing_fields(groups: Sequence[Group]) -> list[str]:
 def _ignored(run: Run) -> set[str]:
     """Fields of a recipe that make no difference: earlier versions wrote some that mean nothing to the task."""
     retired = TASKS[run.task].recipe_class.retired if run.task in TASKS else {}
-    return {"seed", "data_dir", "workers", *retired}
+    # of any folder of images nothing but its place is known
+    place = () if run.recipe.get("data") == "folder" else ("data_dir",)
+    return {"seed", "workers", *place, *retired}
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
