@@ -33,6 +33,10 @@ def test_a_run_goes_on_with_its_own_recipe_only(tmp_path):
         folder.check_resumable(Recipe())
     folder.create(Recipe(), {})
     folder.check_resumable(Recipe(workers=4, data_dir="elsewhere"))
+    assert "begun on the data in digits, and is taken to be of those in elsewhere now" in folder.moved_data(
+        Recipe(data_dir="elsewhere")
+    )
+    assert folder.moved_data(Recipe(workers=4)) is None
     with pytest.raises(SubquadError, match=r"another recipe \(epochs 300 → 5\)"):
         folder.check_resumable(Recipe(epochs=5))
 

@@ -71,6 +71,16 @@ class RunFolder:
         if changed:
             raise SubquadError(f"{self.path} was begun with another recipe ({', '.join(changed)}): take its own")
 
+    def moved_data(self, recipe: CommonRecipe) -> str | None:
+        """In a line, where the data lay when the run was begun, if they are said to lie elsewhere now."""
+        before = load_recipe(self.recipe, type(recipe)).data_dir
+        if before == recipe.data_dir:
+            return None
+        return (
+            f"{self.path} was begun on the data in {before or recipe.data}, and is taken to be of those in "
+            f"{recipe.data_dir or recipe.data} now: for other data name another folder"
+        )
+
     def check_classes(self, classes: Sequence[str] | None) -> None:
         """Raise if the data has other classes, or another order of them, than when the run was begun."""
         facts = _read_json(self.facts)

@@ -35,6 +35,8 @@ def train(recipe: CommonRecipe, run: Path | str, *, resume: bool = False, log: L
     folder = RunFolder(Path(run))
     if resume:
         folder.check_resumable(recipe)
+        if moved := folder.moved_data(recipe):
+            log(moved)
         if (summary := folder.summary(summary_numbers(task_named(recipe.task).columns[0].entry))) is not None:
             tidy(folder.path)
             log(f"it has finished: {folder.path} is kept as it is")
