@@ -32,6 +32,7 @@ from subquad.conversion import (
     trade_off,
 )
 from subquad.conversion.judging import linear_probe, nearest_neighbours
+from subquad.tasks.segmentation import build_segmenter
 
 PICTURES = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
@@ -333,3 +334,35 @@ def test_windows_that_get_softmax_have_no_biases_at_first():
     tables = [value for name, value in first.state_dict().items() if "relative_bias" in name and ".inner." in name]
     assert tables and not any(bool(table.any()) for table in tables)
     assert torch.equal(first(PICTURES), second(PICTURES))
+
+
+class Wrapped(nn.Module):
+    """A network of one's own around one of ours."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images):
+        return self.network(images)
+
+
+def test_no_file_says_that_a_network_is_what_it_was_where_a_part_was_converted(tmp_path):
+    # linear attention's entries are those of softmax attention
+    file, made = tmp_path / "part.safetensors", dict(teacher("our DeiT").creation)
+    student = subquad.convert(Wrapped(teacher("our DeiT")), "linear")
+    subquad.save_weights(student.network, file)
+    with pytest.raises(SubquadError, match="does not say which network it holds"):
+        subquad.restore_model(file)
+    assert subquad.restore(student).network.creation.items() >= made.items()
+    segmenter = build_segmenter({**made, "num_classes": 0}, head="linear", num_classes=3)
+    whole = dict(segmenter.creation)
+    for part in (segmenter, segmenter.pyramid.backbone):
+        subquad.convert(part, "linear", in_place=True)
+        subquad.save_weights(segmenter, file)
+        subquad.save_weights(segmenter.pyramid.backbone, tmp_path / "backbone.safetensors")
+        for written in (file, tmp_path / "backbone.safetensors"):
+            with pytest.raises(SubquadError, match="does not say which network it holds"):
+                subquad.open_trained(written)
+        subquad.restore(part)
+        assert segmenter.creation["backbone"].items() >= whole["backbone"].items()

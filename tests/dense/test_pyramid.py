@@ -10,7 +10,7 @@ from subquad.models import HOSTS, restore, save_weights
 from subquad.models.pyramid import Pyramid
 from subquad.tasks.classification import Recipe
 from subquad.tasks.conventions import CONVENTIONS, pyramid_of
-from subquad.tasks.detection.detectors import DETECTORS, Detector
+from subquad.tasks.detection.detectors import DETECTORS, Detector, build_detector
 from subquad.tasks.segmentation import SEGMENTERS, Segmenter, build_segmenter
 from subquad.training.optim import make_optimizer
 
@@ -152,6 +152,29 @@ def test_a_segmenter_is_restored_from_its_file(host, conventions, tmp_path):
     with pytest.raises(SubquadError, match="is for `subquad classify`, not for `subquad segment`"):
         save_weights(small(host), tmp_path / "b.safetensors")
         restore(tmp_path / "b.safetensors", "segment", build_segmenter)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_segmenter_whose_backbone_moved_to_another_size_is_restored_as_it_is(host, tmp_path):
+    made = build_segmenter(small(host, img_size=64, num_classes=0).creation, head="linear", num_classes=3).eval()
+    for name, table in made.state_dict().items():
+        if "bias" in name or "pos_embed" in name:
+            torch.nn.init.normal_(table)
+    made.pyramid.backbone.set_input_size((64, 96))
+    save_weights(made, tmp_path / "moved.safetensors")
+    again, _ = restore(tmp_path / "moved.safetensors", "segment", build_segmenter)
+    assert again.pyramid.backbone.img_size == (64, 96) and again.creation == made.creation
+    x = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        assert torch.equal(again.eval()(x), made(x))
+
+
+def test_a_detector_whose_backbone_moved_to_another_size_says_so():
+    backbone = small("pvt", "agent", num_agents=4, num_classes=0).creation
+    made = build_detector(backbone, head="retinanet", num_classes=2, head_channels=16)
+    made.pyramid.backbone.set_input_size((64, 96))
+    assert build_detector(**{name: value for name, value in made.creation.items() if name != "task"}).pyramid
+    assert made.creation["backbone"]["img_size"] == [64, 96]
 
 
 def test_a_backbone_starts_from_a_classifiers_weights(tmp_path):

@@ -1,8 +1,8 @@
 """A trained network with other attention: its layers replaced one by one, and put back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from operator import index
 from typing import Any
 
@@ -34,7 +34,8 @@ class Conversion:
         grid: (height, width) of tokens that position parameters were made for, and prefix tokens.
         img_size, prefix: as they were given; None where the network says it itself.
         teacher: the digest of the network's weights before it was converted.
-        creation: the arguments that made the network, where it says them.
+        creations: the arguments that made the network, or parts of it that hold replaced layers, by their paths; ""
+            is the whole.
     """
 
     attention: dict[int, str]
@@ -46,7 +47,7 @@ class Conversion:
     embedding: str
     img_size: tuple[int, int] | None
     prefix: int | None
-    creation: dict[str, Any] | None = None
+    creations: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def as_note(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -131,13 +132,14 @@ def convert(
         embedding=tower.embedding,
         img_size=size,
         prefix=prefix,
-        creation=getattr(model, "creation", None),
+        creations=_creations(model, made),
     )
     noted: Any = model
     noted.subquad_conversion = conversion
-    if getattr(model, "creation", None) is not None:
-        # this network is not what these arguments make
-        noted.creation = None
+    for path in conversion.creations:
+        part: Any = model.get_submodule(path)
+        # it is not what these arguments make
+        part.creation = None
     return model
 
 
@@ -174,11 +176,11 @@ def restore(model: nn.Module, *, strict: bool = True) -> nn.Module:
     for module in converted.values():
         _as_now(module.original, module)
     stop_listening(model)
-    if conversion.creation is not None:
-        back: Any = model
-        back.creation = conversion.creation
-        if isinstance(model, Backbone):
-            model.say_how_it_is()
+    for path, arguments in conversion.creations.items():
+        back: Any = model.get_submodule(path)
+        back.creation = arguments
+        if isinstance(back, Backbone):
+            back.say_how_it_is()
     del model.subquad_conversion
     return model
 
@@ -343,6 +345,16 @@ def _mechanisms(tower: Tower, chosen: Mapping[int, Block], settings: dict[str, A
     blocks = [chosen.get(number, anything) for number in range(len(tower.layers))]
     made = make_mechanisms(tower.host, blocks, tower.depths, settings)
     return {number: made[number] for number in chosen}
+
+
+def _creations(model: nn.Module, replaced: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The arguments that made a network, and those of its parts that hold one of these paths."""
+    said = {path: getattr(part, "creation", None) for path, part in model.named_modules()}
+    return {
+        path: arguments
+        for path, arguments in said.items()
+        if isinstance(arguments, dict) and arguments and any(not path or one.startswith(f"{path}.") for one in replaced)
+    }
 
 
 def _replacement(layer: Layer, original: nn.Module, mechanism: Any, recorder: GridRecorder) -> ConvertedAttention:

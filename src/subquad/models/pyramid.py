@@ -19,6 +19,18 @@ STRIDES = (4, 8, 16, 32)
 class OnBackbone(nn.Module):
     """A network that stands on a backbone, which says what optimizers ask: what is not decayed, and what are layers."""
 
+    _own_arguments: dict[str, Any] | None = None
+
+    @property
+    def creation(self) -> dict[str, Any]:
+        """The arguments that make it, those of its backbone as they are by now; empty where none make one of both."""
+        backbone = self._backbone()[1].creation
+        return {**self._own_arguments, "backbone": backbone} if self._own_arguments and backbone else {}
+
+    @creation.setter
+    def creation(self, arguments: dict[str, Any] | None) -> None:
+        self._own_arguments = arguments
+
     def no_weight_decay(self) -> set[str]:
         """Parameters that the papers' recipes do not decay."""
         prefix, backbone = self._backbone()

@@ -1,6 +1,5 @@
 """Detectors on a pyramid of any backbone: of torchvision, or as the released ones are."""
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from subquad.errors import SubquadError, unknown_name
+from subquad.models.assembling import as_json
 from subquad.models.pyramid import STRIDES, OnBackbone, Pyramid
 from subquad.ranges import AboveZero, Count, Positive, checks_arguments
 from subquad.tasks.accuracy import check_finite
@@ -135,7 +135,6 @@ class Detector(OnBackbone):
 
     def __init__(self, network: nn.Module, head: str, *, one_by_one: bool = False) -> None:
         super().__init__()
-        self.creation: dict[str, Any] = {}
         self.network, self.has_masks = network, head in WITH_MASKS
         self.one_by_one = one_by_one
         for part in network.modules():
@@ -222,5 +221,5 @@ def build_detector(
     settings = {"num_classes": num_classes + 1, "min_size": tuple(short_side), "max_size": long_side}
     settings |= {"image_mean": list(mean), "image_std": list(std)}
     made = Detector(makers[head](pyramid, head_channels, settings), head, one_by_one=conventions == OPENMMLAB)
-    made.creation = json.loads(json.dumps({"task": "detect", "backbone": network.creation, **given}))
+    made.creation = as_json({"task": "detect", **given})
     return made

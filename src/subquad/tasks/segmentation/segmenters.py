@@ -1,6 +1,5 @@
 """Networks of dense prediction: a pyramid of any backbone, and a decoder on it."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.large.place_by_place import PlaceByPlace, linear_of
+from subquad.models.assembling import as_json
 from subquad.models.pyramid import STRIDES, OnBackbone, Pyramid, cropped
 from subquad.models.stages import fill_up
 from subquad.ranges import Positive, checks_arguments
@@ -108,7 +108,6 @@ class Segmenter(OnBackbone):
             self.decoder, width, auxiliary = decoders[head](pyramid.channels, **own)
         except ImportError:
             raise SubquadError("segmentation needs its library: pip install 'subquad[dense]'") from None
-        self.creation: dict[str, Any] = {}
         self.pyramid, self.num_classes, self.head_name = pyramid, num_classes, head
         self.head = nn.Sequential(nn.Dropout2d(0.1), nn.Conv2d(width, num_classes, 1))
         self.auxiliary: nn.Module | None = None
@@ -184,8 +183,7 @@ def build_segmenter(
     last = (network.feature_info[-1]["reduction"],)
     strides = last if head in PLACE_BY_PLACE else STRIDES
     made = Segmenter(pyramid_of(network, conventions, frozen_stages=frozen_stages, strides=strides), **given)
-    creation = {"task": "segment", "backbone": network.creation, **given, "frozen_stages": frozen_stages}
-    made.creation = json.loads(json.dumps(creation))
+    made.creation = as_json({"task": "segment", **given, "frozen_stages": frozen_stages})
     return made
 
 
