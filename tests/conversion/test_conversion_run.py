@@ -331,6 +331,18 @@ def test_advice_on_the_command_line(capsys):
     assert all(len(line) <= 80 for line in printed.splitlines())
 
 
+def test_advice_is_given_for_oblong_images_too(tmp_path, capsys):
+    """A folder of timm's whose network takes images of one size is opened for each of them."""
+    sizes = {"img_size": 32, "embed_dim": 24, "depths": (2,), "num_heads": (2,), "window_size": 4}
+    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **sizes)
+    timm.models.save_for_hf(model, tmp_path, model_args=sizes)
+    given = ["--img-size", "32,48", "48x32", 16, "--attention", "linear", "--repeats", 1, "--engines"]
+    assert run("advise", tmp_path, *given) == 0
+    printed = capsys.readouterr().out
+    for size, tokens in (("32×48", 96), ("48×32", 96), ("16×16", 16)):
+        assert len([line for line in printed.splitlines() if line.split()[:2] == [size, str(tokens)]]) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -70,7 +70,8 @@ def add_commands(commands: Commands) -> None:
 
     sub = commands.add("advise", run_advise)
     sub.add_argument("source", metavar="MODEL", help="a network of ours by name, timm/NAME, or a run folder")
-    sub.add_argument("--img-size", type=positive, nargs="+", default=[512, 1024], metavar="PX", help="sides of images")
+    sizes = "of images, each 448 or 384,640"
+    sub.add_argument("--img-size", type=pixels, nargs="+", default=[512, 1024], metavar="PX", help=sizes)
     sub.add_argument("--attention", nargs="+", help="mechanisms; all that are not quadratic if left out")
     sub.add_argument("--blocks", type=Number(int), nargs="+", metavar="N", help="numbers of blocks, from 0")
     sub.add_argument(

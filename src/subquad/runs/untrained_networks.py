@@ -1,7 +1,6 @@
 """Networks for images of any size whose weights do not matter: what is timed, not asked."""
 
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 
 import timm
@@ -35,8 +34,9 @@ def maker_of(source: str) -> Maker:
         return lambda px: create_model(source, img_size=px)
     if not Path(source).exists():
         raise unknown_name("network", source, {*NETWORKS, *VARIANTS})
-    model = open_trained(source, device="cpu").model
-    return lambda px: deepcopy(model)
+    # what can't be opened is said before anything is timed
+    open_trained(source, device="cpu")
+    return lambda px: open_trained(source, img_size=px, device="cpu").model
 
 
 def _timms(name: str, px: tuple[int, int]) -> nn.Module:
