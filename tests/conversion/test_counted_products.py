@@ -6,9 +6,11 @@ from foreign import teacher as foreign_teacher
 from foreign_more import MORE
 from foreign_more import teacher as teacher_of_more
 
+from subquad import ATTENTION
 from subquad.conversion import advise, convert, converted_layers, find_tower
 from subquad.conversion.advising import HandOn
 from subquad.conversion.counted_products import Counted, count_mixing
+from subquad.models import create_model
 
 
 def counted(model, **chosen):
@@ -52,6 +54,21 @@ def test_advice_counts_where_the_network_is_not_plain():
         assert "of all products" in advice.text
         assert all(len(line) <= 80 for line in advice.text.splitlines())
         assert 0 < advice.counted[64, 64].share < 1
+
+
+# one's heads of its own can't be replaced
+@pytest.mark.parametrize("attention", [name for name, cls in ATTENTION.items() if not cls.traits.extra_heads])
+def test_a_network_that_forms_no_pairs_is_not_promised_what_pairs_cost(attention):
+    def make(px):
+        sizes = {"embed_dim": 48, "depths": (1,), "num_heads": 2, "class_token": False, "global_pool": "avg"}
+        return create_model("deit_tiny", attention=attention, img_size=px, **sizes)
+
+    advice = advise(make, [(512, 512)], ["linear"], repeats=1)
+    n, c = 1024, 48
+    if ATTENTION[attention].traits.quadratic:
+        assert advice.ceilings == {(512, 512): 1 + n / (6 * c)} and not advice.counted
+    else:
+        assert advice.ceilings == {} and 1 <= advice.counted[512, 512].ceiling < 1 + n / (12 * c)
 
 
 def test_text_of_stages():

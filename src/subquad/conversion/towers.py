@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.converted_attention import ConvertedAttention, is_quadratic
 from subquad.conversion.families import converted_class
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone
+from subquad.models.layers import SelfAttention
 from subquad.models.variants import HOSTS
 
 PREFIX_TOKENS = (
@@ -93,8 +94,10 @@ class Tower:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every layer sees all tokens of one map, and all blocks are alike."""
-        return all(layer.is_target and layer.grid == self.grid for layer in self.layers) and self.host == "vit"
+        """Whether every layer forms all pairs of the tokens of one map, and all blocks are alike."""
+        forms_pairs = all(_mixes_quadratically(layer.module) for layer in self.layers)
+        on_one_map = all(layer.is_target and layer.grid == self.grid for layer in self.layers)
+        return forms_pairs and on_one_map and self.host == "vit"
 
     @property
     def paths_by_stage(self) -> list[list[str]]:
@@ -164,6 +167,11 @@ def _holder(model: nn.Module, paths: Iterable[str]) -> Any:
     places = zip(*(path.split(".") for path in paths), strict=False)
     common = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, places)]
     return model.get_submodule(".".join(common))
+
+
+def _mixes_quadratically(module: Any) -> bool:
+    """Whether this layer's cost grows with n²; foreign ones do, ours say it."""
+    return not isinstance(module, SelfAttention) or is_quadratic(module.inner)
 
 
 def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
