@@ -325,10 +325,11 @@ def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):
 
 
 def test_advice_on_the_command_line(capsys):
-    assert run("advise", RUN, "--img-size", 16, 32, "--attention", "linear", "--repeats", 1, "--engines") == 0
-    printed = capsys.readouterr().out
-    assert "1 + n/(6c)" in printed
-    assert all(len(line) <= 80 for line in printed.splitlines())
+    for source, counted in ((RUN, "of all products"), ("timm/test_vit", "1 + n/(6c)")):
+        assert run("advise", source, "--img-size", 16, 32, "--attention", "linear", "--repeats", 1, "--engines") == 0
+        printed = capsys.readouterr().out
+        assert counted in printed
+        assert all(len(line) <= 80 for line in printed.splitlines())
 
 
 def test_advice_is_given_for_oblong_images_too(tmp_path, capsys):
@@ -364,8 +365,9 @@ def test_advice_is_given_for_oblong_images_too(tmp_path, capsys):
         (["convert", RUN, "--images", "digits", "--output", "o", "--attention", "lineer"], "did you mean linear"),
         (["advise", "deit_tinny"], "did you mean"),
         (["advise", "timm/resnet18", "--img-size", "64"], "timm/resnet18 can't be made"),
+        (["advise", RUN.parent / "detect", "--img-size", "64"], "brings images to a size of its own"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -145,7 +145,13 @@ def advise(
     rows, spent, ceilings, counted = [], {}, {}, {}
     count = converted = 0
     for px in sizes:
-        model = make(px).eval().to(where, dtype)
+        model = make(px)
+        if getattr(model, "takes_lists", False):
+            raise SubquadError(
+                f"a {type(model).__name__} brings images to a size of its own, whichever it is given: advise on its "
+                "backbone, a network by its name"
+            )
+        model = model.eval().to(where, dtype)
         tower = find_tower(model, img_size=px)
         networks: dict[str, nn.Module] = {"": model}
         for name in ["nothing", *names]:
