@@ -336,6 +336,26 @@ def test_windows_that_get_softmax_have_no_biases_at_first():
     assert torch.equal(first(PICTURES), second(PICTURES))
 
 
+def test_blocks_that_are_left_as_they_were_are_in_the_mode_and_the_types_of_the_student():
+    """Networks of timm are made in training; and students move to bf16."""
+    torch.manual_seed(0)
+    sizes = {"img_size": 64, "embed_dim": 48, "depth": 3, "num_heads": 4, "num_classes": 5}
+    model = timm.create_model("vit_tiny_patch16_224", attn_drop_rate=0.5, proj_drop_rate=0.5, **sizes)
+    student = subquad.convert(model, "linear").eval()
+    model.eval()
+    expected = answer(subquad.convert(model, "linear", blocks=[0]), PICTURES)
+    one = hybrid(student, [0])
+    assert not any(part.training for part in one.modules())
+    torch.testing.assert_close(answer(one, PICTURES), expected)
+    damages = sensitivity(student, model, [PICTURES])
+    assert damages == sensitivity(student, model, [PICTURES])
+    assert trade_off(student, model, [PICTURES], damages) == trade_off(student, model, [PICTURES], damages)
+    half, whole = student.bfloat16(), model.bfloat16()
+    assert {parameter.dtype for parameter in hybrid(half, [0]).parameters()} == {torch.bfloat16}
+    assert answer(hybrid(half, [0]), PICTURES.bfloat16()).isfinite().all()
+    assert len(sensitivity(half, whole, [PICTURES.bfloat16()])) == 3
+
+
 class Wrapped(nn.Module):
     """A network of one's own around one of ours."""
 

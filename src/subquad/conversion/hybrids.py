@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, answers_of
-from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers
+from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, old_layer, put
 from subquad.errors import SubquadError
 from subquad.ranges import check_repeats
 from subquad.timing import interleaved_ms
@@ -59,8 +59,7 @@ def converting_only(student: nn.Module, blocks: Collection[int]) -> Iterator[nn.
     away = {number: layer for number, layer in layers.items() if number not in set(blocks)}
     try:
         for number, layer in away.items():
-            layer.original.to(next(layer.parameters()).device)
-            _set(student, conversion.paths[number], layer.original)
+            _set(student, conversion.paths[number], old_layer(layer))
         yield student
     finally:
         for number, layer in away.items():
@@ -77,10 +76,10 @@ def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:
     if not blocks or any(number not in layers for number in blocks):
         raise SubquadError(f"blocks are some of {', '.join(map(str, layers))}, at least one, got {list(blocks)}")
     copied = deepcopy(student)
-    conversion = conversion_of(copied)
+    conversion, modules = conversion_of(copied), dict(copied.named_modules())
     for number, layer in converted_layers(copied).items():
         if number not in blocks:
-            _set(copied, conversion.paths[number], layer.original)
+            put(modules, conversion.paths[number], old_layer(layer))
     noted: Any = copied
     noted.subquad_conversion = replace(
         conversion,

@@ -120,7 +120,7 @@ def convert(
         made[layer.path] = _replacement(layer, modules[layer.path], mechanism, recorder)
     _keep_ties(model, made, modules)
     for path, module in made.items():
-        _put(modules, path, module)
+        put(modules, path, module)
     listen(model, tower.embedding, recorder)
     conversion = Conversion(
         attention=dict(names),
@@ -161,14 +161,10 @@ def restore(model: nn.Module, *, strict: bool = True) -> nn.Module:
         inside = tuple(f"{path}." for path in converted)
         check_plain({name: one for name, one in model.state_dict().items() if not name.startswith(inside)})
     for path, module in converted.items():
-        original = module.original
-        # quantized layers may have no parameters
-        original.to(next(module.parameters(), next(original.parameters())).device)
-        original.train(module.training)
-        _put(modules, path, original)
+        put(modules, path, _beside(module))
     if strict and digest_of(model.state_dict(), "") != conversion.teacher:
         for path, module in converted.items():
-            _put(modules, path, module)
+            put(modules, path, module)
         raise SubquadError(
             "parts of the network that were not replaced have changed since it was converted: strict=False puts the "
             "attention layers back all the same"
@@ -328,6 +324,20 @@ def _keep_ties(model: nn.Module, made: Mapping[str, nn.Module], modules: Mapping
                 layer.get_submodule(owner)._parameters[last] = tied
 
 
+def old_layer(layer: ConvertedAttention) -> nn.Module:
+    """What a converted layer stands for, on its device and in its mode, with weights of the types of its own by now."""
+    original = _beside(layer)
+    _as_now(original, layer)
+    return original
+
+
+def _beside(layer: ConvertedAttention) -> nn.Module:
+    original = layer.original
+    # quantized layers may have no parameters
+    original.to(next(layer.parameters(), next(original.parameters())).device)
+    return original.train(layer.training)
+
+
 def _as_now(original: nn.Module, module: nn.Module) -> None:
     """Let the weights of an old layer have types, and gradients, as those of the one in its place have by now."""
     now, learning = module.state_dict(), dict(module.named_parameters())
@@ -365,7 +375,7 @@ def _replacement(layer: Layer, original: nn.Module, mechanism: Any, recorder: Gr
         raise SubquadError(f"{layer.path}: {error}") from None
 
 
-def _put(modules: Mapping[str, nn.Module], path: str, module: nn.Module) -> None:
+def put(modules: Mapping[str, nn.Module], path: str, module: nn.Module) -> None:
     """Let `module` stand at `path`, with the hooks of what stood there, and its parts with those of the old ones."""
     parent, _, name = path.rpartition(".")
     old = modules[parent]._modules[name]
