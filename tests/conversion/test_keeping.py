@@ -26,6 +26,7 @@ from subquad.conversion import (
     distil,
     hybrid,
     load_converted,
+    relative_errors,
     save_converted,
     save_delta,
     sensitivity,
@@ -341,8 +342,12 @@ def test_blocks_that_are_left_as_they_were_are_in_the_mode_and_the_types_of_the_
     torch.manual_seed(0)
     sizes = {"img_size": 64, "embed_dim": 48, "depth": 3, "num_heads": 4, "num_classes": 5}
     model = timm.create_model("vit_tiny_patch16_224", attn_drop_rate=0.5, proj_drop_rate=0.5, **sizes)
-    student = subquad.convert(model, "linear").eval()
+    student = subquad.convert(model, "linear")
+    in_training = sensitivity(student, model, [PICTURES]), relative_errors(student, model, PICTURES)
+    assert all(part.training for network in (student, model) for part in network.modules())
+    student.eval()
     model.eval()
+    assert in_training == (sensitivity(student, model, [PICTURES]), relative_errors(student, model, PICTURES))
     expected = answer(subquad.convert(model, "linear", blocks=[0]), PICTURES)
     one = hybrid(student, [0])
     assert not any(part.training for part in one.modules())

@@ -23,6 +23,7 @@ from subquad.conversion.replacing import check_teacher, conversion_of, converted
 from subquad.conversion.unlabelled_images import as_batches, fed
 from subquad.data import InputConfig
 from subquad.errors import SubquadError
+from subquad.inference import in_evaluation
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def relative_errors(
 ) -> dict[int, float]:
     """‖y − t‖² / ‖t‖² of each converted layer's answer to the teacher's tokens, by the number of its block."""
     taps = Taps(student, teacher, chosen_layers(student, blocks))
-    with torch.no_grad():
+    with in_evaluation(teacher), in_evaluation(student), torch.no_grad():
         return _by_number(taps.step(images))
 
 

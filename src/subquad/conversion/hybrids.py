@@ -17,6 +17,7 @@ from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, answers_of
 from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, old_layer, put
 from subquad.errors import SubquadError
+from subquad.inference import in_evaluation
 from subquad.ranges import check_repeats
 from subquad.timing import interleaved_ms
 
@@ -92,11 +93,12 @@ def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:
 def sensitivity(student: nn.Module, teacher: nn.Module, images: Sequence[Tensor]) -> list[BlockDamage]:
     """What each converted block does alone, in the order of the blocks; `images` are batches."""
     check_teacher(student, teacher)
-    targets = [_answers(teacher, batch) for batch in images]
     rows = []
-    for number in converted_layers(student):
-        with converting_only(student, [number]):
-            rows.append(BlockDamage(number, *_damage(student, images, targets)))
+    with in_evaluation(teacher), in_evaluation(student):
+        targets = [_answers(teacher, batch) for batch in images]
+        for number in converted_layers(student):
+            with converting_only(student, [number]):
+                rows.append(BlockDamage(number, *_damage(student, images, targets)))
     return rows
 
 
@@ -122,13 +124,14 @@ def trade_off(
     check_repeats(repeats)
     order = [row.block for row in sorted(damages, key=lambda row: row.damage)]
     check_teacher(student, teacher)
-    targets = [_answers(teacher, batch) for batch in images]
     hybrids = [tuple(sorted(order[:count])) for count in range(len(order) + 1)]
-    times = {} if at is None else _times(student, hybrids, at, repeats)
     rows = []
-    for blocks in hybrids:
-        with converting_only(student, blocks):
-            rows.append(HybridRow(blocks, *_damage(student, images, targets), times.get(blocks)))
+    with in_evaluation(teacher), in_evaluation(student):
+        targets = [_answers(teacher, batch) for batch in images]
+        times = {} if at is None else _times(student, hybrids, at, repeats)
+        for blocks in hybrids:
+            with converting_only(student, blocks):
+                rows.append(HybridRow(blocks, *_damage(student, images, targets), times.get(blocks)))
     return rows
 
 
