@@ -11,7 +11,7 @@ from mechanisms import refuses
 from torch import nn
 
 import subquad
-from subquad import ATTENTION, SubquadError
+from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.conversion import (
     advise,
     align,
@@ -33,6 +33,7 @@ from subquad.conversion import (
     trade_off,
 )
 from subquad.conversion.judging import linear_probe, nearest_neighbours
+from subquad.conversion.training_free import NystromAttention
 from subquad.tasks.segmentation import build_segmenter
 
 PICTURES = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -283,6 +284,25 @@ def test_landmarks_as_many_as_tokens_are_softmax_and_fewer_are_near():
     assert not torch.allclose(answer(few, PICTURES), expected, rtol=1e-3, atol=1e-3)
     assert answer(few, torch.randn(1, 3, 96, 80)).isfinite().all()
     assert torch.equal(answer(subquad.restore(few), PICTURES), expected)
+
+
+def test_landmarks_are_computed_in_the_precision_of_the_tokens():
+    grid = TokenGrid(3, 6, prefix=1)
+    q, k, v = torch.randn(3, 1, 4, grid.num_tokens, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    # two rows and three columns of landmarks, whose rows overlap, and the class token
+    bins = [[0, 1], [1, 2]], [[0, 1], [2, 3], [4, 5]]
+    places = [[1 + 6 * y + x for y in rows for x in columns] for rows in bins[0] for columns in bins[1]]
+
+    def pooled(tokens):
+        return torch.stack([tokens[:, :, 0], *(tokens[:, :, place].mean(2) for place in places)], dim=2)
+
+    def soft(a, b):
+        return (a @ b.mT / 12**0.5).softmax(-1)
+
+    inverse = torch.linalg.pinv(soft(pooled(q), pooled(k)))
+    expected = soft(q, pooled(k)) @ inverse @ soft(pooled(q), k) @ v
+    answered = NystromAttention((2, 3))(q, k, v, grid=grid, kv_grid=grid)
+    torch.testing.assert_close(answered, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["timm ViT", "our DeiT"])

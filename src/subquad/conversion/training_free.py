@@ -31,7 +31,7 @@ class NystromAttention(nn.Module):
             raise SubquadError("landmarks without training take no padding")
         few_queries, few_keys = self.pooled(q, grid), self.pooled(k, kv_grid)
         of_keys = F.scaled_dot_product_attention(few_queries, k, v)
-        between = soft_map(few_queries, few_keys).float()
+        between = soft_map(few_queries, few_keys).to(torch.promote_types(q.dtype, torch.float32))
         try:
             inverse = torch.linalg.pinv(between).to(q.dtype)
         except torch.linalg.LinAlgError:
