@@ -128,6 +128,17 @@ def test_files_of_something_else_are_one_line(tmp_path):
         load_converted(file, model)
 
 
+def test_changes_of_a_network_that_moved_are_kept_beside_the_teacher_that_did_not(tmp_path):
+    model, file = teacher("timm ViT"), tmp_path / "delta.safetensors"
+    student = subquad.convert(model, "agent")
+    student.set_input_size((96, 64))
+    with pytest.raises(SubquadError, match="set_input_size moved other tables: give `teacher`"):
+        save_delta(student, file)
+    save_delta(student, file, teacher=model)
+    images = torch.randn(1, 3, 96, 64)
+    assert torch.equal(answer(load_converted(file, model), images), answer(student, images))
+
+
 def test_sizes_that_a_file_asks_for_are_possible_ones(tmp_path, monkeypatch):
     student, file = subquad.convert(teacher("timm ViT"), "linear"), tmp_path / "student.safetensors"
     for size, reason in (

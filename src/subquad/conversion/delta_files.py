@@ -36,7 +36,8 @@ def save_delta(
     Args:
         student: of `convert`.
         path: of the file, .safetensors.
-        teacher: the network before it was converted. Needed where more than attention layers was trained.
+        teacher: the network before it was converted. Needed where more than attention layers was trained, or
+            moved to another size.
         about: what else the note holds, as JSON can hold it: figures, commands.
 
     Raises:
@@ -182,7 +183,10 @@ def _state_before(student: nn.Module, conversion: Conversion, teacher: nn.Module
         hint = "`teacher` is another network than the one that was converted"
     else:
         before = _with_old_layers(student, conversion)
-        hint = "more than attention layers was trained: give `teacher`, the network before it was converted"
+        hint = (
+            "more than attention layers was trained, or set_input_size moved other tables: give `teacher`, the network "
+            "before it was converted"
+        )
     if digest_of(before, "") != conversion.teacher:
         raise SubquadError(f"can't tell what has changed, since {hint}")
     return before
