@@ -108,7 +108,7 @@ def test_data_with_other_classes_is_other_data(make_run, tmp_path):
         (folder / "run.json").write_text(json.dumps(facts | {"classes": [name, "none"]}))
     assert len(group_runs(find_runs([tmp_path / "runs"]))) == 2
     subquad.report([tmp_path / "runs"], tmp_path / "page.html", scaling=False)
-    assert "in more than the attention: classes." in (tmp_path / "page.html").read_text()
+    assert "in more than the attention: data_dir, classes." in (tmp_path / "page.html").read_text()
 
 
 def test_how_many_seeds_there_are_is_said_of_all(make_run, tmp_path):
