@@ -35,6 +35,7 @@ def run(code: str, **variables: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
 def test_memory_that_is_kept_is_not_taken_anew():
     kept, faults = run(FAULTS.format(keeps=True))

@@ -22,6 +22,7 @@ from subquad import convert
 from subquad.conversion import save_converted
 from subquad.errors import SubquadError
 from subquad.models import load_checkpoint, read_weights, restore_model, save_weights
+from subquad.weights.files import write_tensors
 
 LEGACY = {"_use_new_zipfile_serialization": False}
 FORMATS = {"zip": {}, "zip with protocol 4": {"pickle_protocol": 4}, "in a row": LEGACY}
@@ -288,7 +289,7 @@ def test_what_wrappers_put_in_front_is_taken_off_whatever_the_form(tmp_path, pre
     elif form == "safetensors":
         save_file(state, source := tmp_path / "x.safetensors")
     elif form == "our safetensors":
-        save_weights(types.SimpleNamespace(state_dict=lambda: state), source := tmp_path / "x.safetensors")
+        write_tensors(state, source := tmp_path / "x.safetensors", "{}")
     else:
         source = state if form == "dict" else {"epoch": 3, "state_dict": state}
     load_checkpoint(other, source)

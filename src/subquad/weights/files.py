@@ -34,7 +34,7 @@ from subquad.weights.released import evaluated_under
 from subquad.weights.stored import MOST_REPEATED, StoredTensor, StrangeTensor
 from subquad.weights.torch_files import opened
 from subquad.weights.web_requests import is_link
-from subquad.writing import json_text, replacing
+from subquad.writing import json_text, replacing, sorted_json
 
 WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
 """Under which keys trainers put the weights, the preferred one first."""
@@ -99,7 +99,7 @@ def _sort_header(path: Path) -> None:
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-        text = json.dumps(header, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+        text = sorted_json(header).encode()
         # spaces fill it up to where the tensors begin
         if len(text) <= length:
             file.seek(8)
