@@ -273,6 +273,15 @@ def test_tables_of_a_shape_that_no_table_has_are_one_line():
             assert str(caught.value).isprintable(), (name, shape)
 
 
+def test_a_folder_of_runs_names_one_of_them(tmp_path):
+    save_weights(small("vit"), tmp_path / "b" / "best.safetensors")
+    (tmp_path / "a").mkdir()
+    with pytest.raises(SubquadError, match=r"holds no best\.safetensors: name a run folder .*, as .*/b$"):
+        restore_model(tmp_path)
+    with pytest.raises(SubquadError, match=r"or a finished conversion$"):
+        restore_model(tmp_path / "a")
+
+
 WRAPPED = ("", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
 
 

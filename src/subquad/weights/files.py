@@ -128,8 +128,11 @@ def weight_file(path: Path | str) -> Path:
     if not (path / BEST).is_file() and (path / HUB).is_file():
         return path / HUB
     if not (path / BEST).is_file():
+        # of a folder of runs
+        within = min((file.parent for file in path.glob(f"*/{BEST}")), default=None)
         raise SubquadError(
             f"{path} holds no {BEST}: name a run folder that has finished an epoch, or a finished conversion"
+            + ("" if within is None else f", as {within}")
         )
     return path / BEST
 
