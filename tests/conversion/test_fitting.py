@@ -13,7 +13,15 @@ from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.conversion import align, converted_layers, distil, relative_errors, sensitivity, trade_off
+from subquad.conversion import (
+    align,
+    compare_networks,
+    converted_layers,
+    distil,
+    relative_errors,
+    sensitivity,
+    trade_off,
+)
 from subquad.conversion.distilling import trained_parameters
 from subquad.conversion.unlabelled_images import Drawn, as_batches, has_parts, open_images, views
 from subquad.data import InputConfig
@@ -137,6 +145,17 @@ def test_distillation_trains_what_it_is_told_to(train):
         assert may or torch.equal(tensor, before[name]), name
     assert all(parameter.requires_grad for parameter in student.parameters())
     assert all(parameter.grad is None for parameter in student.parameters())
+
+
+def test_networks_are_in_the_modes_that_they_were_in(tmp_path):
+    model, student = small("agent", num_agents=4)
+    for one in (model.train(), student.train()):
+        one.blocks[0].eval()
+    modes = [[module.training for module in one.modules()] for one in (model, student)]
+    align(student, PICTURES, teacher=model, updates=1, batch_size=2)
+    distil(student, PICTURES, teacher=model, updates=1, batch_size=2)
+    compare_networks(student, model, [(PICTURES[:2], None)])
+    assert [[module.training for module in one.modules()] for one in (model, student)] == modes
 
 
 def test_changes_of_low_rank_are_trained_and_added(tmp_path):

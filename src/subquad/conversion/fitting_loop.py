@@ -20,6 +20,7 @@ from subquad.conversion.best_states import BestStates, Part
 from subquad.conversion.fit_schedule import Schedule
 from subquad.conversion.unlabelled_images import Batches, on_device
 from subquad.errors import SubquadError
+from subquad.inference import in_evaluation
 from subquad.optimizers import optimizer_of
 from subquad.writing import replacing
 
@@ -101,7 +102,7 @@ def fit(
     Args:
         goal: what is fitted, and to what.
         student: what is trained.
-        teacher: put into evaluation mode.
+        teacher: in evaluation for that time.
         batches: the images of each update.
         schedule: how long and how fast.
         state_file: goes on with what is in it, and leaves the state in it: after a minute, at the end, and when it is
@@ -111,25 +112,21 @@ def fit(
         SubquadError: a loss is not finite, or the file is of another fit.
     """
     state = None if state_file is None else Path(state_file)
-    with _only(student, goal.parts):
-        teacher.eval()
+    with _only(student, goal.parts), in_evaluation(teacher):
         return _Fit(goal, student, batches, schedule, state).run()
 
 
 @contextmanager
 def _only(student: nn.Module, parts: Sequence[Part]) -> Iterator[None]:
     """Gradients for some parameters alone and no noise, for the time of the context."""
-    modes = [(module, module.training) for module in student.modules()]
     wanted = [(parameter, parameter.requires_grad) for parameter in student.parameters()]
     kept = {id(parameter) for part in parts for parameter in part.parameters}
     try:
-        student.eval()
         for parameter, _ in wanted:
             parameter.requires_grad_(id(parameter) in kept)
-        yield
+        with in_evaluation(student):
+            yield
     finally:
-        for module, training in modes:
-            module.training = training
         for parameter, trainable in wanted:
             parameter.requires_grad_(trainable)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, answers_of
 from subquad.errors import SubquadError
+from subquad.inference import in_evaluation
 from subquad.tasks import Tally
 from subquad.tasks.accuracy import TopOne
 
@@ -80,30 +81,29 @@ def compare_networks(
         SubquadError: there are no images.
     """
     device = next(student.parameters()).device
-    student.eval()
-    teacher.eval()
     count, cosine, error, same = 0, 0.0, 0.0, 0.0
     ours_right, theirs_right = tally(), tally()
     classes = labelled = True
-    for batch, labels in batches:
-        if not len(batch):
-            # of nothing but broken images
-            continue
-        images = batch.to(device)
-        ours, theirs = answers_of(student, images), answers_of(teacher, images)
-        name = next(name for name in theirs if name != "logits" or len(theirs) == 1)
-        one, other = ours[name].float(), theirs[name].float()
-        alike = F.cosine_similarity(one, other, dim=1 if one.dim() == 4 else -1)
-        cosine += float(alike.flatten(1).mean(1).sum() if alike.dim() > 1 else alike.sum())
-        error += len(images) * float(relative_error(one, other))
-        count += len(images)
-        classes &= "logits" in theirs
-        labelled &= labels is not None
-        if classes:
-            same += agreeing(ours, theirs)
-            if labels is not None:
-                ours_right.add(ours["logits"], labels)
-                theirs_right.add(theirs["logits"], labels)
+    with in_evaluation(student), in_evaluation(teacher):
+        for batch, labels in batches:
+            if not len(batch):
+                # of nothing but broken images
+                continue
+            images = batch.to(device)
+            ours, theirs = answers_of(student, images), answers_of(teacher, images)
+            name = next(name for name in theirs if name != "logits" or len(theirs) == 1)
+            one, other = ours[name].float(), theirs[name].float()
+            alike = F.cosine_similarity(one, other, dim=1 if one.dim() == 4 else -1)
+            cosine += float(alike.flatten(1).mean(1).sum() if alike.dim() > 1 else alike.sum())
+            error += len(images) * float(relative_error(one, other))
+            count += len(images)
+            classes &= "logits" in theirs
+            labelled &= labels is not None
+            if classes:
+                same += agreeing(ours, theirs)
+                if labels is not None:
+                    ours_right.add(ours["logits"], labels)
+                    theirs_right.add(theirs["logits"], labels)
     if not count:
         raise SubquadError("there are no images to compare the networks on")
     judged = classes and labelled
