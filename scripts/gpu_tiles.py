@@ -52,7 +52,7 @@ def grid_of(key: str, default: dict[str, int]) -> list[Choice]:
     """What is tried of a kernel; PROGRAMS are those of each multiprocessor."""
     name = key.split()[0]
     if "BLOCK" not in default:
-        return [{"num_warps": warps, "PRECISION": kind} for warps in (4, 8) for kind in ("ieee", "tf32x3")]
+        return [{"num_warps": warps, "PRECISION": kind} for warps in (4, 8) for kind in ("ieee", "halves")]
     if any(part in name for part in SUMS):
         pairs = (16, 1), (32, 1), (32, 2), (32, 4), (64, 1), (64, 2), (64, 4), (128, 4), (128, 8)
         return [{"BLOCK": block, "num_warps": warps} for block, warps in pairs]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from subquad.kernels.triton import (
+    MOST_OF_TWO_STATES,
     MOST_TURNED,
     inline_kernels,
     linear_calls,
@@ -60,14 +61,17 @@ def calls(
             grad, q, k, v, spikes, spikes, *still
         ),
     }
+    two_states = {
+        "pola": lambda: linear_calls.pola_attention(q, k, v, power, power, places, 1e-6),
+        "pola backward": lambda: linear_calls.pola_attention_gradient(grad, q, k, v, power, power, places, 1e-6),
+    }
     return {
         **(turned if d <= MOST_TURNED else {}),
+        **(two_states if d <= MOST_OF_TWO_STATES or dtype != torch.float16 else {}),
         "linear": lambda: linear_calls.linear_attention(q, k, v, "relu", 1e-6),
         "linear backward": lambda: linear_calls.linear_attention_gradient(grad, q, k, v, "relu", 1e-6),
         "inline": lambda: inline_kernels.inline_attention(q, k, v),
         "inline backward": lambda: inline_kernels.inline_attention_gradient(grad, q, k, v),
-        "pola": lambda: linear_calls.pola_attention(q, k, v, power, power, places, 1e-6),
-        "pola backward": lambda: linear_calls.pola_attention_gradient(grad, q, k, v, power, power, places, 1e-6),
         "agent": lambda: maps_calls.agent_attention(q, agents, k, v, bias, bias),
         "agent backward": lambda: maps_calls.agent_attention_gradient(grad, q, agents, k, v, bias, bias),
         "soft gather": lambda: maps_calls.soft_gather(k, landmarks, v, 0.5),

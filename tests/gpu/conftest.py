@@ -1,7 +1,10 @@
 """The interpreter multiplies as tensor cores do: in tf32 they leave out the last 13 digits of each number."""
 
+import warnings
+
 import numpy as np
 import pytest
+import torch
 
 from subquad.kernels.triton import INTERPRETED
 
@@ -22,6 +25,16 @@ def products_of_tensor_cores():
 
         patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def threads_of_gradients_know_the_device():
+    # PyTorch warns of the first product there
+    if torch.cuda.is_available():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x = torch.ones(2, 2, device="cuda", requires_grad=True)
+            torch.autograd.grad((x @ x).sum(), x)
 
 
 def truncated(numbers):

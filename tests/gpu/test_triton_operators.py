@@ -81,6 +81,7 @@ def test_kernels_of_any_size_and_of_each_image_have_gradients(grid, size, per_im
 @pytest.mark.parametrize("programs", [1, 1000])
 def test_gradients_of_taps_are_sums_over_all_tiles_of_a_program(programs, monkeypatch):
     monkeypatch.setattr(launch, "PROGRAMS", programs)
+    monkeypatch.setattr(launch, "_processors", lambda device: launch.INTERPRETED_PROCESSORS)
     grid = TokenGrid(9, 13, 1)
     v, grad = torch.randn(2, 2, grid.num_tokens, 3, 6, device=DEVICE).transpose(2, 3).unbind(0)
     assert (launch.split_of(v, 32, more=1).pieces == 1) == (programs == 1)

@@ -96,21 +96,24 @@ def measure_blocks(
     compile: bool = False,
     graphs: bool = False,
     repeats: int = 15,
-    max_softmax_tokens: int = 16384,
+    max_softmax_tokens: int | None = None,
     time_budget_s: float = math.inf,
     log: Callable[[str], None] = lambda line: None,
 ) -> list[BlockRow]:
     """Time attention layers on square grids; all parts of all mechanisms take turns within each repeat.
 
     With `ops` the operations alone: without projections and without the branch that is local. Softmax, beside which all
-    are set, is left out above `max_softmax_tokens`, where a repeat would take seconds, and above 4,096 its textbook
-    form, which writes its map out. With `compile` all that is timed is made by torch.compile, textbook forms too; with
-    `graphs` passes are recorded as CUDA graphs, and what is timed is their replay. A mechanism whose repeats at a
-    length would not fit what is left of `time_budget_s` is left out from there on, and `log` hears of it.
+    are set, is left out above `max_softmax_tokens` (16,384 if not given, 65,536 on a GPU), where a repeat would take
+    seconds, and above 4,096 its textbook form, which writes its map out. With `compile` all that is timed is made by
+    torch.compile, textbook forms too; with `graphs` passes are recorded as CUDA graphs, and what is timed is their
+    replay. A mechanism whose repeats at a length would not fit what is left of `time_budget_s` is left out from there
+    on, and `log` hears of it.
     """
     check_mechanisms(mechanisms)
     check_positive(repeats=repeats, batch_size=batch_size)
     kind, device = dtype_of(dtype), torch.device(device)
+    if max_softmax_tokens is None:
+        max_softmax_tokens = 16384 if device.type == "cpu" else 65536
     deadline = time.perf_counter() + time_budget_s
     asked, whole = _asked_parts(parts, ops)
     speed = copy_gb_per_s(device) if "core" in asked else None
@@ -285,9 +288,9 @@ def blocks_table(rows: Sequence[BlockRow]) -> str:
     lines[0] += [*([] if alone else ["ms", "÷proj"]), "core ms", "img/s", "copy", "text", "soft", "MB", "±"]
     for row in rows:
         cells = [row.mechanism, str(row.tokens), *([str(row.batch_size), row.dtype] if several else [])]
-        cells += [] if alone else [_number(row.block_ms), _number(row.over_projections)]
+        cells += [] if alone else [_milliseconds(row.block_ms), _number(row.over_projections)]
         cells += [
-            _number(row.core_ms),
+            _milliseconds(row.core_ms),
             f"{row.images_per_s:.{0 if row.images_per_s > 99 else 1}f}",
             "" if row.of_floor is None else f"{row.of_floor:.0%}",
         ]
@@ -306,6 +309,11 @@ def blocks_table(rows: Sequence[BlockRow]) -> str:
     legend.append("copy: a copy of the core's tokens over the core. ±: spread over median.")
     legend.append("text, soft: how many times faster the core is than its textbook form, than SDPA.")
     return "\n".join([columns(lines), *legend, *(["", "Faster than softmax:", *said] if said else [])])
+
+
+def _milliseconds(value: float | None) -> str:
+    """Of short passes to microseconds."""
+    return f"{value:.3f}" if value is not None and value < 1 else _number(value)
 
 
 def _number(value: float | None) -> str:

@@ -167,7 +167,7 @@ def networks_table(rows: Sequence[NetworkRow]) -> str:
         other = "" if row.reference_mb is None else f"{row.reference_mb:.0f}"
         lines.append([row.network, str(row.px), *([str(row.batch_size), row.dtype] if several else [])])
         lines[-1] += [
-            f"{row.ms:.1f}",
+            f"{row.ms:.{1 if row.ms >= 10 else 3}f}",
             f"{row.images_per_s:.1f}",
             gain,
             f"{row.peak_mb:.0f}",

@@ -116,6 +116,17 @@ def _unknown_features(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, feature
     return None if feature_map != "none" else "it makes features of tokens, and these are features"
 
 
+MOST_OF_TWO_STATES = 64
+"""Channels of a head in fp16 beyond which PolaFormer's two states, as the tf32 numbers of products, fit no GPU."""
+
+
+def _too_wide_for_two_states(q: torch.Tensor, *rest: Any) -> str | None:
+    """What keeps PolaFormer's attention from these kernels."""
+    if q.dtype != torch.float16 or q.shape[3] <= MOST_OF_TWO_STATES:
+        return None
+    return f"it takes heads of up to {MOST_OF_TWO_STATES} channels in fp16 there, and these have {q.shape[3]}"
+
+
 MOST_TURNED = 64
 """Channels of a head beyond which features that are turned, and their partners, are too much for a program."""
 
@@ -147,7 +158,10 @@ def _polapp_apart(
     return _wide_or_apart(q, k, v, cos)
 
 
-CANNOT: dict[str, Callable[..., str | None]] = {"linear_attention": _unknown_features}
+CANNOT: dict[str, Callable[..., str | None]] = {
+    "linear_attention": _unknown_features,
+    "pola_attention": _too_wide_for_two_states,
+}
 CANNOT |= {f"{name}_attention": _wide_or_apart for name in ("mlla", "mala", "rala", "nala")}
 CANNOT["polapp_attention"] = _polapp_apart
 for _module, _names in KERNELS.items():

@@ -100,7 +100,7 @@ def tile_of(
         "BLOCK_D": width,
         "BLOCK": block,
         "DOT": tl.bfloat16 if tokens.dtype == torch.bfloat16 and not exact else tl.float32,
-        "PRECISION": "ieee" if fp32 else "tf32" if tokens.dtype == torch.bfloat16 else "tf32x3" if exact else "nearest",
+        "PRECISION": "ieee" if fp32 else "tf32" if tokens.dtype == torch.bfloat16 else "halves" if exact else "nearest",
         "num_warps": 16 if fp32 and width > MIDDLE else 8,
         "num_stages": 1 if fp32 else ahead,
         "enable_fp_fusion": True,
@@ -129,7 +129,7 @@ def square_of(kernel: str, matrices: Tensor) -> dict[str, Any]:
 
 def few_of(count: int, tile: dict[str, Any]) -> int:
     """How many of `count` agents or landmarks are in one tile."""
-    most = 32 if tile["PRECISION"] in ("ieee", "tf32x3") or (tile["BLOCK_D"] > MIDDLE and tile["BLOCK"] < 32) else 64
+    most = 32 if tile["PRECISION"] in ("ieee", "halves") or (tile["BLOCK_D"] > MIDDLE and tile["BLOCK"] < 32) else 64
     return min(most, max(16, power_of_2(count)))
 
 

@@ -31,13 +31,19 @@ OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 @dataclass(frozen=True)
 class Needs:
-    """What one launch needs: registers and spilled bytes of a thread, bytes of shared memory of a program."""
+    """What one launch needs: registers and spilled bytes of a thread, bytes of shared memory of a program.
+
+    Attributes:
+        idle: products of Hopper's tensor cores that have more warps than rows for them, 16 each: Triton lets the rest
+            compute the same rows once more, and some such sums are wrong.
+    """
 
     kernel: str
     registers: int
     spilled: int
     shared: int
     warps: int
+    idle: int
     settings: dict[str, Any]
 
 
@@ -117,7 +123,16 @@ def _compile(
     with _file(binary.asm["cubin"]) as path:
         usage = subprocess.run([DISASSEMBLER, "-res-usage", path], capture_output=True, text=True, check=True).stdout
     registers, spilled = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
-    return Needs(kernel.__name__, registers, spilled, binary.metadata.shared, options["num_warps"], settings)
+    idle, warps = _products_with_idle_warps(binary.asm["ttgir"]), options["num_warps"]
+    return Needs(kernel.__name__, registers, spilled, binary.metadata.shared, warps, idle, settings)
+
+
+def _products_with_idle_warps(code: str) -> int:
+    """Of Triton's own code for a GPU."""
+    layout = r"(#mma\d*) = #ttg\.nvidia_mma<\{versionMajor = 3,.*?warpsPerCTA = \[(\d+)"
+    down = {name: 16 * int(warps) for name, warps in re.findall(layout, code)}
+    products = re.findall(r"warp_group_dot .*? -> tensor<(\d+)x\d+xf32, (#mma\d*)>", code)
+    return sum(down[name] > int(rows) for rows, name in products)
 
 
 def _type_of(value: Any) -> Any:

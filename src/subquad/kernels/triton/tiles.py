@@ -96,11 +96,43 @@ def write_row(x, row, values, columns, D: tl.constexpr):
 
 @triton.jit
 def product(a, b, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """The product of two tiles, summed in fp32; of "nearest" numbers in tf32, of which tensor cores cut digits off."""
+    """The product of two tiles, summed in fp32; of "nearest" numbers in tf32, of which tensor cores cut digits off.
+
+    Of "halves" it has fp32's digits: see `product_of_halves`.
+    """
     if PRECISION == "nearest":
         return tl.dot(nearest(a.to(DOT)), nearest(b.to(DOT)), input_precision="tf32")
+    elif PRECISION == "halves":
+        return product_of_halves(a, b)
     else:
         return tl.dot(a.to(DOT), b.to(DOT), input_precision=PRECISION)
+
+
+@triton.jit
+def product_of_halves(a, b):
+    """The product with fp32's digits, of numbers in tf32 and what these leave of fp32 ones; fp16 leaves nothing.
+
+    Triton has such products as well ("tf32x3"), of three where two are enough for fp16.
+    """
+    high_a, high_b = cut(a.to(tl.float32)), cut(b.to(tl.float32))
+    out = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
+    if a.dtype == tl.float32:
+        out = tl.dot(left_of(a, high_a), high_b, out, input_precision="tf32")
+    if b.dtype == tl.float32:
+        out = tl.dot(high_a, left_of(b, high_b), out, input_precision="tf32")
+    return tl.dot(high_a, high_b, out, input_precision="tf32")
+
+
+@triton.jit
+def cut(x):
+    """Numbers in fp32 without the last 13 digits, which tf32 does not have."""
+    return (x.to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def left_of(x, high):
+    """What was cut off; nothing of what is infinite."""
+    return tl.where(x == high, 0.0, x - high)
 
 
 @triton.jit
@@ -114,10 +146,10 @@ def nearest(x):
 @triton.jit
 def as_multiplied(x, PRECISION: tl.constexpr):
     """The numbers that a product sees of fp32 ones, for what is taken off a product and has to cancel."""
-    if PRECISION == "ieee" or PRECISION == "tf32x3":
+    if PRECISION == "ieee" or PRECISION == "halves":
         return x
     else:
-        return (nearest(x).to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
+        return cut(nearest(x))
 
 
 @triton.jit
