@@ -259,7 +259,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=None, help="folder of what is done; default runs/gpu_campaign")
     parser.add_argument("--data-dir", default="cifar10.tar.xz", help="folder or archive of CIFAR-10")
     parser.add_argument("--minutes", type=float, default=None, help="begin no step that may not end within so many")
-    parser.add_argument("--only", nargs="+", default=None, metavar="NAME", help="these steps")
+    parser.add_argument("--step-minutes", type=float, default=PER_STEP / 60, help="most that a step may take")
+    parser.add_argument("--only", nargs="+", default=None, metavar="NAME", help="these steps, in this order")
     parser.add_argument("--again", action="store_true", help="run steps again that failed")
     parser.add_argument(
         "--compile-first",
@@ -276,16 +277,19 @@ def main() -> None:
     folder = arguments.output or ROOT / "runs" / ("gpu_campaign_toy" if arguments.toy else "gpu_campaign")
     folder.mkdir(parents=True, exist_ok=True)
     every = [step for step in steps(arguments.data_dir) if step.toy or not arguments.toy]
-    wanted = [step for step in every if arguments.only is None or step.name in arguments.only]
+    wanted = chosen(every, arguments.only)
+    longest = 60 * arguments.step_minutes
     end = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
-    if arguments.compile_first:
+    if arguments.compile_first and not arguments.status:
         missing = [step for step in wanted if (read(folder, step) or {"status": -1})["status"]]
-        compile_first(missing, arguments.compile_first, arguments.toy)
+        # of little time half is for what is timed
+        limit = longest if arguments.minutes is None else min(longest, 30 * arguments.minutes)
+        compile_first(missing, arguments.compile_first, limit, arguments.toy)
     for step in wanted if not arguments.status else ():
         done = read(folder, step)
         if done is not None and (done["status"] == 0 or (done["status"] > 0 and not arguments.again)):
             continue
-        left = PER_STEP if end is None else min(PER_STEP, end - time.monotonic())
+        left = longest if end is None else min(longest, end - time.monotonic())
         if left < 30:
             break
         print(f"{step.name} …", flush=True)
@@ -296,6 +300,17 @@ def main() -> None:
     for step in wanted:
         done = read(folder, step)
         print(f"{step.name:24} {'not run' if done is None else word(done['status'])}")
+
+
+def chosen(every: Sequence[Step], names: Sequence[str] | None) -> list[Step]:
+    """The steps of these names, as they stand there, or all."""
+    if names is None:
+        return list(every)
+    known = {step.name: step for step in every}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        sys.exit(f"gpu_campaign: there is no step {unknown[0]}: --status names them")
+    return [known[name] for name in names]
 
 
 def run(step: Step, seconds: float, toy: bool) -> dict:
@@ -327,16 +342,22 @@ def run(step: Step, seconds: float, toy: bool) -> dict:
     }
 
 
-def compile_first(wanted: Sequence[Step], at_once: int, toy: bool) -> None:
-    """Run every bench once, some at a time: kernels are in Triton's cache then, and nobody looks at these times."""
+def compile_first(wanted: Sequence[Step], at_once: int, seconds: float, toy: bool) -> None:
+    """Run every bench once, some at a time and so long at most: kernels are in Triton's cache then.
+
+    Nobody looks at these times.
+    """
+    end = time.monotonic() + seconds
     benches = [words for step in wanted if "bench" in (words := step.toy if toy else step.command)]
 
     def once(words: Sequence[str]) -> None:
         command = [sys.executable, *called(words), "--repeats", "1"]
-        subprocess.run(command, cwd=ROOT, env=environment(toy), timeout=PER_STEP, capture_output=True, check=False)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            left = max(0.0, end - time.monotonic())
+            subprocess.run(command, cwd=ROOT, env=environment(toy), timeout=left, capture_output=True, check=False)
 
     print(f"{len(benches)} benches once, {at_once} at a time …", flush=True)
-    with ThreadPoolExecutor(at_once) as pool, contextlib.suppress(subprocess.TimeoutExpired):
+    with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(once, benches))
 
 

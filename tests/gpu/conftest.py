@@ -1,5 +1,7 @@
 """The interpreter multiplies as tensor cores do: in tf32 they leave out the last 13 digits of each number."""
 
+import os
+import sys
 import warnings
 
 import numpy as np
@@ -35,6 +37,17 @@ def threads_of_gradients_know_the_device():
             warnings.simplefilter("ignore")
             x = torch.ones(2, 2, device="cuda", requires_grad=True)
             torch.autograd.grad((x @ x).sum(), x)
+
+
+def pytest_runtest_logfinish(nodeid, location):
+    """A process whose kernel read what is not its own can do nothing more with its device: xdist begins another."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or not torch.cuda.is_available():
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        sys.stderr.write(f"{nodeid}: {error}\n")
+        os._exit(1)
 
 
 def truncated(numbers):

@@ -24,6 +24,7 @@ from subquad.exports.exporting import DTYPES, export, exporter_named
 from subquad.exports.formats import EXPORTERS, Exporter
 from subquad.inference import optimize
 from subquad.keeping_memory import keep_memory
+from subquad.processor import multiplies_bf16
 from subquad.ranges import check_repeats
 from subquad.text import one_line
 from subquad.timing import Run, interleaved_ms, warmed_up
@@ -65,12 +66,6 @@ def installed_formats() -> list[str]:
         for name, one in EXPORTERS.items()
         if one.needs and all(importlib.util.find_spec(part) for part in one.needs)
     ]
-
-
-def multiplies_bf16() -> bool:
-    """Whether this processor multiplies bf16 itself; others widen it, and are slower by it."""
-    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
-    return any(bool(getattr(torch.cpu, name)()) for name in asked if hasattr(torch.cpu, name))
 
 
 def time_engines(

@@ -15,6 +15,7 @@ import torch
 
 from subquad.errors import SubquadError
 from subquad.models import attention_label
+from subquad.processor import loops_over_bf16
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.task import Row, Task
 from subquad.text import counted, si, speed_text
@@ -42,6 +43,13 @@ def describe_schedule(recipe: CommonRecipe, epochs: int, updates: int, total_bat
         f", which a warm-up of {counted(warmup, 'update')} does not reach" if warmup >= recipe.epochs * updates else ""
     )
     return f"{long}, {recipe.opt} at {lr:g}{never}"
+
+
+def describe_slow_precision(recipe: CommonRecipe, device: torch.device) -> str | None:
+    """What makes every step slow for nothing, in one line, if it does."""
+    if recipe.amp != "bf16" or device.type != "cpu" or not loops_over_bf16():
+        return None
+    return "--amp bf16 is some ten times slower than fp32 on this processor, which has no AVX-512: leave it out"
 
 
 def epoch_line(task: Task, row: Row, num_epochs: int) -> str:

@@ -34,6 +34,7 @@ from subquad.training.journal import (
     describe_run,
     describe_schedule,
     describe_setup,
+    describe_slow_precision,
     epoch_line,
     make_writer,
     silent,
@@ -84,6 +85,8 @@ class Trainer:
         self.log(
             describe_schedule(self.recipe, self.num_epochs, self.updates_per_epoch, self.total_batch, self.rates.peak)
         )
+        if (slow := describe_slow_precision(self.recipe, self.accelerator.device)) is not None:
+            self.log(slow)
         if self.accelerator.device.type == "cpu" and asked(None) != "eager":
             # where they have to be compiled first, that is no part of an epoch
             unavailable("native")

@@ -1,0 +1,18 @@
+"""What the processor that this runs on can compute by itself."""
+
+import torch
+
+
+def multiplies_bf16() -> bool:
+    """Whether this processor multiplies bf16 itself; others widen it, and are slower by it."""
+    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
+    return any(bool(getattr(torch.cpu, name)()) for name in asked if hasattr(torch.cpu, name))
+
+
+def loops_over_bf16() -> bool:
+    """Whether PyTorch multiplies matrices of bf16 in plain loops here, as oneDNN has nothing for this processor.
+
+    On x86-64 oneDNN needs AVX-512 for it. Loops take some ten times as long as products of fp32 do.
+    """
+    has = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return has is not None and not has()
