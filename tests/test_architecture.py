@@ -17,7 +17,18 @@ from subquad.tasks import TASKS
 SOURCE = Path(__file__).parents[1] / "src" / "subquad"
 # a room may import those before it; rooms on one line may not import each other unless they say so below
 ORDER = [
-    ["starting", "errors", "text", "home", "timing", "command_table", "substituting", "besides", "keeping_memory"],
+    [
+        "starting",
+        "errors",
+        "text",
+        "home",
+        "timing",
+        "command_table",
+        "substituting",
+        "besides",
+        "instructions",
+        "keeping_memory",
+    ],
     ["ranges", "reading", "writing", "plugins", "optimizers"],
     ["holding", "flags"],
     ["tracing"],

@@ -23,8 +23,8 @@ from subquad.errors import SubquadError, reason_of
 from subquad.exports.exporting import DTYPES, export, exporter_named
 from subquad.exports.formats import EXPORTERS, Exporter
 from subquad.inference import optimize
+from subquad.instructions import multiplies_bf16
 from subquad.keeping_memory import keep_memory
-from subquad.processor import multiplies_bf16
 from subquad.ranges import check_repeats
 from subquad.text import one_line
 from subquad.timing import Run, interleaved_ms, warmed_up

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from subquad.errors import SubquadError
+from subquad.instructions import loops_over_bf16
 from subquad.models import attention_label
-from subquad.processor import loops_over_bf16
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.task import Row, Task
 from subquad.text import counted, si, speed_text
