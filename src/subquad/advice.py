@@ -8,6 +8,7 @@ print(subquad.advise("timm/vit_small_patch14_dinov2", img_size=[518, 1036]).text
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -103,7 +104,7 @@ def _export(made: str, engine: str, precision: str, px: Size) -> str:
 
 @checks_arguments
 def advise(
-    source: str | Callable[[Size], nn.Module],
+    source: str | Path | Callable[[Size], nn.Module],
     *,
     img_size: Positive | Sequence[Positive | tuple[Positive, Positive]] = (512, 1024),
     attention: Sequence[str] | None = None,
@@ -134,6 +135,8 @@ def advise(
     for name in engines or ():
         # minutes before it is its turn
         exporter_named(name)
+    if isinstance(source, Path):
+        source = str(source)
     make = maker_of(source) if isinstance(source, str) else source
     given = [img_size] if isinstance(img_size, int) else img_size
     if not given:

@@ -1,6 +1,7 @@
 """The ceiling of networks that are not plain: attention's share of the products, counted stage by stage."""
 
 import pytest
+import timm
 from foreign import FOREIGN
 from foreign import teacher as foreign_teacher
 from foreign_more import MORE
@@ -54,6 +55,18 @@ def test_advice_counts_where_the_network_is_not_plain():
         assert "of all products" in advice.text
         assert all(len(line) <= 80 for line in advice.text.splitlines())
         assert 0 < advice.counted[64, 64].share < 1
+
+
+def test_an_mlp_of_another_width_is_counted():
+    def make(px):
+        return timm.create_model("vit_tiny_patch16_224", img_size=px, embed_dim=48, depth=2, num_heads=4, mlp_ratio=2)
+
+    advice = advise(make, [(512, 512)], ["linear"], repeats=1)
+    assert advice.ceilings == {}
+    n, c = 1025, 48
+    # 4c² of projections and 4c² of the MLP; patches of 16 × 16 px, and a head
+    rest = 2 * 8 * n * c * c + (n - 1) * 768 * c + 1000 * c
+    assert advice.counted[512, 512].ceiling == pytest.approx(1 + 2 * 2 * n * n * c / rest, rel=1e-6)
 
 
 # one's heads of its own can't be replaced

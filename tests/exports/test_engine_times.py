@@ -170,3 +170,8 @@ def test_advice_goes_from_a_network_to_an_engine():
     assert all(row.ms for row in advised.engines[PX]), [row.reason for row in advised.engines[PX]]
     assert sum(advised.mechanisms.times[PX].values()) == pytest.approx(1)
     assert all(len(line) <= 80 for line in advised.text.splitlines())
+
+
+def test_a_network_to_advise_on_may_be_a_path(tmp_path):
+    with pytest.raises(SubquadError, match="unknown network"):
+        subquad.advise(tmp_path / "nothing")

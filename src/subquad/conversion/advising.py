@@ -1,11 +1,12 @@
 """What replacing softmax can gain in a network at a size, before anything is spent on it.
 
 In a block of n tokens and c channels, attention between its projections takes 2n²c products and the rest 12nc². Where
-all of it were free, the block would be 1 + n/(6c) times as fast: the ceiling. In windows, and with fewer keys,
-attention takes other numbers of products: there they are counted. Measured, the same question is put to the network
+all of it were free, the block would be 1 + n/(6c) times as fast: the ceiling. In windows, with fewer keys, and beside
+MLPs of another width there are other numbers of products: there they are counted. Measured, the same question is put to the network
 with layers that mix nothing and hand their values on.
 """
 
+import os
 import statistics
 import textwrap
 from collections.abc import Callable, Sequence
@@ -165,7 +166,7 @@ def advise(
         for layer in layers.values():
             layer.inner = HandOn()
         count, converted = len(tower.layers), len(layers)
-        if tower.is_plain:
+        if tower.is_plain and _has_usual_blocks(model, tower, layers):
             ceilings[px] = _ceiling(tower, layers)
         else:
             try:
@@ -196,6 +197,17 @@ def _where_time_goes(rest: float, without_mixing: Run) -> dict[str, float]:
     shares = {MIXING: 1 - rest}
     shares |= {kind: rest * share for kind, share in shares_of_time(without_mixing).items()}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _has_usual_blocks(model: nn.Module, tower: Tower, layers: dict[int, ConvertedAttention]) -> bool:
+    """Whether what is not mixed takes 12nc² products in each block: four c × c projections, and an MLP 4c wide."""
+    trunk = os.path.commonpath([layer.path.replace(".", "/") for layer in tower.layers]).replace("/", ".")
+    if len(tower.layers) == 1:
+        # "blocks.0.attn" of the block "blocks.0"
+        trunk = trunk.rpartition(".")[0]
+    layer = next(iter(layers.values()))
+    linear = (part for part in model.get_submodule(trunk).modules() if isinstance(part, nn.Linear))
+    return sum(part.weight.numel() for part in linear) == 12 * len(tower.layers) * (layer.num_heads * layer.width) ** 2
 
 
 def _ceiling(tower: Tower, layers: dict[int, ConvertedAttention]) -> float:
