@@ -100,11 +100,13 @@ def test_windows_have_no_map_of_the_image():
 
 def test_time_and_memory_are_measured_at_each_size():
     teacher = sharp("timm ViT")
-    rows = measure_costs(subquad.convert(teacher, "linear"), teacher, [64], repeats=1)
-    assert [row.px for row in rows] == [64]
+    rows = measure_costs(subquad.convert(teacher, "linear"), teacher, [64, (32, 96)], repeats=1)
+    assert [row.px for row in rows] == [64, (32, 96)] and [row.size for row in rows] == [(64, 64), (32, 96)]
     assert min(rows[0].teacher_ms, rows[0].student_ms, rows[0].teacher_mb, rows[0].student_mb) > 0
     with pytest.raises(SubquadError, match="does not run at 65×65"):
         check_sizes(teacher, [64, 65])
+    with pytest.raises(SubquadError, match="does not run at 64×65"):
+        check_sizes(teacher, [(64, 65)])
 
 
 def test_classifiers_of_the_same_features_find_the_same():

@@ -64,7 +64,8 @@ def add_commands(commands: Commands) -> None:
     untrained = "rows for landmarks and agents without any training"
     judge.add_argument("--baseline", action="store_true", help=untrained)
     judge.add_argument("--curve", action="store_true", help="what each block costs, though none is kept for it")
-    judge.add_argument("--sizes", type=positive, nargs="+", default=[], metavar="PX", help="time both at these sizes")
+    sizes = "time both at these sizes, each 448 or 384,640"
+    judge.add_argument("--sizes", type=pixels, nargs="+", default=[], metavar="PX", help=sizes)
     judge.add_argument("--labelled", metavar="DATA", help="judge features by nearest neighbours and a linear probe")
     judge.add_argument("--labelled-dir", metavar="DIR", help="folder or archive of these data")
 

@@ -2,8 +2,8 @@
 
 In a block of n tokens and c channels, attention between its projections takes 2n²c products and the rest 12nc². Where
 all of it were free, the block would be 1 + n/(6c) times as fast: the ceiling. In windows, with fewer keys, and beside
-MLPs of another width there are other numbers of products: there they are counted. Measured, the same question is put to the network
-with layers that mix nothing and hand their values on.
+MLPs of another width there are other numbers of products: there they are counted. Measured, the same question is put to
+the network with layers that mix nothing and hand their values on.
 """
 
 import os

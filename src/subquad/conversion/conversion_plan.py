@@ -130,7 +130,7 @@ class Judging:
     Attributes:
         max_judged: held-out images that the student is compared with its teacher on, evenly chosen.
         curve: measure what each block costs, and the hybrids, though no blocks are chosen by it.
-        sizes: pixels of both sides of images that both networks are timed on.
+        sizes: of images that both networks are timed on: pixels of both sides, or (height, width).
         labelled: data with labels, for simple classifiers of the features; see `load_dataset`.
         baseline: judge networks without any training as well, as rows in front of the steps.
         labelled_dir: where the images of `labelled` are; where those of the plan are, if both are of one data set.
@@ -138,7 +138,7 @@ class Judging:
 
     max_judged: int = 2000
     curve: bool = False
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int | tuple[int, int], ...] = ()
     labelled: str | None = None
     labelled_dir: str | None = None
     baseline: bool = False

@@ -114,7 +114,7 @@ def read_record(folder: Path) -> Record:
                 "hybrids": [HybridRow(**row | {"converted": tuple(row["converted"])}) for row in content["hybrids"]],
                 "before": _by_number(content.get("before", {})),
                 "after": _by_number(content.get("after", {})),
-                "costs": [CostRow(**row) for row in content.get("costs", [])],
+                "costs": [_cost(**row) for row in content.get("costs", [])],
                 "labelled": None if labelled is None else _labelled(labelled, list(content["steps"])[-1]),
             }
         )
@@ -140,6 +140,10 @@ def _labelled(row: dict[str, Any], last_step: str) -> LabelledComparison:
         row = {name: value for name, value in row.items() if name != "student"} | {"steps": {last_step: row["student"]}}
     steps = {name: Readable(**step) for name, step in row["steps"].items()}
     return LabelledComparison(**row | {"teacher": Readable(**row["teacher"]), "steps": steps})
+
+
+def _cost(px: int | list[int], **row: float) -> CostRow:
+    return CostRow(px if isinstance(px, int) else (px[0], px[1]), **row)
 
 
 def _by_number(figures: dict[str, float]) -> dict[int, float]:

@@ -225,7 +225,7 @@ class _Run:
         costs = measure_costs(self.student, self.teacher, self.judging.sizes)
         for row in costs:
             times = f"{row.student_ms:.1f} ms for {row.teacher_ms:.1f}"
-            self.log(f"{row.px}×{row.px}: {times}, {row.gain:.2f} times as fast")
+            self.log(f"{row.size[0]}×{row.size[1]}: {times}, {row.gain:.2f} times as fast")
         return costs
 
     def record(self, costs: list[CostRow], command: str) -> Record:

@@ -1,5 +1,6 @@
 """Time and memory of a converted network beside its teacher's, at several sizes of images."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from subquad.errors import SubquadError
 from subquad.text import one_line
 from subquad.timing import interleaved_ms
 
+Size = int | tuple[int, int]
+"""Pixels of both sides of an image, or of its height and width."""
+
 REPEATS = 5
 """Passes of each network at each size, in turns."""
 
@@ -21,16 +25,26 @@ class CostRow:
     """A pass over one image, forward, of both networks.
 
     Attributes:
-        px: of both sides of the image.
+        px: of both sides of the image, or of its height and width.
         teacher_ms, student_ms: medians.
         teacher_mb, student_mb: the most memory at once beyond the weights, in 2^20 bytes.
     """
 
-    px: int
+    px: Size
     teacher_ms: float
     student_ms: float
     teacher_mb: float
     student_mb: float
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the image."""
+        return height_and_width(self.px)
+
+    @property
+    def side(self) -> float:
+        """Of a square image of as many pixels."""
+        return math.sqrt(math.prod(self.size))
 
     @property
     def gain(self) -> float:
@@ -38,31 +52,36 @@ class CostRow:
         return self.teacher_ms / self.student_ms
 
 
-def check_sizes(teacher: nn.Module, sizes: Sequence[int]) -> None:
+def height_and_width(px: Size) -> tuple[int, int]:
+    """Of an image of a size."""
+    return (px, px) if isinstance(px, int) else (px[0], px[1])
+
+
+def check_sizes(teacher: nn.Module, sizes: Sequence[Size]) -> None:
     """Run a network once at each size.
 
     Raises:
         SubquadError: it does not take images of one of them.
     """
-    for px in sizes:
+    for height, width in map(height_and_width, sizes):
         try:
             with torch.inference_mode():
-                teacher(_image(teacher, (px, px)))
+                teacher(_image(teacher, (height, width)))
         except Exception as error:
             # each library refuses sizes in its own way
             raise SubquadError(
-                f"the network does not run at {px}×{px}, which --sizes asks for: {one_line(error, 120)}"
+                f"the network does not run at {height}×{width}, which --sizes asks for: {one_line(error, 120)}"
             ) from None
 
 
 def measure_costs(
-    student: nn.Module, teacher: nn.Module, sizes: Sequence[int], *, repeats: int = REPEATS
+    student: nn.Module, teacher: nn.Module, sizes: Sequence[Size], *, repeats: int = REPEATS
 ) -> list[CostRow]:
-    """A row for each size, in pixels of both sides; both networks take turns."""
+    """A row for each size of images; both networks take turns."""
     device = next(student.parameters()).device
     rows = []
     for px in sizes:
-        passes = _passes({"teacher": teacher, "student": student}, (px, px))
+        passes = _passes({"teacher": teacher, "student": student}, height_and_width(px))
         ms = _medians(passes, repeats, device)
         peaks = {name: peak_memory_mb(run, device) for name, run in passes.items()}
         rows.append(CostRow(px, ms["teacher"], ms["student"], peaks["teacher"], peaks["student"]))

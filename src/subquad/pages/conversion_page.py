@@ -137,8 +137,9 @@ def _cards(record: Record) -> list[tuple[str, str]]:
         cards.append((_percent(last.agreement), "of images in the teacher’s class"))
     cards.append((f"{last.error:.3g}", "relative error of the last features"))
     if record.costs:
-        row = max(record.costs, key=lambda row: row.px)
-        cards.insert(1, (f"{row.gain:.2f} ×", f"as fast at {row.px} px"))
+        row = max(record.costs, key=lambda row: row.side)
+        size = str(row.px) if isinstance(row.px, int) else "×".join(map(str, row.px))
+        cards.insert(1, (f"{row.gain:.2f} ×", f"as fast at {size} px"))
     return cards[:3]
 
 
@@ -253,18 +254,21 @@ def _costs(rows: Sequence[CostRow], colours: Colours) -> Markup:
     titles = ("pixels", "teacher ms", "student ms", "times as fast", "teacher MB", "student MB")
     cells = [
         [
-            Cell(f"{row.px}×{row.px}", str(row.px)),
+            Cell(f"{row.size[0]}×{row.size[1]}", f"{row.side:.6g}"),
             *(Cell(f"{value:.{digits}f}") for value, digits in _figures_of(row)),
         ]
         for row in rows
     ]
 
+    oblong = any(not isinstance(row.px, int) for row in rows)
+    side = "pixels of a side, of a square as large" if oblong else "pixels of a side"
+
     def chart(title: str, unit: str, value: Callable[[CostRow, str], float]) -> Markup:
         series = []
         for who in ("teacher", "student"):
-            points = [(float(row.px), value(row, who)) for row in rows]
+            points = [(row.side, value(row, who)) for row in sorted(rows, key=lambda row: row.side)]
             series += _line(who, colours[who], points, lambda x, y, who=who: f"{who}, {x:.0f} px: {y:.4g} {unit}")
-        return line_chart(series, Axis("pixels of a side", log=True), Axis(title, log=True))
+        return line_chart(series, Axis(side, log=True), Axis(title, log=True))
 
     drawn = NOTHING
     if len(rows) > 1:
