@@ -20,7 +20,8 @@ compiled for it has been read, and looks right. Landmarks' are the same products
 
 def agent_attention(q: Tensor, agents: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor) -> Tensor:
     """See subquad.ops.agent_attention; a bias is (h, a, n)."""
-    return agent_attention_keeping(q, agents, k, v, key_bias, query_bias)[0]
+    scale = q.shape[-1] ** -0.5
+    return _spread(q, agents, _gather(agents, k, v, scale, key_bias, keep=False)[0], scale, query_bias)
 
 
 def agent_attention_keeping(
@@ -102,9 +103,9 @@ def _tile(kernel: str, x: Tensor, few: Tensor, bias: Tensor | None, *, heavy: in
 
 
 def _gather(
-    few: Tensor, x: Tensor, v: Tensor, scale: float, bias: Tensor | None = None
+    few: Tensor, x: Tensor, v: Tensor, scale: float, bias: Tensor | None = None, *, keep: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """(b, h, f, d) in fp32, and (b, h, f) the logarithms of a softmax's sums."""
+    """(b, h, f, d) in fp32, and (b, h, f) the logarithms of a softmax's sums, where gradients are to `keep` them."""
     (b, h, n, d), f = x.shape, few.shape[2]
     tile = _tile("gather", x, few, bias)
     parts = -(-f // tile["FEW"])
@@ -119,7 +120,9 @@ def _gather(
         return out.sum(dim=2) if split.pieces > 1 else out[:, :, 0], None
     if split.pieces == 1:
         return out[:, :, 0], normalizer[:, :, 0]
-    return (normalizer.softmax(dim=2)[..., None] * out).sum(dim=2), normalizer.logsumexp(dim=2)
+    # PyTorch computes it in several short kernels
+    total = normalizer.logsumexp(dim=2) if keep else None
+    return (normalizer.softmax(dim=2)[..., None] * out).sum(dim=2), total
 
 
 def _spread(x: Tensor, few: Tensor, u: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
