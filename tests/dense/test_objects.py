@@ -219,6 +219,21 @@ def test_masks_are_read_as_polygons_and_as_run_lengths_and_others_are_said(folde
         load_objects(folder, split="train", masks=True)[0]
 
 
+def test_sides_that_are_written_with_a_point_are_whole_numbers(folder, change):
+    """As JSON of JavaScript or pandas has them: they were taken, and failed where masks were decoded or judged."""
+
+    def pointed(content):
+        for image in content["images"]:
+            image.update(width=64.0, height=48.0)
+        content["annotations"][0]["segmentation"] = {"size": [48.0, 64.0], "counts": [0, 48 * 32, 48 * 32]}
+
+    change(pointed)
+    images = load_objects(folder, split="train", masks=True)
+    masks = images[0][1]["masks"]
+    assert masks[0, :, :32].all() and not masks[0, :, 32:].any()
+    assert judge_objects(images.truth, [], masks=True).mask["ap"] == 0
+
+
 @pytest.mark.parametrize("shape", [None, []])
 def test_an_object_without_a_mask_is_said_before_anything_is_trained_or_judged(folder, change, shape):
     """An empty mask would be judged as one that nobody finds."""

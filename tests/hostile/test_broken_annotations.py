@@ -215,6 +215,18 @@ def test_numbers_of_annotations_from_zero_on_are_judged_as_any_others():
         assert judge_objects(truth, found, masks=False).box["ap"] == pytest.approx(100), numbers
 
 
+@pytest.mark.parametrize("number", [-5, 0, 2**52])
+def test_images_of_any_number_are_judged_as_any_others(number):
+    truth = {"info": {}, "images": [{"id": number + k, "width": 64, "height": 64, "file_name": "a"} for k in (1, 0)]}
+    truth["categories"] = [{"id": 1, "name": "x"}]
+    own = {"category_id": 1, "area": 100, "iscrowd": 0, "bbox": [5, 5, 10, 10]}
+    truth["annotations"] = [own | {"id": k, "image_id": number + k} for k in (0, 1)]
+    found = [{"image_id": number, "category_id": 1, "bbox": [5, 5, 10, 10], "score": 0.9}]
+    assert judge_objects(truth, found, masks=False).box["ap"] == pytest.approx(100 * 51 / 101)
+    with pytest.raises(SubquadError, match=f"found in image {number + 9}, which is none of the 2 images"):
+        judge_objects(truth, [{**found[0], "image_id": number + 9}], masks=False)
+
+
 @pytest.mark.parametrize("settings", [{"hflip": 1.0}, {"crop": 1.0}, {"hflip": 1.0, "crop": 1.0}])
 def test_picture_boxes_and_masks_move_together(settings, tmp_path):
     folder = worlds.objects(tmp_path / "one", counts=(6, 1))

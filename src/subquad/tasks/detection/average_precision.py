@@ -61,13 +61,31 @@ def judge_objects(truth: dict[str, Any], found: Sequence[dict[str, Any]], *, mas
     """
     if not truth["annotations"]:
         raise SubquadError("there are no objects to evaluate")
-    # to COCO's evaluation, 0 and negative numbers of annotations mean that nothing was found
-    numbered = [{**one, "id": number} for number, one in enumerate(truth["annotations"], start=1)]
-    truth = {**truth, "annotations": numbered}
+    truth, found = _numbered(truth, found)
     found = found or [_nowhere(truth, masks=masks)]
     box, classes = _evaluated(truth, found, "bbox")
     mask = _evaluated(truth, found, "segm")[0] if masks else {}
     return DetectionResult(box, mask, classes)
+
+
+def _numbered(
+    truth: dict[str, Any], found: Sequence[dict[str, Any]]
+) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
+    """Annotations and findings with images and annotations numbered from 1, in the order that they have.
+
+    To COCO's evaluation, 0 and negative numbers of annotations mean that nothing was found, and it takes no negative
+    numbers of images.
+    """
+    places = {number: place for place, number in enumerate(sorted(image["id"] for image in truth["images"]), start=1)}
+    images = [{**image, "id": places[image["id"]]} for image in truth["images"]]
+    objects = [
+        {**one, "id": number, "image_id": places[one["image_id"]]}
+        for number, one in enumerate(truth["annotations"], start=1)
+    ]
+    if unknown := [entry["image_id"] for entry in found if entry["image_id"] not in places]:
+        raise SubquadError(f"something is found in image {unknown[0]}, which is none of the {len(places)} images")
+    numbered = [{**entry, "image_id": places[entry["image_id"]]} for entry in found]
+    return {**truth, "images": images, "annotations": objects}, numbered
 
 
 def _nowhere(truth: dict[str, Any], *, masks: bool) -> dict[str, Any]:

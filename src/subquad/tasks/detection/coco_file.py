@@ -45,6 +45,7 @@ def read_coco(file: Path) -> CocoFile:
         _check_entries(file, kind, single, content[kind])
     _check_names(file, content["images"])
     _check_references(file, content)
+    _make_sides_whole(content)
     return CocoFile(*(sorted(content[kind], key=lambda entry: entry["id"]) for kind in CocoFile.__dataclass_fields__))
 
 
@@ -199,6 +200,15 @@ def _check_references(file: Path, content: dict[str, list[Entry]]) -> None:
                     f"{file}: annotation {annotation['id']} has {what} {annotation[key]}, "
                     f"and the {len(known)} {plural} are {few}"
                 )
+
+
+def _make_sides_whole(content: dict[str, list[Entry]]) -> None:
+    """Write 64.0 pixels as 64: what decodes and judges masks takes no other number."""
+    for image in content["images"]:
+        image |= {side: int(image[side]) for side in ("width", "height") if side in image}
+    for annotation in content["annotations"]:
+        if isinstance(shape := annotation.get("segmentation"), dict):
+            shape["size"] = [int(side) for side in shape["size"]]
 
 
 def _named(kind: str, single: str, place: int, entry: Entry) -> str:
