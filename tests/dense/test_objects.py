@@ -281,6 +281,10 @@ def test_images_without_their_size_have_that_of_their_files(folder, change):
             lambda content: content["images"][0].update(file_name="a.png"),
             r"1 of 6 images that .* names are not in .*a\.png",
         ),
+        (
+            lambda content: content["images"][0].update(file_name="train2017/000000.png"),
+            r"are not in .*train2017: train2017/000000\.png",
+        ),
         (lambda content: content.pop("categories"), "has no categories, as COCO's annotations have"),
     ],
 )
@@ -288,6 +292,20 @@ def test_annotations_that_do_not_fit_together_are_said(folder, change, what, rea
     change(what)
     with pytest.raises(SubquadError, match=reason):
         load_objects(folder, split="train")
+
+
+def test_of_several_annotation_files_that_of_2017_is_read(folder):
+    """That of 2014, or of a part, came first by its name."""
+    annotations = folder / "annotations"
+    content = json.loads((annotations / "instances_train2017.json").read_text())
+    (annotations / "instances_train2014.json").write_text(json.dumps({**content, "images": []}))
+    assert len(load_objects(folder, split="train")) == 6
+    (annotations / "instances_train2017.json").rename(annotations / "instances_train.json")
+    with pytest.raises(SubquadError, match=r"has instances_train\.json and instances_train2014\.json: which of them"):
+        load_objects(folder, split="train")
+    (annotations / "instances_train2014.json").unlink()
+    (folder / "train2017").rename(folder / "train")
+    assert len(load_objects(folder, split="train")) == 6
 
 
 def test_data_that_is_not_there_is_said(folder, tmp_path):

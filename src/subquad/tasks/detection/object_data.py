@@ -46,7 +46,9 @@ class ObjectDataset(PictureDataset):
         self.transform: Callable[[Any, Target], Any] | None = None
         self.classes = tuple(category["name"] for category in content.categories)
         self.paths = [folder / image["file_name"] for image in images]
-        missing = [path.name for path in self.paths if not is_regular_file(path)]
+        missing = [
+            image["file_name"] for image, path in zip(images, self.paths, strict=True) if not is_regular_file(path)
+        ]
         if missing:
             few = ", ".join(missing[:3])
             raise SubquadError(f"{len(missing)} of {len(images)} images that {file} names are not in {folder}: {few}")
@@ -221,12 +223,22 @@ def load_objects(
         path = unpack(path)
     if not path.is_dir():
         raise SubquadError(f"there is no folder or archive {path}")
-    files = sorted((path / "annotations").glob(f"instances_{SPLITS[split]}*.json"))
-    if not files:
-        raise SubquadError(f"{path} has no annotations/instances_{SPLITS[split]}2017.json, as COCO's layout has")
-    named = files[0].stem.removeprefix("instances_")
+    file = _annotation_file(path / "annotations", f"instances_{SPLITS[split]}")
+    named = file.stem.removeprefix("instances_")
     folders = [path / named, path / "images" / named, path / "images"]
     folder = next((folder for folder in folders if folder.is_dir()), None)
     if folder is None:
-        raise SubquadError(f"{path} has no folder {named} with the images of {files[0].name}")
-    return ObjectDataset(files[0], folder, str(data), masks=masks, strict=strict, max_images=max_images)
+        raise SubquadError(f"{path} has no folder {named} with the images of {file.name}")
+    return ObjectDataset(file, folder, str(data), masks=masks, strict=strict, max_images=max_images)
+
+
+def _annotation_file(folder: Path, start: str) -> Path:
+    """The annotations of a split: COCO's of 2017, else the only file whose name begins so."""
+    usual = folder / f"{start}2017.json"
+    files = [usual] if usual.is_file() else sorted(folder.glob(f"{start}*.json"))
+    if not files:
+        raise SubquadError(f"{folder.parent} has no annotations/{usual.name}, as COCO's layout has")
+    if len(files) > 1:
+        names = " and ".join(file.name for file in files)
+        raise SubquadError(f"{folder} has {names}: which of them is meant is not clear, call it {usual.name}")
+    return files[0]
