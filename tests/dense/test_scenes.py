@@ -157,6 +157,12 @@ def test_a_broken_picture_is_left_out_and_counted(folder):
         load_scenes(folder, split="train", strict=True)[2]
 
 
+def test_an_annotation_that_is_no_picture_is_said_in_words(folder):
+    (folder / "annotations/training/0.png").write_text("x")
+    with pytest.raises(DataError, match=r"0\.png can't be read: it is no picture of a kind that can be read$"):
+        load_scenes(folder, split="train")[0]
+
+
 def test_annotations_that_do_not_fit_are_said(folder):
     annotations = folder / "annotations/training"
     labels = np.full((40, 56), 4, np.uint8)
@@ -196,6 +202,27 @@ def test_class_names_are_read_as_ade20k_writes_them(tmp_path):
     file.write_text("1\twall\n3\tsky\n")
     with pytest.raises(SubquadError, match="does not name classes 1, 2, 3"):
         read_class_names(file)
+
+
+def test_class_names_tell_classes_apart(tmp_path):
+    """The first name alone made two classes of one name of a road that is paved and one that is not."""
+    file = tmp_path / "objectInfo.txt"
+    file.write_text("1\troad, paved\n2\troad, unpaved\n3\tsky, air\n4\t, none\n")
+    assert read_class_names(file) == ["road, paved", "road, unpaved", "sky", ", none"]
+
+
+def test_class_names_behind_a_mark_of_the_encoding_are_read(tmp_path):
+    file = tmp_path / "objectInfo.txt"
+    file.write_text("1\twall\n2\tsky\n", encoding="utf-8-sig")
+    assert read_class_names(file) == ["wall", "sky"]
+
+
+def test_files_that_name_other_classes_are_said(folder):
+    (folder / "objectInfo150.txt").write_text((folder / "objectInfo.txt").read_text())
+    assert load_scenes(folder, split="train").classes == ("ground", "red", "green")
+    (folder / "objectInfo150.txt").write_text("1\ta\n2\tb\n3\tc\n")
+    with pytest.raises(SubquadError, match=r"objectInfo\.txt and objectInfo150\.txt beside it name other classes"):
+        load_scenes(folder, split="train")
 
 
 def test_scenes_in_folders_of_folders_are_seen(folder):

@@ -80,11 +80,9 @@ def read_image(file: Path | BinaryIO | Image.Image) -> Image.Image:
         with _opened(file) as stream, Image.open(stream, formats=_formats()) as image:
             _check_size(image)
             return _as_rgb(image)
-    except UnidentifiedImageError:
-        raise BrokenImageError("it is no picture of a kind that can be read") from None
     except Exception as error:
         # of a damaged or hostile file Pillow raises anything, down to MemoryError
-        raise BrokenImageError(reason_without_path(error)) from None
+        raise BrokenImageError(_reason(error)) from None
 
 
 def read_named_image(path: Path) -> Image.Image:
@@ -108,7 +106,7 @@ def size_in_header(path: Path) -> tuple[int, int]:
         with _opened(path) as stream, Image.open(stream, formats=_formats()) as image:
             return image.size
     except Exception as error:
-        raise BrokenImageError(f"broken image {path}: {reason_without_path(error)}") from None
+        raise BrokenImageError(f"broken image {path}: {_reason(error)}") from None
     finally:
         Image.MAX_IMAGE_PIXELS = limit
 
@@ -143,8 +141,15 @@ def read_label_map(path: Path) -> NDArray[Any]:
             factor = _stretched_by(image)
             values = np.asarray(image) // factor if factor > 1 else np.asarray(image)
     except Exception as error:
-        raise DataError(f"annotation {path} can't be read: {reason_without_path(error)}") from None
+        raise DataError(f"annotation {path} can't be read: {_reason(error)}") from None
     return values.astype(np.uint8) if values.dtype == bool else values
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a file, in words: Pillow shows an open file as Python writes it."""
+    if isinstance(error, UnidentifiedImageError):
+        return "it is no picture of a kind that can be read"
+    return reason_without_path(error)
 
 
 def _stretched_by(image: Image.Image) -> int:

@@ -142,20 +142,29 @@ def _class_names(path: Path, num_classes: int | None, classes: Sequence[str]) ->
             raise SubquadError(f"scenes have 1 class or more, got {num_classes}")
         return [f"class {k + 1}" for k in range(num_classes)]
     names = read_class_names(files[0])
+    for other in files[1:]:
+        if read_class_names(other) != names:
+            raise SubquadError(f"{files[0]} and {other.name} beside it name other classes: keep the one that is meant")
     if num_classes is not None and num_classes != len(names):
         raise SubquadError(f"{files[0]} names {len(names)} classes, not {num_classes}: leave out --num-classes")
     return names
 
 
 def read_class_names(file: Path) -> list[str]:
-    """Read names from lines "1<tab>sky", or ADE20K's of index, shares, counts and names, in the order of indices."""
+    """Read names from lines "1<tab>sky", or ADE20K's of index, shares, counts and names, in the order of indices.
+
+    Of several names of a class, divided by commas, the first is taken; all of them where another class has it as well.
+    """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # some editors begin a file with a mark of its encoding
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise SubquadError(f"{file} can't be read: {reason_without_path(error)}") from None
     rows = ([cell.strip() for cell in line.split("\t") if cell.strip()] for line in lines)
-    named = [(cells[0], cells[-1].split(",")[0]) for cells in rows if len(cells) > 1 and cells[0].isdecimal()]
-    names = dict(named)
+    named = [(cells[0], cells[-1]) for cells in rows if len(cells) > 1 and cells[0].isdecimal()]
+    first = {number: cell.split(",")[0].strip() or cell for number, cell in named}
+    shared = Counter(first.values())
+    names = {number: first[number] if shared[first[number]] == 1 else cell for number, cell in named}
     if not names or sorted(names) != sorted(str(k) for k in range(1, len(named) + 1)):
         raise SubquadError(f"{file} does not name classes 1, 2, 3, …, a line each: number, tab, name")
     return [names[str(k)] for k in range(1, len(named) + 1)]
