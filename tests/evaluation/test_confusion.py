@@ -8,6 +8,8 @@ from PIL import Image
 
 from subquad.errors import SubquadError
 from subquad.tasks.confusion import confused_pairs, confusion_text, save_confusion
+from subquad.tasks.segmentation.intersection_over_union import judge_confusion
+from subquad.tasks.segmentation.trained_segmenter import SceneJudgement
 
 ANIMALS = ("cat", "dog", "bird")
 SMALL = torch.tensor([[8, 2, 0], [1, 9, 0], [0, 3, 7]])
@@ -84,6 +86,24 @@ def test_the_files_hold_every_number(tmp_path, classes):
     with Image.open(picture) as image:
         assert image.format == "PNG" and min(image.size) > 300
     assert sorted(path.name for path in table.parent.iterdir()) == ["confusion.csv", "confusion.png"]
+
+
+@pytest.mark.parametrize(("given", "stem"), [("night.v2", "night.v2"), ("a.csv", "a"), ("a.PNG", "a"), (".a", ".a")])
+def test_two_names_are_two_files(tmp_path, given, stem):
+    """What stands behind a point was cut off, so that night.v1 and night.v2 were one file."""
+    save_confusion(SMALL, "abc", tmp_path / given)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{stem}.csv", f"{stem}.png"}
+
+
+def test_the_picture_says_what_is_counted(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(
+        "subquad.tasks.confusion.save_figure", lambda figure, path: titles.append(figure.axes[0].get_title("left"))
+    )
+    save_confusion(SMALL, "abc", tmp_path / "a")
+    judged = SceneJudgement(judge_confusion(SMALL), ("a", "b", "c"), 1, 1.0, [], torch.device("cpu"))
+    judged.save(tmp_path / "b")
+    assert titles[0].endswith("images right") and titles[1].endswith("pixels right")
 
 
 def test_names_that_do_not_fit_the_matrix_are_refused():

@@ -64,15 +64,23 @@ def confused_pairs(confusion: Tensor, most: int) -> list[tuple[int, int, int]]:
     return [(place // len(wrong), place % len(wrong), count) for count, place in pairs if count]
 
 
-def save_confusion(confusion: Tensor, classes: Sequence[str], path: Path | str) -> list[Path]:
-    """Write the matrix as a table to `path` with the ending .csv and as a picture to `path` with .png."""
+def save_confusion(
+    confusion: Tensor, classes: Sequence[str], path: Path | str, *, counted: str = "images"
+) -> list[Path]:
+    """Write the matrix as a table to `path` with the ending .csv and as a picture to `path` with .png.
+
+    One of the two that `path` has already is exchanged; any other, as of "night.v2", is part of the name. `counted` is
+    what the numbers are of.
+    """
     _check(confusion, classes)
-    table, picture = Path(path).with_suffix(".csv"), Path(path).with_suffix(".png")
+    path = Path(path)
+    stem = path.stem if path.suffix.lower() in (".csv", ".png") else path.name
+    table, picture = (path.with_name(f"{stem}{ending}") for ending in (".csv", ".png"))
     with replacing(table) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["true \\ predicted", *classes])
         writer.writerows([name, *row] for name, row in zip(classes, confusion.tolist(), strict=True))
-    _save_picture(confusion, classes, picture)
+    _save_picture(confusion, classes, picture, counted)
     return [table, picture]
 
 
@@ -97,7 +105,7 @@ def _pairs_text(confusion: Tensor, classes: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def _save_picture(confusion: Tensor, classes: Sequence[str], path: Path) -> None:
+def _save_picture(confusion: Tensor, classes: Sequence[str], path: Path, counted: str) -> None:
     """Rows in shares, so that rare classes are seen as well as frequent ones."""
     many = len(classes) > MATRIX_CLASSES
     side = min(max(0.45 * len(classes), 3.0), 12.0)
@@ -108,7 +116,8 @@ def _save_picture(confusion: Tensor, classes: Sequence[str], path: Path) -> None
     axes.set_xlabel("predicted", color=MUTED)
     axes.set_ylabel("true", color=MUTED)
     right, total = int(confusion.diagonal().sum()), max(int(confusion.sum()), 1)
-    axes.set_title(f"{100 * right / total:.1f} % of {total:,} images right", color=INK, loc="left", fontweight="bold")
+    title = f"{100 * right / total:.1f} % of {total:,} {counted} right"
+    axes.set_title(title, color=INK, loc="left", fontweight="bold")
     for spine in axes.spines.values():
         spine.set_visible(False)
     _name_ticks(axes, classes)

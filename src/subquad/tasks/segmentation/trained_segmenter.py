@@ -127,7 +127,7 @@ class SceneJudgement:
 
     def save(self, path: Path) -> list[Path]:
         """Write the confusion matrix, as .csv and .png."""
-        return save_confusion(self.result.confusion, self.classes, path)
+        return save_confusion(self.result.confusion, self.classes, path, counted="pixels")
 
 
 @dataclass(frozen=True)
