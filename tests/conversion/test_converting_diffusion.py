@@ -14,6 +14,7 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.conversion import converted_layers, load_converted, save_delta
 from subquad.conversion.converted_attention import ADDED
+from subquad.diffusion import apply_agent_attention
 
 pytest.importorskip("diffusers")
 
@@ -133,6 +134,12 @@ def beside():
     return call
 
 
+def patched():
+    model = denoiser("PixArt")
+    apply_agent_attention(model)
+    return model
+
+
 def processed():
     from diffusers.models.attention_processor import SlicedAttnProcessor
 
@@ -153,8 +160,11 @@ def processed():
             "takes no ip_adapter_masks",
         ),
         (lambda: subquad.convert(object(), "linear"), r"pipe\.transformer"),
+        (lambda: subquad.convert(patched(), "linear"), r"attn1: .*: call remove_agent_attention\(\) first"),
+        (lambda: apply_agent_attention(subquad.convert(denoiser("DiT"), "linear")), "apply agents to the network as"),
+        (lambda: apply_agent_attention(subquad.convert(denoiser("PixArt"), "inline", blocks=[1])), r"blocks\.1\.attn1"),
     ],
-    ids=range(4),
+    ids=range(7),
 )
 def test_mistakes_are_one_line(call, says):
     with pytest.raises(SubquadError, match=says) as caught:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.diffusion.patchable_layers import EXTRAS, REPLACEABLE
+from subquad.diffusion.processor import MergedAttention
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable
@@ -39,6 +40,8 @@ class DiffusersAttention(ConvertedAttention):
 
     def check(self, original: Any) -> None:
         kind = type(original.processor).__name__
+        if isinstance(original.processor, MergedAttention):
+            raise SubquadError("agents or token merging are on: call remove_agent_attention() first")
         if kind not in PROCESSORS:
             raise SubquadError(f"it has a {kind}, which is not plain attention: reset it with set_attn_processor")
         for extra in EXTRAS:

@@ -121,7 +121,12 @@ def check_replaceable(name: str, block: Any) -> None:
             f"{name}: tomesd merges the tokens of this network already, call tomesd.remove_patch() first"
         )
     attention = block.attn1
-    there = attention.processor
+    there = getattr(attention, "processor", None)
+    if there is None:
+        raise SubquadError(
+            f"{name} is a {type(attention).__name__} without a processor, as layers that subquad.convert made are: "
+            "apply agents to the network as it was before"
+        )
     # one of ours gives its place to the next
     kind = type(there.original if isinstance(there, MergedAttention) else there).__name__
     if kind not in REPLACEABLE:
