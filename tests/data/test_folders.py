@@ -6,6 +6,7 @@ from PIL import Image, features
 from subquad.data import BrokenImageError, find_images, load_dataset
 from subquad.data.decoding import _FORMATS, IMAGE_ENDINGS
 from subquad.errors import SubquadError
+from subquad.tasks.image_files import image_files
 
 SPLIT_TREE = {"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1}
 
@@ -106,6 +107,18 @@ def test_a_missing_split_is_named_but_the_other_can_be_had(make_tree):
     root = str(make_tree({"val/a": 1, "val/b": 1}))
     assert "no images for train: it needs a folder train/" in complaint(root)
     assert len(load_dataset(root, split="validation")) == 2
+
+
+@pytest.mark.parametrize("drawn", ["annotations", "labels", "masks"])
+def test_label_maps_beside_images_are_no_class(make_tree, drawn):
+    """A segmenter's own data, named with --data, were photographs of two classes, label maps among them."""
+    root = make_tree({"images/training": 12, f"{drawn}/training": 12})
+    said = f"has images/ and {drawn}/ beside it, whose label maps are neither pictures nor a class"
+    assert said in complaint(str(root)) and said in complaint("folder", data_dir=root, split="validation")
+    with pytest.raises(SubquadError, match=said):
+        image_files([root])
+    assert len(image_files([root / "images"])) == 12
+    assert load_dataset(str(make_tree({f"{drawn}/a": 12, "faces/b": 12})), split="train").classes
 
 
 def test_a_class_with_a_single_image_can_not_be_split(make_tree):

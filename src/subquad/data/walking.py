@@ -10,6 +10,9 @@ from typing import Any
 from subquad.data.decoding import IMAGE_ENDINGS
 from subquad.errors import SubquadError, reason_without_path
 
+ANNOTATIONS = frozenset({"annotations", "labels", "masks"})
+"""What a folder beside images/ is called that holds what is known of them."""
+
 
 def find_images(folder: Path) -> list[Path]:
     """All images in `folder` and below, in natural order.
@@ -73,6 +76,20 @@ def subfolders(folder: Path) -> list[Path]:
         return [path for path in folder.iterdir() if not is_hidden(path.name) and path.is_dir()]
     except OSError as error:
         raise SubquadError(f"can't read the folder {folder}: {reason_without_path(error)}") from None
+
+
+def check_no_annotations(folder: Path) -> None:
+    """Raise where a folder has pictures and what is known of them side by side: label maps would be pictures, too.
+
+    Raises:
+        SubquadError: it has two folders, of which one is called images.
+    """
+    names = {inside.name for inside in subfolders(folder)}
+    if len(names) == 2 and "images" in names and (drawn := names & ANNOTATIONS):
+        raise SubquadError(
+            f"{folder} has images/ and {drawn.pop()}/ beside it, whose label maps are neither pictures nor a class: "
+            f"name a folder of pictures, as {folder / 'images'}"
+        )
 
 
 def find_path(name: Path | str) -> Path:

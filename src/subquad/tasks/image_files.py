@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subquad.data import BrokenImageError, find_images, read_image
 from subquad.data.decoding import IMAGE_ENDINGS
-from subquad.data.walking import find_path
+from subquad.data.walking import check_no_annotations, find_path
 from subquad.errors import SubquadError, reason_without_path
 from subquad.writing import replacing
 
@@ -139,6 +139,7 @@ def rooted_image_files(paths: Iterable[Path | str]) -> Iterator[tuple[Path | Non
     for path in map(find_path, paths):
         nothing = False
         if path.is_dir():
+            check_no_annotations(path)
             images = find_images(path)
             if not images:
                 raise SubquadError(f"folder {path} has no images ({' '.join(IMAGE_ENDINGS)})")
