@@ -143,6 +143,15 @@ def test_images_without_objects_are_cropped_too():
     assert image.shape != (3, 64, 64) and after["boxes"].shape == (0, 4) and after["labels"].shape == (0,)
 
 
+def test_a_crop_leaves_a_pixel_of_an_image_that_is_one_thin():
+    """It could leave none, and training ended in a division by zero."""
+    target = {"image_id": 1, "boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
+    for seed in range(8):
+        torch.manual_seed(seed)
+        image, _ = ObjectTransform(crop=1.0)(Image.new("RGB", (9, 1)), target)
+        assert image.shape[1] == 1 and 4 <= image.shape[2] <= 9
+
+
 def test_an_object_without_its_area_has_that_of_its_box(folder, change):
     change(lambda content: content["annotations"][0].pop("area"))
     first = load_objects(folder, split="train").truth["annotations"][0]

@@ -50,7 +50,8 @@ def _placed(target: Target) -> list[str]:
 def _cropped(image: Tensor, target: Target) -> tuple[Tensor, Target]:
     """A part of the image with what is left of its objects; all of it where nothing would be left."""
     full = image.shape[-2:]
-    height, width = (int(torch.randint(side // 2, side + 1, ())) for side in full)
+    # of a side of one pixel half would be none
+    height, width = (int(torch.randint(max(1, side // 2), side + 1, ())) for side in full)
     top, left = (int(torch.randint(side - part + 1, ())) for side, part in zip(full, (height, width), strict=True))
     part = {name: transforms.crop(target[name], top, left, height, width) for name in _placed(target)}
     boxes, is_left = transforms.sanitize_bounding_boxes(part["boxes"], min_size=_JUST_OVER_A_PIXEL)
