@@ -167,6 +167,30 @@ def test_images_that_vanish_when_they_are_resized_are_refused():
     assert len(model([torch.rand(3, 2, 190)])) == 1
 
 
+@pytest.mark.parametrize("conventions", CONVENTIONS)
+@pytest.mark.parametrize(
+    ("images", "targets", "reason"),
+    [
+        ([], None, "takes one image or more, got none"),
+        ([torch.zeros(64, 64)], None, r"images \(3, height, width\), got one of \(64, 64\)"),
+        ([torch.zeros(1, 64, 64)], None, r"got one of \(1, 64, 64\)"),
+        (torch.zeros(3, 64, 64), None, r"got one of \(64, 64\)"),
+        ([torch.zeros(3, 64, 64, dtype=torch.uint8)], None, r"got torch\.uint8: divide bytes by 255"),
+        ([torch.zeros(3, 64, 64)], "none", "in training takes targets"),
+        ([torch.zeros(3, 64, 64)], [0, 1], "labels of 2 classes go from 1 to 2, got some from 0 to 1"),
+        ([torch.zeros(3, 64, 64)], [2, 3], "labels of 2 classes go from 1 to 2, got some from 2 to 3"),
+    ],
+)
+def test_what_a_detector_does_not_take_is_said_in_one_line(conventions, images, targets, reason):
+    """A label of 0 was trained as no object; the rest ended in torchvision's errors, or PyTorch's."""
+    model = made("retinanet", conventions=conventions).train(targets is not None)
+    boxes = torch.tensor([[5.0, 5, 30, 40], [20, 10, 60, 45]])
+    given = [{"boxes": boxes, "labels": torch.tensor(targets)}] if isinstance(targets, list) else None
+    with pytest.raises(SubquadError, match=reason) as caught:
+        model(images, given)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_is_found_in_an_image_does_not_depend_on_those_beside_it():
     model, (images, _) = made("retinanet", conventions="openmmlab").eval(), batch()
     with torch.no_grad():

@@ -121,6 +121,7 @@ class Detector(OnBackbone):
     Args:
         network: of `DETECTORS`.
         head: its name.
+        num_classes: kinds of objects, whose labels go from 1 to it; labels are not checked if left out.
         one_by_one: whether images are looked at alone, so that what is found in one does not depend on how far others
             make it be filled up.
     """
@@ -133,10 +134,12 @@ class Detector(OnBackbone):
     )
     """Why an image can't go through it some rows at a time."""
 
-    def __init__(self, network: nn.Module, head: str, *, one_by_one: bool = False) -> None:
+    def __init__(
+        self, network: nn.Module, head: str, *, num_classes: int | None = None, one_by_one: bool = False
+    ) -> None:
         super().__init__()
         self.network, self.has_masks = network, head in WITH_MASKS
-        self.one_by_one = one_by_one
+        self.highest_label, self.one_by_one = num_classes, one_by_one
         for part in network.modules():
             if isinstance(part, ANSWERING):
                 part.register_forward_hook(_refuse_what_is_not_finite)
@@ -165,11 +168,17 @@ class Detector(OnBackbone):
         Images are a sequence of (3, height, width) of bytes as numbers from 0 to 1, of any sizes.
 
         Raises:
-            SubquadError: an image is so thin that nothing is left of it at the longer side there may be; or, in
-                evaluation, scores or boxes are not finite.
+            SubquadError: there are no images, or one is none; one is so thin that nothing is left of it at the longer
+                side there may be; training lacks targets, or labels are not those of its classes; or, in evaluation,
+                scores or boxes are not finite.
         """
+        if not len(images):
+            raise SubquadError("a detector takes one image or more, got none")
+        if self.training:
+            self._check_labels(targets)
         resize: Any = self.network.transform
         for image in images:
+            _check_image(image)
             short, long = sorted(image.shape[-2:])
             if short * resize.max_size < long:
                 raise SubquadError(
@@ -179,6 +188,26 @@ class Detector(OnBackbone):
         if self.one_by_one and not self.training:
             return [self.network([image])[0] for image in images]
         return self.network(list(images), targets)
+
+    def _check_labels(self, targets: list[dict[str, Tensor]] | None) -> None:
+        """Raise where there is nothing to train on, or a label is no class: 0 would be trained as no object."""
+        if targets is None:
+            raise SubquadError("a detector in training takes targets, boxes and labels of each image: .eval() asks it")
+        most = self.highest_label
+        if most is None or torch.compiler.is_compiling():
+            return
+        for labels in (target["labels"] for target in targets):
+            low, high = (int(end) for end in labels.aminmax()) if len(labels) else (1, 1)
+            if not 1 <= low <= high <= most:
+                raise SubquadError(f"labels of {most} classes go from 1 to {most}, got some from {low} to {high}")
+
+
+def _check_image(image: Tensor) -> None:
+    """Raise for what is no (3, height, width) of numbers with a point."""
+    if image.dim() != 3 or image.shape[0] != 3:
+        raise SubquadError(f"a detector takes a list of images (3, height, width), got one of {tuple(image.shape)}")
+    if not image.is_floating_point():
+        raise SubquadError(f"a detector takes images of numbers from 0 to 1, got {image.dtype}: divide bytes by 255")
 
 
 @checks_arguments
@@ -220,6 +249,7 @@ def build_detector(
     given |= {"mean": list(mean), "std": list(std), "conventions": conventions}
     settings = {"num_classes": num_classes + 1, "min_size": tuple(short_side), "max_size": long_side}
     settings |= {"image_mean": list(mean), "image_std": list(std)}
-    made = Detector(makers[head](pyramid, head_channels, settings), head, one_by_one=conventions == OPENMMLAB)
+    detector = makers[head](pyramid, head_channels, settings)
+    made = Detector(detector, head, num_classes=num_classes, one_by_one=conventions == OPENMMLAB)
     made.creation = as_json({"task": "detect", **given})
     return made
