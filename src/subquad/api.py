@@ -179,7 +179,8 @@ def predict(
         files: image files, and folders in which all images are meant.
         task: what it must be for; anything if left out.
         log: gets a line for each file that is skipped.
-        settings: the flags of `subquad predict` or of the task's own command: `top_k=3`, `output=…`, `threshold=…`.
+        settings: the flags of `subquad predict` or of the task's own command: `top_k=3`, `output=…`, `threshold=…`;
+            those left out are as the command has them, the folder that pictures are written to included.
 
     Raises:
         SubquadError: it can't be opened, or none of the files can be read, in one line.
@@ -188,7 +189,8 @@ def predict(
     kind = task_named(trained.task)
     _check_flags("predict", settings, kind.prediction_flags)
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
-    return list(kind.predict(trained, paths, log, **settings))
+    usual = {flag.key: flag.settings["default"] for flag in kind.prediction_flags if "default" in flag.settings}
+    return list(kind.predict(trained, paths, log, **usual | settings))
 
 
 def _check_known(function: str, settings: Mapping[str, Any], known: Collection[str]) -> None:

@@ -6,7 +6,7 @@ from PIL import Image, features
 from subquad.data import BrokenImageError, find_images, load_dataset
 from subquad.data.decoding import _FORMATS, IMAGE_ENDINGS
 from subquad.errors import SubquadError
-from subquad.tasks.image_files import image_files
+from subquad.tasks.image_files import image_files, plan_outputs
 
 SPLIT_TREE = {"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1}
 
@@ -119,6 +119,13 @@ def test_label_maps_beside_images_are_no_class(make_tree, drawn):
         image_files([root])
     assert len(image_files([root / "images"])) == 12
     assert load_dataset(str(make_tree({f"{drawn}/a": 12, "faces/b": 12})), split="train").classes
+
+
+def test_one_image_may_be_named_by_itself(make_tree):
+    """The letters of its name were taken for paths."""
+    file = make_tree({"a": 1}) / "a/00.jpg"
+    assert image_files(str(file)) == image_files(file) == image_files([str(file)]) == [file]
+    assert [image.path for image in plan_outputs(str(file), file.parent / "out", (".png",))] == [file]
 
 
 def test_a_class_with_a_single_image_can_not_be_split(make_tree):

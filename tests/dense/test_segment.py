@@ -75,6 +75,14 @@ def test_the_backbone_is_looked_into(run, scenes, tmp_path, capsys):
     assert main(["eval", str(run)]) == 2 and "it is for `subquad segment`" in capsys.readouterr().err
 
 
+def test_predictions_from_python_lie_where_the_command_writes_them(run, scenes, tmp_path, monkeypatch):
+    """Without `output` they ended in a TypeError about a function of the task."""
+    monkeypatch.chdir(tmp_path)
+    picture = scenes / "images" / "validation" / "0.png"
+    (found,) = subquad.predict(run, str(picture))
+    assert found.path == picture and (tmp_path / "segmented" / "0-overlay.png").is_file()
+
+
 def test_data_without_names_of_classes_are_judged_by_the_networks_names(recipe, tmp_path):
     unnamed = worlds.scenes(tmp_path / "unnamed", counts=(2, 2), names=False)
     own = recipe.replace(data=str(unnamed), num_classes=3, epochs=1)

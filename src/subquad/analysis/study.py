@@ -47,7 +47,7 @@ class Study:
         output: where counts are kept as they go, and gone on with; nowhere if left out.
     """
 
-    images: Sequence[Path | str] | None = None
+    images: Path | str | Sequence[Path | str] | None = None
     measures: Sequence[str] | None = None
     max_images: Positive = 64
     shown: Count = 4
@@ -137,8 +137,10 @@ class Study:
             raise SubquadError(f"none of {len(images)} held-out images can be read, the first is {images.path(0)}")
         return [images.picture(k) for k, _ in whole], [image for _, image in whole]
 
-    def _photographs(self, paths: Sequence[Path | str], trained: ImageNetwork) -> tuple[list[Any], list[Any]]:
-        files = image_files([Path(path) for path in paths])
+    def _photographs(
+        self, paths: Path | str | Sequence[Path | str], trained: ImageNetwork
+    ) -> tuple[list[Any], list[Any]]:
+        files = image_files(paths)
         chosen = [files[k] for k in sorted(_even_order(len(files), self.max_images)[: self.max_images])]
         readable = list(readable_images(chosen, eval_transform(trained.input), strict=False, log=self.log))
         if not readable:

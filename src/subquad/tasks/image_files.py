@@ -26,7 +26,7 @@ class PlannedImage:
     outputs: tuple[Path, ...]
 
 
-def image_files(paths: Iterable[Path | str]) -> list[Path]:
+def image_files(paths: Path | str | Iterable[Path | str]) -> list[Path]:
     """Image files, those in folders included.
 
     Raises:
@@ -35,7 +35,7 @@ def image_files(paths: Iterable[Path | str]) -> list[Path]:
     return [file for _, file in rooted_image_files(paths)]
 
 
-def plan_outputs(paths: Iterable[Path | str], folder: Path, endings: Sequence[str]) -> list[PlannedImage]:
+def plan_outputs(paths: Path | str | Iterable[Path | str], folder: Path, endings: Sequence[str]) -> list[PlannedImage]:
     """Each image of `paths` once, and what is written of it: <folder>/<its place below what is named><ending>.
 
     Where `folder` lies within one of `paths`, what is in it was written before and is not looked at.
@@ -133,10 +133,11 @@ def save_picture(picture: Image.Image, path: Path) -> None:
         raise SubquadError(f"can't write {path}: {reason_without_path(error)}") from None
 
 
-def rooted_image_files(paths: Iterable[Path | str]) -> Iterator[tuple[Path | None, Path]]:
-    """Image files, with the folder that was named where they were not themselves."""
+def rooted_image_files(paths: Path | str | Iterable[Path | str]) -> Iterator[tuple[Path | None, Path]]:
+    """Image files, of one path or of several, with the folder that was named where they were not themselves."""
     nothing = True
-    for path in map(find_path, paths):
+    # the letters of a single name are no paths
+    for path in map(find_path, [paths] if isinstance(paths, Path | str) else paths):
         nothing = False
         if path.is_dir():
             check_no_annotations(path)

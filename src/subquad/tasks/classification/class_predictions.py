@@ -46,7 +46,7 @@ def predict(
     Raises:
         SubquadError: no image can be read, or the model gives no numbers.
     """
-    rooted = list(rooted_image_files([paths] if isinstance(paths, str | Path) else paths))
+    rooted = list(rooted_image_files(paths))
     files, folders = [file for _, file in rooted], {file: _class_folder(root, file, classes) for root, file in rooted}
     transform = eval_transform(input_config)
     predictions: list[Prediction] = []

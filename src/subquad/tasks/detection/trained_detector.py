@@ -131,7 +131,7 @@ def judge_detector(
 
 def predict_objects(
     trained: TrainedDetector,
-    images: Sequence[Path],
+    images: Path | str | Sequence[Path | str],
     folder: Path,
     *,
     threshold: float = 0.5,
@@ -158,7 +158,7 @@ def predict_objects(
 
 def detected_objects(
     trained: TrainedDetector,
-    images: Sequence[Path],
+    images: Path | str | Sequence[Path | str],
     log: Callable[[str], None] = lambda line: None,
     *,
     output: Path,

@@ -180,7 +180,7 @@ def judge_segmenter(
 
 def predict_scenes(
     trained: TrainedSegmenter,
-    images: Sequence[Path],
+    images: Path | str | Sequence[Path | str],
     folder: Path,
     *,
     slide: bool | None = None,
@@ -214,7 +214,7 @@ def predict_scenes(
 
 def segmented_scenes(
     trained: TrainedSegmenter,
-    images: Sequence[Path],
+    images: Path | str | Sequence[Path | str],
     log: Callable[[str], None] = lambda line: None,
     *,
     output: Path,
