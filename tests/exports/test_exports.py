@@ -370,6 +370,23 @@ def test_notes_are_read_in_the_format_itself(format, tmp_path):
     torch.testing.assert_close(open_exported(path, format)(images), Mean()(images), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("notes", "message"),
+    [
+        ({"mean": torch.zeros(2)}, r"the note 'mean' must be JSON \(.*\), got tensor\(\[0\., 0\.\]\): Object of type"),
+        ({"classes": {"a"}}, "the note 'classes' must be JSON .*, got {'a'}"),
+        ({"a": {(1, 2): 3}}, "the note 'a' must be JSON .*: keys must be str"),
+        ({3: "a"}, "notes have names, texts such as 'classes', got 3"),
+        ({"": "a"}, "notes have names, .*, got ''"),
+    ],
+)
+def test_notes_that_no_file_can_hold_are_one_line_before_anything_is_traced(notes, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "program_of", None)
+    with pytest.raises(SubquadError, match=message) as raised:
+        export(Mean(), tmp_path / "n.pt2", format="pt2", img_size=8, notes=notes)
+    assert "\n" not in str(raised.value)
+
+
 def test_notes_of_a_segmenter_say_how_scenes_are_resized():
     seen = SceneInput((48, 64), 48, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     trained = TrainedSegmenter("segment", Mean(), ("sky", "road"), None, None, torch.device("cpu"), seen, False)

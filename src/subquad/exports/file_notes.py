@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from subquad.errors import SubquadError, reason_of, shown
 from subquad.tasks.trained import Trained
 from subquad.writing import json_text
 
@@ -30,5 +31,24 @@ def notes_of(trained: Trained, img_size: tuple[int, int] | None = None) -> dict[
 
 
 def as_texts(notes: Mapping[str, Any]) -> dict[str, str]:
-    """Give each note as a text, JSON where it is none already: formats hold nothing else."""
-    return {name: note if isinstance(note, str) else json_text(note) for name, note in notes.items()}
+    """Give each note as a text, JSON where it is none already: formats hold nothing else.
+
+    Raises:
+        SubquadError: a name is no text or empty, or a note is no JSON.
+    """
+    return {_name(name): note if isinstance(note, str) else _json(name, note) for name, note in notes.items()}
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        raise SubquadError(f"notes have names, texts such as 'classes', got {shown(name)}")
+    return name
+
+
+def _json(name: str, note: Any) -> str:
+    try:
+        return json_text(note)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SubquadError(
+            f"the note '{name}' must be JSON (texts, numbers, lists, dicts), got {shown(note)}: {reason_of(error)}"
+        ) from None
