@@ -16,6 +16,7 @@ from subquad.data import InputConfig
 from subquad.exports import (
     EXPORTERS,
     Exporter,
+    aoti_format,
     export,
     exporting,
     notes_of,
@@ -335,6 +336,41 @@ def test_files_are_opened_by_their_suffix_or_by_the_format_that_is_named(tmp_pat
             open_exported(tmp_path / name)
     with pytest.raises(SubquadError, match="unknown format 'pt'"):
         open_exported(tmp_path / "mean.pt2", "pt")
+
+
+def test_what_was_compiled_gets_images_that_it_takes_alone():
+    """Compiled code looks at neither sizes nor dtypes, and reads past the end of what is smaller."""
+    sized = programs.program_of(Mean(), torch.zeros(1, 3, 16, 16), ["batch", "size"], 9)
+    halved = programs.program_of(Mean(), torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16), [], 9)
+    any_size, fixed = (aoti_format.checked(Mean(), aoti_format.taken_by(program)) for program in (sized, halved))
+    assert any_size(torch.zeros(5, 3, 9, 70)).shape == (5, 3)
+    assert fixed(torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16)).shape == (2, 3)
+    for run, shape, dtype, message in (
+        (any_size, (1, 3, 8, 70), torch.float32, "height 9 to 16384, width 9 to 16384, got 1 × 3 × 8"),
+        (any_size, (1, 1, 9, 70), torch.float32, "channels 3"),
+        (any_size, (1, 3, 9, 70), torch.float16, "images of torch.float32"),
+        (fixed, (1, 3, 8, 8), torch.bfloat16, "batch 2, channels 3, height 8, width 8, got 1 × 3 × 8 × 8"),
+        (fixed, (2, 3, 8, 8), torch.float32, "images of torch.bfloat16"),
+        (fixed, (3, 8, 8), torch.bfloat16, "got 3 × 8 × 8"),
+    ):
+        with pytest.raises(SubquadError, match=message) as raised:
+            run(torch.zeros(shape, dtype=dtype))
+        assert "\n" not in str(raised.value)
+    assert aoti_format.checked(Mean(), None)(torch.zeros(1, 3, 4, 4)).shape == (1, 3)
+
+
+@pytest.mark.slow
+def test_a_compiled_file_of_a_number_of_images_is_handed_that_number(tmp_path):
+    path = tmp_path / "two.pt2"
+    export(Mean(), path, format="aoti", img_size=8, batch=2, notes={"classes": ["a"]})
+    run, images = open_exported(path, "aoti"), torch.randn(3, 3, 8, 8)
+    assert notes_in(path, "aoti", ["classes"])["classes"] == '["a"]'
+    for wrong in (images, images[:1], images[:2].double(), images[:2, :, :4, :4]):
+        with pytest.raises(SubquadError, match="batch 2, channels 3, height 8, width 8, got"):
+            run(wrong)
+    engine = InEngine(Mean(), run)
+    answers = torch.cat([engine(images[:2]), engine(images[2:])])
+    torch.testing.assert_close(answers, Mean()(images), rtol=1e-5, atol=1e-6)
 
 
 def notes_in(path, format, names):

@@ -1,20 +1,64 @@
-"""AOTInductor: code compiled for this kind of machine, in one package that PyTorch runs without Python's model."""
+"""AOTInductor: code compiled for this kind of machine, in one package that PyTorch runs without Python's model.
+
+Compiled code looks at neither the sizes nor the dtype of what it gets, and reads past the end of what is smaller: the
+package says beside which images it takes, and they are held against it where it is opened here.
+"""
 
 import json
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from subquad.errors import SubquadError
 from subquad.writing import json_text
+
+TAKES = "subquad_takes"
+"""The name under which a package says which images it takes."""
+
+AXES = ("batch", "channels", "height", "width")
 
 
 def write(program: ExportedProgram, path: Path) -> None:
     """Compile the program; a C++ compiler has to be there."""
     torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    describe(path, {TAKES: json_text(taken_by(program))})
+
+
+def taken_by(program: ExportedProgram) -> dict[str, Any]:
+    """The dtype of the images of a program, and the least and the largest size of each axis."""
+    name = program.graph_signature.user_inputs[0]
+    images = next(node for node in program.graph.nodes if node.name == name).meta["val"]
+    sizes = []
+    for size in images.shape:
+        bounds = None if isinstance(size, int) else program.range_constraints[size.node.expr]
+        sizes.append([size, size] if bounds is None else [int(bounds.lower), int(bounds.upper)])
+    return {"dtype": str(images.dtype), "sizes": sizes}
+
+
+def checked(run: Callable[[Tensor], Tensor], takes: Mapping[str, Any] | None) -> Callable[[Tensor], Tensor]:
+    """`run` where images are what it takes, and a SubquadError where they are not; None takes all."""
+    if takes is None:
+        return run
+
+    def run_checked(images: Tensor) -> Tensor:
+        fits = len(images.shape) == len(takes["sizes"]) and all(
+            least <= size <= most for size, (least, most) in zip(images.shape, takes["sizes"], strict=True)
+        )
+        if not fits or str(images.dtype) != takes["dtype"]:
+            wanted = (
+                f"{axis} {least}" if least == most else f"{axis} {least} to {most}"
+                for axis, (least, most) in zip(AXES, takes["sizes"], strict=True)
+            )
+            got = f"{' × '.join(map(str, images.shape))} of {images.dtype}"
+            raise SubquadError(f"it was compiled for images of {takes['dtype']}, {', '.join(wanted)}, got {got}")
+        return run(images)
+
+    return run_checked
 
 
 def describe(path: Path, notes: Mapping[str, str]) -> None:
@@ -32,4 +76,6 @@ def describe(path: Path, notes: Mapping[str, str]) -> None:
 
 def load(path: Path) -> Callable[[Tensor], Tensor]:
     """Load the package."""
-    return torch._inductor.aoti_load_package(str(path))
+    package = torch._inductor.aoti_load_package(str(path))
+    takes = package.get_metadata().get(TAKES)
+    return checked(package, None if takes is None else json.loads(takes))
