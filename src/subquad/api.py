@@ -50,6 +50,7 @@ from subquad.tasks.task import Predicted
 from subquad.training import compare as compare_mechanisms
 from subquad.training import fitting_mechanisms, released_mechanisms
 from subquad.training import train as train_run
+from subquad.weights.files import within_wrappers
 
 Log = Callable[[str], None]
 
@@ -464,7 +465,7 @@ def export(
     if not isinstance(source, nn.Module | str | Path):
         raise SubquadError(f"what is exported is a network, a run folder or a name, got {shown(source)}")
     if isinstance(source, nn.Module):
-        model, name = source, type(source).__name__.lower()
+        model, name = source, type(within_wrappers(source)).__name__.lower()
     elif str(source) in NETWORKS.keys() | VARIANTS.keys() and not Path(source).exists():
         log(f"{source} has random weights: name a run, or say pretrained")
         model, name = create_model(str(source), img_size=size), str(source)
@@ -473,6 +474,9 @@ def export(
     else:
         trained = open_trained(source, device="cpu")
         model, name = trained.model, Path(source).name
+        if not name.strip("."):
+            # "." and ".." are folders with names
+            name = Path(source).resolve().name
         size = size or getattr(getattr(trained, "input", None), "img_size", None)
         notes = notes_of(trained, size)
     if dtype not in DTYPES:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import logging
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import torch
 from hosts import small
 
 import subquad
-from subquad import SubquadError
+from subquad import SubquadError, api
 from subquad.data import InputConfig
 from subquad.exports import (
     EXPORTERS,
@@ -63,6 +64,27 @@ def test_the_largest_difference_of_all_sizes_is_told():
         largest_difference(Mean(), lambda x: Mean()(x)[:, :2], shapes, 3, torch.float32, 1e-4)
     with pytest.raises(SubquadError, match="does not run at 1 × 8 × 8 px: no"):
         largest_difference(Mean(), lambda x: throw(ValueError("no")), shapes, 3, torch.float32, 1e-4)
+
+
+class Nothing(torch.nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3))[:, :0]
+
+
+def test_a_network_that_gives_no_finite_numbers_is_said_to_be_what_is_wrong(tmp_path):
+    for value, name in ((torch.nan, "n.pt2"), (torch.inf, "m.pt2")):
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), Mean())
+        torch.nn.init.constant_(model[0].bias, value)
+        with pytest.raises(SubquadError, match=r"network itself gives numbers that are not finite at 1 × 8 × 8 px, in"):
+            export(model, tmp_path / name, format="pt2", img_size=8)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Conv2d(4, 4, 1), Mean())
+    torch.nn.init.constant_(model[0].bias, 6e4)
+    torch.nn.init.constant_(model[1].weight, 100)
+    with pytest.raises(SubquadError, match=r"not finite .*, in torch\.float16: its weights .* or name a wider dtype"):
+        subquad.export(model, tmp_path / "n.pt2", format="pt2", img_size=8, dtype="fp16")
+    with pytest.raises(SubquadError, match=r"the network gives no numbers, but \(1, 0\)"):
+        export(Nothing(), tmp_path / "n.pt2", format="pt2", img_size=8)
+    assert not list(tmp_path.iterdir())
 
 
 def throw(error):
@@ -163,6 +185,13 @@ class Halves(torch.nn.Module):
         (Mean(), {"img_size": (8, 0)}, r"img_size must be .* whole numbers of at least 1, got \(8, 0\)"),
         (Mean(), {"batch": 0}, "batch must be a whole number of at least 1, got 0"),
         (Mean(), {"batch": 2.5}, "batch must be a whole number of at least 1, got 2.5"),
+        (
+            Mean(),
+            {"batch": 4097, "dynamic": "batch"},
+            "any number of images has at most 4096, got 4097: leave batch out",
+        ),
+        (Mean(), {"img_size": (8, 16385), "dynamic": "size"}, "any size has sides of at most 16384 px, got 8×16385"),
+        (Patches().to("meta"), {"img_size": 32}, "on meta, where no weights are: model.to_empty.* and load them first"),
         (Mean(), {"dynamic": "batch,sizes"}, "what may change is batch or size, got 'sizes'"),
     ],
 )
@@ -318,6 +347,42 @@ def test_the_function_takes_names_and_networks(tmp_path):
         subquad.export("agent_deit_tny", format="pt2")
     with pytest.raises(SubquadError, match="no-such-run"):
         subquad.export(tmp_path / "no-such-run", format="pt2")
+
+
+def test_a_file_is_named_as_the_network_within_its_wrappers_or_as_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    network = Patches()
+    opened = SimpleNamespace(model=network, task="classify", classes=())
+    monkeypatch.setattr(api, "open_trained", lambda source, device: opened)
+    for source in (network, torch.optim.swa_utils.AveragedModel(network), torch.nn.DataParallel(network)):
+        assert str(subquad.export(source, format="pt2", img_size=32).path) == "patches.pt2"
+    (tmp_path / "mine" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine")
+    for source in (".", "below/.."):
+        assert str(subquad.export(source, format="pt2", img_size=32).path) == "mine.pt2"
+
+
+@pytest.mark.parametrize(("format", "what"), [("pt2", "weights"), ("onnx", "dynamic")])
+def test_int8_of_a_network_without_linear_layers_is_refused(format, what, tmp_path):
+    # nothing would be of int8, without a word
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), Mean())
+    with pytest.raises(SubquadError, match="no linear layers that could be in int8: leave int8 out"):
+        export(model, tmp_path / f"n{EXPORTERS[format].suffix}", format=format, img_size=8, int8=what)
+    assert not list(tmp_path.iterdir())
+
+
+def test_int8_of_onnx_is_made_of_fp32_and_leaves_logging_as_it_is(tmp_path):
+    pytest.importorskip("onnxruntime")
+    model = torch.nn.Sequential(Mean(), torch.nn.Linear(3, 3))
+    with pytest.raises(SubquadError, match="int8 dynamic of onnx is made of fp32 alone, got fp16") as raised:
+        export(model.half(), tmp_path / "n.onnx", img_size=8, dtype="fp16", int8="dynamic")
+    assert "\n" not in str(raised.value) and not list(tmp_path.iterdir())
+    logging.disable(logging.INFO)
+    try:
+        export(model.float(), tmp_path / "n.onnx", img_size=8, int8="dynamic")
+        assert logging.root.manager.disable == logging.INFO
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def test_files_are_opened_by_their_suffix_or_by_the_format_that_is_named(tmp_path):

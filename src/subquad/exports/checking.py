@@ -41,6 +41,8 @@ def answer_of(model: nn.Module, images: Tensor) -> Tensor:
             f"the network gives a {type(answer).__name__}{several}, and what is written gives one tensor: "
             "wrap it in a module that returns the tensor that you want"
         )
+    if not answer.numel():
+        raise SubquadError(f"the network gives no numbers, but {tuple(answer.shape)}")
     return answer
 
 
@@ -59,7 +61,8 @@ def largest_difference(
     """How far the answers of `run` to images of `dtype` are from those of `model`, by the network's largest number.
 
     Raises:
-        SubquadError: it does not run, gives another shape, or is further off than `tolerance`.
+        SubquadError: it does not run, gives another shape, or is further off than `tolerance`; or the network itself
+            gives numbers that are not finite, which nothing can be held against.
     """
     worst = 0.0
     generator = torch.Generator().manual_seed(0)
@@ -67,6 +70,11 @@ def largest_difference(
         images = torch.randn(batch, channels, height, width, generator=generator).to(dtype)
         wanted = answer_of(model, images).float()
         where = f"at {batch} × {height} × {width}"
+        if not wanted.isfinite().all():
+            raise SubquadError(
+                f"the network itself gives numbers that are not finite {where} px, in {dtype}: its weights are not "
+                "finite, or name a wider dtype"
+            )
         try:
             got = run(images).float()
         except Exception as error:

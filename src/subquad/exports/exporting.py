@@ -16,7 +16,7 @@ from subquad.errors import SubquadError, check_suffix, reason_of, shown, unknown
 from subquad.exports.checking import TOLERANCES, DoesNotRunError, Shape, answer_of, checked_shapes, largest_difference
 from subquad.exports.file_notes import as_texts
 from subquad.exports.formats import EXPORTERS, Exporter, Runner
-from subquad.exports.programs import as_formulas, check_dynamic, program_of, sizes_without_guards
+from subquad.exports.programs import as_formulas, check_dynamic, check_most, program_of, sizes_without_guards
 from subquad.exports.quantizing import INT8, in_int8
 from subquad.inference import in_evaluation
 from subquad.ranges import Pixels, Positive, checks_arguments, fits, height_and_width
@@ -89,6 +89,7 @@ def export(
     least = least_pixels(model)
     if "size" in dynamic and min(size) < least:
         raise SubquadError(f"for images of any size this network takes at least {least} px, got {size[0]}×{size[1]}")
+    check_most(dynamic, batch, size)
     before = {parameter.dtype for parameter in model.parameters()}
     if before - {DTYPES[dtype]}:
         raise SubquadError(
@@ -195,9 +196,7 @@ class _Wanted:
 
 
 def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) -> Exported:
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    if device.type != "cpu":
-        raise SubquadError(f"networks are written from the CPU, and this one is on {device}: model.cpu() first")
+    _check_on_cpu(model)
     # what a network can't do is said by itself, and before minutes of tracing
     channels = _taken_channels(model, wanted)
     shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least)
@@ -216,6 +215,18 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
             with replacing(path.with_name(file.name)) as place:
                 place.write_bytes(file.read_bytes())
     return Exported(path, wanted.format, tuple(shapes), difference, wanted.least if "size" in wanted.dynamic else None)
+
+
+def _check_on_cpu(model: nn.Module) -> None:
+    tensors = (*model.parameters(), *model.buffers())
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+    if device is None:
+        return
+    if device.type == "meta":
+        raise SubquadError(
+            "this network is on meta, where no weights are: model.to_empty(device='cpu') and load them first"
+        )
+    raise SubquadError(f"networks are written from the CPU, and this one is on {device}: model.cpu() first")
 
 
 def _taken_channels(model: nn.Module, wanted: _Wanted) -> int:

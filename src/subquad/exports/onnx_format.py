@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from subquad.errors import SubquadError
+from subquad.exports.quantizing import nothing_in_int8
+
 OPSET = 18
 """The version of ONNX's operators: one that engines of the last years know."""
 
@@ -93,20 +96,30 @@ def describe(path: Path, notes: Mapping[str, str]) -> None:
 
 
 def quantize(path: Path) -> None:
-    """Bring the products of a file to int8 by ONNX Runtime's tool, activations scaled at each call."""
+    """Bring the products of a file to int8 by ONNX Runtime's tool, activations scaled at each call.
+
+    Raises:
+        SubquadError: the file is not in fp32, or there is no product with weights in it.
+    """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     # it turns weights around, and up to 1.23 keeps what the file says of their shapes beside them
     model = onnx.load(path)
+    if model.graph.input[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+        # ONNX Runtime scales activations in fp32 alone, and does not open what its tool makes of others
+        raise SubquadError("int8 dynamic of onnx is made of fp32 alone, got fp16: leave dtype out")
     weights = {weight.name for weight in model.graph.initializer}
     others = [info for info in model.graph.value_info if info.name not in weights]
     del model.graph.value_info[:]
     model.graph.value_info.extend(others)
     onnx.save(model, path)
     # it recommends a preparation that programs of torch.export have had
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         quantize_dynamic(path, path, op_types_to_quantize=["MatMul", "Gemm"], weight_type=QuantType.QInt8)
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
+    if not any(node.op_type == "MatMulInteger" for node in onnx.load(path).graph.node):
+        raise nothing_in_int8()

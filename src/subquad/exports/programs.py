@@ -28,6 +28,20 @@ def check_dynamic(dynamic: Sequence[str]) -> None:
             raise SubquadError(f"what may change is {' or '.join(DYNAMIC)}, got '{name}'")
 
 
+def check_most(dynamic: Sequence[str], batch: int, size: tuple[int, int]) -> None:
+    """Raise SubquadError where a program of any number or size of images does not take these."""
+    if "batch" in dynamic and batch > MOST_IMAGES:
+        raise SubquadError(
+            f"what is written for any number of images has at most {MOST_IMAGES}, got {batch}: leave batch out of what "
+            "is dynamic"
+        )
+    if "size" in dynamic and max(size) > MOST_PIXELS:
+        raise SubquadError(
+            f"what is written for images of any size has sides of at most {MOST_PIXELS} px, got {size[0]}×{size[1]}: "
+            "leave size out of what is dynamic"
+        )
+
+
 def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: int) -> ExportedProgram:
     """Trace `model`, which takes `images` (b, c, height, width) and gives one tensor.
 

@@ -5,12 +5,25 @@ import logging
 
 from torch import nn
 
+from subquad.errors import SubquadError
+
 INT8 = ("weights", "dynamic")
 """What can be in int8: weights, raised to the network's precision at each call; or activations as well."""
 
 
+def nothing_in_int8() -> SubquadError:
+    """What is said where int8 would change nothing."""
+    return SubquadError("the network has no linear layers that could be in int8: leave int8 out")
+
+
 def in_int8(model: nn.Module, what: str) -> nn.Module:
-    """A copy whose linear layers are in int8; `what` is of INT8. Needs torchao."""
+    """A copy whose linear layers are in int8; `what` is of INT8. Needs torchao.
+
+    Raises:
+        SubquadError: it has none.
+    """
+    if not any(isinstance(part, nn.Linear) for part in model.modules()):
+        raise nothing_in_int8()
     # it warns of its own code at import, and of kernels that it was not built with
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     logging.getLogger("torchao").setLevel(logging.ERROR)
