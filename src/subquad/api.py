@@ -155,7 +155,8 @@ def evaluate(
     Raises:
         SubquadError: it can't be opened or judged, in one line.
     """
-    trained = open_trained(source, task=task)
+    # networks that look at images of one size are made for it
+    trained = open_trained(source, task=task, img_size=settings.get("img_size"))
     kind = task_named(trained.task)
     # its command writes the file, which is no part of judging
     _check_flags("evaluate", settings, [flag for flag in kind.evaluation_flags if flag.key != "output"])
@@ -472,7 +473,7 @@ def export(
     elif re.fullmatch(r"\w+", str(source)) and not Path(source).exists():
         raise unknown_name("network or run", str(source), NETWORKS.keys() | VARIANTS.keys())
     else:
-        trained = open_trained(source, device="cpu")
+        trained = open_trained(source, img_size=size, device="cpu")
         model, name = trained.model, Path(source).name
         if not name.strip("."):
             # "." and ".." are folders with names

@@ -28,6 +28,7 @@ from subquad.exports import (
 from subquad.exports.checking import checked_shapes, largest_difference
 from subquad.exports.engines import InEngine
 from subquad.exports.exporting import least_pixels, stated_size
+from subquad.tasks import task_named
 from subquad.tasks.segmentation.scene_transforms import SceneInput
 from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
 
@@ -353,13 +354,28 @@ def test_a_file_is_named_as_the_network_within_its_wrappers_or_as_the_folder(tmp
     monkeypatch.chdir(tmp_path)
     network = Patches()
     opened = SimpleNamespace(model=network, task="classify", classes=())
-    monkeypatch.setattr(api, "open_trained", lambda source, device: opened)
+    monkeypatch.setattr(api, "open_trained", lambda source, img_size, device: opened)
     for source in (network, torch.optim.swa_utils.AveragedModel(network), torch.nn.DataParallel(network)):
         assert str(subquad.export(source, format="pt2", img_size=32).path) == "patches.pt2"
     (tmp_path / "mine" / "below").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "mine")
     for source in (".", "below/.."):
         assert str(subquad.export(source, format="pt2", img_size=32).path) == "mine.pt2"
+
+
+def test_a_folder_of_a_network_of_one_size_is_opened_for_the_size_that_it_is_written_for(tmp_path, monkeypatch):
+    small = {"depths": (1,), "embed_dim": 8, "num_heads": (1,), "num_classes": 10}
+    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, **small)
+    timm.models.save_for_hf(model, tmp_path / "swin", model_args={"img_size": 56, **small})
+    path = tmp_path / "n.pt2"
+    written = subquad.export(tmp_path / "swin", path, format="pt2", img_size=(112, 56), batch=2)
+    assert written.shapes == ((2, 112, 56),)
+    assert json.loads(notes_in(path, "pt2", ["img_size"])["img_size"]) == [112, 56]
+    # and judged at it, beside its file and alone
+    monkeypatch.setattr(task_named("classify"), "evaluate", lambda trained, **settings: trained)
+    for engine in (path, None):
+        trained = subquad.evaluate(tmp_path / "swin", img_size=(112, 56), engine=engine)
+        assert trained.model(torch.zeros(2, 3, 112, 56)).shape == (2, 10)
 
 
 @pytest.mark.parametrize(("format", "what"), [("pt2", "weights"), ("onnx", "dynamic")])
