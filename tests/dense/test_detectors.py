@@ -11,7 +11,7 @@ from subquad import SubquadError
 from subquad.models import restore, save_weights
 from subquad.tasks.backbone_arguments import DENSE_AGENTS
 from subquad.tasks.conventions import CONVENTIONS
-from subquad.tasks.detection import cascade, openmmlab_parts
+from subquad.tasks.detection import Detection, cascade, openmmlab_parts
 from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, build_detector
 
 # masks are drawn for a hundred boxes an image, which takes seconds
@@ -153,6 +153,20 @@ def test_the_papers_agents_work_on_maps_of_any_size(host):
     assert {layer.agent_grid.num_places for layer in layers} == set(agents)
     with torch.no_grad():
         assert len(paper(batch()[0])) == 2
+
+
+@pytest.mark.parametrize("conventions", CONVENTIONS)
+@pytest.mark.parametrize("head", DETECTORS)
+def test_no_detector_keeps_boxes_below_the_score_that_predict_names(head, conventions):
+    """`detect predict --threshold 0.01` says in its help what it can't show."""
+    parts = made(head, conventions=conventions).modules()
+    kept = {
+        part.score_thresh
+        for part in parts
+        if type(part).__name__ != "RegionProposalNetwork" and hasattr(part, "score_thresh")
+    }
+    text = next(flag.settings["help"] for flag in Detection.prediction_flags if flag.key == "threshold")
+    assert kept == {0.05} and text.endswith("below 0.05 there is nothing")
 
 
 def test_a_head_that_is_not_known_is_said():

@@ -50,7 +50,12 @@ class Detection(Task):
         Flag("--strict", action="store_true", help="stop at a broken image or an empty box"),
     )
     prediction_flags: ClassVar[tuple[Flag, ...]] = (
-        Flag("--threshold", type=share, default=0.5, help="show what has at least this score"),
+        Flag(
+            "--threshold",
+            type=share,
+            default=0.5,
+            help="show what has at least this score; below 0.05 there is nothing",
+        ),
         Flag("--strict", action="store_true", help="stop at a broken image instead of skipping it"),
         Flag("--output", type=folder_to_write, default=Path("detected"), help="folder for the pictures"),
     )
