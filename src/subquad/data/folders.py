@@ -9,7 +9,7 @@ from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import Source
 from subquad.data.decoding import IMAGE_ENDINGS
 from subquad.data.sampling import hold_out
-from subquad.data.walking import check_no_annotations, find_images, image_names, natural_order, subfolders
+from subquad.data.walking import annotations_beside_images, find_images, image_names, natural_order, subfolders
 from subquad.errors import SubquadError
 
 SPLITS = {"train": ("train", "training"), "validation": ("val", "validation", "valid", "test")}
@@ -51,7 +51,11 @@ def read_folder(path: Path, split: str) -> Source:
         raise SubquadError(f"there is no folder {path}")
     folders = {name: folder for name in SPLITS if (folder := split_folder(path, name)) is not None}
     if not folders:
-        check_no_annotations(path)
+        if drawn := annotations_beside_images(path):
+            raise SubquadError(
+                f"{path} has images/ and {drawn}/ beside it, whose label maps are neither pictures nor a class: "
+                f"name a folder of pictures, as {path / 'images'}"
+            )
         source = _read_classes(path, _class_names(path))
         train, validation = hold_out(source.labels)
         return source.part(train if split == "train" else validation)

@@ -78,18 +78,14 @@ def subfolders(folder: Path) -> list[Path]:
         raise SubquadError(f"can't read the folder {folder}: {reason_without_path(error)}") from None
 
 
-def check_no_annotations(folder: Path) -> None:
-    """Raise where a folder has pictures and what is known of them side by side: label maps would be pictures, too.
+def annotations_beside_images(folder: Path) -> str | None:
+    """Name the folder whose label maps belong to the pictures in images/ beside it; None where there are no such two.
 
-    Raises:
-        SubquadError: it has two folders, of which one is called images.
+    They are neither pictures nor a class.
     """
     names = {inside.name for inside in subfolders(folder)}
-    if len(names) == 2 and "images" in names and (drawn := names & ANNOTATIONS):
-        raise SubquadError(
-            f"{folder} has images/ and {drawn.pop()}/ beside it, whose label maps are neither pictures nor a class: "
-            f"name a folder of pictures, as {folder / 'images'}"
-        )
+    drawn = names & ANNOTATIONS
+    return drawn.pop() if len(names) == 2 and "images" in names and drawn else None
 
 
 def find_path(name: Path | str) -> Path:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subquad.data import BrokenImageError, find_images, read_image
 from subquad.data.decoding import IMAGE_ENDINGS
-from subquad.data.walking import check_no_annotations, find_path
+from subquad.data.walking import annotations_beside_images, find_path
 from subquad.errors import SubquadError, reason_without_path
 from subquad.writing import replacing
 
@@ -134,14 +134,18 @@ def save_picture(picture: Image.Image, path: Path) -> None:
 
 
 def rooted_image_files(paths: Path | str | Iterable[Path | str]) -> Iterator[tuple[Path | None, Path]]:
-    """Image files, of one path or of several, with the folder that was named where they were not themselves."""
+    """Image files, of one path or of several, with the folder that was named where they were not themselves.
+
+    Of a folder with images/ and annotations/ beside it the label maps in these are left out.
+    """
     nothing = True
     # the letters of a single name are no paths
     for path in map(find_path, [paths] if isinstance(paths, Path | str) else paths):
         nothing = False
         if path.is_dir():
-            check_no_annotations(path)
             images = find_images(path)
+            if drawn := annotations_beside_images(path):
+                images = [image for image in images if not image.is_relative_to(path / drawn)]
             if not images:
                 raise SubquadError(f"folder {path} has no images ({' '.join(IMAGE_ENDINGS)})")
             yield from ((path, image) for image in images)
