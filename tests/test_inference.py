@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from hosts import SMALL, drawn, small
+from timm.layers import DropPath
 from torch import nn
 from torch.testing import assert_close
 
@@ -180,6 +181,67 @@ def test_who_listens_to_what_drops_branches_hears_both(kind):
     for _ in range(2):
         model(torch.randn(1, 3, 64, 64).bfloat16())
     assert len(heard) == 4 * len(blocks_of(model))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("attention", ["linear", "agent"])
+@pytest.mark.parametrize("kind", ["vit", "pvt_v2", "swin", "cswin"])
+def test_who_listens_to_gradients_or_to_all_modules_hears_every_step(kind, attention):
+    model, image = drawn(small(kind, attention)).requires_grad_(False), torch.randn(1, 3, 32, 32, requires_grad=True)
+    fast = subquad.optimize(copy.deepcopy(model))
+    fast(image)
+    for listens in (nn.Module.register_full_backward_hook, nn.Module.register_full_backward_pre_hook):
+        assert heard_of(fast, image, listens) == heard_of(model, image, listens)
+    assert heard_of(fast, image) == heard_of(model, image)
+
+
+def heard_of(model, image, listens=None):
+    """How often somebody hears of each module, by name: of its gradients, or of its call as whoever listens to all."""
+    heard, names = [], {module: name for name, module in model.named_modules()}
+    if listens is None:
+        every = torch.nn.modules.module.register_module_forward_hook
+        handles = [every(lambda module, *given: heard.append(names[module]))]
+    else:
+        handles = [listens(module, lambda module, *given: heard.append(names[module])) for module in names]
+    try:
+        model(image).sum().backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sorted(heard)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+@pytest.mark.parametrize("kind", SMALL)
+def test_what_drops_elements_may_go_on_in_evaluation(kind, attention):
+    """As Monte Carlo dropout asks for: dropouts alone are in training."""
+    model, image = drawn(small(kind, attention, drop_rate=0.3, drop_path_rate=0.3)), torch.randn(2, 3, 32, 32)
+    fast = subquad.optimize(copy.deepcopy(model))
+    fast(image)
+    answers = []
+    for network in (model, fast):
+        for module in (part for block in blocks_of(network) for part in block.modules()):
+            if isinstance(module, (nn.Dropout, DropPath)):
+                module.train()
+        torch.manual_seed(1)
+        answers.append([network(image), network(image)])
+    assert_close(answers[1], answers[0], rtol=1e-4, atol=1e-4 * answers[0][0].abs().max().item())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("place", ["mlp.drop1", "mlp.drop2", "drop_path"])
+@pytest.mark.parametrize("kind", ["vit", "pvt_v2"])
+def test_what_stands_in_the_place_of_what_drops_is_called(kind, place):
+    model, image = drawn(small(kind, "linear")), torch.randn(1, 3, 32, 32)
+    fast = subquad.optimize(copy.deepcopy(model))
+    fast(image)
+    for network in (model, fast):
+        for block in blocks_of(network):
+            block.set_submodule(place, nn.Softsign().eval())
+    expected = model(image)
+    for _ in range(2):
+        assert_close(fast(image), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
 def test_what_is_not_linear_attention_alone_goes_its_steps():

@@ -112,6 +112,28 @@ def test_who_listens_hears_every_step(name, place, dtype):
     assert heard == [place]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("place", ["attn.proj_drop", "drop_path1", "mlp.drop1", "mlp.drop2", "drop_path2"])
+@pytest.mark.parametrize("name", [None, "linear"])
+def test_what_drops_may_go_on_in_evaluation_or_be_something_else(name, place):
+    model, x = network(name), torch.randn(2, 3, 24, 24)
+    fast = subquad.optimize(deepcopy(model))
+    fast(x)
+    for each in (model, fast):
+        for block in each.blocks:
+            block.set_submodule(place, torch.nn.Dropout(0.5).train())
+    for seed in range(2):
+        answers = []
+        for each in (model, fast):
+            torch.manual_seed(seed)
+            answers.append(each(x))
+        assert error(answers[1], answers[0]) < 1e-5
+    for each in (model, fast):
+        for block in each.blocks:
+            block.set_submodule(place, torch.nn.Softsign().eval())
+    assert error(fast(x), model(x)) < 1e-5
+
+
 class Adapted(torch.nn.Linear):
     """What others make of a projection."""
 

@@ -143,6 +143,32 @@ def test_who_listens_hears_every_step(name, place, dtype):
     assert heard == [place]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("kind", "place"), [("ViT", "dropout"), ("Dinov2", "drop_path"), ("DINOv3ViT", "drop_path"), ("CLIPVision", None)]
+)
+@pytest.mark.parametrize("name", [None, "linear"])
+def test_what_drops_is_called_where_it_goes_on_or_somebody_listens(kind, place, name):
+    settings = {"drop_path": {"drop_path_rate": 0.5}, "dropout": {"hidden_dropout_prob": 0.5}}.get(place, {})
+    model, x = network(kind, name, **settings), torch.randn(2, 3, 24, 24)
+    fast, heard = subquad.optimize(deepcopy(model)), []
+    answer(fast, x)
+    last = [module for module in fast.modules() if type(module).__name__.startswith(PREFIX)][-1]
+    if place is not None:
+        handle = last.get_submodule(place).register_forward_hook(lambda *given: heard.append(place))
+        assert error(answer(fast, x), answer(model, x)) < 1e-5 and heard == [place] * 2
+        handle.remove()
+    for each in (model, fast):
+        for module in each.modules():
+            if not list(module.children()):
+                module.train()
+    answers = []
+    for each in (model, fast):
+        torch.manual_seed(1)
+        answers.append(answer(each, x))
+    assert error(answers[1], answers[0]) < 1e-5
+
+
 class Adapted(torch.nn.Linear):
     """What others make of a projection."""
 

@@ -8,6 +8,7 @@ from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as every
 
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, rows_beside
@@ -129,7 +130,22 @@ def is_plain(module: nn.Module | None, kind: type[Kind]) -> TypeGuard[Kind]:
     """
     if type(module) is not kind:
         return False
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return not is_heard(module)
+
+
+def is_heard(module: nn.Module) -> bool:
+    """Whether somebody listens to a module, or to all, or has put something in its forward's place: it is to be called.
+
+    Who listens to gradients listens as well: none would go through it.
+    """
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own or "forward" in vars(module)) or listens_to_all()
+
+
+def listens_to_all() -> bool:
+    """Whether somebody listens to whatever module is called, or to its gradients."""
+    forward = every._global_forward_hooks or every._global_forward_pre_hooks
+    return bool(forward or every._global_backward_hooks or every._global_backward_pre_hooks)
 
 
 @torch.no_grad()

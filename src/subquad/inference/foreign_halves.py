@@ -10,10 +10,13 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
-from subquad.inference.halves import drops_are_heard, first_half, is_norm
+from subquad.inference.halves import does_more, drops_no_branch, drops_nothing, first_half, is_norm
 from subquad.inference.windowed_halves import half_in_windows
-from subquad.models.layers import is_heard, is_linear
+from subquad.models.layers import is_linear
 from subquad.models.windows import Windows
+
+DROPPED_BY = "attn_drop", "proj_drop"
+"""What drops weights and answers of an attention layer in training, in timm's."""
 
 
 class InFewSteps:
@@ -80,7 +83,8 @@ def first_half_of(
     plain = all(is_linear(layer) for layer in (*layers, proj)) and is_norm(norm)
     # what stands for a layer calls none of its parts; a converted one calls them itself
     parts = (attn, *layers, proj) if mixing is attn else attn.modules()
-    if not plain or drops_are_heard(block) or any(map(is_heard, (norm, *parts))):
+    plain = plain and drops_no_branch(block) and drops_nothing(*(getattr(attn, name, None) for name in DROPPED_BY))
+    if not plain or any(map(does_more, (norm, *parts))):
         return None
     weights = [(layer.weight, layer.bias) for layer in layers]
     keeps = mixing.reads_tokens

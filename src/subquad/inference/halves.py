@@ -8,16 +8,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import LayerNorm
+from timm.layers import DropPath, LayerNorm
 from timm.layers.activations import GELU, GELUTanh, QuickGELU
 from torch import Tensor, nn
 
+from subquad.attention.bricks import is_heard
 from subquad.grid import TokenGrid
 from subquad.kernels import may_be_replayed, multipliers, replayed
-from subquad.models.layers import is_heard, is_linear
+from subquad.models.layers import is_linear
 from subquad.models.map_layers import PositionConv
 from subquad.ops import mlp_branch
 from subquad.ops.branch_at_once import map_filter, norm_projection, projection_residual
+
+DROPS = nn.Identity, nn.Dropout, DropPath
+"""What gives what it gets, in evaluation."""
 
 NORMS = nn.LayerNorm, LayerNorm
 """LayerNorms: PyTorch's, and timm's, which computes the same."""
@@ -146,10 +150,26 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return x if scale is None else x * scale
 
 
-def drops_are_heard(block: nn.Module) -> bool:
-    """Whether somebody listens to what drops whole branches of a block in training, ours or timm's."""
-    drops = (getattr(block, name, None) for name in ("drop_path", "drop_path1", "drop_path2"))
-    return any(drop is not None and is_heard(drop) for drop in drops)
+def does_more(module: nn.Module) -> bool:
+    """Whether a module of an evaluated block is to be called: somebody listens, or lets it alone be in training."""
+    return module.training or is_heard(module)
+
+
+def drops_nothing(*modules: nn.Module | None) -> bool:
+    """Whether what drops elements or branches in training gives what it gets, as it does in evaluation."""
+    return all(module is None or (_drops(module) and not does_more(module)) for module in modules)
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether this is one of those that give what they get in evaluation: others may do anything in their place."""
+    cls = type(module)
+    of_transformers = cls.__module__.startswith("transformers.models.") and cls.__name__.endswith("DropPath")
+    return cls in DROPS or of_transformers
+
+
+def drops_no_branch(block: nn.Module) -> bool:
+    """Whether what drops whole branches of a block in training, ours or timm's, gives what it gets."""
+    return drops_nothing(*(getattr(block, name, None) for name in ("drop_path", "drop_path1", "drop_path2")))
 
 
 def is_norm(norm: nn.Module) -> bool:
@@ -163,7 +183,7 @@ def is_depthwise(conv: Any) -> bool:
     own = conv.groups == conv.out_channels == channels and sides[0] == sides[1] and sides[0] % 2 == 1
     plain = conv.stride == conv.dilation == (1, 1) and conv.padding_mode == "zeros"
     whole = conv.padding == (sides[0] // 2,) * 2
-    return type(conv) in (nn.Conv2d, PositionConv) and own and plain and whole and not is_heard(conv)
+    return type(conv) in (nn.Conv2d, PositionConv) and own and plain and whole and not does_more(conv)
 
 
 def are_mlp(first: nn.Module, second: nn.Module) -> bool:

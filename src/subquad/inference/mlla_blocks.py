@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
-from subquad.inference.halves import drops_are_heard, filtered, is_depthwise, is_norm, scaled
+from subquad.inference.halves import does_more, drops_no_branch, filtered, is_depthwise, is_norm, scaled
 from subquad.inference.own_blocks import is_scale, scale_of
 from subquad.kernels import multipliers, replayed
-from subquad.models.layers import Block, is_heard, is_linear
+from subquad.models.layers import Block, is_linear
 from subquad.models.mlla_network import MambaLikeAttention
 from subquad.ops.branch_at_once import norm_projection, projection_residual
 from subquad.rope import Rotation
@@ -29,8 +29,8 @@ def can_fuse_edges(block: Block) -> bool:
         return False
     linear = attn.in_proj, attn.gate, attn.proj
     plain = all(is_linear(layer) for layer in linear) and is_depthwise(attn.conv)
-    plain = plain and is_norm(norm) and is_scale(scale) and not drops_are_heard(block)
-    return plain and not any(map(is_heard, (norm, scale, attn, *linear)))
+    plain = plain and is_norm(norm) and is_scale(scale) and drops_no_branch(block)
+    return plain and not any(map(does_more, (norm, scale, attn, *linear)))
 
 
 def first_edges(block: Block, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor | None:

@@ -12,7 +12,9 @@ from subquad.grid import TokenGrid
 from subquad.inference.halves import (
     activation_of,
     are_mlp,
-    drops_are_heard,
+    does_more,
+    drops_no_branch,
+    drops_nothing,
     filtered,
     first_half,
     is_depthwise,
@@ -28,7 +30,6 @@ from subquad.models.layers import (
     LayerScale,
     PartlyBiased,
     SelfAttention,
-    is_heard,
     is_linear,
     whole_bias,
 )
@@ -83,7 +84,8 @@ def can_fuse_embed(stage: Stage) -> bool:
     proj, side = embed.proj, (embed.patch_size,) * 2
     whole = proj.kernel_size == proj.stride == side and proj.padding == (0, 0) and proj.dilation == (1, 1)
     whole = whole and proj.groups == 1 and (table is None or type(table) is PositionTable)
-    return whole and not _is_heard(*(module for module in (embed, proj, table, stage.drop) if module is not None))
+    whole = whole and drops_nothing(stage.drop)
+    return whole and not _do_more(*(module for module in (embed, proj, table) if module is not None))
 
 
 def attention_sums(block: Block, x: Tensor) -> Tensor | None:
@@ -155,8 +157,8 @@ def can_fuse_edges(block: Block) -> bool:
         return False
     # what others make of a projection, low-rank changes for instance, has a class of its own
     plain = (is_linear(attn.qkv) or type(attn.qkv) is PartlyBiased) and is_linear(attn.proj)
-    plain = plain and is_norm(norm) and is_scale(scale) and not drops_are_heard(block)
-    return plain and not _is_heard(norm, scale, attn, attn.qkv, attn.proj)
+    plain = plain and is_norm(norm) and is_scale(scale) and drops_no_branch(block)
+    return plain and not _do_more(norm, scale, attn, attn.qkv, attn.proj)
 
 
 def can_fuse_attention(block: Block) -> bool:
@@ -166,7 +168,7 @@ def can_fuse_attention(block: Block) -> bool:
     attn = cast(SelfAttention, block.attn)
     has_norms = any(getattr(attn, name, None) is not None for name in ("q_norm", "k_norm"))
     is_branch = getattr(attn.inner, "branch", None) is not None and attn.projected == ("q", "k", "v")
-    return is_branch and not has_norms and not attn.reads_tokens and not _is_heard(attn.inner)
+    return is_branch and not has_norms and not attn.reads_tokens and not _do_more(attn.inner)
 
 
 def fuse_position(position: PositionConv) -> None:
@@ -212,27 +214,29 @@ def is_scale(module: nn.Module) -> bool:
 
 def can_fuse(block: Any) -> bool:
     """Whether the second half of a block is what `subquad.ops.mlp_branch` computes, with nothing that listens to it."""
-    return is_scale(block.ls2) and not is_heard(block.ls2) and has_plain_mlp(block)
+    return is_scale(block.ls2) and not does_more(block.ls2) and has_plain_mlp(block)
 
 
 def can_fuse_on_map(block: Any) -> bool:
     """Whether the second half of a block is an MLP that sees the map, with nothing that listens to it."""
     mlp, norm = block.mlp, block.norm2
-    if type(mlp) is not MapMlp or not (is_scale(block.ls2) and is_norm(norm)) or drops_are_heard(block):
+    if type(mlp) is not MapMlp or not (is_scale(block.ls2) and is_norm(norm)) or not drops_no_branch(block):
         return False
     plain = are_mlp(mlp.fc1, mlp.fc2) and activation_of(mlp.act) == "gelu" and is_depthwise(mlp.dwconv)
-    return plain and not _is_heard(block.ls2, norm, mlp, *mlp.children())
+    plain = plain and drops_nothing(mlp.drop1, mlp.drop2)
+    return plain and not _do_more(block.ls2, norm, mlp, *mlp.children())
 
 
 def has_plain_mlp(block: Any) -> bool:
     """Whether norm and MLP of a block's second half are those of `subquad.ops.mlp_branch`, and nobody listens."""
     mlp, norm = block.mlp, block.norm2
-    if type(mlp) is not Mlp or not is_norm(norm) or drops_are_heard(block):
+    if type(mlp) is not Mlp or not is_norm(norm) or not drops_no_branch(block):
         return False
     plain = are_mlp(mlp.fc1, mlp.fc2) and activation_of(mlp.act) is not None and type(mlp.norm) is nn.Identity
-    return plain and not _is_heard(norm, mlp, *mlp.children())
+    plain = plain and drops_nothing(mlp.drop1, mlp.drop2)
+    return plain and not _do_more(norm, mlp, *mlp.children())
 
 
-def _is_heard(*modules: nn.Module) -> bool:
-    """Whether somebody listens to one of these."""
-    return any(map(is_heard, modules))
+def _do_more(*modules: nn.Module) -> bool:
+    """Whether one of these is to be called."""
+    return any(map(does_more, modules))

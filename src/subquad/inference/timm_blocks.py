@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import Between, InFewSteps, converted, first_half_of, is_asked_for, three
-from subquad.inference.halves import scaled
+from subquad.inference.halves import does_more, scaled
 from subquad.inference.own_blocks import can_fuse, has_plain_mlp, is_scale, plain_mlp, scale_of
 from subquad.kernels import replayed
-from subquad.models.layers import is_heard
 from subquad.models.windows import Windows
 from subquad.ops import softmax_attention
 from subquad.tracing import refuse_torchscript
@@ -48,7 +47,7 @@ class FusedBlock(Block):
 
     def _steps(self, x: Tensor) -> Tensor:
         y = None
-        if is_scale(self.ls1) and not is_heard(self.ls1):
+        if is_scale(self.ls1) and not does_more(self.ls1):
             y = first_half_of(self, x, self.norm1, self.attn, mixing_of(self.attn), scale_of(self.ls1))
         if y is None:
             y = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))

@@ -14,9 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from subquad.inference.foreign_halves import Between, converted, first_half_of, is_asked_for
-from subquad.inference.halves import activation_of, are_mlp, is_norm, second_half
+from subquad.inference.halves import activation_of, are_mlp, does_more, drops_nothing, is_norm, second_half
 from subquad.kernels import replayed
-from subquad.models.layers import is_heard
 from subquad.ops import softmax_attention
 from subquad.tracing import refuse_torchscript
 
@@ -74,6 +73,7 @@ PARTS = {
 """By the full names of their classes."""
 
 PROJECTED_BY = "q_proj", "k_proj", "v_proj"
+DROPPED_BY = "dropout", "drop_path"
 PREFIX = "Fused"
 
 ACTIVATIONS = {
@@ -117,7 +117,8 @@ class FusedLayer(nn.Module):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         settings = dict(kwargs)
         positions = settings.pop("position_embeddings", None)
-        if self.training or is_asked_for(*args, *settings.values()):
+        drops = (getattr(self, name, None) for name in DROPPED_BY)
+        if self.training or is_asked_for(*args, *settings.values()) or not drops_nothing(*drops):
             return super().forward(hidden_states, *args, **kwargs)
         x, mixing = hidden_states.contiguous(), self._mixing()
         grid = None if mixing is None else mixing.grid_under(x)
@@ -156,7 +157,7 @@ class FusedLayer(nn.Module):
         return chosen in ("eager", "sdpa") and not attn.is_causal
 
     def _are_factors(self, scale: nn.Module | None) -> bool:
-        return scale is None or (self._is_of_home(scale) and not is_heard(scale))
+        return scale is None or (self._is_of_home(scale) and not does_more(scale))
 
 
 def half_of_plain_mlp(
@@ -173,7 +174,7 @@ def half_of_plain_mlp(
     activation = of_transformers(act)
     if activation is None or not (is_norm(norm) and are_mlp(first, second)):
         return None
-    if any(map(is_heard, (norm, mlp, first, act, second))):
+    if any(map(does_more, (norm, mlp, first, act, second))):
         return None
     return second_half(block, x, norm, first, second, scale, activation=activation)
 

@@ -192,7 +192,8 @@ def walk_of(block: Any, grid: TokenGrid, call: Call, rotation: RotationOf) -> Bl
 
 def is_heard_by_others(module: nn.Module) -> bool:
     """Whether a stranger listens to a module, or has put a forward of another result in its forward's place."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    kinds = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    hooks = [hook for hooks in kinds for hook in hooks.values()]
     own = (str(getattr(hook, "__module__", "")).startswith("subquad.") for hook in hooks)
     return has_own_forward(module) or not all(own)
 

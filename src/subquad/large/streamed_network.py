@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.attention.bricks import is_heard
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
 from subquad.inference import in_evaluation
@@ -26,7 +27,6 @@ from subquad.large.streamed_hosts import StreamedHost
 from subquad.large.streaming import StreamedBlocks, StreamedStage, Watch
 from subquad.large.token_store import DTYPES, InMemory, Stores
 from subquad.large.walking_along import watching
-from subquad.models.layers import is_heard
 from subquad.models.stages import ImageRows
 
 MOST_CLASSES = 2**16

@@ -18,12 +18,12 @@ from timm.models.eva import Eva, EvaBlock
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from subquad.attention.bricks import is_heard
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
 from subquad.inference.timm_blocks import FUSED
 from subquad.large.block_walks import check_is_not_heard
 from subquad.large.streaming import StreamedBlocks
-from subquad.models.layers import is_heard
 from subquad.models.stages import ImageRows
 from subquad.positions import resample_places
 

@@ -13,10 +13,11 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from subquad import spread
+from subquad.attention.bricks import is_heard
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of, least_for
-from subquad.models.layers import Block, Mechanism, all_heads_of, is_heard, move_tables, projected_by
+from subquad.models.layers import Block, Mechanism, all_heads_of, move_tables, projected_by
 from subquad.models.stages import ConvEmbed, Stage, by_stage, drop_path_rates
 from subquad.ranges import Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.tracing import first, smaller, surely, up_to_multiple

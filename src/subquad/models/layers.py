@@ -13,6 +13,7 @@ from einops import rearrange
 from timm.layers import DropPath, GluMlp, Mlp
 from torch import Tensor, nn
 
+from subquad.attention.bricks import is_heard
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError, shown, unknown_name
 from subquad.grid import TokenGrid
@@ -261,11 +262,6 @@ def is_linear(module: nn.Module) -> bool:
     """
     is_one = type(module) is nn.Linear or isinstance(module, LinearLayer)
     return is_one and type(module.weight) in (nn.Parameter, Tensor)
-
-
-def is_heard(module: nn.Module) -> bool:
-    """Whether somebody listens to a module, or has put something in its forward's place: it has to be called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def whole_bias(qkv: nn.Linear) -> Tensor | None:

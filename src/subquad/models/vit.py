@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from subquad.attention.bricks import is_heard
 from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
-from subquad.models.layers import Block, Mechanism, SelfAttention, is_heard
+from subquad.models.layers import Block, Mechanism, SelfAttention
 from subquad.models.stages import ImageRows, Stage, drop_path_rates, fill_up
 from subquad.ranges import AboveZero, Count, DropRate, Positive, Ratio, checks_arguments
 from subquad.rope import rope_of
