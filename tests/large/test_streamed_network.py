@@ -6,13 +6,15 @@ import json
 import os
 import shutil
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm
 import torch
-from hosts import small
+from hosts import drawn, small
 from PIL import Image
 
 import subquad
@@ -50,6 +52,30 @@ def test_logits_are_those_of_the_whole(settings, image):
     with torch.no_grad():
         expected = model(image[None])[0]
     assert torch.allclose(subquad.stream(model, image, most_tokens=20).logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: small("pvt", "linear"), lambda: subquad.convert(of_timm(), "linear")])
+def test_several_threads_may_stream_one_network_or_call_it_meanwhile(make):
+    model = drawn(make())
+    images = [torch.randn(3, 96, 64 + 32 * number) for number in range(3)]
+    with torch.no_grad():
+        expected = [model(image[None])[0] for image in images]
+
+    def ask(number):
+        with torch.no_grad():
+            if number == 2:
+                return model(images[2][None])[0]
+            return subquad.stream(model, images[number], most_tokens=20).logits
+
+    with ThreadPoolExecutor(3) as pool:
+        for number, answer in zip(3 * [0, 1, 2], pool.map(ask, 3 * [0, 1, 2]), strict=True):
+            assert torch.allclose(answer, expected[number], atol=1e-4)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def of_timm():
+    sizes = {"patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 5}
+    return timm.models.VisionTransformer(img_size=64, dynamic_img_size=True, dynamic_img_pad=True, **sizes)
 
 
 @pytest.mark.parametrize("changed", ["class", "hook"])

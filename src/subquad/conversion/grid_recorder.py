@@ -35,7 +35,7 @@ class GridRecorder:
         self.prefix = prefix
         self._map: TokenGrid | None = None
         self._by_thread: dict[int, TokenGrid] = {}
-        self._rows: TokenGrid | None = None
+        self._rows: dict[int, TokenGrid] = {}
         self._earlier: dict[Any, TokenGrid | None] = {}
 
     @classmethod
@@ -83,12 +83,15 @@ class GridRecorder:
 
     @contextmanager
     def standing_on(self, rows: TokenGrid) -> Iterator[None]:
-        """Inside this context all tokens stand on these rows of a grid, whatever was embedded."""
-        before, self._rows = self._rows, rows
+        """Inside this context all tokens of this thread stand on these rows of a grid, whatever was embedded."""
+        here = get_ident()
+        before, self._rows[here] = self._rows.get(here), rows
         try:
             yield
         finally:
-            self._rows = before
+            del self._rows[here]
+            if before is not None:
+                self._rows[here] = before
 
     def grid_of(self, tokens: Tensor) -> TokenGrid:
         """The grid of tokens (b, n, c), prefix tokens in front.
@@ -96,14 +99,14 @@ class GridRecorder:
         Raises:
             SubquadError: nothing was embedded yet, or these tokens are not those of the image.
         """
-        if self._rows is not None:
-            return self._rows
+        if (rows := self._rows.get(get_ident())) is not None:
+            return rows
         return TokenGrid(*self._find(tokens.shape[-2], self.prefix).shape, self.prefix)
 
     def map_of(self, tokens: Tensor) -> TokenGrid:
         """The grid of tokens (b, n, c) of the map alone; raises as `grid_of`."""
-        if self._rows is not None:
-            return self._rows.without_prefix
+        if (rows := self._rows.get(get_ident())) is not None:
+            return rows.without_prefix
         return self._find(tokens.shape[-2], 0)
 
     def _find(self, count: int, prefix: int) -> TokenGrid:
@@ -137,7 +140,7 @@ class GridRecorder:
 
     def __getstate__(self) -> dict[str, Any]:
         # grids of a trace are symbols, which can't be copied
-        return {"prefix": self.prefix, "_map": None, "_by_thread": {}, "_rows": None, "_earlier": {}}
+        return {"prefix": self.prefix, "_map": None, "_by_thread": {}, "_rows": {}, "_earlier": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GridRecorder":
         copied = type(self)(self.prefix)

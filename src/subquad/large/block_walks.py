@@ -7,6 +7,7 @@ around attention stays as it is there. So many more rows as its convolutions loo
 Letters: b batch, n tokens, c channels, y x rows and columns.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
@@ -133,17 +134,51 @@ class WholeBlock:
             return self.call(self.block, x, seen)
 
 
+class _InPlace:
+    """What a module's `forward` is while threads let it compute something else: each its own, others what it does."""
+
+    def __init__(self, own: Callable[..., Tensor]) -> None:
+        self.own, self.by_thread = own, dict[int, Callable[..., Tensor]]()
+
+    @property
+    def computes_the_same(self) -> bool:
+        """Whether this thread is none of them."""
+        return threading.get_ident() not in self.by_thread
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.by_thread.get(threading.get_ident(), self.own)(*args, **kwargs)
+
+
+_CHANGING = threading.Lock()
+"""Held while something is put in a forward's place, or taken away: several threads may walk through one network."""
+
+
 @contextmanager
 def in_forwards_place(module: nn.Module, instead: Callable[..., Tensor]) -> Iterator[None]:
-    """Let a module compute something else inside this context, its hooks as they are."""
-    before = vars(module).get("forward")
-    module.forward = instead
+    """Let a module compute something else inside this context, in this thread alone, its hooks as they are."""
+    here = threading.get_ident()
+    with _CHANGING:
+        place = vars(module).get("forward")
+        if not isinstance(place, _InPlace):
+            place = module.forward = _InPlace(module.forward)
+        before = place.by_thread.get(here)
+        place.by_thread[here] = instead
     try:
         yield
     finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
+        with _CHANGING:
+            del place.by_thread[here]
+            if before is not None:
+                place.by_thread[here] = before
+            if not place.by_thread:
+                _take_away(module, place)
+
+
+def _take_away(module: nn.Module, place: _InPlace) -> None:
+    """Give a module the forward back that it had before."""
+    del module.forward
+    if getattr(place.own, "__func__", None) is not type(module).forward:
+        module.forward = place.own
 
 
 class _EnoughError(Exception):

@@ -94,7 +94,7 @@ class InChunks:
         """(b, n, c) to (b, n, c)."""
         forward = type(self.block).forward
         # whose mechanism is in other hands is some rows of a walk already
-        if x.shape[1] <= self.most_tokens or "forward" in vars(self.block.attn.inner):
+        if x.shape[1] <= self.most_tokens or has_own_forward(self.block.attn.inner):
             return _whole(forward, self.block, x, grid, rotation)
 
         def call(block: Any, x: Tensor, rows: GridRows) -> Tensor:
