@@ -49,7 +49,7 @@ def describe_slow_precision(recipe: CommonRecipe, device: torch.device) -> str |
     """What makes every step slow for nothing, in one line, if it does."""
     if recipe.amp != "bf16" or device.type != "cpu" or not loops_over_bf16():
         return None
-    return "--amp bf16 is some ten times slower than fp32 on this processor, which has no AVX-512: leave it out"
+    return "--amp bf16 is several times slower than fp32 on this processor, which has no AVX-512: leave it out"
 
 
 def epoch_line(task: Task, row: Row, num_epochs: int) -> str:
