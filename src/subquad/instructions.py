@@ -1,5 +1,7 @@
 """What the processor that this runs on can compute by itself."""
 
+import platform
+
 import torch
 
 
@@ -12,7 +14,10 @@ def multiplies_bf16() -> bool:
 def loops_over_bf16() -> bool:
     """Whether PyTorch multiplies matrices of bf16 in plain loops here, as oneDNN has nothing for this processor.
 
-    On x86-64 oneDNN needs AVX-512 for it. Loops take some seven times as long as products of fp32 do.
+    On x86-64 oneDNN needs AVX-512 for it. Loops take some seven times as long as products of fp32 do. What other
+    processors take was not seen.
     """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
     has = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return has is not None and not has()
