@@ -99,15 +99,19 @@ class GridRecorder:
         Raises:
             SubquadError: nothing was embedded yet, or these tokens are not those of the image.
         """
-        if (rows := self._rows.get(get_ident())) is not None:
+        if (rows := self._rows_here()) is not None:
             return rows
         return TokenGrid(*self._find(tokens.shape[-2], self.prefix).shape, self.prefix)
 
     def map_of(self, tokens: Tensor) -> TokenGrid:
         """The grid of tokens (b, n, c) of the map alone; raises as `grid_of`."""
-        if (rows := self._rows.get(get_ident())) is not None:
+        if (rows := self._rows_here()) is not None:
             return rows.without_prefix
         return self._find(tokens.shape[-2], 0)
+
+    def _rows_here(self) -> TokenGrid | None:
+        # a compiler can't ask for the thread, and has nothing to ask where no tokens stand on rows
+        return self._rows.get(get_ident()) if self._rows else None
 
     def _find(self, count: int, prefix: int) -> TokenGrid:
         last, places = self._last, count - prefix
