@@ -36,7 +36,8 @@ def test_settings_that_there_are_not_are_named(call, message, weights):
     [
         (lambda path: subquad.analyze(path, batch_size=0), "batch_size must be a whole number of at least 1, got 0"),
         (lambda path: subquad.analyze(path, shown=-1), "shown must be a whole number of at least 0, got -1"),
-        (lambda path: subquad.analyze(path, images="photos"), "images must be a list of paths or texts, got 'photos'"),
+        (lambda path: subquad.analyze(path, images=3), "images must be .* a list of paths or texts.*, got 3"),
+        (lambda path: subquad.analyze(path, images="photos"), "no image or folder photos"),
         (lambda path: subquad.bench(["linear"], 16), "sizes are a list of whole numbers .*, got 16"),
         (lambda path: subquad.bench(["linear"], []), r"sizes are .* one at least, got \[\]"),
         (lambda path: subquad.bench([], [16]), "nothing to time"),
