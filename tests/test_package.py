@@ -64,7 +64,7 @@ def test_arguments_of_another_kind_are_one_line(name, wrong):
         (lambda: subquad.report(["a", None], "a.html"), r"runs must be a path or .* got \['a', None\]"),
         (lambda: subquad.train(None, 3), "output must be a path or text, got 3"),
         (lambda: subquad.compare(None, "here", mechanisms="agent"), "mechanisms must be a list of texts, got 'agent'"),
-        (lambda: subquad.advise(None, img_size=16), "source must be text or a function, got None"),
+        (lambda: subquad.advise(None, img_size=16), "source must be a path or text or a function, got None"),
         (lambda: subquad.chunk_mlps(nn.Identity(), "all"), "most_tokens must be a whole number, got 'all'"),
         (lambda: subquad.save_weights(nn.Identity(), "a.safetensors", [1]), r"metadata must be a mapping, got \[1\]"),
         (lambda: subquad.save_weights(nn.Identity(), "a.safetensors", {"by": {1}}), r"metadata must be JSON, .* \{1\}"),

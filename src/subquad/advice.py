@@ -104,7 +104,7 @@ def _export(made: str, engine: str, precision: str, px: Size) -> str:
 
 @checks_arguments
 def advise(
-    source: str | Path | Callable[[Size], nn.Module],
+    source: Path | str | Callable[[Size], nn.Module],
     *,
     img_size: Positive | Sequence[Positive | tuple[Positive, Positive]] = (512, 1024),
     attention: Sequence[str] | None = None,
