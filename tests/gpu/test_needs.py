@@ -36,9 +36,10 @@ def check(name, dtype, channels, capability, kilobytes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CALLS if "backward" in name])
+@pytest.mark.parametrize("name", [name for name in CALLS if "backward" in name or "soft" in name])
 @pytest.mark.parametrize(
-    ("dtype", "channels", "kilobytes"), [(torch.bfloat16, 64, 99), (torch.float16, 64, 99), (torch.float16, 128, 227)]
+    ("dtype", "channels", "kilobytes"),
+    [(torch.bfloat16, 64, 99), (torch.float16, 64, 99), (torch.bfloat16, 128, 227), (torch.float16, 128, 227)],
 )
 def test_kernels_fit_hopper(name, dtype, channels, kilobytes):
     check(name, dtype, channels, (9, 0), kilobytes)

@@ -62,9 +62,10 @@ def measured(kernel: str, tokens: Tensor) -> dict[str, int]:
     narrow = tokens.shape[-1] <= 64
     if (_generation(tokens.device) if tokens.is_cuda else INTERPRETED) != GENERATION:
         return {}
-    if tokens.dtype == torch.float16 and (narrow or kernel.startswith("agent.")):
-        # four warps multiply 64 rows. Of eight, Triton lets two compute the same rows of fp32 numbers, and with 16
-        # columns their sums were wrong on an H200
+    of_few = kernel.startswith(("agent.", "soft."))
+    if tokens.dtype != torch.float32 and (of_few if not narrow else tokens.dtype == torch.float16):
+        # four warps multiply 64 rows, of tokens or of the few. Of eight, Triton lets two compute the same rows of fp32
+        # numbers, and with 16 columns their sums were wrong on an H200
         return {"num_warps": 4}
     if tokens.dtype != torch.bfloat16 or not narrow or kernel not in PRODUCTS:
         return {}
