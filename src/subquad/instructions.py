@@ -14,8 +14,8 @@ def multiplies_bf16() -> bool:
 def loops_over_bf16() -> bool:
     """Whether PyTorch multiplies matrices of bf16 in plain loops here, as oneDNN has nothing for this processor.
 
-    On x86-64 oneDNN needs AVX-512 for it. Loops take some seven times as long as products of fp32 do. What other
-    processors take was not seen.
+    On x86-64 oneDNN needs AVX-512 for it (docs/performance.md has what that costs). What other processors take was not
+    seen.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return False

@@ -326,7 +326,7 @@ def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):
 
 def test_advice_on_the_command_line(capsys):
     # timm's test_vit has an MLP of three times its width
-    sources = {RUN: "of all products", "timm/test_vit": "of all products", "timm/vit_tiny_patch16_224": "1 + n/(6c)"}
+    sources = {RUN: "of all products", "timm/test_vit": "of all products", "deit_micro": "1 + n/(6c)"}
     for source, counted in sources.items():
         assert run("advise", source, "--img-size", 16, 32, "--attention", "linear", "--repeats", 1, "--engines") == 0
         printed = capsys.readouterr().out

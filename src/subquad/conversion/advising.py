@@ -201,6 +201,7 @@ def _where_time_goes(rest: float, without_mixing: Run) -> dict[str, float]:
 
 def _has_usual_blocks(model: nn.Module, tower: Tower, layers: dict[int, ConvertedAttention]) -> bool:
     """Whether what is not mixed takes 12nc² products in each block: four c × c projections, and an MLP 4c wide."""
+    # paths of modules as those of files, whose common part is one of whole names
     trunk = os.path.commonpath([layer.path.replace(".", "/") for layer in tower.layers]).replace("/", ".")
     if len(tower.layers) == 1:
         # "blocks.0.attn" of the block "blocks.0"

@@ -2,8 +2,8 @@
 
 Tokens of a tile, warps of a program, tiles that are read ahead: of heads of 64 channels (64 images of 1,024 tokens, 3
 heads), and of up to 32 (16 images of 3,136 tokens, 12 heads; MLLA's and softmax-free attention's were measured at 64
-only). docs/gpu/first-h200.md has what they take, scripts/gpu_tiles.py what measures it. A choice of `subquad tune`
-stands before them.
+only). Other tiles of half precision have as many warps there as find rows to compute. docs/gpu/first-h200.md has what
+they take, scripts/gpu_tiles.py what measures it. A choice of `subquad tune` stands before them.
 """
 
 from functools import lru_cache
@@ -45,6 +45,12 @@ PRODUCTS: dict[str, tuple[Row, Row]] = {
 PRODUCTS |= {f"elu.{name}": PRODUCTS[f"relu.{name}"] for name in ("state", "spread", "dq", "dk")}
 
 
+MEASURED = 64
+"""Channels of a head up to which tiles were measured."""
+
+WARPS_OF_64_ROWS = 4
+"""Of more, Triton lets several compute the same rows, and with 16 columns their sums were wrong on an H200."""
+
 GENERATION = 9
 """Of GPUs that these are for: Ampere's compiler has not the registers for some of them."""
 
@@ -59,14 +65,14 @@ def _generation(device: torch.device) -> int:
 
 def measured(kernel: str, tokens: Tensor) -> dict[str, int]:
     """What replaces a kernel's settings for tokens (b, h, n, d), where that is known."""
-    narrow = tokens.shape[-1] <= 64
     if (_generation(tokens.device) if tokens.is_cuda else INTERPRETED) != GENERATION:
         return {}
-    of_few = kernel.startswith(("agent.", "soft."))
-    if tokens.dtype != torch.float32 and (of_few if not narrow else tokens.dtype == torch.float16):
-        # four warps multiply 64 rows, of tokens or of the few. Of eight, Triton lets two compute the same rows of fp32
-        # numbers, and with 16 columns their sums were wrong on an H200
-        return {"num_warps": 4}
-    if tokens.dtype != torch.bfloat16 or not narrow or kernel not in PRODUCTS:
+    width, warps = tokens.shape[-1], {"num_warps": WARPS_OF_64_ROWS}
+    if tokens.dtype == torch.float32:
         return {}
-    return dict(zip(ABOUT, PRODUCTS[kernel][tokens.shape[-1] <= 32], strict=True))
+    if width > MEASURED:
+        # what has 64 rows is a tile of agents or landmarks, whatever a head has
+        return warps if kernel.startswith(("agent.", "soft.")) else {}
+    if tokens.dtype == torch.float16:
+        return warps
+    return dict(zip(ABOUT, PRODUCTS[kernel][width <= 32], strict=True)) if kernel in PRODUCTS else {}
