@@ -20,7 +20,7 @@ from subquad.attention import traits_of
 from subquad.benchmarks import measure_scaling
 from subquad.pages import write_report
 from subquad.pages.attention_maps import drawn_maps
-from subquad.pages.charts import Axis, Series, line_chart, point_chart
+from subquad.pages.charts import Axis, Series, line_chart, point_chart, ticks_of
 from subquad.runs.run_records import differing_fields, find_runs, group_runs
 
 
@@ -286,3 +286,9 @@ def test_runs_on_other_data_are_not_taken_for_seeds_of_one(make_run, tmp_path, d
     groups = group_runs(find_runs([tmp_path / "runs"]))
     assert [group.label for group in groups] == labels
     assert differing_fields(groups) == (["data_dir"] if len(labels) > 1 else [])
+
+
+@pytest.mark.parametrize("values", [(2.37, 2.57), (196.0, 196.0), (1.01, 1.02), (0.3, 40.0)])
+def test_a_logarithmic_axis_has_numbers_however_close_its_values_lie(values):
+    ticks, (low, high) = ticks_of(values, Axis("milliseconds", log=True))
+    assert len(ticks) > 1 and all(low <= tick <= high for tick in ticks) and low < min(values) <= max(values) < high

@@ -134,17 +134,22 @@ def ticks_of(values: Sequence[float], axis: Axis) -> tuple[list[float], tuple[fl
         ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in steps]
         span = (high / low) ** 0.04 if high > low else 1.5
         low, high = low / span, high * span
-        return [tick for tick in ticks if low <= tick <= high], (low, high)
+        inside = [tick for tick in ticks if low <= tick <= high]
+        # of values that lie close together an axis would have no number, or one
+        return inside if len(inside) > 1 else _round_numbers(low, high, axis), (low, high)
     if high == low:
         low, high = low - 1, high + 1
+    margin = 0.04 * (high - low)
+    return _round_numbers(low, high, axis, margin), (low - margin, high + margin)
+
+
+def _round_numbers(low: float, high: float, axis: Axis, margin: float = 0.0) -> list[float]:
+    """About four numbers between two, or as far as `margin` beyond them."""
     rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
     step = max(step, 1.0) if axis.whole else step
-    margin = 0.04 * (high - low)
-    low, high = low - margin, high + margin
-    ticks = [step * k for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return ticks, (low, high)
+    return [step * k for k in range(math.ceil((low - margin) / step), math.floor((high + margin) / step) + 1)]
 
 
 def _share(value: float, span: tuple[float, float], log: bool) -> float:
