@@ -245,6 +245,17 @@ def test_every_link_loads_by_name_in_ours_and_in_timm(row, shelf, tmp_path):
     assert any(name.endswith(block) and torch.equal(tensor, state[block]) for name, tensor in features.items())
 
 
+@pytest.mark.parametrize("row", ["agent_pvt_tiny", "mlla_tiny", "ttt_hvit3_tiny"])
+def test_images_of_other_channels_are_seen_as_in_timm(row, shelf):
+    state = shelf.put(row)
+    for channels in (1, 5):
+        ours = subquad.create_model(row, pretrained=True, in_chans=channels)
+        theirs = timm.create_model(row, pretrained=True, in_chans=channels).state_dict()
+        assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.state_dict().items())
+        first = f"{ours.first_conv}.weight"
+        assert channels > 1 or torch.equal(ours.state_dict()[first], state[first].sum(1, keepdim=True))
+
+
 def test_flattens_cswin_takes_the_weights_of_the_published_figure(shelf):
     row = "focused_cswin_tiny"
     shelf.put(row)

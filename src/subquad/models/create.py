@@ -42,7 +42,8 @@ def create_model(
         name: a row of `NETWORKS`, which names its mechanisms, or of `VARIANTS`, the sizes alone; or a row with a tag,
             as timm writes it: "agent_deit_small.r448".
         pretrained: load the authors' weights, which are fetched at the first call, see docs/weights.md. A head of
-            other than 1000 classes stays as it is; tables of another image size are resampled.
+            other than 1000 classes stays as it is; tables of another image size are resampled, and the first
+            convolution is made one of `in_chans` channels, as in timm.
         attention: mechanisms by name, one for all blocks, or one for each stage or block; "linear:feature_map=elu"
             gives one its own settings, see `attention_names`. By default the row's, and softmax where it names none.
         img_size: pixels, one number or (height, width), that position parameters are made for; other sizes work too.

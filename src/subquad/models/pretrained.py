@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.models import adapt_input_conv
 from torch import nn
 
 from subquad.errors import SubquadError, reason_of, shown
@@ -99,6 +100,9 @@ def _is_name(text: str) -> bool:
 def load_pretrained(model: nn.Module, name: str) -> Adapted:
     """Load the authors' weights into a network; a head for other than their 1000 classes stays as it is.
 
+    A network of images of other than their three channels sees them through its first convolution as timm's networks
+    do: of one channel it has the sum over theirs, of more theirs in turn, scaled.
+
     Raises:
         SubquadError: they can't be had, or do not fit: another mechanism, say.
     """
@@ -106,6 +110,9 @@ def load_pretrained(model: nn.Module, name: str) -> Adapted:
         raise SubquadError(f"a network on the meta device holds no weights: make {name} without pretrained")
     path = pretrained_file(name)
     state = checked_weights(path)
+    first = f"{getattr(model, 'first_conv', '')}.weight"
+    if first in state:
+        state[first] = adapt_input_conv(getattr(model, "in_chans", 3), state[first])
     adapted = fitted(state, model, path, head=classes_in(state) == getattr(model, "num_classes", None))
     model.load_state_dict(adapted.state)
     return adapted
