@@ -3,7 +3,9 @@
 import importlib.util
 import json
 import logging
+import zipfile
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -485,6 +487,19 @@ def test_notes_are_read_in_the_format_itself(format, tmp_path):
         assert json.loads(told[name]) == json.loads(json.dumps(notes[name]))
     images = torch.randn(1, 3, 8, 8)
     torch.testing.assert_close(open_exported(path, format)(images), Mean()(images), rtol=1e-5, atol=1e-6)
+
+
+# what is compiled says how, with the folders of the compiler
+@pytest.mark.parametrize("format", sorted(EXPORTERS.keys() - {"aoti"}))
+def test_files_do_not_say_where_the_code_stood_that_wrote_them(format, tmp_path):
+    path = tmp_path / f"n{EXPORTERS[format].suffix}"
+    export(Mean(), path, format=format, img_size=8)
+    files = [file.read_bytes() for file in tmp_path.iterdir()]
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            files = [archive.read(name) for name in archive.namelist()]
+    for folder in (__file__, torch.__file__, subquad.__file__):
+        assert not [file for file in files if str(Path(folder).parent).encode() in file]
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: 
             prefer_deferred_runtime_asserts_over_guards=True,
         )
     forget_ones(program)
+    forget_source(program)
     return program
 
 
@@ -92,6 +93,16 @@ def forget_ones(program: ExportedProgram) -> None:
             program.graph.erase_node(node)
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
+
+
+def forget_source(program: ExportedProgram) -> None:
+    """Leave out which lines of which files made each operator.
+
+    Formats write these down: the folders of whoever exports, with lines of their code, up to a tenth of a small file.
+    """
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
 
 
 @contextmanager
