@@ -11,7 +11,7 @@ import subquad
 from subquad import SubquadError, ops
 from subquad.cli import main
 from subquad.kernels import unavailable, use_backend
-from subquad.kernels.triton import tile_table, tuning
+from subquad.kernels.triton import measured_tiles, tile_table, tuning
 
 pytest.importorskip("triton")
 NAME = tile_table.device_name(torch.device(DEVICE))
@@ -181,6 +181,27 @@ def test_tiles_that_fail_or_compute_something_else_are_never_chosen(monkeypatch)
     monkeypatch.setattr(tuning.Call, "__call__", broken)
     found = tuning.tune(lambda: ops.inline_attention(q, k, v), device=DEVICE, timer=clock)
     assert found and all(one.chosen == one.default and one.failed for one in found)
+
+
+@needs_kernels
+def test_what_may_read_beyond_its_tokens_is_never_tried(monkeypatch):
+    q, k, v = tokens()
+    asked = []
+    monkeypatch.setattr(tuning, "may_idle", lambda *settings: asked.append(settings) or True)
+    found = tuning.tune(lambda: ops.inline_attention(q, k, v), device=DEVICE, timer=lambda call: 1 / (1 + len(asked)))
+    assert len(asked) > 2 and all(one.chosen == one.default and not one.failed for one in found)
+    assert {len(settings) for settings in asked} == {3} and asked[0][0].shape == q.shape
+
+
+def test_on_hopper_no_warps_are_added_to_those_that_a_tile_comes_with(monkeypatch):
+    half, default = torch.zeros(1, 1, 4, 64, dtype=torch.float16), {"BLOCK": 64, "num_warps": 8}
+    monkeypatch.setattr(measured_tiles, "INTERPRETED", 9)
+    trials = ({}, {"BLOCK": 128}, {"BLOCK": 32}, {"num_warps": 16}, {"num_warps": 4}, {"BLOCK": 32, "num_warps": 4})
+    risky = [measured_tiles.may_idle(half, default | trial, default) for trial in trials]
+    assert risky == [False, False, True, True, False, False]
+    assert not measured_tiles.may_idle(half.float(), default | {"num_warps": 16}, default)
+    monkeypatch.setattr(measured_tiles, "INTERPRETED", 8)
+    assert not measured_tiles.may_idle(half, default | {"num_warps": 16}, default)
 
 
 @needs_kernels

@@ -6,6 +6,7 @@ only). Other tiles of half precision have as many warps there as find rows to co
 they take, scripts/gpu_tiles.py what measures it. A choice of `subquad tune` stands before them.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
@@ -65,7 +66,7 @@ def _generation(device: torch.device) -> int:
 
 def measured(kernel: str, tokens: Tensor) -> dict[str, int]:
     """What replaces a kernel's settings for tokens (b, h, n, d), where that is known."""
-    if (_generation(tokens.device) if tokens.is_cuda else INTERPRETED) != GENERATION:
+    if _generation_of(tokens) != GENERATION:
         return {}
     width, warps = tokens.shape[-1], {"num_warps": WARPS_OF_64_ROWS}
     if tokens.dtype == torch.float32:
@@ -76,3 +77,19 @@ def measured(kernel: str, tokens: Tensor) -> dict[str, int]:
     if tokens.dtype == torch.float16:
         return warps
     return dict(zip(ABOUT, PRODUCTS[kernel][width <= 32], strict=True)) if kernel in PRODUCTS else {}
+
+
+def may_idle(tokens: Tensor, trial: Mapping[str, int], default: Mapping[str, int]) -> bool:
+    """Whether settings other than those that a kernel comes with may have more warps than there are rows.
+
+    It can't be found out by trying: what such warps read may be nobody's, which ends the process.
+    """
+    if _generation_of(tokens) != GENERATION or tokens.dtype == torch.float32:
+        return False
+    if trial["num_warps"] <= WARPS_OF_64_ROWS:
+        return False
+    return trial["num_warps"] > default["num_warps"] or trial.get("BLOCK", 0) < default.get("BLOCK", 0)
+
+
+def _generation_of(tokens: Tensor) -> int:
+    return _generation(tokens.device) if tokens.is_cuda else INTERPRETED

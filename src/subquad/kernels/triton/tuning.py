@@ -17,6 +17,7 @@ from subquad.holding import holding
 from subquad.kernels import triton as room
 from subquad.kernels.backends import KERNELS, unavailable, use_backend
 from subquad.kernels.declaring import OPERATORS
+from subquad.kernels.triton.measured_tiles import may_idle
 from subquad.kernels.triton.tile_table import (
     INTERPRETER,
     RANGES,
@@ -74,6 +75,11 @@ class Call:
             (one.dtype, one.shape, one.stride()) if isinstance(one, Tensor) else str(one) for one in self.arguments
         ]
         return self.name, *words
+
+    @property
+    def tokens(self) -> Tensor:
+        """The first of its tensors."""
+        return next(one for one in self.arguments if isinstance(one, Tensor))
 
     def __call__(self) -> list[Tensor]:
         """Results of this operation alone."""
@@ -190,6 +196,8 @@ def best_of(call: Call, key: str, default: dict[str, int], timer: Timer) -> Tune
                 if value == start[name] or value > FARTHEST * default[name]:
                     continue
                 trial = start | {name: value}
+                if may_idle(call.tokens, trial, default):
+                    continue
                 try:
                     if not _same(call(), expected):
                         failed += 1
