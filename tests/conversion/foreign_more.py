@@ -50,6 +50,17 @@ def sam_hq_of_transformers():
     return of_transformers("SamHQVisionModel", "SamHQVisionConfig", window_size=3, **arguments)
 
 
+def sam3_of_transformers():
+    """Windows of 2×2 but in the last block."""
+    sizes = {"num_hidden_layers": 3, "global_attn_indexes": [2], "window_size": 2, "pretrain_image_size": 32}
+    return of_transformers("Sam3ViTModel", "Sam3ViTConfig", **sizes)
+
+
+def sapiens_of_transformers(**more):
+    sizes = {"num_key_value_heads_per_layer": [4, 4], "use_qk_norm": True, "image_size": [64, 64]}
+    return of_transformers("Sapiens2Model", "Sapiens2Config", **sizes | more)
+
+
 def beit_of_transformers(**biases):
     return of_transformers("BeitModel", "BeitConfig", **biases)
 
@@ -84,6 +95,20 @@ MORE = {
     "transformers ViTPose": (lambda: OfMaps(vitpose_of_transformers()), []),
     "transformers SAM 2": (sam2_of_transformers, [(64, 96), (128, 64)]),
     "transformers SAM-HQ": (sam_hq_of_transformers, []),
+    "transformers SAM 3": (sam3_of_transformers, []),
+    "transformers Sapiens 2": (sapiens_of_transformers, [(64, 96), (96, 80)]),
+    "transformers InternVL": (
+        partial(of_transformers, "InternVLVisionModel", "InternVLVisionConfig", use_qk_norm=True, image_size=[64, 64]),
+        [],
+    ),
+    "transformers AIMv2": (partial(of_transformers, "Aimv2VisionModel", "Aimv2VisionConfig"), []),
+    "transformers Pixio": (partial(of_transformers, "PixioModel", "PixioConfig"), [(64, 96), (96, 80)]),
+    "transformers TIPS v2": (partial(of_transformers, "Tipsv2VisionModel", "Tipsv2VisionConfig"), [(64, 96)]),
+    "transformers RADIO": (
+        partial(of_transformers, "RadioModel", "RadioConfig", max_img_size=128, mlp_ratio=2.0),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers MLCD": (partial(of_transformers, "MLCDVisionModel", "MLCDVisionConfig"), [(64, 96)]),
     "DINOv2 of torch.hub": (dinov2, [(64, 96), (96, 80)]),
     "DINOv2 of torch.hub, registers": (partial(dinov2, 4), [(64, 96), (96, 80)]),
     "DINOv3 of torch.hub": (dinov3, [(64, 96), (96, 80)]),

@@ -281,3 +281,12 @@ def start_quietly(mechanism: nn.Module) -> None:
     start = traits_of(mechanism).start_quietly
     if start is not None:
         start(mechanism)
+
+
+def refuse_grouped(num_heads: int, groups: int) -> None:
+    """Raise SubquadError where several heads share their keys and values."""
+    if groups > 1:
+        raise SubquadError(
+            f"an attention layer of {num_heads} heads shares keys among {groups} of them: grouped queries can't be "
+            "converted"
+        )

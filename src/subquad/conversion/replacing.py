@@ -78,7 +78,7 @@ def convert(
 
     Args:
         model: a network of timm (ViT, DeiT, DINOv2, DINOv3, EVA, SigLIP, SAM), transformers (ViT, DeiT, DINOv2,
-            DINOv3, SigLIP, CLIP, BEiT, DPT, SAM, SAM 2), torchvision, or one that is built of
+            DINOv3, SigLIP, CLIP, BEiT, DPT, RADIO, SAM, SAM 2, SAM 3 and others), torchvision, or one that is built of
             `torch.nn.MultiheadAttention`; a Swin of timm or transformers, whose converted blocks see the whole map
             unless the mechanism is quadratic; a transformer of diffusers (DiT, PixArt, SD3, Flux), whose text tokens
             are prefix tokens; or one of ours.

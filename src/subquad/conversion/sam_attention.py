@@ -19,6 +19,7 @@ from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.rope import Rotation
 
 TABLES = ("rel_pos_h", "rel_pos_w")
 
@@ -110,6 +111,31 @@ class Sam2Attention(SamAttention):
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
         return super().forward(hidden_states)
+
+
+class Sam3Attention(ConvertedAttention):
+    """SAM 3's, with rotary positions of the window or of the whole map."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("transformers.models.sam3.modeling_sam3.Sam3ViTRoPEAttention",)
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_attention_heads, original.head_dim
+
+    @classmethod
+    def is_target(cls, original: nn.Module, block: nn.Module) -> bool:
+        return SamAttention.is_target(original, block)
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        grid = TokenGrid(hidden_states.shape[1], hidden_states.shape[2])
+        x = hidden_states.flatten(1, 2)
+        q, k, v = (self.split(self.through(name, x)) for name in ("q_proj", "k_proj", "v_proj"))
+        cos, sin = (table.flatten(0, -2) for table in position_embeddings)
+        # channels turn by twos, the first of each by minus the sine
+        signs = torch.tensor([-1, 1], dtype=sin.dtype, device=sin.device).repeat(sin.shape[-1] // 2)
+        y = self.mix(q, k, v, x, grid=grid, rotation=Rotation(cos, sin * signs, interleaved=True))
+        return self.through("o_proj", y).view(hidden_states.shape), None
 
 
 def with_distances(

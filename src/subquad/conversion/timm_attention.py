@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.converted_attention import ConvertedAttention, refuse_grouped
 from subquad.errors import SubquadError
 from subquad.inference.foreign_halves import three
 from subquad.rope import Rotation
@@ -23,11 +23,7 @@ class TimmAttention(ConvertedAttention):
         self.rotate_half = bool(getattr(original, "rotate_half", False))
 
     def check(self, original: Any) -> None:
-        if getattr(original, "num_kv_groups", 1) > 1:
-            raise SubquadError(
-                f"an attention layer of {original.num_heads} heads shares keys among {original.num_kv_groups} of them: "
-                "grouped queries can't be converted"
-            )
+        refuse_grouped(original.num_heads, getattr(original, "num_kv_groups", 1))
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.head_dim

@@ -21,6 +21,7 @@ from subquad.models.variants import HOSTS
 PREFIX_TOKENS = (
     "cls_token",
     "class_token",
+    "cls_register_token",
     "class_embedding",
     "dist_token",
     "distillation_token",

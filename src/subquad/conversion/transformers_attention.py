@@ -8,14 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.attention import traits_of
-from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.converted_attention import ConvertedAttention, refuse_grouped
 from subquad.conversion.pair_biases import with_bias
 from subquad.errors import SubquadError
 from subquad.rope import Rotation
 
 
 class TransformersAttention(ConvertedAttention):
-    """ViT, DeiT, DINOv2 with and without registers, DINOv3, SigLIP, I-JEPA, MSN; CLIP and what is derived from it."""
+    """ViT, DeiT, DINOv2 with and without registers, DINOv3, SigLIP, I-JEPA, MSN; CLIP and what is derived from it.
+
+    AIMv2, TIPS v2, Pixio, MLCD and Sapiens 2 as well, whose queries and keys may have norms, head by head.
+    """
 
     replaces = tuple(
         f"transformers.models.{name}.modeling_{name}.{cls}"
@@ -35,6 +38,11 @@ class TransformersAttention(ConvertedAttention):
             ("chinese_clip", "ChineseCLIPVisionAttention"),
             ("clipseg", "CLIPSegAttention"),
             ("owlvit", "OwlViTAttention"),
+            ("aimv2", "Aimv2Attention"),
+            ("tipsv2", "Tipsv2VisionAttention"),
+            ("pixio", "PixioAttention"),
+            ("mlcd", "MLCDAttention"),
+            ("sapiens2", "Sapiens2Attention"),
         )
     )
 
@@ -48,6 +56,7 @@ class TransformersAttention(ConvertedAttention):
     def check(self, original: Any) -> None:
         if not all(hasattr(original, name) for name in ("q_proj", "k_proj", "v_proj")):
             raise SubquadError("this layer is of an older transformers: version 5.0 or newer is read")
+        refuse_grouped(self.sizes(original)[0], getattr(original, "num_key_value_groups", 1))
 
     def sizes(self, original: Any) -> tuple[int, int]:
         heads = getattr(original, "num_heads", None) or original.num_attention_heads
@@ -77,6 +86,7 @@ class TransformersAttention(ConvertedAttention):
     ) -> Tensor:
         """What goes into the last projection, of queries, keys and values (b, n, h·d)."""
         q, k, v = map(self.split, projected)
+        q, k = self.through("q_norm", q), self.through("k_norm", k)
         rotation = None if turned_by is None else rotation_of(turned_by[0], turned_by[1], x.shape[1])
         return self.mix(q, k, v, x, rotation=rotation, padding=padding)
 
@@ -92,6 +102,31 @@ class TransformersAttention(ConvertedAttention):
     def between(self, projected: Sequence[Tensor], x: Tensor, positions: Any = None) -> Tensor:
         """What goes into the last projection (b, n, h·d), of what is projected of tokens x and of cosines and sines."""
         return self._answers(projected, x, positions)
+
+
+class InternVLAttention(TransformersAttention):
+    """InternVL's, whose queries and keys have their norms across all heads."""
+
+    replaces = ("transformers.models.internvl.modeling_internvl.InternVLVisionAttention",)
+
+    def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(original, *args, **kwargs)
+        self.output_projection = "projection_layer"
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        y, weights = super().forward(hidden_states, *args, **kwargs)
+        return self.through("projection_dropout", y), weights
+
+    def _answers(
+        self,
+        projected: Sequence[Tensor],
+        x: Tensor,
+        turned_by: tuple[Tensor, Tensor] | None = None,
+        padding: Tensor | None = None,
+    ) -> Tensor:
+        q, k, v = projected
+        q, k, v = map(self.split, (self.through("q_norm", q), self.through("k_norm", k), v))
+        return self.mix(q, k, v, x, padding=padding)
 
 
 class TransformersSelfAttention(ConvertedAttention):
