@@ -20,6 +20,22 @@ def is_command() -> bool:
     return name in ("subquad", "subquad.exe")
 
 
+def open_what_is_closed() -> None:
+    """Give a process that was started without stdin, stdout or stderr (`>&-`, some daemons) ones that lead nowhere.
+
+    Where they stay closed, the next files that are opened have their numbers, and what a library prints lands in those.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 (as above; it stays open)
+
+
 def end_by_signals() -> None:
     """Let SIGINT and SIGTERM end the process in one line, until the command itself sees to them."""
     for number in (signal.SIGINT, signal.SIGTERM):

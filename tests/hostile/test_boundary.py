@@ -159,6 +159,34 @@ def test_a_full_disk_below_the_output_is_one_line():
         assert process.communicate()[1] == b"subquad: No space left on device\n" and process.returncode == 2
 
 
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
+def test_a_command_works_where_nobody_listens(closed, tmp_path):
+    # as of `>&-`, and of daemons that close what they are started with
+    code = (
+        f"import os; [os.close(number) for number in {closed}]\n"
+        "import sys; sys.stdin = sys.stdout = sys.stderr = None; sys.argv[0] = 'subquad'\n"
+        "from subquad.starting import open_what_is_closed\n"
+        "open_what_is_closed()\n"
+        "os.write(1, b'for nobody'); os.write(2, b'for nobody'); print('nor this'); sys.stderr.isatty()\n"
+        f"open({str(tmp_path / 'kept')!r}, 'w').write('whole')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (tmp_path / "kept").read_text() == "whole"
+
+
+def test_main_without_streams_does_what_it_is_asked(failing, monkeypatch):
+    heard = []
+    run = argparse.Namespace(run=lambda _: heard.append(sys.stdout.write("for nobody")))
+    monkeypatch.setattr("subquad.cli.make_parser", lambda argv: argparse.Namespace(parse=lambda _: run))
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["list"]) == 0 and heard
+    failing(SubquadError("a mistake"))
+    assert main(["list"]) == 2
+    sys.stdout.close()
+    sys.stderr.close()
+
+
 SCRIPT = "import sys; sys.argv[0] = '/usr/bin/subquad'; from subquad.cli import main; sys.exit(main())"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subquad.keeping_memory import keep_memory
-from subquad.starting import is_command
+from subquad.starting import is_command, open_what_is_closed
 
 if TYPE_CHECKING:
     from subquad.cli.parser import Parser
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     from subquad.cli.boundary import complain, ended_by_signals, wants_trace
 
+    open_what_is_closed()
     # names of files may have characters that a terminal has not
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
