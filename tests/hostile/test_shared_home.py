@@ -1,6 +1,7 @@
 """Kernels in a $SUBQUAD_HOME that others can write to: only what this user wrote, and whole, is ever loaded."""
 
 import ctypes
+import errno
 import os
 import shutil
 import subprocess
@@ -8,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from subquad import SubquadError
+from subquad.data.archives import data_home
+from subquad.home import home
 from subquad.kernels.cpu import library
+from subquad.writing import WriteError
 
 pytestmark = pytest.mark.skipif(library.missing() is not None, reason=f"no kernels: {library.missing()}")
 
@@ -101,3 +106,56 @@ def test_another_library_at_the_same_descriptor_is_not_taken_for_the_first(own_h
     subprocess.run([compiler(), "-shared", "-fPIC", "-o", other, source], check=True)
     other.write_bytes(other.read_bytes() + library.digest_of(other.read_bytes()))
     assert first is not None and library._loaded(other).only_here() == 7
+
+
+def test_a_disk_without_room_for_kernels_is_a_reason_and_not_a_trace(own_home, monkeypatch):
+    state, _, _ = own_home
+
+    def full(*_):
+        raise WriteError("kernels.so can't be written: No space left on device")
+
+    monkeypatch.setattr(library, "replacing", full)
+    assert state() == "kernels.so can't be written: No space left on device"
+
+
+def test_a_library_on_a_disk_that_is_not_to_be_written_to_is_loaded(own_home, monkeypatch):
+    state, compilations, _ = own_home
+    state()
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    assert isinstance(state(), ctypes.CDLL) and len(compilations) == 1
+
+
+@pytest.mark.parametrize("name", [None, "~", "~/there", "~nobody-of-that-name/there"])
+def test_a_user_without_a_home_has_a_reason_for_no_kernels(own_home, monkeypatch, name):
+    state, _, _ = own_home
+    monkeypatch.delenv("SUBQUAD_HOME")
+    if name is not None:
+        monkeypatch.setenv("SUBQUAD_HOME", name)
+
+    def nowhere(path):
+        # as Python does for a user that the system has no entry of
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    assert "set SUBQUAD_HOME" in state()
+    with pytest.raises(SubquadError, match="set SUBQUAD_HOME"):
+        data_home()
+
+
+def test_what_a_compiler_says_in_another_encoding_is_a_reason(tmp_path):
+    compiler = tmp_path / "c++"
+    compiler.write_bytes(b"#!/bin/sh\nprintf 'error: f\\374r' >&2\nexit 1\n")
+    compiler.chmod(0o700)
+    with pytest.raises(library.NotBuiltError, match="error: f"):
+        library._run([str(compiler)])
+
+
+def test_a_home_may_be_named_as_a_shell_would(monkeypatch, tmp_path):
+    # where no shell reads the variable: in unit files, containers and quotes
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SUBQUAD_HOME", "~/cache of mine")
+    assert home() == tmp_path / "cache of mine"

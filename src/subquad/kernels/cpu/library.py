@@ -169,7 +169,8 @@ def _state() -> ctypes.CDLL | str:
             logging.getLogger("subquad").warning("subquad: compiling kernels for this processor, once: a minute or two")
             library = _loaded(_compile(compiler, path)) or _unreadable(path)
         return _refusing(library)
-    except (OSError, NotBuiltError) as error:
+    # ours: there is no home, or no room in it
+    except (OSError, NotBuiltError, SubquadError) as error:
         return " ".join(str(error).split())
 
 
@@ -194,7 +195,9 @@ def _own_folder() -> Path:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise NotBuiltError(f"{folder} belongs to somebody else: set SUBQUAD_HOME to a folder of your own")
-    folder.chmod(0o700)
+    # on a disk that is not to be written to there may be a library all the same
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        folder.chmod(0o700)
     return folder
 
 
@@ -265,7 +268,7 @@ def _compile(compiler: str, path: Path) -> Path:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise NotBuiltError(f"{command[0]} failed: {lines[0] if lines else f'exit status {done.returncode}'}")
