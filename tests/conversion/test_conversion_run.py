@@ -147,6 +147,28 @@ def test_what_is_broken_off_goes_on_to_the_same_network(trained, tmp_path, monke
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
 
 
+def test_a_command_that_is_killed_before_its_page_goes_on_with_that(trained, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    command = ["convert", trained, "--attention", "linear", "--output", out, *FAST]
+
+    def interrupted(*given, **settings):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("subquad.api.report", interrupted)
+        assert run(*command) == 130
+    assert f"what was done is kept in {out}, the same command goes on" in capsys.readouterr().err
+    made = (out / "student.safetensors").read_bytes()
+    # of one that was killed a moment before
+    (out / "distilling.pt").touch()
+    assert run(*command, "--seed", 1) == 2
+    assert run(*command) == 0
+    assert "conversion.html" in capsys.readouterr().out
+    assert (out / "conversion.html").is_file() and not (out / "distilling.pt").exists()
+    assert (out / "student.safetensors").read_bytes() == made
+    assert run(*command) == 2 and "holds a converted network already" in capsys.readouterr().err
+
+
 def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path, capsys):
     model = timm.create_model("vit_tiny_patch16_224", num_classes=3)
     save_file(model.state_dict(), tmp_path / "weights.safetensors")

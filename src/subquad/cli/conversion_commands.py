@@ -89,7 +89,9 @@ def run_convert(arguments: argparse.Namespace) -> None:
     """Convert, print what became of it, and write its page."""
     from subquad import api
     from subquad.conversion import Plan, convert_run
-    from subquad.errors import SubquadError
+    from subquad.conversion.conversion_plan import PLAN
+    from subquad.conversion.conversion_run import is_kept
+    from subquad.errors import InterruptedRunError, SubquadError
 
     given = vars(arguments)
     source = str(arguments.source)
@@ -110,10 +112,21 @@ def run_convert(arguments: argparse.Namespace) -> None:
         plan = plan.lasting(arguments.updates)
     settings = {name: given[name] for name in ("max_judged", "baseline", "curve", "labelled", "labelled_dir")}
     settings |= {"sizes": tuple(arguments.sizes), "epochs": arguments.epochs}
-    # both networks are let go of before the page opens them again; what was measured is kept by then
-    print(convert_run(plan, arguments.output, command=shlex.join(sys.argv), log=print, **settings).text)
-    api.report(arguments.output, arguments.output / "conversion.html", log=print)
-    print(f"conversion.html, .json, delta.safetensors and student.safetensors are in {arguments.output}")
+    output, page = arguments.output, arguments.output / "conversion.html"
+    try:
+        if not page.exists() and is_kept(output, plan, by_epochs=arguments.epochs is not None):
+            print(f"{output} holds the converted network already, and not its page: it was broken off there")
+        else:
+            # both networks are let go of before the page opens them again; what was measured is kept by then
+            print(convert_run(plan, output, command=shlex.join(sys.argv), log=print, **settings).text)
+        api.report(output, page, log=print)
+    except KeyboardInterrupt as stop:
+        if not (output / PLAN).is_file():
+            raise
+        raise InterruptedRunError(
+            f"interrupted: what was done is kept in {output}, the same command goes on", stop
+        ) from None
+    print(f"conversion.html, .json, delta.safetensors and student.safetensors are in {output}")
 
 
 def run_advise(arguments: argparse.Namespace) -> None:

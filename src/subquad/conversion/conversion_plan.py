@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from subquad.writing import write_json
 
 PLAN = "plan.json"
 """The plan in the folder of a conversion, from its beginning."""
+
+UPDATES = ("align_updates", "distil_updates")
+"""The fields of a plan that `lasting_epochs` sets."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,21 @@ def check_folder(folder: Path, plan: Plan) -> None:
     """Raise where a folder holds a conversion by another plan."""
     if not (folder / PLAN).exists():
         return
+    before, different = _differing(folder, plan)
+    if different:
+        raise SubquadError(
+            f"{folder} holds unfinished work with {different[0]} = {before.get(different[0])}: go on with that, or "
+            "take another output"
+        )
+
+
+def is_of_plan(folder: Path, plan: Plan, *, but: Collection[str] = ()) -> bool:
+    """Whether what a folder holds is of this plan, whatever some of its fields are."""
+    return (folder / PLAN).is_file() and not set(_differing(folder, plan)[1]) - set(but)
+
+
+def _differing(folder: Path, plan: Plan) -> tuple[dict[str, Any], list[str]]:
+    """The plan of a folder, and the names of the fields in which another one differs from it."""
     try:
         before = json.loads((folder / PLAN).read_text())
     except (OSError, ValueError):
@@ -161,11 +180,7 @@ def check_folder(folder: Path, plan: Plan) -> None:
     now = json.loads(json.dumps(asdict(plan)))
     # a field that a plan of an earlier version has not is as it was then
     before = {one.name: one.default for one in fields(Plan)} | before
-    if different := [one.name for one in fields(Plan) if before.get(one.name) != now[one.name]]:
-        raise SubquadError(
-            f"{folder} holds unfinished work with {different[0]} = {before.get(different[0])}: go on with that, or "
-            "take another output"
-        )
+    return before, [one.name for one in fields(Plan) if before.get(one.name) != now[one.name]]
 
 
 def write_plan(folder: Path, plan: Plan) -> None:

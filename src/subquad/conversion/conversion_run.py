@@ -15,7 +15,15 @@ from torch import nn
 
 from subquad.benchmarks import describe_device
 from subquad.conversion.aligning import align
-from subquad.conversion.conversion_plan import Judging, Plan, check_folder, check_unfinished, write_plan
+from subquad.conversion.conversion_plan import (
+    UPDATES,
+    Judging,
+    Plan,
+    check_folder,
+    check_unfinished,
+    is_of_plan,
+    write_plan,
+)
 from subquad.conversion.conversion_record import REPORT, Record, beside
 from subquad.conversion.delta_files import save_converted, save_delta
 from subquad.conversion.distilling import distil
@@ -114,6 +122,24 @@ def convert_run(
             log(f"{epochs:g} epochs are {both}")
         check_folder(folder, plan)
         return _Run(plan, folder, Judging(**judging), log, opened or open_plan(plan)).converted(command)
+
+
+def is_kept(folder: Path, plan: Plan, *, by_epochs: bool = False) -> bool:
+    """Whether a folder holds the finished conversion of a plan; `by_epochs`, whatever updates these come to.
+
+    What a process that was killed at the very end left of the way is removed.
+    """
+    if not (folder / REPORT).is_file() or not is_of_plan(folder, plan, but=UPDATES if by_epochs else ()):
+        return False
+    with holding(folder):
+        _remove_states(folder)
+    return True
+
+
+def _remove_states(folder: Path) -> None:
+    """Remove the files of the way."""
+    for name in (ALIGNED, DISTILLED, ROWS):
+        (folder / name).unlink(missing_ok=True)
 
 
 Opened = tuple[Any, InputConfig, PictureDataset, dict[int, Drawn]]
@@ -252,8 +278,7 @@ class _Run:
         about = {MADE: {**self.opened.made, "img_size": self.plan.img_size}} if self.opened.made else {}
         save_converted(self.student, self.folder / STUDENT, about=about)
         record.save(self.folder)
-        for name in (ALIGNED, DISTILLED, ROWS):
-            (self.folder / name).unlink(missing_ok=True)
+        _remove_states(self.folder)
 
 
 def _looked_at(plan: Plan, student: nn.Module, teacher: nn.Module, drawn: Drawn, log: Log) -> tuple[Any, Any]:
