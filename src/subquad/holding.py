@@ -108,6 +108,9 @@ def _make(folder: Path) -> list[Path]:
     for each in (folder, *folder.parents):
         if each.exists():
             break
+        if each.is_symlink():
+            # as where a disk is not mounted; the system says that it exists
+            raise FileNotFoundError(errno.ENOENT, f"{each} is a link to {each.readlink()}, which is not there")
         missing.append(each)
     folder.mkdir(parents=True, exist_ok=True)
     return missing

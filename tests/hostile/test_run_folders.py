@@ -124,6 +124,14 @@ def test_a_folder_that_can_not_be_is_one_line(place, pictures, tmp_path):
     assert "\n" not in str(error.value) and listing(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("place", ["disk", "disk/runs/x"])
+def test_a_folder_behind_a_link_to_nowhere_is_called_so(place, pictures, tmp_path):
+    (tmp_path / "disk").symlink_to("not mounted")
+    with pytest.raises(SubquadError, match="disk is a link to not mounted, which is not there"):
+        train(short(pictures), tmp_path / place)
+    assert listing(tmp_path) == ["disk"]
+
+
 def test_a_new_run_is_not_begun_where_another_one_is(copy, capsys):
     folder = RunFolder(copy)
     with pytest.raises(SubquadError, match="exists already: go on with --resume"):
