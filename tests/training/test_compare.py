@@ -80,6 +80,14 @@ def test_what_has_finished_is_kept(tiny, tmp_path):
     assert lines == ["— softmax, seed 1", f"it has finished: {tmp_path / 'softmax-s1'} is kept as it is"]
 
 
+def test_no_comparison_is_made_in_the_folder_of_a_run(tiny, tmp_path):
+    # `report` of that folder would show the run, and nothing of the comparison
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(SubquadError, match="is the folder of a run"):
+        compare(tiny, ["softmax"], [1], tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
 def test_a_wrong_name_is_found_before_the_first_run(tiny, tmp_path):
     with pytest.raises(SubquadError, match="unknown attention 'agnet'"):
         compare(tiny, ["softmax", "agnet"], [1], tmp_path / "new")

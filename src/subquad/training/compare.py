@@ -47,6 +47,7 @@ def compare(
         pretrained: whether to start each from the authors' weights of its mechanism in the recipe's host.
     """
     check_comparison(recipe, mechanisms, seeds)
+    check_no_run(Path(folder))
     starts = {name: _started(recipe, name, pretrained) for name in mechanisms}
     folder, column = Path(folder), task_named(recipe.task).columns[0]
     rows = []
@@ -73,6 +74,12 @@ def check_comparison(recipe: CommonRecipe, mechanisms: Sequence[str], seeds: Seq
             raise SubquadError(f"each {what} is compared once, and {' '.join(map(str, names))} names one again")
     for mechanism in mechanisms:
         task_named(recipe.task).check_network(recipe.replace(attention=mechanism))
+
+
+def check_no_run(folder: Path) -> None:
+    """Raise where a comparison's folder is one run's: whoever reads it later, as `report`, finds that run alone."""
+    if RunFolder(folder).facts.is_file():
+        raise SubquadError(f"{folder} is the folder of a run and can't hold a comparison: take another --experiment")
 
 
 def fitting_mechanisms(recipe: CommonRecipe, log: Log = silent) -> list[str]:
