@@ -34,6 +34,26 @@ def test_the_validation_folder_may_have_any_usual_name(make_tree, name):
     assert len(load_dataset("imagenet", data_dir=root, split="validation")) == 4
 
 
+@pytest.mark.parametrize(("train", "val"), [("Train", "Val"), ("Training", "Testing"), ("TRAIN", "test")])
+def test_splits_are_known_however_they_are_written(make_tree, train, val):
+    root = make_tree({f"{train}/a": 1, f"{train}/b": 1, f"{val}/a": 2, f"{val}/b": 2})
+    images = load_dataset(str(root), split="validation")
+    assert images.classes == ("a", "b") and len(images) == 4
+
+
+def test_splits_that_differ_in_their_case_are_taken_by_the_usual_name(make_tree):
+    root = make_tree(SPLIT_TREE | {"Train/cat": 9, "Train/dog": 9, "Val/cat": 9, "Val/dog": 9})
+    assert len(load_dataset(str(root), split="train")) == 5
+
+
+@pytest.mark.parametrize("name", ["@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "System Volume Information"])
+def test_what_disks_put_beside_images_is_none_of_them(make_tree, name):
+    root = make_tree({"a": 4, "b": 4, f"a/{name}/0.jpg": 3, name: 2, "lost+found": 0})
+    parts = [load_dataset(str(root), split=split) for split in ("train", "validation")]
+    assert parts[0].classes == ("a", "b") and sum(map(len, parts)) == 8
+    assert len(find_images(root)) == 8
+
+
 def test_val_is_taken_before_test(make_tree):
     root = make_tree(SPLIT_TREE | {"test/cat": 5, "test/dog": 5})
     assert len(load_dataset("folder", data_dir=root, split="validation")) == 2

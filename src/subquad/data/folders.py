@@ -12,8 +12,8 @@ from subquad.data.sampling import hold_out
 from subquad.data.walking import annotations_beside_images, find_images, image_names, natural_order, subfolders
 from subquad.errors import SubquadError
 
-SPLITS = {"train": ("train", "training"), "validation": ("val", "validation", "valid", "test")}
-"""What the folders of a split may be called, the preferred name first."""
+SPLITS = {"train": ("train", "training"), "validation": ("val", "validation", "valid", "test", "testing")}
+"""What the folders of a split may be called, in upper case or lower, the preferred name first."""
 
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Line ends, and what stands for bytes that are no UTF-8."""
@@ -68,12 +68,14 @@ def read_folder(path: Path, split: str) -> Source:
 def split_folder(path: Path, split: str) -> Path | None:
     """The folder of a split in `path`, if there is one."""
     splits = {name for names in SPLITS.values() for name in names}
-    among_classes = any(folder.name not in splits for folder in subfolders(path))
+    # where names differ in their case alone, the one that is written as here is first
+    folders = sorted(subfolders(path), key=lambda folder: (not folder.name.islower(), folder.name))
+    among_classes = any(folder.name.lower() not in splits for folder in folders)
     for name in SPLITS[split]:
-        folder = path / name
-        # beside other classes, a folder of images that is called "train" is a class, too
-        if folder.is_dir() and (subfolders(folder) or not among_classes):
-            return folder
+        for folder in folders:
+            # beside other classes, a folder of images that is called "train" is a class, too
+            if folder.name.lower() == name and (not among_classes or subfolders(folder)):
+                return folder
     return None
 
 

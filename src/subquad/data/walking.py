@@ -14,6 +14,12 @@ ANNOTATIONS = frozenset({"annotations", "labels", "masks"})
 """What a folder beside images/ is called that holds what is known of them."""
 
 
+_OF_SYSTEMS = frozenset(
+    {"__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
+)
+"""Folders that archives, network disks and file systems put beside a user's own, with thumbnails or the deleted."""
+
+
 def find_images(folder: Path) -> list[Path]:
     """All images in `folder` and below, in natural order.
 
@@ -63,7 +69,7 @@ def walk_files(folder: Path) -> Iterator[str]:
 
 def is_hidden(name: str) -> bool:
     """Whether a file or folder is none of the user's own, by its name."""
-    return name.startswith(".") or name == "__MACOSX"
+    return name.startswith(".") or name in _OF_SYSTEMS
 
 
 def subfolders(folder: Path) -> list[Path]:
