@@ -271,6 +271,29 @@ def test_a_run_that_goes_on_with_other_images_says_so(tiny, tmp_path):
     assert any(line.startswith("the training images are others: epochs of") for line in lines)
 
 
+def test_a_run_says_so_where_epochs_of_the_same_length_are_of_other_images(tiny, tmp_path):
+    lines = []
+    train(tiny, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    file = tmp_path / "run" / "run.json"
+    facts = json.loads(file.read_text())
+    now = "+".join(map(str, facts["images"]))
+    file.write_text(json.dumps(facts | {"images": [7, 3]}))
+    train(tiny, tmp_path / "run", resume=True, log=lines.append)
+    assert f"the data are others: 7+3 when {tmp_path / 'run'} was begun, {now} now" in "\n".join(lines)
+
+
+def test_metrics_that_are_cut_short_are_whole_where_a_run_goes_on(tiny, tmp_path):
+    train(tiny, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    files = [tmp_path / "run" / name for name in ("metrics.jsonl", "metrics.csv")]
+    whole = [file.read_bytes() for file in files]
+    for file, content in zip(files, whole, strict=True):
+        file.write_bytes(content[:-9])
+    train(tiny, tmp_path / "run", resume=True)
+    assert [file.read_bytes() for file in files] == whole
+
+
 def test_the_hint_how_to_go_on_can_be_pasted(tiny, tmp_path):
     train(tiny, tmp_path / "my runs")
     with pytest.raises(SubquadError, match=r"go on with --resume '.*my runs'"):

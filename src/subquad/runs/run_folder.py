@@ -94,6 +94,18 @@ class RunFolder:
             f"the data has other classes than when {self.path} was begun ({how}): put them back, or begin another run"
         )
 
+    def other_images(self, counts: Sequence[int]) -> str | None:
+        """In a line, that there were others to train on and to judge by when the run was begun, by their numbers."""
+        facts = _read_json(self.facts)
+        before = facts.get("images") if isinstance(facts, dict) else None
+        if not isinstance(before, list) or before == list(counts):
+            return None
+        first, now = ("+".join(map(str, some)) for some in (before, counts))
+        return (
+            f"the data are others: {first} when {self.path} was begun, {now} now; "
+            "what is held out may have been trained on"
+        )
+
     def create(self, recipe: CommonRecipe, facts: Mapping[str, Any]) -> None:
         """Make the folder with the recipe and the facts of this run."""
         self.write_facts(facts)

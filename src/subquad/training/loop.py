@@ -307,12 +307,22 @@ class Trainer:
         if state.updates != state.epochs * self.updates_per_epoch:
             before = state.updates / max(state.epochs, 1)
             self.log(f"the training images are others: epochs of {before:g} updates have {self.updates_per_epoch} now")
+        elif others := self.folder.other_images(self._counts()):
+            self.log(others)
         self.best, self.best_epoch = state.best, state.best_epoch
         self.scheduler.step_update(self.updates)
+        if self.is_main:
+            # the metrics may be cut short, or have an epoch of which the state was not written any more
+            self.folder.write_rows(self.rows)
 
     def _facts(self) -> dict[str, Any]:
         costs = {"params": self.params, "macs": self.macs}
-        return describe_run(self.accelerator) | self.task.metadata() | {"creation": self.bare.creation} | costs
+        about = {"creation": self.bare.creation, "images": self._counts()}
+        return describe_run(self.accelerator) | self.task.metadata() | about | costs
+
+    def _counts(self) -> list[int]:
+        """How many images there are to train on, and to judge by."""
+        return [len(self.task.train_images), len(self.task.eval_images)]
 
     def _loaders(self) -> tuple[Any, Any]:
         """Batches to train on, which Accelerate will share out, and this process's share of those to judge by."""
