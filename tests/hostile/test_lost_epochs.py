@@ -89,6 +89,15 @@ def test_all_json_is_made_in_one_place():
         assert str(file.relative_to(SOURCE)) in allowed or not stray, f"{file}: {stray}"
 
 
+def test_text_is_read_in_the_encoding_that_it_is_written_in():
+    """Whatever a machine's language is; files of the system's own are of ASCII letters."""
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "read_text":
+                named = any(word.arg == "encoding" for word in node.keywords)
+                assert named or "/proc/" in ast.unparse(node), f"{file}, line {node.lineno}"
+
+
 def test_weights_that_are_no_numbers_after_the_last_update_are_not_kept(pictures, tmp_path, monkeypatch):
     whole = Trainer._train
 

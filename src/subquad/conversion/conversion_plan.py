@@ -174,7 +174,7 @@ def is_of_plan(folder: Path, plan: Plan, *, but: Collection[str] = ()) -> bool:
 def _differing(folder: Path, plan: Plan) -> tuple[dict[str, Any], list[str]]:
     """The plan of a folder, and the names of the fields in which another one differs from it."""
     try:
-        before = json.loads((folder / PLAN).read_text())
+        before = json.loads((folder / PLAN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise SubquadError(f"{folder / PLAN} is damaged: take another output") from None
     now = json.loads(json.dumps(asdict(plan)))

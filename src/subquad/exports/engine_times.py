@@ -131,7 +131,7 @@ def in_a_process(
     finally:
         child.kill()
     if answer.exists():
-        return [EngineTime(**row) for row in json.loads(answer.read_text())]
+        return [EngineTime(**row) for row in json.loads(answer.read_text(encoding="utf-8"))]
     reason = "its process was ended, as it is where memory runs out" if child.exitcode == -9 else "its process failed"
     return [EngineTime(name, engine, dtype, None, f"{reason} ({child.exitcode})") for name in names]
 

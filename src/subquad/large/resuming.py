@@ -114,7 +114,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text(encoding="utf-8"))
         whole = isinstance(record, dict) and all(isinstance(record.get(name), int) for name in ("done", "stage"))
         if whole and record["current"] in (0, 1):
             return dict(record)
