@@ -156,6 +156,7 @@ GIVEN = {
     "measure_network": lambda *_, **__: [SimpleNamespace(layer=1)],
     "convert_checkpoint": lambda *_, **__: ("name", Anything()),
     "make_images": lambda *_, **__: (Anything(), Anything()),
+    "is_kept": lambda *_, **__: False,
     "looking": lambda *_: [["a layer"]],
     "group_runs": lambda *_: [run_of_an_agent()],
     "survey": lambda *_, **__: {"confused": [1.0]},
