@@ -152,3 +152,84 @@ def test_a_format_of_a_plug_in_is_known_to_the_exporter(site):
 
     install(site, "subquad.exporters", "from subquad.exports.formats import OURS\n\nThing = OURS['pt2']\n")
     assert exporter_named(NAME).suffix == ".pt2"
+
+
+GATED = """
+from torch import nn
+
+from subquad import Traits
+
+
+class Thing(nn.Module):
+    inputs = ("q", "v", "g", "padding")
+    traits = Traits(extra_heads=1)
+
+    def __init__(self, dim, num_heads, *, grid, kv_grid):
+        super().__init__()
+
+    def forward(self, q, v, g, padding=None, *, grid, kv_grid):
+        return v
+
+    def weights(self, q, g, padding=None, *, grid, kv_grid):
+        raise NotImplementedError
+"""
+"""A mechanism that stands in no trained layer's place: it has a gate, and heads of its own."""
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"), [("1 / 0", "ZeroDivisionError"), (GATED, "can't stand in the place of a trained layer")]
+)
+def test_advice_on_all_mechanisms_leaves_out_a_plug_in_that_can_not_be_had(source, reason, site, monkeypatch):
+    """It ended the whole command, which had not named it."""
+    table = TABLES["subquad.attention"]
+    monkeypatch.setattr(table, "_entries", {name: table[name] for name in ("softmax", "linear")})
+    install(site, "subquad.attention", source)
+    table._found = None
+    said = []
+    sizes = {"img_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    advice = subquad.conversion.advise(
+        lambda px: subquad.create_model("deit_micro", **sizes), [(8, 8)], repeats=1, log=said.append
+    )
+    assert [row.attention for row in advice.rows] == ["", "nothing", "linear"]
+    (line,) = (line for line in said if "left out" in line)
+    assert line.startswith(f"{NAME} is left out: ") and reason in line
+    with pytest.raises(SubquadError, match=reason):
+        subquad.conversion.advise(lambda px: subquad.create_model("deit_micro", **sizes), [(8, 8)], [NAME])
+
+
+def test_all_mechanisms_are_trained_and_timed_but_a_plug_in_that_can_not_be_had(site, monkeypatch, capsys):
+    from subquad.tasks import TASKS
+    from subquad.training import fitting_mechanisms
+
+    table, others = TABLES["subquad.attention"], ("softmax", "linear", "circulant")
+    monkeypatch.setattr(table, "_entries", {name: table[name] for name in others})
+    install(site, "subquad.attention", "1 / 0")
+    table._found = None
+    said = []
+    recipe = TASKS["classify"].recipe_class(model="deit_micro")
+    assert fitting_mechanisms(recipe, said.append) == ["softmax", "linear"]
+    assert any(line.startswith(f"{NAME} is left out: ") and "ZeroDivisionError" in line for line in said)
+    assert main(["bench", "--tokens", "4", "--dim", "8", "--num-heads", "1", "--repeats", "1"]) == 0
+    assert f"{NAME} is left out: " in capsys.readouterr().out
+    monkeypatch.setattr("subquad.api.measure_blocks", lambda names, sizes, **settings: names)
+    assert subquad.bench(log=said.append) == list(others) and said[-1].startswith(f"{NAME} is left out: ")
+
+
+def test_formats_go_on_beside_a_plug_in_that_can_not_be_had(site, tmp_path):
+    from subquad.exports.engine_times import installed_formats
+    from subquad.exports.exporting import check_dtype, check_int8
+
+    usual = installed_formats()
+    install(site, "subquad.exporters", "1 / 0")
+    TABLES["subquad.exporters"]._found = None
+    assert installed_formats() == usual
+    with pytest.raises(SubquadError, match=r"onnx is not written in bf16, .*: pt2, openvino, aoti can be"):
+        check_dtype("bf16", "onnx")
+    with pytest.raises(SubquadError, match="onnx is not written with int8 weights: pt2, aoti can be"):
+        check_int8("weights", "onnx")
+    (tmp_path / "a.pt2").write_text("nothing")
+    with pytest.raises(SubquadError, match=r"a\.pt2 can't be opened as pt2 or aoti"):
+        subquad.exports.open_exported(tmp_path / "a.pt2")
+    (tmp_path / "a.txt").write_text("nothing")
+    with pytest.raises(SubquadError, match=r"what was exported ends in \.onnx, \.pt2, \.xml, got a\.txt"):
+        subquad.exports.open_exported(tmp_path / "a.txt")

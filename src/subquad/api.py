@@ -385,7 +385,7 @@ def bench(
     Raises:
         SubquadError: a name or a setting is wrong, in one line.
     """
-    wanted = _names_to_time(names, sizes)
+    wanted = _names_to_time(names, sizes, log)
     layers = [name for name in wanted if name in ATTENTION]
     if layers and len(layers) < len(wanted):
         raise SubquadError(f"{layers[0]} is a mechanism and not a network: measure mechanisms and networks apart")
@@ -395,15 +395,15 @@ def bench(
     return list(measure(wanted, usual if sizes is None else sizes, log=log, **settings))
 
 
-def _names_to_time(names: Sequence[str] | str | None, sizes: Sequence[int] | None) -> list[str]:
-    """What is timed: all mechanisms where nothing is named.
+def _names_to_time(names: Sequence[str] | str | None, sizes: Sequence[int] | None, log: Log) -> list[str]:
+    """What is timed: all mechanisms where nothing is named; `log` hears which can't be had.
 
     Raises:
         SubquadError: nothing is left to time, or the sizes are none.
     """
     if sizes is not None and not (fits(sizes, Sequence[Positive]) and sizes):
         raise SubquadError(f"sizes are {describe(Sequence[Positive])}, one at least, got {shown(sizes)}")
-    wanted = list(ATTENTION) if names is None else [names] if isinstance(names, str) else list(names)
+    wanted = list(ATTENTION.usable_names(log)) if names is None else [names] if isinstance(names, str) else list(names)
     if not wanted:
         raise SubquadError("nothing to time: name mechanisms or networks")
     return wanted
@@ -426,7 +426,7 @@ def tune(
     Raises:
         SubquadError: there is no CUDA device, or a name or a setting is wrong, in one line.
     """
-    wanted = _names_to_time(names, sizes)
+    wanted = _names_to_time(names, sizes, log)
     usual = (1024, 4096) if all(name in ATTENTION for name in wanted) else (224,)
     _check_known("tune", settings, _keywords_of(tune_tiles))
     return list(tune_tiles(wanted, usual if sizes is None else sizes, log=log, **settings))

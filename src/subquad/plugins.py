@@ -67,12 +67,17 @@ class Table(MutableMapping[str, Entry]):
 
     def usable(self) -> Iterator[Entry]:
         """All entries, without plug-ins that can't be had: whoever asks for one of those by name is told why."""
+        return (self[name] for name in self.usable_names())
+
+    def usable_names(self, log: Callable[[str], object] = lambda line: None) -> Iterator[str]:
+        """The names of these; `log` hears of each that is left out, and why."""
         for name in self:
             try:
-                entry = self[name]
-            except SubquadError:
+                self[name]
+            except SubquadError as reason:
+                log(f"{name} is left out: {reason}")
                 continue
-            yield entry
+            yield name
 
     def register(self, name: str, entry: Entry) -> None:
         """Add an entry for this process; once more is no more than once.

@@ -100,7 +100,7 @@ def _blocks(
     from subquad.attention import ATTENTION
     from subquad.benchmarks import blocks_table, growth_text, measure_blocks
 
-    names, lengths = own["mechanisms"] or list(ATTENTION), own["tokens"]
+    names, lengths = own["mechanisms"] or list(ATTENTION.usable_names(print)), own["tokens"]
     rows = [
         row
         for settings in each

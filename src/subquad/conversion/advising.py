@@ -130,7 +130,7 @@ def advise(
     Args:
         make: the network for images of (height, width); weights do not matter.
         sizes: (height, width) of images.
-        attention: mechanisms; if left out those that are not quadratic and refuse nothing that the network has.
+        attention: mechanisms; if left out those that are not quadratic and can stand in its layers' place.
         blocks: see `convert`.
         repeats: passes of each.
         dtype: of weights and images.
@@ -141,7 +141,9 @@ def advise(
         SubquadError: the network can't be converted, in one line.
     """
     check_repeats(repeats)
-    names = [name for name in ATTENTION if not traits_of(ATTENTION[name]).quadratic] if attention is None else attention
+    names = attention
+    if names is None:
+        names = [name for name in ATTENTION.usable_names(log) if not traits_of(ATTENTION[name]).quadratic]
     where = torch.device(device)
     rows, spent, ceilings, counted = [], {}, {}, {}
     count = converted = 0
@@ -159,7 +161,8 @@ def advise(
             try:
                 networks[name] = convert(model, "linear" if name == "nothing" else name, blocks=blocks, img_size=px)
             except SubquadError as refusal:
-                if attention is not None or not traits_of(ATTENTION.get(name)).refuses:
+                # what the network itself refuses was said of nothing in its layers' place
+                if attention is not None or name == "nothing":
                     raise
                 log(f"{name} is left out: {refusal}")
         layers = converted_layers(networks["nothing"])

@@ -63,8 +63,8 @@ def installed_formats() -> list[str]:
     """Formats of engines other than PyTorch whose packages are installed."""
     return [
         name
-        for name, one in EXPORTERS.items()
-        if one.needs and all(importlib.util.find_spec(part) for part in one.needs)
+        for name in EXPORTERS.usable_names()
+        if (needs := EXPORTERS[name].needs) and all(importlib.util.find_spec(part) for part in needs)
     ]
 
 

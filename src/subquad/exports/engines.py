@@ -29,9 +29,9 @@ def open_exported(path: Path | str, format: str | None = None) -> Runner:
         raise SubquadError(f"there is no file {path}")
     if format is not None and format not in EXPORTERS:
         raise unknown_name("format", format, EXPORTERS)
-    names = [format] if format else [name for name, one in EXPORTERS.items() if path.suffix == one.suffix]
+    names = [format] if format else [one for one in EXPORTERS.usable_names() if EXPORTERS[one].suffix == path.suffix]
     if not names:
-        suffixes = ", ".join(sorted({exporter.suffix for exporter in EXPORTERS.values()}))
+        suffixes = ", ".join(sorted({exporter.suffix for exporter in EXPORTERS.usable()}))
         raise SubquadError(f"what was exported ends in {suffixes}, got {path.name}")
     for name in names:
         try:

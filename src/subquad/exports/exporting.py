@@ -125,7 +125,7 @@ def check_dtype(dtype: str, format: str) -> None:
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     if dtype not in (able := EXPORTERS[format].dtypes):
-        formats = ", ".join(name for name, exporter in EXPORTERS.items() if dtype in exporter.dtypes)
+        formats = ", ".join(name for name in EXPORTERS.usable_names() if dtype in EXPORTERS[name].dtypes)
         raise SubquadError(f"{format} is not written in {dtype}, but in {', '.join(able)}: {formats} can be")
 
 
@@ -138,7 +138,8 @@ def check_int8(what: str | None, format: str) -> None:
     if what in EXPORTERS[format].int8_files:
         return
     if what not in EXPORTERS[format].int8:
-        able = [name for name, one in EXPORTERS.items() if what in (*one.int8, *one.int8_files)]
+        all_of_it = ((name, EXPORTERS[name]) for name in EXPORTERS.usable_names())
+        able = [name for name, one in all_of_it if what in (*one.int8, *one.int8_files)]
         raise SubquadError(f"{format} is not written with int8 {what}: {', '.join(able)} can be")
     if importlib.util.find_spec("torchao") is None:
         raise SubquadError(f"int8 in {format} needs torchao: pip install 'subquad[export]'")

@@ -85,7 +85,7 @@ def check_no_run(folder: Path) -> None:
 def fitting_mechanisms(recipe: CommonRecipe, log: Log = silent) -> list[str]:
     """All mechanisms but those that refuse what a recipe's network or data have; `log` hears of each and why."""
     names = []
-    for name in ATTENTION:
+    for name in ATTENTION.usable_names(log):
         if traits_of(ATTENTION[name]).refuses:
             try:
                 task_named(recipe.task).check_network(recipe.replace(attention=name))
