@@ -26,6 +26,14 @@ def test_rows_hold_what_their_names_say():
     assert "left out from 16 px on" in heard[0]
 
 
+def test_a_network_of_softmax_alone_is_not_faster_than_itself():
+    """It was timed twice, and the noise between both was called its gain."""
+    (row,) = rows = measure_networks(["deit_micro"], [8], repeats=1)
+    assert row.reference == "deit_micro" and row.gain == 1 and row.reference_ms == row.ms
+    assert "deit_micro at no size measured" in networks_table(rows)
+    assert measure_networks(["softmax_deit_tiny"], [16], repeats=1)[0].reference == "softmax_deit_tiny"
+
+
 def test_from_which_size_on_a_network_is_faster():
     rows = [NetworkRow("a", px, 1, "fp32", 1, 1, 1, 0, "s", gain, 1, gain) for px, gain in ((224, 0.5), (448, 2.0))]
     assert faster_from(rows)["a", 1, "fp32"] == pytest.approx((224 * 448) ** 0.5)

@@ -27,7 +27,7 @@ class NetworkRow:
     """One network at one image size: medians over interleaved repeats.
 
     Attributes:
-        reference: the same host in the same size with softmax attention.
+        reference: the same host in the same size with softmax attention; itself where that is what it is.
         ms: a pass of the whole batch in milliseconds; spread is (max − min) / median.
         images_per_s: of the batch.
         reference_ms, reference_mb: the reference's.
@@ -79,7 +79,7 @@ def measure_networks(
         if name not in VARIANTS and name not in NETWORKS:
             raise unknown_name("model", name, [*VARIANTS, *NETWORKS])
     kind, device = dtype_of(dtype), torch.device(device)
-    references = {name: f"{NETWORKS[name].variant if name in NETWORKS else name} with softmax" for name in names}
+    references = {name: _reference_of(name) for name in names}
     running = list(dict.fromkeys([*names, *references.values()]))
     rows: list[NetworkRow] = []
     for px in sorted(sizes):
@@ -118,6 +118,14 @@ def measure_networks(
                 )
             )
     return rows
+
+
+def _reference_of(name: str) -> str:
+    """The host of a network with softmax; a network that has nothing else is its own, and nothing is gained over it."""
+    network = NETWORKS.get(name)
+    if network is None or (network.attention == "softmax" and not network.settings):
+        return name
+    return f"{network.variant} with softmax"
 
 
 def _network(name: str, px: int, head: str | None) -> nn.Module:
