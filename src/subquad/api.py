@@ -34,7 +34,7 @@ from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, UnknownSettingError, shown, unknown_name
-from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of
+from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of, stated_size
 from subquad.exports import export as export_network
 from subquad.flags import Flag, Number
 from subquad.holding import holding
@@ -478,6 +478,14 @@ def export(
         if not name.strip("."):
             # "." and ".." are folders with names
             name = Path(source).resolve().name
+        if getattr(model, "takes_lists", False):
+            raise SubquadError(
+                f"{source} is of `subquad {trained.task}`, whose networks give lists of what they find, and what is "
+                "written gives one tensor"
+            )
+        if size is None and stated_size(model) is None:
+            # of which the network says nothing, as it takes no images
+            size = trained.image_network().input.img_size
         size = size or getattr(getattr(trained, "input", None), "img_size", None)
         notes = notes_of(trained, size)
     if dtype not in DTYPES:

@@ -42,6 +42,8 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["best_box_ap"] == max(row["eval_box_ap"] for row in rows)
     assert load_recipe(run / "recipe.yaml", DetectRecipe) == recipe
+    with pytest.raises(SubquadError, match="is of `subquad detect`, whose networks give lists"):
+        subquad.export(run, run / "no.pt2", format="pt2")
     found = judge_detector(open_trained(run))
     assert found.count == 3 and found.result.box["ap"] == pytest.approx(summary["best_box_ap"], abs=0.5)
 

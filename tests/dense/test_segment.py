@@ -72,7 +72,7 @@ def test_the_backbone_is_looked_into(run, scenes, tmp_path, capsys):
     }
     for wrong, complaint in (([*command, "--removed"], "gives none: leave it out"), (command[:2], "name photographs")):
         assert main(wrong) == 2 and complaint in capsys.readouterr().err
-    assert main(["eval", str(run)]) == 2 and "it is for `subquad segment`" in capsys.readouterr().err
+    assert main(["eval", str(run)]) == 2 and "it is for `subquad segment`, not a classifier" in capsys.readouterr().err
 
 
 def test_predictions_from_python_lie_where_the_command_writes_them(run, scenes, tmp_path, monkeypatch):

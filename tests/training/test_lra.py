@@ -67,6 +67,9 @@ def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tm
     capsys.readouterr()
     assert main(["analyze", str(folder / "linear-s0"), "--images", str(tmp_path)]) == 2
     assert "it reads sequences" in capsys.readouterr().err
+    # it was asked for the size of its images
+    assert main(["export", str(folder / "linear-s0"), "--format", "pt2"]) == 2
+    assert "it reads sequences" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("task", SEQUENCES)

@@ -103,7 +103,8 @@ class InEngine(nn.Module):
         height, width = images.shape[2:]
         raise SubquadError(
             f"{self.name} does not take {len(images)} images of {height}×{width} px: write it with "
-            f"--dynamic batch,size, or judge it with the --batch-size and --img-size it was written for: "
+            f"--dynamic batch,size, or judge it with the number and size of images it was written for (--batch-size "
+            f"and --img-size, where the command has them): "
             f"{reason_of(errors[0])}"
         ) from errors[0]
 

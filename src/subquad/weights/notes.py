@@ -111,6 +111,11 @@ def task_in(note: Mapping[str, Any]) -> str | None:
     return None if written is None else str(written)
 
 
+def _asked_by(task: str) -> str:
+    """Whose a network is, in words that are commands: the first task's are none of its name."""
+    return "a classifier (`subquad eval`, `subquad predict`)" if task == "classify" else f"for `subquad {task}`"
+
+
 def creation_of(note: Mapping[str, Any], task: str, entries: int) -> dict[str, Any]:
     """The arguments that make the network of a note.
 
@@ -127,7 +132,7 @@ def creation_of(note: Mapping[str, Any], task: str, entries: int) -> dict[str, A
     if written is None:
         raise SubquadError("it does not say which network it holds: create the model and use load_checkpoint")
     if written != task:
-        raise SubquadError(f"it is for `subquad {one_line(written, 40)}`, not for `subquad {task}`")
+        raise SubquadError(f"it is {_asked_by(one_line(written, 40))}, not {_asked_by(task)}")
     if len(json_text(creation)) > MOST_ARGUMENTS:
         raise SubquadError(f"its note has more than {MOST_ARGUMENTS} characters of arguments")
     inner = creation.get("backbone")
