@@ -478,15 +478,15 @@ def export(
         if not name.strip("."):
             # "." and ".." are folders with names
             name = Path(source).resolve().name
-        if getattr(model, "takes_lists", False):
+        if getattr(model, "takes_lists", False) is True:
             raise SubquadError(
                 f"{source} is of `subquad {trained.task}`, whose networks give lists of what they find, and what is "
                 "written gives one tensor"
             )
-        if size is None and stated_size(model) is None:
-            # of which the network says nothing, as it takes no images
-            size = trained.image_network().input.img_size
         size = size or getattr(getattr(trained, "input", None), "img_size", None)
+        if size is None and stated_size(model) is None:
+            # a network that reads no images says so here
+            size = trained.image_network().input.img_size
         notes = notes_of(trained, size)
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
