@@ -423,6 +423,24 @@ def test_pictures_and_arrays_are_those_of_files(wrap, tmp_path):
     assert torch.equal(subquad.stream(model, wrap(pixels)).logits, expected)
 
 
+@pytest.mark.parametrize("wrap", [torch.from_numpy, np.asarray], ids=["tensor", "array"])
+def test_what_pytorch_makes_tensors_of_by_default_is_nothing_to_a_stream(wrap, tmp_path):
+    """A script that begins with `torch.set_default_device("cuda")`, or a default dtype, streams what lies on the CPU."""
+    model, pixels = network(), np.random.default_rng(0).random((3, 40, 48), dtype=np.float32)
+    image = wrap(pixels if wrap is torch.from_numpy else pixels.transpose(1, 2, 0))
+    expected = subquad.stream(model, image, most_tokens=8, labels=tmp_path / "before.npy")
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            got = subquad.stream(
+                model, image, most_tokens=8, labels=tmp_path / "labels.npy", heat=tmp_path / "heat.npy"
+            )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got.logits, expected.logits) and got.logits.dtype == torch.float32
+    assert (np.load(tmp_path / "labels.npy") == np.load(tmp_path / "before.npy")).all()
+
+
 @pytest.mark.parametrize("image", [None, 3, [[1.0]], b"image"], ids=str)
 def test_what_is_no_image_at_all_is_one_line(image):
     with pytest.raises(SubquadError, match="an image is a file, an array") as refusal:

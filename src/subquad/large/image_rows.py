@@ -70,7 +70,7 @@ class NormalisedRows:
         self.pixels, self.shape, self.dtype, self.channels = pixels, pixels.shape, dtype, len(mean)
         self.name = name
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        of_mean, of_std = (torch.tensor(numbers, dtype=torch.float64) for numbers in (mean, std))
+        of_mean, of_std = (torch.tensor(numbers, dtype=torch.float64, device="cpu") for numbers in (mean, std))
         # of all numbers of a row: what is repeated for every three of them is slow
         self.scale, self.shift = (numbers.to(wide).repeat(self.shape[1]) for numbers in (1 / of_std, -of_mean / of_std))
 

@@ -213,7 +213,8 @@ def _check_outputs(host: StreamedHost, outputs: Outputs) -> None:
 def _answer(host: StreamedHost, stage: StreamedStage, outputs: Outputs, writers: Mapping[str, WriteRows]) -> Streamed:
     """The head over the last tokens: pooled, and for each token."""
     grid, pool = stage.grid, Pool(host.global_pool, stage.grid)
-    counts = torch.zeros(host.num_classes, dtype=torch.long)
+    # on the network's device, whatever PyTorch's default is
+    counts = torch.zeros(host.num_classes, dtype=torch.long, device="cpu")
     for rows, tokens in _normed(host, stage):
         pool.add(rows, tokens)
         places = tokens[0, rows.prefix :]
@@ -223,8 +224,9 @@ def _answer(host: StreamedHost, stage: StreamedStage, outputs: Outputs, writers:
             labels = _said(host, places).argmax(dim=-1)
             counts += torch.bincount(labels, minlength=host.num_classes)
             writers["labels"](rows.first, _as_rows(labels, rows).astype(_format("labels", host, grid)[1]))
-    # nothing where all tokens are what the network gives
-    logits = host.logits(pool.result().to(stage.dtype))[0] if host.global_pool else torch.empty(0)
+    # where all tokens are what the network gives
+    nothing = counts.new_empty(0, dtype=torch.float32)
+    logits = host.logits(pool.result().to(stage.dtype))[0] if host.global_pool else nothing
     shown = outputs.heat_class
     if outputs.heat is not None:
         shown = int(logits.argmax()) if shown is None else shown
