@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from hosts import CLASSES, paired, small
+from hosts import CLASSES, drawn, paired, small
 
 import subquad
 from subquad import ATTENTION
@@ -82,6 +82,37 @@ def test_in_fp32_and_copied_they_compute_the_same_but_for_roundings(attention):
     chunked = pickle.loads(pickle.dumps(copy.deepcopy(chunk_blocks(copy.deepcopy(model), 20))))
     chunked.set_grad_checkpointing()
     assert_same_step(model, chunked, torch.randn(2, 3, 72, 40), rtol=1e-3, atol=1e-4)
+
+
+AGAIN = {
+    "checkpointing": lambda model: model.set_grad_checkpointing(),
+    "MLPs": lambda model: chunk_mlps(model, 7),
+    "blocks": lambda model: chunk_blocks(model, 20),
+}
+"""What lets a network compute something again in the backward pass."""
+
+
+@pytest.mark.parametrize(
+    ("host", "how"), [*(("vit", how) for how in AGAIN), ("pvt_v2", "blocks"), ("lavit", "checkpointing")]
+)
+def test_parameters_that_a_call_is_handed_are_those_of_its_gradients(host, how):
+    """`functional_call` has taken them away again when the backward pass computes what was not kept."""
+    model = drawn(small(host, "linear", drop_path_rate=0, drop_rate=0)).train().double()
+    again = copy.deepcopy(model)
+    AGAIN[how](again)
+    images, grads = torch.randn(1, 3, 64, 64).double(), []
+    for network in (model, again):
+        given = {name: (1.5 * x).detach().requires_grad_() for name, x in model.named_parameters()}
+        loss = torch.func.functional_call(network, given, (images,)).square().mean()
+        own = [*network.parameters()]
+        # a second backward pass through what was computed again once
+        torch.autograd.grad(loss, list(given.values()), allow_unused=True, retain_graph=True)
+        grads.append(torch.autograd.grad(loss, list(given.values()), allow_unused=True))
+        assert all(one is other for one, other in zip(own, network.parameters(), strict=True))
+    for got, wanted in zip(*grads[::-1], strict=True):
+        assert (got is None) == (wanted is None)
+        if got is not None:
+            torch.testing.assert_close(got, wanted, rtol=1e-7, atol=1e-9)
 
 
 def test_blocks_in_chunks_hold_less_than_blocks_computed_again():

@@ -425,16 +425,15 @@ def test_pictures_and_arrays_are_those_of_files(wrap, tmp_path):
 
 @pytest.mark.parametrize("wrap", [torch.from_numpy, np.asarray], ids=["tensor", "array"])
 def test_what_pytorch_makes_tensors_of_by_default_is_nothing_to_a_stream(wrap, tmp_path):
-    """A script that begins with `torch.set_default_device("cuda")`, or a default dtype, streams what lies on the CPU."""
+    """A script that begins with `torch.set_default_device("cuda")` streams a network that lies on the CPU."""
     model, pixels = network(), np.random.default_rng(0).random((3, 40, 48), dtype=np.float32)
     image = wrap(pixels if wrap is torch.from_numpy else pixels.transpose(1, 2, 0))
     expected = subquad.stream(model, image, most_tokens=8, labels=tmp_path / "before.npy")
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"):
-            got = subquad.stream(
-                model, image, most_tokens=8, labels=tmp_path / "labels.npy", heat=tmp_path / "heat.npy"
-            )
+            files = {"labels": tmp_path / "labels.npy", "heat": tmp_path / "heat.npy"}
+            got = subquad.stream(model, image, most_tokens=8, **files)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(got.logits, expected.logits) and got.logits.dtype == torch.float32

@@ -16,12 +16,12 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
 
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, cut_into_rows
 from subquad.large.block_walks import BlockWalk, PlainBlock, has_own_forward, in_forwards_place, part_of, walk_of
 from subquad.models.backbone import Backbone
+from subquad.models.computed_again import computed_again
 from subquad.ranges import checks_arguments
 from subquad.rope import Rotation
 
@@ -103,7 +103,7 @@ class InChunks:
         walk = walk_of(self.block, grid, call, lambda block, rows: part_of(rotation, rows, grid))
         if isinstance(walk, PlainBlock) and self.block.cpe is not None:
             x = self.block.cpe(x, grid=grid)
-        return _through(walk, _Chunks(x, cut_into_rows(grid, self.most_tokens)), _drops(self.block, x))
+        return _through(walk, _Chunks(self.block, x, cut_into_rows(grid, self.most_tokens)), _drops(self.block, x))
 
 
 def _whole(forward: Callable[..., Tensor], block: Any, x: Tensor, grid: TokenGrid, rotation: Any) -> Tensor:
@@ -112,10 +112,10 @@ def _whole(forward: Callable[..., Tensor], block: Any, x: Tensor, grid: TokenGri
 
 
 class _Chunks:
-    """Tokens (b, n, c), cut into parts once, so that their gradients are put together once."""
+    """Tokens (b, n, c) of a block, cut into parts once, so that their gradients are put together once."""
 
-    def __init__(self, x: Tensor, parts: list[GridRows]) -> None:
-        self.parts = parts
+    def __init__(self, block: nn.Module, x: Tensor, parts: list[GridRows]) -> None:
+        self.block, self.parts = block, parts
         self.pieces = x.split([rows.num_tokens for rows in parts], dim=1)
 
     def again(self, function: Callable[[Tensor], Any], rows: GridRows) -> Any:
@@ -135,7 +135,7 @@ class _Chunks:
             return function(own[0] if len(own) == 1 else torch.cat(own, dim=1))
 
         pieces = [self.pieces[number] for number in kept]
-        return checkpoint(joined, *pieces, use_reentrant=False) if torch.is_grad_enabled() else joined(*pieces)
+        return computed_again(self.block, joined, *pieces) if torch.is_grad_enabled() else joined(*pieces)
 
 
 def _through(walk: BlockWalk, chunks: _Chunks, drops: Callable[[], Any]) -> Tensor:

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from subquad.besides import Besides, class_besides
 from subquad.errors import SubquadError
+from subquad.models.computed_again import computed_again
 from subquad.models.layers import Block
 from subquad.ranges import checks_arguments
 
@@ -55,4 +55,4 @@ class _Chunked(Besides):
         chunks = x.split(self.most_tokens, dim=1)
         if not torch.is_grad_enabled():
             return torch.cat([whole(chunk) for chunk in chunks], dim=1)
-        return torch.cat([checkpoint(whole, chunk, use_reentrant=False) for chunk in chunks], dim=1)
+        return torch.cat([computed_again(self, whole, chunk) for chunk in chunks], dim=1)

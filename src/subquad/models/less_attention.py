@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from timm.models import checkpoint, register_notrace_module
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
+from subquad.models.computed_again import computed_again
 from subquad.models.layers import Block
 from subquad.models.stages import Stage
 from subquad.positions import GridTable, adaptive_means, same_prefix, stored_grid
@@ -330,7 +331,7 @@ class ScoreStage(Stage):
         loss = None
         for block in self.blocks:
             if self.grad_checkpointing and self.training:
-                tokens, scores = checkpoint(block, tokens, scores, grid=grid)
+                tokens, scores = computed_again(block, block, tokens, scores, grid=grid)
             else:
                 tokens, scores = block(tokens, scores, grid=grid)
             if self.training and scores is not None and isinstance(block.attn, LessAttention):

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from timm.models import checkpoint, register_notrace_module
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from subquad import spread
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.models.computed_again import computed_again
 from subquad.models.layers import Mechanism
 from subquad.positions import PositionTable, start_normal
 from subquad.rope import AxialRope, Rotation, rope_of
@@ -129,7 +130,7 @@ class Stage(nn.Module):
         for block in self.blocks:
             turned = {} if self.rope is None else {"rotation": rotations[feature_width_of(block)]}
             if self.grad_checkpointing and self.training:
-                tokens = checkpoint(block, tokens, grid=grid, **turned)
+                tokens = computed_again(block, block, tokens, grid=grid, **turned)
             else:
                 tokens = block(tokens, grid=grid, **turned)
             yield tokens, grid
