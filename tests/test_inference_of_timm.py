@@ -375,6 +375,33 @@ def test_who_listens_hears_every_step_of_swin(name, place, dtype):
     assert heard == [place]
 
 
+class Changed(torch.nn.Module):
+    """A projection with a change of low rank beside it, as people write it by hand."""
+
+    def __init__(self, layer, width):
+        super().__init__()
+        self.layer, self.down = layer, torch.nn.Linear(layer.in_features, 2)
+        self.up = torch.nn.Linear(2, width)
+
+    def forward(self, x):
+        return self.layer(x) + self.up(self.down(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", WITH_BIASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_changes_of_low_rank_beside_projections_are_computed(kind, dtype):
+    model = with_biases(kind)
+    owners = [module for module in model.modules() if isinstance(getattr(module, "proj", None), torch.nn.Linear)]
+    for owner in owners:
+        # BEiT's layer asks its projection in for its weight
+        for place in ("proj",) if kind.startswith("beit") else ("qkv", "proj"):
+            layer = getattr(owner, place)
+            setattr(owner, place, Changed(layer, layer.out_features))
+    fast, x = subquad.optimize(deepcopy(model), dtype), torch.randn(1, 3, 48, 80)
+    assert all(error(fast(x.to(dtype)), model(x)) < (1e-5 if dtype == torch.float32 else 0.1) for _ in range(2))
+
+
 @pytest.mark.parametrize("name", [None, "linear"])
 @pytest.mark.filterwarnings("ignore:While \\w+, we found certain side effects")  # the grid is written down
 @torch.no_grad()

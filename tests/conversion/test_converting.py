@@ -32,6 +32,7 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.conversion import conversion_of, converted_layers, load_converted, save_converted, save_delta
 from subquad.conversion.converted_attention import ADDED
+from subquad.conversion.towers import find_tower
 from subquad.grid import TokenGrid
 from subquad.models.mavit import GATES
 
@@ -676,3 +677,23 @@ def test_quantized_attention_layers_are_put_back_as_they_were(strict):
         for name, _ in layer.named_children():
             setattr(layer, name, nn.Identity())
     assert torch.equal(answer(subquad.restore(student, strict=strict), x), answer(whole, x))
+
+
+@pytest.mark.parametrize("name", ["timm SAM", "transformers SAM"])
+def test_heads_that_were_cut_out_stay_out(name):
+    model = teacher(name)
+    for layer in find_tower(model).layers:
+        attn = layer.module
+        heads = "num_heads" if hasattr(attn, "num_heads") else "num_attention_heads"
+        count, width = getattr(attn, heads) - 1, attn.proj.in_features // getattr(attn, heads)
+        qkv = nn.Linear(attn.qkv.in_features, 3 * count * width)
+        with torch.no_grad():
+            for own in ("weight", "bias"):
+                parts = getattr(attn.qkv, own).unflatten(0, (3, -1))
+                getattr(qkv, own).copy_(parts[:, : count * width].flatten(0, 1))
+            attn.proj.weight = nn.Parameter(attn.proj.weight[:, : count * width].clone())
+        attn.proj.in_features, attn.qkv = count * width, qkv
+        setattr(attn, heads, count)
+    x = images()
+    assert difference(answer(subquad.convert(model, "softmax"), x), answer(model, x)) < 1e-5
+    assert answer(subquad.convert(model, "linear"), x).isfinite().all()

@@ -3,12 +3,13 @@
 import pytest
 import timm
 import torch
-from foreign import TINY, answer, images, teacher
+from foreign import FOREIGN, TINY, answer, images, teacher
 from torch import nn
 
 import subquad
 from subquad import SubquadError
 from subquad.conversion import converted_layers
+from subquad.conversion.towers import find_tower
 
 PYRAMID = {"embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4)}
 REFUSED = {
@@ -49,6 +50,32 @@ def test_unets_have_a_function_of_their_own():
     unet = UNet2DConditionModel(**blocks, **sizes, attention_head_dim=4, norm_num_groups=8)
     with pytest.raises(SubquadError, match=r"subquad\.diffusion\.apply_agent_attention"):
         subquad.convert(unet, "linear")
+
+
+class Adapter(nn.Module):
+    """As people write it by hand, without a word on how wide it is."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return 0.5 * self.layer(x)
+
+
+@pytest.mark.parametrize("name", [name for name in FOREIGN if not name.startswith("torch")])
+def test_what_stands_in_a_projections_place_is_to_say_how_wide_it_is(name):
+    model = teacher(name)
+    for layer in find_tower(model).layers:
+        owners = {owner: list(owner.named_children()) for owner in layer.module.modules()}
+        for owner, children in owners.items():
+            for own, part in children:
+                if type(part) is nn.Linear:
+                    setattr(owner, own, Adapter(part))
+    # it has a gate, which is as wide as what projections read
+    with pytest.raises(SubquadError, match="a Adapter stands where a linear layer was, .* no in_features") as caught:
+        subquad.convert(model, "mala", in_place=True)
+    assert "\n" not in str(caught.value)
 
 
 class OddAttention(nn.Module):

@@ -244,6 +244,26 @@ def is_quadratic(mechanism: Mechanism) -> bool:
     return traits_of(getattr(mechanism, "func", mechanism)).quadratic
 
 
+def channels_into(layer: nn.Module) -> int:
+    """Channels of what a linear layer reads, or what stands in its place."""
+    return _says(layer, "in_features")
+
+
+def channels_out_of(layer: nn.Module) -> int:
+    """Channels of what a linear layer gives, or what stands in its place."""
+    return _says(layer, "out_features")
+
+
+def _says(layer: Any, name: str) -> int:
+    count: int | None = getattr(layer, name, None)
+    if count is None:
+        raise SubquadError(
+            f"a {type(layer).__name__} stands where a linear layer was, and has no {name}: give it this attribute, as "
+            "nn.Linear has it, or convert the network before such layers come into it"
+        )
+    return count
+
+
 def refuse_extra_heads(mechanism: Any) -> None:
     """Raise where a mechanism has heads of its own that a converted layer can't supply."""
     name, traits = type(mechanism).__name__, traits_of(mechanism)

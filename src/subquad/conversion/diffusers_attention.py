@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, Mechanism
+from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, channels_out_of
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.diffusion.patchable_layers import EXTRAS, REPLACEABLE
 from subquad.diffusion.processor import MergedAttention
@@ -49,7 +49,7 @@ class DiffusersAttention(ConvertedAttention):
                 raise SubquadError(f"it has a {extra}, which a converted layer does not know")
         if getattr(original, "fused_projections", False):
             raise SubquadError("its projections are fused: call unfuse_qkv_projections() on a network that is not")
-        if original.to_k is None or original.to_k.out_features != original.to_q.out_features:
+        if original.to_k is None or channels_out_of(original.to_k) != channels_out_of(original.to_q):
             raise SubquadError("its heads share keys, or have none: this can't be converted")
         if norm_width(original) not in (None, head_of(original)):
             raise SubquadError("its norms of queries and keys go across the heads: this can't be converted")
@@ -58,7 +58,7 @@ class DiffusersAttention(ConvertedAttention):
         return original.heads, head_of(original)
 
     def tokens_width(self, original: Any) -> int:
-        return original.to_q.in_features
+        return channels_into(original.to_q)
 
     @classmethod
     def is_self_attention(cls, original: Any) -> bool:
@@ -195,7 +195,7 @@ class FluxAttention(DiffusersAttention):
 
 def head_of(original: Any) -> int:
     """Channels of a head."""
-    return original.to_q.out_features // original.heads
+    return channels_out_of(original.to_q) // original.heads
 
 
 def norm_width(original: Any) -> int | None:

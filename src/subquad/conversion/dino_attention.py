@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from subquad.conversion.converted_attention import channels_into
 from subquad.conversion.timm_attention import TimmAttention
 from subquad.errors import SubquadError
 
@@ -28,10 +29,10 @@ class Dinov2Attention(TimmAttention):
         """All of them can be converted."""
 
     def sizes(self, original: Any) -> tuple[int, int]:
-        return original.num_heads, original.proj.in_features // original.num_heads
+        return original.num_heads, channels_into(original.proj) // original.num_heads
 
     def tokens_width(self, original: Any) -> int:
-        return original.qkv.in_features
+        return channels_into(original.qkv)
 
     def forward(self, x: Tensor, attn_bias: Any = None) -> Tensor:  # type: ignore[override]
         refuse_bias(attn_bias)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subquad.attention import traits_of
 from subquad.attention.bricks import LocalConv
-from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic
+from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, is_quadratic
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.cswin import CrossShapedAttention
@@ -38,7 +38,7 @@ class OwnAttention(ConvertedAttention):
         refuse_own_heads(original.inner)
 
     def sizes(self, original: Any) -> tuple[int, int]:
-        return original.num_heads, original.proj.in_features // original.num_heads
+        return original.num_heads, channels_into(original.proj) // original.num_heads
 
     def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
         return ((name, part) for name, part in super().kept(original) if name != "inner")
@@ -229,7 +229,7 @@ class OwnCrossShapedAttention(ConvertedAttention):
 
     def sizes(self, original: Any) -> tuple[int, int]:
         heads = original.heads * len(original.branches)
-        return heads, original.proj.in_features // heads
+        return heads, channels_into(original.proj) // heads
 
     def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
         self.split_size = original.split_size if is_quadratic(mechanism) else None

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.attention import traits_of
-from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -34,7 +34,7 @@ class SamAttention(ConvertedAttention):
             raise SubquadError("a SAM encoder with rotary positions can't be converted")
 
     def sizes(self, original: Any) -> tuple[int, int]:
-        return original.num_heads, original.proj.out_features // original.num_heads
+        return original.num_heads, channels_into(original.proj) // original.num_heads
 
     def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
         unused = {"attn_drop"} if traits_of(self.inner).quadratic else {"attn_drop", *TABLES}
@@ -71,7 +71,7 @@ class TransformersSamAttention(SamAttention):
         """All of them can be converted."""
 
     def sizes(self, original: Any) -> tuple[int, int]:
-        return original.num_attention_heads, original.proj.out_features // original.num_attention_heads
+        return original.num_attention_heads, channels_into(original.proj) // original.num_attention_heads
 
     def forward(self, hidden_states: Tensor, output_attentions: bool = False) -> tuple[Tensor, None]:  # type: ignore[override]
         return super().forward(hidden_states), None

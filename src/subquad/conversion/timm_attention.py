@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, refuse_grouped
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_grouped
 from subquad.errors import SubquadError
 from subquad.inference.foreign_halves import three
 from subquad.rope import Rotation
@@ -32,7 +32,7 @@ class TimmAttention(ConvertedAttention):
         return ((name, part) for name, part in super().kept(original) if name != "attn_drop")
 
     def tokens_width(self, original: Any) -> int:
-        return (original.qkv or original.q_proj).in_features
+        return channels_into(original.qkv or original.q_proj)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         return self.attend(x, None, attn_mask, is_causal)

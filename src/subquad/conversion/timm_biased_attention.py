@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from subquad.attention import traits_of
+from subquad.conversion.converted_attention import channels_into
 from subquad.conversion.pair_biases import with_bias
 from subquad.conversion.timm_attention import TimmAttention
 
@@ -85,7 +86,7 @@ class TimmBeitAttention(TimmRelPosAttention):
         self.window_size = original.window_size
 
     def sizes(self, original: Any) -> tuple[int, int]:
-        return original.num_heads, original.qkv.out_features // 3 // original.num_heads
+        return original.num_heads, channels_into(original.proj) // original.num_heads
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:  # type: ignore[override]
         return super().forward(x, shared_rel_pos_bias)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.conversion.converted_attention import channels_into
 from subquad.conversion.windowed_blocks import WindowedBlock, as_cosines, continuous_bias, window_bias
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -32,10 +33,10 @@ class TimmSwinBlock(WindowedBlock):
             raise SubquadError(f"this Swin block has a {kind.__module__}.{kind.__qualname__}, which is not known here")
 
     def sizes(self, original: Any) -> tuple[int, int]:
-        return original.attn.num_heads, original.attn.proj.in_features // original.attn.num_heads
+        return original.attn.num_heads, channels_into(original.attn.proj) // original.attn.num_heads
 
     def tokens_width(self, original: Any) -> int:
-        return original.attn.proj.out_features
+        return channels_into(original.attn.qkv)
 
     def projections(self, attention: Any) -> nn.Module:
         parts = nn.ModuleDict({name: getattr(attention, name) for name in self.names})

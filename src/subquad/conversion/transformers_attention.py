@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.attention import traits_of
-from subquad.conversion.converted_attention import ConvertedAttention, refuse_grouped
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_grouped
 from subquad.conversion.pair_biases import with_bias
 from subquad.errors import SubquadError
 from subquad.rope import Rotation
@@ -63,7 +63,7 @@ class TransformersAttention(ConvertedAttention):
         return heads, original.head_dim
 
     def tokens_width(self, original: Any) -> int:
-        return original.q_proj.in_features
+        return channels_into(original.q_proj)
 
     def forward(
         self,
@@ -141,7 +141,7 @@ class TransformersSelfAttention(ConvertedAttention):
         return original.num_attention_heads, original.attention_head_size
 
     def tokens_width(self, original: Any) -> int:
-        return original.query.in_features
+        return channels_into(original.query)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         q, k, v = (self.split(self.through(name, hidden_states)) for name in ("query", "key", "value"))

@@ -23,6 +23,7 @@ from subquad.inference.foreign_halves import Between, InFewSteps, converted, fir
 from subquad.inference.halves import does_more, scaled
 from subquad.inference.own_blocks import can_fuse, has_plain_mlp, is_scale, plain_mlp, scale_of
 from subquad.kernels import replayed
+from subquad.models.layers import is_linear
 from subquad.models.windows import Windows
 from subquad.ops import softmax_attention
 from subquad.tracing import refuse_torchscript
@@ -197,7 +198,9 @@ class TimmWindowSoftmax(TimmSoftmax):
 
 def is_plain_in_windows(attn: Any) -> bool:
     """Whether this is timm's softmax attention of windows, with the usual scale."""
-    return type(attn) is WindowAttention and attn.scale == (attn.qkv.out_features // (3 * attn.num_heads)) ** -0.5
+    # what stands in a projection's place, low-rank changes for instance, need not say how wide it is
+    is_one = type(attn) is WindowAttention and is_linear(attn.qkv)
+    return is_one and attn.scale == (attn.qkv.out_features // (3 * attn.num_heads)) ** -0.5
 
 
 def windows_under(block: Any, image: Tensor) -> Windows:
