@@ -1,6 +1,7 @@
 """What is no batch of images ends in one line that says what is wanted, in every host, however features are taken."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ from hosts import small
 from subquad import SubquadError
 from subquad.models import HOSTS
 
+
+def nested(*images):
+    with warnings.catch_warnings():
+        # that this is a prototype
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor(list(images))
+
+
 WRONG = {
     "no batch axis": (torch.zeros(3, 64, 64), r"got \(3, 64, 64\): x\[None\] makes a batch"),
     "one channel": (
@@ -22,6 +31,13 @@ WRONG = {
     "bytes": (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "of uint8: make them float"),
     "no pixels": (torch.zeros(1, 3, 64, 0), r"got \(1, 3, 64, 0\): they have no pixels"),
     "an array": (torch.zeros(1, 3, 64, 64).numpy(), "as a tensor .*, got ndarray"),
+    "nested": (nested(torch.zeros(3, 64, 64), torch.zeros(3, 64, 32)), "nested one: stack images"),
+    "ragged": (
+        torch.nested.nested_tensor([torch.zeros(3, 64, 64)] * 2, layout=torch.jagged),
+        "nested one: stack images",
+    ),
+    "sparse": (torch.zeros(1, 3, 64, 64).to_sparse(), r"sparse_coo: x\.to_dense\(\)"),
+    "of oneDNN": (torch.zeros(1, 3, 64, 64).to_mkldnn(), r"_mkldnn: x\.to_dense\(\)"),
     "a vector": (torch.zeros(12), r"got \(12,\)"),
 }
 WAYS = {

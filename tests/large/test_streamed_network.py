@@ -447,6 +447,15 @@ def test_what_is_no_image_at_all_is_one_line(image):
     assert "\n" not in str(refusal.value)
 
 
+def test_tensors_that_are_no_block_of_numbers_say_so(image):
+    for wrong, words in (
+        (torch.nested.nested_tensor([image], layout=torch.jagged), "a nested one"),
+        (image.to_sparse(), "to_dense"),
+    ):
+        with pytest.raises(SubquadError, match=words):
+            subquad.stream(network(), wrong)
+
+
 def test_networks_on_other_devices_say_so(image):
     with pytest.raises(SubquadError, match=r"on the CPU, and this one is on meta: model\.cpu\(\)"):
         subquad.stream(network().to("meta"), image)

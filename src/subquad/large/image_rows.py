@@ -23,6 +23,7 @@ from subquad.large.slide_rows import SlideRows
 from subquad.large.streamed_hosts import StreamedHost
 from subquad.large.tiff_rows import TiffRows
 from subquad.large.zarr_rows import ZARR_MARKS, ZarrRows
+from subquad.models.backbone import not_dense
 from subquad.models.stages import ImageRows
 
 ABOVE_ONE = 1e-6
@@ -42,6 +43,8 @@ class TensorRows:
     """A tensor (channels, y, x) or (1, channels, y, x), as a network takes it."""
 
     def __init__(self, image: Tensor, dtype: torch.dtype) -> None:
+        if why := not_dense(image):
+            raise SubquadError(f"one image at a time is streamed, a tensor (channels, height, width), got {why}")
         self.image = image[None] if image.dim() == 3 else image
         if self.image.dim() != 4 or len(self.image) != 1 or not image.is_floating_point() or image.is_meta:
             raise SubquadError(

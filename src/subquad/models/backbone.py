@@ -351,6 +351,9 @@ def refuse_no_images(x: Tensor, in_chans: int) -> None:
     if not isinstance(x, Tensor):
         kind = type(x).__name__
         raise SubquadError(f"this network takes images as a tensor (b, {in_chans}, height, width), got {kind}")
+    # it may be that it does not say its shape
+    if why := not_dense(x):
+        raise SubquadError(f"this network takes images as a tensor (b, {in_chans}, height, width), got {why}")
     if x.dim() == 4 and x.shape[1] == in_chans and x.is_floating_point():
         return
     wanted = f"this network takes images (b, {in_chans}, height, width), got {tuple(x.shape)}"
@@ -361,6 +364,15 @@ def refuse_no_images(x: Tensor, in_chans: int) -> None:
         raise SubquadError(f"{wanted} of {dtype}: make them float and normalise them first")
     last = "channels stand in front of height and width" if x.shape[3] == in_chans else ""
     raise SubquadError(f"{wanted}: {last or f'make it with in_chans={x.shape[1]} to take these'}")
+
+
+def not_dense(x: Tensor) -> str:
+    """What a tensor is beside a block of numbers, and what to do with it; empty for one that is none."""
+    if x.is_nested:
+        return "a nested one: stack images of one size by torch.stack(x.unbind()), or hand them over one by one"
+    if x.layout is not torch.strided:
+        return f"one of {x.layout}: x.to_dense() makes it a dense one"
+    return ""
 
 
 @register_notrace_function
