@@ -44,6 +44,11 @@ def has_forward_derivatives() -> bool:
     return forward_ad._current_level >= 0
 
 
+def is_transformed() -> bool:
+    """Whether what is called is seen by `torch.func` (vmap, grad, …) first."""
+    return torch._C._are_functorch_transforms_active()
+
+
 @torch.compiler.assume_constant_result
 def is_exporting() -> bool:
     """Whether what is computed is written down by `torch.export`."""

@@ -546,3 +546,22 @@ def test_half_precision_takes_images_of_other_sizes_and_stays_near(host, dtype):
             assert (model(x).float() - exact).norm() <= 0.05 * exact.norm()
         half = model.to(dtype)(x.to(dtype))
     assert half.dtype == dtype and (half.float() - exact).norm() <= 0.05 * exact.norm()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("host", SMALL)
+def test_several_networks_are_computed_as_one(host):
+    """PyTorch's recipe for ensembles: `stack_module_state`, and `vmap` over the stacked parameters."""
+    networks = [drawn(small(host)), drawn(small(host))]
+    images = torch.randn(2, 3, 64, 64)
+    parameters, buffers = torch.func.stack_module_state(networks)
+
+    def called(*state):
+        return torch.func.functional_call(networks[0], state, (images,))
+
+    answers = torch.vmap(called)(parameters, buffers)
+    for network, answer in zip(networks, answers, strict=True):
+        expected = network(images)
+        torch.testing.assert_close(answer, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    answers.square().sum().backward()
+    assert all(x.grad is None or x.grad.isfinite().all() for x in parameters.values())

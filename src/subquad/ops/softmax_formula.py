@@ -12,7 +12,7 @@ from subquad import kernels
 from subquad.errors import SubquadError
 from subquad.kernels import Shapes
 from subquad.ops.precision import in_fp32, of_widest_dtype
-from subquad.tracing import has_forward_derivatives
+from subquad.tracing import has_forward_derivatives, is_transformed
 
 SHAPES = Shapes(
     "softmax attention",
@@ -59,8 +59,8 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, forbidden: Te
     if bias is not None:
         bias = bias.to(q.dtype)
         mask = bias if forbidden is None else bias.masked_fill(forbidden, float("-inf"))
-    if not torch.compiler.is_compiling() and has_forward_derivatives():
-        # PyTorch's fused forms have none of these
+    if not torch.compiler.is_compiling() and (has_forward_derivatives() or (mask is not None and is_transformed())):
+        # PyTorch's fused forms have none of these, nor gradients of a bias, which it does not see within vmap
         with sdpa_kernel(SDPBackend.MATH):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).to(dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).to(dtype)
