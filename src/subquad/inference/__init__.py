@@ -34,11 +34,11 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     residual another, in fp32 where the mechanism is one as well. Blocks that are kernels alone are one call of the
     library from the second time on, and what is between its steps stays with the thread, up to 256 MB. The same goes
     for blocks of timm's and transformers' plain networks (ViT, DeiT, DINOv2, RADIO, SigLIP, CLIP), converted or as they
-    are, and for converted ones of Swin; with rotary positions (DINOv3, EVA) and in windows (Swin, ours and timm's) each half
-    of a block is a step or a few, and of timm's BEiT and ViTs with relative positions the MLP's half is one. Converted
-    networks of ours are of as few steps as those made so. Blocks look at their parts at each call, so that what is put
-    into them afterwards, or listens, is computed or called; what could not be of few steps is not until it is asked for
-    again.
+    are, and for converted ones of Swin; with rotary positions (DINOv3, EVA) and in windows (Swin, ours and timm's) each
+    half of a block is a step or a few, and of timm's BEiT and ViTs with relative positions the MLP's half is one.
+    Converted networks of ours are of as few steps as those made so. Blocks look at their parts at each call, so that
+    what is put into them afterwards, or listens, is computed or called; what could not be of few steps is not until it
+    is asked for again.
     Where PyTorch's products in fp32 use half of a processor's multipliers (AMD's from Zen 5 on), the linear layers of
     any network, ours or not, are multiplied by our kernel, `QuickLinear`. PyTorch's `quantize_dynamic` knows layers by
     their class alone and passes these by: quantize first.
