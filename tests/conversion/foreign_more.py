@@ -4,8 +4,8 @@ from functools import partial
 
 import timm
 import torch
-from foreign import TINY, of_transformers
-from foreign_dino import ListedBlock, dinov2, dinov3
+from foreign import TINY, of_transformers, timms_sam
+from foreign_dino import ListedBlock, dinov2, dinov3, named
 from torch import nn
 
 
@@ -48,6 +48,20 @@ def sam2_of_transformers():
 def sam_hq_of_transformers():
     arguments = {"num_hidden_layers": 3, "mlp_dim": 96, "output_channels": 16, "global_attn_indexes": [1]}
     return of_transformers("SamHQVisionModel", "SamHQVisionConfig", window_size=3, **arguments)
+
+
+@named("segment_anything.modeling.image_encoder", "Attention")
+class MetasSamAttention(timm.models.vision_transformer_sam.Attention):
+    def forward(self, x):
+        return super().forward(x)
+
+
+def sam_of_meta():
+    """What Meta's own package has, which is not here: timm's, with layers of its class's name."""
+    model = timms_sam()
+    for block in model.blocks:
+        block.attn.__class__ = MetasSamAttention
+    return model
 
 
 def sam3_of_transformers():
@@ -95,6 +109,7 @@ MORE = {
     "transformers ViTPose": (lambda: OfMaps(vitpose_of_transformers()), []),
     "transformers SAM 2": (sam2_of_transformers, [(64, 96), (128, 64)]),
     "transformers SAM-HQ": (sam_hq_of_transformers, []),
+    "SAM of segment_anything": (sam_of_meta, []),
     "transformers SAM 3": (sam3_of_transformers, []),
     "transformers Sapiens 2": (sapiens_of_transformers, [(64, 96), (96, 80)]),
     "transformers InternVL": (

@@ -24,6 +24,7 @@ FAMILIES: dict[str, str] = {
     "diffusers.models.transformers.transformer_flux": "subquad.conversion.diffusers_attention",
     "dinov2.layers.attention": "subquad.conversion.dino_attention",
     "dinov3.layers.attention": "subquad.conversion.dino_attention",
+    "segment_anything.modeling.image_encoder": "subquad.conversion.sam_attention",
     "timm.layers.attention": "subquad.conversion.timm_attention",
     "timm.models.beit": "subquad.conversion.timm_biased_attention",
     "timm.models.eva": "subquad.conversion.timm_attention",

@@ -25,9 +25,12 @@ TABLES = ("rel_pos_h", "rel_pos_w")
 
 
 class SamAttention(ConvertedAttention):
-    """timm's layer, (b, y, x, c) to (b, y, x, c)."""
+    """timm's layer, (b, y, x, c) to (b, y, x, c), and that of Meta's own package, which timm's is as."""
 
-    replaces: ClassVar[tuple[str, ...]] = ("timm.models.vision_transformer_sam.Attention",)
+    replaces: ClassVar[tuple[str, ...]] = (
+        "timm.models.vision_transformer_sam.Attention",
+        "segment_anything.modeling.image_encoder.Attention",
+    )
 
     def check(self, original: Any) -> None:
         if getattr(original, "rope", None) is not None:
