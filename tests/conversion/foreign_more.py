@@ -15,6 +15,10 @@ def timms_swin_v2(**more):
     return timm.create_model("swinv2_tiny_window8_256", img_size=64, num_classes=5, **sizes | more)
 
 
+def timms_naflex(name="naflexvit_base_patch16_gap", **more):
+    return timm.create_model(name, num_classes=5, **TINY | more)
+
+
 def dpt_of_transformers():
     sizes = {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8, 8, 16, 16]}
     return of_transformers("DPTForDepthEstimation", "DPTConfig", **sizes, fusion_hidden_size=8, is_hybrid=False)
@@ -94,6 +98,11 @@ def timms_biased(name, **more):
 # name: what makes it, and sizes besides 64×64 that it takes
 MORE = {
     "timm Swin v2": (timms_swin_v2, [(64, 96), (96, 80)]),
+    "timm NaFlexViT": (timms_naflex, [(64, 96), (96, 80)]),
+    "timm NaFlexViT, rotary positions": (
+        partial(timms_naflex, attn_type="rope", rope_type="axial", dynamic_img_pad=True),
+        [(64, 96), (96, 70)],
+    ),
     "timm BEiT": (partial(timms_biased, "beit_base_patch16_224"), []),
     "timm BEiT, shared biases": (
         partial(timms_biased, "beit_base_patch16_224", use_rel_pos_bias=False, use_shared_rel_pos_bias=True),

@@ -108,6 +108,25 @@ def test_swin_blocks_that_are_not_quadratic_lose_windows_and_biases(name):
         assert any(block in key for key in with_bias) == there
 
 
+def patches_of_two(name):
+    """Images of two sizes as networks take them that are told where patches stand: arguments by name."""
+    if "RADIO" in name:
+        return {"pixel_values": torch.randn(24, 768), "image_grid_hw": torch.tensor([[4, 4], [2, 4]])}
+    places = torch.tensor([[y, x] for y in range(4) for x in range(4)]).expand(2, -1, -1)
+    return {"x": torch.randn(2, 16, 768), "patch_coord": places, "patch_valid": torch.arange(32).view(2, 16) < 24}
+
+
+@pytest.mark.parametrize("name", ["timm NaFlexViT", "transformers RADIO"])
+def test_patches_of_images_of_several_sizes_are_refused_and_no_trouble_to_the_teacher(name):
+    model = teacher(name)
+    student = subquad.convert(model, "linear")
+    assert student.subquad_conversion.grid[:2] == ((24, 24) if "NaFlex" in name else (4, 4))
+    with torch.no_grad():
+        model(**patches_of_two(name))
+        with pytest.raises(SubquadError, match=r"images .* of one size at a time"):
+            student(**patches_of_two(name))
+
+
 def some_mechanisms(name):
     """Agent attention, and another one for each family; all of them are converted in test_converting.py."""
     able = [other for other in SUB_QUADRATIC if not (has_prefix(name) and refuses(other, "prefix"))]

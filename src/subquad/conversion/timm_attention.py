@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_grouped
+from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.naflex_recorder import TimmRecorder
 from subquad.errors import SubquadError
 from subquad.inference.foreign_halves import three
 from subquad.rope import Rotation
@@ -17,6 +19,7 @@ class TimmAttention(ConvertedAttention):
     """Fused or separate projections, norms of q and k, a norm and a gate of the answer."""
 
     replaces: ClassVar[tuple[str, ...]] = ("timm.layers.attention.Attention",)
+    listener: ClassVar[type[GridRecorder]] = TimmRecorder
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)

@@ -1,7 +1,7 @@
 """Where in a foreign network the attention layers stand, and which patch embedding their tokens come from."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby, pairwise, takewhile
@@ -370,4 +370,7 @@ def _size_of(root: Any, model: Any) -> tuple[int, int] | None:
                 return size, size
             if isinstance(size, tuple | list) and len(size) == 2:
                 return int(size[0]), int(size[1])
-    return None
+    # what timm says of the weights of a network that takes any
+    about = getattr(root, "pretrained_cfg", None)
+    size = about.get("input_size") if isinstance(about, Mapping) else None
+    return (int(size[1]), int(size[2])) if isinstance(size, tuple | list) and len(size) == 3 else None
