@@ -79,6 +79,16 @@ def turned(rotation: Rotation | None, *tokens: Tensor) -> tuple[Tensor, ...]:
     return tokens if rotation is None else tuple(map(rotation.turn, tokens))
 
 
+def with_signs(sin: Tensor, *, interleaved: bool) -> Tensor:
+    """Sines (…, d) with the sign that the partner of a channel gets, which is minus for the first of a pair."""
+    signs = torch.ones(sin.shape[-1], dtype=sin.dtype, device=sin.device)
+    if interleaved:
+        signs[0::2] = -1
+    else:
+        signs[: len(signs) // 2] = -1
+    return sin * signs
+
+
 class AxialRope(nn.Module):
     """The rotation of every grid; it learns nothing and keeps nothing.
 

@@ -160,7 +160,7 @@ def test_every_entry_of_a_note_is_of_its_kind(tmp_path, make):
         ('{"x": "' + "x" * 2**22 + '"}', "characters, more than"),
         ("{}", "does not say which network it holds"),
         ('{"creation": null}', "does not say which network it holds"),
-        ('{"creation": {"task": "x"}}', "is for `subquad x`, not a classifier .`subquad eval`, "),
+        ('{"creation": {"task": "x"}}', r"is for `subquad x`, not a classifier \(`subquad eval`, `subquad predict`\)"),
         ('{"creation": {"task": ["\\u001b"]}}', "is for `subquad .*`, not a classifier"),
         ('{"creation": {"name": "deit_tinny"}}', "unknown model 'deit_tinny'"),
         ('{"creation": {"name": ["deit_tiny"]}}', "makes no network"),
@@ -231,7 +231,7 @@ def test_weights_and_notes_that_do_not_belong_together_are_refused(tmp_path, mon
     for task in TASKS.keys() - {"classify"}:
         refused(
             path,
-            f"is a classifier .*, not for `subquad {task}`",
+            rf"is a classifier \(`subquad eval`, `subquad predict`\), not for `subquad {task}`",
             lambda path, task=task: open_trained(path, task=task),
         )
     rewrite(path, {"creation": {"task": "segment"}})

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, channels_out_of
-from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.diffusion.patchable_layers import EXTRAS, REPLACEABLE
 from subquad.diffusion.processor import MergedAttention
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable
-from subquad.rope import Rotation
+from subquad.rope import Rotation, with_signs
 
 FLUX = "diffusers.models.transformers.transformer_flux"
 
@@ -143,8 +143,7 @@ class FluxRecorder(GridRecorder):
 
     @classmethod
     def hears(cls, module: nn.Module) -> bool:
-        kind = type(module)
-        return f"{kind.__module__}.{kind.__qualname__}" == f"{FLUX}.FluxPosEmbed"
+        return is_called(module, f"{FLUX}.FluxPosEmbed")
 
     @classmethod
     def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
@@ -206,6 +205,4 @@ def norm_width(original: Any) -> int | None:
 
 def rotation_of(cos: Tensor, sin: Tensor) -> Rotation:
     """Tables (n, d) of neighbouring pairs of channels, of text and image."""
-    signs = torch.ones(sin.shape[-1], dtype=sin.dtype, device=sin.device)
-    signs[0::2] = -1
-    return Rotation(cos, sin * signs, interleaved=True)
+    return Rotation(cos, with_signs(sin, interleaved=True), interleaved=True)

@@ -208,6 +208,12 @@ def stop_listening(model: nn.Module) -> None:
                 del hooks[key]
 
 
+def is_called(module: nn.Module, name: str) -> bool:
+    """Whether a module is of the class of this full name, whose library need not be there."""
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}" == name
+
+
 def _paddings(convolution: Any) -> tuple[int, int]:
     """Of rows and of columns, on each side; "valid" is none."""
     return convolution.padding if isinstance(convolution.padding, tuple) else (0, 0)

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.conversion.transformers_attention import TransformersAttention
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -17,8 +17,7 @@ class RadioRecorder(GridRecorder):
 
     @classmethod
     def hears(cls, module: nn.Module) -> bool:
-        kind = type(module)
-        return f"{kind.__module__}.{kind.__qualname__}" == f"{RADIO}.RadioPatchEmbeddings"
+        return is_called(module, f"{RADIO}.RadioPatchEmbeddings")
 
     @classmethod
     def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from subquad.conversion.converted_attention import ConvertedAttention, channels_
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.rope import Rotation
+from subquad.rope import Rotation, with_signs
 
 TABLES = ("rel_pos_h", "rel_pos_w")
 
@@ -135,9 +135,8 @@ class Sam3Attention(ConvertedAttention):
         x = hidden_states.flatten(1, 2)
         q, k, v = (self.split(self.through(name, x)) for name in ("q_proj", "k_proj", "v_proj"))
         cos, sin = (table.flatten(0, -2) for table in position_embeddings)
-        # channels turn by twos, the first of each by minus the sine
-        signs = torch.tensor([-1, 1], dtype=sin.dtype, device=sin.device).repeat(sin.shape[-1] // 2)
-        y = self.mix(q, k, v, x, grid=grid, rotation=Rotation(cos, sin * signs, interleaved=True))
+        rotation = Rotation(cos, with_signs(sin, interleaved=True), interleaved=True)
+        y = self.mix(q, k, v, x, grid=grid, rotation=rotation)
         return self.through("o_proj", y).view(hidden_states.shape), None
 
 

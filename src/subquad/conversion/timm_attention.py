@@ -12,7 +12,7 @@ from subquad.conversion.grid_recorder import GridRecorder
 from subquad.conversion.timm_recorder import TimmRecorder
 from subquad.errors import SubquadError
 from subquad.inference.foreign_halves import three
-from subquad.rope import Rotation
+from subquad.rope import Rotation, with_signs
 
 
 class TimmAttention(ConvertedAttention):
@@ -121,10 +121,5 @@ def forbidden(attn_mask: Tensor | None) -> Tensor | None:
 def rotation_of(rope: Tensor, prefix: int, *, interleaved: bool) -> Rotation:
     """Timm's table of sines and cosines (…, y·x, 2d) for the tokens behind `prefix`, as a rotation of all tokens."""
     sin, cos = rope.chunk(2, dim=-1)
-    signs = torch.ones(sin.shape[-1], dtype=sin.dtype, device=sin.device)
-    if interleaved:
-        signs[0::2] = -1
-    else:
-        signs[: len(signs) // 2] = -1
     rows = (0, 0, prefix, 0)
-    return Rotation(F.pad(cos, rows, value=1), F.pad(sin * signs, rows), interleaved)
+    return Rotation(F.pad(cos, rows, value=1), F.pad(with_signs(sin, interleaved=interleaved), rows), interleaved)

@@ -4,15 +4,14 @@ from typing import Any
 
 from torch import nn
 
-from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 
 
 def is_naflex(module: nn.Module) -> bool:
     """Whether this is NaFlexViT's embedding, which answers with tokens and the grid that they stand on."""
-    kind = type(module)
-    return f"{kind.__module__}.{kind.__qualname__}" == "timm.models.naflexvit.NaFlexEmbeds"
+    return is_called(module, "timm.models.naflexvit.NaFlexEmbeds")
 
 
 class TimmRecorder(GridRecorder):
@@ -26,9 +25,7 @@ class TimmRecorder(GridRecorder):
     def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
         if not is_naflex(embedding):
             return super().map_from(embedding, size)
-        # images that are filled up have a patch for what is left
-        more = [patch - 1 if embedding.dynamic_img_pad else 0 for patch in embedding.patch_size]
-        height, width = ((size[axis] + more[axis]) // embedding.patch_size[axis] for axis in (0, 1))
+        height, width = embedding.dynamic_feat_size(size)
         if min(height, width) < 1:
             raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {embedding.patch_size}")
         return height, width

@@ -11,7 +11,7 @@ from subquad.attention import traits_of
 from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_grouped
 from subquad.conversion.pair_biases import with_bias
 from subquad.errors import SubquadError
-from subquad.rope import Rotation
+from subquad.rope import Rotation, with_signs
 
 
 class TransformersAttention(ConvertedAttention):
@@ -85,10 +85,13 @@ class TransformersAttention(ConvertedAttention):
         padding: Tensor | None = None,
     ) -> Tensor:
         """What goes into the last projection, of queries, keys and values (b, n, h·d)."""
-        q, k, v = map(self.split, projected)
-        q, k = self.through("q_norm", q), self.through("k_norm", k)
+        q, k, v = self._heads(*projected)
         rotation = None if turned_by is None else rotation_of(turned_by[0], turned_by[1], x.shape[1])
         return self.mix(q, k, v, x, rotation=rotation, padding=padding)
+
+    def _heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Heads (b, h, n, d) of what is projected (b, n, h·d), behind the norms of queries and keys."""
+        return self.through("q_norm", self.split(q)), self.through("k_norm", self.split(k)), self.split(v)
 
     # what subquad.inference asks for
 
@@ -117,16 +120,8 @@ class InternVLAttention(TransformersAttention):
         y, weights = super().forward(hidden_states, *args, **kwargs)
         return self.through("projection_dropout", y), weights
 
-    def _answers(
-        self,
-        projected: Sequence[Tensor],
-        x: Tensor,
-        turned_by: tuple[Tensor, Tensor] | None = None,
-        padding: Tensor | None = None,
-    ) -> Tensor:
-        q, k, v = projected
-        q, k, v = map(self.split, (self.through("q_norm", q), self.through("k_norm", k), v))
-        return self.mix(q, k, v, x, padding=padding)
+    def _heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.split(self.through("q_norm", q)), self.split(self.through("k_norm", k)), self.split(v)
 
 
 class TransformersSelfAttention(ConvertedAttention):
@@ -196,6 +191,5 @@ def padding_of(attention_mask: Tensor) -> Tensor:
 
 def rotation_of(cos: Tensor, sin: Tensor, num_tokens: int) -> Rotation:
     """DINOv3's tables (y·x, d) of the map's tokens as a rotation of all, prefix tokens first, which do not turn."""
-    half = torch.ones(sin.shape[-1] // 2, dtype=sin.dtype, device=sin.device)
     rows = (0, 0, num_tokens - sin.shape[-2], 0)
-    return Rotation(F.pad(cos, rows, value=1), F.pad(sin * torch.cat([-half, half]), rows), interleaved=False)
+    return Rotation(F.pad(cos, rows, value=1), F.pad(with_signs(sin, interleaved=False), rows), interleaved=False)
