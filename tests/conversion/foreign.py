@@ -132,7 +132,11 @@ def teacher(name):
 def has_prefix(name):
     """Whether a network of this family has class tokens, or others in front of its map."""
     return not any(
-        word in name for word in ("SAM", "SigLIP", "Swin", "PVT", "MAViT", "I-JEPA", "torch encoder", "AIMv2")
+        word in name
+        for word in (
+            *("SAM", "SigLIP", "Swin", "PVT", "MAViT", "I-JEPA", "torch encoder", "AIMv2"),
+            *("CAFormer", "SegFormer", "GLPN"),
+        )
     )
 
 

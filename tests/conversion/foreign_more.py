@@ -95,8 +95,59 @@ def timms_biased(name, **more):
     return timm.create_model(name, img_size=64, num_classes=5, **TINY | more)
 
 
+STAGES = {"depths": [1, 1, 1, 2], "num_heads": [1, 2, 3, 4]}
+
+
+def timms_pyramid(**more):
+    """PVTv2, whose keys are reduced eight, four and two times, or pooled; maps of 16×16 to 2×2."""
+    from timm.models.pvt_v2 import PyramidVisionTransformerV2
+
+    model = PyramidVisionTransformerV2(embed_dims=(16, 32, 48, 64), num_classes=5, **STAGES | more)
+    model.pretrained_cfg = {"input_size": (3, 64, 64)}
+    return model
+
+
+def caformer():
+    """Attention in the last two of four stages, as timm makes it in each size; maps of 4×4 and 2×2."""
+    from timm.models import metaformer as timms
+
+    norms = [timms.LayerNorm2dNoBias, timms.LayerNorm2dNoBias, timms.LayerNormNoBias, timms.LayerNormNoBias]
+    mixers = [timms.SepConv, timms.SepConv, timms.Attention, timms.Attention]
+    dims = (16, 32, 64, 96)
+    model = timms.MetaFormer(depths=(1, 1, 2, 1), dims=dims, token_mixers=mixers, norm_layers=norms, num_classes=5)
+    model.pretrained_cfg = {"input_size": (3, 64, 64)}
+    return model
+
+
+def pyramid_of_transformers(model, config, **more):
+    import transformers
+
+    sizes = {"depths": STAGES["depths"], "num_attention_heads": STAGES["num_heads"], "hidden_sizes": [16, 32, 48, 64]}
+    return getattr(transformers, model)(getattr(transformers, config)(**sizes | more))
+
+
+PYRAMIDS = {
+    "timm PVTv2": (timms_pyramid, [(64, 96), (96, 80)]),
+    "timm PVTv2, pooled keys": (partial(timms_pyramid, linear=True), [(64, 96), (96, 80)]),
+    "timm CAFormer": (caformer, [(64, 96), (96, 80)]),
+    "transformers SegFormer": (
+        partial(pyramid_of_transformers, "SegformerModel", "SegformerConfig"),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers PVTv2": (
+        partial(pyramid_of_transformers, "PvtV2Model", "PvtV2Config", image_size=64),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers PVTv2, pooled keys": (
+        partial(pyramid_of_transformers, "PvtV2Model", "PvtV2Config", image_size=64, linear_attention=True),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers GLPN": (partial(pyramid_of_transformers, "GLPNModel", "GLPNConfig"), [(64, 96), (96, 80)]),
+}
+
 # name: what makes it, and sizes besides 64×64 that it takes
 MORE = {
+    **PYRAMIDS,
     "timm Swin v2": (timms_swin_v2, [(64, 96), (96, 80)]),
     "timm NaFlexViT": (timms_naflex, [(64, 96), (96, 80)]),
     "timm NaFlexViT, rotary positions": (

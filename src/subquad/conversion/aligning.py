@@ -125,7 +125,7 @@ class Taps:
         self.teacher, self.layers = teacher, layers
         conversion = conversion_of(student)
         self.paths = {number: conversion.paths[number] for number in layers}
-        self.embedding = teacher.get_submodule(conversion.embedding)
+        self.embeddings = [teacher.get_submodule(path) for path in (conversion.embedding, *conversion.resizing)]
         self._figures: dict[str, float] = {}
 
     def step(self, images: Any) -> dict[str, float]:
@@ -133,7 +133,7 @@ class Taps:
         self._figures = {}
         with_gradients = torch.is_grad_enabled()
         recorder = next(iter(self.layers.values())).recorder
-        handles = [self.embedding.register_forward_hook(recorder)]
+        handles = [embedding.register_forward_hook(recorder) for embedding in self.embeddings]
         for number, path in self.paths.items():
             module = self.teacher.get_submodule(path)
             handles.append(module.register_forward_hook(self._hook(number, with_gradients), with_kwargs=True))

@@ -53,11 +53,14 @@ class ConvertedAttention(nn.Module):
         replaces: full names of the classes that a family's class stands for, where they are defined.
         host: the host whose usual settings mechanisms have in this family, see `Traits.in_hosts`.
         listener: what tells this family's layers where their tokens stand, and to which module it listens.
+        in_pyramid: whether convolutions lead from one stage of this family's networks to the next, each to a smaller
+            map, on which the layers behind it stand.
     """
 
     replaces: ClassVar[tuple[str, ...]] = ()
     host: ClassVar[str] = "vit"
     listener: ClassVar[type[GridRecorder]] = GridRecorder
+    in_pyramid: ClassVar[bool] = False
 
     # what torch.jit.script calls first
     __prepare_scriptable__ = refuse_torchscript

@@ -152,6 +152,14 @@ class GridRecorder:
         return copied
 
 
+class OverlappingRecorder(GridRecorder):
+    """Listens to a convolution whose patches overlap."""
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        return isinstance(module, nn.Conv2d) and module.stride[0] > 1
+
+
 class Follower:
     """Lets a recorder listen to whatever stands in the embedding's place: timm replaces it for another patch size.
 

@@ -34,6 +34,8 @@ class Conversion:
         grid: (height, width) of tokens that position parameters were made for, and prefix tokens.
         img_size, prefix: as they were given; None where the network says it itself.
         teacher: the digest of the network's weights before it was converted.
+        embedding, resizing: paths of the modules that know where tokens stand: the first one, and in pyramids those
+            that lead to each further map.
         creations: the arguments that made the network, or parts of it that hold replaced layers, by their paths; ""
             is the whole.
     """
@@ -48,6 +50,7 @@ class Conversion:
     img_size: tuple[int, int] | None
     prefix: int | None
     creations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    resizing: tuple[str, ...] = ()
 
     def as_note(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -56,6 +59,7 @@ class Conversion:
             "attention": {str(number): name for number, name in self.attention.items()},
             "paths": {str(number): path for number, path in self.paths.items()},
             "grid": list(self.grid),
+            "resizing": list(self.resizing),
         }
 
 
@@ -77,8 +81,8 @@ def convert(
     the old one back. What the exchange costs is won back by `align` and `distil`, without labels.
 
     Args:
-        model: a network of timm (ViT, DeiT, DINOv2, DINOv3, EVA, SigLIP, SAM), transformers (ViT, DeiT, DINOv2,
-            DINOv3, SigLIP, CLIP, BEiT, DPT, RADIO, SAM, SAM 2, SAM 3 and others), torchvision, or one that is built of
+        model: a network of timm (ViT, DeiT, DINOv2, DINOv3, EVA, SigLIP, SAM, PVTv2, CAFormer), transformers (ViT,
+            DeiT, DINOv2, DINOv3, SigLIP, CLIP, BEiT, DPT, RADIO, SAM, SegFormer and others), torchvision, or one built of
             `torch.nn.MultiheadAttention`; a Swin of timm or transformers, whose converted blocks see the whole map
             unless the mechanism is quadratic; a transformer of diffusers (DiT, PixArt, SD3, Flux), whose text tokens
             are prefix tokens; or one of ours.
@@ -121,7 +125,8 @@ def convert(
     _keep_ties(model, made, modules)
     for path, module in made.items():
         put(modules, path, module)
-    listen(model, tower.embedding, recorder)
+    for path in (tower.embedding, *tower.resizing):
+        listen(model, path, recorder)
     conversion = Conversion(
         attention=dict(names),
         paths={number: tower.layers[number].path for number in names},
@@ -133,6 +138,7 @@ def convert(
         img_size=size,
         prefix=prefix,
         creations=_creations(model, made),
+        resizing=tower.resizing,
     )
     noted: Any = model
     noted.subquad_conversion = conversion

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from subquad.attention import traits_of
 from subquad.conversion.converted_attention import ConvertedAttention, channels_into
-from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.rope import Rotation, with_signs
@@ -78,14 +78,6 @@ class TransformersSamAttention(SamAttention):
 
     def forward(self, hidden_states: Tensor, output_attentions: bool = False) -> tuple[Tensor, None]:  # type: ignore[override]
         return super().forward(hidden_states), None
-
-
-class OverlappingRecorder(GridRecorder):
-    """Listens to a convolution whose patches overlap."""
-
-    @classmethod
-    def hears(cls, module: nn.Module) -> bool:
-        return isinstance(module, nn.Conv2d) and module.stride[0] > 1
 
 
 class Sam2Attention(SamAttention):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import groupby, pairwise, takewhile
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from subquad.conversion.converted_attention import ConvertedAttention, is_quadratic
 from subquad.conversion.families import converted_class
 from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.pyramids import grids_of_layers, holder_of, in_common, resizing_behind, stage_of
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone
@@ -80,6 +81,7 @@ class Tower:
         layers: in the order of the blocks.
         host: the host whose usual settings mechanisms have here, see `Traits.in_hosts`.
         recorder: what listens to the embedding.
+        resizing: paths of the convolutions behind it that lead from stage to stage, to which it listens as well.
     """
 
     embedding: str
@@ -87,6 +89,7 @@ class Tower:
     layers: tuple[Layer, ...]
     host: str = "vit"
     recorder: type[GridRecorder] = GridRecorder
+    resizing: tuple[str, ...] = ()
 
     @property
     def depths(self) -> list[int]:
@@ -103,7 +106,7 @@ class Tower:
     @property
     def paths_by_stage(self) -> list[list[str]]:
         """Where the layers of each stage stand."""
-        stages = groupby((layer.path for layer in self.layers), key=_stage_of)
+        stages = groupby((layer.path for layer in self.layers), key=stage_of)
         return [list(stage) for _, stage in stages]
 
 
@@ -131,7 +134,8 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
             return _own_tower(module, path, modules, img_size)
     _refuse_unknown("", modules)
     path, recorder = _embedding(modules)
-    root = _root_of(path, modules)
+    in_pyramid = [one for one in _candidates("", modules) if _is_in_pyramid(modules[one])]
+    root = holder_of([path, *in_pyramid], modules) if in_pyramid else _root_of(path, modules)
     _refuse_unknown(root, modules)
     holder: Any = modules[root]
     size = img_size or _size_of(holder, model) or recorder.usual_size
@@ -139,6 +143,8 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
     if prefix is None:
         prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
+    if in_pyramid:
+        return _pyramid(path, root, modules, recorder, size)
     stem = _stem_of(path, root, modules, recorder)
     grid = TokenGrid(*_map_behind(stem, modules, recorder, size), prefix)
     layers = tuple(_layers(root, modules, grid))
@@ -147,8 +153,7 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
             f"maps of {type(holder).__name__} have the sizes that it is made for: leave img_size out, and call "
             "set_input_size on the network instead"
         )
-    host = min((layer.known.host for layer in layers if layer.known is not None), default="vit")
-    return Tower(stem[-1], grid, layers, host, recorder)
+    return Tower(stem[-1], grid, layers, _host_of(layers), recorder)
 
 
 def made_for(model: nn.Module, paths: Iterable[str]) -> tuple[int, int] | None:
@@ -165,14 +170,38 @@ def _holder(model: nn.Module, paths: Iterable[str]) -> Any:
     for module in model.modules():
         if isinstance(module, Backbone):
             return module
-    places = zip(*(path.split(".") for path in paths), strict=False)
-    common = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, places)]
-    return model.get_submodule(".".join(common))
+    return model.get_submodule(".".join(in_common(paths)))
 
 
 def _mixes_quadratically(module: Any) -> bool:
     """Whether this layer's cost grows with n²; foreign ones do, ours say it."""
     return not isinstance(module, SelfAttention) or is_quadratic(module.inner)
+
+
+def _pyramid(
+    embedding: str,
+    root: str,
+    modules: dict[str, nn.Module],
+    recorder: type[GridRecorder],
+    size: tuple[int, int],
+) -> Tower:
+    """A network of stages that convolutions lead to: a grid for each."""
+    paths = list(_candidates(root, modules))
+    chain = resizing_behind(embedding, root, modules, recorder, paths)
+    maps = accumulate(chain, lambda before, path: recorder.map_from(modules[path], before), initial=size)
+    grids = [TokenGrid(*one) for one in maps][1:]
+    standing = grids_of_layers(paths, chain, modules, grids)
+    layers = tuple(_layers(root, modules, grids[0], standing))
+    return Tower(embedding, grids[0], layers, _host_of(layers), recorder, tuple(chain[1:]))
+
+
+def _is_in_pyramid(layer: nn.Module) -> bool:
+    family = converted_class(layer)
+    return family is not None and family.in_pyramid
+
+
+def _host_of(layers: Iterable[Layer]) -> str:
+    return min((layer.known.host for layer in layers if layer.known is not None), default="vit")
 
 
 def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
@@ -187,12 +216,6 @@ def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img
         raise SubquadError(f"{type(backbone).__name__} has no attention layers that could be replaced")
     host = next((name for name, cls in HOSTS.items() if isinstance(backbone, cls)), "vit")
     return Tower(embedding, grids[0], tuple(layers), host)
-
-
-def _stage_of(path: str) -> str:
-    """What the paths of a stage's layers have in common: all before the number of the block."""
-    parts = path.split(".")
-    return ".".join(parts[: max((i for i, part in enumerate(parts) if part.isdigit()), default=0)])
 
 
 def _embedding(modules: dict[str, nn.Module]) -> tuple[str, type[GridRecorder]]:
@@ -339,11 +362,15 @@ def _holds_attention(module: nn.Module) -> bool:
     )
 
 
-def _layers(root: str, modules: dict[str, nn.Module], grid: TokenGrid) -> Iterator[Layer]:
+def _layers(
+    root: str, modules: dict[str, nn.Module], grid: TokenGrid, standing: Mapping[str, TokenGrid] | None = None
+) -> Iterator[Layer]:
+    """The layers below `root`; on `standing` where that is given, or where their families say from `grid`."""
     for path in _candidates(root, modules):
         module = modules[path]
         family = converted_class(module)
-        own = grid if family is None else family.grid_of(module, grid)
+        on = grid if standing is None else standing[path]
+        own = on if family is None else family.grid_of(module, on)
         yield Layer(path, module, modules[path.rpartition(".")[0]], family, own)
 
 

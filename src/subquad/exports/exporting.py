@@ -3,8 +3,9 @@
 import importlib.util
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -154,8 +155,19 @@ def least_pixels(model: nn.Module) -> int:
     else:
         # which leaves out what is not a whole patch
         cuts = (one for one in parts if isinstance(one, nn.Conv2d) and one.stride == one.kernel_size)
-        two = 2 * max((max(one.stride) for one in cuts), default=1)
+        two = max(2 * max((max(one.stride) for one in cuts), default=1), _reduction(parts) + 1)
     return max(two, *(getattr(part, "least_size", 1) for part in parts))
+
+
+def _reduction(parts: Iterable[nn.Module]) -> int:
+    """How many pixels lie between two places of the coarsest map that convolutions of overlapping patches lead to."""
+    convolutions = (one for one in parts if isinstance(one, nn.Conv2d) and one.groups == 1)
+    chain: list[nn.Conv2d] = []
+    for one in (one for one in convolutions if 1 < one.stride[0] < one.kernel_size[0]):
+        # others stand beside
+        if not chain or one.in_channels == chain[-1].out_channels:
+            chain.append(one)
+    return prod(max(one.stride) for one in chain)
 
 
 def stated_size(model: nn.Module) -> tuple[int, int] | None:

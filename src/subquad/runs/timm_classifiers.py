@@ -1,6 +1,7 @@
 """Classifiers of timm: by their names, or from a folder that timm saved."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,9 @@ CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """What is beside it, as timm calls them."""
 
+HEADS = ("head", "head.fc", "fc", "head.fc.fc2")
+"""The last layers of classifiers, whose rows are the classes; CAFormer's has one in front of it."""
+
 
 def open_timm(source: str, img_size: Pixels | None, device: torch.device) -> ImageNetwork:
     """Open a classifier, from "NAME" with timm's weights or "NAME=FILE" with those of a file.
@@ -42,7 +46,7 @@ def open_timm(source: str, img_size: Pixels | None, device: torch.device) -> Ima
     state = read_weights(file)[0] if file else None
     arguments: dict[str, Any] = {}
     if state is not None:
-        head = next((state[key] for key in ("head.weight", "head.fc.weight", "fc.weight") if key in state), None)
+        head = next((state[f"{key}.weight"] for key in HEADS if f"{key}.weight" in state), None)
         arguments["num_classes"] = 0 if head is None or not head.dim() else len(head)
     hint = "" if file else "; name a file, timm/NAME=FILE"
     return _opened(name, arguments, state, img_size, device, f"timm/{source}", hint)
@@ -110,7 +114,7 @@ def _opened(
     if img_size is not None:
         arguments = arguments | {"img_size": img_size}
     try:
-        model, taken = _made(name, pretrained=state is None, **arguments)
+        model, made_of = _made(name, pretrained=state is None, **arguments)
         if state is not None:
             state = _fitting(state, model, resample=img_size is not None)
             if names := not_finite(state):
@@ -124,7 +128,8 @@ def _opened(
     # as a note has it, which is JSON
     as_json = {key: list(value) if isinstance(value, tuple) else value for key, value in seen.items()}
     note = {"classes": list(_classes(model)), "input": as_json}
-    creation = {"task": "classify", **arguments, **taken, "num_classes": model.num_classes}
+    del made_of["pretrained"]
+    creation = {"task": "classify", **made_of, "num_classes": model.num_classes}
     opened = task_named("classify").opened(model.eval().to(device), note, {}).image_network()
     return replace(opened, made={"timm": architecture or name.partition(".")[0], "note": note | {"creation": creation}})
 
@@ -143,12 +148,30 @@ ANY_SIZE = {"dynamic_img_size": True, "dynamic_img_pad": True}
 
 
 def _made(name: str, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-    """A network of timm, for images of any size where it can be one; and the arguments that make it so."""
+    """A network of timm, for images of any size where it can be one; and the arguments that made it."""
     try:
-        return timm.create_model(name, **{**arguments, **ANY_SIZE}), ANY_SIZE
+        return sized(name, **{**arguments, **ANY_SIZE})
     except TypeError:
         # which others refuse before they ask for weights
-        return timm.create_model(name, **arguments), {}
+        return sized(name, **arguments)
+
+
+def sized(name: str, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+    """A network of timm; and the arguments that made it, without `img_size` where it has none: it takes any size.
+
+    Raises:
+        TypeError, and whatever timm raises: it can't be made so.
+    """
+    try:
+        return timm.create_model(name, **arguments), arguments
+    except TypeError as error:
+        if "img_size" not in arguments or not _UNKNOWN_SIZE.search(str(error)):
+            raise
+    unsized = {key: value for key, value in arguments.items() if key != "img_size"}
+    return timm.create_model(name, **unsized), unsized
+
+
+_UNKNOWN_SIZE = re.compile(r"unexpected keyword argument.*'img_size'")
 
 
 def make_timm(name: str, **arguments: Any) -> nn.Module:

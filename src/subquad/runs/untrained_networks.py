@@ -10,7 +10,7 @@ from torch import nn
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import NETWORKS, VARIANTS, create_model
 from subquad.runs.opened_networks import TIMM, open_trained
-from subquad.runs.timm_classifiers import open_timm
+from subquad.runs.timm_classifiers import open_timm, sized
 from subquad.text import one_line
 
 Maker = Callable[[tuple[int, int]], nn.Module]
@@ -41,6 +41,6 @@ def maker_of(source: str) -> Maker:
 
 def _timms(name: str, px: tuple[int, int]) -> nn.Module:
     try:
-        return timm.create_model(name, img_size=px)
+        return sized(name, img_size=px)[0]
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise SubquadError(f"timm/{name} can't be made for {px[0]}×{px[1]} px: {one_line(error)}") from None

@@ -1,0 +1,143 @@
+"""Attention of pyramids whose keys are reduced: timm's PVTv2; transformers' SegFormer, PVTv2 and GLPN.
+
+Wang et al. 2021, arXiv 2102.12122 and 2106.13797; Xie et al. 2021, arXiv 2105.15203. A quadratic mechanism keeps the
+fewer keys, all others see the whole map, and the convolutions that reduce it go, as in our own PVT.
+
+Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y x rows and columns.
+"""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, is_quadratic
+from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
+from subquad.grid import TokenGrid
+
+
+class PyramidRecorder(OverlappingRecorder):
+    """Listens to a pyramid's embeddings; SegFormer's and GLPN's do not say which images they are made for."""
+
+    usual_size = (512, 512)
+
+
+class ReducingAttention(ConvertedAttention):
+    """What all of them share: tokens come with the height and width of their map.
+
+    Attributes:
+        projected_as: the layers that project tokens to queries, and reduced ones to keys and values, together or apart.
+        reduced_by: the layers that make fewer tokens of a map, where there are such: a pooling, a convolution, and
+            behind them, of tokens, a norm and an activation.
+        answered_as: the layers behind the mechanism.
+    """
+
+    host: ClassVar[str] = "pvt"
+    listener: ClassVar[type[GridRecorder]] = PyramidRecorder
+    in_pyramid: ClassVar[bool] = True
+    projected_as: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+    reduced_by: ClassVar[tuple[str, str, str, str]]
+    answered_as: ClassVar[tuple[str, ...]] = ("proj", "proj_drop")
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_attention_heads, original.attention_head_size
+
+    def tokens_width(self, original: Any) -> int:
+        return channels_into(getattr(original, self.projected_as[0]))
+
+    def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
+        self.reduces = is_quadratic(mechanism)
+        kv_grid = self.fewer(original, grid) if self.reduces else grid
+        return mechanism(self.num_heads * self.width, self.num_heads, grid=grid, kv_grid=kv_grid)
+
+    def fewer(self, original: Any, grid: TokenGrid) -> TokenGrid:
+        """The grid of the keys of a map."""
+        pool, convolution = (getattr(original, name, None) for name in self.reduced_by[:2])
+        if pool is not None:
+            return TokenGrid(pool.output_size, pool.output_size)
+        if convolution is None:
+            return grid
+        down, right = convolution.stride
+        return TokenGrid(max(grid.height // down, 1), max(grid.width // right, 1))
+
+    def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
+        unused = () if self.reduces else self.reduced_by
+        return ((name, part) for name, part in super().kept(original) if name not in unused)
+
+    def forward(self, hidden_states: Tensor, height: int, width: int, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        return self.attend(hidden_states, TokenGrid(height, width)), None
+
+    def attend(self, x: Tensor, grid: TokenGrid) -> Tensor:
+        """Project, mix, project back: (b, n, c) to (b, n, c)."""
+        of_queries, *of_keys = self.projected_as
+        keys, kv_grid = self.reduced(x, grid) if self.reduces else (x, grid)
+        fused = [self.through(name, keys) for name in of_keys]
+        k, v = fused if len(fused) == 2 else fused[0].chunk(2, dim=-1)
+        q = self.split(self.through(of_queries, x))
+        y = self.mix(q, self.split(k), self.split(v), x, grid=grid, kv_grid=kv_grid)
+        for name in self.answered_as:
+            y = self.through(name, y)
+        return y
+
+    def reduced(self, x: Tensor, grid: TokenGrid) -> tuple[Tensor, TokenGrid]:
+        """Tokens (b, n, c) that keys and values are made of, and where they stand."""
+        pool, convolution, norm, activation = self.reduced_by
+        if not self.has(convolution):
+            return x, grid
+        image = self.through(convolution, self.through(pool, grid.to_image(x)))
+        tokens = self.through(activation, self.through(norm, image.flatten(2).mT))
+        return tokens, TokenGrid(image.shape[-2], image.shape[-1])
+
+
+class TimmReducingAttention(ReducingAttention):
+    """timm's PVTv2, its form with pooled keys (`linear`) too."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("timm.models.pvt_v2.Attention",)
+    projected_as: ClassVar[tuple[str, ...]] = ("q", "kv")
+    reduced_by: ClassVar[tuple[str, str, str, str]] = ("pool", "sr", "norm", "act")
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_heads, original.head_dim
+
+    def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:  # type: ignore[override]
+        return self.attend(x, TokenGrid(*feat_size))
+
+
+class TransformersPvtV2Attention(ReducingAttention):
+    """transformers' PVTv2, its form with pooled keys (`linear_attention`) too."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("transformers.models.pvt_v2.modeling_pvt_v2.PvtV2SelfAttention",)
+    reduced_by: ClassVar[tuple[str, str, str, str]] = ("pool", "spatial_reduction", "layer_norm", "act")
+
+
+class OlderSegformerAttention(ReducingAttention):
+    """GLPN's, and SegFormer's up to transformers 5.20, whose output projections are modules behind them."""
+
+    replaces: ClassVar[tuple[str, ...]] = (
+        "transformers.models.glpn.modeling_glpn.GLPNEfficientSelfAttention",
+        "transformers.models.segformer.modeling_segformer.SegformerEfficientSelfAttention",
+    )
+    reduced_by: ClassVar[tuple[str, str, str, str]] = ("pool", "sr", "layer_norm", "act")
+    answered_as: ClassVar[tuple[str, ...]] = ()
+
+
+class SegformerAttention(ReducingAttention):
+    """SegFormer's, which reduces tokens by one module."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("transformers.models.segformer.modeling_segformer.SegformerAttention",)
+    projected_as: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
+    reduced_by: ClassVar[tuple[str, str, str, str]] = ("pool", "sequence_reduction", "layer_norm", "act")
+    answered_as: ClassVar[tuple[str, ...]] = ("o_proj",)
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_attention_heads, original.head_dim
+
+    def fewer(self, original: Any, grid: TokenGrid) -> TokenGrid:
+        return super().fewer(getattr(original, "sequence_reduction", None), grid)
+
+    def reduced(self, x: Tensor, grid: TokenGrid) -> tuple[Tensor, TokenGrid]:
+        if not self.has("sequence_reduction"):
+            return x, grid
+        reduction: Any = self._modules["sequence_reduction"]
+        down, right = reduction.sequence_reduction.stride
+        return reduction(x, grid.height, grid.width), TokenGrid(grid.height // down, grid.width // right)

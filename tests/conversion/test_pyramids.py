@@ -1,0 +1,117 @@
+"""Foreign pyramids that convolutions lead through: SegFormer, PVTv2, GLPN and CAFormer."""
+
+import pytest
+import timm
+import torch
+from foreign import Answer, answer, difference, images
+from foreign_more import PYRAMIDS, teacher
+from safetensors.torch import save_file
+from torch import nn
+
+import subquad
+from subquad.conversion import align, converted_layers
+from subquad.runs import open_trained
+from subquad.runs.untrained_networks import maker_of
+
+REDUCING = [name for name in PYRAMIDS if "CAFormer" not in name]
+
+
+def sharp(name):
+    """A teacher whose queries choose among the keys, so that it shows where keys are others."""
+    model = teacher(name)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, mean=1.0, std=0.1)
+        else:
+            nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("name", PYRAMIDS)
+def test_queries_that_choose_find_the_keys_of_the_teacher(name):
+    model = sharp(name)
+    student, other = subquad.convert(model, "softmax"), subquad.convert(model, "linear")
+    for size in [(64, 64), *PYRAMIDS[name][1]]:
+        expected = answer(model, images(*size))
+        assert difference(answer(student, images(*size)), expected) < 2e-6
+        assert difference(answer(other, images(*size)), expected) > 1e-2
+
+
+@pytest.mark.parametrize("name", PYRAMIDS)
+def test_positions_are_made_for_the_map_of_each_stage(name):
+    student = subquad.convert(teacher(name), "focused", img_size=(64, 96))
+    grids = [tuple(layer.inner.positions.grid.shape) for layer in converted_layers(student).values()]
+    if "CAFormer" in name:
+        assert grids == [(4, 6), (4, 6), (2, 3)]
+    else:
+        assert grids == [(16, 24), (8, 12), (4, 6), (2, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("name", REDUCING)
+def test_what_reduces_keys_stays_with_a_quadratic_mechanism_alone(name):
+    model = teacher(name)
+    student = subquad.convert(model, {0: "softmax", 1: "linear"})
+    kept = {number: layer.reduces for number, layer in converted_layers(student).items()}
+    assert kept == {0: True, 1: False}
+    weights = [dict(layer.named_modules()) for layer in converted_layers(student).values()]
+    assert any(isinstance(part, nn.Conv2d) for part in weights[0].values())
+    assert not any(isinstance(part, nn.Conv2d) for name, part in weights[1].items() if "inner" not in name)
+
+
+def test_a_caformer_has_the_same_gradient_where_its_stages_are_computed_again():
+    student = subquad.convert(sharp("timm CAFormer"), "inline")
+    gradients = []
+    for again in (False, True):
+        student.set_grad_checkpointing(again)
+        student.zero_grad()
+        student(images(64, 96)).square().mean().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in student.parameters()]))
+    assert torch.equal(*gradients)
+
+
+def segmenter():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 48, 64], "num_attention_heads": [1, 2, 3, 4]}
+    model = transformers.SegformerForSemanticSegmentation(
+        transformers.SegformerConfig(**sizes, decoder_hidden_size=16, num_labels=3)
+    )
+    return model.eval()
+
+
+def test_a_segmenter_is_converted_below_its_decoder():
+    student = subquad.convert(segmenter(), "pola")
+    assert len(converted_layers(student)) == 4
+    with torch.no_grad():
+        logits = student(images(96, 160)).logits
+    assert logits.shape == (2, 3, 24, 40)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["pvt_v2_b0", "caformer_s18"])
+def test_timms_own_are_opened_for_images_of_a_size_that_they_are_not_told(name, tmp_path):
+    trained = timm.create_model(name, num_classes=3)
+    save_file(trained.state_dict(), tmp_path / "trained.safetensors")
+    opened = open_trained(f"timm/{name}={tmp_path / 'trained.safetensors'}", img_size=(64, 96))
+    assert opened.input.img_size == (64, 96)
+    assert opened.made["note"]["creation"] == {"task": "classify", "num_classes": 3}
+    expected = answer(trained.eval(), images(64, 96))
+    assert torch.equal(answer(opened.model, images(64, 96)), expected)
+    assert expected.shape == (2, 3)
+    assert type(maker_of(f"timm/{name}")((64, 96))) is type(trained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_a_segmenter_is_written_for_images_of_any_size(attention, tmp_path):
+    student = Answer(subquad.convert(segmenter(), attention))
+    written = subquad.export(student, tmp_path / "n.pt2", format="pt2", img_size=64, dynamic="batch,size")
+    # two places of the coarsest map, which lie 32 px apart
+    assert written.least == 33
+
+
+@pytest.mark.parametrize("name", ["timm CAFormer", "timm PVTv2", "transformers SegFormer"])
+def test_it_learns_from_its_teacher(name):
+    model = sharp(name)
+    student = subquad.convert(model, "inline")
+    aligned = align(student, images(number=8), teacher=model, updates=10, batch_size=4)
+    assert sum(aligned.after.values()) < sum(aligned.before.values())
