@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import subquad
+from subquad import SubquadError
 from subquad.conversion import align, converted_layers
 from subquad.runs import open_trained
 from subquad.runs.untrained_networks import maker_of
@@ -45,6 +46,33 @@ def test_positions_are_made_for_the_map_of_each_stage(name):
         assert grids == [(4, 6), (4, 6), (2, 3)]
     else:
         assert grids == [(16, 24), (8, 12), (4, 6), (2, 3), (2, 3)]
+
+
+class Two(nn.Module):
+    """A pyramid beside a plain network."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x):
+        return self.first(x), self.second(x)
+
+
+def test_of_two_networks_the_first_is_converted():
+    plain = timm.create_model("vit_tiny_patch16_224", img_size=64, embed_dim=48, depth=2, num_heads=4)
+    pyramid = teacher("timm PVTv2")
+    assert len(converted_layers(subquad.convert(Two(pyramid, plain), "linear"))) == 5
+    assert len(converted_layers(subquad.convert(Two(plain, pyramid), "linear"))) == 2
+
+
+def test_what_a_pyramid_has_not_is_refused():
+    with pytest.raises(SubquadError, match=r"no tokens stand in front of the maps .* leave prefix out"):
+        subquad.convert(teacher("timm CAFormer"), "linear", prefix=1)
+    student = subquad.convert(teacher("transformers SegFormer"), "linear")
+    (layer, *_), tokens = converted_layers(student).values(), torch.randn(1, 16, 16)
+    with pytest.raises(SubquadError, match="takes no attention_mask"):
+        layer(tokens, 4, 4, torch.zeros(1, 1, 16, 16))
 
 
 @pytest.mark.parametrize("name", REDUCING)

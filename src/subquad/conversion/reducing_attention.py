@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, is_quadratic
 from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
+from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 
 
@@ -61,7 +62,7 @@ class ReducingAttention(ConvertedAttention):
         return TokenGrid(max(grid.height // down, 1), max(grid.width // right, 1))
 
     def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
-        unused = () if self.reduces else self.reduced_by
+        unused = ("attn_drop", "dropout", *(() if self.reduces else self.reduced_by))
         return ((name, part) for name, part in super().kept(original) if name not in unused)
 
     def forward(self, hidden_states: Tensor, height: int, width: int, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -131,6 +132,13 @@ class SegformerAttention(ReducingAttention):
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_attention_heads, original.head_dim
+
+    def forward(
+        self, hidden_states: Tensor, height: int, width: int, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        if attention_mask is not None:
+            raise SubquadError("a converted SegFormer takes no attention_mask: reduced keys can't be told apart by one")
+        return self.attend(hidden_states, TokenGrid(height, width)), None
 
     def fewer(self, original: Any, grid: TokenGrid) -> TokenGrid:
         return super().fewer(getattr(original, "sequence_reduction", None), grid)

@@ -134,8 +134,10 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
             return _own_tower(module, path, modules, img_size)
     _refuse_unknown("", modules)
     path, recorder = _embedding(modules)
-    in_pyramid = [one for one in _candidates("", modules) if _is_in_pyramid(modules[one])]
-    root = holder_of([path, *in_pyramid], modules) if in_pyramid else _root_of(path, modules)
+    root = _root_of(path, modules)
+    if in_pyramid := _in_pyramid(root, modules):
+        # one stage may hold the embedding, and others stand beside it
+        root = holder_of([path, *_in_pyramid("", modules)], modules)
     _refuse_unknown(root, modules)
     holder: Any = modules[root]
     size = img_size or _size_of(holder, model) or recorder.usual_size
@@ -144,6 +146,8 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
     if prefix is None:
         prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
     if in_pyramid:
+        if prefix:
+            raise SubquadError(f"no tokens stand in front of the maps of a {type(holder).__name__}: leave prefix out")
         return _pyramid(path, root, modules, recorder, size)
     stem = _stem_of(path, root, modules, recorder)
     grid = TokenGrid(*_map_behind(stem, modules, recorder, size), prefix)
@@ -195,9 +199,10 @@ def _pyramid(
     return Tower(embedding, grids[0], layers, _host_of(layers), recorder, tuple(chain[1:]))
 
 
-def _is_in_pyramid(layer: nn.Module) -> bool:
-    family = converted_class(layer)
-    return family is not None and family.in_pyramid
+def _in_pyramid(root: str, modules: dict[str, nn.Module]) -> list[str]:
+    """Paths of the layers below `root` that stand in stages which convolutions lead to."""
+    families = {path: converted_class(modules[path]) for path in _candidates(root, modules)}
+    return [path for path, family in families.items() if family is not None and family.in_pyramid]
 
 
 def _host_of(layers: Iterable[Layer]) -> str:
