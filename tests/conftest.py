@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 
 import pytest
 import torch
@@ -34,3 +35,11 @@ def pytest_sessionfinish(session):
 def seed():
     # without an accelerator torch.manual_seed writes down a trace for each kind there could be: milliseconds a test
     (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(0)
+
+
+@pytest.fixture
+def small_disk():
+    """Files may not grow beyond some size, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -4,19 +4,21 @@ What a killed process left aside is removed by the next one that writes to the s
 """
 
 import errno
+import io
 import json
 import math
 import os
 import re
 import shutil
 import socket
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_without_path
 
 _ASIDE = re.compile(r"\..+\.(?P<process>\d+)-(?P<host>[0-9a-f]{8})\.unfinished")
 _swept: set[tuple[int, Path]] = set()
@@ -70,6 +72,60 @@ def reserve(path: Path, size: int) -> None:
         if shutil.disk_usage(path.parent).free < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         file.truncate(max(size, os.fstat(file.fileno()).st_size))
+
+
+@contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """A folder among the system's temporary ones, which is gone afterwards.
+
+    Raises:
+        SubquadError: there is no place for such.
+    """
+    try:
+        place = tempfile.TemporaryDirectory(prefix=f"subquad-{name}-")
+    except OSError as error:
+        raise SubquadError(
+            f"there is no place for temporary files ({reason_without_path(error)}): set TMPDIR to a folder to write to"
+        ) from None
+    with place as folder:
+        yield Path(folder)
+
+
+def little_room(folder: Path, needed: int) -> str:
+    """What is to be added to an error where a temporary folder has less room than is needed; else nothing."""
+    free = shutil.disk_usage(folder).free
+    if free >= needed:
+        return ""
+    return f"; {folder.parent} has room for {free / 2**20:.0f} MiB more: set TMPDIR to a folder with more of it"
+
+
+class ToldAfterwards(io.FileIO):
+    """A new file that says only when it is closed that it could not be written.
+
+    PyTorch's writer of programs ends the process where it is told in the middle.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w")
+        self._error: OSError | None = None
+
+    def write(self, content: Any, /) -> int:
+        """Write all of it, or remember why it can't be."""
+        rest = memoryview(content).cast("B")
+        size = len(rest)
+        try:
+            while len(rest) and self._error is None:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self._error = error
+        return size
+
+    def close(self) -> None:
+        """Raise an OSError where anything could not be written."""
+        super().close()
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
 
 
 def write_text(path: Path, text: str) -> None:

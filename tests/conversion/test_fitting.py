@@ -1,6 +1,7 @@
 """Alignment and distillation: errors fall, blocks do not see each other, what is broken off goes on as if unbroken."""
 
 import copy
+import resource
 import tarfile
 
 import pytest
@@ -205,6 +206,15 @@ def test_networks_that_take_more_than_images_are_fed_by_name(name):
     done = align(student, lambda update: inputs(name), teacher=model, updates=8, lr=1e-3)
     assert all(done.after[number] < done.before[number] for number in done.before)
     distil(student, lambda update: inputs(name), teacher=model, updates=2, lr=1e-4)
+
+
+def test_a_state_that_finds_no_room_is_one_line(tmp_path, small_disk):
+    model, converted = small()
+    small_disk(2000)
+    with pytest.raises(SubquadError, match=r"state\.pt can't be written: File too large$"):
+        align(converted, PICTURES, teacher=model, updates=1, state_file=tmp_path / "state.pt", **FAST)
+    small_disk(resource.RLIM_INFINITY)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_time_budget_ends_a_fit():

@@ -3,6 +3,9 @@
 import importlib.util
 import json
 import logging
+import resource
+import shutil
+import tempfile
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 import timm
 import torch
 from hosts import small
+from torch import nn
 
 import subquad
 from subquad import SubquadError, api
@@ -251,6 +255,32 @@ def test_what_is_written_is_checked_and_not_kept_where_it_is_wrong(tmp_path, mon
     written = export(Mean(), tmp_path / "mean.pt2", format="pt2", img_size=8, dynamic=["batch"])
     assert written.shapes == ((1, 8, 8), (3, 8, 8)) and written.difference == 0
     assert [path.name for path in tmp_path.iterdir()] == ["mean.pt2"]
+
+
+def test_a_full_disk_is_one_line_and_does_not_end_the_process(tmp_path, small_disk):
+    network = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(), nn.Linear(32, 9000))
+    small_disk(1_000_000)
+    with pytest.raises(SubquadError, match=r"^it can't be written as pt2: .*File too large") as raised:
+        export(network, tmp_path / "n.pt2", format="pt2", img_size=8, notes={"task": "none"})
+    small_disk(resource.RLIM_INFINITY)
+    assert "\n" not in str(raised.value) and not list(tmp_path.iterdir())
+
+
+def test_little_room_for_temporary_files_is_said_and_how_to_name_another_place(tmp_path, monkeypatch):
+    def write(program, path):
+        raise RuntimeError("iostream error")
+
+    monkeypatch.setitem(EXPORTERS, "failing", Exporter("failing", ".pt2", (), write, None))
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**21))
+    with pytest.raises(SubquadError, match=rf"iostream error; {place} has room for 2 MiB more: set TMPDIR"):
+        export(Mean(), tmp_path / "mean.pt2", format="failing", img_size=8)
+    place.rmdir()
+    with pytest.raises(SubquadError, match=r"no place for temporary files \(No such file or directory\): set TMPDIR"):
+        export(Mean(), tmp_path / "mean.pt2", format="failing", img_size=8)
+    assert not list(tmp_path.iterdir())
 
 
 def test_int8_may_be_further_off_and_is_made_of_the_file(tmp_path, monkeypatch):

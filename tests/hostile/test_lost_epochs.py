@@ -7,6 +7,7 @@ import resource
 import shutil
 from pathlib import Path
 
+
 import pytest
 import torch
 from run_parts import listing, little_garbage, same, short  # noqa: F401
@@ -23,14 +24,6 @@ SOURCE = Path(__file__).parents[2] / "src" / "subquad"
 
 
 # a full disk
-
-
-@pytest.fixture
-def small_disk():
-    """Files may not grow beyond some size, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_keeps_the_last_epoch_and_says_how_to_go_on(pictures, run, tmp_path, small_disk):

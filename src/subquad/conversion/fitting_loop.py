@@ -225,8 +225,9 @@ class _Fit:
         content = {"what": self.goal.what, "schedule": asdict(self.schedule), "progress": asdict(self.progress)}
         content |= {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         content["best"] = self.best.state_dict()
-        with replacing(path) as aside:
-            torch.save(content, aside)
+        # through a file of ours, which says why it can't be written
+        with replacing(path) as aside, aside.open("wb") as file:
+            torch.save(content, file)
 
     def resume(self, path: Path) -> None:
         try:

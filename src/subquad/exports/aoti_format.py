@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from subquad.errors import SubquadError
-from subquad.writing import json_text
+from subquad.writing import ToldAfterwards, json_text
 
 TAKES = "subquad_takes"
 """The name under which a package says which images it takes."""
@@ -25,7 +25,8 @@ AXES = ("batch", "channels", "height", "width")
 
 def write(program: ExportedProgram, path: Path) -> None:
     """Compile the program; a C++ compiler has to be there."""
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    with ToldAfterwards(path) as file:
+        torch._inductor.aoti_compile_and_package(program, package_path=file)
     describe(path, {TAKES: json_text(taken_by(program))})
 
 

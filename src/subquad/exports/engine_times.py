@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import signal
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from subquad.keeping_memory import keep_memory
 from subquad.ranges import check_repeats
 from subquad.text import one_line
 from subquad.timing import Run, interleaved_ms, warmed_up
-from subquad.writing import write_json
+from subquad.writing import replacing, temporary_folder, write_json
 
 PYTORCH = {"PyTorch": lambda model: model, "optimize": optimize}
 """Forms of a network in PyTorch itself: as it is, and by `subquad.optimize`, where memory is kept as well."""
@@ -99,10 +98,11 @@ def time_engines(
         raise SubquadError(f"passes are timed in {', '.join(MEASURED)}, not in {', '.join(sorted(unknown))}")
     able = dict.fromkeys(PYTORCH, FLOATS) | {name: _able(EXPORTERS[name]) for name in formats}
     rows = []
-    with tempfile.TemporaryDirectory(prefix="subquad-engines-") as folder:
-        file = Path(folder) / "networks.pt"
+    with temporary_folder("engines") as folder:
+        file = folder / "networks.pt"
         # as they are now, training and hooks included, for processes that start from nothing
-        torch.save({name: copy.deepcopy(model).eval() for name, model in networks.items()}, file)
+        with replacing(file) as aside, aside.open("wb") as content:
+            torch.save({name: copy.deepcopy(model).eval() for name, model in networks.items()}, content)
         for engine, of_engine in able.items():
             for dtype in (dtype for dtype in dtypes if dtype in of_engine):
                 log(f"{px[0]}×{px[1]} {engine} {dtype}")

@@ -1,7 +1,6 @@
 """Write a network for another engine: traced, written aside, checked, and moved into place."""
 
 import importlib.util
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from subquad.exports.quantizing import INT8, in_int8
 from subquad.inference import in_evaluation
 from subquad.ranges import Pixels, Positive, checks_arguments, fits, height_and_width
 from subquad.weights.files import within_wrappers
-from subquad.writing import replacing
+from subquad.writing import little_room, replacing, temporary_folder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -214,17 +213,17 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
     channels = _taken_channels(model, wanted)
     shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least)
     tolerance = TOLERANCES[torch.int8 if wanted.int8 else wanted.dtype]
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="subquad-export-") as folder:
+    with warnings.catch_warnings(), temporary_folder("export") as folder:
         # of the libraries that translate, about themselves
         warnings.simplefilter("ignore")
-        aside = Path(folder) / path.name
+        aside = folder / path.name
         run = _translated(model, aside, exporter, wanted, channels)
         try:
             difference = largest_difference(model, run, shapes, channels, wanted.dtype, tolerance)
         except DoesNotRunError as error:
             raise SubquadError(f"{error}{_hint(wanted)}") from error
         # what belongs to it has its name, and another suffix
-        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
+        for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
             with replacing(path.with_name(file.name)) as place:
                 place.write_bytes(file.read_bytes())
     return Exported(path, wanted.format, tuple(shapes), difference, wanted.least if "size" in wanted.dynamic else None)
@@ -274,7 +273,15 @@ def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wante
     except Exception as error:
         # what torch.onnx itself raises says only which of its steps it was
         reason = f"{type(error).__name__}: {reason_of(error.__cause__ or error)}"
-        raise SubquadError(f"it can't be written as {wanted.format}: {reason}{_hint(wanted)}") from error
+        hint = _little_room(model, path.parent) or _hint(wanted)
+        raise SubquadError(f"it can't be written as {wanted.format}: {reason}{hint}") from error
+
+
+def _little_room(model: nn.Module, folder: Path) -> str:
+    """What to say where a network may not have fitted into its temporary folder, which not every engine says."""
+    numbers = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    # what translates it writes it several times, and compilers what they compile
+    return little_room(folder, 3 * numbers + 2**26)
 
 
 def _hint(wanted: _Wanted) -> str:

@@ -15,7 +15,7 @@ def write(program: ExportedProgram, path: Path) -> None:
     """Translate the program to ONNX, and that to OpenVINO's own, in the precision that it has."""
     import openvino
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder) / "network.onnx"
         onnx_format.write(program, file)
         openvino.save_model(openvino.convert_model(file), path, compress_to_fp16=False)

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from subquad.writing import ToldAfterwards
+
 
 def write(program: ExportedProgram, path: Path) -> None:
     """Write the program and its weights in one file."""
-    with path.open("wb") as file:
+    with ToldAfterwards(path) as file:
         torch.export.save(program, file)
 
 
@@ -18,7 +20,7 @@ def describe(path: Path, notes: Mapping[str, str]) -> None:
     """Put notes beside the program, which `torch.export.load(path, extra_files={name: ""})` fills in."""
     with path.open("rb") as file:
         program = torch.export.load(file)
-    with path.open("wb") as file:
+    with ToldAfterwards(path) as file:
         torch.export.save(program, file, extra_files=dict(notes))
 
 

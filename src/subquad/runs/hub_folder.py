@@ -1,7 +1,6 @@
 """A trained classifier as a folder of the Hugging Face hub: weights, what timm makes of them, and a model card."""
 
 import shutil
-import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from subquad.runs.run_records import Run, read_run
 from subquad.tasks.class_names import all_named
 from subquad.text import one_line, si
 from subquad.weights.files import save_weights
-from subquad.writing import replacing, write_json, write_text
+from subquad.writing import replacing, temporary_folder, write_json, write_text
 
 
 def save_for_hf(source: Path | str, folder: Path | str) -> Path:
@@ -67,7 +66,7 @@ def upload(source: Path | str, repository: str, *, private: bool = False) -> str
     """
     from huggingface_hub import HfApi
 
-    with tempfile.TemporaryDirectory() as place:
+    with temporary_folder("upload") as place:
         save_for_hf(source, place)
         try:
             api = HfApi(library_name="subquad")
