@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_without_path
 from subquad.writing import sweep
 
 try:
@@ -84,7 +84,12 @@ def _lock(folder: Path, made: list[Path]) -> int:
             except FileNotFoundError:
                 # the process that has just left took the folder with it
                 continue
-            if not _try_lock(lock):
+            try:
+                free = _try_lock(lock)
+            except OSError:
+                _forget(lock, folder / LOCK)
+                raise
+            if not free:
                 writer = os.pread(lock, 500, 0).decode(errors="replace").strip() or "another process"
                 os.close(lock)
                 raise SubquadError(f"{folder} is being written by {writer}: wait for it, or name another folder")
@@ -98,6 +103,22 @@ def _lock(folder: Path, made: list[Path]) -> int:
         os.ftruncate(lock, 0)
         os.pwrite(lock, _whoami().encode(), 0)
     return lock
+
+
+def _forget(lock: int, path: Path) -> None:
+    """Close a lock file that could not be locked, and remove it where nobody has ever held it."""
+    with suppress(OSError):
+        if not os.fstat(lock).st_size:
+            path.unlink()
+    os.close(lock)
+
+
+def lock_refusal(path: Path, error: Exception) -> SubquadError:
+    """The error for a lock in $SUBQUAD_HOME that can't be had, by what was to be locked."""
+    known = isinstance(error, NotImplementedError) or getattr(error, "errno", None) in _NO_LOCKS
+    where = "on a disk that has locks" if known else "to write to"
+    what = "can't lock" if known else "can't write"
+    return SubquadError(f"{what} {path} ({reason_without_path(error)}): set SUBQUAD_HOME to a folder {where}")
 
 
 def _make(folder: Path) -> list[Path]:

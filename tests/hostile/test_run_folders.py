@@ -1,6 +1,8 @@
 """Run folders: one writer, nothing left behind, nothing stuck."""
 
 import argparse
+import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ from subquad.holding import LOCK, holding
 from subquad.runs.run_folder import RunFolder
 from subquad.training import running, train
 from subquad.training.loop import Trainer
+from subquad.weights.downloading import locked
 from subquad.writing import replacing, write_json, write_text
 
 DEAD = 2**22 - 3  # above what systems give out by default
@@ -122,6 +125,35 @@ def test_a_folder_that_can_not_be_is_one_line(place, pictures, tmp_path):
     with pytest.raises(SubquadError, match=r"can't be written to: \w+") as error:
         train(short(pictures), tmp_path / place)
     assert "\n" not in str(error.value) and listing(tmp_path) == ["file"]
+
+
+def test_a_disk_that_fails_to_lock_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", failing_with(errno.EIO))
+    with pytest.raises(SubquadError, match="x can't be written to: Input/output error"), holding(tmp_path / "x"):
+        pass
+    assert listing(tmp_path) == []
+
+
+def test_a_disk_without_locks_is_called_so(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "home"))
+    archive = shutil.make_archive(str(tmp_path / "pictures"), "tar", pictures)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", failing_with(errno.ENOLCK))
+        with holding(tmp_path / "run"):
+            pass
+        said = r"can't lock [^\n]* \(No locks available\): set SUBQUAD_HOME to a folder on a disk that has locks$"
+        with pytest.raises(SubquadError, match=said):
+            unpack(Path(archive))
+        with pytest.raises(SubquadError, match=said), locked(tmp_path / "home" / "weights"):
+            pass
+    assert unpack(Path(archive)).is_dir()
+
+
+def failing_with(number):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    return fail
 
 
 @pytest.mark.parametrize("place", ["disk", "disk/runs/x"])

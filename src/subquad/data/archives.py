@@ -19,6 +19,7 @@ from filelock import FileLock
 from subquad.data.tars import digest_of, read_tar
 from subquad.data.walking import is_hidden
 from subquad.errors import SubquadError, reason_without_path
+from subquad.holding import lock_refusal
 from subquad.home import home
 from subquad.writing import write_json
 
@@ -43,10 +44,8 @@ def locked(path: Path) -> Iterator[None]:
     lock = FileLock(f"{path}.lock")
     try:
         lock.acquire()
-    except OSError as error:
-        raise SubquadError(
-            f"can't write {path}.lock ({reason_without_path(error)}): set SUBQUAD_HOME to a folder to write to"
-        ) from None
+    except (OSError, NotImplementedError) as error:
+        raise lock_refusal(Path(f"{path}.lock"), error) from None
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from subquad.errors import SubquadError, reason_of, reason_without_path
+from subquad.holding import lock_refusal
 from subquad.text import one_line
 from subquad.weights.web_pages import confirmation, title_of
 from subquad.weights.web_requests import DownloadError, check_address, host_of, is_page, no_answer, opened
@@ -81,10 +82,7 @@ def locked(target: Path) -> Iterator[None]:
         lock = FileLock(target.with_name(f"{target.name}.lock"))
         lock.acquire()
     except (OSError, NotImplementedError) as error:
-        folder = target.parent
-        raise SubquadError(
-            f"can't write to {folder} ({reason_without_path(error)}): set SUBQUAD_HOME to a folder to write to"
-        ) from None
+        raise lock_refusal(target.parent, error) from None
     try:
         yield
     finally:
