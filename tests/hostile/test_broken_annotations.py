@@ -149,6 +149,11 @@ def test_files_that_are_none_are_said(folder, file, text, reason):
         load_objects(folder, split="train")
 
 
+def test_a_mark_of_its_encoding_is_passed_over(folder, file):
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert len(load_objects(folder, split="train"))
+
+
 def test_a_file_that_is_no_text_is_said(folder, file):
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SubquadError, match=rf"^{file} is not JSON: [^\n]*$"):

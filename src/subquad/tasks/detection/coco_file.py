@@ -61,7 +61,8 @@ def _parsed(file: Path) -> Any:
         raise ValueError(f"{literal} is no number there")
 
     try:
-        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique, parse_constant=refused)
+        # some editors and shells begin a file with a mark of its encoding
+        return json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=unique, parse_constant=refused)
     except OSError as error:
         raise SubquadError(f"{file} can't be read: {reason_without_path(error)}") from None
     except RecursionError:

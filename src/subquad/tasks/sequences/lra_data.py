@@ -201,7 +201,8 @@ def _retrieval(split: str, data_dir: Path | None) -> Source:
     texts: list[tuple[bytes, bytes]] = []
     labels = []
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
+        # which passes over the mark of its encoding that some editors begin a file with
+        with file.open(encoding="utf-8-sig", newline="") as lines:
             for number, row in enumerate(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), start=1):
                 label, pair = _pair(row, f"line {number} of {file}")
                 labels.append(label)
