@@ -1,5 +1,6 @@
 """Sequences of the Long Range Arena: each task gives numbers above 0 for what is there, and 0 for padding."""
 
+import os
 import tarfile
 
 import numpy as np
@@ -86,6 +87,25 @@ def test_each_split_of_retrieval_is_read_from_its_own_file(sources, tmp_path):
         (tmp_path / "aan" / f"new_aan_pairs.{part}.tsv").write_text(f"1\t1\t2\t{name}\tother\n")
         tokens, _ = load_sequences("retrieval", split=name, **sources["retrieval"])[0]
         assert bytes(tokens[0][tokens[0] > 0].numpy().astype(np.uint8) - 1).decode() == name
+
+
+def test_pairs_of_an_editor_are_those_without_its_mark_and_line_ends(sources, tmp_path):
+    file = tmp_path / "aan" / "new_aan_pairs.test.tsv"
+    expected = load_sequences("retrieval", split="test", **sources["retrieval"])
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
+    found = load_sequences("retrieval", split="test", **sources["retrieval"])
+    assert len(found) == len(expected)
+    assert all(torch.equal(a[0], b[0]) and a[1] == b[1] for a, b in zip(found, expected, strict=True))
+
+
+def test_other_images_of_the_same_size_and_time_are_not_taken_for_those_that_were_kept(sources, tmp_path):
+    file = tmp_path / "cifar" / "test" / "cat" / "0.png"
+    shown = []
+    for light in (0, 255):
+        Image.new("RGB", (32, 32), (light,) * 3).save(file, compress_level=0)
+        os.utime(file, (0, 0))
+        shown.append(load_sequences("image", split="test", **sources["image"])[0][0])
+    assert shown[0].unique().tolist() == [1] and shown[1].unique().tolist() == [256]
 
 
 def test_grey_is_that_of_the_arena(sources, tmp_path):

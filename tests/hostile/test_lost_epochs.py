@@ -7,7 +7,6 @@ import resource
 import shutil
 from pathlib import Path
 
-
 import pytest
 import torch
 from run_parts import listing, little_garbage, same, short  # noqa: F401

@@ -142,7 +142,8 @@ def _stamp(images: ImageDataset) -> int:
     for name in map(images.path, range(len(images))):
         path = Path(name)
         status = path.stat() if is_regular_file(path) else None
-        text = f"{name} {status.st_size} {status.st_mtime_ns}" if status else name
+        # archives and mirrors give files one time for all, and sizes of pictures that are not compressed are the same
+        text = f"{name} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}" if status else name
         stamp = crc32(text.encode(errors="surrogateescape"), stamp)
     return stamp
 
