@@ -11,11 +11,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from run_parts import complaint, failing_now, listing, little_garbage, same, short, short_of  # noqa: F401
 
 from subquad.cli import main, make_parser
 from subquad.data.archives import unpack
-from subquad.diffusion.folder import ImageFolder
+from subquad.diffusion.folder import ImageFolder, ImageRow
 from subquad.errors import SubquadError
 from subquad.holding import LOCK, holding
 from subquad.runs.run_folder import RunFolder
@@ -309,6 +310,13 @@ def test_what_earlier_versions_left_aside_goes_when_the_run_goes_on(copy):
         (copy / name).write_text("")
     train(short_of(copy), copy, resume=True)
     assert [name for name in listing(copy) if name.startswith(".")] == [".keep.pt.77"]
+
+
+@pytest.mark.parametrize("prompt", ["one\u2028two", "one\x85two", "one\ntwo"])
+def test_a_prompt_with_any_line_end_is_gone_on_with(prompt, tmp_path):
+    row = ImageRow(prompt, 0, "softmax", "", 1.0)
+    added = ImageFolder(tmp_path, {"model": "a"}).add(Image.new("RGB", (2, 2)), None, row)
+    assert ImageFolder(tmp_path, {"model": "a"}).find(prompt, 0, "softmax") == added
 
 
 def test_images_that_were_never_made_do_not_bind_the_next_settings(tmp_path):

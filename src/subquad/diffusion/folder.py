@@ -75,7 +75,9 @@ class ImageFolder:
         if not file.exists():
             return []
         try:
-            rows = [ImageRow(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+            # not splitlines, which also divides where a prompt has a line end of Unicode's, U+2028 or U+0085
+            lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+            rows = [ImageRow(**json.loads(line)) for line in lines if line]
             # numbers follow from the names of files
             return [row for row in rows if int(row.file.split("-")[0]) >= 0]
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
