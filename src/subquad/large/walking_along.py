@@ -34,7 +34,7 @@ def watching(shown: bool) -> Iterator[Callable[[int], Watch]]:
 
 
 def identity_of(model: nn.Module, image: Any, *others: Any) -> str:
-    """What tells a walk from others: the network, and the image, a file by its name, size and time; and what else."""
+    """What tells a walk from others: the network, and the image, a file by its name, size and times; and what else."""
     digest = hashlib.blake2b(f"{model!r} {others!r}".encode(), digest_size=32)
     for module in model.modules():
         # what changes no weight: numbers of heads, scales, epsilons
@@ -48,7 +48,9 @@ def identity_of(model: nn.Module, image: Any, *others: Any) -> str:
         digest.update(str(path.resolve()).encode())
         for file in [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]:
             about = file.stat()
-            digest.update(f"{file.name} {about.st_size} {about.st_mtime_ns}".encode())
+            # times of modification come along with copies and out of archives, those of change do not
+            times = f"{about.st_mtime_ns} {about.st_ctime_ns}"
+            digest.update(f"{file.name} {about.st_size} {times}".encode())
     elif isinstance(image, Tensor):
         digest.update(f"{tuple(image.shape)} {image.dtype}".encode())
         for row in image.movedim(-2, 0):
