@@ -21,6 +21,7 @@ from typing import Any
 from subquad.errors import SubquadError, reason_without_path
 
 _ASIDE = re.compile(r"\..+\.(?P<process>\d+)-(?P<host>[0-9a-f]{8})\.unfinished")
+_TEMPORARY = re.compile(r"subquad-\w+-(?P<process>\d+)-(?P<host>[0-9a-f]{8})-.+")
 _swept: set[tuple[int, Path]] = set()
 
 
@@ -76,13 +77,14 @@ def reserve(path: Path, size: int) -> None:
 
 @contextmanager
 def temporary_folder(name: str) -> Iterator[Path]:
-    """A folder among the system's temporary ones, which is gone afterwards.
+    """A folder among the system's temporary ones, which is gone afterwards, with those of processes that were killed.
 
     Raises:
         SubquadError: there is no place for such.
     """
     try:
-        place = tempfile.TemporaryDirectory(prefix=f"subquad-{name}-")
+        _sweep_once(Path(tempfile.gettempdir()))
+        place = tempfile.TemporaryDirectory(prefix=f"subquad-{name}-{os.getpid()}-{_host()}-")
     except OSError as error:
         raise SubquadError(
             f"there is no place for temporary files ({reason_without_path(error)}): set TMPDIR to a folder to write to"
@@ -180,7 +182,7 @@ def is_aside(name: str) -> bool:
 def sweep(folder: Path) -> None:
     """Remove what processes of this machine that are no more left aside in `folder`."""
     for entry in folder.iterdir():
-        match = _ASIDE.fullmatch(entry.name)
+        match = _ASIDE.fullmatch(entry.name) or _TEMPORARY.fullmatch(entry.name)
         if match and match["host"] == _host() and not _runs(int(match["process"])):
             with suppress(OSError):
                 _remove(entry)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 from run_parts import complaint, failing_now, listing, little_garbage, same, short, short_of  # noqa: F401
 
+from subquad import writing
 from subquad.cli import main, make_parser
 from subquad.data.archives import unpack
 from subquad.diffusion.folder import ImageFolder, ImageRow
@@ -23,7 +25,7 @@ from subquad.runs.run_folder import RunFolder
 from subquad.training import running, train
 from subquad.training.loop import Trainer
 from subquad.weights.downloading import locked
-from subquad.writing import replacing, write_json, write_text
+from subquad.writing import replacing, temporary_folder, write_json, write_text
 
 DEAD = 2**22 - 3  # above what systems give out by default
 
@@ -293,6 +295,20 @@ def test_a_folder_is_swept_by_the_first_file_that_a_process_writes_there(tmp_pat
     (tmp_path / name).write_text("")
     write_text(tmp_path / "b", "b")
     assert listing(tmp_path) == ["b", "other", "other/a"]
+
+
+def test_temporary_folders_of_killed_processes_go_with_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with temporary_folder("export") as own:
+        (own / "network").write_text("")
+        for process in (DEAD, os.getppid()):
+            (tmp_path / own.name.replace(str(os.getpid()), str(process), 1)).mkdir()
+    (dead,) = tmp_path.glob(f"*-{DEAD}-*")
+    (dead / "half").write_text("")
+    monkeypatch.setattr(writing, "_swept", set())
+    with temporary_folder("export"):
+        assert not dead.exists() and len(listing(tmp_path)) == 2
+    assert len(listing(tmp_path)) == 1
 
 
 def test_half_an_archive_that_a_killed_process_left_goes_when_it_is_unpacked_again(pictures, tmp_path, monkeypatch):
