@@ -16,7 +16,7 @@ from pathlib import Path
 HOME = Path(os.environ.get("SUBQUAD_HOME", Path.home() / ".cache" / "subquad"))
 FAST = (
     "agent_deit_tiny linear_eva02_tiny inline_pvt_tiny focused_pvt_v2_b0 agent_swin_tiny inline_cswin_tiny soft_tiny "
-    "lavit_tiny nala_xtiny"
+    "lavit_tiny mlla_tiny nala_xtiny ttt_hvit3_tiny"
 )
 MARKERS = "base", "cfg", "cfg_nonstd", "torchscript", "features", "fxforward", "fxbackward", "forward", "backward"
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from hosts import small
+from hosts import drawn, small
+from timm.models import create_feature_extractor
 
 from subquad import SubquadError
 from subquad.models import HOSTS
@@ -72,3 +73,13 @@ def test_levels_that_are_not_there_are_refused_in_one_line(host):
 def test_torch_fx_is_told_what_can_trace(host):
     with pytest.raises(SubquadError, match=r"timm\.models\.create_feature_extractor"):
         torch.fx.symbolic_trace(small(host))
+
+
+@pytest.mark.filterwarnings("ignore:NOTE. The nodes obtained")  # LaViT keeps its scores in training
+@pytest.mark.parametrize("host", HOSTS)
+def test_what_torch_fx_is_told_traces_every_host(host):
+    model, x = drawn(small(host)), torch.randn(2, 3, 64, 64)
+    extracted = create_feature_extractor(model, [f"stages.{len(model.stages) - 1}", "head"]).eval()(x)
+    (tokens, grid, *_), logits = extracted.values()
+    assert tokens.shape == (2, grid.num_tokens, model.feature_info[-1]["num_chs"])
+    assert torch.equal(logits, model(x))

@@ -6,6 +6,7 @@ the map and by rotary positions, so that images of any size go through; every co
 
 from collections.abc import Sequence
 
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from subquad.models.backbone import Backbone, grids_of
@@ -97,6 +98,7 @@ class ConvMlpBlock(Block):
         self.mlp = MapMlp(dim, int(dim * mlp_ratio), in_front=True, behind=True, drop=drop)
 
 
+@register_notrace_module  # torch.fx can't follow PyTorch's check of the shape
 class TokenBatchNorm(nn.BatchNorm1d):
     """A batch norm of tokens (b, n, c) over images and tokens."""
 
