@@ -106,6 +106,15 @@ def test_chunks_do_not_change_the_matching(monkeypatch):
     assert torch.equal(whole.sources, parts.sources) and torch.equal(whole.owners, parts.owners)
 
 
+def test_autocast_does_not_decide_whose_a_token_is():
+    torch.manual_seed(0)
+    x, grid = torch.randn(2, 256, 32) + 2 * torch.randn(32), TokenGrid(16, 16)
+    whole = match(x, grid, (4, 4))
+    with torch.autocast("cpu", torch.bfloat16):
+        lowered = match(x, grid, (4, 4))
+    assert torch.equal(lowered.sources, whole.sources) and torch.equal(lowered.owners, whole.owners)
+
+
 def test_a_token_of_zeros_is_alike_to_none():
     x = torch.randn(1, 16, 4)
     x[0, 5] = 0

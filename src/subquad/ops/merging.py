@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.ops.precision import HALF
+from subquad.ops.precision import HALF, kept_in_fp32
 
 CHUNK = {"cpu": 2**20, "cuda": 2**26}
 """Similarities that are held at once, by device: their whole matrix would take the most memory of all, and on a CPU a
@@ -99,10 +99,10 @@ def match(x: Tensor, grid: TokenGrid, cell: tuple[int, int], offsets: Tensor | N
         return Matching(sources[order], owners.gather(1, order), destinations, grid.num_places)
 
 
+# half precision has so many ties that the order would be arbitrary, and autocast lowers products to it
+@kept_in_fp32
 def _nearest(x: Tensor, sources: Tensor, destinations: Tensor) -> tuple[Tensor, Tensor]:
     """Each source's highest cosine similarity with a destination, and whose: (b, s) each."""
-    # half precision has so many ties that the order would be arbitrary
-    x = x if x.dtype == torch.float64 else x.float()
     lengths = x.norm(dim=2).clamp(min=torch.finfo(x.dtype).tiny)
     theirs = (x[:, destinations] / lengths[:, destinations, None]).mT
     step = max(1, CHUNK.get(x.device.type, 2**20) // (len(x) * len(destinations)))
