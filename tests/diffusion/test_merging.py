@@ -115,6 +115,12 @@ def test_autocast_does_not_decide_whose_a_token_is():
     assert torch.equal(lowered.sources, whole.sources) and torch.equal(lowered.owners, whole.owners)
 
 
+def test_no_images_are_merged_to_none():
+    matching = match(torch.zeros(0, 64, 8), TokenGrid(8, 8), (2, 2))
+    merge = matching.cut(20)
+    assert merge.unmerge(merge.merge(torch.zeros(0, 64, 8))).shape == (0, 64, 8) and merge.count == 44
+
+
 def test_a_token_of_zeros_is_alike_to_none():
     x = torch.randn(1, 16, 4)
     x[0, 5] = 0

@@ -233,6 +233,13 @@ def test_there_are_never_more_agents_than_are_asked_for(agents):
         assert (height // rows) * (width // columns) <= agents
 
 
+@pytest.mark.parametrize("agents", [1, 2, 4, 10])
+def test_there_are_agents_on_maps_that_are_narrower_than_their_cells(agents):
+    for height, width in ((16, 128), (128, 16), (1, 40), (40, 1), (16, 12)):
+        rows, columns = Settings(agents=agents).cell(height, width)
+        assert max(1, agents // 2) <= (height // rows) * (width // columns) <= agents
+
+
 @pytest.mark.parametrize(("ratio", "used"), [(0.4, True), (0.5, False)])
 def test_agents_are_used_where_they_are_fewer_than_half_of_the_tokens(ratio, used):
     # 4 agents of 16 tokens, of which 10 or 8 are left

@@ -37,6 +37,11 @@ class Settings:
         if self.agents is None:
             return self.sy, self.sx
         side = max(2, math.ceil(math.sqrt(height * width / self.agents)))
+        # a map that is not as high, or as wide, has none of these cells, and its agents in one line
+        if side > height:
+            return height, max(2, math.ceil(width / self.agents))
+        if side > width:
+            return max(2, math.ceil(height / self.agents)), width
         return side, side
 
     def merged_for_agents(self, num_tokens: int) -> int | None:

@@ -105,7 +105,7 @@ def _nearest(x: Tensor, sources: Tensor, destinations: Tensor) -> tuple[Tensor, 
     """Each source's highest cosine similarity with a destination, and whose: (b, s) each."""
     lengths = x.norm(dim=2).clamp(min=torch.finfo(x.dtype).tiny)
     theirs = (x[:, destinations] / lengths[:, destinations, None]).mT
-    step = max(1, CHUNK.get(x.device.type, 2**20) // (len(x) * len(destinations)))
+    step = max(1, CHUNK.get(x.device.type, 2**20) // max(1, len(x) * len(destinations)))
     # a source's own length decides on its place among the sources, not on whose it is
     best_of_parts = [(x[:, some] @ theirs).max(dim=2) for some in sources.split(step)]
     scores = torch.cat([best.values for best in best_of_parts], dim=1) / lengths[:, sources]
