@@ -6,6 +6,8 @@ import pickle
 import pytest
 import torch
 from hosts import SMALL, small
+from timm.models import create_feature_extractor
+from timm.models._manipulate import group_parameters
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -73,6 +75,11 @@ def test_mistakes_are_one_line():
         ("1 to 2 frames", lambda: model(scenes(3))),
         (r"x\[:, None\]", lambda: model(scenes()[:, 0])),
         ("takes images", lambda: model(torch.zeros(1, 1, 4, 8, 8))),
+        ("1 to 2 frames .* as a tensor, got list", lambda: model([scenes(2)])),
+        (r"1 to 2 frames .* as a tensor, got .* x\.to_dense", lambda: model(scenes(2).to_sparse())),
+        ("no pixels", lambda: model(scenes(2, height=0))),
+        (r"images\.to\(torch\.bfloat16", lambda: subquad.optimize(copy.deepcopy(model), torch.bfloat16)(scenes(2))),
+        (r"timm\.models\.create_feature_extractor", lambda: torch.fx.symbolic_trace(model)),
         ("takes frames already", lambda: subquad.join_frames(model)),
         ("can't take frames", lambda: subquad.join_frames(small("pvt", "linear"))),
         ("stream them one by one", lambda: subquad.stream(model, torch.zeros(3, 64, 64))),
@@ -80,6 +87,16 @@ def test_mistakes_are_one_line():
         with pytest.raises(SubquadError, match=words) as refusal:
             call()
         assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("host", PLAIN)
+def test_numbers_of_frames_are_positions_to_those_who_train_and_trace(host):
+    model = subquad.join_frames(small(host, "linear"), 4).eval()
+    groups = group_parameters(model, model.group_matcher(), reverse=True)
+    assert groups["stages.0.frame_embed"] == groups["stages.0.embed.proj.weight"] == min(groups.values())
+    assert "stages.0.frame_embed" in model.no_weight_decay() > small(host, "linear").no_weight_decay()
+    x = scenes()
+    assert torch.equal(create_feature_extractor(model, ["head"])(x)["head"], model(x))
 
 
 def test_networks_of_frames_and_of_chunks_are_pickled_and_copied():

@@ -366,6 +366,20 @@ def refuse_no_images(x: Tensor, in_chans: int) -> None:
     raise SubquadError(f"{wanted}: {last or f'make it with in_chans={x.shape[1]} to take these'}")
 
 
+@register_notrace_function
+def refuse_no_frames(x: Tensor, in_chans: int, most: int) -> None:
+    """Raise SubquadError where `x` are no scenes of 1 to `most` frames; what they are made of is not looked at."""
+    if isinstance(x, Proxy):
+        # says what can trace
+        refuse_no_images(x, in_chans)
+    wanted = f"this network takes 1 to {most} frames (b, frames, {in_chans}, height, width)"
+    if why := not_dense(x) if isinstance(x, Tensor) else type(x).__name__:
+        raise SubquadError(f"{wanted} as a tensor, got {why}")
+    if x.dim() != 5 or not 1 <= x.shape[1] <= most:
+        as_one = ": x[:, None] makes scenes of one frame of images" if x.dim() == 4 else ""
+        raise SubquadError(f"{wanted}, got {tuple(x.shape)}{as_one}")
+
+
 def not_dense(x: Tensor) -> str:
     """What a tensor is beside a block of numbers, and what to do with it; empty for one that is none."""
     if x.is_nested:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from subquad.besides import Besides, class_besides
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.backbone import Backbone, refuse_no_images
+from subquad.models import backbone
+from subquad.models.backbone import Backbone
 from subquad.models.stages import Stage
 from subquad.models.vit import ViT
 from subquad.ranges import Positive, checks_arguments
@@ -73,13 +74,16 @@ class _Framed(Besides, Backbone):
     no_streaming = "it takes several frames: stream them one by one through the network without join_frames"
 
     def check_images(self, x: Tensor) -> None:
-        most = self.stages[0].frame_embed.shape[1]
-        if x.dim() != 5 or not 1 <= x.shape[1] <= most:
-            raise SubquadError(
-                f"this network takes 1 to {most} frames (b, frames, {self.in_chans}, height, width), got "
-                f"{tuple(x.shape)}: x[:, None] makes scenes of one frame of images"
-            )
-        refuse_no_images(x.flatten(0, 1), self.in_chans)
+        # by the module, where FX looks for what it leaves whole
+        backbone.refuse_no_frames(x, self.in_chans, self.stages[0].frame_embed.shape[1])
+        super().check_images(x.flatten(0, 1))
+
+    def no_weight_decay(self) -> set[str]:
+        return super().no_weight_decay() | {"stages.0.frame_embed"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        groups = super().group_matcher(coarse)
+        return groups | {"stem": rf"{groups['stem']}|^stages\.0\.frame_embed"}
 
 
 class _FramedStage(Stage):
