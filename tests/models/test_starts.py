@@ -100,6 +100,14 @@ def test_heads_that_a_mechanism_has_beside_the_hosts_start_anew_and_the_others_f
     assert torch.equal(layer.proj.weight[:, dim:], before["proj.weight"][:, dim:])
 
 
+def test_an_entry_without_numbers_starts_nothing():
+    model = subquad.create_model("deit_tiny", attention="ttt", depths=[1], embed_dim=24, num_heads=2, img_size=32)
+    name = "stages.0.blocks.0.attn.inner.w1"
+    state = model.state_dict()
+    loaded = subquad.load_checkpoint(model, state | {name: state[name][:0]}, strict=False)
+    assert loaded.new == [name]
+
+
 def _mlp(network, host):
     stage = {"swin": "layers", "pvt_v2": "stages"}
     return (getattr(network, stage[host])[0] if host in stage else network).blocks[1].mlp.fc1.weight

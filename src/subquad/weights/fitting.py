@@ -91,7 +91,7 @@ def _of_other_parts(stored: Tensor, own: Tensor, layer: Any) -> Tensor | None:
         return _wider(stored, own, num_heads, all_heads)
     width = len(own) // len(parts)
     hosts = width * num_heads // all_heads
-    if stored.shape[1:] != own.shape[1:] or len(stored) != hosts * len(SOFTMAX_PARTS):
+    if not hosts or stored.shape[1:] != own.shape[1:] or len(stored) != hosts * len(SOFTMAX_PARTS):
         return None
     known = dict(zip(SOFTMAX_PARTS, stored.split(hosts), strict=True))
     mixed = [
