@@ -1,11 +1,13 @@
 """Every network of the table with every mechanism: sizes, settings, training, export, files."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 from hosts import without_prefix
 from mechanisms import assert_refused, refuses
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -79,6 +81,25 @@ def test_one_training_step_reaches_every_parameter(attention):
     model = small(attention, drop_path_rate=0.1, drop_rate=0.1).train()
     model(torch.randn(4, 3, 32, 32)).square().mean().backward()
     assert not [key for key, parameter in model.named_parameters() if parameter.grad is None]
+
+
+@every_mechanism
+def test_gradients_have_gradients(attention):
+    model = small(attention).double()
+    torch.manual_seed(0)
+    x, direction = torch.randn(2, 1, 3, 16, 24, dtype=torch.float64).unbind()
+
+    def gradient(x, **settings):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(model(x).square().sum(), x, **settings)[0], x
+
+    # PyTorch's fused attention has none of them
+    with sdpa_kernel(SDPBackend.MATH) if attention == "softmax" else nullcontext():
+        first, at = gradient(x, create_graph=True)
+        (second,) = torch.autograd.grad((first * direction).sum(), at)
+    ahead, behind = (gradient(x + step * direction)[0] for step in (1e-5, -1e-5))
+    difference = (ahead - behind) / 2e-5
+    assert (second - difference).norm() < 1e-6 * difference.norm()
 
 
 @every_mechanism

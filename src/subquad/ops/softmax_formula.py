@@ -37,7 +37,8 @@ def softmax_attention(
     """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d).
 
     `forbidden` is bool and broadcastable to (b, h, n_q, n_k): True where a query must not see a key. `bias`, (h, n_q,
-    n_k) or (b, h, n_q, n_k), is added to the scores. A query that may see nothing gets zeros.
+    n_k) or (b, h, n_q, n_k), is added to the scores. A query that may see nothing gets zeros. Of PyTorch's fused forms
+    gradients have no gradients: `sdpa_kernel(SDPBackend.MATH)` of torch.nn.attention around the call gives them.
 
     Raises:
         SubquadError: shapes do not fit, or `forbidden` is not bool.
