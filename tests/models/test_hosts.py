@@ -293,6 +293,8 @@ def test_a_pruned_network_counts_the_levels_that_it_has(host):
             # whatever was dropped, its parts fit each other
             torch.testing.assert_close(final, pruned.forward_features(x))
             assert final.shape[-1] == pruned.num_features and pruned(x).isfinite().all()
+            if host not in PYRAMIDS:
+                assert torch.equal(pruned.head.weight, model.head.weight) if not head else pruned.num_classes == 0
 
 
 @pytest.mark.parametrize("host", sorted(set(SMALL) - set(PYRAMIDS)))

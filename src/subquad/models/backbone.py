@@ -227,10 +227,15 @@ class Backbone(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what the levels `indices` do not need; returns them as numbers from 0."""
+        """Drop what the levels `indices` do not need; returns them as numbers from 0.
+
+        The head goes unless `prune_head` is False, and even then where it can't read the last level that is left, as
+        that of a pyramid.
+        """
         taken, last = levels_of(len(self.feature_info), indices)
         shortened = last < len(self.feature_info) - 1
-        width, prune_norm = self.num_features, prune_norm or (shortened and not self._norm_fits(last))
+        misfits = shortened and not self._norm_fits(last)
+        width, prune_norm = self.num_features, prune_norm or misfits
         if shortened or prune_norm:
             # no arguments of `create_model` make it so
             self.creation = {}
@@ -242,7 +247,7 @@ class Backbone(nn.Module):
             self.norm = nn.Identity()
             self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
         # a norm may widen its tokens, and no head reads others
-        if prune_head or shortened or self.num_features != width:
+        if prune_head or misfits or self.num_features != width:
             self.fc_norm = nn.Identity()
             self.reset_classifier(0, "")
         return taken
