@@ -57,6 +57,19 @@ def test_alignment_lowers_the_error_of_every_block(attention):
     assert all(after[number] < before[number] for number in before)
 
 
+@pytest.mark.parametrize("fit", [align, distil])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_fits_learn_where_the_caller_has_gradients_off(mode, fit):
+    model, student = small()
+    with mode():
+        pictures = PICTURES + 0
+        fit(student, pictures, teacher=model, updates=5, batch_size=8)
+        assert not torch.is_grad_enabled()
+    other = subquad.convert(model, "linear")
+    fit(other, PICTURES, teacher=model, updates=5, batch_size=8)
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in student.state_dict().items())
+
+
 def test_with_softmax_there_is_nothing_to_align():
     model, student = small("softmax")
     assert max(relative_errors(student, model, PICTURES).values()) < 1e-10

@@ -47,6 +47,8 @@ class Alignment:
         return "\n".join([*lines, f"{self.progress.updates} updates in {self.progress.seconds:.0f} s"])
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def align(
     student: nn.Module,
     images: Any,

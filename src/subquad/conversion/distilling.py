@@ -24,6 +24,8 @@ TRAINED = ("all", "attention", "new", "lora")
 and changes of low rank to all linear layers."""
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def distil(
     student: nn.Module,
     images: Any,

@@ -164,7 +164,10 @@ def on_device(inputs: Any, device: torch.device) -> Any:
     """A batch on a device."""
     if isinstance(inputs, Mapping):
         return {name: on_device(value, device) for name, value in inputs.items()}
-    return inputs.to(device) if isinstance(inputs, Tensor) else inputs
+    if not isinstance(inputs, Tensor):
+        return inputs
+    # what was made in inference mode can't be kept for gradients
+    return inputs.to(device, copy=inputs.is_inference())
 
 
 def as_batches(images: Any, *, batch_size: int, seed: int = 0, config: InputConfig | None = None) -> Batches:
