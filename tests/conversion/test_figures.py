@@ -10,12 +10,12 @@ from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.conversion import compare_networks, converted_layers
+from subquad.conversion import compare_networks, converted_layers, distil, trade_off
 from subquad.conversion.aligning import relative_error
-from subquad.conversion.distilling import agreeing, divergence
+from subquad.conversion.distilling import agreeing, answers_of, divergence
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.conversion.hybrids import HybridRow, blocks_for, sensitivity
-from subquad.conversion.labelled_features import LabelledJudge
+from subquad.conversion.labelled_features import LabelledJudge, pooled_features
 from subquad.conversion.sam_attention import Sam2Attention, distances
 from subquad.conversion.windowed_blocks import as_cosines, continuous_bias, window_bias
 from subquad.grid import TokenGrid
@@ -50,6 +50,78 @@ def test_batches_of_any_size_count_by_their_images():
     assert parts.cosine == pytest.approx(whole.cosine, rel=1e-5)
     alike = sensitivity(student, model, [PICTURES]), sensitivity(student, model, [PICTURES[:1], PICTURES[1:]])
     assert [row.damage for row in alike[0]] == pytest.approx([row.damage for row in alike[1]], rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_cosines_and_means_are_of_the_channels_of_tokens(layout):
+    class Gives(nn.Module):
+        output_fmt = layout
+
+        def __init__(self, tokens):
+            super().__init__()
+            self.weight = nn.Parameter(tokens)
+
+        def forward(self, x):
+            return self.weight.expand(len(x), -1, -1, -1) if layout == "NHWC" else self.weight.permute(0, 3, 1, 2)
+
+    ours, theirs = torch.randn(2, 1, 4, 4, 3, generator=torch.Generator().manual_seed(0))
+    found = compare_networks(Gives(ours), Gives(theirs), [(PICTURES[:1], None)])
+    assert found.cosine == pytest.approx(torch.cosine_similarity(ours, theirs, dim=-1).mean().item(), rel=1e-4)
+    assert torch.allclose(pooled_features(Gives(ours), PICTURES[:1])[0], ours.mean((1, 2)), atol=1e-6)
+
+
+class Answers(nn.Module):
+    """A network of one's own around a backbone."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.backbone, self.answer = sharp("timm ViT"), answer
+
+    def forward(self, x, times=1.0):
+        return self.answer(times * self.backbone(x))
+
+
+ANSWERS = {
+    "a number for each image": lambda y: y[:, 0],
+    "a loss beside it": lambda y: {"out": y, "loss": y.square().mean(), "none": None},
+    "one name in two parts": lambda y: {"a": {"y": y}, "b": {"y": y[:, :1]}},
+    "classes of tokens": lambda y: {"logits": y[:, None].expand(-1, 3, -1)},
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers_of_any_shape_are_compared(name):
+    model = Answers(ANSWERS[name])
+    student = subquad.convert(model, "linear")
+    distil(student, PICTURES, teacher=model, updates=1, batch_size=2)
+    found = compare_networks(student, model, [(PICTURES, None)])
+    assert found.images == 3
+    assert found.agreement is None
+    assert -1 <= found.cosine <= 1
+    assert all(math.isfinite(row.damage) for row in sensitivity(student, model, [PICTURES]))
+    assert len(answers_of(model, PICTURES)) == (2 if "two parts" in name else 1)
+
+
+def test_answers_that_can_not_be_compared_are_refused():
+    model = Answers(lambda y: y.argmax(1))
+    student = subquad.convert(model, "linear")
+    for fit in (
+        lambda: distil(student, PICTURES, teacher=model, updates=1),
+        lambda: compare_networks(student, model, [(PICTURES, None)]),
+        lambda: sensitivity(student, model, [PICTURES]),
+    ):
+        with pytest.raises(SubquadError, match="Answers answers with no tensor"):
+            fit()
+
+
+def test_batches_by_name_count_by_their_images():
+    model = Answers(lambda y: {"features": y, "logits": y})
+    student = subquad.convert(model, "linear")
+    named = {"x": PICTURES, "times": torch.tensor(1.0)}
+    rows, plain = sensitivity(student, model, [named]), sensitivity(student, model, [PICTURES])
+    assert rows == plain
+    assert trade_off(student, model, [named], rows) == trade_off(student, model, [PICTURES], rows)
+    assert compare_networks(student, model, [(named, None)]) == compare_networks(student, model, [(PICTURES, None)])
 
 
 def test_the_fewest_blocks_that_are_fast_enough_are_chosen():

@@ -193,7 +193,8 @@ class Taps:
 
 def relative_error(answer: Tensor, target: Tensor) -> Tensor:
     """The mean over images of ‖y − t‖² / ‖t‖²."""
-    answer, target = answer.float().flatten(1), target.detach().float().flatten(1)
+    # an image may have one number, (b,)
+    answer, target = (one.float().unsqueeze(-1).flatten(1) for one in (answer, target.detach()))
     return ((answer - target).square().sum(1) / target.square().sum(1).clamp(min=1e-12)).mean()
 
 

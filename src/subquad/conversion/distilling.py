@@ -113,7 +113,11 @@ def trained_parameters(student: nn.Module, train: str) -> list[nn.Parameter]:
 
 
 def answers_of(model: Any, images: Any) -> dict[str, Tensor]:
-    """What a network makes of images, by name: "features" and "logits" where it knows them apart, else its outputs."""
+    """What a network makes of images, by name: "features" and "logits" where it knows them apart, else its outputs.
+
+    Raises:
+        SubquadError: it answers with nothing that could be compared.
+    """
     if isinstance(images, Tensor) and hasattr(model, "forward_features") and hasattr(model, "forward_head"):
         features = model.forward_features(images)
         answers = {"features": features}
@@ -124,7 +128,24 @@ def answers_of(model: Any, images: Any) -> dict[str, Tensor]:
     if isinstance(answered, Tensor) and answered.dim() > 1 and answered.shape[1] == getattr(model, "num_classes", None):
         # classes of places, as segmenters have them
         return {"logits": answered}
-    return dict(_tensors(answered))
+    answers = dict(_tensors(answered))
+    if not answers:
+        raise SubquadError(
+            f"this {type(model).__name__} answers with no tensor of numbers with a point for each image: let it give "
+            "features or logits, no classes or losses, where it is fitted and compared"
+        )
+    return answers
+
+
+def judged_by(answers: Mapping[str, Tensor]) -> str:
+    """The name of the features among answers: the first that are not logits, if there are others."""
+    return next(name for name in answers if name != "logits" or len(answers) == 1)
+
+
+def channels_at(model: Any, features: Tensor) -> int:
+    """Which dimension of a network's features are the channels of a token: of maps (b, c, y, x) the second."""
+    channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"
+    return 1 if features.dim() == 4 and not channels_last else -1
 
 
 def agreeing(answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> float:
@@ -133,15 +154,21 @@ def agreeing(answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> fl
     return float(same.float().flatten(1).mean(1).sum()) if same.dim() > 1 else float(same.sum())
 
 
-def _tensors(answered: Any, name: str = "output") -> list[tuple[str, Tensor]]:
-    """Tensors of numbers in an answer, by where they are."""
+def _tensors(answered: Any, name: str = "") -> list[tuple[str, Tensor]]:
+    """Tensors of numbers in an answer, a row for each image, by where they are."""
     if isinstance(answered, Tensor):
-        return [(name, answered)] if answered.is_floating_point() else []
+        # a scale or a loss is of no image
+        return [(_told_apart(name, answered), answered)] if answered.is_floating_point() and answered.dim() else []
     if isinstance(answered, Mapping):
-        return [pair for key, value in answered.items() for pair in _tensors(value, str(key))]
+        return [pair for key, value in answered.items() for pair in _tensors(value, f"{name} {key}".strip())]
     if isinstance(answered, list | tuple):
-        return [pair for place, value in enumerate(answered) for pair in _tensors(value, f"{name} {place}")]
+        return [pair for place, value in enumerate(answered) for pair in _tensors(value, f"{name or 'output'} {place}")]
     return []
+
+
+def _told_apart(name: str, answer: Tensor) -> str:
+    """The name of an answer: "logits" (b, n, k) of tokens, or of queries, are no classes (b, k, …) of an image."""
+    return f"{name} of tokens" if name == "logits" and answer.dim() == 3 else name or "output"
 
 
 def losses_of(answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:

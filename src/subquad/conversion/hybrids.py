@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from subquad.conversion.aligning import relative_error
-from subquad.conversion.distilling import agreeing, answers_of
+from subquad.conversion.distilling import agreeing, answers_of, judged_by
 from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, old_layer, put
+from subquad.conversion.unlabelled_images import num_images
 from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
 from subquad.ranges import check_repeats
@@ -90,8 +91,8 @@ def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:
     return copied
 
 
-def sensitivity(student: nn.Module, teacher: nn.Module, images: Sequence[Tensor]) -> list[BlockDamage]:
-    """What each converted block does alone, in the order of the blocks; `images` are batches."""
+def sensitivity(student: nn.Module, teacher: nn.Module, images: Sequence[Any]) -> list[BlockDamage]:
+    """What each converted block does alone, in the order of the blocks; `images` are batches, see `Batches`."""
     check_teacher(student, teacher)
     rows = []
     with in_evaluation(teacher), in_evaluation(student):
@@ -105,7 +106,7 @@ def sensitivity(student: nn.Module, teacher: nn.Module, images: Sequence[Tensor]
 def trade_off(
     student: nn.Module,
     teacher: nn.Module,
-    images: Sequence[Tensor],
+    images: Sequence[Any],
     damages: Sequence[BlockDamage],
     *,
     at: tuple[int, int] | None = None,
@@ -116,7 +117,7 @@ def trade_off(
     Args:
         student: aligned.
         teacher: the network before it was converted.
-        images: batches.
+        images: batches, see `Batches`.
         damages: of `sensitivity`.
         at: (height, width) of an image that all hybrids are timed on, in turns.
         repeats: passes of each.
@@ -209,21 +210,21 @@ def _set(model: nn.Module, path: str, module: nn.Module) -> None:
     model.get_submodule(parent)._modules[name] = module
 
 
-def _answers(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+def _answers(model: nn.Module, images: Any) -> dict[str, Tensor]:
     with torch.no_grad():
         return answers_of(model, images)
 
 
 def _damage(
-    student: nn.Module, images: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]
+    student: nn.Module, images: Sequence[Any], targets: Sequence[dict[str, Tensor]]
 ) -> tuple[float, float | None]:
     damage, same, count = 0.0, 0.0, 0
     with_classes = all("logits" in target for target in targets)
     for batch, target in zip(images, targets, strict=True):
         answers = _answers(student, batch)
-        features = next(name for name in target if name != "logits" or len(target) == 1)
-        damage += len(batch) * float(relative_error(answers[features], target[features]))
+        features, images_here = judged_by(target), num_images(batch)
+        damage += images_here * float(relative_error(answers[features], target[features]))
         if with_classes:
             same += agreeing(answers, target)
-        count += len(batch)
+        count += images_here
     return damage / count, same / count if with_classes else None

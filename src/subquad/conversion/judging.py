@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.conversion.aligning import relative_error
-from subquad.conversion.distilling import agreeing, answers_of
+from subquad.conversion.distilling import agreeing, answers_of, channels_at, judged_by
+from subquad.conversion.unlabelled_images import num_images, on_device
 from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
 from subquad.tasks import Tally
@@ -63,7 +65,7 @@ class Comparison:
 def compare_networks(
     student: nn.Module,
     teacher: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor | None]],
+    batches: Iterable[tuple[Any, Tensor | None]],
     *,
     measure: str = "top-1",
     tally: Callable[[], Tally] = TopOne,
@@ -73,7 +75,7 @@ def compare_networks(
     Args:
         student: converted.
         teacher: the network before it was converted.
-        batches: images and labels, see `subquad.tasks.HeldOut`.
+        batches: images, or arguments by name, and labels, see `subquad.tasks.HeldOut`.
         measure: the name of the figure that `tally` makes.
         tally: what counts right answers.
 
@@ -86,17 +88,16 @@ def compare_networks(
     classes = labelled = True
     with in_evaluation(student), in_evaluation(teacher):
         for batch, labels in batches:
-            if not len(batch):
+            images = on_device(batch, device)
+            if not num_images(images):
                 # of nothing but broken images
                 continue
-            images = batch.to(device)
             ours, theirs = answers_of(student, images), answers_of(teacher, images)
-            name = next(name for name in theirs if name != "logits" or len(theirs) == 1)
+            name, images_here = judged_by(theirs), num_images(images)
             one, other = ours[name].float(), theirs[name].float()
-            alike = F.cosine_similarity(one, other, dim=1 if one.dim() == 4 else -1)
-            cosine += float(alike.flatten(1).mean(1).sum() if alike.dim() > 1 else alike.sum())
-            error += len(images) * float(relative_error(one, other))
-            count += len(images)
+            cosine += images_here * float(_cosine(one, other, channels_at(teacher, other)))
+            error += images_here * float(relative_error(one, other))
+            count += images_here
             classes &= "logits" in theirs
             labelled &= labels is not None
             if classes:
@@ -116,6 +117,13 @@ def compare_networks(
         theirs_right.share if judged else None,
         measure,
     )
+
+
+def _cosine(one: Tensor, other: Tensor, channels: int) -> Tensor:
+    """The mean over images and their tokens; of one number for each image, (b,), whether it has the same sign."""
+    if one.dim() == 1:
+        one, other = one[:, None], other[:, None]
+    return F.cosine_similarity(one, other, dim=channels).mean()
 
 
 def nearest_neighbours(train: Tensor, labels: Tensor, test: Tensor, *, neighbours: int = NEIGHBOURS) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.distilling import answers_of
+from subquad.conversion.distilling import answers_of, channels_at, judged_by
 from subquad.conversion.judging import linear_probe, nearest_neighbours
 from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
 
@@ -140,11 +140,11 @@ def pooled_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | 
         except TypeError:
             # a head that does not say what it pools
             pass
-    name = next(name for name in answers if name != "logits" or len(answers) == 1)
-    features = answers[name].float()
-    if features.dim() == 4:
-        return features.mean((2, 3)), logits
-    return (features.mean(1) if features.dim() == 3 else features), logits
+    features = answers[judged_by(answers)].float()
+    if features.dim() > 2:
+        features = features.movedim(channels_at(model, features), -1).flatten(1, -2).mean(1)
+    # an image may have one number, (b,)
+    return (features if features.dim() == 2 else features[:, None]), logits
 
 
 def _share(guessed: Tensor, truth: Tensor) -> float:

@@ -160,6 +160,14 @@ def fed(model: Any, inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
+def num_images(inputs: Any) -> int:
+    """Of a batch; of arguments by name those of the tensor with the most dimensions, the first of such."""
+    if not isinstance(inputs, Mapping):
+        return len(inputs)
+    tensors = [value for value in inputs.values() if isinstance(value, Tensor) and value.dim()]
+    return len(max(tensors, key=Tensor.dim)) if tensors else 1
+
+
 def on_device(inputs: Any, device: torch.device) -> Any:
     """A batch on a device."""
     if isinstance(inputs, Mapping):
