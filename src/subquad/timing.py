@@ -6,10 +6,20 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Key = TypeVar("Key", bound=Hashable)
 Run = Callable[[], object]
+
+
+def image_channels(model: nn.Module) -> int:
+    """Of the images that a network is timed on: as it says, or its first convolution, or a part of it; else 3."""
+    said = [channels for one in model.modules() if isinstance(channels := getattr(one, "in_chans", None), int)]
+    if isinstance(getattr(model, "in_chans", None), int):
+        return said[0]
+    # a backbone behind a convolution of somebody's own says what that one gives
+    read = [one.in_channels for one in model.modules() if isinstance(one, nn.Conv2d)]
+    return next(iter(read + said), 3)
 
 
 def now(device: torch.device) -> float:

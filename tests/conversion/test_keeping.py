@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import timm
@@ -33,7 +34,10 @@ from subquad.conversion import (
     trade_off,
 )
 from subquad.conversion.judging import linear_probe, nearest_neighbours
+from subquad.conversion.measured_costs import check_sizes, measure_costs
 from subquad.conversion.training_free import NystromAttention
+from subquad.exports.engine_times import timed_here
+from subquad.tasks.network_costs import count_macs, count_macs_of
 from subquad.tasks.segmentation import build_segmenter
 
 PICTURES = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -284,6 +288,27 @@ def test_advice_says_the_ceiling_and_what_is_reached():
     assert half.ceilings[64, 64] == pytest.approx(2 * (block + mixing) / (2 * block + mixing), rel=1e-12)
     assert "by counting products, 1 + n/(6c) in 1 of 2 blocks, at most" in half.text
     assert "1 of 2 blocks" in half.text
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_networks_of_other_channels_are_timed_and_counted(channels, adapted):
+    def make(px):
+        sizes = {"img_size": px, "embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 5}
+        if not adapted:
+            return timm.create_model("vit_tiny_patch16_224", in_chans=channels, **sizes)
+        return nn.Sequential(nn.Conv2d(channels, 3, 1), timm.create_model("vit_tiny_patch16_224", **sizes))
+
+    model = make((64, 64)).eval()
+    student = subquad.convert(model, "linear", img_size=64)
+    images = torch.randn(2, channels, 64, 64)
+    damages = sensitivity(student, model, [images])
+    assert all(row.ms for row in trade_off(student, model, [images], damages, at=(64, 64), repeats=1))
+    check_sizes(model, [64])
+    assert measure_costs(student, model, [64], repeats=1)[0].gain > 0
+    assert len(advise(make, [(64, 64)], ["linear"], repeats=1).rows) == 3
+    assert timed_here({"": model}, "PyTorch", "fp32", (64, 64), 1, Path())[0].ms
+    assert count_macs(model, (64, 64)) == count_macs_of(model, images[:1])
 
 
 def test_landmarks_as_many_as_tokens_are_softmax_and_fewer_are_near():

@@ -27,7 +27,7 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.ranges import check_repeats
 from subquad.text import columns, one_line
-from subquad.timing import Run, interleaved_ms
+from subquad.timing import Run, image_channels, interleaved_ms
 
 MIXING = "attention between its projections"
 WORTH_A_WORD = 0.01
@@ -177,7 +177,7 @@ def advise(
             except Exception as error:
                 # without numbers networks of all kinds fail in ways of all kinds, and the rows are measured anyway
                 log(f"{px[0]}×{px[1]}: products can't be counted, {one_line(error, 120)}")
-        image = torch.randn(1, 3, *px, device=where, dtype=dtype)
+        image = torch.randn(1, image_channels(model), *px, device=where, dtype=dtype)
         passes = {name: _pass(network, image) for name, network in networks.items()}
         for name, run in passes.items():
             log(f"{px[0]}×{px[1]} {name or 'as it is'}")

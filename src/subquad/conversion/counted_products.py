@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from subquad.kernels import use_backend
+from subquad.timing import image_channels
 
 
 @dataclass(frozen=True)
@@ -82,5 +83,5 @@ def _products(model: nn.Module, paths: Sequence[str], px: tuple[int, int]) -> tu
     dtype = next(model.parameters()).dtype
     # all attention as plain products, which the counter knows
     with torch.no_grad(), use_backend("eager"), sdpa_kernel(SDPBackend.MATH), counter:
-        sketched(torch.zeros(1, 3, *px, dtype=dtype, device="meta"))
+        sketched(torch.zeros(1, image_channels(model), *px, dtype=dtype, device="meta"))
     return counter.get_total_flops(), inside

@@ -20,7 +20,7 @@ from subquad.conversion.unlabelled_images import num_images
 from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
 from subquad.ranges import check_repeats
-from subquad.timing import interleaved_ms
+from subquad.timing import image_channels, interleaved_ms
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _times(
 ) -> dict[tuple[int, ...], float]:
     """Medians of passes over one image, in milliseconds."""
     parameter = next(student.parameters())
-    image = torch.randn(1, 3, *at, device=parameter.device, dtype=parameter.dtype)
+    image = torch.randn(1, image_channels(student), *at, device=parameter.device, dtype=parameter.dtype)
 
     def pass_of(blocks: tuple[int, ...]) -> Callable[[], None]:
         def run() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.errors import SubquadError
 from subquad.text import one_line
-from subquad.timing import interleaved_ms
+from subquad.timing import image_channels, interleaved_ms
 
 Size = int | tuple[int, int]
 """Pixels of both sides of an image, or of its height and width."""
@@ -120,4 +120,4 @@ class _Pass:
 
 def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:
     parameter = next(model.parameters())
-    return torch.randn(1, 3, *size, device=parameter.device, dtype=parameter.dtype)
+    return torch.randn(1, image_channels(model), *size, device=parameter.device, dtype=parameter.dtype)

@@ -26,7 +26,7 @@ from subquad.instructions import multiplies_bf16
 from subquad.keeping_memory import keep_memory
 from subquad.ranges import check_repeats
 from subquad.text import one_line
-from subquad.timing import Run, interleaved_ms, warmed_up
+from subquad.timing import Run, image_channels, interleaved_ms, warmed_up
 from subquad.writing import replacing, temporary_folder, write_json
 
 PYTORCH = {"PyTorch": lambda model: model, "optimize": optimize}
@@ -157,7 +157,7 @@ def timed_here(
 ) -> list[EngineTime]:
     """The rows of one engine, in this process; networks are brought to the dtype, files are written to `folder`."""
     precision = DTYPES["fp32" if dtype == INT8 else dtype]
-    image = torch.randn(1, 3, *px, dtype=precision)
+    image = torch.randn(1, image_channels(next(iter(networks.values()))), *px, dtype=precision)
     passes: dict[str, Run] = {}
     reasons: dict[str, str] = {}
     for name, model in networks.items():

@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from subquad.inference import in_evaluation
 from subquad.kernels import use_backend
+from subquad.timing import image_channels
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -15,8 +16,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_macs(model: nn.Module, img_size: tuple[int, int]) -> int:
-    """Multiply-adds of one RGB image, as the papers print them (the counter counts two operations for each)."""
-    return count_macs_of(model, torch.zeros(1, 3, *img_size))
+    """Multiply-adds of one image, as the papers print them (the counter counts two operations for each)."""
+    return count_macs_of(model, torch.zeros(1, image_channels(model), *img_size))
 
 
 def count_macs_of(model: nn.Module, batch: Tensor) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from subquad.tasks.accuracy import evaluating
-from subquad.timing import seconds_of
+from subquad.timing import image_channels, seconds_of
 
 _WARM_UP = 2
 
@@ -20,7 +20,7 @@ def measure_throughput(
 ) -> float:
     """Images a second, the median of `repeats` batches of random images; loading is not counted."""
     device = torch.device(device)
-    images = torch.randn(batch_size, 3, *img_size, device=device)
+    images = torch.randn(batch_size, image_channels(model), *img_size, device=device)
     with evaluating(model):
         seconds = [seconds_of(lambda: model(images), device) for _ in range(_WARM_UP + repeats)]
     return batch_size / statistics.median(seconds[_WARM_UP:])
