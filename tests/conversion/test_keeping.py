@@ -1,5 +1,6 @@
 """Delta files, hybrids, comparisons with the teacher, advice."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -174,6 +175,20 @@ def test_files_that_could_not_be_read_are_not_written(tmp_path):
         assert "names a file, got None" in refused(partial(save, student, None))
     assert "names a file, got None" in refused(partial(load_converted, None, student))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("head", [nn.Linear(48, 7), nn.Sequential(nn.Linear(48, 5)), nn.Identity()])
+def test_a_delta_of_a_network_with_another_head_is_not_written(head, tmp_path):
+    model = teacher("timm ViT")
+    student = subquad.convert(model, "linear")
+    student.head = head
+    file = tmp_path / "delta.safetensors"
+    said = refused(partial(save_delta, student, file, teacher=model))
+    assert re.match(r"head\.\S+, head\.\S+.* are not in both, .* keep it by subquad\.conversion\.save_converted$", said)
+    assert not file.exists()
+    save_converted(student, file)
+    model.head = head
+    assert torch.equal(answer(load_converted(file, model), PICTURES), answer(student, PICTURES))
 
 
 def test_a_network_whose_converted_blocks_are_gone_is_told_so(tmp_path):

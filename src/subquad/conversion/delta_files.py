@@ -49,6 +49,8 @@ def save_delta(
     conversion, state = _whole(student), student.state_dict()
     check_plain(state)
     before = _state_before(student, conversion, teacher)
+    if teacher is not None:
+        _check_fits(student, teacher, conversion)
     changed = {name: tensor for name, tensor in state.items() if not _same(tensor, before.get(name))}
     _write(changed, path, student, complete=False, about=about)
     return len(changed)
@@ -190,6 +192,26 @@ def _state_before(student: nn.Module, conversion: Conversion, teacher: nn.Module
     if digest_of(before, "") != conversion.teacher:
         raise SubquadError(f"can't tell what has changed, since {hint}")
     return before
+
+
+def _check_fits(student: nn.Module, teacher: nn.Module, conversion: Conversion) -> None:
+    """Raise where a student has other parts than its teacher, as a head of one's own, which no delta could bring back.
+
+    One that was moved to another size has other tables alone, and is moved there again when it is read.
+    """
+    paths = _inside(conversion)
+    if made_for(student, paths) != made_for(teacher, paths):
+        return
+    inside = tuple(f"{path}." for path in conversion.paths.values())
+    ours, theirs = (
+        {name: tensor.shape for name, tensor in each.state_dict().items() if not name.startswith(inside)}
+        for each in (student, teacher)
+    )
+    if differing := [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]:
+        raise SubquadError(
+            f"{some(differing)} are not in both, the network and its teacher, or have other shapes, which changes to "
+            "the teacher's weights can't say: keep it by subquad.conversion.save_converted"
+        )
 
 
 def _with_old_layers(student: nn.Module, conversion: Conversion) -> dict[str, Tensor]:
