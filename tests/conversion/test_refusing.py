@@ -87,6 +87,19 @@ class OddAttention(nn.Module):
         return self.mix(x)
 
 
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_forward_that_was_put_onto_a_layer_is_not_lost(name):
+    model = teacher(name)
+    tower = find_tower(model)
+    number, layer = next((n, one.module) for n, one in enumerate(tower.layers) if one.known is not None)
+    usual = layer.forward
+    layer.forward = lambda *args, **kwargs: usual(*args, **kwargs)
+    with pytest.raises(SubquadError, match=r"^\S+: the forward of this \w+ was replaced on the layer itself"):
+        subquad.convert(model, "softmax", blocks=[number], in_place=True)
+    del layer.forward
+    subquad.convert(model, "softmax", blocks=[number], in_place=True)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_one_block_of_an_unknown_kind_is_no_reason_to_leave_the_others(in_place):
     model = teacher("timm ViT")

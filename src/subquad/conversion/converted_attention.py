@@ -95,6 +95,7 @@ class ConvertedAttention(nn.Module):
                 part.to(device=like.device, dtype=like.dtype)
         self.inner.to(device=like.device, dtype=like.dtype)
         refuse_lost_weights(original, self)
+        refuse_lost_forward(original)
         start_quietly(self.inner)
         self.train(original.training)
 
@@ -288,6 +289,16 @@ def refuse_lost_weights(original: nn.Module, converted: nn.Module) -> None:
                 "weight norms, which is not carried over: make them permanent first, by torch.nn.utils.prune.remove or "
                 "torch.nn.utils.parametrize.remove_parametrizations"
             )
+
+
+def refuse_lost_forward(original: nn.Module) -> None:
+    """Raise where a layer computes by a `forward` of its own, put onto it alone: ours would compute something else."""
+    if "forward" in vars(original):
+        raise SubquadError(
+            f"the forward of this {type(original).__name__} was replaced on the layer itself, as patches and the hooks "
+            "of accelerate do, which is not carried over: take it away (del layer.forward, or "
+            "accelerate.hooks.remove_hook_from_submodules), or give the layer a class of its own and register a family"
+        )
 
 
 def open_gate(width: int, dim: int, value: float) -> nn.Linear:
