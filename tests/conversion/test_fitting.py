@@ -245,7 +245,11 @@ def test_what_went_wrong_is_one_line():
         (lambda: align(student, PICTURES, updates=0), "at least one update"),
         (lambda: align(student, PICTURES, epochs=3), "unknown setting of a fit"),
         (lambda: align(student, 3), "images are a tensor"),
-        (lambda: align(student, PICTURES * float("nan"), teacher=model), "is nan in update 1"),
+        (lambda: align(student, PICTURES * float("nan"), teacher=model), "block 0 is nan before the first update: im"),
+        (lambda: distil(student, lambda n: (PICTURES, None), teacher=model), "update 250 gives a tuple: a tensor of"),
+        (lambda: align(student, lambda n: None, teacher=model), "for update 250 gives a NoneType"),
+        (lambda: align(subquad.convert(sharp("timm ViT").half(), "linear"), PICTURES.half()), "aligning: parameters of float16 can't be trained"),
+        (lambda: align(student, [PICTURES], teacher=model), "got a list: of batches that are there already"),
         (lambda: distil(student, PICTURES, train="most"), "unknown train"),
         (lambda: distil(student, PICTURES, train="new"), "adds no parameters"),
     ):

@@ -137,6 +137,12 @@ class _Fit:
     def __init__(self, goal: Goal, model: nn.Module, batches: Batches, schedule: Schedule, state: Path | None):
         self.goal, self.model, self.batches, self.schedule, self.state = goal, model, batches, schedule, state
         self.device = next(model.parameters()).device
+        if any(one.dtype == torch.float16 for part in goal.parts for one in part.parameters):
+            # what keeps optimizers from dividing by zero is zero there
+            raise SubquadError(
+                f"{goal.what}: parameters of float16 can't be trained, at any rate: fit the network in fp32 or bf16, "
+                "and give it half precision then"
+            )
         groups = [{"params": list(part.parameters)} for part in goal.parts]
         self.optimizer = optimizer_of(groups, schedule.opt, lr=schedule.lr, weight_decay=schedule.weight_decay)
         self.progress, self.best = Progress(), BestStates(goal.parts)
@@ -219,6 +225,12 @@ class _Fit:
         figures = {name: math.fsum(row[name] for row in rows) / len(rows) for name in rows[0]}
         for name, figure in figures.items():
             self.progress.judged.setdefault(name, []).append([self.progress.updates, figure])
+        if self.progress.updates == 0 and not math.isfinite(math.fsum(figures.values())):
+            wrong = next(name for name, figure in figures.items() if not math.isfinite(figure))
+            raise SubquadError(
+                f"{self.goal.what}: {wrong} is {figures[wrong]} before the first update: images, or what a network "
+                "answers to them, are not finite"
+            )
         self.best.note(figures)
 
     def save(self, path: Path) -> None:

@@ -155,6 +155,22 @@ class InMemory:
         return self.images[torch.from_numpy(chosen)]
 
 
+class _Asked:
+    """Batches of a caller's function."""
+
+    def __init__(self, function: Batches):
+        self.function = function
+
+    def __call__(self, update: int) -> Any:
+        batch = self.function(update)
+        if not isinstance(batch, Tensor | Mapping):
+            raise SubquadError(
+                f"`images` called for update {update} gives a {type(batch).__name__}: a tensor of images "
+                "(b, c, y, x) is wanted, or a mapping of arguments by name; of a loader's batch its images alone"
+            )
+        return batch
+
+
 def fed(model: Any, inputs: Any) -> Any:
     """What a network answers to a batch."""
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
@@ -201,5 +217,8 @@ def as_batches(images: Any, *, batch_size: int, seed: int = 0, config: InputConf
         transform = getattr(images, "transform", None) or views(config)
         return Drawn(images, transform, batch_size=batch_size, seed=seed)
     if callable(images):
-        return images
-    raise SubquadError(f"images are a tensor, a data set, a folder or a function, got a {type(images).__name__}")
+        return _Asked(images)
+    raise SubquadError(
+        f"images are a tensor, a data set, a folder or a function, got a {type(images).__name__}: of batches that are "
+        "there already, as of a loader, lambda update: batches[update % len(batches)]"
+    )
