@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import threading
+import warnings
 from functools import partial
 
 import numpy as np
@@ -88,6 +89,23 @@ def test_what_is_new_adds_nothing_at_first():
     for attention in ("inline", "agent:num_agents=4"):
         student = subquad.convert(model, attention)
         assert difference(answer(student, x), answer(model, x)) < 1e-2, attention
+
+
+@pytest.mark.parametrize("name", ["timm ViT", "torchvision ViT", "transformers ViT", "timm Swin", "our DeiT"])
+def test_a_second_tower_is_not_passed_over_in_silence(name):
+    class TwoStreams(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.near, self.far = teacher(name), teacher(name)
+
+    model = TwoStreams()
+    with pytest.warns(UserWarning, match=r"^far.* of this TwoStreams, .* stays as it is") as said:
+        student = subquad.convert(model, "linear")
+    assert said[0].filename == __file__
+    assert all(path.startswith("near.") for path in student.subquad_conversion.paths.values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        subquad.convert(model.far, "linear")
 
 
 def test_some_blocks_by_number_and_each_with_its_own():

@@ -52,6 +52,11 @@ def test_batches_of_any_size_count_by_their_images():
     assert [row.damage for row in alike[0]] == pytest.approx([row.damage for row in alike[1]], rel=1e-5)
 
 
+def test_tokens_of_zeros_in_both_are_alike():
+    model = Answers(lambda y: y[:, None] * torch.tensor([0.0, 1.0])[:, None])
+    assert compare_networks(model, model, [(PICTURES, None)]).cosine == pytest.approx(1)
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_cosines_and_means_are_of_the_channels_of_tokens(layout):
     class Gives(nn.Module):

@@ -123,7 +123,9 @@ def _cosine(one: Tensor, other: Tensor, channels: int) -> Tensor:
     """The mean over images and their tokens; of one number for each image, (b,), whether it has the same sign."""
     if one.dim() == 1:
         one, other = one[:, None], other[:, None]
-    return F.cosine_similarity(one, other, dim=channels).mean()
+    # tokens of zeros in both, as behind a ReLU, are the same
+    alike = F.cosine_similarity(one, other, dim=channels)
+    return torch.where((one == other).all(dim=channels), 1.0, alike).mean()
 
 
 def nearest_neighbours(train: Tensor, labels: Tensor, test: Tensor, *, neighbours: int = NEIGHBOURS) -> Tensor:

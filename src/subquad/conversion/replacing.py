@@ -1,5 +1,6 @@
 """A trained network with other attention: its layers replaced one by one, and put back."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.grid_recorder import GridRecorder, listen, stop_listening
-from subquad.conversion.towers import Layer, Tower, find_tower
+from subquad.conversion.towers import Layer, Tower, find_tower, other_towers
 from subquad.errors import SubquadError, reason_without_path, shown
 from subquad.large.bands import is_split
 from subquad.models.assembling import as_json, check_names, make_mechanisms
@@ -114,6 +115,8 @@ def convert(
     mechanisms = _mechanisms(tower, dict(zip(names, chosen, strict=True)), settings)
     digest = digest_of(model.state_dict(), "")
     _check_can_be_copied([tower.layers[number] for number in names])
+    if others := other_towers(model, tower):
+        _say_others_stay(model, tower, others)
     if not in_place:
         model = _copied(model)
     recorder = tower.recorder(tower.grid.prefix)
@@ -147,6 +150,16 @@ def convert(
         # it is not what these arguments make
         part.creation = None
     return model
+
+
+def _say_others_stay(model: nn.Module, tower: Tower, others: Sequence[str]) -> None:
+    """Warn of parts that could be converted as well, and are not."""
+    warnings.warn(
+        f"{some(others)} of this {type(model).__name__}, behind a patch embedding of its own, stays as it is, beside "
+        f"{tower.embedding}: convert such parts one by one, by subquad.convert(part, in_place=True)",
+        # whoever called `convert`, which has a decorator
+        stacklevel=4,
+    )
 
 
 def restore(model: nn.Module, *, strict: bool = True) -> nn.Module:

@@ -160,6 +160,21 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
     return Tower(stem[-1], grid, layers, _host_of(layers), recorder)
 
 
+def other_towers(model: nn.Module, tower: Tower) -> list[str]:
+    """Paths of parts with attention layers of known kinds behind a patch embedding of their own, beside a tower."""
+    modules = dict(model.named_modules())
+    inside = ".".join(in_common([tower.embedding, *(layer.path for layer in tower.layers)]))
+    roots: dict[str, None] = {}
+    for path, module in modules.items():
+        if not (tower.recorder.hears(module) or _reckons(module)):
+            continue
+        root = _root_of(path, modules)
+        apart = inside and root and not f"{inside}.".startswith(f"{root}.") and not f"{root}.".startswith(f"{inside}.")
+        if apart and any(converted_class(modules[one]) is not None for one in _candidates(root, modules)):
+            roots[root] = None
+    return list(roots)
+
+
 def made_for(model: nn.Module, paths: Iterable[str]) -> tuple[int, int] | None:
     """(height, width) of the images that the part of a network that holds `paths` is made for, if it says so."""
     return _size_of(_holder(model, paths), model)
