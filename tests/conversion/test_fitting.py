@@ -348,6 +348,20 @@ def test_a_teacher_that_the_student_was_not_made_of_is_refused(measure):
         assert "\n" not in str(caught.value)
 
 
+def test_a_teacher_does_not_follow_its_student():
+    model, student = small()
+    student.head, student.blocks[1].attn.qkv = model.head, model.blocks[1].attn.qkv
+    before = state_of(model)
+    with pytest.raises(SubquadError, match=r"distilling: blocks\.1\.attn\.qkv\.weight, .* are the teacher's own"):
+        distil(student, PICTURES, teacher=model, updates=1, batch_size=2)
+    with pytest.raises(SubquadError, match=r"aligning: blocks\.1\.attn\.qkv\.weight, .* are the teacher's own"):
+        align(student, PICTURES, teacher=model, updates=1, batch_size=2)
+    align(student, PICTURES, teacher=model, blocks=[0], updates=1, batch_size=2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    student.blocks[1].attn.qkv = copy.deepcopy(model.blocks[1].attn.qkv)
+    distil(student, PICTURES, teacher=model, train="attention", updates=1, batch_size=2)
+
+
 def test_a_copy_of_a_student_is_fitted_alone():
     _, student = small()
     other = copy.deepcopy(student)

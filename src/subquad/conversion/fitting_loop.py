@@ -22,6 +22,7 @@ from subquad.conversion.unlabelled_images import Batches, on_device
 from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
 from subquad.optimizers import optimizer_of
+from subquad.weights.fitting import some
 from subquad.writing import replacing
 
 CLIP = 1.0
@@ -109,11 +110,24 @@ def fit(
             broken off.
 
     Raises:
-        SubquadError: a loss is not finite, or the file is of another fit.
+        SubquadError: a loss is not finite, the file is of another fit, or what is trained is the teacher's own.
     """
+    _check_teachers_own(goal, student, teacher)
     state = None if state_file is None else Path(state_file)
     with _only(student, goal.parts), in_evaluation(teacher):
         return _Fit(goal, student, batches, schedule, state).run()
+
+
+def _check_teachers_own(goal: Goal, student: nn.Module, teacher: nn.Module) -> None:
+    """Raise where what is trained is the teacher's own: it would follow its student."""
+    trained = {id(parameter) for part in goal.parts for parameter in part.parameters}
+    theirs = {id(parameter) for parameter in teacher.parameters()}
+    ours = dict(student.named_parameters(remove_duplicate=False))
+    if both := [name for name, parameter in ours.items() if id(parameter) in trained & theirs]:
+        raise SubquadError(
+            f"{goal.what}: {some(both)} of the student are the teacher's own, which would be trained with it: give the "
+            "teacher a copy (copy.deepcopy), or train other parts, as by train='attention'"
+        )
 
 
 @contextmanager

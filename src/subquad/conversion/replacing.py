@@ -152,7 +152,7 @@ def convert(
     return model
 
 
-def _say_others_stay(model: nn.Module, tower: Tower, others: Sequence[str]) -> None:
+def _say_others_stay(model: nn.Module, tower: Tower, others: list[str]) -> None:
     """Warn of parts that could be converted as well, and are not."""
     warnings.warn(
         f"{some(others)} of this {type(model).__name__}, behind a patch embedding of its own, stays as it is, beside "
