@@ -4,6 +4,7 @@ import copy
 import resource
 import tarfile
 
+import numpy as np
 import pytest
 import torch
 from foreign import sharp
@@ -16,6 +17,7 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.conversion import (
     align,
+    blocks_for,
     compare_networks,
     converted_layers,
     distil,
@@ -24,6 +26,7 @@ from subquad.conversion import (
     trade_off,
 )
 from subquad.conversion.distilling import trained_parameters
+from subquad.conversion.hybrids import HybridRow
 from subquad.conversion.unlabelled_images import Drawn, as_batches, has_parts, open_images, views
 from subquad.data import InputConfig
 from subquad.grid import TokenGrid
@@ -240,6 +243,7 @@ def test_a_time_budget_ends_a_fit():
 def test_what_went_wrong_is_one_line():
     model, student = small()
     half = subquad.convert(sharp("timm ViT").half(), "linear")
+    damages = sensitivity(student, model, PICTURES[:1])
     for call, says in (
         (lambda: align(model, PICTURES), "is not converted"),
         (lambda: align(student, PICTURES, blocks=[7]), "block 7 is not converted"),
@@ -250,6 +254,15 @@ def test_what_went_wrong_is_one_line():
         (lambda: distil(student, lambda n: (PICTURES, None), teacher=model), "update 250 gives a tuple: a tensor of"),
         (lambda: align(student, lambda n: None, teacher=model), "for update 250 gives a NoneType"),
         (lambda: align(half, PICTURES.half()), "aligning: parameters of float16 can't be trained"),
+        (lambda: align(student, PICTURES, blocks=1), "blocks are some of 0, 1, at least one, got 1"),
+        (lambda: align(student, PICTURES, blocks=[]), "blocks are some of 0, 1, at least one"),
+        (lambda: align(student, PICTURES, batch_size=0), "got batch_size=0"),
+        (lambda: align(student, PICTURES, updates=2.5), "updates are a whole number, .*2.5"),
+        (lambda: align(student, PICTURES, lr="fast"), "lr, .* are numbers, .*fast"),
+        (lambda: distil(small()[1].double(), PICTURES.double()), "can't be made of its student, give `teacher`"),
+        (lambda: sensitivity(student, model, []), "no images to measure"),
+        (lambda: trade_off(student, model, PICTURES, damages, at=(4, 4)), "not run on one image of 4×4 alone, to be t"),
+        (lambda: blocks_for([HybridRow((), 0.0, None)], speedup=2), r"trade_off\(…, at="),
         (lambda: align(student, [PICTURES], teacher=model), "got a list: of batches that are there already"),
         (lambda: distil(student, PICTURES, train="most"), "unknown train"),
         (lambda: distil(student, PICTURES, train="new"), "adds no parameters"),
@@ -257,6 +270,24 @@ def test_what_went_wrong_is_one_line():
         with pytest.raises(SubquadError, match=says) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_any_library_are_kept_in_a_state_that_can_be_read(tmp_path):
+    settings = {"updates": np.int64(2), "lr": np.float64(1e-3), "time_budget": np.float32(60)}
+    model, student = small()
+    state = tmp_path / "state.pt"
+    done = align(student, PICTURES, teacher=model, batch_size=2, state_file=state, **settings)
+    again = align(small()[1], PICTURES, teacher=model, batch_size=2, state_file=state, **settings)
+    assert again.progress.updates == done.progress.updates == 2
+
+
+def test_batches_of_any_iterable_are_measured():
+    model, student = small()
+    parts = PICTURES.split(8)
+    rows = sensitivity(student, model, iter(parts))
+    assert rows == sensitivity(student, model, parts)
+    assert trade_off(student, model, iter(parts), rows) == trade_off(student, model, parts, rows)
+    assert [one.block for one in sensitivity(student, model, parts[0])] == [0, 1]
 
 
 def test_pictures_of_a_folder_in_an_order_of_their_seed_without_the_broken_ones(tmp_path):

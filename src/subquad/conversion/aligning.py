@@ -5,7 +5,7 @@ error of its answer, ‖y − t‖² / ‖t‖² of an image, is its loss. Block
 block, and any of them can be aligned alone. Each ends in the best state that held-out images found it in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from subquad.conversion.fitting_loop import Goal, Progress, fit
 from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, restore
 from subquad.conversion.unlabelled_images import as_batches, fed
 from subquad.data import InputConfig
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.inference import in_evaluation
 
 
@@ -93,7 +93,12 @@ def teacher_of(student: nn.Module) -> nn.Module:
     Raises:
         SubquadError: the student is not converted, or was trained in other parts since.
     """
-    return restore(deepcopy(student))
+    copied = deepcopy(student)
+    try:
+        return restore(copied)
+    except SubquadError as error:
+        conversion_of(student)
+        raise SubquadError(f"the teacher can't be made of its student, give `teacher`: {error}") from None
 
 
 def relative_errors(
@@ -114,6 +119,8 @@ def chosen_layers(student: nn.Module, blocks: Sequence[int] | None) -> dict[int,
     layers = converted_layers(student)
     if blocks is None:
         return layers
+    if not isinstance(blocks, Collection) or not len(blocks):
+        raise SubquadError(f"blocks are some of {', '.join(map(str, layers))}, at least one, got {shown(blocks)}")
     if wrong := [number for number in blocks if number not in layers]:
         raise SubquadError(f"block {wrong[0]} is not converted; converted are {', '.join(map(str, layers))}")
     return {number: layers[number] for number in blocks}

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass, fields
+from operator import index
 from typing import Any
 
-from subquad.errors import SubquadError, UnknownSettingError, unknown_name
+from subquad.errors import SubquadError, UnknownSettingError, shown, unknown_name
 from subquad.optimizers import OPTIMIZERS
 
 WARM_UP = 0.05
@@ -32,12 +33,25 @@ class Schedule:
     opt: str = "adamw"
 
     def __post_init__(self) -> None:
+        self._as_plain_numbers()
         if self.updates < 1 or not 0 < self.lr < math.inf or not 0 <= self.weight_decay < math.inf:
             raise SubquadError(f"at least one update and a rate above 0, got {self.updates} and {self.lr}")
         if self.time_budget is not None and not 0 < self.time_budget < math.inf:
             raise SubquadError(f"a time budget is in seconds above 0, got {self.time_budget}")
         if self.opt not in OPTIMIZERS:
             raise unknown_name("optimizer", self.opt, OPTIMIZERS)
+
+    def _as_plain_numbers(self) -> None:
+        """Let numbers of any library be Python's own, which a state file can hold."""
+        try:
+            object.__setattr__(self, "updates", index(self.updates))
+            timed = () if self.time_budget is None else ("time_budget",)
+            for name in ("lr", "weight_decay", *timed):
+                object.__setattr__(self, name, float(getattr(self, name)))
+        except (TypeError, ValueError):
+            raise SubquadError(
+                f"updates are a whole number, lr, weight_decay and time_budget are numbers, got {shown(vars(self))}"
+            ) from None
 
     def rate(self, share: float) -> float:
         """The rate at a share of the way, 0 to 1."""

@@ -4,7 +4,7 @@ An aligned student holds both layers of each block. A hybrid is the student with
 """
 
 import statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from subquad.conversion.unlabelled_images import num_images
 from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
 from subquad.ranges import check_repeats
+from subquad.text import one_line
 from subquad.timing import image_channels, interleaved_ms
 
 
@@ -91,9 +92,10 @@ def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:
     return copied
 
 
-def sensitivity(student: nn.Module, teacher: nn.Module, images: Sequence[Any]) -> list[BlockDamage]:
+def sensitivity(student: nn.Module, teacher: nn.Module, images: Iterable[Any]) -> list[BlockDamage]:
     """What each converted block does alone, in the order of the blocks; `images` are batches, see `Batches`."""
     check_teacher(student, teacher)
+    images = _batches(images)
     rows = []
     with in_evaluation(teacher), in_evaluation(student):
         targets = [_answers(teacher, batch) for batch in images]
@@ -106,7 +108,7 @@ def sensitivity(student: nn.Module, teacher: nn.Module, images: Sequence[Any]) -
 def trade_off(
     student: nn.Module,
     teacher: nn.Module,
-    images: Sequence[Any],
+    images: Iterable[Any],
     damages: Sequence[BlockDamage],
     *,
     at: tuple[int, int] | None = None,
@@ -125,6 +127,7 @@ def trade_off(
     check_repeats(repeats)
     order = [row.block for row in sorted(damages, key=lambda row: row.damage)]
     check_teacher(student, teacher)
+    images = _batches(images)
     hybrids = [tuple(sorted(order[:count])) for count in range(len(order) + 1)]
     rows = []
     with in_evaluation(teacher), in_evaluation(student):
@@ -157,10 +160,11 @@ def blocks_for(rows: Sequence[HybridRow], *, speedup: float) -> tuple[int, ...]:
     """The fewest blocks that make the network `speedup` times as fast as it was; rows of `trade_off` with times.
 
     Raises:
-        SubquadError: all of them do not.
+        SubquadError: all of them do not, or nothing was timed.
     """
-    before = next(row.ms for row in rows if not row.converted)
-    assert before is not None
+    before = next((row.ms for row in rows if not row.converted), None)
+    if before is None:
+        raise SubquadError("these rows have no times: trade_off(…, at=(height, width)) measures them")
     gains = {row.converted: before / row.ms for row in rows if row.converted and row.ms}
     reached = [blocks for blocks, gain in gains.items() if gain >= speedup]
     if not reached:
@@ -185,6 +189,14 @@ def blocks_but(damages: Sequence[BlockDamage], *, keep: int) -> tuple[int, ...]:
     return tuple(sorted(row.block for row in order[: len(order) - keep]))
 
 
+def _batches(images: Any) -> list[Any]:
+    """Batches in a list: those of any iterable, or one that comes alone."""
+    batches = [images] if isinstance(images, Tensor | Mapping) else list(images)
+    if not batches:
+        raise SubquadError("there are no images to measure blocks on: give batches of them")
+    return batches
+
+
 def _times(
     student: nn.Module, hybrids: Sequence[tuple[int, ...]], at: tuple[int, int], repeats: int
 ) -> dict[tuple[int, ...], float]:
@@ -200,8 +212,14 @@ def _times(
         return run
 
     passes = {blocks: pass_of(blocks) for blocks in hybrids}
-    for run in passes.values():
-        run()
+    try:
+        for run in passes.values():
+            run()
+    except Exception as error:
+        # each library refuses sizes in its own way
+        raise SubquadError(
+            f"the network does not run on one image of {at[0]}×{at[1]} alone, to be timed: {one_line(error, 120)}"
+        ) from None
     return {blocks: statistics.median(ms) for blocks, ms in interleaved_ms(passes, repeats, parameter.device).items()}
 
 

@@ -140,7 +140,9 @@ class InMemory:
     """Batches of images that are there as one tensor (n, c, y, x), each once an epoch."""
 
     def __init__(self, images: Tensor, *, batch_size: int, seed: int = 0):
-        if images.dim() != 4 or len(images) < 1 or batch_size < 1:
+        if batch_size < 1:
+            raise SubquadError(f"batches need at least one image each, got batch_size={batch_size}")
+        if images.dim() != 4 or len(images) < 1:
             raise SubquadError(f"images are a tensor (n, c, y, x), got one of {tuple(images.shape)}")
         if not images.is_floating_point():
             raise SubquadError(
