@@ -3,6 +3,7 @@
 import copy
 import resource
 import tarfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from foreign_diffusion import denoiser, inputs
 from mechanisms import refuses
 from PIL import Image
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -30,6 +32,7 @@ from subquad.conversion.hybrids import HybridRow
 from subquad.conversion.unlabelled_images import Drawn, as_batches, has_parts, open_images, views
 from subquad.data import InputConfig
 from subquad.grid import TokenGrid
+from subquad.weights.files import within_wrappers
 
 PICTURES = torch.randn(16, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 FAST = {"batch_size": 8, "lr": 3e-3}
@@ -279,6 +282,21 @@ def test_numbers_of_any_library_are_kept_in_a_state_that_can_be_read(tmp_path):
     done = align(student, PICTURES, teacher=model, batch_size=2, state_file=state, **settings)
     again = align(small()[1], PICTURES, teacher=model, batch_size=2, state_file=state, **settings)
     assert again.progress.updates == done.progress.updates == 2
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, partial(torch.compile, backend="eager"), AveragedModel])
+def test_networks_within_wrappers_are_fitted_and_measured(wrap):
+    model, student = small()
+    for networks in ((wrap(student), model), (wrap(student), wrap(model))):
+        ours, theirs = networks
+        align(ours, PICTURES, teacher=theirs, updates=1, batch_size=2)
+        distil(ours, PICTURES, teacher=theirs, updates=1, batch_size=2)
+        inner = within_wrappers(ours)
+        assert relative_errors(ours, theirs, PICTURES) == relative_errors(inner, model, PICTURES)
+        rows = sensitivity(ours, theirs, PICTURES)
+        assert rows == sensitivity(inner, model, PICTURES)
+        assert len(trade_off(ours, theirs, PICTURES, rows)) == 3
+        assert compare_networks(ours, theirs, [(PICTURES, None)]) == compare_networks(inner, model, [(PICTURES, None)])
 
 
 def test_batches_of_any_iterable_are_measured():

@@ -24,6 +24,7 @@ from subquad.conversion.unlabelled_images import as_batches, fed
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, shown
 from subquad.inference import in_evaluation
+from subquad.weights.files import within_wrappers
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def align(
         SubquadError: something is not converted, not known or not finite, in one line.
     """
     plan = schedule_of(schedule, lr=1e-3)
+    student, teacher = within_wrappers(student), within_wrappers(teacher)
     layers = chosen_layers(student, blocks)
     teacher = teacher_of(student) if teacher is None else teacher
     batches = as_batches(images, batch_size=batch_size, seed=seed, config=config)
@@ -105,6 +107,7 @@ def relative_errors(
     student: nn.Module, teacher: nn.Module, images: Tensor, blocks: Sequence[int] | None = None
 ) -> dict[int, float]:
     """‖y − t‖² / ‖t‖² of each converted layer's answer to the teacher's tokens, by the number of its block."""
+    student, teacher = within_wrappers(student), within_wrappers(teacher)
     taps = Taps(student, teacher, chosen_layers(student, blocks))
     with in_evaluation(teacher), in_evaluation(student), torch.no_grad():
         return _by_number(taps.step(images))

@@ -18,6 +18,7 @@ from subquad.conversion.replacing import check_teacher, converted_layers
 from subquad.conversion.unlabelled_images import as_batches, fed
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
+from subquad.weights.files import within_wrappers
 
 TRAINED = ("all", "attention", "new", "lora")
 """What distillation may train: all of the network, its converted layers, what these have besides the old ones, or that
@@ -59,6 +60,7 @@ def distil(
         SubquadError: something does not fit, in one line.
     """
     plan = schedule_of(schedule, lr=3e-4)
+    student, teacher = within_wrappers(student), within_wrappers(teacher)
     if teacher is None:
         teacher = teacher_of(student)
     check_teacher(student, teacher)

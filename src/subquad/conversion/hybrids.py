@@ -22,6 +22,7 @@ from subquad.inference import in_evaluation
 from subquad.ranges import check_repeats
 from subquad.text import one_line
 from subquad.timing import image_channels, interleaved_ms
+from subquad.weights.files import within_wrappers
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:
 
 def sensitivity(student: nn.Module, teacher: nn.Module, images: Iterable[Any]) -> list[BlockDamage]:
     """What each converted block does alone, in the order of the blocks; `images` are batches, see `Batches`."""
+    student, teacher = within_wrappers(student), within_wrappers(teacher)
     check_teacher(student, teacher)
     images = _batches(images)
     rows = []
@@ -126,6 +128,7 @@ def trade_off(
     """
     check_repeats(repeats)
     order = [row.block for row in sorted(damages, key=lambda row: row.damage)]
+    student, teacher = within_wrappers(student), within_wrappers(teacher)
     check_teacher(student, teacher)
     images = _batches(images)
     hybrids = [tuple(sorted(order[:count])) for count in range(len(order) + 1)]

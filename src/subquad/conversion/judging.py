@@ -15,6 +15,7 @@ from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
 from subquad.tasks import Tally
 from subquad.tasks.accuracy import TopOne
+from subquad.weights.files import within_wrappers
 
 NEIGHBOURS = 20
 """Of the nearest-neighbour classifier."""
@@ -82,6 +83,7 @@ def compare_networks(
     Raises:
         SubquadError: there are no images.
     """
+    student, teacher = within_wrappers(student), within_wrappers(teacher)
     device = next(student.parameters()).device
     count, cosine, error, same = 0, 0.0, 0.0, 0.0
     ours_right, theirs_right = tally(), tally()
