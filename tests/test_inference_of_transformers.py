@@ -99,6 +99,20 @@ def test_an_optimized_network_gives_what_it_gave(kind, name):
 
 
 @torch.no_grad()
+@pytest.mark.skipif(not NATIVE, reason="no kernels")
+@pytest.mark.parametrize("kind", MODELS)
+def test_blocks_are_fast_where_their_answers_are_asked_for_as_well(kind):
+    model = network(kind)
+    fast, x = subquad.optimize(deepcopy(model)), torch.randn(1, 3, 24, 24)
+    for _ in range(2):
+        states, wanted = (one(x, output_hidden_states=True).hidden_states for one in (fast, model))
+        assert len(states) == len(wanted) == 3
+        assert all(error(*both) < 1e-5 for both in zip(states, wanted, strict=True))
+        assert torch.equal(states[-1], fast(x, output_hidden_states=True).hidden_states[-1])
+        assert not torch.equal(states[-1], wanted[-1])
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", [None, "inline"])
 def test_networks_for_any_size(name):
     model = network("Dinov2", name)

@@ -6,7 +6,7 @@ fewer keys, all others see the whole map, and the convolutions that reduce it go
 Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y x rows and columns.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -72,13 +72,17 @@ class ReducingAttention(ConvertedAttention):
         """Project, mix, project back: (b, n, c) to (b, n, c)."""
         of_queries, *of_keys = self.projected_as
         keys, kv_grid = self.reduced(x, grid) if self.reduces else (x, grid)
-        fused = [self.through(name, keys) for name in of_keys]
-        k, v = fused if len(fused) == 2 else fused[0].chunk(2, dim=-1)
-        q = self.split(self.through(of_queries, x))
-        y = self.mix(q, self.split(k), self.split(v), x, grid=grid, kv_grid=kv_grid)
+        projected = [self.through(of_queries, x), *(self.through(name, keys) for name in of_keys)]
+        y = self.mix(*self.heads(projected), x, grid=grid, kv_grid=kv_grid)
         for name in self.answered_as:
             y = self.through(name, y)
         return y
+
+    def heads(self, projected: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (b, h, n, d) of what is projected, keys and values together or apart."""
+        q, *others = projected
+        k, v = others if len(others) == 2 else others[0].chunk(2, dim=-1)
+        return self.split(q), self.split(k), self.split(v)
 
     def reduced(self, x: Tensor, grid: TokenGrid) -> tuple[Tensor, TokenGrid]:
         """Tokens (b, n, c) that keys and values are made of, and where they stand."""
@@ -88,6 +92,22 @@ class ReducingAttention(ConvertedAttention):
         image = self.through(convolution, self.through(pool, grid.to_image(x)))
         tokens = self.through(activation, self.through(norm, image.flatten(2).mT))
         return tokens, TokenGrid(image.shape[-2], image.shape[-1])
+
+    # what subquad.inference asks for
+
+    @property
+    def projected_by(self) -> tuple[str, ...]:
+        """The layers that project the tokens; none where keys are reduced in between, or nothing projects back."""
+        return self.projected_as if self.answered_as and not self.reduces else ()
+
+    @property
+    def answered_by(self) -> str:
+        """The layer that projects back."""
+        return self.answered_as[0]
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: TokenGrid | None = None) -> Tensor:
+        """What goes into the last projection (b, n, h·d), of tokens that stand on the grid `positions`."""
+        return self.mix(*self.heads(projected), x, grid=positions)
 
 
 class TimmReducingAttention(ReducingAttention):

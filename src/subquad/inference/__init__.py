@@ -35,7 +35,8 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     library from the second time on, and what is between its steps stays with the thread, up to 256 MB. The same goes
     for blocks of timm's and transformers' plain networks (ViT, DeiT, DINOv2, RADIO, SigLIP, CLIP), converted or as they
     are, and for converted ones of Swin; with rotary positions (DINOv3, EVA) and in windows (Swin, ours and timm's) each
-    half of a block is a step or a few, and of timm's BEiT and ViTs with relative positions the MLP's half is one.
+    half of a block is a step or a few, and of timm's BEiT and ViTs with relative positions the MLP's half is one. Of
+    timm's PVTv2 and transformers' SegFormer the MLP's half is three steps, around converted layers the other one too.
     Converted networks of ours are of as few steps as those made so. Blocks look at their parts at each call, so that
     what is put into them afterwards, or listens, is computed or called; what could not be of few steps is not until it
     is asked for again.
@@ -69,9 +70,10 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         if isinstance(module, PositionConv):
             own_blocks.fuse_position(module)
     if OF_TIMM in sys.modules:  # else there is none of its networks, and to import them takes a second
-        from subquad.inference import timm_blocks
+        from subquad.inference import pyramid_blocks, timm_blocks
 
         timm_blocks.fuse_all(model)
+        pyramid_blocks.fuse_all(model)
     if OF_TRANSFORMERS in sys.modules:
         from subquad.inference import transformers_blocks
 

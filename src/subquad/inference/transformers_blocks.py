@@ -7,7 +7,7 @@ parameters. All of them are of the same parts under other names, so that a famil
 import functools
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,7 @@ class FusedLayer(nn.Module):
     __prepare_scriptable__ = refuse_torchscript
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        settings = dict(kwargs)
+        settings = of_blocks(kwargs)
         positions = settings.pop("position_embeddings", None)
         drops = (getattr(self, name, None) for name in DROPPED_BY)
         if self.training or is_asked_for(*args, *settings.values()) or not drops_nothing(*drops):
@@ -161,6 +161,11 @@ class FusedLayer(nn.Module):
 
     def _are_factors(self, scale: nn.Module | None) -> bool:
         return scale is None or (self._is_of_home(scale) and not does_more(scale))
+
+
+def of_blocks(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those by which a block is asked for something: networks hand down what is asked of them as well."""
+    return {name: value for name, value in settings.items() if name != "output_hidden_states"}
 
 
 def half_of_plain_mlp(
