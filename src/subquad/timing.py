@@ -13,13 +13,15 @@ Run = Callable[[], object]
 
 
 def image_channels(model: nn.Module) -> int:
-    """Of the images that a network is timed on: as it says, or its first convolution, or a part of it; else 3."""
-    said = [channels for one in model.modules() if isinstance(channels := getattr(one, "in_chans", None), int)]
-    if isinstance(getattr(model, "in_chans", None), int):
-        return said[0]
-    # a backbone behind a convolution of somebody's own says what that one gives
-    read = [one.in_channels for one in model.modules() if isinstance(one, nn.Conv2d)]
-    return next(iter(read + said), 3)
+    """Of the images that a network is timed on: as it or its backbone says, or its first convolution; else 3."""
+    modules = list(model.modules())
+    said = next((channels for one in modules if isinstance(channels := getattr(one, "in_chans", None), int)), None)
+    first = next((one for one in modules if isinstance(one, nn.Conv2d)), None)
+    if said is None:
+        return 3 if first is None else first.in_channels
+    # a backbone behind a convolution of somebody's own says what that one gives; convolutions of heads give others
+    in_front = first is not None and first.out_channels == said and not hasattr(model, "in_chans")
+    return first.in_channels if first is not None and in_front else said
 
 
 def now(device: torch.device) -> float:

@@ -388,10 +388,12 @@ def test_advice_is_given_for_oblong_images_too(tmp_path, capsys):
         (["convert", "timm/no_such_net", "--images", "digits", "--output", "o"], "unknown network of timm"),
         (["convert", RUN, "--images", "digits", "--output", "o", "--attention", "lineer"], "did you mean linear"),
         (["advise", "deit_tinny"], "did you mean"),
-        (["advise", "timm/resnet18", "--img-size", "64"], "timm/resnet18 can't be made"),
+        (["advise", "timm/resnet18", "--img-size", "64"], "no patch embedding"),
+        (["advise", "timm/mvitv2_tiny", "--img-size", "9"], "timm/mvitv2_tiny can't be made"),
+        (["advise", "timm/gcvit_xxtiny", "--img-size", "9"], "timm/gcvit_xxtiny can't be made"),
         (["advise", RUN.parent / "detect", "--img-size", "64"], "brings images to a size of its own"),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

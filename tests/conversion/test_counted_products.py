@@ -4,7 +4,7 @@ import pytest
 import timm
 from foreign import FOREIGN
 from foreign import teacher as foreign_teacher
-from foreign_more import MORE
+from foreign_more import MORE, PYRAMIDS
 from foreign_more import teacher as teacher_of_more
 
 from subquad import ATTENTION
@@ -90,11 +90,21 @@ def test_text_of_stages():
     assert "stages" not in Counted((0.5,)).text
 
 
+def test_text_where_a_student_would_take_more():
+    # few keys of many places cost less than keys and values of all
+    said = Counted((-0.25, 0.0)).text
+    assert "converted layers would take 25.0% more" in said
+    assert "at most 0.80 times as fast" in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*FOREIGN, *MORE])
 def test_products_of_every_family_are_counted(name):
     model = foreign_teacher(name) if name in FOREIGN else teacher_of_more(name)
     side = 56 if "EVA" in name or name == "timm DINOv2 with registers" else 64
+    if name in PYRAMIDS:
+        # where a student has keys and values of all places, which cost more than softmax of few does
+        side = 512
     without = convert(model, "linear", img_size=side)
     layers = converted_layers(without)
     for layer in layers.values():

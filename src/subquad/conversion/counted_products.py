@@ -44,10 +44,10 @@ class Counted:
         of_stages = ""
         if len(self.stages) > 1:
             of_stages = f"; of stages {', '.join(f'{stage:.1%}' for stage in self.stages)}"
-        return (
-            f"of all products {self.share:.1%} are attention's own:\n"
-            f"  at most {self.ceiling:.2f} times as fast{of_stages}"
-        )
+        takes = f"of all products {self.share:.1%} are attention's own"
+        if self.share < 0:
+            takes = f"converted layers would take {-self.share:.1%} more of all products than those with few keys do"
+        return f"{takes}:\n  at most {self.ceiling:.2f} times as fast{of_stages}"
 
 
 def count_mixing(model: nn.Module, without: nn.Module, stages: Sequence[Sequence[str]], px: tuple[int, int]) -> Counted:

@@ -42,5 +42,5 @@ def maker_of(source: str) -> Maker:
 def _timms(name: str, px: tuple[int, int]) -> nn.Module:
     try:
         return sized(name, img_size=px)[0]
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise SubquadError(f"timm/{name} can't be made for {px[0]}×{px[1]} px: {one_line(error)}") from None
