@@ -5,9 +5,9 @@ parameters. A call tells it where its tokens stand. The MLP's half is three step
 layer whose keys are not reduced.
 """
 
-import functools
 import importlib
-from typing import Any
+from functools import cache, partial
+from typing import Any, ClassVar
 
 from timm.models import register_notrace_module
 from timm.models.pvt_v2 import Block, MlpWithDepthwiseConv
@@ -34,29 +34,33 @@ PREFIX = "Fused"
 
 
 class OnMap(nn.Module):
-    """What blocks of both libraries share, in evaluation."""
+    """What blocks of both libraries share, in evaluation.
+
+    Attributes:
+        attends: the name of the attention layer.
+        norms: those of the norms before attention, and before the MLP.
+    """
+
+    attends: ClassVar[str]
+    norms: ClassVar[tuple[str, str]]
 
     __prepare_scriptable__ = refuse_torchscript
 
-    def few_steps(self, x: Tensor, attn: nn.Module, grid: TokenGrid) -> Tensor:
+    def few_steps(self, x: Tensor, grid: TokenGrid) -> Tensor:
         """Tokens x (b, n, c) behind the block, in as few steps as there are."""
         grid.check(x)
-        mixing = converted(attn)
-        steps = functools.partial(self._steps, attn=attn, mixing=mixing, grid=grid)
-        y = replayed(self, "block", steps, x.contiguous(), settings=(grid, mixing is None))
+        mixing = converted(getattr(self, self.attends))
+        y = replayed(self, "block", partial(self._steps, mixing, grid), x.contiguous(), settings=(grid, mixing is None))
         assert y is not None
         return y
 
-    def _steps(self, x: Tensor, attn: nn.Module, mixing: Between | None, grid: TokenGrid) -> Tensor:
-        y = first_half_of(self, x, self.norm_of("attention"), attn, mixing, None, grid)
+    def _steps(self, mixing: Between | None, grid: TokenGrid, x: Tensor) -> Tensor:
+        first, second = (getattr(self, name) for name in self.norms)
+        y = first_half_of(self, x, first, getattr(self, self.attends), mixing, None, grid)
         if y is None:
-            y = x + self.attended(self.norm_of("attention")(x), grid)
-        behind = self.second_half(y, self.norm_of("MLP"), grid)
-        return y + self.fed(self.norm_of("MLP")(y), grid) if behind is None else behind
-
-    def norm_of(self, half: str) -> nn.Module:
-        """The norm in front of the attention or the MLP."""
-        raise NotImplementedError
+            y = x + self.attended(first(x), grid)
+        behind = self.second_half(y, second, grid)
+        return y + self.fed(second(y), grid) if behind is None else behind
 
     def attended(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
         """Normed tokens (b, n, c) behind the attention layer itself."""
@@ -75,19 +79,15 @@ class OnMap(nn.Module):
 class FusedPvtV2Block(OnMap, Block):
     """timm's, in evaluation; training is as it was."""
 
+    attends: ClassVar[str] = "attn"
+    norms: ClassVar[tuple[str, str]] = ("norm1", "norm2")
     attn: Any
     mlp: Any
-    norm1: Any
-    norm2: Any
 
     def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
         if self.training or not drops_no_branch(self):
             return super().forward(x, feat_size)
-        return self.few_steps(x, self.attn, TokenGrid(*feat_size))
-
-    def norm_of(self, half: str) -> nn.Module:
-        norm: nn.Module = self.norm1 if half == "attention" else self.norm2
-        return norm
+        return self.few_steps(x, TokenGrid(*feat_size))
 
     def attended(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
         answers: Tensor = self.attn(tokens, grid.shape)
@@ -109,15 +109,16 @@ class FusedPvtV2Block(OnMap, Block):
 class FusedSegformerLayer(OnMap):
     """transformers', in evaluation; training, and what is asked for beside, are as they were."""
 
+    attends: ClassVar[str] = "attention"
+    norms: ClassVar[tuple[str, str]] = ("layernorm_before", "layernorm_after")
+
     def forward(self, hidden_states: Tensor, height: int, width: int, *args: Any, **kwargs: Any) -> Tensor:
         asked = is_asked_for(*args, *of_blocks(kwargs).values())
-        if self.training or asked or not drops_nothing(self.drop_path, self.hidden_dropout):  # type: ignore[arg-type]
+        drops = (self.get_submodule(name) for name in ("drop_path", "hidden_dropout"))
+        if self.training or asked or not drops_nothing(*drops):
             answers: Tensor = super().forward(hidden_states, height, width, *args, **kwargs)
             return answers
-        return self.few_steps(hidden_states, self.get_submodule("attention"), TokenGrid(height, width))
-
-    def norm_of(self, half: str) -> nn.Module:
-        return self.get_submodule("layernorm_before" if half == "attention" else "layernorm_after")
+        return self.few_steps(hidden_states, TokenGrid(height, width))
 
     def attended(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
         answers: Tensor = self.get_submodule("attention")(tokens, *grid.shape)[0]
@@ -156,7 +157,7 @@ def fuse_all(model: nn.Module) -> None:
             module.__class__ = fused_segformer()
 
 
-@functools.cache
+@cache
 def fused_segformer() -> type[nn.Module]:
     """The class of blocks of few steps that is derived from transformers'."""
     cls = importlib.import_module(SEGFORMER).SegformerLayer
