@@ -23,10 +23,12 @@ def network(kind, name=None, **settings):
         model = PyramidVisionTransformerV2(**sizes | {"sr_ratios": (4, 2, 1), "num_classes": 5} | settings)
         model.pretrained_cfg = {"input_size": (3, 64, 64)}
     else:
-        transformers = pytest.importorskip("transformers", "5.21")
+        transformers = pytest.importorskip("transformers", "5.1")
         sizes = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 48, 64], "num_attention_heads": [1, 2, 3, 4]}
         config = transformers.SegformerConfig(**sizes | {"decoder_hidden_size": 16, "num_labels": 3} | settings)
         model = transformers.SegformerForSemanticSegmentation(config)
+        if not any(path.endswith("attention.q_proj") for path, _ in model.named_modules()):
+            pytest.skip(f"SegFormer of transformers {transformers.__version__} has parts of other names")
     if name is not None:
         subquad.convert(model, name, in_place=True)
     for parameter in model.parameters():

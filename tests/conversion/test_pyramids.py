@@ -73,6 +73,8 @@ def test_what_a_pyramid_has_not_is_refused():
         subquad.convert(teacher("timm CAFormer"), "linear", prefix=1)
     student = subquad.convert(teacher("transformers SegFormer"), "linear")
     (layer, *_), tokens = converted_layers(student).values(), torch.randn(1, 16, 16)
+    if not hasattr(layer, "q_proj"):
+        pytest.skip("layers of older transformers take no mask")
     with pytest.raises(SubquadError, match="takes no attention_mask"):
         layer(tokens, 4, 4, torch.zeros(1, 1, 16, 16))
 

@@ -1,6 +1,6 @@
 """CAFormer's attention, in the last stages of timm's MetaFormers: Yu et al. 2022, arXiv 2210.13452."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,9 +15,6 @@ class MetaFormerAttention(TimmAttention):
     host: ClassVar[str] = "pvt"
     listener: ClassVar[type[GridRecorder]] = OverlappingRecorder
     in_pyramid: ClassVar[bool] = True
-
-    def check(self, original: Any) -> None:
-        """All of them can be converted."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return self.attend(x, None, None, False)

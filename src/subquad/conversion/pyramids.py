@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby, takewhile
+from typing import Any
 
 from torch import nn
 
@@ -37,11 +38,14 @@ def resizing_behind(
         module = modules[path]
         if path.startswith(inside) or not isinstance(module, nn.Conv2d) or not recorder.hears(module):
             continue
-        before = modules[chain[-1]]
-        assert isinstance(before, nn.Conv2d)
-        if module.in_channels == before.out_channels and module.groups == 1:
+        if follows(module, modules[chain[-1]]) and module.groups == 1:
             chain.append(path)
     return chain
+
+
+def follows(module: Any, before: Any) -> bool:
+    """Whether a convolution takes what another one gives; a pooling takes anything."""
+    return not isinstance(module, nn.Conv2d) or module.in_channels == getattr(before, "out_channels", None)
 
 
 def grids_of_layers(

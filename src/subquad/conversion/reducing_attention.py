@@ -132,7 +132,7 @@ class TransformersPvtV2Attention(ReducingAttention):
 
 
 class OlderSegformerAttention(ReducingAttention):
-    """GLPN's, and SegFormer's up to transformers 5.20, whose output projections are modules behind them."""
+    """GLPN's, whose output projection is a module behind it; SegFormer's of older transformers have the same names."""
 
     replaces: ClassVar[tuple[str, ...]] = (
         "transformers.models.glpn.modeling_glpn.GLPNEfficientSelfAttention",

@@ -12,7 +12,7 @@ from torch import nn
 from subquad.conversion.converted_attention import ConvertedAttention, is_quadratic
 from subquad.conversion.families import converted_class
 from subquad.conversion.grid_recorder import GridRecorder
-from subquad.conversion.pyramids import grids_of_layers, holder_of, in_common, resizing_behind, stage_of
+from subquad.conversion.pyramids import follows, grids_of_layers, holder_of, in_common, resizing_behind, stage_of
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone
@@ -273,9 +273,9 @@ def _stem_of(path: str, root: str, modules: dict[str, nn.Module], recorder: type
     stem = [*before, path]
     for one in behind:
         # what does not take the channels of the last convolution stands beside, as of another input
-        if _follows(modules[one], modules[stem[-1]]):
+        if follows(modules[one], modules[stem[-1]]):
             stem.append(one)
-    chained = all(_follows(modules[one], modules[earlier]) for earlier, one in pairwise(stem))
+    chained = all(follows(modules[one], modules[earlier]) for earlier, one in pairwise(stem))
     if chained and all(type(modules[one]) is nn.Conv2d for one in stem[:-1]) and recorder.hears(modules[stem[-1]]):
         return stem
     others = ", ".join(one for one in stem if one != path)
@@ -304,11 +304,6 @@ def _changes_size(module: Any) -> bool:
     stride = getattr(module, "stride", 1)
     pools = isinstance(module, nn.MaxPool2d | nn.AvgPool2d)
     return (pools or isinstance(module, nn.Conv2d)) and stride not in (1, (1, 1))
-
-
-def _follows(module: Any, before: Any) -> bool:
-    """Whether a convolution takes what another one gives; a pooling takes anything."""
-    return not isinstance(module, nn.Conv2d) or module.in_channels == getattr(before, "out_channels", None)
 
 
 def _map_behind(
