@@ -62,8 +62,14 @@ class GridRecorder:
         """What a forward hook of the embedding is called with; its output is a map (b, c, y, x).
 
         Raises:
-            SubquadError: it is none, where the embedding was replaced since the conversion.
+            SubquadError: it is none, as of one image without a batch, or as the embedding was replaced since the
+                conversion.
         """
+        if isinstance(module, nn.Conv2d) and isinstance(image, Tensor) and image.dim() == 3:
+            raise SubquadError(
+                "a converted network takes batches of images (b, channels, height, width), and got one image: x[None] "
+                "makes a batch of it"
+            )
         if not isinstance(image, Tensor) or image.dim() != 4:
             kind = type(module).__name__
             raise SubquadError(f"the patch embedding, now a {kind} that gives no map (b, c, y, x), {REPLACED}")
