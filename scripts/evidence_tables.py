@@ -109,6 +109,12 @@ def brief() -> tuple[Row, ...]:
     return (*judged, *(row for row in all_mechanisms() if row.name not in named))
 
 
+def with_and_without_branch() -> tuple[Row, ...]:
+    """Every mechanism, then those of the papers without their local branch, and linear attention with one."""
+    without = plain(*(f"{name}:local=false" for name in ("inline", "agent", "pola")))
+    return (*all_mechanisms(), *plain("linear:local=true"), *without)
+
+
 def sequences(*mechanisms: str) -> tuple[Row, ...]:
     """Mechanisms that take sequences of several lengths."""
     refusing = [name for name in ATTENTION if "padding" in traits_of(ATTENTION[name]).refuses]
@@ -180,7 +186,7 @@ TABLES = (
         "reach",
         None,
         {"data": "same_different:distance=12"},
-        all_mechanisms(),
+        with_and_without_branch(),
     ),
     Evidence(
         "paths2d",
