@@ -1,10 +1,12 @@
 """Further families: their cheapest tests are in test_more_families.py, those of `foreign.FOREIGN` are for all."""
 
 from functools import partial
+from importlib import import_module
 
+import pytest
 import timm
 import torch
-from foreign import TINY, of_transformers, timms_sam
+from foreign import IN_TRANSFORMERS, TINY, of_transformers, timms_sam
 from foreign_dino import ListedBlock, dinov2, dinov3, named
 from torch import nn
 
@@ -77,6 +79,28 @@ def sam3_of_transformers():
 def sapiens_of_transformers(**more):
     sizes = {"num_key_value_heads_per_layer": [4, 4], "use_qk_norm": True, "image_size": [64, 64]}
     return of_transformers("Sapiens2Model", "Sapiens2Config", **sizes | more)
+
+
+def eomt_of_transformers(model="Eomt", **more):
+    """Queries come in before the last of three blocks; nothing is masked, as in trained ones."""
+    sizes = {"num_hidden_layers": 3, "num_blocks": 1, "num_queries": 5, "num_upscale_blocks": 1}
+    network = of_transformers(f"{model}ForUniversalSegmentation", f"{model}Config", **sizes | more)
+    network.attn_mask_probs.zero_()
+    return network
+
+
+def yolos_of_transformers(**more):
+    return of_transformers("YolosModel", "YolosConfig", num_detection_tokens=7, image_size=[64, 64], **more)
+
+
+def tower_of_transformers(name, prefix, tower="Transformer"):
+    """The images' part of a network of language as well, which transformers itself does not name."""
+    try:
+        defined = import_module(f"transformers.models.{name}.modeling_{name}")
+        configured = import_module(f"transformers.models.{name}.configuration_{name}")
+    except ImportError:
+        pytest.skip(f"this transformers has no {name}")
+    return getattr(defined, f"{prefix}Vision{tower}")(getattr(configured, f"{prefix}VisionConfig")(**IN_TRANSFORMERS))
 
 
 def beit_of_transformers(**biases):
@@ -177,6 +201,19 @@ MORE = {
         partial(of_transformers, "InternVLVisionModel", "InternVLVisionConfig", use_qk_norm=True, image_size=[64, 64]),
         [],
     ),
+    "transformers EoMT": (eomt_of_transformers, []),
+    "transformers EoMT, DINOv3": (partial(eomt_of_transformers, "EomtDinov3"), []),
+    "transformers YOLOS": (yolos_of_transformers, [(64, 96), (96, 80)]),
+    "transformers YOLOS, positions between blocks": (
+        partial(yolos_of_transformers, use_mid_position_embeddings=True),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers Idefics 2": (partial(tower_of_transformers, "idefics2", "Idefics2"), [(64, 32)]),
+    "transformers Idefics 3": (partial(tower_of_transformers, "idefics3", "Idefics3"), [(64, 32)]),
+    "transformers SmolVLM": (partial(tower_of_transformers, "smolvlm", "SmolVLM"), [(64, 32)]),
+    "transformers Kosmos-2": (partial(tower_of_transformers, "kosmos2", "Kosmos2", "Model"), []),
+    "transformers BLIP-2": (partial(of_transformers, "Blip2VisionModel", "Blip2VisionConfig"), []),
+    "transformers Janus": (partial(of_transformers, "JanusVisionModel", "JanusVisionConfig", projection_dim=48), []),
     "transformers AIMv2": (partial(of_transformers, "Aimv2VisionModel", "Aimv2VisionConfig"), []),
     "transformers Pixio": (partial(of_transformers, "PixioModel", "PixioConfig"), [(64, 96), (96, 80)]),
     "transformers TIPS v2": (partial(of_transformers, "Tipsv2VisionModel", "Tipsv2VisionConfig"), [(64, 96)]),
@@ -198,6 +235,10 @@ MORE = {
             ("CLIPSeg", "CLIPSegVision"),
             ("AltCLIP", "AltCLIPVision"),
             ("OWL-ViT", "OwlViTVision"),
+            ("OWLv2", "Owlv2Vision"),
+            ("BLIP", "BlipVision"),
+            ("InstructBLIP", "InstructBlipVision"),
+            ("GIT", "GitVision"),
         )
     },
 }

@@ -70,6 +70,7 @@ class ConvertedAttention(nn.Module):
         self.check(original)
         self.num_heads, self.width = self.sizes(original)
         self.recorder = recorder
+        self.tokens_in_front = grid.prefix
         self._held = (original,)  # in a tuple, where PyTorch does not look for modules
         dim = self.num_heads * self.width
         like = next(original.parameters())
@@ -136,6 +137,14 @@ class ConvertedAttention(nn.Module):
         """Where the tokens of this layer stand in an image whose embedding gives `grid`: there, but in a pyramid."""
         return grid
 
+    @classmethod
+    def tokens_beside(cls, original: nn.Module, number: int) -> int:
+        """How many tokens the layer of block `number` has in front of its map besides those of the embedding.
+
+        Such are queries that come in between blocks. They count as prefix tokens of that layer.
+        """
+        return 0
+
     # what all families share
 
     def standing_on(self, rows: TokenGrid) -> AbstractContextManager[None]:
@@ -200,7 +209,7 @@ class ConvertedAttention(nn.Module):
         Raises:
             SubquadError: the tokens stand on no known grid, or the mechanism can't honour the mask.
         """
-        grid = self.recorder.grid_of(x) if grid is None else grid
+        grid = self.grid_under(x) if grid is None else grid
         inputs = self.inner.inputs
         if rotation is not None and "rotation" not in inputs:
             q, k = rotation.turn(q), rotation.turn(k)
@@ -237,7 +246,7 @@ class ConvertedAttention(nn.Module):
 
     def grid_under(self, x: Tensor) -> TokenGrid:
         """The grid on which the layer's tokens (b, n, c) stand."""
-        return self.recorder.grid_of(x)
+        return self.recorder.grid_of(x, self.tokens_in_front)
 
     def extra_repr(self) -> str:
         return f"converted from {type(self._held[0]).__name__}"

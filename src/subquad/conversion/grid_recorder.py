@@ -99,15 +99,16 @@ class GridRecorder:
             if before is not None:
                 self._rows[here] = before
 
-    def grid_of(self, tokens: Tensor) -> TokenGrid:
-        """The grid of tokens (b, n, c), prefix tokens in front.
+    def grid_of(self, tokens: Tensor, prefix: int | None = None) -> TokenGrid:
+        """The grid of tokens (b, n, c), prefix tokens in front: those of the embedding, unless `prefix` says otherwise.
 
         Raises:
             SubquadError: nothing was embedded yet, or these tokens are not those of the image.
         """
         if (rows := self._rows_here()) is not None:
             return rows
-        return TokenGrid(*self._find(tokens.shape[-2], self.prefix).shape, self.prefix)
+        prefix = self.prefix if prefix is None else prefix
+        return TokenGrid(*self._find(tokens.shape[-2], prefix).shape, prefix)
 
     def map_of(self, tokens: Tensor) -> TokenGrid:
         """The grid of tokens (b, n, c) of the map alone; raises as `grid_of`."""

@@ -381,11 +381,13 @@ def _layers(
     root: str, modules: dict[str, nn.Module], grid: TokenGrid, standing: Mapping[str, TokenGrid] | None = None
 ) -> Iterator[Layer]:
     """The layers below `root`; on `standing` where that is given, or where their families say from `grid`."""
-    for path in _candidates(root, modules):
+    for number, path in enumerate(_candidates(root, modules)):
         module = modules[path]
         family = converted_class(module)
-        on = grid if standing is None else standing[path]
-        own = on if family is None else family.grid_of(module, on)
+        own = grid if standing is None else standing[path]
+        if family is not None:
+            own = family.grid_of(module, own)
+            own = TokenGrid(*own.shape, own.prefix + family.tokens_beside(module, number))
         yield Layer(path, module, modules[path.rpartition(".")[0]], family, own)
 
 

@@ -38,6 +38,12 @@ class TransformersAttention(ConvertedAttention):
             ("chinese_clip", "ChineseCLIPVisionAttention"),
             ("clipseg", "CLIPSegAttention"),
             ("owlvit", "OwlViTAttention"),
+            ("owlv2", "Owlv2Attention"),
+            ("git", "GitVisionAttention"),
+            ("idefics2", "Idefics2VisionAttention"),
+            ("idefics3", "Idefics3VisionAttention"),
+            ("smolvlm", "SmolVLMVisionAttention"),
+            ("kosmos2", "Kosmos2VisionAttention"),
             ("aimv2", "Aimv2Attention"),
             ("tipsv2", "Tipsv2VisionAttention"),
             ("pixio", "PixioAttention"),
@@ -108,9 +114,12 @@ class TransformersAttention(ConvertedAttention):
 
 
 class InternVLAttention(TransformersAttention):
-    """InternVL's, whose queries and keys have their norms across all heads."""
+    """InternVL's and Janus', whose queries and keys have their norms across all heads."""
 
-    replaces = ("transformers.models.internvl.modeling_internvl.InternVLVisionAttention",)
+    replaces = (
+        "transformers.models.internvl.modeling_internvl.InternVLVisionAttention",
+        "transformers.models.janus.modeling_janus.JanusVisionAttention",
+    )
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
@@ -122,6 +131,26 @@ class InternVLAttention(TransformersAttention):
 
     def _heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.split(self.through("q_norm", q)), self.split(self.through("k_norm", k)), self.split(v)
+
+
+class FusedTransformersAttention(ConvertedAttention):
+    """BLIP's and BLIP-2's, whose queries, keys and values have one projection."""
+
+    replaces: ClassVar[tuple[str, ...]] = (
+        "transformers.models.blip.modeling_blip.BlipAttention",
+        "transformers.models.blip_2.modeling_blip_2.Blip2Attention",
+        "transformers.models.instructblip.modeling_instructblip.InstructBlipAttention",
+    )
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_heads, original.head_dim
+
+    def tokens_width(self, original: Any) -> int:
+        return channels_into(original.qkv)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        q, k, v = (self.split(part) for part in self.through("qkv", hidden_states).chunk(3, dim=-1))
+        return self.through("projection", self.mix(q, k, v, hidden_states)), None
 
 
 class TransformersSelfAttention(ConvertedAttention):

@@ -7,7 +7,7 @@ from typing import Any
 
 import timm.layers
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from subquad.positions import means_by_products, resampled
@@ -30,6 +30,25 @@ def forms_of_any_size() -> Iterator[None]:
             if "torch_int" in vars(module):
                 stack.enter_context(substituted(module, "torch_int", _whole))
         yield
+
+
+@contextmanager
+def masks_as_numbers(model: nn.Module) -> Iterator[None]:
+    """EoMT asks a buffer whether its queries are masked: numbers inside this context, as a program can't be asked."""
+    asked = [(module, module._buffers[MASKED]) for module in model.modules() if MASKED in module._buffers]
+    for module, shares in asked:
+        del module._buffers[MASKED]
+        vars(module)[MASKED] = () if shares is None else tuple(shares.tolist())
+    try:
+        yield
+    finally:
+        for module, shares in asked:
+            del vars(module)[MASKED]
+            module._buffers[MASKED] = shares
+
+
+MASKED = "attn_mask_probs"
+"""The shares of transformers' EoMT's queries that are masked in each of its last blocks."""
 
 
 def _adaptive_means(image: Tensor, output_size: int | Sequence[int | None]) -> Tensor:

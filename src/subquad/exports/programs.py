@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subquad.errors import SubquadError
-from subquad.exports.foreign_forms import forms_of_any_size
+from subquad.exports.foreign_forms import forms_of_any_size, masks_as_numbers
 from subquad.kernels import use_backend
 
 DYNAMIC = ("batch", "size")
@@ -65,7 +65,7 @@ def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: 
         changing |= {2: Dim("height", min=least, max=MOST_PIXELS), 3: Dim("width", min=least, max=MOST_PIXELS)}
         # unequal, and so large that nothing on the way is 1 or happens to fit
         images = images.new_zeros(*images.shape[:2], 2 * least + 63, 2 * least + 15)
-    with as_formulas(), sizes_without_guards():
+    with as_formulas(), sizes_without_guards(), masks_as_numbers(model):
         program = torch.export.export(
             model,
             (images.contiguous(),),

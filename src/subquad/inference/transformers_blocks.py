@@ -8,7 +8,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ class Parts:
 VIT = Parts(norms=("layernorm_before", "layernorm_after"))
 CLIP = Parts(norms=("layer_norm1", "layer_norm2"), attention="self_attn", proj="out_proj")
 DINOV2 = Parts(norms=("norm1", "norm2"), scales=("layer_scale1", "layer_scale2"))
+EOMT = replace(DINOV2, proj="out_proj")
 DINOV3 = Parts(("norm1", "norm2"), mlp=("up_proj", "act_fn", "down_proj"), scales=("layer_scale1", "layer_scale2"))
 
 PARTS = {
@@ -71,6 +72,14 @@ PARTS = {
         ("chinese_clip", "ChineseCLIPVisionLayer", CLIP),
         ("clipseg", "CLIPSegEncoderLayer", CLIP),
         ("owlvit", "OwlViTEncoderLayer", CLIP),
+        ("owlv2", "Owlv2EncoderLayer", CLIP),
+        ("git", "GitVisionEncoderLayer", CLIP),
+        ("idefics2", "Idefics2EncoderLayer", CLIP),
+        ("idefics3", "Idefics3EncoderLayer", CLIP),
+        ("smolvlm", "SmolVLMEncoderLayer", CLIP),
+        ("kosmos2", "Kosmos2VisionEncoderLayer", CLIP),
+        ("eomt", "EomtLayer", EOMT),
+        ("eomt_dinov3", "EomtDinov3Layer", DINOV3),
     )
 }
 """By the full names of their classes."""
