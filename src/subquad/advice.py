@@ -7,7 +7,9 @@ print(subquad.advise("timm/vit_small_patch14_dinov2", img_size=[518, 1036]).text
 
 import textwrap
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 
 from subquad.conversion import Advice, convert
 from subquad.conversion import advise as advise_on_mechanisms
+from subquad.conversion.measured_costs import check_sizes
 from subquad.errors import SubquadError
 from subquad.exports import exporter_named
 from subquad.exports.engine_times import INT8, EngineTime, time_engines
@@ -117,8 +120,8 @@ def advise(
     """Measure where a network's time goes, what other mechanisms gain, and what a pass takes in every engine.
 
     Args:
-        source: a network of ours by name, timm/NAME, a run, or a function of (height, width) that makes one. Weights
-            do not matter.
+        source: a network of ours by name, timm/NAME, a run, a network that takes images of these sizes, or a function
+            of (height, width) that makes one for each. Weights do not matter.
         img_size: pixels of images, one size or several.
         attention: mechanisms; all that are not quadratic and fit the network if left out.
         blocks: which attention layers; all if left out.
@@ -137,7 +140,7 @@ def advise(
         exporter_named(name)
     if isinstance(source, Path):
         source = str(source)
-    make = maker_of(source) if isinstance(source, str) else source
+    make = _maker(source)
     given = [img_size] if isinstance(img_size, int) else img_size
     if not given:
         raise SubquadError("there is no size of images to advise on: name one, img_size=512")
@@ -153,3 +156,16 @@ def advise(
             networks[name] = convert(model, name, blocks=blocks, img_size=px)
         timed[px] = time_engines(networks, px, engines, repeats=repeats, log=log)
     return Advised(source if isinstance(source, str) else "MODEL", mechanisms, timed, blocks)
+
+
+def _maker(source: str | Callable[[Size], nn.Module]) -> Callable[[Size], nn.Module]:
+    if isinstance(source, str):
+        return maker_of(source)
+    return partial(_as_it_is, source) if isinstance(source, nn.Module) else source
+
+
+def _as_it_is(network: nn.Module, px: Size) -> nn.Module:
+    """A copy, of what is timed in other number formats as well."""
+    copied = deepcopy(network).eval()
+    check_sizes(copied, [px], "give the part that takes images alone, or a function of (height, width) that makes one")
+    return copied

@@ -14,7 +14,7 @@ from subquad.analysis import attention_weights
 from subquad.attention import traits_of
 from subquad.conversion import conversion_of
 from subquad.conversion.conversion_record import REPORT, Record, read_record
-from subquad.conversion.judging import Comparison
+from subquad.conversion.judging import Comparison, compare_networks
 from subquad.conversion.labelled_features import (
     LabelledComparison,
     LabelledJudge,
@@ -107,6 +107,13 @@ def test_time_and_memory_are_measured_at_each_size():
         check_sizes(teacher, [64, 65])
     with pytest.raises(SubquadError, match="does not run at 64×65"):
         check_sizes(teacher, [(64, 65)])
+
+
+def test_images_without_labels_are_pairs_too():
+    teacher = sharp("timm ViT")
+    with pytest.raises(SubquadError, match=r"batches are pairs .* \[\(images, None\)\]"):
+        compare_networks(teacher, teacher, PICTURES)
+    assert compare_networks(teacher, teacher, [(PICTURES, None)]).images == 2
 
 
 def test_classifiers_of_the_same_features_find_the_same():

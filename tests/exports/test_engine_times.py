@@ -175,3 +175,11 @@ def test_advice_goes_from_a_network_to_an_engine():
 def test_a_network_to_advise_on_may_be_a_path(tmp_path):
     with pytest.raises(SubquadError, match="unknown network"):
         subquad.advise(tmp_path / "nothing")
+
+
+def test_a_network_to_advise_on_may_be_given_itself():
+    model = network("softmax")
+    advised = subquad.advise(model, img_size=32, attention=["linear"], repeats=1, engines=[])
+    assert [row.attention for row in advised.mechanisms.rows] == ["", "nothing", "linear"]
+    with pytest.raises(SubquadError, match=r"does not run at 33×32 \(.*\): give the part that takes images alone"):
+        subquad.advise(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Linear(7, 7)), img_size=[(33, 32)], engines=[])

@@ -1,6 +1,6 @@
 """A converted network against its teacher: agreement, features, and what simple classifiers make of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,8 +81,12 @@ def compare_networks(
         tally: what counts right answers.
 
     Raises:
-        SubquadError: there are no images.
+        SubquadError: there are no images, or batches are no pairs.
     """
+    if isinstance(batches, Tensor | Mapping):
+        raise SubquadError(
+            "batches are pairs of images and labels, one after the other: [(images, None)] for images without labels"
+        )
     student, teacher = within_wrappers(student), within_wrappers(teacher)
     device = next(student.parameters()).device
     count, cosine, error, same = 0, 0.0, 0.0, 0.0

@@ -57,8 +57,13 @@ def height_and_width(px: Size) -> tuple[int, int]:
     return (px, px) if isinstance(px, int) else (px[0], px[1])
 
 
-def check_sizes(teacher: nn.Module, sizes: Sequence[Size]) -> None:
+def check_sizes(network: nn.Module, sizes: Sequence[Size], instead: str = "leave this out of --sizes") -> None:
     """Run a network once at each size.
+
+    Args:
+        network: what is called with an image.
+        sizes: of images.
+        instead: what to do where it does not run.
 
     Raises:
         SubquadError: it does not take images of one of them.
@@ -66,11 +71,11 @@ def check_sizes(teacher: nn.Module, sizes: Sequence[Size]) -> None:
     for height, width in map(height_and_width, sizes):
         try:
             with torch.inference_mode():
-                teacher(_image(teacher, (height, width)))
+                network(_image(network, (height, width)))
         except Exception as error:
             # each library refuses sizes in its own way
             raise SubquadError(
-                f"the network does not run at {height}×{width}, which --sizes asks for: {one_line(error, 120)}"
+                f"the network does not run at {height}×{width} ({one_line(error, 120)}): {instead}"
             ) from None
 
 
