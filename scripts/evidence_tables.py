@@ -265,8 +265,11 @@ TABLES = (
 
 
 def cells(names: list[str] | None = None, rows: list[str] | None = None) -> Iterator[Cell]:
-    """All runs of these tables and rows, or of all, in their order."""
+    """All runs of these tables and rows, or of all, in their order; ends the script where there are none of a name."""
     tables = [table for table in TABLES if names is None or table.name in names]
+    there = {table.name for table in tables} | {row.name for table in tables for row in table.rows}
+    if missing := [name for name in (*(names or ()), *(rows or ())) if name not in there]:
+        raise SystemExit(f"evidence: there is no {', '.join(missing)}, of {', '.join(sorted(there))}")
     for round in range(max((len(table.seeds) for table in tables), default=0)):
         for table in tables:
             if round < len(table.seeds):

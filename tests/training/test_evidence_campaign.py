@@ -31,6 +31,14 @@ def evidence(monkeypatch):
     return evidence
 
 
+def test_a_row_that_is_not_there_ends_the_script(evidence):
+    from evidence_tables import cells
+
+    assert next(cells(["reach"], ["linear_localtrue"])).row.attention == "linear:local=true"
+    with pytest.raises(SystemExit, match=r"there is no linear_local, of .*linear_localtrue"):
+        next(cells(["reach"], ["linear_local"]))
+
+
 def test_a_mechanism_without_a_part_is_what_its_weights_say(evidence):
     from ablated_attention import ABLATED
 
