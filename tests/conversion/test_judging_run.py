@@ -107,6 +107,8 @@ def test_time_and_memory_are_measured_at_each_size():
         check_sizes(teacher, [64, 65])
     with pytest.raises(SubquadError, match="does not run at 64×65"):
         check_sizes(teacher, [(64, 65)])
+    with pytest.raises(SubquadError, match=r"does not run at 64×64 \(.*\): what is timed takes images alone"):
+        measure_costs(torch.nn.Bilinear(4, 4, 4), torch.nn.Bilinear(4, 4, 4), [64], repeats=1)
 
 
 def test_images_without_labels_are_pairs_too():

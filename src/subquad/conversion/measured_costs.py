@@ -68,21 +68,18 @@ def check_sizes(network: nn.Module, sizes: Sequence[Size], instead: str = "leave
     Raises:
         SubquadError: it does not take images of one of them.
     """
-    for height, width in map(height_and_width, sizes):
-        try:
-            with torch.inference_mode():
-                network(_image(network, (height, width)))
-        except Exception as error:
-            # each library refuses sizes in its own way
-            raise SubquadError(
-                f"the network does not run at {height}×{width} ({one_line(error, 120)}): {instead}"
-            ) from None
+    for size in map(height_and_width, sizes):
+        _run_once(_Pass(network, _image(network, size)), size, instead)
 
 
 def measure_costs(
     student: nn.Module, teacher: nn.Module, sizes: Sequence[Size], *, repeats: int = REPEATS
 ) -> list[CostRow]:
-    """A row for each size of images; both networks take turns."""
+    """A row for each size of images; both networks take turns.
+
+    Raises:
+        SubquadError: one of them does not take images of a size, or takes more than images.
+    """
     device = next(student.parameters()).device
     rows = []
     for px in sizes:
@@ -105,8 +102,18 @@ def _passes(networks: Mapping[str, nn.Module], size: tuple[int, int]) -> dict[st
     """Of each network, after one that is not counted."""
     passes = {name: _Pass(model, _image(model, size)) for name, model in networks.items()}
     for run in passes.values():
-        run()
+        _run_once(run, size, "what is timed takes images alone, as that part of such a network does")
     return passes
+
+
+def _run_once(run: "_Pass", size: tuple[int, int], instead: str) -> None:
+    try:
+        run()
+    except Exception as error:
+        # each library refuses sizes in its own way
+        raise SubquadError(
+            f"the network does not run at {size[0]}×{size[1]} ({one_line(error, 120)}): {instead}"
+        ) from None
 
 
 def _medians(passes: Mapping[str, "_Pass"], repeats: int, device: torch.device) -> dict[str, float]:
