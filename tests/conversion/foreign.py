@@ -135,7 +135,7 @@ def has_prefix(name):
         word in name
         for word in (
             *("SAM", "SigLIP", "Swin", "PVT", "MAViT", "I-JEPA", "torch encoder", "AIMv2"),
-            *("CAFormer", "SegFormer", "GLPN", "Idefics", "SmolVLM", "Janus"),
+            *("CAFormer", "SegFormer", "GLPN", "Idefics", "SmolVLM", "Janus", "Qwen", "GLM"),
         )
     )
 

@@ -93,14 +93,49 @@ def yolos_of_transformers(**more):
     return of_transformers("YolosModel", "YolosConfig", num_detection_tokens=7, image_size=[64, 64], **more)
 
 
-def tower_of_transformers(name, prefix, tower="Transformer"):
+def tower_of_transformers(name, prefix, tower="Transformer", **sizes):
     """The images' part of a network of language as well, which transformers itself does not name."""
     try:
         defined = import_module(f"transformers.models.{name}.modeling_{name}")
         configured = import_module(f"transformers.models.{name}.configuration_{name}")
     except ImportError:
         pytest.skip(f"this transformers has no {name}")
-    return getattr(defined, f"{prefix}Vision{tower}")(getattr(configured, f"{prefix}VisionConfig")(**IN_TRANSFORMERS))
+    sizes = sizes or IN_TRANSFORMERS
+    return getattr(defined, f"{prefix}Vision{tower}")(getattr(configured, f"{prefix}VisionConfig")(**sizes))
+
+
+class OfImages(nn.Module):
+    """A tower that is handed patches, as processors of transformers cut and order them, called with images."""
+
+    def __init__(self, tower):
+        super().__init__()
+        self.tower, self.config = tower, tower.config
+
+    def patches(self, x):
+        """Patches (n, c·t·p·p) of an image after the other, in blocks of those that are merged, and their numbers."""
+        p, m = self.config.patch_size, self.config.spatial_merge_size
+        rows, columns = x.shape[-2] // p, x.shape[-1] // p
+        cut = x.view(len(x), 3, rows // m, m, p, columns // m, m, p).permute(0, 2, 5, 3, 6, 1, 4, 7)
+        # an image is a film of two frames that are alike
+        twice = cut.unsqueeze(6).expand(*cut.shape[:6], self.config.temporal_patch_size, p, p)
+        return twice.flatten(5).flatten(0, 4), torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
+
+    def forward(self, x):
+        return self.tower(*self.patches(x)).last_hidden_state.unflatten(0, (len(x), -1))
+
+
+def packed_of_transformers(name, prefix, **more):
+    sizes = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 96, "patch_size": 8, **more}
+    return OfImages(tower_of_transformers(name, prefix, "Model", **sizes))
+
+
+def qwen2_vl():
+    transformers = pytest.importorskip("transformers")
+    module = pytest.importorskip("transformers.models.qwen2_vl.modeling_qwen2_vl", exc_type=ImportError)
+    config = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(
+        depth=2, embed_dim=48, hidden_size=32, num_heads=4, mlp_ratio=2, patch_size=8
+    )
+    return OfImages(module.Qwen2VisionTransformerPretrainedModel(config))
 
 
 def beit_of_transformers(**biases):
@@ -206,6 +241,21 @@ MORE = {
     "transformers YOLOS": (yolos_of_transformers, [(64, 96), (96, 80)]),
     "transformers YOLOS, positions between blocks": (
         partial(yolos_of_transformers, use_mid_position_embeddings=True),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers Qwen2-VL": (qwen2_vl, [(64, 96), (96, 80)]),
+    "transformers Qwen3-VL": (
+        partial(
+            packed_of_transformers, "qwen3_vl", "Qwen3VL", num_position_embeddings=64, deepstack_visual_indexes=[0]
+        ),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers Qwen3.5": (
+        partial(packed_of_transformers, "qwen3_5", "Qwen3_5", num_position_embeddings=64),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers GLM-4V": (
+        partial(packed_of_transformers, "glm4v", "Glm4v", image_size=64, out_hidden_size=32),
         [(64, 96), (96, 80)],
     ),
     "transformers Idefics 2": (partial(tower_of_transformers, "idefics2", "Idefics2"), [(64, 32)]),

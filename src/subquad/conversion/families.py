@@ -89,6 +89,10 @@ FAMILIES: dict[str, str] = {
         )
     },
     **{
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.packed_attention"
+        for name in ("glm4v", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+    },
+    **{
         f"subquad.models.{host}": "subquad.conversion.own_attention"
         for host in ("cswin", "layers", "mavit", "mlla_network", "pvt", "swin")
     },

@@ -179,11 +179,15 @@ def fed(model: Any, inputs: Any) -> Any:
 
 
 def num_images(inputs: Any) -> int:
-    """Of a batch; of arguments by name those of the tensor with the most dimensions, the first of such."""
+    """Of a batch; of arguments by name those of the tensor with the most dimensions.
+
+    Of several such it is the shortest: a pack of patches comes with a row for each of its images.
+    """
     if not isinstance(inputs, Mapping):
         return len(inputs)
     tensors = [value for value in inputs.values() if isinstance(value, Tensor) and value.dim()]
-    return len(max(tensors, key=Tensor.dim)) if tensors else 1
+    most = max(map(Tensor.dim, tensors), default=0)
+    return min((len(value) for value in tensors if value.dim() == most), default=1)
 
 
 def on_device(inputs: Any, device: torch.device) -> Any:

@@ -1,0 +1,157 @@
+"""Attention layers of vision towers that are handed patches of several images, of any sizes, in one row of tokens.
+
+Qwen2-VL's (Wang et al. 2024, arXiv 2409.12191) and what is built as it is: Qwen3-VL, Qwen3.5, GLM-4V. Patches come in
+blocks of those that are merged behind the last block, and their rotary positions say where each stands.
+
+Letters: n tokens of all images, m of one, b images of one size, c = h·d channels.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into
+from subquad.conversion.grid_recorder import GridRecorder, is_called
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+from subquad.rope import Rotation, with_signs
+
+TOWERS = (
+    ("qwen2_vl", "Qwen2VLVisionRotaryEmbedding", "VisionAttention"),
+    ("qwen3_vl", "Qwen3VLVisionRotaryEmbedding", "Qwen3VLVisionAttention"),
+    ("qwen3_vl_moe", "Qwen3VLMoeVisionRotaryEmbedding", "Qwen3VLMoeVisionAttention"),
+    ("qwen3_5", "Qwen3_5VisionRotaryEmbedding", "Qwen3_5VisionAttention"),
+    ("qwen3_5_moe", "Qwen3_5MoeVisionRotaryEmbedding", "Qwen3_5MoeVisionAttention"),
+    ("glm4v", "Glm4vVisionRotaryEmbedding", "Glm4vVisionAttention"),
+)
+"""What knows where patches stand, and the attention layers, of each of transformers' models."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Those of a pack that have one size.
+
+    Attributes:
+        grid: of each.
+        tokens: (b, m), the numbers of their tokens in the pack, row by row of the map.
+    """
+
+    grid: TokenGrid
+    tokens: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PackGrid(TokenGrid):
+    """The tokens of a pack of images as a row of them, with the place of each on the map of its image.
+
+    Attributes:
+        places: (n, 2), row and column.
+    """
+
+    places: Tensor = field(default_factory=lambda: torch.zeros(0, 2))
+    _images: dict[tuple[int, ...], list[Images]] = field(default_factory=dict, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackGrid) and torch.equal(self.places, other.places)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def images(self, borders: Tensor) -> list[Images]:
+        """The images by their sizes.
+
+        Args:
+            borders: (number of images + 1), where each begins in the pack, and the end.
+
+        Raises:
+            SubquadError: tokens between two borders are not those of one map.
+        """
+        ends = tuple(borders.tolist())
+        if ends not in self._images:
+            self._images[ends] = self._sorted(ends)
+        return self._images[ends]
+
+    def _sorted(self, ends: tuple[int, ...]) -> list[Images]:
+        by_size: dict[tuple[int, int], list[Tensor]] = {}
+        for first, behind in pairwise(ends):
+            rows, columns = self.places[first:behind].long().unbind(1)
+            height, width = int(rows.max()) + 1, int(columns.max()) + 1
+            numbers = rows * width + columns
+            order = numbers.argsort()
+            if not torch.equal(numbers[order], torch.arange(height * width, device=order.device)):
+                raise SubquadError(
+                    f"{behind - first} tokens that attend to each other are not those of one map of {height}×{width}: "
+                    "a converted layer takes whole images"
+                )
+            by_size.setdefault((height, width), []).append(first + order)
+        return [Images(TokenGrid(*size), torch.stack(tokens)) for size, tokens in by_size.items()]
+
+
+class PackRecorder(GridRecorder):
+    """Listens to the rotary embedding, which is told where each patch stands."""
+
+    # where Qwen3-VL's table of positions has an entry for each place
+    usual_size = (768, 768)
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        return any(is_called(module, f"transformers.models.{name}.modeling_{name}.{cls}") for name, cls, _ in TOWERS)
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
+        patch = embedding.config.patch_size
+        height, width = (length // patch for length in size)
+        if min(height, width) < 1:
+            raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {patch}")
+        return height, width
+
+    def __call__(self, module: Any, arguments: Any, turns: Any) -> None:
+        places = arguments[1] if len(arguments) == 2 else None
+        if not isinstance(places, Tensor) or places.dim() != 2 or places.shape[1] != 2:
+            raise SubquadError(
+                f"{type(module).__name__} of this transformers is not told where patches stand: 5.24 does it"
+            )
+        self.record(PackGrid(1, len(places), places=places.detach()))
+
+    def pack_of(self, tokens: Tensor) -> PackGrid:
+        """Where tokens (n, c) of a pack stand; raises as `grid_of`."""
+        found = self._find(tokens.shape[0], 0)
+        assert isinstance(found, PackGrid)
+        return found
+
+
+class PackedAttention(ConvertedAttention):
+    """Mixes the tokens of each image of a pack; images of one size go through the mechanism at once."""
+
+    replaces = tuple(f"transformers.models.{name}.modeling_{name}.{cls}" for name, _, cls in TOWERS)
+    listener: ClassVar[type[GridRecorder]] = PackRecorder
+    recorder: PackRecorder
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_heads, original.head_dim
+
+    def tokens_width(self, original: Any) -> int:
+        return channels_into(original.qkv)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        cu_seqlens: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        **kwargs: Any,
+    ) -> Tensor:
+        """Tokens (n, c) of images that begin at `cu_seqlens`, turned by cosines and sines (n, d)."""
+        heads = self.through("qkv", hidden_states).unflatten(-1, (3, self.num_heads, self.width))
+        images = self.recorder.pack_of(hidden_states).images(cu_seqlens)
+        answers = [self._of_one_size(one, heads, hidden_states, *position_embeddings) for one in images]
+        order = torch.cat([one.tokens.flatten() for one in images])
+        return self.through("proj", torch.cat(answers)[order.argsort()])
+
+    def _of_one_size(self, images: Images, heads: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(b·m, h·d), of heads (n, 3, h, d) of tokens x (n, c)."""
+        q, k, v = heads[images.tokens].permute(2, 0, 3, 1, 4).unbind(0)
+        first = images.tokens[0]
+        rotation = Rotation(cos[first], with_signs(sin[first], interleaved=False), interleaved=False)
+        return self.mix(q, k, v, x[images.tokens], grid=images.grid, rotation=rotation).flatten(0, 1)
