@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import subquad
+from subquad.inference.older_blocks import BLOCKS
 from subquad.inference.transformers_blocks import PARTS, PREFIX, full_name
 from subquad.kernels import replaying, unavailable
 
@@ -51,7 +52,8 @@ def layer(full):
     # those that read texts too have a part for images
     config = next((name for name in configs if name.endswith("VisionConfig")), configs[0])
     torch.manual_seed(0)
-    settings = getattr(module, config)(**SIZES)
+    sizes = {"image_size": [24, 24]} if "yolos" in home else {}
+    settings = getattr(module, config)(**SIZES | sizes)
     settings._attn_implementation = "sdpa"
     return scattered(getattr(module, cls)(settings))
 
@@ -70,14 +72,15 @@ def turns(n, width=24):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("full", PARTS)
+@pytest.mark.parametrize("full", [*PARTS, *BLOCKS])
 def test_every_row_is_what_transformers_has(full):
     plain = layer(full)
     fast = subquad.optimize(deepcopy(plain))
     assert type(fast).__name__ == PREFIX + type(plain).__name__
     for x in [torch.randn(2, 36, 48), torch.randn(1, 20, 48)] * 2:
         given = {"position_embeddings": turns(x.shape[1] - 2)} if "dinov3" in full else {}
-        assert 0 < error(fast(x, attention_mask=None, **given), plain(x, attention_mask=None, **given)) < 1e-6
+        asked = given if full in BLOCKS else {"attention_mask": None, **given}
+        assert 0 < error(fast(x, **asked), plain(x, **asked)) < 1e-6
     if NATIVE and not given:
         assert all(kept is not None for kept in replaying.tapes_of(fast)["block"].tapes.values())
 
@@ -96,6 +99,44 @@ def test_an_optimized_network_gives_what_it_gave(kind, name):
         lost = error(answer(rounded, x.bfloat16()), wanted)
         assert error(answer(half, x.bfloat16()), wanted) < 1.5 * lost
     assert list(fast.state_dict()) == keys
+
+
+def of_first_vit(kind, name=None, **settings):
+    """A network whose blocks have the form of transformers' first ViT; its answer alone is a tensor."""
+    settings = {"num_detection_tokens": 5, "image_size": [24, 24]} | settings
+    return network("Yolos", name, **settings) if kind == "Yolos" else dpt(name)
+
+
+def dpt(name):
+    transformers = pytest.importorskip("transformers", "5.1")
+    torch.manual_seed(0)
+    sizes = {"backbone_out_indices": [0, 1, 0, 1], "neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 8}
+    model = transformers.DPTModel(transformers.DPTConfig(**SIZES | sizes, is_hybrid=False))
+    return scattered(model if name is None else subquad.convert(model, name))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("kind", ["Yolos", "DPT"])
+def test_blocks_in_the_form_of_the_first_vit(kind, name):
+    model = of_first_vit(kind, name)
+    fast, keys = subquad.optimize(deepcopy(model)), list(model.state_dict())
+    fused = [module for module in fast.modules() if type(module).__name__.startswith(PREFIX)]
+    assert len(fused) == 2
+    heard = []
+    for number in (2, 1, 2, 1):
+        x = torch.randn(number, 3, 24, 24)
+        wanted = answer(model, x)
+        assert 0 < error(answer(fast, x), wanted) < 1e-5
+        # who listens to a layer hears it, and nothing else changes
+        hooks = [module.output.dense.register_forward_hook(lambda *_: heard.append(1)) for module in fused]
+        assert error(answer(fast, x), wanted) < 1e-5
+        for hook in hooks:
+            hook.remove()
+    assert len(heard) == 4 * len(fused)
+    other = pickle.loads(pickle.dumps(fast))
+    assert torch.equal(answer(other, x), answer(fast, x)) and list(other.state_dict()) == keys
+    assert error(answer(fast.train(), x), answer(model.train(), x)) < 1e-6
 
 
 @torch.no_grad()

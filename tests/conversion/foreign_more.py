@@ -238,7 +238,10 @@ MORE = {
     ),
     "transformers EoMT": (eomt_of_transformers, []),
     "transformers EoMT, DINOv3": (partial(eomt_of_transformers, "EomtDinov3"), []),
-    "transformers YOLOS": (yolos_of_transformers, [(64, 96), (96, 80)]),
+    "transformers YOLOS": (
+        partial(yolos_of_transformers, use_mid_position_embeddings=False),
+        [(64, 96), (96, 80)],
+    ),
     "transformers YOLOS, positions between blocks": (
         partial(yolos_of_transformers, use_mid_position_embeddings=True),
         [(64, 96), (96, 80)],

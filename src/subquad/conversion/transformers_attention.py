@@ -168,8 +168,15 @@ class TransformersSelfAttention(ConvertedAttention):
         return channels_into(original.query)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
-        q, k, v = (self.split(self.through(name, hidden_states)) for name in ("query", "key", "value"))
-        return self.mix(q, k, v, hidden_states), None
+        projected = [self.through(name, hidden_states) for name in ("query", "key", "value")]
+        return self.answers(projected, hidden_states), None
+
+    # what subquad.inference asks for
+
+    def answers(self, projected: Sequence[Tensor], x: Tensor) -> Tensor:
+        """What goes into the last projection (b, n, h·d), of what is projected of tokens x."""
+        q, k, v = map(self.split, projected)
+        return self.mix(q, k, v, x)
 
 
 class TransformersBeitAttention(TransformersAttention):

@@ -75,9 +75,10 @@ def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         timm_blocks.fuse_all(model)
         pyramid_blocks.fuse_all(model)
     if OF_TRANSFORMERS in sys.modules:
-        from subquad.inference import transformers_blocks
+        from subquad.inference import older_blocks, transformers_blocks
 
         transformers_blocks.fuse_all(model)
+        older_blocks.fuse_all(model)
     if multipliers.products_lag():
         for module in model.modules():
             if type(module) is nn.Linear:

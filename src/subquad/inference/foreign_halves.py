@@ -77,8 +77,8 @@ def first_half_of(
     """
     if mixing is None or not mixing.projected_by:
         return None
-    layers = [getattr(attn, name) for name in mixing.projected_by]
-    proj = getattr(attn, mixing.answered_by)
+    layers = [attn.get_submodule(name) for name in mixing.projected_by]
+    proj = attn.get_submodule(mixing.answered_by)
     # what others make of a projection, low-rank changes for instance, has a class of its own
     plain = all(is_linear(layer) for layer in (*layers, proj)) and is_norm(norm)
     # what stands for a layer calls none of its parts; a converted one calls them itself

@@ -1,0 +1,140 @@
+"""Blocks of transformers in the form of its first ViT (YOLOS, DPT), whose steps are one step where they can be.
+
+Their attention layer's output projection, and the MLP's two layers, are modules beside it. Such a block is of
+transformers' class before and of a class derived from it afterwards, with the same modules and parameters.
+"""
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from subquad.grid import TokenGrid
+from subquad.inference.foreign_halves import first_half_of, is_asked_for
+from subquad.inference.halves import are_mlp, does_more, drops_nothing, is_norm, second_half
+from subquad.inference.transformers_blocks import full_name, of_blocks, of_transformers
+from subquad.kernels import replayed
+from subquad.ops import softmax_attention
+from subquad.tracing import refuse_torchscript
+
+BLOCKS = (
+    "transformers.models.dpt.modeling_dpt.DPTViTLayer",
+    "transformers.models.yolos.modeling_yolos.YolosLayer",
+)
+PREFIX = "Fused"
+
+
+class Within:
+    """Between the projections of such an attention layer, transformers' own or converted."""
+
+    projected_by = "attention.query", "attention.key", "attention.value"
+    answered_by = "output.dense"
+
+    def __init__(self, attn: Any) -> None:
+        self.attn = attn
+        self.is_converted = hasattr(type(attn), "answers")
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether it reads tokens, and not only how many there are."""
+        return self.is_converted and self.attn.reads_tokens
+
+    def grid_under(self, x: Tensor) -> TokenGrid | None:
+        """Where the tokens stand, which softmax does not ask."""
+        return self.attn.grid_under(x) if self.is_converted else None
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Any = None) -> Tensor:
+        """(b, n, h·d)."""
+        if self.is_converted:
+            answers: Tensor = self.attn.answers(projected, x)
+            return answers
+        q, k, v = (part.unflatten(-1, (self.attn.num_attention_heads, -1)).transpose(1, 2) for part in projected)
+        return softmax_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class FusedOlderLayer(nn.Module):
+    """A block in evaluation; training, and what is asked for beside, are as they were.
+
+    Attributes:
+        home: the module of transformers that defines what it was.
+    """
+
+    home: str
+    attention: Any
+    intermediate: Any
+    output: Any
+
+    __prepare_scriptable__ = refuse_torchscript
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.training or is_asked_for(*args, *of_blocks(kwargs).values()) or not self._drop_nothing():
+            return super().forward(hidden_states, *args, **kwargs)
+        x, mixing = hidden_states.contiguous(), self._mixing()
+        grid = None if mixing is None else mixing.grid_under(x)
+        if grid is not None and grid.whole is not grid:
+            return self._steps(x)
+        y = replayed(self, "block", self._steps, x, settings=(grid, mixing is None))
+        assert y is not None
+        return y
+
+    def _steps(self, x: Tensor) -> Tensor:
+        before, between = self.get_submodule("layernorm_before"), self.get_submodule("layernorm_after")
+        y = first_half_of(self, x, before, self.attention, self._mixing(), None)
+        if y is None:
+            y = x + self.attention(before(x))
+        behind = self._second_half(y, between)
+        return self.output(self.intermediate(between(y)), y) if behind is None else behind
+
+    def _second_half(self, y: Tensor, norm: nn.Module) -> Tensor | None:
+        """Tokens y (b, n, c) behind the MLP; None where it is another one, or somebody listens."""
+        first, second = self.intermediate, self.output
+        activation = of_transformers(first.intermediate_act_fn)
+        if not (self._are_of_home(first, second) and is_norm(norm) and are_mlp(first.dense, second.dense)):
+            return None
+        if activation is None or any(map(does_more, (norm, first, *first.children(), second, second.dense))):
+            return None
+        return second_half(self, y, norm, first.dense, second.dense, None, activation=activation)
+
+    def _mixing(self) -> Within | None:
+        if not self._are_of_home(self.attention, self.attention.output):
+            return None
+        within = Within(self.attention.attention)
+        return within if within.is_converted or self._is_softmax(within.attn) else None
+
+    def _is_softmax(self, attn: Any) -> bool:
+        # other implementations are chosen, or written, by whoever wants what they do
+        chosen = attn.config._attn_implementation if self._are_of_home(attn) else None
+        return chosen in ("eager", "sdpa") and not attn.is_causal
+
+    def _are_of_home(self, *modules: nn.Module) -> bool:
+        return all(type(module).__module__ == self.home for module in modules)
+
+    def _drop_nothing(self) -> bool:
+        return drops_nothing(self.attention.output.dropout, self.output.dropout)
+
+
+def fuse_all(model: nn.Module) -> None:
+    """Let all blocks of these classes be of few steps; those of classes derived from them stay as they are."""
+    for module in model.modules():
+        name = full_name(type(module))
+        if name in BLOCKS and hasattr(module, "intermediate"):
+            module.__class__ = fused(name)
+
+
+@functools.cache
+def fused(full: str) -> type[nn.Module]:
+    """The class of blocks of few steps that is derived from the one of this full name."""
+    home, _, name = full.rpartition(".")
+    cls = getattr(importlib.import_module(home), name)
+    contents = {"home": home, "__module__": __name__, "__doc__": cls.__doc__}
+    return type(f"{PREFIX}{name}", (FusedOlderLayer, cls), contents)
+
+
+def __getattr__(name: str) -> type[nn.Module]:
+    """The class of this name, which pickles ask for."""
+    for full in BLOCKS:
+        if name == PREFIX + full.rpartition(".")[2]:
+            return fused(full)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
