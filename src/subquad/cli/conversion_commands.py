@@ -28,7 +28,7 @@ TRAINED = ("all", "attention", "new", "lora")
 def add_commands(commands: Commands) -> None:
     """The commands `convert` and `advise`."""
     sub = commands.add("convert", run_convert)
-    sub.add_argument("source", metavar="MODEL", help="run folder, weight file, folder that timm saved, timm/NAME")
+    sub.add_argument("source", metavar="MODEL", help="run, weight file, folder of timm or transformers, timm/NAME")
     sub.add_argument("--attention", default=USUAL["attention"], help="mechanism; name:setting=value,… for settings")
     sub.add_argument("--images", required=True, help="data set, folder or archive of images; labels are not used")
     sub.add_argument("--data-dir", metavar="DIR", help="folder or archive of a named data set")

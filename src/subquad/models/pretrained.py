@@ -33,8 +33,8 @@ PREFIX = "pretrained/"
 """In front of a network's name, where a path of weights could stand."""
 
 
-HUB_WEIGHTS, HUB_CONFIG = "model.safetensors", "config.json"
-"""Files of a network in a repository of the Hugging Face hub."""
+HUB_WEIGHTS, HUB_CONFIG, HUB_PICTURES = "model.safetensors", "config.json", "preprocessor_config.json"
+"""Files of a network in a repository of the Hugging Face hub; the last is how transformers' get their images."""
 
 
 MAKERS: dict[str, Callable[[DenseLink], tuple[nn.Module, dict[str, Any]]]] = {}
@@ -82,9 +82,14 @@ def source_of(text: Path | str) -> Path:
 
 def _of_hub(repository: str) -> Path:
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
 
     name, _, revision = repository.partition("@")
     try:
+        # what says what it is and how it is asked, of networks of timm and transformers
+        for beside in (HUB_CONFIG, HUB_PICTURES):
+            with suppress(EntryNotFoundError):
+                hf_hub_download(name, beside, revision=revision or None)
         return Path(hf_hub_download(name, HUB_WEIGHTS, revision=revision or None))
     except Exception as error:
         # its library has many, and those of the libraries below it

@@ -17,6 +17,7 @@ from subquad.models.restoring import made_beside
 from subquad.ranges import Pixels, checks_arguments
 from subquad.runs.run_folder import recipe_beside
 from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, open_timm_folder
+from subquad.runs.transformers_folders import folder_of_transformers, make_transformers, open_transformers_folder
 from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
 from subquad.text import one_line
 from subquad.weights.files import BEST, HUB, read_note, weight_file
@@ -25,6 +26,9 @@ from subquad.writing import json_text
 
 TIMM = "timm/"
 """What names of timm's networks begin with."""
+
+MAKERS = {"timm": make_timm, "transformers": make_transformers}
+"""What makes the networks of other libraries again, by the key under which `Trained.made` has their names."""
 
 FOLDERS = {"conversion": "subquad.conversion.opened_conversion"}
 """Folders of another kind than runs, by the name of the .json in them and the key of their files' notes: the module
@@ -44,7 +48,8 @@ def open_trained(
 
     Args:
         source: a run folder, whose best weights are taken, or a weight file that training wrote; the folder of a
-            conversion, whose teacher is opened with it; or a folder that timm saved (`timm.models.save_for_hf`); or
+            conversion, whose teacher is opened with it; or a folder that timm saved (`timm.models.save_for_hf`), or
+            transformers (`save_pretrained`, of a classifier or an encoder of images and of its image processor); or
             "timm/NAME" with timm's weights, or "timm/NAME=FILE" with those of a file; or "pretrained/NAME" with the
             authors' weights.
         task: what it must be for, a name of `TASKS`; anything if left out.
@@ -72,6 +77,8 @@ def _opened(source: Path | str, task: str | None, img_size: Pixels | None, where
     path = source_of(source)
     if timms := folder_of_timm(path):
         return _classifier(open_timm_folder(timms, img_size, where), source, task)
+    if theirs := folder_of_transformers(path):
+        return _classifier(open_transformers_folder(theirs, img_size, where), source, task)
     if path.is_dir() and not any((path / f"{kind}.json").is_file() for kind in FOLDERS):
         # as `subquad.upload` leaves a conversion: its weights alone say what they are
         path = path / HUB if not (path / BEST).is_file() and (path / HUB).is_file() else path
@@ -129,20 +136,22 @@ def made_again(made: Mapping[str, Any], state: Mapping[str, Tensor], *, task: st
     Raises:
         SubquadError: nothing can be made of it, or it is for another task.
     """
-    note, name = made.get("note"), made.get("timm")
-    if not isinstance(note, dict) or not isinstance(name, str | None):
+    note = made.get("note")
+    makers = {library: made[library] for library in MAKERS if library in made}
+    if not isinstance(note, dict) or not all(isinstance(name, str) for name in makers.values()):
         raise SubquadError("its note does not say how the network was made")
     # what is in it is checked like any note
     note = parse_note(json_text(note))
     kind = task_named(task or _known(task_in(note) or "classify"))
-    build = kind.build if name is None else partial(make_timm, name)
+    build = next((partial(MAKERS[library], name) for library, name in makers.items()), kind.build)
     opened = kind.opened(made_beside(state, note, kind.name, build).eval().to(device), note, {})
     return replace(opened, made=made)
 
 
 def _classifier(opened: Trained, source: Path | str, task: str | None) -> Trained:
     if task not in (None, opened.task):
-        raise SubquadError(f"{source} is a classifier of timm's, not a network of `subquad {task}`")
+        whose = "timm's" if "timm" in opened.made else "transformers'"
+        raise SubquadError(f"{source} is a classifier of {whose}, not a network of `subquad {task}`")
     return opened
 
 

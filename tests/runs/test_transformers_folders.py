@@ -1,0 +1,169 @@
+"""Folders that transformers' `save_pretrained` wrote, opened, converted and opened again."""
+
+import json
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import subquad
+from subquad import SubquadError
+from subquad.conversion import converted_layers
+
+transformers = pytest.importorskip("transformers", "5.1")
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+}
+SWIN = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "image_size": 32, "patch_size": 4}
+KINDS = {
+    "ViTForImageClassification": ("ViTConfig", SIZES),
+    "Dinov2Model": ("Dinov2Config", SIZES),
+    "SwinForImageClassification": ("SwinConfig", SWIN),
+    "SiglipVisionModel": ("SiglipVisionConfig", SIZES),
+}
+PICTURES = {
+    "do_center_crop": True,
+    "crop_size": {"height": 32, "width": 32},
+    "size": {"shortest_edge": 40},
+    "resample": 2,
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.2, 0.3, 0.4],
+}
+
+
+def network(name):
+    config, sizes = KINDS[name]
+    labels = {"id2label": {0: "cat", 1: "dog", 2: "owl"}, "label2id": {"cat": 0, "dog": 1, "owl": 2}}
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(getattr(transformers, config)(**sizes, **labels))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+def saved(folder, name="ViTForImageClassification", pictures=PICTURES):
+    model = network(name)
+    model.save_pretrained(folder)
+    if pictures is not None:
+        (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
+    return model
+
+
+@pytest.mark.parametrize("name", KINDS)
+@torch.no_grad()
+def test_a_folder_is_opened_as_what_was_saved(name, tmp_path):
+    model, opened = saved(tmp_path, name), subquad.open_trained(tmp_path)
+    assert not opened.model.training and opened.model.num_classes == 3 * name.endswith("Classification")
+    assert opened.classes == (("cat", "dog", "owl") if opened.model.num_classes else ())
+    assert opened.input.img_size == (32, 32) and opened.input.crop_pct == 0.8 and opened.input.crop_mode == "center"
+    assert opened.input.mean == (0.5, 0.4, 0.3) and opened.input.interpolation == "bilinear"
+    x = torch.randn(2, 3, 32, 32)
+    expected = model(x)
+    torch.testing.assert_close(opened.model(x), next(iter(expected.values())))
+    answers = opened.model.features_and_logits(x)
+    torch.testing.assert_close(answers["features"], model.base_model(x).last_hidden_state)
+    larger = subquad.open_trained(tmp_path / "model.safetensors", img_size=(48, 64))
+    assert larger.input.img_size == (48, 64)
+    assert larger.model(torch.randn(1, 3, 48, 64)).isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViTForImageClassification", "Dinov2Model"])
+def test_a_folder_is_converted_and_its_student_opened_alone(name, tmp_path):
+    saved(tmp_path / "teacher", name)
+    generator = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for number in range(8):
+        pixels = generator.integers(0, 255, (40, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    plan = subquad.conversion.Plan(
+        str(tmp_path / "teacher"),
+        str(tmp_path / "photos"),
+        attention="linear",
+        align_updates=2,
+        distil_updates=2,
+        batch_size=4,
+    )
+    subquad.conversion.convert_run(plan, tmp_path / "run")
+    (tmp_path / "teacher").rename(tmp_path / "gone")
+    opened = subquad.open_trained(tmp_path / "run" / "student.safetensors")
+    assert type(opened.model).__name__ == "NetworkOfTransformers" and len(converted_layers(opened.model)) == 2
+    assert opened.input.mean == (0.5, 0.4, 0.3) and opened.input.crop_pct == 0.8
+    assert opened.model(torch.randn(1, 3, 32, 32)).isfinite().all()
+
+
+def changed(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda at: changed(at, architectures=["ViTForMaskedImageModeling"]),
+            "take classifiers and encoders of images",
+        ),
+        (lambda at: changed(at, architectures=["BertModel"]), "take classifiers and encoders of images"),
+        (lambda at: changed(at, architectures=["MyModel"]), r"transformers .* has no network 'MyModel'"),
+        (lambda at: changed(at, architectures=None), "does not say which class the network has"),
+        (lambda at: changed(at, hidden_size=48), "can't load .*|holds no weights for"),
+        (lambda at: changed(at, num_hidden_layers=3), r"holds no weights for .*layers\.2\."),
+        (lambda at: (at / "model.safetensors").unlink(), "holds no model.safetensors"),
+        (lambda at: (at / "preprocessor_config.json").unlink(), "does not say how images are brought to the network"),
+        (lambda at: (at / "model.safetensors").write_bytes(b"no weights"), "is no safetensors file or is cut short"),
+    ],
+)
+def test_a_folder_that_can_not_be_opened_is_said_in_one_line(spoil, message, tmp_path):
+    saved(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(SubquadError, match=message) as caught:
+        subquad.open_trained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_for_no_other_task(tmp_path):
+    saved(tmp_path)
+    with pytest.raises(SubquadError, match=r"classifier of transformers', not a network of `subquad segment`"):
+        subquad.open_trained(tmp_path, task="segment")
+
+
+def test_code_of_a_folder_is_not_run(tmp_path):
+    saved(tmp_path)
+    (tmp_path / "own.py").write_text("raise SystemExit('run')")
+    changed(tmp_path, auto_map={"AutoModelForImageClassification": "own.Network", "AutoConfig": "own.Config"})
+    assert subquad.open_trained(tmp_path).model.num_classes == 3
+
+
+def test_a_repository_of_the_hub_is_such_a_folder(tmp_path, monkeypatch):
+    model, fetched = saved(tmp_path), []
+
+    def fetch(name, file, revision):
+        fetched.append((name, file, revision))
+        if not (tmp_path / file).is_file():
+            raise huggingface_hub.errors.LocalEntryNotFoundError(file)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    opened, x = subquad.open_trained("hf-hub:them/theirs@main"), torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(opened.model(x), model(x).logits)
+    files = ["config.json", "preprocessor_config.json", "model.safetensors"]
+    assert fetched == [("them/theirs", file, "main") for file in files]
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(SubquadError, match="does not say how images are brought"):
+        subquad.open_trained("hf-hub:them/theirs@main")
+
+
+def test_processors_that_squash_or_do_not_normalise(tmp_path):
+    saved(tmp_path, pictures={"size": {"height": 24, "width": 48}, "do_normalize": False, "resample": 3})
+    about = subquad.open_trained(tmp_path).input
+    assert (about.img_size, about.crop_mode, about.crop_pct) == ((24, 48), "squash", 1.0)
+    assert (about.mean, about.std, about.interpolation) == ((0, 0, 0), (1, 1, 1), "bicubic")
