@@ -228,6 +228,48 @@ def test_masks_are_read_as_polygons_and_as_run_lengths_and_others_are_said(folde
         load_objects(folder, split="train", masks=True)[0]
 
 
+BESIDE = [[100, 30, 120, 30, 120, 50, 100, 50]]
+
+
+@pytest.mark.parametrize(
+    "shape", [BESIDE, [[5.1, 5.1, 5.2, 5.1, 5.2, 5.2]], [[0, 0, 10, 10, 20, 20]], {"size": [48, 64], "counts": [3072]}]
+)
+def test_objects_without_a_pixel_of_their_mask_are_no_targets_and_counted(folder, change, shape):
+    """A polygon beside its image was trained as an object of a mask of nothing, without a word."""
+    change(lambda content: content["annotations"][0].update(segmentation=shape))
+    images = load_objects(folder, split="train", masks=True)
+    target = images[0][1]
+    assert images.num_undrawn == 1 and target["labels"].tolist() == [2] and target["masks"].any((1, 2)).all()
+    # which is no fault where boxes alone are trained
+    assert load_objects(folder, split="train")[0][1]["labels"].tolist() == [1, 2]
+    with pytest.raises(DataError, match=r"2017\.json: the mask of annotation 1 has no pixel in its image"):
+        load_objects(folder, split="train", masks=True, strict=True)
+
+
+def test_masks_that_reach_beyond_their_image_have_pixels(folder, change):
+    change(lambda content: content["annotations"][0].update(segmentation=[*BESIDE, [50, 30, 90, 30, 90, 60, 50, 60]]))
+    change(lambda content: content["annotations"][1].update(segmentation=[[5, 5, 9, 9, 9, 5, 5, 9]]))
+    images = load_objects(folder, split="train", masks=True)
+    assert images.num_undrawn == 0 and images[0][1]["labels"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("counts", [[100, 20], "T3d0", [100, 20, 3072], "abc"])
+def test_run_lengths_that_do_not_fill_their_image_are_said_before_they_are_judged_by(folder, change, counts):
+    """Judged by some that end early, the library went on for ever, where no Ctrl-C ends it."""
+    change(lambda content: content["annotations"][0].update(segmentation={"size": [48, 64], "counts": counts}))
+    images = load_objects(folder, split="train")
+    with pytest.raises(DataError, match=r"2017\.json: the mask of annotation 1 can't be read: "):
+        images.check_masks(crowds=True)
+    with pytest.raises(DataError, match=r"2017\.json: the mask of annotation 1 can't be read: "):
+        load_objects(folder, split="train", masks=True)
+
+
+def test_categories_of_one_name_are_told_apart(folder, change):
+    """As those of Roboflow's files, whose first is what the others are kinds of: both were called alike."""
+    change(lambda content: content["categories"].append({"id": 0, "name": "red", "supercategory": "none"}))
+    assert load_objects(folder, split="train").classes == ("red (category 0)", "red (category 3)", "green")
+
+
 def test_sides_that_are_written_with_a_point_are_whole_numbers(folder, change):
     """As JSON of JavaScript or pandas has them: they were taken, and failed where masks were decoded or judged."""
 

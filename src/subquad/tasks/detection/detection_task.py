@@ -151,8 +151,9 @@ class Detection(Task):
         return {"task": self.name, "classes": list(images.classes), "data": images.name}
 
     def describe(self) -> str:
-        empty = self.train_images.num_empty
-        left_out = f", {empty} empty boxes left out" if empty else ""
+        images = self.train_images
+        counts = (images.num_empty, "empty boxes"), (images.num_undrawn, "objects without a pixel of their mask")
+        left_out = "".join(f", {count} {what} left out" for count, what in counts if count)
         return f"{self.recipe.head}; {super().describe()}{left_out}"
 
     def words(self, row: Row) -> str:

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from subquad.tasks.detection.coco_file import Entry, read_coco
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 Target = dict[str, Any]
 
+_SEVERAL_PIXELS = 16
+"""An area that no polygon has without a pixel of its own."""
+
 
 class ObjectDataset(PictureDataset):
     """Pairs of (picture, target), or what `transform` makes of them; None in place of a pair whose picture is broken.
@@ -34,6 +38,7 @@ class ObjectDataset(PictureDataset):
         classes: names; label k is classes[k - 1].
         truth: the annotations of all images as COCO has them, but for its categories, which are numbered from 1.
         num_empty: annotations whose box is empty, or as thin as rounding, or beside its image.
+        num_undrawn: objects left out of the targets, where these have masks, as theirs have no pixel in their image.
     """
 
     def __init__(
@@ -44,7 +49,7 @@ class ObjectDataset(PictureDataset):
         super().__init__(len(images), name, strict=strict)
         self.file, self.masks = file, masks
         self.transform: Callable[[Any, Target], Any] | None = None
-        self.classes = tuple(category["name"] for category in content.categories)
+        self.classes = _distinct_names(content.categories)
         self.paths = [folder / image["file_name"] for image in images]
         missing = [
             image["file_name"] for image, path in zip(images, self.paths, strict=True) if not is_regular_file(path)
@@ -65,18 +70,51 @@ class ObjectDataset(PictureDataset):
         self.annotations = [by_image[image["id"]] for image in images]
         named = [{"id": place, "name": name} for place, name in enumerate(self.classes, start=1)]
         self.truth = {"info": {}, "images": images, "annotations": kept, "categories": named}
+        self._undrawn: set[int] = set()
         if masks:
             self.check_masks()
+            self._undrawn = self._find_undrawn(strict)
+
+    @property
+    def num_undrawn(self) -> int:
+        """How many objects have no pixel, and are no targets."""
+        return len(self._undrawn)
 
     def check_masks(self, *, crowds: bool = False) -> None:
-        """Raise where an object has no mask; where a crowd has none as well if `crowds`, which masks are judged by.
+        """Raise where an object has no mask; if `crowds`, which masks are judged by, where a crowd has none as well.
+
+        Run lengths are held against their image then, too: judged by some that end early, the library never ends.
 
         Raises:
-            DataError: the first annotation that has none.
+            DataError: the first annotation that has none, or one that does not fit.
         """
+        sizes = {image["id"]: image for image in self.images}
         for annotation in self.truth["annotations"]:
             if not annotation.get("segmentation") and (crowds or not annotation["iscrowd"]):
                 raise DataError(f"{self.file}: {_no_mask(annotation)}")
+            size = sizes[annotation["image_id"]]
+            if crowds and isinstance(annotation["segmentation"], dict) and "width" in size:
+                self._mask(annotation, size["height"], size["width"])
+
+    def _find_undrawn(self, strict: bool) -> set[int]:
+        """The numbers of objects whose mask has no pixel in its image, which would be trained as nothing.
+
+        Raises:
+            SubquadError: there is one, if `strict`, or one can't be read.
+        """
+        sizes = {image["id"]: (image.get("height"), image.get("width")) for image in self.images}
+        found = set()
+        for annotation in self.truth["annotations"]:
+            height, width = sizes[annotation["image_id"]]
+            # of a broken image neither is known
+            if annotation["iscrowd"] or height is None or width is None:
+                continue
+            if _is_drawn(annotation["segmentation"], height, width) or self._mask(annotation, height, width).any():
+                continue
+            if strict:
+                raise DataError(f"{self.file}: the mask of annotation {annotation['id']} has no pixel in its image")
+            found.add(annotation["id"])
+        return found
 
     def __getitem__(self, index: int) -> Any:
         picture = self.whole_picture(index)
@@ -106,7 +144,8 @@ class ObjectDataset(PictureDataset):
                 f"image {self.paths[index]} has {width}×{height} px, its annotations are for "
                 f"{named.get('width', width)}×{named.get('height', height)}"
             )
-        own = [annotation for annotation in self.annotations[index] if not annotation["iscrowd"]]
+        left_out = self._undrawn
+        own = [one for one in self.annotations[index] if not one["iscrowd"] and one["id"] not in left_out]
         boxes = torch.tensor([corners(one["bbox"], *size) for one in own], dtype=torch.float32).reshape(-1, 4)
         labels = torch.tensor([annotation["category_id"] for annotation in own], dtype=torch.long)
         target: Target = {"image_id": named["id"], "boxes": boxes, "labels": labels}
@@ -163,6 +202,32 @@ def _kept(
     return kept
 
 
+def _distinct_names(categories: list[Entry]) -> tuple[str, ...]:
+    """The names of categories; those that several share, with their numbers in the file."""
+    shared = Counter(category["name"] for category in categories)
+    return tuple(
+        category["name"] if shared[category["name"]] == 1 else f"{category['name']} (category {category['id']})"
+        for category in categories
+    )
+
+
+def _is_drawn(shape: Any, height: int, width: int) -> bool:
+    """Whether a mask surely has pixels, by numbers alone: to draw each of COCO's takes minutes."""
+    if isinstance(shape, dict):
+        return False
+    return any(_has_area(polygon, height, width) for polygon in shape)
+
+
+def _has_area(polygon: list[float], height: int, width: int) -> bool:
+    """Whether a polygon lies within its image and has an area of several pixels."""
+    columns, rows = polygon[::2], polygon[1::2]
+    if min(columns) < 0 or max(columns) > width or min(rows) < 0 or max(rows) > height:
+        return False
+    before = zip(columns[-1:] + columns, rows[-1:] + rows, strict=True)
+    doubled = sum(x * b - a * y for (x, y), a, b in zip(before, columns, rows, strict=False))
+    return abs(doubled) > 2 * _SEVERAL_PIXELS and min(max(columns) - min(columns), max(rows) - min(rows)) > 2
+
+
 def _lost(side: float) -> float:
     """What edges may lose of their distance where an image of this side is flipped and resized, in single precision."""
     return 4 * torch.finfo(torch.float32).eps * side if side < math.inf else 0.0
@@ -204,7 +269,7 @@ def load_objects(
         data: the folder or archive.
         split: "train", "validation" or "test".
         masks: whether targets have masks.
-        strict: raise at a broken image or an empty box instead of leaving it out.
+        strict: raise at a broken image, an empty box or a mask without a pixel instead of leaving it out.
         max_images: keep the first so many.
 
     Raises:
