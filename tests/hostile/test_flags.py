@@ -11,16 +11,17 @@ import os
 import typing
 
 import pytest
+import torch
 import yaml
 
 from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.cli import main, make_parser
-from subquad.cli.parser import run_name
+from subquad.cli.parser import FREE_TEXTS, run_name
 from subquad.flags import Number, file_to_write, folder_to_write, pixels, to_read
 from subquad.models import HOSTS, create_model
 from subquad.models.pyramid import Pyramid
 from subquad.ranges import Range, fits
-from subquad.tasks import TASKS, fields_of, load_recipe, recipe_names
+from subquad.tasks import TASKS, Trained, fields_of, load_recipe, recipe_names
 from subquad.tasks.detection.detectors import build_detector
 from subquad.tasks.segmentation.segmenters import Segmenter
 from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
@@ -213,7 +214,8 @@ def wrong_texts(action, field, file):
         return ["0", "-1", "2.5", "much", "4x", "x4", "4x0", "4x4x4", "4,4,4", ",", "4 x", "9" * 12]
     if action.type is not None or action.choices or (field is not None and field.declared.choices):
         return ["no such thing"]
-    return []
+    # what a script's variable is that is not set; recipes themselves say which fields may be empty
+    return [] if action.default in (argparse.SUPPRESS, "") or action.dest in FREE_TEXTS else ["", " "]
 
 
 ACTIONS = [
@@ -271,3 +273,11 @@ def test_a_folder_that_is_not_to_be_written_to_is_refused_in_front_of_the_work(k
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path or not mode & os.W_OK)
     with pytest.raises(argparse.ArgumentTypeError, match=r"is not to be written to: .*b can't be written"):
         kind(str(tmp_path / "a" / "b"))
+
+
+@pytest.mark.parametrize("data", ["", " "])
+def test_data_of_no_name_are_not_those_that_a_network_was_trained_on(data):
+    trained = Trained("classify", torch.nn.Identity(), ("a", "b"), "digits", None, torch.device("cpu"))
+    assert trained.data_to_judge() == "digits"
+    with pytest.raises(SubquadError, match="data is empty"):
+        trained.data_to_judge(data)

@@ -13,6 +13,9 @@ from subquad.flags import to_read
 LONGEST_NAME = 200
 """Bytes of the name of a folder that a run is kept in: file systems take 255."""
 
+FREE_TEXTS = ("prompt", "negative_prompt")
+"""Arguments that may be empty, as they say something in words."""
+
 
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints are one line, with the nearest flag suggested."""
@@ -30,6 +33,15 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {near[0]}?" if near else f"see {arguments.parser.prog} --help"
             raise SubquadError(f"unknown argument '{unknown[0]}': {hint}")
         return arguments
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        # as a variable of a script that is not set: it was taken as left out, which may mean other data or weights.
+        # Of a recipe's fields, which have no default here, an empty one may mean something
+        may_be_empty = action.default in (argparse.SUPPRESS, "") or action.dest in FREE_TEXTS
+        may_be_empty |= action.nargs == argparse.PARSER
+        if not text.strip() and action.type is None and not may_be_empty:
+            raise argparse.ArgumentError(action, "is empty: leave it out" if action.option_strings else "is empty")
+        return super()._get_value(action, text)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # argparse would list all choices, however many there are

@@ -49,9 +49,11 @@ class Trained:
         """`data`, or else what it was trained on.
 
         Raises:
-            SubquadError: neither is known.
+            SubquadError: neither is known, or `data` is empty, as a variable may be that is not set.
         """
-        name = data or self.data
+        if data is not None and not str(data).strip():
+            raise SubquadError("data is empty: leave it out, or name them")
+        name = self.data if data is None else data
         if name is None:
             raise SubquadError(
                 "the weight file does not say what it was trained on: name the data, as --data folder --data-dir DIR"
