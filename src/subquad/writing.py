@@ -13,8 +13,8 @@ import shutil
 import socket
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,21 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             _remove(aside)
+
+
+@contextmanager
+def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """As `replacing`, for files that mean something together: whoever opens them opens the last one.
+
+    All are written aside before any is moved, and the last one is away until the others are in their places: a process
+    that is ended in between leaves none to open, and not one beside files of another.
+    """
+    with ExitStack() as stack:
+        # which are moved in the opposite order
+        asides = [stack.enter_context(replacing(path)) for path in reversed(paths)]
+        yield asides[::-1]
+        if len(paths) > 1:
+            paths[-1].unlink(missing_ok=True)
 
 
 def reserve(path: Path, size: int) -> None:

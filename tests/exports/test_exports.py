@@ -1,13 +1,14 @@
 """What is written is checked before it is kept, errors are one line, and engines stand in for the network."""
 
+import errno
 import importlib.util
 import json
 import logging
+import os
 import resource
 import shutil
 import tempfile
 import zipfile
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -303,22 +304,66 @@ def test_int8_may_be_further_off_and_is_made_of_the_file(tmp_path, monkeypatch):
     assert [file.name for file in made] == [path.name]
 
 
-def test_what_belongs_to_a_file_is_in_place_before_it(tmp_path, monkeypatch):
-    moved = []
-
-    @contextmanager
-    def place(path):
-        moved.append(path.name)
-        yield path
+def parts_of(monkeypatch, content):
+    """A format of three files that hold the same."""
 
     def write(program, path):
         for file in (path, path.with_suffix(".abc"), path.with_suffix(".zyx")):
-            file.write_bytes(b"1")
+            file.write_bytes(content)
 
-    monkeypatch.setattr(exporting, "replacing", place)
     monkeypatch.setitem(EXPORTERS, "three", Exporter("three", ".pt2", (), write, lambda path: Mean()))
+
+
+def test_what_belongs_to_a_file_is_in_place_before_it(tmp_path, monkeypatch):
+    moved, replace = [], Path.replace
+
+    def move(self, target):
+        moved.append(target.name)
+        return replace(self, target)
+
+    parts_of(monkeypatch, b"1")
+    monkeypatch.setattr(Path, "replace", move)
     export(Mean(), tmp_path / "mean.pt2", format="three", img_size=8)
-    assert sorted(moved[:2]) == ["mean.abc", "mean.zyx"] and moved[2] == "mean.pt2"
+    assert sorted(moved[:2]) == ["mean.abc", "mean.zyx"] and moved[2:] == ["mean.pt2"]
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_file_is_never_beside_those_of_another_network(moves, tmp_path, monkeypatch):
+    """A kill, or a disk that is full, left OpenVINO's old .xml beside the new .bin, which opens without a word."""
+    parts_of(monkeypatch, b"1")
+    export(Mean(), tmp_path / "mean.pt2", format="three", img_size=8)
+    parts_of(monkeypatch, b"2")
+    moved, replace = [], Path.replace
+
+    def move(self, target):
+        if len(moved) == moves:
+            raise KeyboardInterrupt
+        moved.append(target)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", move)
+    with pytest.raises(KeyboardInterrupt):
+        export(Mean(), tmp_path / "mean.pt2", format="three", img_size=8)
+    assert not (tmp_path / "mean.pt2").exists() and all(not file.name.startswith(".") for file in tmp_path.iterdir())
+
+
+def test_a_disk_that_is_full_leaves_all_files_as_they_were(tmp_path, monkeypatch):
+    parts_of(monkeypatch, b"1")
+    export(Mean(), tmp_path / "mean.pt2", format="three", img_size=8)
+    parts_of(monkeypatch, b"2")
+    write = Path.write_bytes
+
+    def full(self, content):
+        if self.name.startswith(".mean.pt2"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(self, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(SubquadError, match=r"mean\.\w+ can't be written: No space left on device"):
+        export(Mean(), tmp_path / "mean.pt2", format="three", img_size=8)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == dict.fromkeys(
+        ("mean.abc", "mean.pt2", "mean.zyx"), b"1"
+    )
 
 
 @pytest.mark.parametrize(

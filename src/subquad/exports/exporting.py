@@ -21,7 +21,7 @@ from subquad.exports.quantizing import INT8, in_int8
 from subquad.inference import in_evaluation
 from subquad.ranges import Pixels, Positive, checks_arguments, fits, height_and_width
 from subquad.weights.files import within_wrappers
-from subquad.writing import little_room, replacing, temporary_folder
+from subquad.writing import little_room, replacing_together, temporary_folder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -223,8 +223,9 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
         except DoesNotRunError as error:
             raise SubquadError(f"{error}{_hint(wanted)}") from error
         # what belongs to it has its name, and another suffix
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
-            with replacing(path.with_name(file.name)) as place:
+        files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
+        with replacing_together([path.with_name(file.name) for file in files]) as places:
+            for file, place in zip(files, places, strict=True):
                 place.write_bytes(file.read_bytes())
     return Exported(path, wanted.format, tuple(shapes), difference, wanted.least if "size" in wanted.dynamic else None)
 
