@@ -147,6 +147,10 @@ def test_two_numbers_may_be_written_with_a_comma_or_a_space(written):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (
+            ["eval", "run", "--img-size", "40", "72"],
+            "unknown argument '72': height and width are one word, --img-size 40,72",
+        ),
         (["train", "--lrr", "3"], "unknown argument '--lrr': did you mean --lr?"),
         (["trian"], "unknown command 'trian': did you mean train"),
         (["train", "--epochs", "many"], "epochs must be a whole number, got 'many'"),

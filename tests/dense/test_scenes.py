@@ -209,6 +209,8 @@ def test_class_names_tell_classes_apart(tmp_path):
     file = tmp_path / "objectInfo.txt"
     file.write_text("1\troad, paved\n2\troad, unpaved\n3\tsky, air\n4\t, none\n")
     assert read_class_names(file) == ["road, paved", "road, unpaved", "sky", ", none"]
+    file.write_text("1\troad\n2\troad\n3\tsky\n")
+    assert read_class_names(file) == ["road (class 1)", "road (class 2)", "sky"]
 
 
 def test_class_names_behind_a_mark_of_the_encoding_are_read(tmp_path):

@@ -124,6 +124,20 @@ def test_archives_that_are_no_weights_are_refused(tmp_path):
     refused(tmp_path / "network.pth", "holds no weights")
 
 
+@pytest.mark.parametrize("name", ["network.onnx", "network.xml", "network.pt2"])
+def test_networks_for_engines_are_told_what_takes_them(name, tmp_path):
+    """They were said to be damaged."""
+    (tmp_path / name).write_bytes(b"<?xml")
+    reason = (
+        rf"{name} is no weight file but, by its name, a network written for an engine: .* --engine {name} judges it"
+    )
+    with pytest.raises(SubquadError, match=reason):
+        read_weights(tmp_path / name)
+    # whatever it is called, what can be read is read
+    torch.save({"a": torch.ones(2)}, tmp_path / name)
+    assert read_weights(tmp_path / name)[0].keys() == {"a"}
+
+
 def test_a_changed_byte_in_a_zip_archive_is_never_read(tmp_path):
     maker, chance = Maker(tmp_path), random.Random(0)
     for _ in range(120):

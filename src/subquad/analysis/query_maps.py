@@ -74,7 +74,7 @@ def query_maps(
     common = _whole_map_layers([layers for _, layers in layers_of], len(pictures))
     if not common:
         if layers_of:
-            log("no attention maps: in no layer do all of the networks attend to the whole image")
+            log("no attention maps: in no layer do all of the networks attend to the whole image, on a map of one size")
         return []
     depth = " or ".join(map(str, sorted({len(layers) for _, layers in layers_of})))
     wanted = dict.fromkeys([common[len(common) // 2], common[-1]])

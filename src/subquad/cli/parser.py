@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from subquad.command_table import COMMANDS
 from subquad.errors import SubquadError, shown, unknown_name
-from subquad.flags import to_read
+from subquad.flags import pixels, to_read
 
 LONGEST_NAME = 200
 """Bytes of the name of a folder that a run is kept in: file systems take 255."""
@@ -29,6 +29,12 @@ class Parser(argparse.ArgumentParser):
         arguments, unknown = self.parse_known_args(argv)
         if unknown:
             known = [flag for action in arguments.parser._actions for flag in action.option_strings]
+            sized = [action for action in arguments.parser._actions if action.type is pixels and action.nargs is None]
+            height = getattr(arguments, sized[0].dest) if sized else None
+            if isinstance(height, int) and unknown[0].isdecimal():
+                # which a recipe's flag takes
+                flag = f"{sized[0].option_strings[-1]} {height},{unknown[0]}"
+                raise SubquadError(f"unknown argument '{unknown[0]}': height and width are one word, {flag}")
             near = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"see {arguments.parser.prog} --help"
             raise SubquadError(f"unknown argument '{unknown[0]}': {hint}")

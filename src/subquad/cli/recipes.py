@@ -1,6 +1,7 @@
 """What commands that train share: a flag for every field of a recipe, run folders, and the comparison of mechanisms."""
 
 import argparse
+import shlex
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -181,4 +182,4 @@ def compare_recipe(arguments: argparse.Namespace, task: Any) -> None:
         settings["pretrained"] = True
     rows = api.compare(recipe, folder, **settings, log=say)
     table = comparison_table(rows, task.columns[0].title)
-    print(f"\n{table}\n\neverything is in {folder}; `subquad report {folder}` makes a page of it")
+    print(f"\n{table}\n\neverything is in {folder}; `subquad report {shlex.quote(str(folder))}` makes a page of it")

@@ -1,6 +1,7 @@
 """The commands of the tasks: train, compare, benchmark, evaluate and predict, under the words that a task has."""
 
 import argparse
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -73,7 +74,7 @@ def _benchmark(arguments: argparse.Namespace, task: Any) -> None:
     mechanisms = arguments.mechanisms or fitting_mechanisms(recipe, print)
     table = compare_tested(recipe, mechanisms, arguments.seeds, folder, log=print)
     print(f"\n{benchmark_text(table)}\n\nwhat is published stands beside it in {folder / f'{task.name}.md'}")
-    print(f"everything is in {folder}; `subquad report {folder}` makes a page of it")
+    print(f"everything is in {folder}; `subquad report {shlex.quote(str(folder))}` makes a page of it")
 
 
 def _add_evaluate(commands: Commands, name: str, task: Any) -> None:

@@ -27,6 +27,10 @@ PART = 2**20
 """Bytes that are read at a time."""
 
 
+_OF_ENGINES = (".onnx", ".xml", ".pt2")
+"""How files of `subquad export` end, which say nothing that weights could be made of again."""
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """The content of a file that torch.save wrote, while the file is open: see `subquad.weights.pickles`.
@@ -43,6 +47,12 @@ def opened(path: Path) -> Iterator[Any]:
         raise
     except Exception as error:
         # a damaged file can fail in any way
+        if path.suffix.lower() in _OF_ENGINES:
+            raise SubquadError(
+                f"{path} is no weight file but, by its name, a network written for an engine: name the run or the "
+                f"weights that it was written of; `subquad eval RUN --engine {path.name}` judges it, and "
+                "subquad.exports.open_exported runs it"
+            ) from None
         reason = one_line(error) or "it is empty or cut short"
         raise SubquadError(f"{path} is no file of PyTorch weights, or is damaged: {reason}") from None
 

@@ -153,7 +153,8 @@ def _class_names(path: Path, num_classes: int | None, classes: Sequence[str]) ->
 def read_class_names(file: Path) -> list[str]:
     """Read names from lines "1<tab>sky", or ADE20K's of index, shares, counts and names, in the order of indices.
 
-    Of several names of a class, divided by commas, the first is taken; all of them where another class has it as well.
+    Of several names of a class, divided by commas, the first is taken; all of them where another class has it as well,
+    and with its number where all are shared.
     """
     try:
         # some editors begin a file with a mark of its encoding
@@ -167,4 +168,8 @@ def read_class_names(file: Path) -> list[str]:
     names = {number: first[number] if shared[first[number]] == 1 else cell for number, cell in named}
     if not names or sorted(names) != sorted(str(k) for k in range(1, len(named) + 1)):
         raise SubquadError(f"{file} does not name classes 1, 2, 3, …, a line each: number, tab, name")
-    return [names[str(k)] for k in range(1, len(named) + 1)]
+    alike = Counter(names.values())
+    return [
+        name if alike[name] == 1 else f"{name} (class {k})"
+        for k, name in ((k, names[str(k)]) for k in range(1, len(named) + 1))
+    ]
