@@ -98,9 +98,12 @@ def test_fewer_images_keep_the_classes_in_proportion(make_tree):
     assert len(load_dataset(root, split="train", max_images=1000)) == 30
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path, monkeypatch):
     assert complaint(str(tmp_path / "nowhere")) == f"there is no folder {tmp_path / 'nowhere'}"
     assert "nowhere" in complaint("cifar10", data_dir=tmp_path / "nowhere")
+    # as of a run that was begun in another folder
+    monkeypatch.chdir(tmp_path)
+    assert complaint("no/where") == f"there is no folder no/where in {tmp_path}"
 
 
 def test_a_class_folder_without_images_is_named(make_tree):

@@ -11,11 +11,13 @@ import pytest
 import torch
 from run_parts import listing, little_garbage, same, short  # noqa: F401
 
+from subquad.data.dataset import DataError
 from subquad.errors import SubquadError
 from subquad.models import save_weights
 from subquad.runs.run_state import load_state
 from subquad.tasks.task import Task
 from subquad.training import train
+from subquad.training.journal import add_row, event_writer
 from subquad.training.loop import Trainer
 from subquad.writing import WriteError, json_text
 
@@ -57,6 +59,68 @@ def test_weights_on_a_full_disk_are_one_line(tmp_path, small_disk):
     # pytest writes its dots before it tears down, maybe into a file
     small_disk(resource.RLIM_INFINITY)
     assert listing(tmp_path) == []
+
+
+# what goes away while it is used
+
+
+@pytest.mark.parametrize("gone", ["train/dark/3.png", "val/dark"])
+def test_images_that_go_away_end_the_epoch_and_it_goes_on_when_they_are_back(pictures, run, tmp_path, gone):
+    """They were called broken: an epoch of fewer images, or judged by those of one class, was the best one."""
+    folder, aside = tmp_path / "x", tmp_path / "aside"
+
+    def take(line):
+        if line.startswith("epoch 1/"):
+            (pictures / gone).rename(aside)
+
+    try:
+        with pytest.raises(DataError, match=r"\.png is gone, which was there .* 1 of 2 epochs are kept, .* goes on"):
+            train(short(pictures), folder, log=take)
+    finally:
+        aside.rename(pictures / gone)
+    train(short(pictures), folder, resume=True)
+    assert same(folder, run)
+
+
+def test_a_link_to_nothing_is_a_broken_image_and_none_that_went_away(pictures, tmp_path):
+    link = pictures / "val/dark/link.png"
+    link.symlink_to("nowhere")
+    said = []
+    try:
+        train(short(pictures, epochs=1), tmp_path / "x", log=said.append)
+    finally:
+        link.unlink()
+    assert any(line.startswith(f"skipped 1 broken held-out image, the first is {link}") for line in said)
+
+
+@pytest.mark.parametrize("what", ["moved", "removed"])
+def test_a_run_folder_that_goes_away_is_not_made_again(pictures, run, tmp_path, what):
+    """It was, without a recipe, and "1 of 2 epochs are kept" was said of it."""
+    folder, other = tmp_path / "x", tmp_path / "y"
+
+    def take(line):
+        if line.startswith("epoch 1/"):
+            folder.rename(other)
+            if what == "removed":
+                shutil.rmtree(other)
+
+    with pytest.raises(SubquadError, match="x is gone, moved or removed while it was written"):
+        train(short(pictures), folder, log=take)
+    assert not folder.exists()
+    if what == "moved":
+        train(short(pictures), other, resume=True)
+        assert same(other, run)
+
+
+def test_what_tensorboard_can_not_write_is_raised_and_shows_no_trace(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr("threading.excepthook", shown.append)
+    folder = tmp_path / "tensorboard"
+    with pytest.raises(FileNotFoundError), event_writer(folder, 0) as writer:
+        add_row(writer, {"epoch": 0})
+        shutil.rmtree(folder)
+        add_row(writer, {"epoch": 1})
+    assert not shown
 
 
 # numbers that are none

@@ -128,9 +128,7 @@ def test_archives_that_are_no_weights_are_refused(tmp_path):
 def test_networks_for_engines_are_told_what_takes_them(name, tmp_path):
     """They were said to be damaged."""
     (tmp_path / name).write_bytes(b"<?xml")
-    reason = (
-        rf"{name} is no weight file but, by its name, a network written for an engine: .* --engine {name} judges it"
-    )
+    reason = rf"{name} is no weight file but, by its name, a network written for an engine: .* --engine {name}` judges"
     with pytest.raises(SubquadError, match=reason):
         read_weights(tmp_path / name)
     # whatever it is called, what can be read is read

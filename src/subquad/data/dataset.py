@@ -3,6 +3,7 @@
 Readers are timm's, or answer as they do: `reader[index] -> (file or picture, label)`, `len`, `filename`.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -90,10 +91,16 @@ class PictureDataset(Dataset, ABC):
 
         Raises:
             BrokenImageError: it is broken and the data set strict, or all its images are.
+            DataError: its file, which was there when the data were opened, is gone: what is trained on fewer images, or
+                judged by others, is not what was asked for.
         """
         try:
             return self.picture(index)
         except BrokenImageError as error:
+            if error.missing == self.path(index) and not os.path.lexists(error.missing):
+                raise DataError(
+                    f"image {error.missing} is gone, which was there when {self.name} was opened: put it back"
+                ) from None
             if self._strict:
                 raise BrokenImageError(f"broken image {self.path(index)}: {error}") from None
             self._broken[index] = True

@@ -63,7 +63,13 @@ class DataError(SubquadError):
 
 
 class BrokenImageError(DataError):
-    """An image that can't be read."""
+    """An image that can't be read.
+
+    Attributes:
+        missing: the file, where it is not there.
+    """
+
+    missing: str | None = None
 
 
 def read_image(file: Path | BinaryIO | Image.Image) -> Image.Image:
@@ -82,7 +88,10 @@ def read_image(file: Path | BinaryIO | Image.Image) -> Image.Image:
             return _as_rgb(image)
     except Exception as error:
         # of a damaged or hostile file Pillow raises anything, down to MemoryError
-        raise BrokenImageError(_reason(error)) from None
+        broken = BrokenImageError(_reason(error))
+        if isinstance(error, FileNotFoundError):
+            broken.missing = str(error.filename)
+        raise broken from None
 
 
 def read_named_image(path: Path) -> Image.Image:

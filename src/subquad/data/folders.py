@@ -9,7 +9,14 @@ from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import Source
 from subquad.data.decoding import IMAGE_ENDINGS
 from subquad.data.sampling import hold_out
-from subquad.data.walking import annotations_beside_images, find_images, image_names, natural_order, subfolders
+from subquad.data.walking import (
+    annotations_beside_images,
+    find_images,
+    image_names,
+    natural_order,
+    not_there,
+    subfolders,
+)
 from subquad.errors import SubquadError
 
 SPLITS = {"train": ("train", "training"), "validation": ("val", "validation", "valid", "test", "testing")}
@@ -48,7 +55,7 @@ def read_folder(path: Path, split: str) -> Source:
         if path.is_file():
             what = f"{path} is neither a folder of images nor an archive (.tar, .tar.gz, .tgz, .tar.xz)"
             raise SubquadError(f"{what}: unpack it first" if path.suffix.lower() == ".zip" else what)
-        raise SubquadError(f"there is no folder {path}")
+        raise SubquadError(not_there("folder", path))
     folders = {name: folder for name in SPLITS if (folder := split_folder(path, name)) is not None}
     if not folders:
         if drawn := annotations_beside_images(path):

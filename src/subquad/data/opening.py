@@ -7,7 +7,7 @@ from subquad.data.folders import LAYOUT, SPLITS, read_folder
 from subquad.data.named_sets import read_digits, read_hub, read_torch
 from subquad.data.sampling import thin_out
 from subquad.data.synthetic.long_distances import DRAWN, read_drawn
-from subquad.data.walking import find_path
+from subquad.data.walking import find_path, not_there
 from subquad.errors import SubquadError, unknown_name
 
 NAMES = {
@@ -80,5 +80,5 @@ def _cifar10(split: str, data_dir: Path | None) -> Source:
 
 def _existing(folder: Path | None) -> Path | None:
     if folder and not folder.is_dir():
-        raise SubquadError(f"there is no folder {folder}")
+        raise SubquadError(not_there("folder", folder))
     return folder

@@ -71,6 +71,14 @@ class RunFolder:
         if changed:
             raise SubquadError(f"{self.path} was begun with another recipe ({', '.join(changed)}): take its own")
 
+    def check_there(self) -> None:
+        """Raise where the folder that was begun is no longer at its place: what is written there would be no run."""
+        if not self.recipe.is_file():
+            raise SubquadError(
+                f"{self.path} is gone, moved or removed while it was written: where it is now, it holds its last whole "
+                "epoch, and --resume goes on with it"
+            )
+
     def moved_data(self, recipe: CommonRecipe) -> str | None:
         """In a line, where the data lay when the run was begun, if they are said to lie elsewhere now."""
         before = load_recipe(self.recipe, type(recipe)).data_dir

@@ -5,7 +5,9 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -103,13 +105,35 @@ def summary_numbers(metric: str) -> tuple[str, ...]:
     return ("epochs", "best_epoch", f"best_{metric}", f"last_{metric}", *costs)
 
 
-def make_writer(folder: Path, first_epoch: int) -> Any:
-    """TensorBoard's writer; what an interrupted run wrote of later epochs is hidden."""
+@contextmanager
+def event_writer(folder: Path, first_epoch: int) -> Iterator[Any]:
+    """TensorBoard's writer; what an interrupted run wrote of later epochs is hidden.
+
+    What its thread can't write is raised by the next row, and shows no trace of its own.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise SubquadError("training needs tensorboard: pip install 'subquad[train]'") from error
-    return SummaryWriter(str(folder), purge_step=first_epoch)
+    shown = threading.excepthook
+
+    def quiet(fault: threading.ExceptHookArgs) -> None:
+        if not (isinstance(fault.exc_value, OSError) and type(fault.thread).__name__ == "_AsyncWriterThread"):
+            shown(fault)
+
+    threading.excepthook = quiet
+    try:
+        writer = SummaryWriter(str(folder), purge_step=first_epoch)
+        try:
+            yield writer
+        except BaseException:
+            # what ended the run is said, and not what follows from it
+            with suppress(OSError):
+                writer.close()
+            raise
+        writer.close()
+    finally:
+        threading.excepthook = shown
 
 
 def add_row(writer: Any, row: Row) -> None:

@@ -36,7 +36,7 @@ from subquad.training.journal import (
     describe_setup,
     describe_slow_precision,
     epoch_line,
-    make_writer,
+    event_writer,
     silent,
     summarise,
 )
@@ -73,6 +73,7 @@ class Trainer:
         self.images = 0
         self.best, self.best_epoch = -1.0, -1
         self.rows: list[Row] = []
+        self.broken_told: dict[str, int] = {}
 
     def run(self, resume: bool) -> dict[str, Any]:
         """Train until the last epoch; the summary."""
@@ -90,7 +91,7 @@ class Trainer:
         if self.accelerator.device.type == "cpu" and asked(None) != "eager":
             # where they have to be compiled first, that is no part of an epoch
             unavailable("native")
-        with make_writer(self.folder.tensorboard, self.epochs_done) if self.is_main else nullcontext() as writer:
+        with event_writer(self.folder.tensorboard, self.epochs_done) if self.is_main else nullcontext() as writer:
             for epoch in range(self.epochs_done, self.num_epochs):
                 row = self._epoch(epoch)
                 self.log(epoch_line(self.task, row, self.num_epochs))
@@ -98,6 +99,7 @@ class Trainer:
                     add_row(writer, row)
         summary = summarise(self.rows, self.metric, self.best, self.best_epoch, self.params, self.macs)
         if self.is_main:
+            self.folder.check_there()
             self.folder.finish(summary)
         self.accelerator.wait_for_everyone()
         return summary
@@ -119,10 +121,17 @@ class Trainer:
         with self.interruptions.held_back():
             self._save(row)
             self.epochs_done = epoch + 1
-        if epoch == 0 and (broken := self.task.train_images.num_broken):
-            first = self.task.train_images.broken_paths()[0]
-            self.log(f"skipped {broken} broken training {'image' if broken == 1 else 'images'}, the first is {first}")
+        self._tell_broken()
         return row
+
+    def _tell_broken(self) -> None:
+        """Say how many images are left out, where more are known of than were said."""
+        for what, images in {"training": self.task.train_images, "held-out": self.task.eval_images}.items():
+            broken = images.num_broken
+            if broken > self.broken_told.get(what, 0):
+                first = images.broken_paths()[0]
+                self.log(f"skipped {broken} broken {what} {'image' if broken == 1 else 'images'}, the first is {first}")
+                self.broken_told[what] = broken
 
     def _train(self, epoch: int) -> tuple[float, float]:
         """The updates of one epoch: mean loss and last learning rate."""
@@ -251,6 +260,7 @@ class Trainer:
             self.best, self.best_epoch = row[best], int(row["epoch"])
         if not self.is_main:
             return
+        self.folder.check_there()
         metadata = self.task.metadata() | {"epoch": row["epoch"]}
         if better:
             save_weights(candidates[best], self.folder.best_weights, metadata | {metric: row[best]})

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from subquad.data.decoding import DataError
 from subquad.errors import InterruptedRunError, SubquadError
 from subquad.holding import holding, is_first_process, tidy
 from subquad.large.processes import lost_process, shortened
@@ -87,9 +88,15 @@ class _Attempt:
             yield
         except KeyboardInterrupt as stop:
             raise InterruptedRunError(f"interrupted: {self._kept()}", stop) from None
+        except DataError as error:
+            if self.trainer is None or not self.trainer.epochs_done:
+                raise
+            raise DataError(f"{error}; {self._kept()}") from error
         except WriteError as error:
             raise WriteError(f"{error}; {self._kept()}") from error
         except OSError as error:
+            if self.trainer is not None and self.trainer.epochs_done:
+                self.folder.check_there()
             where = f"{error.filename}: " if error.filename else ""
             raise SubquadError(f"{where}{error.strerror or error}; {self._kept()}") from error
         except RuntimeError as error:

@@ -17,7 +17,7 @@ from PIL import Image
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
 from subquad.data.decoding import BrokenImageError, DataError, read_image, size_in_header
-from subquad.data.walking import find_path, is_regular_file
+from subquad.data.walking import find_path, is_regular_file, not_there
 from subquad.errors import SubquadError, reason_without_path, unknown_name
 from subquad.tasks.detection.coco_file import Entry, read_coco
 
@@ -287,7 +287,7 @@ def load_objects(
     if is_archive(path):
         path = unpack(path)
     if not path.is_dir():
-        raise SubquadError(f"there is no folder or archive {path}")
+        raise SubquadError(not_there("folder or archive", path))
     file = _annotation_file(path / "annotations", f"instances_{SPLITS[split]}")
     named = file.stem.removeprefix("instances_")
     folders = [path / named, path / "images" / named, path / "images"]

@@ -17,7 +17,7 @@ from PIL import Image
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
 from subquad.data.decoding import DataError, read_image, read_label_map
-from subquad.data.walking import find_path, is_image_name, is_regular_file, walk_files
+from subquad.data.walking import find_path, is_image_name, is_regular_file, not_there, walk_files
 from subquad.errors import SubquadError, reason_without_path, unknown_name
 
 VOID = 255
@@ -102,7 +102,7 @@ def load_scenes(
     if is_archive(path):
         path = unpack(path)
     if not path.is_dir():
-        raise SubquadError(f"there is no folder or archive {path}")
+        raise SubquadError(not_there("folder or archive", path))
     images, annotations = path / "images" / SPLITS[split], path / "annotations" / SPLITS[split]
     for folder in (images, annotations):
         if not folder.is_dir():

@@ -26,7 +26,7 @@ from subquad.data.opening import load_dataset
 from subquad.data.sampling import hold_out, thin_out
 from subquad.data.synthetic import listops, pathfinder
 from subquad.data.synthetic.generation import kept
-from subquad.data.walking import find_path, is_regular_file
+from subquad.data.walking import find_path, is_regular_file, not_there
 from subquad.errors import SubquadError, reason_without_path, unknown_name
 
 Read = Callable[[int], Sequence[NDArray[Any]]]
@@ -231,7 +231,7 @@ def _folder(data_dir: Path | None, task: str, what: str) -> Path:
         raise SubquadError(f"{task} is not ours to give away: name with data_dir where {what} is")
     folder = unpack(data_dir) if is_archive(data_dir) else data_dir
     if not folder.is_dir():
-        raise SubquadError(f"there is no folder or archive {data_dir}: {task} needs {what}")
+        raise SubquadError(f"{not_there('folder or archive', data_dir)}: {task} needs {what}")
     return folder
 
 
