@@ -1,5 +1,7 @@
 """Folders of images: which images belong to which split and class, and what is said about a wrong tree."""
 
+import shutil
+
 import pytest
 from PIL import Image, features
 
@@ -96,6 +98,15 @@ def test_fewer_images_keep_the_classes_in_proportion(make_tree):
     images = load_dataset(root, split="train", max_images=9)
     assert [images.labels.count(label) for label in range(2)] == [6, 3]
     assert len(load_dataset(root, split="train", max_images=1000)) == 30
+
+
+def test_a_folder_that_has_moved_is_read_where_it_is_now(make_tree, tmp_path):
+    """data_dir was passed over: `eval run --data-dir elsewhere` judged by what lay where the run was trained."""
+    root = make_tree({"train/a": 2, "train/b": 2, "val/a": 1, "val/b": 1})
+    before = str(tmp_path / "gone/before")
+    assert len(load_dataset(before, data_dir=root, split="train")) == 4
+    other = shutil.copytree(root, tmp_path / "other")
+    assert load_dataset(str(root), data_dir=other, split="validation").path(0).startswith(str(other))
 
 
 def test_a_missing_folder_is_named(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import subquad
 from subquad import SubquadError
 from subquad.cli import main
 from subquad.conversion import Plan, convert_run
-from subquad.runs import save_for_hf
+from subquad.runs import hub_folder, save_for_hf
 
 RUN = Path(__file__).parents[1] / "fixtures" / "runs" / "classify"
 
@@ -67,6 +67,19 @@ def test_every_output_has_a_name_for_timm(classes, tmp_path):
     assert config["label_names"] == classes + [f"class {place}" for place in range(len(classes), 5)]
 
 
+def test_weights_are_never_beside_what_was_said_of_others(tmp_path, monkeypatch):
+    """A kill left the names of another network's classes beside them, which timm takes for theirs."""
+    folder = save_for_hf(RUN, tmp_path / "hub")
+
+    def interrupted(path, content, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hub_folder, "write_json", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_for_hf(RUN, folder)
+    assert not (folder / "config.json").exists()
+
+
 def test_a_folder_without_a_name_is_not_the_one_that_one_stands_in(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["upload", str(RUN), "local-dir:"]) == 2
@@ -77,7 +90,10 @@ def test_a_conversion_opens_from_its_folder_without_its_teacher(tmp_path, capsys
     teacher = shutil.copytree(RUN, tmp_path / "teacher")
     plan = Plan(str(teacher), "digits", attention="linear", align_updates=0, distil_updates=0, batch_size=16)
     convert_run(plan, tmp_path / "student", max_judged=20)
+    # what lay there was opened in the student's place
+    save_for_hf(RUN, tmp_path / "hub")
     assert main(["upload", str(tmp_path / "student"), f"local-dir:{tmp_path / 'hub'}"]) == 0
+    assert not (tmp_path / "hub/config.json").exists()
     student = subquad.open_trained(tmp_path / "student", device="cpu")
     shutil.rmtree(teacher)
     said = capsys.readouterr().out

@@ -32,7 +32,7 @@ def load_dataset(
     Args:
         name: one of `NAMES`, or the path of a folder or archive of images.
         split: "train" or "validation".
-        data_dir: where the images of a named data set are.
+        data_dir: where the images of a named data set are; or those of a folder or archive that was at `name` before.
         strict: raise at a broken image instead of skipping it.
         max_images: keep so many at most, the classes in proportion.
     """
@@ -66,7 +66,8 @@ def _find(name: str, split: str, data_dir: Path | None) -> Source:
     path = find_path(name)
     # what looks like a path is taken for one, so that a missing folder is called so
     if path.exists() or len(path.parts) > 1 or path.suffix:
-        return read_folder(path, split)
+        # they may have moved since they were called so
+        return read_folder(data_dir or path, split)
     error = unknown_name("data, folder or archive", name, NAMES)
     raise SubquadError(f"{error}; there is no folder {name} in {Path.cwd()}")
 

@@ -17,7 +17,7 @@ from subquad.runs.run_records import Run, read_run
 from subquad.tasks.class_names import all_named
 from subquad.text import one_line, si
 from subquad.weights.files import save_weights
-from subquad.writing import replacing, temporary_folder, write_json, write_text
+from subquad.writing import WriteError, replacing, temporary_folder, write_json, write_text
 
 
 def save_for_hf(source: Path | str, folder: Path | str) -> Path:
@@ -38,6 +38,7 @@ def save_for_hf(source: Path | str, folder: Path | str) -> Path:
     for kind, module in FOLDERS.items():
         if (path / f"{kind}.json").is_file():
             weights, card = import_module(module).for_hub(path)
+            _remove_config(folder)
             with replacing(folder / HUB_WEIGHTS) as aside:
                 shutil.copyfile(weights, aside)
             write_text(folder / "README.md", card)
@@ -47,10 +48,23 @@ def save_for_hf(source: Path | str, folder: Path | str) -> Path:
     model, note = restore_model(file)
     run = read_run(file.parent) if (file.parent / "run.json").is_file() else None
     config = _config(model, note)
+    _remove_config(folder)
     save_weights(model, folder / HUB_WEIGHTS, note)
     write_json(folder / HUB_CONFIG, config, indent=2)
     write_text(folder / "README.md", _card(config, note, run, file))
     return folder
+
+
+def _remove_config(folder: Path) -> None:
+    """Remove what says of the weights that lay in a folder before what network they are of: others take their place.
+
+    Raises:
+        WriteError: the folder is not to be written to.
+    """
+    try:
+        (folder / HUB_CONFIG).unlink(missing_ok=True)
+    except OSError as error:
+        raise WriteError(f"{folder / HUB_CONFIG} can't be written: {error.strerror}") from None
 
 
 def upload(source: Path | str, repository: str, *, private: bool = False) -> str:
