@@ -74,6 +74,7 @@ class PictureDataset(Dataset, ABC):
         self.name, self._strict = name, strict
         # shared, so that what a loader process finds out is known here
         self._broken = torch.zeros(count, dtype=torch.bool).share_memory_()
+        self._gone = torch.zeros(count, dtype=torch.bool).share_memory_()
 
     def __len__(self) -> int:
         return len(self._broken)
@@ -91,19 +92,14 @@ class PictureDataset(Dataset, ABC):
 
         Raises:
             BrokenImageError: it is broken and the data set strict, or all its images are.
-            DataError: its file, which was there when the data were opened, is gone: what is trained on fewer images, or
-                judged by others, is not what was asked for.
         """
         try:
             return self.picture(index)
         except BrokenImageError as error:
-            if error.missing == self.path(index) and not os.path.lexists(error.missing):
-                raise DataError(
-                    f"image {error.missing} is gone, which was there when {self.name} was opened: put it back"
-                ) from None
             if self._strict:
                 raise BrokenImageError(f"broken image {self.path(index)}: {error}") from None
             self._broken[index] = True
+            self._gone[index] = error.missing == self.path(index) and not os.path.lexists(error.missing)
         # numpy's stops at the first that is whole
         if self._broken.numpy().all():
             raise self._all_broken()
@@ -122,6 +118,13 @@ class PictureDataset(Dataset, ABC):
     def broken_paths(self) -> list[str]:
         """Files of the broken images met so far."""
         return [self.path(i) for i in self._broken.nonzero()[:, 0].tolist()]
+
+    def check_all_there(self) -> None:
+        """Raise DataError where the file of an image that was met, there when the data were opened, is gone since."""
+        if gone := self._gone.nonzero()[:, 0].tolist():
+            raise DataError(
+                f"image {self.path(gone[0])} is gone, which was there when {self.name} was opened: put it back"
+            )
 
     def _all_broken(self) -> BrokenImageError:
         try:

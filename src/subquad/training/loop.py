@@ -111,6 +111,9 @@ class Trainer:
         train_seconds = time.perf_counter() - start
         row: Row = {"epoch": epoch, "train_loss": train_loss} | self._evaluate()
         self._check_judged(row, lr)
+        for images in (self.task.train_images, self.task.eval_images):
+            # an epoch of fewer images, or judged by others, is none of this run's
+            images.check_all_there()
         row |= {
             "lr": lr,
             "epoch_seconds": time.perf_counter() - start,
