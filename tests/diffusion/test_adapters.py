@@ -110,3 +110,27 @@ def test_fused_projections_are_taken_over_and_given_back(pipe):
     with apply_agent_attention(pipe) as handle:
         assert handle.active and not torch.equal(tiny.latents(pipe), plain)
     assert torch.equal(tiny.latents(pipe), plain)
+
+
+@pytest.mark.parametrize("sizes", [{"sx": 4, "sy": 4}, {"agents": 8}], ids=["agent", "agents"])
+def test_fused_projections_are_what_is_read_though_they_have_changed_since(pipe, sizes):
+    """By training, or a LoRA of their own: the three layers that were fused stay behind as they were."""
+    apply_agent_attention(pipe, **sizes)
+    apart = tiny.latents(pipe)
+    remove_agent_attention(pipe)
+    pipe.unet.fuse_qkv_projections()
+    apply_agent_attention(pipe, **sizes)
+    torch.testing.assert_close(tiny.latents(pipe), apart, atol=1e-4, rtol=1e-4)
+    layers = [module for name, module in pipe.unet.named_modules() if name.endswith("attn1.to_qkv")]
+    for layer in layers:
+        torch.nn.init.normal_(layer.weight, std=0.3)
+    changed = tiny.latents(pipe)
+    pipe.unet.unfuse_qkv_projections()
+    with torch.no_grad():
+        for name, module in pipe.unet.named_modules():
+            if name.endswith("attn1"):
+                for part, weight in zip("qkv", module.to_qkv.weight.chunk(3), strict=True):
+                    getattr(module, f"to_{part}").weight.copy_(weight)
+    apply_agent_attention(pipe, **sizes)
+    torch.testing.assert_close(changed, tiny.latents(pipe), atol=1e-4, rtol=1e-4)
+    assert layers and not torch.allclose(changed, apart, atol=1e-2)

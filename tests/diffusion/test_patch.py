@@ -39,6 +39,11 @@ def restored(pipe):
     remove_agent_attention(pipe)
 
 
+def peft_model(unet):
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(unet, peft.LoraConfig(r=2, target_modules=["to_q"]))
+
+
 def traces(unet):
     """What a patch leaves on a model."""
     hooks = [hook for module in unet.modules() for hook in module._forward_pre_hooks.values()]
@@ -304,6 +309,68 @@ def test_what_can_not_be_patched_is_said_in_one_line_and_left_alone(pipe):
             apply_agent_attention(model)
 
 
+def test_a_processor_of_ones_own_is_not_taken_for_diffusers_by_its_name(pipe):
+    """What it did beside attention was lost without a word."""
+
+    class AttnProcessor:
+        def __call__(self, attn, hidden_states, *args, **kwargs):
+            return torch.zeros_like(hidden_states)
+
+    attention = pipe.unet.down_blocks[0].attentions[0].transformer_blocks[0].attn1
+    attention.processor, original = AttnProcessor(), attention.processor
+    try:
+        with pytest.raises(SubquadError, match=rf"AttnProcessor of {__name__}, which can't be replaced: give"):
+            apply_agent_attention(pipe)
+        assert not traces(pipe.unet)
+    finally:
+        attention.processor = original
+
+
+def test_what_stands_in_a_layers_place_later_is_said(pipe):
+    class Other(torch.nn.Module):
+        def forward(self, hidden_states, **settings):
+            return hidden_states
+
+    block = pipe.unet.down_blocks[0].attentions[0].transformer_blocks[0]
+    handle, original = apply_agent_attention(pipe), block.attn1
+    block.attn1 = Other()
+    try:
+        with pytest.warns(UserWarning, match="agents and merging are off: Other stands where"):
+            tiny.latents(pipe)
+        assert not handle.active
+    finally:
+        block.attn1 = original
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile, peft_model], ids=lambda wrap: wrap.__name__)
+def test_a_network_within_a_wrapper_is_patched_as_it_is_by_itself(wrap):
+    bare = tiny.unet()
+    wrapped, args = wrap(bare), (torch.randn(1, 4, 16, 12), 900, torch.randn(1, 7, 32))
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        before = wrapped(*args).sample
+        by_itself = apply_agent_attention(bare)
+        there, merged = list(by_itself.processors), bare(*args).sample
+        handle = apply_agent_attention(wrapped)
+        assert list(handle.processors) == there and handle.active and not by_itself.active
+        assert torch.equal(wrapped(*args).sample, merged)
+        # the phase is chosen by the wrapper
+        wrapped(args[0], 100, args[2])
+        assert handle.noise.shared.settings == LATE
+        handle.model = SimpleNamespace(unet=bare)
+        assert not handle.active
+        remove_agent_attention(wrapped)
+        assert torch.equal(wrapped(*args).sample, before)
+    assert not wrapped._forward_pre_hooks
+
+
+def test_threads_of_data_parallel_are_refused():
+    network = torch.nn.DataParallel(tiny.unet())
+    network.device_ids = [0, 1]
+    with pytest.raises(SubquadError, match="DataParallel calls a network in 2 threads at once"):
+        apply_agent_attention(network)
+    assert not traces(network.module)
+
+
 WRONG = {
     "sx": (0, 2.5, "4"),
     "sy": (-1, True),
@@ -346,7 +413,11 @@ def test_a_patch_that_can_not_be_leaves_the_one_that_is_there(pipe):
     assert handle.active
 
 
-@pytest.mark.parametrize("kind", [diffusers.EDMEulerScheduler, diffusers.CMStochasticIterativeScheduler])
+COUNTING_NOTHING = diffusers.DDPMWuerstchenScheduler, diffusers.KarrasVeScheduler
+COUNTING_OTHERS = diffusers.EDMEulerScheduler, diffusers.CMStochasticIterativeScheduler
+
+
+@pytest.mark.parametrize("kind", COUNTING_OTHERS + COUNTING_NOTHING)
 def test_phases_are_refused_where_levels_are_not_counted_in_training_steps(pipe, kind):
     """Playground v2.5 and consistency models hand the network a logarithm of the noise."""
     other = SimpleNamespace(unet=pipe.unet, scheduler=kind())

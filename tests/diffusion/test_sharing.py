@@ -90,6 +90,14 @@ def test_what_does_not_go_together_is_said(pipe):
             apply_agent_attention(pipe, merge_mlp=True)
     finally:
         block.set_chunk_feed_forward(None, dim=0)
+    with apply_agent_attention(pipe, merge_mlp=True):
+        for dim in (0, 1):
+            block.set_chunk_feed_forward(1, dim=dim)
+            try:
+                with pytest.raises(SubquadError, match=r"merge_mlp does not work in chunks: .* disable_forward_chunk"):
+                    tiny.latents(pipe)
+            finally:
+                block.set_chunk_feed_forward(None, dim=0)
 
 
 @pytest.mark.slow

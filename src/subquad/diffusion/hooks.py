@@ -91,7 +91,7 @@ class SeesTokens(OfProcessor):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.processor.features = None
-        in_place = module.attn1.processor  # type: ignore[union-attr]
+        in_place = getattr(module.attn1, "processor", module.attn1)
         if in_place is self.processor:
             self.processor.tokens = args[0] if args else kwargs["hidden_states"]
         elif not self.shared.said_off and not torch.compiler.is_compiling():
@@ -109,7 +109,16 @@ class MergesMLP(OfProcessor):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         features = self.processor.features
-        return args if features is None else (features.merge(args[0]), *args[1:])
+        if features is None:
+            return args
+        if args[0].shape[:2] != features.groups.shape:
+            # chunks may have come after the patch, which refuses them where they are there before
+            raise SubquadError(
+                f"merge_mlp does not work in chunks: this MLP is given {args[0].shape[1]} of its block's "
+                f"{features.groups.shape[1]} tokens and {len(args[0])} of {len(features.groups)} images; call "
+                "disable_forward_chunking()"
+            )
+        return (features.merge(args[0]), *args[1:])
 
 
 class UnmergesMLP(OfProcessor):

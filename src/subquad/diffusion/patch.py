@@ -17,11 +17,13 @@ from subquad.diffusion.patchable_layers import (
     SERVED,
     Map,
     check_level_is_seen,
+    check_one_thread,
     check_replaceable,
     maps_of,
     network_of,
     outermost_of,
     position_of,
+    training_steps,
 )
 from subquad.diffusion.processor import MergedAttention, Shared
 from subquad.diffusion.settings import EARLY, LATE, SWITCH, Settings
@@ -47,7 +49,9 @@ class Handle:
         modules = dict(network.named_modules())
         theirs = (getattr(modules.get(name), "processor", None) for name in self.processors)
         in_place = all(found is ours for found, ours in zip(theirs, self.processors.values(), strict=True))
-        return in_place and network_of(self.model) is network
+        # what sees the noise stands on what was called then, which may be called no more
+        is_called = any(module is self.outermost for module in outermost_of(self.model).modules())
+        return in_place and is_called and network_of(self.model) is network
 
     def remove(self) -> None:
         """Restore what was there; nothing to do where another patch has taken its place."""
@@ -171,6 +175,7 @@ def _take_away(outermost: nn.Module, shared: Shared | None = None) -> None:
 
 def _patch(model: Any, early: Settings, late: Settings, max_downsample: int | None, random: bool, reuse: int) -> Handle:
     outermost, network = outermost_of(model), network_of(model)
+    check_one_thread(outermost)
     chosen = _chosen(network, max_downsample)
     for place in chosen:
         for name, block in place.blocks():
@@ -180,15 +185,16 @@ def _patch(model: Any, early: Settings, late: Settings, max_downsample: int | No
     scheduler = getattr(model, "scheduler", None)
     if early != late:
         check_level_is_seen(outermost, scheduler)
-    remove_agent_attention(outermost)
     shared = Shared(early, random, reuse)
+    steps = training_steps(scheduler) or 1000
+    noise = SeesNoise(shared, early, late, SWITCH * steps, position_of(network, "timestep"))
+    # whatever may be refused is behind
+    remove_agent_attention(outermost)
     processors = {}
     for place in chosen:
         own = {name: _patch_block(block, shared) for name, block in place.blocks()}
         place.module.register_forward_pre_hook(SeesMap(shared, list(own.values()), place.patch), with_kwargs=True)
         processors.update(own)
-    steps = scheduler.config.num_train_timesteps if scheduler is not None else 1000
-    noise = SeesNoise(shared, early, late, SWITCH * steps, position_of(network, "timestep"))
     outermost.register_forward_pre_hook(noise, with_kwargs=True)
     return Handle(model, outermost, processors, noise)
 

@@ -10,12 +10,14 @@ from torch import nn
 
 from subquad.diffusion.processor import MergedAttention
 from subquad.errors import SubquadError
+from subquad.weights.files import within_wrappers
 
 TRANSFORMERS = {"DiTTransformer2DModel", "PixArtTransformer2DModel"}
 """Networks whose blocks attend over image tokens alone, without positions in the attention."""
 
 REPLACEABLE = {"AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "FusedAttnProcessor2_0"}
-"""Processors of diffusers that compute plain softmax attention, which can be done on merged tokens."""
+"""Processors of diffusers that compute plain softmax attention, which can be done on merged tokens. Others may have
+these names and do more: people take diffusers' for a beginning."""
 
 EXTRAS = ("group_norm", "spatial_norm", "residual_connection")
 """What an attention layer of diffusers may do beside attention."""
@@ -56,9 +58,10 @@ def outermost_of(model: Any) -> nn.Module:
 
 
 def network_of(model: Any) -> nn.Module:
-    """The denoising network itself, whatever wraps it."""
-    outermost = outermost_of(model)
-    return getattr(outermost, "_orig_mod", outermost)
+    """The denoising network itself, whatever wraps it: torch.compile, DataParallel, or peft's `get_peft_model`."""
+    network = within_wrappers(outermost_of(model))
+    # neither names nor arguments of peft's are the network's
+    return network.get_base_model() if hasattr(network, "get_base_model") else network
 
 
 def maps_of(network: nn.Module) -> list[Map]:
@@ -88,6 +91,16 @@ def position_of(network: nn.Module, name: str) -> int:
     return list(inspect.signature(network.forward).parameters).index(name)
 
 
+def check_one_thread(outermost: nn.Module) -> None:
+    """Raise where a network is called in several threads at once, which would take each other's tokens."""
+    devices = outermost.device_ids if isinstance(outermost, nn.DataParallel) else []
+    if len(devices) > 1:
+        raise SubquadError(
+            f"DataParallel calls a network in {len(devices)} threads at once, which agent attention can't tell apart: "
+            "take one device, or a process for each (DistributedDataParallel)"
+        )
+
+
 def check_level_is_seen(outermost: nn.Module, scheduler: Any) -> None:
     """Raise where the phases can't go by the noise level: it is not looked at, or is another number.
 
@@ -102,16 +115,27 @@ def check_level_is_seen(outermost: nn.Module, scheduler: Any) -> None:
         )
     if scheduler is None:
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # as it is made, whatever steps it was set to last
-        levels = type(scheduler).from_config(scheduler.config).timesteps
-    steps, first = scheduler.config.num_train_timesteps, None if levels is None else float(max(levels))
-    if first is not None and not steps / 2 <= first <= steps:
-        raise SubquadError(
-            f"{type(scheduler).__name__} does not count noise levels in training steps (its first is {first:.4g} of "
-            f"{steps}), by which the two phases go: give sx, sy, ratio and agent_ratio, for one"
-        )
+    steps = training_steps(scheduler)
+    if steps is None:
+        seen = "it has no num_train_timesteps"
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # as it is made, whatever steps it was set to last
+            levels = getattr(type(scheduler).from_config(scheduler.config), "timesteps", None)
+        first = None if levels is None or not len(levels) else float(max(levels))
+        if first is None or steps / 2 <= first <= steps:
+            return
+        seen = f"its first is {first:.4g} of {steps}"
+    raise SubquadError(
+        f"{type(scheduler).__name__} does not count noise levels in training steps ({seen}), by which the two phases "
+        "go: give sx, sy, ratio and agent_ratio, for one"
+    )
+
+
+def training_steps(scheduler: Any) -> int | None:
+    """How many noise levels a scheduler counts in, None where it counts in none."""
+    return getattr(getattr(scheduler, "config", None), "num_train_timesteps", None)
 
 
 def check_replaceable(name: str, block: Any) -> None:
@@ -128,9 +152,14 @@ def check_replaceable(name: str, block: Any) -> None:
             "apply agents to the network as it was before"
         )
     # one of ours gives its place to the next
-    kind = type(there.original if isinstance(there, MergedAttention) else there).__name__
-    if kind not in REPLACEABLE:
-        raise SubquadError(f"{name} has a {kind}, which can't be replaced: reset it with set_default_attn_processor()")
+    kind = type(there.original if isinstance(there, MergedAttention) else there)
+    is_theirs = kind.__module__.partition(".")[0] == "diffusers"
+    if not is_theirs or kind.__name__ not in REPLACEABLE:
+        named = kind.__name__ if is_theirs else f"{kind.__name__} of {kind.__module__}"
+        raise SubquadError(
+            f"{name} has a {named}, which can't be replaced: give this layer an AttnProcessor2_0 of diffusers, or all "
+            "layers theirs with set_default_attn_processor()"
+        )
     for extra in EXTRAS:
         if getattr(attention, extra, None):
             raise SubquadError(f"{name} has a {extra}, which merged attention does not know")

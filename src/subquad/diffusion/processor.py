@@ -6,6 +6,7 @@ Q, K, V of the merged tokens; G, the agents' queries, of the same tokens merged 
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from subquad.diffusion.settings import Settings
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.ops.merging import Matching, Merge, match
+
+FUSED = "FusedAttnProcessor2_0"
+"""The processor of diffusers that reads one layer in place of three."""
 
 
 class Shared:
@@ -105,15 +109,24 @@ class MergedAttention:
         settings, (features, coarse) = self.shared.settings, cuts
         self.features = features if settings.merge_mlp else None
         x = features.merge(hidden_states)
-        q, k, v = (_heads(project(x), attn.heads) for project in (attn.to_q, attn.to_k, attn.to_v))
+        q, k, v = (_heads(part, attn.heads) for part in self._projected(attn, x))
         q, k = _normed(attn.norm_q, q), _normed(attn.norm_k, k)
         if coarse is None:
             y = F.scaled_dot_product_attention(q, k, v, scale=attn.scale)
         else:
-            agents = _normed(attn.norm_q, _heads(attn.to_q(coarse.merge(hidden_states)), attn.heads))
+            queries, *_ = self._projected(attn, coarse.merge(hidden_states), queries_alone=True)
+            agents = _normed(attn.norm_q, _heads(queries, attn.heads))
             y = merged_agent_attention(q, k, v, agents, attn.scale, settings.k_scale, settings.k_shortcut)
         y = attn.to_out[1](attn.to_out[0](rearrange(y, "b h n d -> b n (h d)").to(q.dtype)))
         return features.unmerge(y) / attn.rescale_output_factor
+
+    def _projected(self, attn: Any, x: Tensor, queries_alone: bool = False) -> Sequence[Tensor]:
+        """Queries, keys and values (b, n, h·d) of tokens, by the layers that the original processor reads."""
+        if type(self.original).__name__ == FUSED:
+            # the three that were fused are still there, and as they were then
+            parts: Sequence[Tensor] = attn.to_qkv(x).chunk(3, dim=-1)
+            return parts
+        return [project(x) for project in (attn.to_q, attn.to_k, attn.to_v)[: 1 if queries_alone else 3]]
 
     def _cuts(self, tokens: Tensor, grid: TokenGrid) -> tuple[Merge, Merge | None] | None:
         """How features are merged and how agents, if there are any; None where nothing is."""
