@@ -310,6 +310,33 @@ def with_biases(kind):
     return model.eval()
 
 
+def eva():
+    sizes = {"img_size": (48, 80), "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 2, "num_classes": 5}
+    model = Eva(**sizes, use_rot_pos_emb=True, init_values=0.1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim == 1 else 0.1)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [None, "linear"])
+@pytest.mark.parametrize("kind", ["eva", *WITH_BIASES])
+def test_what_drops_branches_is_given_them_as_timm_gives_them(kind, name):
+    """Behind the factors of their channels: hooks that keep or change branches saw them without."""
+    model, x = eva() if kind == "eva" else with_biases(kind), torch.randn(2, 3, 48, 80)
+    if name is not None:
+        model = subquad.convert(model, name, in_place=True)
+    fast, answers = subquad.optimize(deepcopy(model)), []
+    fast(x)
+    for each in (model, fast):
+        for path, module in each.named_modules():
+            if path.endswith(("drop_path1", "drop_path2")):
+                module.register_forward_hook(lambda module, args, y: torch.tanh(y))
+        answers.append(each.forward_features(x))
+    assert error(answers[1], answers[0]) < 1e-5
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", [None, "softmax", "linear", "inline", "agent"])
 @pytest.mark.parametrize("kind", WITH_BIASES)

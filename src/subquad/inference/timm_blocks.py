@@ -93,7 +93,7 @@ class FusedBeitBlock(BeitBlock):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.training:
             return super().forward(x, *args, **kwargs)
-        y = x + scaled(self.drop_path1(self.attn(self.norm1(x), *args, **kwargs)), self.gamma_1)
+        y = x + self.drop_path1(scaled(self.attn(self.norm1(x), *args, **kwargs), self.gamma_1))
         return behind_factors(self, y, self.gamma_2)
 
 
@@ -110,7 +110,7 @@ class FusedEvaBlock(EvaBlock):
         if not is_asked_for(*args, *kwargs.values()):
             y = first_half_of(self, x, self.norm1, self.attn, mixing_of(self.attn), self.gamma_1, rope)
         if y is None:
-            y = x + scaled(self.drop_path1(self.attn(self.norm1(x), rope, *args, **kwargs)), self.gamma_1)
+            y = x + self.drop_path1(scaled(self.attn(self.norm1(x), rope, *args, **kwargs), self.gamma_1))
         return behind_factors(self, y, self.gamma_2)
 
 
@@ -125,7 +125,7 @@ def behind_factors(block: Any, y: Tensor, scale: Tensor | None) -> Tensor:
     """Tokens y (b, n, c) behind the second half of a block whose factors, if there are some, are its own."""
     if has_plain_mlp(block):
         return plain_mlp(block, y, scale)
-    return y + scaled(block.drop_path2(block.mlp(block.norm2(y))), scale)
+    return y + block.drop_path2(scaled(block.mlp(block.norm2(y)), scale))
 
 
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
