@@ -381,3 +381,26 @@ def test_who_listens_hears_every_step_of_swin(place, dtype):
     block.get_submodule(place).register_forward_hook(lambda *args: heard.append(place))
     fast(x)
     assert heard == [place]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("place", ["dropout", "drop_path"])
+@pytest.mark.parametrize("name", ["softmax", "linear"])
+def test_what_drops_in_swin_is_called_where_it_goes_on_or_somebody_listens(name, place):
+    """Dropout that goes on in evaluation, for the spread of its answers, did nothing in converted blocks."""
+    model, x = swin(name), torch.randn(2, 3, 24, 36)
+    fast = subquad.optimize(deepcopy(model))
+    before = answer(fast, x)
+    for each in (model, fast):
+        for block in (block for stage in each.encoder.layers for block in stage.blocks):
+            block.set_submodule(place, torch.nn.Dropout(0.5).train())
+    for seed in range(2):
+        answers = []
+        for each in (model, fast):
+            torch.manual_seed(seed)
+            answers.append(answer(each, x))
+        assert error(answers[1], answers[0]) < 1e-5 < error(answers[0], before)
+    for each in (model, fast):
+        for block in (block for stage in each.encoder.layers for block in stage.blocks):
+            block.get_submodule(place).eval().register_forward_hook(lambda module, args, y: 1.5 * y)
+    assert error(answer(fast, x), answer(model, x)) < 1e-5

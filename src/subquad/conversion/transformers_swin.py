@@ -9,7 +9,8 @@ from subquad.conversion.timm_swin import carry
 from subquad.conversion.windowed_blocks import WindowedBlock, as_cosines, continuous_bias, window_bias
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import first_half_of
-from subquad.inference.transformers_blocks import PROJECTED_BY, VIT, half_of_plain_mlp
+from subquad.inference.halves import drops_nothing
+from subquad.inference.transformers_blocks import DROPPED_BY, PROJECTED_BY, VIT, half_of_plain_mlp
 
 
 class TransformersSwinLayer(WindowedBlock):
@@ -44,7 +45,8 @@ class TransformersSwinLayer(WindowedBlock):
         return parts
 
     def forward(self, hidden_states: Tensor, input_dimensions: tuple[int, int], *args: Any, **kwargs: Any) -> Any:
-        if self.wants_few_steps and not self.training:
+        drops = map(self._modules.get, DROPPED_BY)
+        if self.wants_few_steps and not self.training and drops_nothing(*drops):
             return self.replayed_on(hidden_states, TokenGrid(*input_dimensions)), None
         image = self.through("layernorm_before", hidden_states).unflatten(1, tuple(input_dimensions))
         attended = self.through("dropout", self.attended(image)).flatten(1, 2)
