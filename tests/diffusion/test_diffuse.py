@@ -86,6 +86,19 @@ def test_settings_that_cannot_be_are_said_before_the_first_image(pipe, tmp_path)
     assert not (tmp_path / "new").exists()
 
 
+def test_one_side_alone_is_of_the_image_and_the_other_the_pipelines_own(pipe, monkeypatch):
+    """Stable Diffusion's pipeline takes a height without a width, or the other way, for neither."""
+    assert make_image(pipe, "a", 0, Sampling(steps=1, height=16)).size == (32, 16)
+    assert make_image(pipe, "a", 0, Sampling(steps=1, width=48)).size == (48, 32)
+    unet = tiny.unet(sample_size=(8, 12))
+    monkeypatch.setattr(pipe, "unet", unet)
+    assert make_image(pipe, "a", 0, Sampling(steps=1, height=32)).size == (24, 32)
+    assert make_image(tiny.pipeline_xl(), "a", 0, Sampling(steps=1, width=16)).size == (16, 32)
+    monkeypatch.delattr(pipe, "vae_scale_factor")
+    with pytest.raises(SubquadError, match="does not say its own height: give height beside width"):
+        make_image(pipe, "a", 0, Sampling(steps=1, width=48))
+
+
 def test_a_seed_stands_for_a_noise_of_its_own(pipe):
     first, again, other = (make_image(pipe, "a", seed, SMALL) for seed in (1, 1, 2))
     assert difference_of(first, again)["difference"] == 0 < difference_of(first, other)["difference"]

@@ -82,6 +82,7 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
     unknown = [name for name in arguments if name not in taken]
     if unknown:
         raise SubquadError(f"{type(pipe).__name__} takes no {' and no '.join(unknown)}: leave it out")
+    arguments |= _other_side(pipe, arguments)
     generator = torch.Generator().manual_seed(seed)
     try:
         made = pipe(**_condition(pipe, prompt, taken), **arguments, generator=generator, **more)
@@ -95,6 +96,20 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
             "which compares with none: take another prompt or seed"
         )
     return made.images[0]
+
+
+def _other_side(pipe: Any, arguments: dict[str, Any]) -> dict[str, int]:
+    """The pipeline's own height or width, where the other alone is given: Stable Diffusion's drops a single one."""
+    given = [side for side in ("height", "width") if side in arguments]
+    if len(given) != 1:
+        return {}
+    other, place = ("width", 1) if given == ["height"] else ("height", 0)
+    network = getattr(pipe, "unet", None) or getattr(pipe, "transformer", None)
+    size = getattr(pipe, "default_sample_size", None) or getattr(getattr(network, "config", None), "sample_size", None)
+    factor = getattr(pipe, "vae_scale_factor", None)
+    if size is None or factor is None:
+        raise SubquadError(f"{type(pipe).__name__} does not say its own {other}: give {other} beside {given[0]}")
+    return {other: (size if isinstance(size, int) else size[place]) * factor}
 
 
 def _condition(pipe: Any, prompt: str, taken: Any) -> dict[str, Any]:
