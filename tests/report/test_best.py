@@ -147,9 +147,9 @@ def test_where_to_ask_is_where_a_picture_differs_most():
 
 
 def test_colours_of_weights_tell_their_sign_and_size():
-    light = np.asarray(_coloured(np.array([[0.0, 1.0]], np.float32), False)).astype(int).sum(-1)
+    light = np.asarray(_coloured(np.array([[0.0, 1.0]], np.float32), False, (112, 56))).astype(int).sum(-1)
     assert light[0, -1] > light[0, 0]
-    signed = np.asarray(_coloured(np.array([[-1.0, 0.0, 1.0]], np.float32), True)).astype(int)
+    signed = np.asarray(_coloured(np.array([[-1.0, 0.0, 1.0]], np.float32), True, (112, 37))).astype(int)
     assert signed[0, 0, 2] > signed[0, 0, 0] and signed[0, -1, 0] > signed[0, -1, 2]
     assert (signed[0, 56] > 240).all()
 

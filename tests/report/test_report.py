@@ -1,5 +1,7 @@
 """The page shows every run, needs nothing from outside, and says in one line what it can't read."""
 
+import base64
+import io
 import json
 import re
 from dataclasses import replace
@@ -7,20 +9,24 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hosts import without_prefix
 from mechanisms import WITH_WEIGHTS, WITHOUT_WEIGHTS
+from PIL import Image
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.analysis import attention_weights
+from subquad.analysis import QueryMaps, attention_weights
 from subquad.analysis.query_maps import _whole_map_layers, query_maps
+from subquad.analysis.small_maps import Looking
 from subquad.attention import traits_of
 from subquad.benchmarks import measure_scaling
 from subquad.pages import write_report
 from subquad.pages.attention_maps import drawn_maps
 from subquad.pages.charts import Axis, Series, line_chart, point_chart, ticks_of
+from subquad.pages.viewer import attention_viewer
 from subquad.runs.run_records import differing_fields, find_runs, group_runs
 
 
@@ -237,6 +243,43 @@ def test_attention_maps_show_every_mechanism_over_the_same_images(make_run):
     for name, line in zip(WITHOUT_WEIGHTS, said, strict=True):
         assert line.startswith(f"no attention maps of {name}: ") and traits_of(ATTENTION[name]).no_weights in line
     assert all(cell.startswith("data:image/png;base64,") for row in tables[0].maps for cell in row)
+
+
+def embedded(page):
+    """The pictures in some markup, in its order."""
+    sources = re.findall(r"data:image/png;base64,([^\"]*)", page)
+    return [Image.open(io.BytesIO(base64.b64decode(source))) for source in sources]
+
+
+@pytest.mark.parametrize(("size", "fitted"), [((320, 80), (1, 0.25)), ((80, 320), (0.25, 1)), ((600, 2), (1, 1 / 112))])
+def test_pictures_and_maps_have_the_aspect_of_what_they_show(size, fitted):
+    picture, weights = Image.new("RGB", size), np.zeros((4, 40), np.float32)
+    asked = QueryMaps("layer 1 of 1", ["a"], [(picture, "x")], [(0.9, 0.99)], (4, 400), [[weights]])
+    (table,) = [drawn_maps(asked)]
+    shown = embedded(table.images[0][0] + '"' + table.maps[0][0])
+    assert [each.size for each in shown] == [tuple(round(112 * side) for side in fitted)] * 2
+    look = Looking(1, "softmax", (1, 2), (1, 2), np.zeros((2, 2), np.int8), 1.0)
+    viewer = attention_viewer([picture], {"a": [[look]]})
+    (clicked,) = embedded(viewer)
+    assert max(clicked.size) == 224 and f"aspect-ratio: {clicked.width} / {clicked.height}" in viewer
+    assert clicked.size == pytest.approx([224 * side for side in fitted], abs=1)
+
+
+def test_maps_stand_beside_what_the_crop_leaves_of_their_images(tmp_path):
+    """The frame is around a place of what the network sees; its border is outside of the crop."""
+    for name in ("a", "b"):
+        (tmp_path / "data" / "val" / name).mkdir(parents=True)
+        picture = Image.new("RGB", (64, 64), (0, 0, 0))
+        picture.paste((0, 200, 0), (16, 16, 48, 48))
+        picture.save(tmp_path / "data" / "val" / name / "x.png")
+    model = subquad.create_model("deit_micro", depths=(1,), num_classes=2, img_size=(16, 32), patch_size=4)
+    seen = {"crop_pct": 0.5, "interpolation": "nearest"}
+    note = {"task": "classify", "classes": ["a", "b"], "input": seen, "data": str(tmp_path / "data")}
+    subquad.save_weights(model, tmp_path / "m.safetensors", note)
+    (asked,) = query_maps([("m", tmp_path / "m.safetensors")], count=2)
+    findings = subquad.analyze(tmp_path / "m.safetensors", tmp_path / "out", measures=["entropy"])
+    for picture in [*(picture for picture, _ in asked.pictures), *findings.pictures]:
+        assert picture.size == (32, 16) and picture.getcolors() == [(512, (0, 200, 0))]
 
 
 def test_the_last_layer_is_that_of_all_networks(tmp_path):

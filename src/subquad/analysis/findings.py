@@ -22,7 +22,7 @@ class Findings:
         hits: of `count_hits`.
         confusions: of `count_confusions`.
         looks: of `looking`.
-        pictures: the images of `looks`.
+        pictures: the images of `looks` as the first network sees them, cropped and at its size.
         images: how many images the measures are of, by network.
     """
 

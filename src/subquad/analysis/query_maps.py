@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subquad.analysis.explicit_attention import attention_weights
 from subquad.analysis.probes import LayerAttention, without_weights
-from subquad.data import ImageDataset
+from subquad.data import ImageDataset, placing
 from subquad.errors import SubquadError
 from subquad.runs import open_trained
 from subquad.tasks.classification import images_of
@@ -27,7 +27,7 @@ class QueryMaps:
     Attributes:
         layer: which layer it is, in words.
         labels: the networks.
-        pictures: the images, with their classes.
+        pictures: the images as the first network sees them, cropped and at its size, with their classes.
         queries: where each image is asked, as shares of height and width.
         grid: rows and columns of the queries' grid.
         weights: weights[image][network], a map (y, x) of what the query takes from every place, over heads and streams.
@@ -52,6 +52,7 @@ def query_maps(
         count: images, of a class each.
     """
     layers_of: list[tuple[str, list[LayerAttention]]] = []
+    stored: list[Image.Image] = []
     pictures: list[tuple[Image.Image, str]] = []
     queries: list[tuple[float, float]] = []
     for label, source in sources:
@@ -67,9 +68,12 @@ def query_maps(
             continue
         if not pictures:
             chosen = _one_a_class(images, count)
-            pictures = [(images.picture(k), images.classes[images.labels[k]]) for k in chosen]
+            stored = [images.picture(k) for k in chosen]
+            # a place of a map is one of what the network sees, not of what the crop leaves out
+            seen, names = map(placing(trained.input), stored), [images.classes[images.labels[k]] for k in chosen]
+            pictures = list(zip(seen, names, strict=True))
             queries = [_salient(picture) for picture, _ in pictures]
-        batch = torch.stack([images.transform(picture) for picture, _ in pictures])  # type: ignore[misc]
+        batch = torch.stack([images.transform(picture) for picture in stored])  # type: ignore[misc]
         layers_of.append((label, attention_weights(trained.model, batch.to(trained.device))))
     common = _whole_map_layers([layers for _, layers in layers_of], len(pictures))
     if not common:

@@ -16,7 +16,7 @@ from subquad.analysis.network_measures import measure_network
 from subquad.analysis.removal import check_removal
 from subquad.analysis.small_maps import looking
 from subquad.analysis.survey import NoQueriesError, count_confusions, count_hits, survey
-from subquad.data import eval_transform, read_image
+from subquad.data import InputConfig, eval_transform, placing, read_image
 from subquad.errors import SubquadError, unknown_name
 from subquad.ranges import Count, Pixels, Positive, check_fields
 from subquad.runs import open_trained
@@ -81,10 +81,10 @@ class Study:
         for source in sources if len(sources) > 1 else ():
             # minutes before it is its turn; it is not held until then, as many would not fit into memory
             self._opened(source)
-        findings = Findings()
+        findings, first = Findings(), _First()
         for name, source in zip(names, sources, strict=True):
             trained = self._opened(source)
-            self._measure(trained, name, findings)
+            self._measure(trained, name, findings, first)
             self._count(trained, name, findings)
         if not any(findings.rows.values()):
             # those of one mechanism alone
@@ -102,7 +102,7 @@ class Study:
             check_removal(trained.model)
         return trained
 
-    def _measure(self, trained: ImageNetwork, name: str, findings: Findings) -> None:
+    def _measure(self, trained: ImageNetwork, name: str, findings: Findings, first: "_First") -> None:
         """The measures of one network, and maps of some images."""
         pictures, inputs = self._pictures(trained)
         batches = torch.stack(inputs).split(self.batch_size)
@@ -113,8 +113,13 @@ class Study:
         if shown := min(self.shown, len(pictures)):
             chosen = [k * len(pictures) // shown for k in range(shown)]
             own = [pictures[k] for k in chosen]
-            findings.pictures[:] = findings.pictures or own
-            if own == findings.pictures:
+            if not first.pictures:
+                first.pictures, first.part = own, _part(trained.input)
+                # a place of a map is one of what the network sees, not of what the crop leaves out
+                findings.pictures[:] = map(placing(trained.input), own)
+            if own == first.pictures:
+                if _part(trained.input) != first.part:
+                    self.log(f"{name}: it sees another part of the images than the first network, which is shown")
                 looks = (looking(trained.model, inputs[k][None].to(trained.device)) for k in chosen)
                 findings.looks[name] = [layers for (layers,) in looks]
             else:
@@ -191,6 +196,20 @@ class Study:
 
     def _kept(self, name: str) -> Path | None:
         return None if self.output is None else self.output / name
+
+
+@dataclass
+class _First:
+    """What the first network's maps are of: its images as they are, and the part of them that it sees."""
+
+    pictures: list[Any] = field(default_factory=list)
+    part: tuple[str, float, float] | None = None
+
+
+def _part(config: InputConfig) -> tuple[str, float, float]:
+    """What decides which part of an image a network sees: how it is cropped, how much is left, and the aspect."""
+    height, width = config.img_size
+    return config.crop_mode, config.crop_pct, height / width
 
 
 def _even_order(count: int, most: int) -> list[int]:

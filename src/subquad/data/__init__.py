@@ -3,7 +3,7 @@
 from subquad.data.dataset import BrokenImageError, ImageDataset, read_image
 from subquad.data.loader import create_loader
 from subquad.data.opening import NAMES, load_dataset
-from subquad.data.transforms import Augmentation, InputConfig, eval_transform, train_transform
+from subquad.data.transforms import Augmentation, InputConfig, eval_transform, placing, train_transform
 from subquad.data.walking import find_images
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "eval_transform",
     "find_images",
     "load_dataset",
+    "placing",
     "read_image",
     "train_transform",
 ]

@@ -96,6 +96,17 @@ def eval_transform(config: InputConfig) -> transforms.Compose:
     )
 
 
+def placing(config: InputConfig) -> transforms.Compose:
+    """The part of the evaluation that comes before tensors: a picture as the network sees it."""
+    return transforms.Compose(
+        [
+            step
+            for step in eval_transform(config).transforms
+            if not isinstance(step, MaybeToTensor | transforms.Normalize)
+        ]
+    )
+
+
 def train_transform(config: InputConfig, recipe: Augmentation) -> transforms.Compose:
     """Place the image, then change it at random.
 
@@ -106,7 +117,7 @@ def train_transform(config: InputConfig, recipe: Augmentation) -> transforms.Com
     if recipe.no_aug:
         return eval_transform(config)
     (crop, *flips), colours, last = _timm_stages(config, recipe)
-    steps = [crop if recipe.scale else _placing(config)]
+    steps = [crop if recipe.scale else placing(config)]
     if recipe.crop_padding:
         steps.append(transforms.RandomCrop(config.img_size, padding=recipe.crop_padding))
     steps += flips + colours
@@ -151,17 +162,6 @@ def _keep_one_bit(policy: Any) -> None:
 
 def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
     return ImageOps.posterize(image, min(max(bits, 1), 8))
-
-
-def _placing(config: InputConfig) -> transforms.Compose:
-    """The part of the evaluation that comes before tensors."""
-    return transforms.Compose(
-        [
-            step
-            for step in eval_transform(config).transforms
-            if not isinstance(step, MaybeToTensor | transforms.Normalize)
-        ]
-    )
 
 
 def _check(recipe: Augmentation) -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from subquad.analysis import QueryMaps
-from subquad.pages.page_parts import data_uri
+from subquad.pages.page_parts import data_uri, size_within
 
 _SIDE = 112
 _SEQUENTIAL = [
@@ -58,28 +58,31 @@ def drawn_maps(asked: QueryMaps) -> MapTable:
             for (picture, name), query in zip(asked.pictures, asked.queries, strict=True)
         ],
         maps=[
-            [data_uri(_coloured(cell, sign)) for cell, sign in zip(row, signed, strict=True)] for row in asked.weights
+            [data_uri(_coloured(cell, two, size_within(_SIDE, picture))) for cell, two in zip(row, signed, strict=True)]
+            for row, (picture, _) in zip(asked.weights, asked.pictures, strict=True)
         ],
     )
 
 
 def _marked(picture: Image.Image, query: tuple[float, float], shape: tuple[int, int]) -> Image.Image:
     """The picture with a frame around the query's patch."""
-    big = picture.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.NEAREST)
-    height, width = _SIDE / shape[0], _SIDE / shape[1]
+    big = picture.convert("RGB").resize(size_within(_SIDE, picture), Image.Resampling.NEAREST)
+    height, width = big.height / shape[0], big.width / shape[1]
     top, left = int(query[0] * shape[0]) * height, int(query[1] * shape[1]) * width
+    # patches of large grids are smaller than a pixel, and no frame is
+    height, width = max(height, 1), max(width, 1)
     pen = ImageDraw.Draw(big)
     pen.rectangle((left - 1, top - 1, left + width, top + height), outline=(0, 0, 0), width=1)
     pen.rectangle((left, top, left + width - 1, top + height - 1), outline=(255, 210, 0), width=2)
     return big
 
 
-def _coloured(values: NDArray[np.float32], signed: bool) -> Image.Image:
-    """Weights as colours: from 0 to the largest, or from minus to plus the largest."""
+def _coloured(values: NDArray[np.float32], signed: bool, size: tuple[int, int]) -> Image.Image:
+    """Weights as colours, of a picture's width and height: from 0 to the largest, or from minus to plus the largest."""
     top = float(np.abs(values).max()) or 1.0
     shares = values / top / 2 + 0.5 if signed else values.clip(0) / top
     anchors = _DIVERGING if signed else _SEQUENTIAL
     stops = [stop for stop, _ in anchors]
     channels = [np.interp(shares, stops, [colour[k] for _, colour in anchors]) for k in range(3)]
     image = Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
-    return image.resize((_SIDE, _SIDE), Image.Resampling.NEAREST)
+    return image.resize(size, Image.Resampling.NEAREST)

@@ -117,6 +117,13 @@ def figure(image: Image.Image, text: str, *, colours: int | None = None) -> Mark
     return render("figure.html", source=data_uri(image, colours=colours), text=text)
 
 
+def size_within(side: int, picture: Image.Image) -> tuple[int, int]:
+    """Width and height of a picture whose longer side is made `side` long."""
+    longer = max(picture.size)
+    width, height = (max(1, round(each * side / longer)) for each in picture.size)
+    return width, height
+
+
 def data_uri(image: Image.Image, *, colours: int | None = 64) -> str:
     """A picture in the page itself; with as many colours as it has where `colours` is None."""
     file = io.BytesIO()

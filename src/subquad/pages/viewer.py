@@ -8,7 +8,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from subquad.analysis.small_maps import Looking
-from subquad.pages.page_parts import NOTHING, data_uri, own_file, render, section
+from subquad.pages.page_parts import NOTHING, data_uri, own_file, render, section, size_within
 
 _SIDE = 224
 _LEAD = (
@@ -50,9 +50,11 @@ def _viewer(picture: Image.Image, networks: Mapping[str, Sequence[Looking]]) -> 
             }
             for look in looks
         ]
-    square = picture.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)
+    size = size_within(_SIDE, picture)
     return {
-        "source": data_uri(square, colours=128),
+        "source": data_uri(picture.convert("RGB").resize(size, Image.Resampling.BICUBIC), colours=128),
+        # cells of large maps are averaged, so that the numbers of them are not the map's aspect
+        "aspect": f"{size[0]} / {size[1]}",
         "networks": captions,
         "has_token": any(layer["prefix"] for layer in layers),
         "layers": layers,
