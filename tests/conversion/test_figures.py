@@ -86,6 +86,31 @@ class Answers(nn.Module):
         return self.answer(times * self.backbone(x))
 
 
+MAPS = {
+    "depth of a library": lambda y: {"predicted_depth": y},
+    "a map of the image's size": lambda y: y,
+    "one channel": lambda y: y[:, None],
+}
+
+
+@pytest.mark.parametrize("kind", MAPS)
+def test_maps_of_one_number_for_each_place_are_compared_image_by_image(kind):
+    class Depth(nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.depth = nn.Parameter(depth)
+
+        def forward(self, x):
+            return MAPS[kind](self.depth)
+
+    side = 5 if kind == "depth of a library" else 64
+    ours, theirs = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    found = compare_networks(Depth(ours), Depth(theirs), [(PICTURES, None)])
+    expected = torch.cosine_similarity(ours.flatten(1), theirs.flatten(1)).mean().item()
+    assert found.cosine == pytest.approx(expected, rel=1e-4) and abs(expected) < 0.2
+    assert torch.allclose(pooled_features(Depth(ours), PICTURES)[0], ours.mean((1, 2))[:, None], atol=1e-6)
+
+
 ANSWERS = {
     "a number for each image": lambda y: y[:, 0],
     "a loss beside it": lambda y: {"out": y, "loss": y.square().mean(), "none": None},

@@ -133,7 +133,7 @@ def answers_of(model: Any, images: Any) -> dict[str, Tensor]:
     if isinstance(answered, Tensor) and answered.dim() > 1 and answered.shape[1] == getattr(model, "num_classes", None):
         # classes of places, as segmenters have them
         return {"logits": answered}
-    answers = dict(_tensors(answered))
+    answers = {name: _as_map(name, one, images) for name, one in _tensors(answered)}
     if not answers:
         raise SubquadError(
             f"this {type(model).__name__} answers with no tensor of numbers with a point for each image: let it give "
@@ -169,6 +169,15 @@ def _tensors(answered: Any, name: str = "") -> list[tuple[str, Tensor]]:
     if isinstance(answered, list | tuple):
         return [pair for place, value in enumerate(answered) for pair in _tensors(value, f"{name or 'output'} {place}")]
     return []
+
+
+def _as_map(name: str, answer: Tensor, images: Any) -> Tensor:
+    """An answer; a map of a number for each place (b, y, x), as depth, as one of one channel: it has no tokens."""
+    if answer.dim() != 3:
+        return answer
+    inputs = images.values() if isinstance(images, Mapping) else [images]
+    sizes = [each.shape[-2:] for each in inputs if isinstance(each, Tensor) and each.dim() == 4]
+    return answer.unsqueeze(1) if "depth" in name or answer.shape[1:] in sizes else answer
 
 
 def _told_apart(name: str, answer: Tensor) -> str:

@@ -27,7 +27,8 @@ class Comparison:
 
     Attributes:
         images: how many.
-        cosine: of the last features of a token, the mean.
+        cosine: of the last features of a token, the mean; of what has one number for each place, as maps of depth, that of
+            an image's.
         error: ‖y − t‖² / ‖t‖² of the last features, the mean over images.
         agreement: share of images with the same most likely class; None without logits.
         student_score, teacher_score: what they come to on their own task, from 0 to 1; None without logits or labels.
@@ -127,8 +128,9 @@ def compare_networks(
 
 def _cosine(one: Tensor, other: Tensor, channels: int) -> Tensor:
     """The mean over images and their tokens; of one number for each image, (b,), whether it has the same sign."""
-    if one.dim() == 1:
-        one, other = one[:, None], other[:, None]
+    if one.dim() == 1 or one.shape[channels] == 1:
+        # of a single number it would be the sign: all places of an image are one vector
+        one, other, channels = one.reshape(len(one), -1), other.reshape(len(other), -1), 1
     # tokens of zeros in both, as behind a ReLU, are the same
     alike = F.cosine_similarity(one, other, dim=channels)
     return torch.where((one == other).all(dim=channels), 1.0, alike).mean()
