@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.positions import PositionTable, RelativeBias, resampled
+from subquad.positions import GridBias, PositionTable, RelativeBias, resampled
 
 
 @pytest.mark.parametrize("old, new", [((14, 14), (25, 38)), ((14, 9), (4, 9)), ((7, 16), (8, 5)), ((1, 3), (2, 2))])
@@ -25,6 +25,28 @@ def test_resampling_to_changing_sizes_compiles_with_its_gradient():
         (expected,) = torch.autograd.grad(resampled(image, shape, "bicubic", antialias=True).square().sum(), image)
         (grad,) = torch.autograd.grad(compiled(image, shape, "bicubic", antialias=True).square().sum(), image)
         assert_close(grad, expected)
+
+
+GRID, OTHER, AGENTS = TokenGrid(6, 7, prefix=1), TokenGrid(9, 5, prefix=1), TokenGrid(3, 3)
+TABLES = {
+    "bilinear": lambda: PositionTable(2, 8, GRID, std=1),
+    "bicubic": lambda: PositionTable(2, 8, GRID, std=1, mode="bicubic"),
+    "for agents": lambda: GridBias(2, AGENTS, GRID),
+    "of offsets": lambda: RelativeBias(2, TokenGrid(6, 7)),
+}
+
+
+@pytest.mark.parametrize("some_rows", [False, True], ids=["all rows", "some rows"])
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_resampled_in_fp32_under_autocast(name, some_rows):
+    table = TABLES[name]()
+    grid = OTHER if table.grid.prefix else OTHER.without_prefix
+    if some_rows and name == "of offsets":
+        pytest.skip("windows have all of their rows")
+    grid = grid.rows(2, 6) if some_rows else grid
+    expected = table(grid)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(table(grid), expected)
 
 
 def test_a_shorter_sequence_has_the_first_places_and_a_map_the_whole_picture():

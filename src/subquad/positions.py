@@ -7,6 +7,7 @@ Letters: h heads, n tokens, d channels of a head, a agents, y x rows and columns
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -35,12 +36,21 @@ def start_normal(parameter: Tensor, std: float = 0.02) -> None:
         trunc_normal_(parameter, std=std)
 
 
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """Where tables are resampled by products, which autocast would lower to half precision."""
+    device = like.device.type
+    # the meta device has no autocast to ask about
+    lowered = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if lowered else nullcontext()
+
+
 def resampled(image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bool = False) -> Tensor:
     """The last axes of (b, c, …) resampled to `shape`, without aligned corners; in fp32, as not all modes know less."""
     wide = image if image.dtype == torch.float64 else image.float()
     if antialias:
         rows, columns = (smooth_bicubic(old, new, wide) for old, new in zip(image.shape[2:], shape, strict=True))
-        return (rows @ wide @ columns.T).to(image.dtype)
+        with without_autocast(wide):
+            return (rows @ wide @ columns.T).to(image.dtype)
     return F.interpolate(wide, shape, mode=mode).to(image.dtype)
 
 
@@ -159,8 +169,9 @@ def _rows_of_places(table: Tensor, old: TokenGrid, new: GridRows, mode: str) -> 
     matrix = linear if mode == "bilinear" else smooth_bicubic
     wide = table if table.dtype == torch.float64 else table.float()
     rows, columns = (matrix(before, here, wide) for before, here in zip(old.shape, new.whole.shape, strict=True))
-    lines = new.own_rows(rows) @ rearrange(wide, "h (y x) d -> h y (x d)", y=old.height)
-    places = columns @ rearrange(lines, "h y (x d) -> h y x d", x=old.width)
+    with without_autocast(wide):
+        lines = new.own_rows(rows) @ rearrange(wide, "h (y x) d -> h y (x d)", y=old.height)
+        places = columns @ rearrange(lines, "h y (x d) -> h y x d", x=old.width)
     return rearrange(places, "h y x d -> h (y x) d").to(table.dtype)
 
 
@@ -253,7 +264,8 @@ class GridBias(GridTable):
         if isinstance(grid, GridRows):
             # along rows it is resampled here, and along columns where it is written out
             wide = block if block.dtype == torch.float64 else block.float()
-            tall = grid.own_rows(linear(block.shape[2], grid.whole.height, wide)) @ wide
+            with without_autocast(wide):
+                tall = grid.own_rows(linear(block.shape[2], grid.whole.height, wide)) @ wide
             block = tall.to(block.dtype)
             rows = grid.own_rows(rows, dim=2)
         columns = resample_line(self._for_agents(self.columns, agents), grid.width)

@@ -246,3 +246,10 @@ def test_less_from_says_where_scores_end():
         kinds(loss_kind="center")
     with pytest.raises(SubquadError, match="has attention of its own and takes no other, got 'agent'"):
         subquad.create_model("lavit_deit_tiny", attention="agent")
+
+
+def test_transforms_move_to_another_grid_in_their_own_precision_under_autocast():
+    update, old, new = draw(6, 6).float(), TokenGrid(2, 3), TokenGrid(3, 4)
+    expected = resize_grid_map(update, old, new)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(resize_grid_map(update, old, new), expected)

@@ -27,8 +27,8 @@ class Comparison:
 
     Attributes:
         images: how many.
-        cosine: of the last features of a token, the mean; of what has one number for each place, as maps of depth, that of
-            an image's.
+        cosine: of the last features of a token, the mean; of what has one number for each place, as maps of depth, that
+            of an image's map.
         error: ‖y − t‖² / ‖t‖² of the last features, the mean over images.
         agreement: share of images with the same most likely class; None without logits.
         student_score, teacher_score: what they come to on their own task, from 0 to 1; None without logits or labels.

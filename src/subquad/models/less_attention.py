@@ -19,7 +19,7 @@ from subquad.grid import TokenGrid
 from subquad.models.computed_again import computed_again
 from subquad.models.layers import Block
 from subquad.models.stages import Stage
-from subquad.positions import GridTable, adaptive_means, same_prefix, stored_grid
+from subquad.positions import GridTable, adaptive_means, same_prefix, stored_grid, without_autocast
 
 TRANSFORMS = ("dense", "kron", "share")
 
@@ -108,7 +108,8 @@ def resize_grid_map(update: Tensor, old: TokenGrid, new: TokenGrid) -> Tensor:
         return update
     all_new, all_old = (torch.eye(one.num_tokens, dtype=update.dtype, device=update.device) for one in (new, old))
     incoming, outgoing = to_grid(all_new, new, old, average=True), to_grid(all_old, old, new, average=False)
-    return outgoing.mT @ update @ incoming.mT
+    with without_autocast(update):
+        return outgoing.mT @ update @ incoming.mT
 
 
 def resize_map(update: Tensor, length: int) -> Tensor:
