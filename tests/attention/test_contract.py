@@ -340,6 +340,23 @@ def test_heads_that_do_not_divide_the_width_are_refused_with_both_numbers(name):
 
 
 @every_mechanism
+def test_tokens_of_another_number_of_heads_are_taken_or_refused_in_one_line(name):
+    grid = GRIDS[0]
+    module = build(name, grid)
+    for heads in (1, 2, 3, 4):
+        tokens = inputs_of(module, grid)
+        tokens |= {
+            key: value[:, :1].expand(-1, heads, -1, -1)
+            for key, value in tokens.items()
+            if key in ("q", "k", "v", "g") and value is not None
+        }
+        try:
+            assert module(**tokens, grid=grid, kv_grid=grid).shape[1] == heads
+        except SubquadError as error:
+            assert "\n" not in str(error)
+
+
+@every_mechanism
 def test_state_saved_is_state_loaded(name):
     grid = without_refused_prefix(name, TokenGrid(4, 5, 1))
     module, other = build(name, grid), build(name, grid)

@@ -57,6 +57,7 @@ class TTTAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         check_tokens(q, k, rotation, grid=grid, kv_grid=kv_grid)
+        self._check_heads(q, k, v)
         if padding is None and grid == kv_grid:
             whole = ttt_at_once(q, k, v, self.w1, self.w2, self.w3, rotation=rotation, grid=grid)
             if whole is not None:
@@ -66,6 +67,15 @@ class TTTAttention(nn.Module):
         y = ttt_unit(q, k, v, self.w1, self.w2, padding, rotation=rotation)
         filtered = ttt_filter(filter_q, filter_k, filter_v, self.w3, padding, grid=grid, kv_grid=kv_grid)
         return torch.cat([y, filtered], dim=1)
+
+    def _check_heads(self, *several: Tensor) -> None:
+        heads = len(self.w1)
+        for tokens in several:
+            if tokens.dim() != 4 or tokens.shape[1] != heads + EXTRA_HEADS:
+                raise SubquadError(
+                    f"test-time training of {heads} heads takes tokens (b, {heads + EXTRA_HEADS}, n, d), a head more "
+                    f"that is filtered, got {tuple(tokens.shape)}"
+                )
 
     def streaming(self, grid: TokenGrid) -> Streaming:
         """See `subquad.attention.sweeps`."""
