@@ -148,6 +148,9 @@ def test_depth_is_the_number_of_blocks_where_there_is_one_stage():
     assert len(model.blocks) == 2 and model.creation["depths"] == [2]
     with pytest.raises(SubquadError, match="blocks of one stage, and there are 4: give depths"):
         subquad.create_model("swin_tiny", depth=2)
+    # it made one stage of three blocks
+    with pytest.raises(SubquadError, match="depths has 2 entries, and deit_tiny has one stage: give depth=3"):
+        subquad.create_model("deit_tiny", depths=(1, 2))
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,10 @@ def assemble(
     depths = tuple(depths) if depths is not None else variant.depths
     if not depths:
         raise SubquadError("depths is empty: every stage needs a block")
+    if len(variant.depths) == 1 < len(depths):
+        raise SubquadError(
+            f"depths has {len(depths)} entries, and {name} has one stage: give depth={sum(depths)} for as many blocks"
+        )
     if attention is not None and not host.takes_mechanisms:
         raise SubquadError(f"{name} has attention of its own and takes no other, got {attention!r}")
     if attention is None:
