@@ -37,6 +37,24 @@ from subquad.conversion.towers import find_tower
 from subquad.grid import TokenGrid
 from subquad.models.mavit import GATES
 
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["a copy", "in place"])
+def test_a_network_converted_within_its_training_says_that_the_optimizer_is_old(in_place):
+    model = teacher("timm ViT").train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        subquad.convert(copy.deepcopy(model), "linear", in_place=True)
+    model(torch.randn(2, 3, 64, 64)).sum().backward()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        subquad.convert(model, "linear", blocks=[0], in_place=in_place)
+    told = [str(warning.message) for warning in said]
+    assert len(told) == int(in_place) and all("make its optimizer anew" in text for text in told)
+    assert all(
+        "blocks.0.attn." in text and warning.filename == __file__ for text, warning in zip(told, said, strict=True)
+    )
+
+
 SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
 
 

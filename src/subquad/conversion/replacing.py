@@ -94,7 +94,8 @@ def convert(
         img_size: pixels, or (height, width), that position parameters are made for; by default the size that the
             network says it is made for. Other sizes work.
         prefix: tokens in front of the map; counted if left out.
-        in_place: change `model` itself instead of a copy.
+        in_place: change `model` itself instead of a copy. Converted layers have parameters of their own: an optimizer
+            that was made before goes on with those of the old ones.
         settings: of the mechanisms.
 
     Returns:
@@ -119,6 +120,8 @@ def convert(
         _say_others_stay(model, tower, others)
     if not in_place:
         model = _copied(model)
+    else:
+        _say_optimizers_are_old(model, [tower.layers[number].path for number in names])
     recorder = tower.recorder(tower.grid.prefix)
     modules = dict(model.named_modules())
     made: dict[str, ConvertedAttention] = {}
@@ -162,8 +165,23 @@ def _say_others_stay(model: nn.Module, tower: Tower, others: list[str]) -> None:
     )
 
 
+def _say_optimizers_are_old(model: nn.Module, paths: list[str]) -> None:
+    """Warn where layers that are replaced have gradients, as within a training, whose optimizer knows the old ones."""
+    inside = tuple(f"{path}." for path in paths)
+    learning = [name for name, one in model.named_parameters() if one.grad is not None and name.startswith(inside)]
+    if learning:
+        warnings.warn(
+            f"{some(learning)} have gradients, as within a training: the converted layers have parameters of their "
+            "own, so make its optimizer anew behind subquad.convert",
+            # as in `_say_others_stay`
+            stacklevel=4,
+        )
+
+
 def restore(model: nn.Module, *, strict: bool = True) -> nn.Module:
     """Put the attention layers back that `convert` replaced, in place; returns the network as it was, to the bit.
+
+    An optimizer that was made before knows the converted layers' parameters, and not those of the old ones.
 
     Args:
         model: converted.
