@@ -26,6 +26,7 @@ from subquad.benchmarks import measure_scaling
 from subquad.pages import write_report
 from subquad.pages.attention_maps import drawn_maps
 from subquad.pages.charts import Axis, Series, line_chart, point_chart, ticks_of
+from subquad.pages.page_parts import Cell, sortable_table
 from subquad.pages.viewer import attention_viewer
 from subquad.runs.run_records import differing_fields, find_runs, group_runs
 
@@ -243,6 +244,15 @@ def test_attention_maps_show_every_mechanism_over_the_same_images(make_run):
     for name, line in zip(WITHOUT_WEIGHTS, said, strict=True):
         assert line.startswith(f"no attention maps of {name}: ") and traits_of(ATTENTION[name]).no_weights in line
     assert all(cell.startswith("data:image/png;base64,") for row in tables[0].maps for cell in row)
+
+
+def test_cells_say_what_their_columns_are_sorted_by():
+    """Sizes in the first column are no words, and a number that is not there compares with those that are."""
+    page = sortable_table(
+        ("pixels", "kept"), [[Cell("1036×1036", "1036"), Cell("–")], [Cell("224×224", "224"), Cell("9 %", "9")]]
+    )
+    values = re.findall(r'<t([hd])(?: scope="row")? data-value="([^"]*)"', page)
+    assert values == [("h", "1036"), ("d", "-Infinity"), ("h", "224"), ("d", "9")]
 
 
 def embedded(page):

@@ -101,6 +101,11 @@ class Cell:
     best: bool = False
     swatch: str = ""
 
+    @property
+    def order(self) -> str:
+        """What the page sorts by, nothing for the text: of numbers that are not there, "–", below all others."""
+        return self.value or ("-Infinity" if self.text == "–" else "")
+
 
 def sortable_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
     """A table that is sorted by its headers; the first cell of a row heads it."""
