@@ -345,3 +345,13 @@ def test_runs_on_other_data_are_not_taken_for_seeds_of_one(make_run, tmp_path, d
 def test_a_logarithmic_axis_has_numbers_however_close_its_values_lie(values):
     ticks, (low, high) = ticks_of(values, Axis("milliseconds", log=True))
     assert len(ticks) > 1 and all(low <= tick <= high for tick in ticks) and low < min(values) <= max(values) < high
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+def test_figures_that_are_no_numbers_are_refused_in_one_line(make_run, value):
+    """Python's JSON reads NaN, of which a chart can make nothing."""
+    folder = make_run("agent-s0", "agent")
+    rows = [json.loads(line) | {"eval_top1": value} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SubquadError, match=f"line 1 of .* is damaged: its eval_top1 is {value}"):
+        find_runs([folder])

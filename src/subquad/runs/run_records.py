@@ -1,6 +1,7 @@
 """What run folders say, read into dataclasses, and runs that differ by their seed taken together."""
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,7 +224,9 @@ def _check_entries(file: Path, line: int, entries: Any, needed: Mapping[str, Kin
     if not isinstance(entries, dict):
         raise SubquadError(f"{where} is damaged: it must hold names and values")
     for name, kinds in needed.items():
-        if not isinstance(entries.get(name), kinds):
+        value = entries.get(name)
+        # Python's JSON reads NaN and numbers that are too large, which no run writes and no chart can show
+        if not isinstance(value, kinds) or (isinstance(value, float) and not math.isfinite(value)):
             raise SubquadError(f"{where} is damaged: its {name} is {entries.get(name, 'missing')}")
 
 
