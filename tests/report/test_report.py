@@ -25,7 +25,7 @@ from subquad.attention import traits_of
 from subquad.benchmarks import measure_scaling
 from subquad.pages import write_report
 from subquad.pages.attention_maps import drawn_maps
-from subquad.pages.charts import Axis, Series, line_chart, point_chart, ticks_of
+from subquad.pages.charts import Axis, Series, line_chart, point_chart, tick_texts, ticks_of
 from subquad.pages.page_parts import Cell, sortable_table
 from subquad.pages.viewer import attention_viewer
 from subquad.runs.run_records import differing_fields, find_runs, group_runs
@@ -339,6 +339,18 @@ def test_runs_on_other_data_are_not_taken_for_seeds_of_one(make_run, tmp_path, d
     groups = group_runs(find_runs([tmp_path / "runs"]))
     assert [group.label for group in groups] == labels
     assert differing_fields(groups) == (["data_dir"] if len(labels) > 1 else [])
+
+
+@pytest.mark.parametrize(
+    "values", [(0.99998, 1.0), (95.001, 95.002), (1e6, 1e6 + 3), (0, 12), (-1e-6, 1e-6), (20.5, 2000)]
+)
+def test_ticks_of_an_axis_have_as_many_digits_as_tell_them_apart(values):
+    """Entropies of almost uniform rows stood at ticks of 1, 1, 1 and 1."""
+    ticks, _ = ticks_of(values, Axis("entropy"))
+    texts = tick_texts(ticks)
+    assert len(set(texts)) == len(ticks) > 2
+    read = [1000 * float(text[:-1]) if text.endswith("k") else float(text) for text in texts]
+    assert read == pytest.approx(ticks, abs=(ticks[1] - ticks[0]) / 3)
 
 
 @pytest.mark.parametrize("values", [(2.37, 2.57), (196.0, 196.0), (1.01, 1.02), (0.3, 40.0)])

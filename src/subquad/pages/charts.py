@@ -104,18 +104,14 @@ class _Frame:
     def axes(self) -> str:
         """Grid, ticks and titles."""
         parts = []
-        for tick in self.y_ticks:
+        for tick, text in zip(self.y_ticks, tick_texts(self.y_ticks), strict=True):
             _, py = self.place(self.x_range[0], tick)
             parts.append(f'<path class="grid" d="M{self.left} {py:.1f}H{self.right}"/>')
-            parts.append(
-                f'<text class="tick" x="{self.left - 7}" y="{py + 4:.1f}" text-anchor="end">{tick_text(tick)}</text>'
-            )
-        for tick in self.x_ticks:
+            parts.append(f'<text class="tick" x="{self.left - 7}" y="{py + 4:.1f}" text-anchor="end">{text}</text>')
+        for tick, text in zip(self.x_ticks, tick_texts(self.x_ticks), strict=True):
             px, _ = self.place(tick, self.y_range[0])
             parts.append(f'<path class="grid" d="M{px:.1f} {self.bottom}v5"/>')
-            parts.append(
-                f'<text class="tick" x="{px:.1f}" y="{self.bottom + 18}" text-anchor="middle">{tick_text(tick)}</text>'
-            )
+            parts.append(f'<text class="tick" x="{px:.1f}" y="{self.bottom + 18}" text-anchor="middle">{text}</text>')
         middle = (self.left + self.right) / 2
         parts.append(f'<path class="axis" d="M{self.left} {self.bottom}H{self.right}"/>')
         below = f'x="{middle}" y="{self.bottom + 37}"'
@@ -208,11 +204,19 @@ def _tip(text: str) -> str:
     return f'data-tip="{escape(text)}"'
 
 
-def tick_text(value: float) -> str:
-    """A number at an axis."""
-    if value and abs(value) >= 1000:
-        return f"{value / 1000:g}k"
-    return f"{value:.4g}"
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """Numbers at an axis: with four digits, or as many as tell them apart."""
+    for digits in range(4, 17):
+        texts = [_tick_text(value, digits) for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
+
+
+def _tick_text(value: float, digits: int) -> str:
+    if abs(value) >= 1000:
+        return f"{value / 1000:.{max(digits, 6)}g}k"
+    return f"{value:.{digits}g}"
 
 
 def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> Markup:

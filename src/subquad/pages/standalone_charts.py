@@ -6,7 +6,7 @@ from pathlib import Path
 from subquad.benchmarks import BlockRow, NetworkRow
 from subquad.errors import SubquadError, check_suffix
 from subquad.models import attention_label
-from subquad.pages.charts import Axis, Series, spread_apart, tick_text, ticks_of
+from subquad.pages.charts import Axis, Series, spread_apart, tick_texts, ticks_of
 from subquad.pages.colours import classes_of, colour_of_class
 from subquad.tasks.figures import MUTED, new_figure, save_figure
 
@@ -62,7 +62,7 @@ def save_lines(series: Sequence[Series], x: Axis, y: Axis, path: Path) -> None:
         settings = {f"{which}label": axis.title, f"{which}scale": "log" if axis.log else "linear"}
         axes.set(**settings, **{f"{which}lim": limits})
         own = getattr(axes, f"{which}axis")
-        own.set_ticks(ticks, labels=[tick_text(tick) for tick in ticks])
+        own.set_ticks(ticks, labels=tick_texts(ticks))
         own.set_ticks([], minor=True)
         own.label.set(color=MUTED, parse_math=False)
     for one in series:
