@@ -1,8 +1,11 @@
 """The page of a conversion: what was not measured has no section, and the curve stands over what was."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
-from subquad.conversion.conversion_record import Record
+from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.hybrids import BlockDamage, HybridRow
 from subquad.conversion.judging import Comparison
 from subquad.conversion.labelled_features import LabelledComparison, Readable
@@ -34,6 +37,25 @@ def test_what_was_not_measured_has_no_section(tmp_path):
     ):
         assert f"<h2>{heading}" not in page
     assert "top-1</button>" not in page
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_figures_that_are_not_finite_are_left_out_of_the_charts(tmp_path, broken):
+    """A block whose exchange breaks the network ended the page, at the end of the run, and when it was read again."""
+    step = replace(STEP, error=broken, cosine=broken)
+    fields = {
+        "blocks": [BlockDamage(0, broken, None), BlockDamage(1, 0.125, None)],
+        "hybrids": [HybridRow((), 0.0, None), HybridRow((0,), broken, None), HybridRow((1,), 0.125, None)],
+        "before": {0: broken, 1: 0.5},
+    }
+    page = page_of(tmp_path, **fields)
+    assert "block 1: 0.125" in page and "block 0:" not in page and "nan" not in page and "inf" not in page
+    done = {"grid": [2, 3, 1], "paths": {"1": "blocks.1", "0": "blocks.0"}, "num_blocks": 3}
+    Record(PLAN, done, {"swapped": step}, {}, **fields).save(tmp_path)
+    record = read_record(tmp_path)
+    assert math.isnan(record.blocks[0].damage) and math.isnan(record.before[0]) and record.before[1] == 0.5
+    write_conversion(record, tmp_path / "again.html")
+    assert '<td data-value="-Infinity">–</td>' in (tmp_path / "again.html").read_text()
 
 
 def test_features_are_judged_behind_each_step_in_the_columns_that_were_measured(tmp_path):

@@ -1,6 +1,7 @@
 """What is known of a conversion when it is done, as `conversion.json` keeps it and its page shows it."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -110,8 +111,11 @@ def read_record(folder: Path) -> Record:
             **content
             | {
                 "steps": {name: comparison_of(step) for name, step in content["steps"].items()},
-                "blocks": [BlockDamage(**row) for row in content["blocks"]],
-                "hybrids": [HybridRow(**row | {"converted": tuple(row["converted"])}) for row in content["hybrids"]],
+                "blocks": [BlockDamage(**_counted(row, "damage")) for row in content["blocks"]],
+                "hybrids": [
+                    HybridRow(**_counted(row, "damage") | {"converted": tuple(row["converted"])})
+                    for row in content["hybrids"]
+                ],
                 "before": _by_number(content.get("before", {})),
                 "after": _by_number(content.get("after", {})),
                 "costs": [_cost(**row) for row in content.get("costs", [])],
@@ -131,7 +135,13 @@ EARLIER = {"student_top1": "student_score", "teacher_top1": "teacher_score"}
 def comparison_of(step: dict[str, Any]) -> Comparison:
     """What a student was like, as JSON holds it."""
     # what is kept follows from the others
-    return Comparison(**{EARLIER.get(name, name): value for name, value in step.items() if name != "kept"})
+    named = {EARLIER.get(name, name): value for name, value in step.items() if name != "kept"}
+    return Comparison(**_counted(named, "cosine", "error"))
+
+
+def _counted(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    """A row whose figures of these names are numbers: JSON has null for what is not finite."""
+    return row | {name: math.nan for name in names if name in row and row[name] is None}
 
 
 def _labelled(row: dict[str, Any], last_step: str) -> LabelledComparison:
@@ -146,5 +156,5 @@ def _cost(px: int | list[int], **row: float) -> CostRow:
     return CostRow(px if isinstance(px, int) else (px[0], px[1]), **row)
 
 
-def _by_number(figures: dict[str, float]) -> dict[int, float]:
-    return {int(number): float(figure) for number, figure in figures.items()}
+def _by_number(figures: dict[str, float | None]) -> dict[int, float]:
+    return {int(number): math.nan if figure is None else float(figure) for number, figure in figures.items()}

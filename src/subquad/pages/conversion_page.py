@@ -164,7 +164,7 @@ def _steps(record: Record) -> Markup:
         ]
         seconds = record.seconds.get(name)
         cells = [Cell(name), *(Cell(_percent(share), _value(share)) for share in shares)]
-        cells += [Cell(f"{step.error:.3g}"), Cell(f"{step.cosine:.4f}")]
+        cells += [Cell(_number(step.error, ".3g")), Cell(_number(step.cosine, ".4f"))]
         rows.append([*cells, Cell("–" if seconds is None else clock(seconds), _value(seconds or 0.0))])
     teacher = _last(record).teacher_score
     beside = "" if teacher is None else f" The teacher has {_percent(teacher)}."
@@ -186,19 +186,22 @@ _ERROR = Axis("relative error", log=True)
 
 
 def _damages(record: Record, colours: Colours) -> Markup:
-    if not record.blocks:
+    # a network that one block's exchange breaks has no bar
+    rows = [row for row in record.blocks if math.isfinite(row.damage)]
+    if not rows:
         return NOTHING
-    tips = [f"block {row.block}: {row.damage:.4g}{_agreeing(row.agreement)}" for row in record.blocks]
-    bars = Series("", colours["student"], [(float(row.block), row.damage) for row in record.blocks], tips)
+    tips = [f"block {row.block}: {row.damage:.4g}{_agreeing(row.agreement)}" for row in rows]
+    bars = Series("", colours["student"], [(float(row.block), row.damage) for row in rows], tips)
     return section("What each block costs", _DAMAGE, charts(bar_chart(bars, Axis("block", whole=True), Axis("error"))))
 
 
 def _curve(record: Record, colours: Colours) -> Markup:
-    if not record.hybrids:
+    hybrids = [row for row in record.hybrids if math.isfinite(row.damage)]
+    if not hybrids:
         return NOTHING
-    timed = all(row.ms is not None for row in record.hybrids)
+    timed = all(row.ms is not None for row in hybrids)
     # names stand at the right end: over milliseconds that is where nothing is converted
-    rows = list(reversed(record.hybrids)) if timed else record.hybrids
+    rows = list(reversed(hybrids)) if timed else hybrids
     x = Axis("milliseconds") if timed else Axis("converted blocks", whole=True)
 
     def chart(title: str, value: Callable[[HybridRow], float]) -> Markup:
@@ -206,12 +209,12 @@ def _curve(record: Record, colours: Colours) -> Markup:
             points = [(float(row.ms if timed and row.ms else len(row.converted)), value(row)) for row in rows]
             return Series(label, colour, points, [_hybrid(row) for row in rows], 2.6 if len(rows) > 1 else 4.5)
 
-        own = [row for row in record.hybrids if row.converted == record.converted]
+        own = [row for row in hybrids if row.converted == record.converted]
         lines = [line("hybrids", colours["student"], rows)]
         return line_chart([*lines, *([line("this student", NEUTRAL, own)] if own else [])], x, Axis(title))
 
     drawn = [chart("error of the features", lambda row: row.damage)]
-    if all(row.agreement is not None for row in record.hybrids):
+    if all(row.agreement is not None for row in hybrids):
         drawn.append(chart("agreement, %", lambda row: 100 * (row.agreement or 0.0)))
     return section("From all softmax to all converted", _CURVE, charts(*drawn))
 
@@ -336,6 +339,10 @@ def _chart_section(title: str, lead: str, series: Sequence[Series], x: Axis, y: 
 
 def _agreeing(share: float | None) -> str:
     return "" if share is None else f", agreement {share:.2%}"
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "–"
 
 
 def _percent(share: float | None) -> str:
