@@ -18,6 +18,7 @@ import torch
 
 import subquad.cli
 from subquad.cli import diffuse, main, make_parser
+from subquad.data import InputConfig
 from subquad.tasks import TASKS, load_recipe
 from subquad.tasks.classification import class_predictions
 
@@ -141,7 +142,8 @@ class Pictures(list):
 
 
 def looked_at(task: str) -> Any:
-    found = SimpleNamespace(task=task, model=Anything(), data="digits", device="cpu", input=Anything(), fingerprint="7")
+    found = SimpleNamespace(task=task, model=Anything(), data="digits", device="cpu", fingerprint="7")
+    found.input = InputConfig((8, 8))
     found.classes, found.data_dir = ("cat",), None
     found.image_network = lambda img_size=None: found
     return found
