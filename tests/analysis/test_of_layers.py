@@ -1,12 +1,14 @@
 """Measures of a layer have the values that are known of layers whose nature is known."""
 
+import math
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 import subquad
 from subquad import ATTENTION, TokenGrid
-from subquad.analysis import ALL_MEASURES, LayerAttention, Removal, removing, uniform_weights
+from subquad.analysis import ALL_MEASURES, LayerAttention, Removal, measure_network, removing, uniform_weights
 from subquad.analysis.layer_quantities import feature_rank
 from subquad.analysis.small_maps import looking
 from subquad.ops.soft_formula import gaussian_kernel
@@ -75,3 +77,17 @@ def test_wide_images_show_the_maps_that_high_ones_show():
     models = [subquad.create_model("pvt_tiny", num_classes=2, img_size=size, depths=(1, 1, 1, 1)) for size in sizes]
     wide, high = (looking(model, torch.randn(1, 3, *size))[0] for model, size in zip(models, sizes, strict=True))
     assert [look.keys for look in wide] == [look.keys[::-1] for look in high] == [(1, 2)] * 4
+
+
+@pytest.mark.parametrize("name", ["softmax", "pola", "soft"])
+def test_a_network_whose_weights_have_run_away_is_measured_as_far_as_there_are_numbers(name):
+    """LAPACK gives no singular values of NaN, so that one such layer ended the analysis of all networks."""
+    sizes = {"img_size": 16, "patch_size": 4, "depths": (2,), "embed_dim": 16, "num_heads": 2, "num_classes": 0}
+    model = subquad.create_model("deit_tiny", attention=name, **sizes).eval()
+    with torch.no_grad():
+        for parameter in model.blocks[1].attn.parameters():
+            parameter.mul_(1e30)
+    rows = [row for row in measure_network(model, [torch.randn(2, 3, 16, 16)]) if row.head == 0]
+    assert all(math.isfinite(row.mean) for row in rows if row.layer == 1)
+    broken = {row.measure for row in rows if row.layer == 2 and not math.isfinite(row.mean)}
+    assert {"rank", "numerical", "features", "global", "directions"} <= broken

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from subquad.analysis.spectra import singular_values
 from subquad.errors import SubquadError
 from subquad.ops.soft_formula import gaussian_kernel, newton_inverse, row_sum
 
@@ -36,7 +37,7 @@ def newton_convergence(gram: Tensor, steps: int, *, ridge: float = 0.01) -> Conv
     for count in range(steps + 1):
         left = identity - exact @ newton_inverse(gram, steps=count, ridge=ridge).double()
         relative.append((left @ exact).norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1)))
-        far.append(torch.linalg.matrix_norm(left, 2))
+        far.append(singular_values(left)[..., 0])
     return Convergence(torch.stack(relative, -1), torch.stack(far, -1))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Ranks:
-    """Hold the ranks of matrices (…, n, m), each (…).
+    """Hold the ranks of matrices (…, n, m), each (…); NaN of one whose numbers are not finite.
 
     Attributes:
         numerical: singular values above a share of the largest.
@@ -29,16 +29,24 @@ class Ranks:
 
 def ranks(matrix: Tensor, *, tolerance: float = 1e-3) -> Ranks:
     """The ranks of matrices (…, n, m), in float64; cubic in their side."""
-    values = torch.linalg.svdvals(matrix.double())
+    values = singular_values(matrix)
+    unknown = values.isnan().any(-1)
     squares = values.square()
     shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
     missing = 1 - squares.cumsum(-1) / squares.sum(-1, keepdim=True)
     return Ranks(
-        numerical=(values > tolerance * values[..., :1]).sum(-1),
+        numerical=(values > tolerance * values[..., :1]).sum(-1).to(values).masked_fill(unknown, torch.nan),
         effective=torch.special.entr(shares).sum(-1).exp(),
         stable=squares.sum(-1) / squares[..., 0],
-        most=(missing > 0.01 + 1e-12).sum(-1) + 1,
+        most=((missing > 0.01 + 1e-12).sum(-1) + 1).to(values).masked_fill(unknown, torch.nan),
     )
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """The singular values of matrices (…, n, m), in float64; NaN of those that are not finite, which LAPACK refuses."""
+    endless = ~matrix.isfinite().all(-1).all(-1)
+    values = torch.linalg.svdvals(matrix.double().masked_fill(endless[..., None, None], 0))
+    return values.masked_fill(endless[..., None], torch.nan)
 
 
 def centred(tokens: Tensor) -> Tensor:
