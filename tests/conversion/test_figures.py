@@ -41,6 +41,17 @@ def test_places_of_an_image_agree_by_their_share():
     assert agreeing({"logits": ours}, {"logits": theirs}) == 0.75
 
 
+def test_answers_that_are_no_numbers_agree_with_nothing():
+    """The largest of NaN is the first class: a student that has diverged agreed wherever its teacher says that one."""
+    ours, theirs = torch.zeros(3, 2), torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    ours[0], ours[1, 0] = torch.nan, 1
+    assert agreeing({"logits": ours}, {"logits": theirs}) == 1
+    assert agreeing({"logits": ours[:1]}, {"logits": ours[:1]}) == 0
+    places = torch.zeros(1, 2, 2, 2)
+    places[0, 1, 0] = torch.nan
+    assert agreeing({"logits": places}, {"logits": torch.zeros(1, 2, 2, 2)}) == 0.5
+
+
 def test_batches_of_any_size_count_by_their_images():
     model = sharp("timm ViT")
     student = subquad.convert(model, "linear")

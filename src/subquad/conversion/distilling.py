@@ -155,8 +155,13 @@ def channels_at(model: Any, features: Tensor) -> int:
 
 def agreeing(answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> float:
     """How many images have the same most likely class; a share of each counts where places have classes."""
-    same = answers["logits"].argmax(1) == targets["logits"].argmax(1)
+    same = likeliest(answers["logits"]) == targets["logits"].argmax(1)
     return float(same.float().flatten(1).mean(1).sum()) if same.dim() > 1 else float(same.sum())
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The most likely class of logits (b, k, …), (b, …); −1, which is none, where some are NaN: it would be a class."""
+    return logits.argmax(1).masked_fill(logits.isnan().any(1), -1)
 
 
 def _tensors(answered: Any, name: str = "") -> list[tuple[str, Tensor]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.distilling import answers_of, channels_at, judged_by
+from subquad.conversion.distilling import answers_of, channels_at, judged_by, likeliest
 from subquad.conversion.judging import linear_probe, nearest_neighbours
 from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
 
@@ -93,7 +93,8 @@ class LabelledJudge:
         agreement = head = None
         if said is not None:
             self._said = said if self._said is None else self._said
-            agreement = _share(said, self._said)
+            # what is no class agrees with nothing
+            agreement = _share(said.where(said >= 0, -2), self._said)
             head = _share(said, truth) if self._of_head else None
         neighbours = _share(nearest_neighbours(train, labels, test), truth)
         probe = _share(linear_probe(train, labels, test), truth)
@@ -108,7 +109,7 @@ class LabelledJudge:
                 pooled, logits = pooled_features(model, images.to(device))
                 features.append(pooled.cpu())
                 labels.append(truth)
-                said += [] if logits is None else [logits.argmax(1).cpu()]
+                said += [] if logits is None else [likeliest(logits).cpu()]
         return torch.cat(features), torch.cat(labels), torch.cat(said) if said else None
 
 
