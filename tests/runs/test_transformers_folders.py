@@ -92,11 +92,17 @@ def test_a_folder_is_converted_and_its_student_opened_alone(name, tmp_path):
         distil_updates=2,
         batch_size=4,
     )
+    # as many classes as ImageNet's, with their names
+    if name.endswith("Classification"):
+        labels = {str(number): f"a class with a long name, the {number}th of all" for number in range(1000)}
+        larger = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, id2label=labels))
+        larger.save_pretrained(tmp_path / "teacher")
     subquad.conversion.convert_run(plan, tmp_path / "run")
     (tmp_path / "teacher").rename(tmp_path / "gone")
     opened = subquad.open_trained(tmp_path / "run" / "student.safetensors")
     assert type(opened.model).__name__ == "NetworkOfTransformers" and len(converted_layers(opened.model)) == 2
     assert opened.input.mean == (0.5, 0.4, 0.3) and opened.input.crop_pct == 0.8
+    assert len(opened.classes) == opened.model.num_classes == 1000 * name.endswith("Classification")
     assert opened.model(torch.randn(1, 3, 32, 32)).isfinite().all()
 
 

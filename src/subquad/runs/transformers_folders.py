@@ -137,11 +137,11 @@ def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torc
     seen = _pictures(folder, network.config, img_size)
     note = {"classes": list(_classes(network.config, model.num_classes)), "input": seen}
     opened = task_named("classify").opened(model.eval().to(device), note, {}).image_network()
-    creation = {"task": "classify", "config": network.config.to_diff_dict()}
+    creation = {"task": "classify", "config": _of_making(network.config), "num_classes": model.num_classes}
     return replace(opened, made={"transformers": cls.__name__, "note": note | {"creation": creation}})
 
 
-def make_transformers(name: str, *, config: Any = None, **more: Any) -> nn.Module:
+def make_transformers(name: str, *, config: Any = None, num_classes: int = 0, **more: Any) -> nn.Module:
     """A network of transformers without weights, as the note of a conversion says.
 
     Raises:
@@ -150,7 +150,17 @@ def make_transformers(name: str, *, config: Any = None, **more: Any) -> nn.Modul
     cls = _class_named(name, "its note")
     if not isinstance(config, Mapping) or more:
         raise SubquadError("its note does not say how the network was made")
-    return NetworkOfTransformers(cls(cls.config_class.from_dict(dict(config))))
+    labels = {"num_labels": num_classes} if num_classes else {}
+    return NetworkOfTransformers(cls(cls.config_class.from_dict({**config, **labels})))
+
+
+NAMING = ("id2label", "label2id", "transformers_version", "architectures", "_name_or_path", "auto_map")
+"""What is not about how a network is made; names of classes are in the note itself."""
+
+
+def _of_making(config: Any) -> dict[str, Any]:
+    """What a configuration says otherwise than its class, of how the network is made."""
+    return {key: value for key, value in config.to_diff_dict().items() if key not in NAMING}
 
 
 def _class_named(name: str, where: str) -> Any:
