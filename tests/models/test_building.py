@@ -385,3 +385,13 @@ def test_how_networks_are_evaluated_is_as_published():
 def test_networks_are_of_floating_point_numbers(dtype):
     with pytest.raises(subquad.SubquadError, match=f"dtype must be one of floating-point numbers, .* got {dtype}"):
         subquad.create_model("deit_micro", dtype=dtype)
+
+
+def test_weights_whose_one_stage_was_written_as_several_still_open(tmp_path):
+    model = subquad.create_model("deit_tiny", img_size=32, embed_dim=24, depth=3, num_heads=2, num_classes=3)
+    model.creation["depths"] = [1, 2]
+    subquad.save_weights(model, tmp_path / "model.safetensors")
+    restored, _ = subquad.restore_model(tmp_path / "model.safetensors")
+    assert restored.creation["depths"] == [3]
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(restored.eval()(images), model.eval()(images))

@@ -16,7 +16,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from subquad.errors import SubquadError, naming
 from subquad.models.create import create_model
-from subquad.ranges import checks_arguments
+from subquad.models.networks import NETWORKS
+from subquad.models.variants import VARIANTS
+from subquad.ranges import Positive, checks_arguments, fits
 from subquad.text import one_line
 from subquad.weights.files import fitted, read_weights, weight_file
 from subquad.weights.fitting import check_tables
@@ -51,7 +53,7 @@ def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple
     path = weight_file(path)
     state, note = read_weights(path)
     with naming(path):
-        creation = creation_of(note, task, len(state))
+        creation = _in_one_stage(creation_of(note, task, len(state)))
         sketch = _sketched(build, creation, len(state))
         _check_classes(note, sketch)
         first = _sketched(build, as_built(creation), len(state))
@@ -77,7 +79,7 @@ def made_beside(
     Raises:
         SubquadError: its note makes no network, or a far larger one.
     """
-    creation = creation_of(note, task, len(state))
+    creation = _in_one_stage(creation_of(note, task, len(state)))
     sketch, first = (_sketched(build, arguments, len(state)) for arguments in (creation, as_built(creation)))
     _check_classes(note, sketch)
     there = sum(map(Tensor.numel, state.values()))
@@ -85,6 +87,16 @@ def made_beside(
     if wanted > 2 * there + MOST_SPARE:
         raise SubquadError(f"its note makes a network of {wanted} numbers, and the file has {there}")
     return _built(build, creation)
+
+
+def _in_one_stage(creation: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a note, in which earlier versions might write the one stage of a plain network as several."""
+    made = {key: _in_one_stage(value) if isinstance(value, dict) else value for key, value in creation.items()}
+    name, depths = made.get("name"), made.get("depths")
+    network = NETWORKS.get(name) if isinstance(name, str) else None
+    variant = VARIANTS.get(network.variant if network else name) if isinstance(name, str) else None
+    plain = variant is not None and len(variant.depths) == 1
+    return made | {"depths": [sum(depths)]} if plain and fits(depths, list[Positive]) and depths else made
 
 
 def _sketched(build: Callable[..., Network], creation: dict[str, Any], entries: int) -> Network:
