@@ -173,6 +173,11 @@ class TransformersSelfAttention(ConvertedAttention):
 
     # what subquad.inference asks for
 
+    @property
+    def tokens_behind(self) -> int:
+        """How many tokens stand behind the map, which `answers` gets in front."""
+        return 0
+
     def answers(self, projected: Sequence[Tensor], x: Tensor) -> Tensor:
         """What goes into the last projection (b, n, h·d), of what is projected of tokens x."""
         q, k, v = map(self.split, projected)

@@ -1,6 +1,5 @@
 """Attention layers of transformers whose networks have tokens of their own beside an image's: queries of objects."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,6 +54,11 @@ class YolosAttention(TransformersSelfAttention):
     def tokens_beside(cls, original: Any, number: int) -> int:
         return int(original.config.num_detection_tokens)
 
-    def answers(self, projected: Sequence[Tensor], x: Tensor) -> Tensor:
-        in_front = [part.roll(self.num_detection_tokens, dims=1) for part in (*projected, x)]
-        return super().answers(in_front[:-1], in_front[-1]).roll(-self.num_detection_tokens, dims=1)
+    @property
+    def tokens_behind(self) -> int:
+        """How many tokens stand behind the map, which `answers` gets in front."""
+        return self.num_detection_tokens
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        y, weights = super().forward(hidden_states.roll(self.tokens_behind, dims=1))
+        return y.roll(-self.tokens_behind, dims=1), weights

@@ -41,6 +41,11 @@ class Within:
         """Whether it reads tokens, and not only how many there are."""
         return self.is_converted and self.attn.reads_tokens
 
+    @property
+    def tokens_behind(self) -> int:
+        """How many tokens stand behind the map, which it is handed in front."""
+        return self.attn.tokens_behind if self.is_converted else 0
+
     def grid_under(self, x: Tensor) -> TokenGrid | None:
         """Where the tokens stand, which softmax does not ask."""
         return self.attn.grid_under(x) if self.is_converted else None
@@ -72,20 +77,32 @@ class FusedOlderLayer(nn.Module):
         if self.training or is_asked_for(*args, *of_blocks(kwargs).values()) or not self._drop_nothing():
             return super().forward(hidden_states, *args, **kwargs)
         x, mixing = hidden_states.contiguous(), self._mixing()
+        behind = 0 if mixing is None else mixing.tokens_behind
+        if behind:
+            # where the map is behind all others, here once and not before and behind each layer
+            x = x.roll(behind, dims=1)
         grid = None if mixing is None else mixing.grid_under(x)
         if grid is not None and grid.whole is not grid:
-            return self._steps(x)
-        y = replayed(self, "block", self._steps, x, settings=(grid, mixing is None))
+            y: Tensor | None = self._steps(x)
+        else:
+            y = replayed(self, "block", self._steps, x, settings=(grid, mixing is None))
         assert y is not None
-        return y
+        return y.roll(-behind, dims=1) if behind else y
 
     def _steps(self, x: Tensor) -> Tensor:
         before, between = self.get_submodule("layernorm_before"), self.get_submodule("layernorm_after")
         y = first_half_of(self, x, before, self.attention, self._mixing(), None)
         if y is None:
-            y = x + self.attention(before(x))
+            y = x + self._attended(before(x))
         behind = self._second_half(y, between)
         return self.output(self.intermediate(between(y)), y) if behind is None else behind
+
+    def _attended(self, tokens: Tensor) -> Tensor:
+        """Normed tokens (b, n, c) behind the attention layer itself, which is handed them in the network's order."""
+        mixing = self._mixing()
+        behind = 0 if mixing is None else mixing.tokens_behind
+        answers: Tensor = self.attention(tokens.roll(-behind, dims=1) if behind else tokens)
+        return answers.roll(behind, dims=1) if behind else answers
 
     def _second_half(self, y: Tensor, norm: nn.Module) -> Tensor | None:
         """Tokens y (b, n, c) behind the MLP; None where it is another one, or somebody listens."""
