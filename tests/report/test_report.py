@@ -25,7 +25,7 @@ from subquad.attention import traits_of
 from subquad.benchmarks import measure_scaling
 from subquad.pages import write_report
 from subquad.pages.attention_maps import drawn_maps
-from subquad.pages.charts import Axis, Series, line_chart, point_chart, tick_texts, ticks_of
+from subquad.pages.charts import Axis, Series, _Frame, line_chart, point_chart, tick_texts, ticks_of
 from subquad.pages.page_parts import Cell, sortable_table
 from subquad.pages.viewer import attention_viewer
 from subquad.runs.run_records import differing_fields, find_runs, group_runs
@@ -339,6 +339,14 @@ def test_runs_on_other_data_are_not_taken_for_seeds_of_one(make_run, tmp_path, d
     groups = group_runs(find_runs([tmp_path / "runs"]))
     assert [group.label for group in groups] == labels
     assert differing_fields(groups) == (["data_dir"] if len(labels) > 1 else [])
+
+
+def test_long_numbers_at_an_axis_do_not_lie_on_its_title():
+    for values in ([0.000465, 0.00048], [1.0, 3.0], [1234.5678, 1234.5679]):
+        frame = _Frame([Series("", "", list(enumerate(values)), [])], Axis("x"), Axis("y"), 400, 200)
+        longest = max(map(len, tick_texts(frame.y_ticks)))
+        assert frame.left - 7 - 7 * longest >= 20, values
+        assert frame.place(0, values[0])[0] >= frame.left
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 92, 14, 44
+_TITLE, _CHARACTER, _GAP = 20, 7, 7
+"""What the title of the upright axis takes, a character of a number at it, and what lies between number and axis."""
 
 MOST_NAMED_BARS = 24
 """Of a bar chart: with more of them, not each has its number below it."""
@@ -95,6 +97,9 @@ class _Frame:
         points = [point for one in series for point in one.points]
         self.x_ticks, self.x_range = ticks_of([px for px, _ in points], x)
         self.y_ticks, self.y_range = ticks_of([py for _, py in points], y)
+        # long numbers take room from the plot, and not from the title beside them
+        longest = max(map(len, tick_texts(self.y_ticks)), default=0)
+        self.left = max(_LEFT, _TITLE + _GAP + math.ceil(_CHARACTER * longest))
 
     def place(self, px: float, py: float) -> tuple[float, float]:
         """Where a value stands on the picture."""
@@ -107,7 +112,7 @@ class _Frame:
         for tick, text in zip(self.y_ticks, tick_texts(self.y_ticks), strict=True):
             _, py = self.place(self.x_range[0], tick)
             parts.append(f'<path class="grid" d="M{self.left} {py:.1f}H{self.right}"/>')
-            parts.append(f'<text class="tick" x="{self.left - 7}" y="{py + 4:.1f}" text-anchor="end">{text}</text>')
+            parts.append(f'<text class="tick" x="{self.left - _GAP}" y="{py + 4:.1f}" text-anchor="end">{text}</text>')
         for tick, text in zip(self.x_ticks, tick_texts(self.x_ticks), strict=True):
             px, _ = self.place(tick, self.y_range[0])
             parts.append(f'<path class="grid" d="M{px:.1f} {self.bottom}v5"/>')
