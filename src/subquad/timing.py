@@ -16,7 +16,8 @@ def image_channels(model: nn.Module) -> int:
     """Of the images that a network is timed on: as it or its backbone says, or its first convolution; else 3."""
     modules = list(model.modules())
     said = next((channels for one in modules if isinstance(channels := getattr(one, "in_chans", None), int)), None)
-    first = next((one for one in modules if isinstance(one, nn.Conv2d)), None)
+    # of images, or of films as towers of language models have it
+    first = next((one for one in modules if isinstance(one, nn.Conv2d | nn.Conv3d)), None)
     if said is None:
         return 3 if first is None else first.in_channels
     # a backbone behind a convolution of somebody's own says what that one gives; convolutions of heads give others

@@ -20,7 +20,7 @@ def counted(model, **chosen):
     layers = converted_layers(without)
     for layer in layers.values():
         layer.inner = HandOn()
-    return count_mixing(model, without, tower.paths_by_stage, (64, 64))
+    return count_mixing(model, without, tower, (64, 64))
 
 
 def test_a_plain_block_is_as_the_formula_says():
@@ -110,4 +110,4 @@ def test_products_of_every_family_are_counted(name):
     for layer in layers.values():
         layer.inner = HandOn()
     tower = find_tower(model, img_size=(side, side))
-    assert 0 < count_mixing(model, without, tower.paths_by_stage, (side, side)).share < 1
+    assert 0 < count_mixing(model, without, tower, (side, side)).share < 1

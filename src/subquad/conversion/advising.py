@@ -173,7 +173,7 @@ def advise(
             ceilings[px] = _ceiling(tower, layers)
         else:
             try:
-                counted[px] = count_mixing(model, networks["nothing"], tower.paths_by_stage, px)
+                counted[px] = count_mixing(model, networks["nothing"], tower, px)
             except Exception as error:
                 # without numbers networks of all kinds fail in ways of all kinds, and the rows are measured anyway
                 log(f"{px[0]}×{px[1]}: products can't be counted, {one_line(error, 120)}")

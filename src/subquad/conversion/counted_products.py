@@ -1,7 +1,8 @@
 """Which part of a network's products attention takes between its projections, counted: any host, windows, pyramids.
 
-A pass is made without memory and without numbers, of the network as it is and of the same one with layers that mix
-nothing; what a layer takes less then is its mixing. What is no product (softmax, norms, memory) is not counted.
+A pass is made without memory and without numbers, where a network can do without, of the network as it is and of the
+same one with layers that mix nothing; what a layer takes less then is its mixing. What is no product (softmax, norms,
+memory) is not counted.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from subquad.conversion.towers import Tower
 from subquad.kernels import use_backend
 from subquad.timing import image_channels
 
@@ -50,24 +52,34 @@ class Counted:
         return f"{takes}:\n  at most {self.ceiling:.2f} times as fast{of_stages}"
 
 
-def count_mixing(model: nn.Module, without: nn.Module, stages: Sequence[Sequence[str]], px: tuple[int, int]) -> Counted:
+def count_mixing(model: nn.Module, without: nn.Module, tower: Tower, px: tuple[int, int]) -> Counted:
     """Count the products of a network, and of the same one without mixing.
 
     Args:
         model: as it is.
         without: with layers that mix nothing.
-        stages: paths of the attention layers of each stage; those that are the same in both count as nothing.
+        tower: of the network, for such images; layers that are the same in both count as nothing.
         px: (height, width) of the image.
     """
+    stages = tower.paths_by_stage
     paths = [path for stage in stages for path in stage]
-    total, whole = _products(model, paths, px)
-    _, left = _products(without, paths, px)
+    try:
+        (total, whole), (_, left) = (_products(one, paths, px, "meta") for one in (model, without))
+    except Exception:
+        # some ask for numbers: where patches stand, or whether queries are masked
+        if max(layer.grid.num_tokens for layer in tower.layers) > MOST_TOKENS:
+            raise
+        (total, whole), (_, left) = (_products(one, paths, px, "cpu") for one in (model, without))
     return Counted(tuple(sum(whole[path] - left[path] for path in stage) / total for stage in stages))
 
 
-def _products(model: nn.Module, paths: Sequence[str], px: tuple[int, int]) -> tuple[int, dict[str, int]]:
-    """Of a pass over one image: all, and those in some modules."""
-    sketched = deepcopy(model).to("meta").requires_grad_(False)
+MOST_TOKENS = 4096
+"""With numbers, all pairs of more take gigabytes in each head."""
+
+
+def _products(model: nn.Module, paths: Sequence[str], px: tuple[int, int], device: str) -> tuple[int, dict[str, int]]:
+    """Of a pass over one image: all, and those in some modules; without numbers on the device meta."""
+    sketched = deepcopy(model).to(device).requires_grad_(False)
     inside = dict.fromkeys(paths, 0)
     counter = FlopCounterMode(display=False)
 
@@ -83,5 +95,5 @@ def _products(model: nn.Module, paths: Sequence[str], px: tuple[int, int]) -> tu
     dtype = next(model.parameters()).dtype
     # all attention as plain products, which the counter knows
     with torch.no_grad(), use_backend("eager"), sdpa_kernel(SDPBackend.MATH), counter:
-        sketched(torch.zeros(1, image_channels(model), *px, dtype=dtype, device="meta"))
+        sketched(torch.zeros(1, image_channels(model), *px, dtype=dtype, device=device))
     return counter.get_total_flops(), inside
