@@ -59,6 +59,12 @@ def test_unions_are_of_all_scenes_together_and_without_what_has_no_class():
     assert whole.share == pytest.approx((6 / 7 + 4 / 5) / 2)
 
 
+def test_a_pixel_whose_scores_are_nan_is_right_nowhere():
+    of_nan = MeanIntersection(3)
+    of_nan.add(torch.full((1, 3, 1, 4), torch.nan), torch.tensor([[[0, 0, 1, 2]]]))
+    assert of_nan.share == 0
+
+
 def test_some_of_many_are_from_all_parts():
     assert list(evenly_some(list(range(10)), 3)) == [0, 3, 6]
     assert list(evenly_some([1, 2], 3)) == [1, 2]

@@ -47,7 +47,11 @@ class MeanIntersection:
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits (b, classes, y, x), which are brought to the size of labels (b, y, x)."""
         logits = F.interpolate(logits.float(), size=labels.shape[1:], mode="bilinear", align_corners=False)
-        self.confusion += count_pixels(logits.argmax(1).cpu(), labels.cpu(), len(self.confusion))
+        found, labels = logits.argmax(1).cpu(), labels.cpu()
+        # what is NaN is right nowhere, and argmax takes it for a class
+        another = (labels + 1) % len(self.confusion)
+        found = torch.where(logits.isnan().any(1).cpu(), another, found)
+        self.confusion += count_pixels(found, labels, len(self.confusion))
 
     @property
     def share(self) -> float:
