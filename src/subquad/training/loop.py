@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from subquad.data import create_loader
+from subquad.data.dataset import PictureDataset
 from subquad.errors import SubquadError
 from subquad.kernels import unavailable
 from subquad.kernels.backends import asked
@@ -113,7 +114,8 @@ class Trainer:
         self._check_judged(row, lr)
         for images in (self.task.train_images, self.task.eval_images):
             # an epoch of fewer images, or judged by others, is none of this run's
-            images.check_all_there()
+            if isinstance(images, PictureDataset):
+                images.check_all_there()
         row |= {
             "lr": lr,
             "epoch_seconds": time.perf_counter() - start,
@@ -130,7 +132,7 @@ class Trainer:
     def _tell_broken(self) -> None:
         """Say how many images are left out, where more are known of than were said."""
         for what, images in {"training": self.task.train_images, "held-out": self.task.eval_images}.items():
-            broken = images.num_broken
+            broken = getattr(images, "num_broken", 0)
             if broken > self.broken_told.get(what, 0):
                 first = images.broken_paths()[0]
                 self.log(f"skipped {broken} broken {what} {'image' if broken == 1 else 'images'}, the first is {first}")

@@ -59,9 +59,6 @@ class SequenceDataset(Dataset):
 
     num_broken = 0
 
-    def check_all_there(self) -> None:
-        """Raise nothing: all of it is in memory."""
-
     def __init__(self, source: Source, name: str, max_length: int) -> None:
         self.classes, self.labels = source.classes, source.labels
         self.name, self.max_length = name, max_length
