@@ -106,6 +106,17 @@ def test_a_folder_is_converted_and_its_student_opened_alone(name, tmp_path):
     assert opened.model(torch.randn(1, 3, 32, 32)).isfinite().all()
 
 
+def test_an_encoder_may_lack_the_pooler_that_is_not_asked(tmp_path):
+    sizes = transformers.ViTConfig(**SIZES)
+    model = transformers.ViTModel(sizes, add_pooling_layer=False).eval()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PICTURES))
+    opened, again = subquad.open_trained(tmp_path), subquad.open_trained(tmp_path)
+    x = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(opened.model(x), model(x).last_hidden_state)
+    assert opened.fingerprint == again.fingerprint
+
+
 def changed(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))

@@ -23,6 +23,9 @@ WEIGHTS = (HUB_WEIGHTS, "model.safetensors.index.json")
 """The weights, or which of several files holds which."""
 
 CLASSIFIER = "ForImageClassification"
+UNASKED = "pooler."
+"""What gives nothing to the tokens that an encoder answers with, and is missing in files of some that never had it."""
+
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers, of those that our transforms have."""
 
@@ -131,9 +134,13 @@ def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torc
     except Exception as error:
         # its library has many, and those of the libraries below it
         raise SubquadError(f"can't load {folder}: {one_line(reason_without_path(error), 200)}") from None
-    if lost := sorted(str(name) for kind in ("missing_keys", "mismatched_keys") for name in about[kind]):
-        raise SubquadError(f"{folder} holds no weights for {some(lost)} of a {cls.__name__}")
     model = NetworkOfTransformers(network)
+    lost = sorted(str(name) for kind in ("missing_keys", "mismatched_keys") for name in about[kind])
+    if asked := [name for name in lost if model.num_classes or not name.startswith(UNASKED)]:
+        raise SubquadError(f"{folder} holds no weights for {some(asked)} of a {cls.__name__}")
+    for name in lost:
+        # drawn anew they would be another network each time
+        nn.init.zeros_(network.get_parameter(name))
     seen = _pictures(folder, network.config, img_size)
     note = {"classes": list(_classes(network.config, model.num_classes)), "input": seen}
     opened = task_named("classify").opened(model.eval().to(device), note, {}).image_network()
