@@ -30,6 +30,7 @@ KINDS = {
     "SiglipVisionModel": ("SiglipVisionConfig", SIZES),
 }
 PICTURES = {
+    "image_processor_type": "ViTImageProcessor",
     "do_center_crop": True,
     "crop_size": {"height": 32, "width": 32},
     "size": {"shortest_edge": 40},
@@ -179,8 +180,53 @@ def test_a_repository_of_the_hub_is_such_a_folder(tmp_path, monkeypatch):
         subquad.open_trained("hf-hub:them/theirs@main")
 
 
-def test_processors_that_squash_or_do_not_normalise(tmp_path):
-    saved(tmp_path, pictures={"size": {"height": 24, "width": 48}, "do_normalize": False, "resample": 3})
+@pytest.mark.parametrize(
+    ("pictures", "size", "mode", "share", "mean"),
+    [
+        ({"size": {"height": 24, "width": 48}, "do_normalize": False}, (24, 48), "squash", 1, (0, 0, 0)),
+        # what classes of processors do where the file is silent
+        ({"size": 32}, (32, 32), "squash", 1, (0.5, 0.5, 0.5)),
+        (
+            {"image_processor_type": "DeiTImageProcessor", "size": 40, "crop_size": 32},
+            (32, 32),
+            "squash",
+            0.8,
+            (0.5,) * 3,
+        ),
+        ({"image_processor_type": "BitImageProcessor", "size": 256}, (224, 224), "center", 0.875, None),
+        (
+            {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 32}, "crop_pct": 0.5},
+            (32, 32),
+            "center",
+            0.5,
+            (0.5, 0.5, 0.5),
+        ),
+    ],
+)
+def test_images_are_brought_as_the_processor_does_it(pictures, size, mode, share, mean, tmp_path):
+    saved(tmp_path, pictures=pictures)
     about = subquad.open_trained(tmp_path).input
-    assert (about.img_size, about.crop_mode, about.crop_pct) == ((24, 48), "squash", 1.0)
-    assert (about.mean, about.std, about.interpolation) == ((0, 0, 0), (1, 1, 1), "bicubic")
+    assert (about.img_size, about.crop_mode, about.crop_pct) == (size, mode, share)
+    assert mean is None or about.mean == mean
+
+
+@pytest.mark.parametrize(
+    "pictures",
+    [
+        PICTURES | {"rescale_factor": 1 / 127.5},
+        PICTURES | {"do_rescale": False},
+        PICTURES | {"resample": 4},
+        {"image_processor_type": "SegGptImageProcessor", "do_resize": False},
+    ],
+)
+def test_what_a_processor_does_otherwise_is_refused(pictures, tmp_path):
+    saved(tmp_path, pictures=pictures)
+    with pytest.raises(SubquadError, match="brings images to the network in another way"):
+        subquad.open_trained(tmp_path)
+
+
+def test_a_processor_of_code_is_refused(tmp_path):
+    saved(tmp_path, pictures={"image_processor_type": "Own", "auto_map": {"AutoImageProcessor": "own.Own"}})
+    (tmp_path / "own.py").write_text("raise SystemExit('run')")
+    with pytest.raises(SubquadError, match=r"can.t read .*custom code"):
+        subquad.open_trained(tmp_path)

@@ -141,7 +141,7 @@ def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torc
     for name in lost:
         # drawn anew they would be another network each time
         nn.init.zeros_(network.get_parameter(name))
-    seen = _pictures(folder, network.config, img_size)
+    seen = _pictures(folder, img_size)
     note = {"classes": list(_classes(network.config, model.num_classes)), "input": seen}
     opened = task_named("classify").opened(model.eval().to(device), note, {}).image_network()
     creation = {"task": "classify", "config": _of_making(network.config), "num_classes": model.num_classes}
@@ -201,44 +201,57 @@ def _classes(config: Any, count: int) -> tuple[str, ...]:
     return () if made_up or len(names) != count else tuple(names)
 
 
-def _pictures(folder: Path, config: Any, img_size: Pixels | None) -> dict[str, Any]:
+def _pictures(folder: Path, img_size: Pixels | None) -> dict[str, Any]:
     """How images are brought to a network, as a note has it: as its processor does it.
 
     Raises:
-        SubquadError: the folder does not say it, or says what can't be done here.
+        SubquadError: the folder does not say it, or it is done in a way that our transforms have not.
     """
-    said = _json(folder / HUB_PICTURES)
-    if not said:
+    if not (folder / HUB_PICTURES).is_file():
         raise SubquadError(
             f"{folder} does not say how images are brought to the network, in a {HUB_PICTURES}: the network's "
             "AutoImageProcessor writes it, by save_pretrained"
         )
-    size, crop = _size(said.get("size")), _size(said.get("crop_size"))
-    crops = bool(said.get("do_center_crop")) and crop is not None
-    seen = crop if crops else size
-    if seen is None:
-        own = config.image_size
-        seen = (own, own) if isinstance(own, int) else (int(own[0]), int(own[1]))
-    wide = min(size) if size is not None and crops else min(seen)
-    normalises = said.get("do_normalize", True)
+    from transformers import AutoImageProcessor
+
+    try:
+        # which knows what its class does where the file is silent
+        said = AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False).to_dict()
+    except Exception as error:
+        # its library has many, and those of the libraries below it
+        raise SubquadError(f"can't read {folder / HUB_PICTURES}: {one_line(reason_without_path(error), 200)}") from None
+    try:
+        return _as_note(said, img_size)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise SubquadError(
+            f"{folder / HUB_PICTURES} brings images to the network in another way than by resizing, a crop of the "
+            "middle, division by 255, mean and std: open it with transformers, and give subquad.convert the network"
+        ) from None
+
+
+def _as_note(said: Mapping[str, Any], img_size: Pixels | None) -> dict[str, Any]:
+    """The settings of a processor of transformers, with all that its class fills in, as a note has them.
+
+    Raises:
+        KeyError, and others of its kind: they are of another form.
+    """
+    if not (said["do_resize"] and said["do_rescale"]) or abs(255 * said["rescale_factor"] - 1) > 1e-6:
+        raise ValueError("other steps")
+    size, crops = said["size"], said.get("do_center_crop")
+    # by the shorter side, as it is, and cut; or both sides, whatever the aspect
+    keeps_aspect = "shortest_edge" in size
+    resized = [size["shortest_edge"]] * 2 if keeps_aspect else [size["height"], size["width"]]
+    seen = [said["crop_size"]["height"], said["crop_size"]["width"]] if crops else resized
+    normalises = said["do_normalize"]
     return {
         "img_size": list(seen if img_size is None else height_and_width(img_size)),
-        "mean": said["image_mean"] if normalises and "image_mean" in said else [0.0, 0.0, 0.0],
-        "std": said["image_std"] if normalises and "image_std" in said else [1.0, 1.0, 1.0],
-        "interpolation": RESAMPLING.get(said.get("resample", 3), "bicubic"),
-        "crop_pct": min(min(seen) / wide, 1.0),
-        "crop_mode": "center" if crops else "squash",
+        "mean": list(said["image_mean"]) if normalises else [0.0, 0.0, 0.0],
+        "std": list(said["image_std"]) if normalises else [1.0, 1.0, 1.0],
+        "interpolation": RESAMPLING[int(said["resample"])],
+        # ConvNeXt's has the share itself, and crops by it
+        "crop_pct": min(min(seen) / min(resized), 1.0) if crops else said.get("crop_pct") or 1.0,
+        "crop_mode": "center" if keeps_aspect else "squash",
     }
-
-
-def _size(said: Any) -> tuple[int, int] | None:
-    """(height, width) of what a processor calls a size, or both sides by the shorter one; None where it says none."""
-    if isinstance(said, int):
-        return said, said
-    if isinstance(said, Mapping) and {"height", "width"} <= said.keys():
-        return int(said["height"]), int(said["width"])
-    shorter = said.get("shortest_edge") if isinstance(said, Mapping) else None
-    return None if shorter is None else (int(shorter), int(shorter))
 
 
 def _json(file: Path) -> dict[str, Any]:
