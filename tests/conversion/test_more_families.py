@@ -151,6 +151,14 @@ def test_a_tower_of_packs_is_fitted_by_arguments_by_name():
     assert compare_networks(student, tower, [(pack, None)]).images == 3
 
 
+def test_a_transformers_that_does_not_say_where_patches_stand_is_refused():
+    student = subquad.convert(teacher("transformers Qwen3-VL"), "linear")
+    recorder = next(iter(converted_layers(student).values())).recorder
+    # as versions before called their rotary embedding: with how many there are
+    with pytest.raises(SubquadError, match="of this transformers is not told where patches stand"):
+        recorder(student.tower.rotary_pos_emb, (4,), None)
+
+
 def test_frames_of_a_film_are_images_of_a_pack_and_parts_of_maps_are_refused():
     model = teacher("transformers Qwen3-VL")
     student = subquad.convert(model, "softmax")

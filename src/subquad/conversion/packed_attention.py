@@ -52,7 +52,7 @@ class PackGrid(TokenGrid):
     """
 
     places: Tensor = field(default_factory=lambda: torch.zeros(0, 2))
-    _images: dict[tuple[int, ...], list[Images]] = field(default_factory=dict, repr=False)
+    _images: dict[tuple[int, ...], list[Images]] = field(default_factory=dict, init=False, repr=False)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PackGrid) and torch.equal(self.places, other.places)

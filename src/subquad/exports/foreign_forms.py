@@ -32,6 +32,10 @@ def forms_of_any_size() -> Iterator[None]:
         yield
 
 
+MASKED = "attn_mask_probs"
+"""The shares of transformers' EoMT's queries that are masked in each of its last blocks."""
+
+
 @contextmanager
 def masks_as_numbers(model: nn.Module) -> Iterator[None]:
     """EoMT asks a buffer whether its queries are masked: numbers inside this context, as a program can't be asked."""
@@ -45,10 +49,6 @@ def masks_as_numbers(model: nn.Module) -> Iterator[None]:
         for module, shares in asked:
             del vars(module)[MASKED]
             module._buffers[MASKED] = shares
-
-
-MASKED = "attn_mask_probs"
-"""The shares of transformers' EoMT's queries that are masked in each of its last blocks."""
 
 
 def _adaptive_means(image: Tensor, output_size: int | Sequence[int | None]) -> Tensor:

@@ -5,7 +5,6 @@ transformers' class before and of a class derived from it afterwards, with the s
 """
 
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,16 +13,21 @@ from torch import Tensor, nn
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import first_half_of, is_asked_for
 from subquad.inference.halves import are_mlp, does_more, drops_nothing, is_norm, second_half
-from subquad.inference.transformers_blocks import full_name, of_blocks, of_transformers
+from subquad.inference.transformers_blocks import (
+    OfTransformers,
+    derived,
+    full_name,
+    named,
+    of_blocks,
+    of_transformers,
+)
 from subquad.kernels import replayed
 from subquad.ops import softmax_attention
-from subquad.tracing import refuse_torchscript
 
 BLOCKS = (
     "transformers.models.dpt.modeling_dpt.DPTViTLayer",
     "transformers.models.yolos.modeling_yolos.YolosLayer",
 )
-PREFIX = "Fused"
 
 
 class Within:
@@ -59,19 +63,12 @@ class Within:
         return softmax_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-class FusedOlderLayer(nn.Module):
-    """A block in evaluation; training, and what is asked for beside, are as they were.
+class FusedOlderLayer(OfTransformers):
+    """A block in evaluation; training, and what is asked for beside, are as they were."""
 
-    Attributes:
-        home: the module of transformers that defines what it was.
-    """
-
-    home: str
     attention: Any
     intermediate: Any
     output: Any
-
-    __prepare_scriptable__ = refuse_torchscript
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.training or is_asked_for(*args, *of_blocks(kwargs).values()) or not self._drop_nothing():
@@ -108,25 +105,17 @@ class FusedOlderLayer(nn.Module):
         """Tokens y (b, n, c) behind the MLP; None where it is another one, or somebody listens."""
         first, second = self.intermediate, self.output
         activation = of_transformers(first.intermediate_act_fn)
-        if not (self._are_of_home(first, second) and is_norm(norm) and are_mlp(first.dense, second.dense)):
+        if not (self.are_of_home(first, second) and is_norm(norm) and are_mlp(first.dense, second.dense)):
             return None
         if activation is None or any(map(does_more, (norm, first, *first.children(), second, second.dense))):
             return None
         return second_half(self, y, norm, first.dense, second.dense, None, activation=activation)
 
     def _mixing(self) -> Within | None:
-        if not self._are_of_home(self.attention, self.attention.output):
+        if not self.are_of_home(self.attention, self.attention.output):
             return None
         within = Within(self.attention.attention)
-        return within if within.is_converted or self._is_softmax(within.attn) else None
-
-    def _is_softmax(self, attn: Any) -> bool:
-        # other implementations are chosen, or written, by whoever wants what they do
-        chosen = attn.config._attn_implementation if self._are_of_home(attn) else None
-        return chosen in ("eager", "sdpa") and not attn.is_causal
-
-    def _are_of_home(self, *modules: nn.Module) -> bool:
-        return all(type(module).__module__ == self.home for module in modules)
+        return within if within.is_converted or self.is_softmax(within.attn) else None
 
     def _drop_nothing(self) -> bool:
         return drops_nothing(self.attention.output.dropout, self.output.dropout)
@@ -143,15 +132,9 @@ def fuse_all(model: nn.Module) -> None:
 @functools.cache
 def fused(full: str) -> type[nn.Module]:
     """The class of blocks of few steps that is derived from the one of this full name."""
-    home, _, name = full.rpartition(".")
-    cls = getattr(importlib.import_module(home), name)
-    contents = {"home": home, "__module__": __name__, "__doc__": cls.__doc__}
-    return type(f"{PREFIX}{name}", (FusedOlderLayer, cls), contents)
+    return derived(full, FusedOlderLayer, __name__)
 
 
 def __getattr__(name: str) -> type[nn.Module]:
     """The class of this name, which pickles ask for."""
-    for full in BLOCKS:
-        if name == PREFIX + full.rpartition(".")[2]:
-            return fused(full)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return fused(named(name, BLOCKS))

@@ -7,7 +7,7 @@ parameters. All of them are of the same parts under other names, so that a famil
 import functools
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,18 +113,36 @@ def full_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-class FusedLayer(nn.Module):
+class OfTransformers(nn.Module):
+    """What fused blocks of both forms share.
+
+    Attributes:
+        home: the module of transformers that defines what it was.
+    """
+
+    home: str
+
+    __prepare_scriptable__ = refuse_torchscript
+
+    def are_of_home(self, *modules: nn.Module) -> bool:
+        """Whether modules are of the classes that stand beside the block's own."""
+        return all(type(module).__module__ == self.home for module in modules)
+
+    def is_softmax(self, attn: Any) -> bool:
+        """Whether an attention layer is transformers' own, and computes what it is known for."""
+        # other implementations are chosen, or written, by whoever wants what they do
+        chosen = attn.config._attn_implementation if self.are_of_home(attn) else None
+        return chosen in ("eager", "sdpa") and not attn.is_causal
+
+
+class FusedLayer(OfTransformers):
     """A block in evaluation; training, masks and causal attention are as they were.
 
     Attributes:
         parts: what its modules are called.
-        home: the module of transformers that defines what it was.
     """
 
     parts: Parts
-    home: str
-
-    __prepare_scriptable__ = refuse_torchscript
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         settings = of_blocks(kwargs)
@@ -158,18 +176,10 @@ class FusedLayer(nn.Module):
 
     def _mixing(self) -> Between | None:
         attn = getattr(self, self.parts.attention)
-        return converted(attn) or (TransformersSoftmax(attn, self.parts.proj) if self._is_softmax(attn) else None)
-
-    def _is_of_home(self, module: nn.Module) -> bool:
-        return type(module).__module__ == self.home
-
-    def _is_softmax(self, attn: Any) -> bool:
-        # other implementations are chosen, or written, by whoever wants what they do
-        chosen = attn.config._attn_implementation if self._is_of_home(attn) else None
-        return chosen in ("eager", "sdpa") and not attn.is_causal
+        return converted(attn) or (TransformersSoftmax(attn, self.parts.proj) if self.is_softmax(attn) else None)
 
     def _are_factors(self, scale: nn.Module | None) -> bool:
-        return scale is None or (self._is_of_home(scale) and not does_more(scale))
+        return scale is None or (self.are_of_home(scale) and not does_more(scale))
 
 
 def of_blocks(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,15 +244,29 @@ class TransformersSoftmax:
 @functools.cache
 def fused(full: str) -> type[nn.Module]:
     """The class of blocks of few steps that is derived from the one of this full name."""
+    return derived(full, FusedLayer, __name__, parts=PARTS[full])
+
+
+def derived(full: str, fused_form: type[OfTransformers], module: str, **attributes: Any) -> type[nn.Module]:
+    """A class of blocks of few steps, defined in `module`, that is derived from the one of this full name."""
     home, _, name = full.rpartition(".")
     cls = getattr(importlib.import_module(home), name)
-    contents = {"parts": PARTS[full], "home": home, "__module__": __name__, "__doc__": cls.__doc__}
-    return type(f"{PREFIX}{name}", (FusedLayer, cls), contents)
+    contents = {"home": home, "__module__": module, "__doc__": cls.__doc__, **attributes}
+    return type(f"{PREFIX}{name}", (fused_form, cls), contents)
+
+
+def named(short: str, fulls: Iterable[str]) -> str:
+    """Which of some full names the class has that `derived` called so.
+
+    Raises:
+        AttributeError: none of them, as pickles that ask for it expect.
+    """
+    for full in fulls:
+        if short == PREFIX + full.rpartition(".")[2]:
+            return full
+    raise AttributeError(f"there is no class {short!r} of blocks of few steps")
 
 
 def __getattr__(name: str) -> type[nn.Module]:
     """The class of this name, which pickles ask for."""
-    for full in PARTS:
-        if name == PREFIX + full.rpartition(".")[2]:
-            return fused(full)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return fused(named(name, PARTS))
