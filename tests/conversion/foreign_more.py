@@ -129,6 +129,18 @@ def packed_of_transformers(name, prefix, **more):
     return OfImages(tower_of_transformers(name, prefix, "Model", **sizes))
 
 
+def windows_of_transformers(name, prefix):
+    """A tower whose second block sees whole images, and the first one windows of 4×4 patches."""
+    defined = pytest.importorskip(f"transformers.models.{name}.modeling_{name}", exc_type=ImportError)
+    configured = import_module(f"transformers.models.{name}.configuration_{name}")
+    sizes = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 96, "patch_size": 8}
+    windows = {"window_size": 32, "fullatt_block_indexes": [1], "out_hidden_size": 48}
+    config = getattr(configured, f"{prefix}Vision{'Encoder' if 'Omni' in prefix else ''}Config")(**sizes, **windows)
+    if "Omni" in prefix:
+        return OfImages(defined.Qwen2_5OmniVisionEncoder(config))
+    return OfImages(defined.Qwen2_5_VisionTransformerPretrainedModel(config))
+
+
 def qwen2_vl():
     transformers = pytest.importorskip("transformers")
     module = pytest.importorskip("transformers.models.qwen2_vl.modeling_qwen2_vl", exc_type=ImportError)
@@ -255,6 +267,11 @@ MORE = {
     ),
     "transformers Qwen3.5": (
         partial(packed_of_transformers, "qwen3_5", "Qwen3_5", num_position_embeddings=64),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers Qwen2.5-VL": (partial(windows_of_transformers, "qwen2_5_vl", "Qwen2_5_VL"), [(64, 96), (96, 80)]),
+    "transformers Qwen2.5-Omni": (
+        partial(windows_of_transformers, "qwen2_5_omni", "Qwen2_5Omni"),
         [(64, 96), (96, 80)],
     ),
     "transformers GLM-4V": (

@@ -175,6 +175,20 @@ def test_frames_of_a_film_are_images_of_a_pack_and_parts_of_maps_are_refused():
         layer(tokens[1:], torch.tensor([0, 95]), turns)
 
 
+@pytest.mark.parametrize("name", [name for name in PACKED if "Qwen2.5" in name])
+def test_windows_of_packs_stay_and_are_converted_where_they_are_named(name):
+    model = teacher(name)
+    assert list(converted_layers(subquad.convert(model, "linear"))) == [1]
+    student, several = subquad.convert(model, "softmax", blocks=[0, 1]), [images(96, 80, 1), images(32, 64, 2)]
+    pack = packed(student, several)
+    with torch.no_grad():
+        assert difference(student.tower(*pack).last_hidden_state, model.tower(*pack).last_hidden_state) < 1e-6
+    layer, tokens = converted_layers(student)[1], torch.randn(len(pack[0]), 48)
+    turns = tuple(torch.randn(2, len(tokens), 12))
+    with pytest.raises(SubquadError, match="turned by other positions than those that the rotary embedding was told"):
+        layer(tokens, torch.tensor([0, len(tokens)]), turns)
+
+
 def test_blocks_of_sam_2_that_lead_to_the_next_stage_stay():
     model = teacher("transformers SAM 2")
     assert list(converted_layers(subquad.convert(model, "linear"))) == [2, 4]

@@ -123,8 +123,8 @@ class ConvertedAttention(nn.Module):
         return self.num_heads * self.width
 
     @classmethod
-    def is_target(cls, original: nn.Module, block: nn.Module) -> bool:
-        """Whether this layer of a block is meant where all are to be replaced; windows are cheap as they are."""
+    def is_target(cls, original: nn.Module, block: nn.Module, number: int) -> bool:
+        """Whether this layer of block `number` is meant where all are to be replaced; windows are cheap as they are."""
         return True
 
     @classmethod

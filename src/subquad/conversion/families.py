@@ -93,6 +93,10 @@ FAMILIES: dict[str, str] = {
         for name in ("glm4v", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
     },
     **{
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.packed_windows"
+        for name in ("qwen2_5_omni", "qwen2_5_vl")
+    },
+    **{
         f"subquad.models.{host}": "subquad.conversion.own_attention"
         for host in ("cswin", "layers", "mavit", "mlla_network", "pvt", "swin")
     },

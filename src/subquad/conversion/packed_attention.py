@@ -76,28 +76,36 @@ class PackGrid(TokenGrid):
     def _sorted(self, ends: tuple[int, ...]) -> list[Images]:
         by_size: dict[tuple[int, int], list[Tensor]] = {}
         for first, behind in pairwise(ends):
-            rows, columns = self.places[first:behind].long().unbind(1)
+            places = self.places[first:behind].long()
+            # a window need not begin in the first row and column
+            rows, columns = (places - places.amin(0)).unbind(1)
             height, width = int(rows.max()) + 1, int(columns.max()) + 1
             numbers = rows * width + columns
             order = numbers.argsort()
             if not torch.equal(numbers[order], torch.arange(height * width, device=order.device)):
                 raise SubquadError(
                     f"{behind - first} tokens that attend to each other are not those of one map of {height}×{width}: "
-                    "a converted layer takes whole images"
+                    "a converted layer takes whole images or windows"
                 )
             by_size.setdefault((height, width), []).append(first + order)
         return [Images(TokenGrid(*size), torch.stack(tokens)) for size, tokens in by_size.items()]
 
 
 class PackRecorder(GridRecorder):
-    """Listens to the rotary embedding, which is told where each patch stands."""
+    """Listens to the rotary embedding, which is told where each patch stands.
 
+    Attributes:
+        towers: what it listens to, see `TOWERS`.
+    """
+
+    towers: ClassVar[tuple[tuple[str, str, str], ...]] = TOWERS
     # where Qwen3-VL's table of positions has an entry for each place
     usual_size = (768, 768)
 
     @classmethod
     def hears(cls, module: nn.Module) -> bool:
-        return any(is_called(module, f"transformers.models.{name}.modeling_{name}.{cls}") for name, cls, _ in TOWERS)
+        names = [f"transformers.models.{name}.modeling_{name}.{rotary}" for name, rotary, _ in cls.towers]
+        return any(is_called(module, name) for name in names)
 
     @classmethod
     def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
@@ -113,7 +121,11 @@ class PackRecorder(GridRecorder):
             raise SubquadError(
                 f"{type(module).__name__} of this transformers is not told where patches stand: 5.24 does it"
             )
-        self.record(PackGrid(1, len(places), places=places.detach()))
+        self.record(self.grid_from(places.detach(), turns))
+
+    def grid_from(self, places: Tensor, turns: Any) -> PackGrid:
+        """The pack whose patches stand at `places` (n, 2), and are turned by these cosines and sines (n, d)."""
+        return PackGrid(1, len(places), places=places)
 
     def pack_of(self, tokens: Tensor) -> PackGrid:
         """Where tokens (n, c) of a pack stand; raises as `grid_of`."""
@@ -125,7 +137,9 @@ class PackRecorder(GridRecorder):
 class PackedAttention(ConvertedAttention):
     """Mixes the tokens of each image of a pack; images of one size go through the mechanism at once."""
 
-    replaces = tuple(f"transformers.models.{name}.modeling_{name}.{cls}" for name, _, cls in TOWERS)
+    replaces: ClassVar[tuple[str, ...]] = tuple(
+        f"transformers.models.{name}.modeling_{name}.{cls}" for name, _, cls in TOWERS
+    )
     listener: ClassVar[type[GridRecorder]] = PackRecorder
     recorder: PackRecorder
 
@@ -143,11 +157,19 @@ class PackedAttention(ConvertedAttention):
         **kwargs: Any,
     ) -> Tensor:
         """Tokens (n, c) of images that begin at `cu_seqlens`, turned by cosines and sines (n, d)."""
-        heads = self.through("qkv", hidden_states).unflatten(-1, (3, self.num_heads, self.width))
-        images = self.recorder.pack_of(hidden_states).images(cu_seqlens)
+        heads = self.projected(hidden_states).unflatten(-1, (3, self.num_heads, self.width))
+        images = self.pack_of(hidden_states, *position_embeddings).images(cu_seqlens)
         answers = [self._of_one_size(one, heads, hidden_states, *position_embeddings) for one in images]
         order = torch.cat([one.tokens.flatten() for one in images])
         return self.through("proj", torch.cat(answers)[order.argsort()])
+
+    def projected(self, x: Tensor) -> Tensor:
+        """(n, 3·c), queries, keys and values of tokens (n, c)."""
+        return self.through("qkv", x)
+
+    def pack_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> PackGrid:
+        """Where tokens (n, c) that are turned by these cosines and sines (n, d) stand."""
+        return self.recorder.pack_of(x)
 
     def _of_one_size(self, images: Images, heads: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(b·m, h·d), of heads (n, 3, h, d) of tokens x (n, c)."""

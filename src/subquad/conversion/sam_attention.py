@@ -44,7 +44,7 @@ class SamAttention(ConvertedAttention):
         return ((name, part) for name, part in super().kept(original) if name not in unused)
 
     @classmethod
-    def is_target(cls, original: nn.Module, block: nn.Module) -> bool:
+    def is_target(cls, original: nn.Module, block: nn.Module, number: int) -> bool:
         return not getattr(block, "window_size", 0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ class Sam2Attention(SamAttention):
         return original.num_attention_heads, original.dim_out // original.num_attention_heads
 
     @classmethod
-    def is_target(cls, original: Any, block: nn.Module) -> bool:
-        return super().is_target(original, block) and not original.query_stride
+    def is_target(cls, original: Any, block: nn.Module, number: int) -> bool:
+        return super().is_target(original, block, number) and not original.query_stride
 
     @classmethod
     def grid_of(cls, original: Any, grid: TokenGrid) -> TokenGrid:
@@ -117,8 +117,8 @@ class Sam3Attention(ConvertedAttention):
         return original.num_attention_heads, original.head_dim
 
     @classmethod
-    def is_target(cls, original: nn.Module, block: nn.Module) -> bool:
-        return SamAttention.is_target(original, block)
+    def is_target(cls, original: nn.Module, block: nn.Module, number: int) -> bool:
+        return SamAttention.is_target(original, block, number)
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any

@@ -43,6 +43,7 @@ class Layer:
 
     Attributes:
         grid: of its tokens, for images of the size that position parameters are made for.
+        number: of its block, from 0; in one of our networks, within its stage.
     """
 
     path: str
@@ -50,11 +51,12 @@ class Layer:
     block: nn.Module
     known: type[ConvertedAttention] | None
     grid: TokenGrid
+    number: int
 
     @property
     def is_target(self) -> bool:
         """Whether it is meant where all are to be replaced."""
-        return self.known is None or self.known.is_target(self.module, self.block)
+        return self.known is None or self.known.is_target(self.module, self.block, self.number)
 
     @property
     def family(self) -> type[ConvertedAttention]:
@@ -388,7 +390,7 @@ def _layers(
         if family is not None:
             own = family.grid_of(module, own)
             own = TokenGrid(*own.shape, own.prefix + family.tokens_beside(module, number))
-        yield Layer(path, module, modules[path.rpartition(".")[0]], family, own)
+        yield Layer(path, module, modules[path.rpartition(".")[0]], family, own, number)
 
 
 def _prefix_tokens(root: Any, embedding: Any) -> int:

@@ -1,0 +1,98 @@
+"""Attention layers of Qwen2.5-VL's vision tower, whose tokens are in the order of windows, and most of which see these.
+
+Bai et al. 2025, arXiv 2502.13923, section 2.1.1: four of 32 blocks see whole images. The tower orders patches by
+windows in front of its blocks, and their rotary positions with them; by these it is known here where each patch stands.
+
+Letters: n tokens of all images, c = h·d channels.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from subquad.conversion.converted_attention import channels_into
+from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.packed_attention import PackedAttention, PackGrid, PackRecorder
+from subquad.errors import SubquadError
+
+
+@dataclass(frozen=True, eq=False)
+class TurnedPack(PackGrid):
+    """A pack in the order in which its patches were embedded.
+
+    Attributes:
+        cosines: (n, d), by which each is turned.
+    """
+
+    cosines: Tensor = field(default_factory=lambda: torch.zeros(0, 2))
+    _ordered: list[tuple[Tensor, PackGrid]] = field(default_factory=list, init=False, repr=False)
+
+    def in_order_of(self, cosines: Tensor) -> PackGrid:
+        """The pack in the order of tokens that are turned by these (n, d).
+
+        Raises:
+            SubquadError: they are not those of this pack.
+        """
+        for known, pack in self._ordered:
+            # all blocks of a call are handed the same
+            if known is cosines:
+                return pack
+        pack = PackGrid(1, len(cosines), places=self._places_of(cosines))
+        self._ordered[:] = [(cosines, pack)]
+        return pack
+
+    def _places_of(self, cosines: Tensor) -> Tensor:
+        # equal rows, as those of one place in several images, have one number
+        _, numbers = torch.unique(torch.cat([self.cosines, cosines]), dim=0, return_inverse=True)
+        embedded, handed = numbers.split([len(self.cosines), len(cosines)])
+        places = self.places.new_full((len(numbers), 2), -1)
+        places[embedded] = self.places
+        if bool((found := places[handed]).lt(0).any()):
+            raise SubquadError("tokens are turned by other positions than those that the rotary embedding was told")
+        return found
+
+
+class TurnedPackRecorder(PackRecorder):
+    """Listens to the rotary embedding, and keeps by what it turns each patch."""
+
+    towers: ClassVar[tuple[tuple[str, str, str], ...]] = (
+        ("qwen2_5_omni", "Qwen2_5OmniVisionRotaryEmbedding", "Qwen2_5OmniVisionAttention"),
+        ("qwen2_5_vl", "Qwen2_5_VLVisionRotaryEmbedding", "Qwen2_5_VLVisionAttention"),
+    )
+
+    def grid_from(self, places: Tensor, turns: tuple[Tensor, Tensor]) -> PackGrid:
+        return TurnedPack(1, len(places), places=places, cosines=turns[0].detach())
+
+
+class PackedWindows(PackedAttention):
+    """Qwen2.5-VL's: blocks that see whole images are meant, and those of windows where `blocks` names them."""
+
+    replaces: ClassVar[tuple[str, ...]] = (
+        "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLVisionAttention",
+    )
+    listener: ClassVar[type[GridRecorder]] = TurnedPackRecorder
+
+    @classmethod
+    def is_target(cls, original: Any, block: nn.Module, number: int) -> bool:
+        return number in original.config.fullatt_block_indexes
+
+    def pack_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> PackGrid:
+        pack = super().pack_of(x, cos, sin)
+        assert isinstance(pack, TurnedPack)
+        return pack.in_order_of(cos)
+
+
+class OmniWindows(PackedWindows):
+    """Qwen2.5-Omni's, with projections apart: Xu et al. 2025, arXiv 2503.20215."""
+
+    replaces: ClassVar[tuple[str, ...]] = (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni.Qwen2_5OmniVisionAttention",
+    )
+
+    def tokens_width(self, original: Any) -> int:
+        return channels_into(original.q)
+
+    def projected(self, x: Tensor) -> Tensor:
+        return torch.cat([self.through(name, x) for name in ("q", "k", "v")], dim=-1)
