@@ -60,7 +60,6 @@ IMAGES_OF = {"subquad.tasks.classification"}
 OF_CLASSIFIERS = {
     "api": {"classify"},
     "timm_classifiers": {"classify"},
-    "transformers_folders": {"classify"},
     "opened_networks": {"classify"},
     "run_records": {"classify"},
     "study": IMAGES_OF,

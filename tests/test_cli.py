@@ -225,6 +225,8 @@ def test_the_module_runs_as_a_program_and_a_closed_pipe_is_no_error(tmp_path):
     [
         ("subquad", ["python", "/somewhere/subquad"], True),
         ("-m", ["python", "-X", "dev", "-m", "subquad", "train"], True),
+        ("/somewhere/subquad/__main__.py", ["python", "-m", "subquad", "train"], True),
+        ("/somewhere/mine/__main__.py", ["python", "-m", "mine"], False),
         ("-m", ["python", "-m", "mine", "-m", "subquad"], False),
         ("pytest", ["python", "-m", "pytest"], False),
     ],

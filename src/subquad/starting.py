@@ -4,6 +4,7 @@ Some of them catch whatever is raised meanwhile, and are half there afterwards. 
 one line, and nothing has begun yet.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -12,7 +13,11 @@ from types import FrameType
 
 def is_command() -> bool:
     """Whether this process is the command, as a program or as `python -m subquad`; not whoever imports the library."""
-    name = os.path.basename(sys.argv[0]) if sys.argv else ""  # noqa: PTH119 (pathlib takes a while to import)
+    program = sys.argv[0] if sys.argv else ""
+    name = os.path.basename(program)  # noqa: PTH119 (pathlib takes a while to import)
+    if name == "__main__.py":
+        # as `python -m` calls it once it was found
+        name = os.path.basename(os.path.dirname(program))  # noqa: PTH119, PTH120
     if name == "-m":
         # while a package is looked for; which one only the interpreter's own arguments say
         asked = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
@@ -34,6 +39,17 @@ def open_what_is_closed() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 (as above; it stays open)
+
+
+def quiet_torchao() -> None:
+    """Let torchao, which transformers imports where it is there, not warn of its own code and of how it was built."""
+    for name in ("torch.utils._pytree", "torchao"):
+        # a filter, since PyTorch sets the levels of its own when it is imported
+        logging.getLogger(name).addFilter(_is_an_error)
+
+
+def _is_an_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def end_by_signals() -> None:

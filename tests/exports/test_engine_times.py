@@ -162,6 +162,17 @@ def test_onnx_files_are_timed_in_int8_as_well(in_this_process):
 
 
 @pytest.mark.slow
+def test_networks_of_transformers_whose_decoders_ask_for_hidden_states_are_timed_in_their_process():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_sizes": [8, 16], "depths": [1, 1], "sr_ratios": [2, 1], "num_attention_heads": [1, 2]}
+    more = {"num_encoder_blocks": 2, "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]}
+    config = transformers.SegformerConfig(**sizes, **more, decoder_hidden_size=8)
+    segformer = transformers.SegformerForSemanticSegmentation(config)
+    rows = time_engines({"a": segformer}, PX, [], ["fp32"], repeats=1)
+    assert all(row.ms for row in rows), [row.reason for row in rows]
+
+
+@pytest.mark.slow
 def test_advice_goes_from_a_network_to_an_engine():
     advised = subquad.advise(lambda px: network("softmax"), img_size=32, attention=["linear"], repeats=1)
     engines = {row.engine for row in advised.engines[PX]}

@@ -80,7 +80,7 @@ def test_weights_that_pickle_holds_are_read_without_running_code(saved):
 
 def test_what_is_wrong_is_said_in_one_line(saved):
     _, folder = saved
-    with pytest.raises(SubquadError, match=r"classifier of timm's, not a network of `subquad segment`"):
+    with pytest.raises(SubquadError, match="a network of timm's, is for the task classify, not for segment"):
         open_trained(folder, task="segment")
     edit(folder, architecture="vit_of_nobody")
     with pytest.raises(SubquadError, match="vit_of_nobody"):

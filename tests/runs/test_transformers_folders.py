@@ -128,9 +128,9 @@ def changed(folder, **changes):
     [
         (
             lambda at: changed(at, architectures=["ViTForMaskedImageModeling"]),
-            "take classifiers and encoders of images",
+            "take classifiers, semantic segmenters and encoders",
         ),
-        (lambda at: changed(at, architectures=["BertModel"]), "take classifiers and encoders of images"),
+        (lambda at: changed(at, architectures=["BertModel"]), "take classifiers, semantic segmenters and encoders"),
         (lambda at: changed(at, architectures=["MyModel"]), r"transformers .* has no network 'MyModel'"),
         (lambda at: changed(at, architectures=None), "does not say which class the network has"),
         (lambda at: changed(at, hidden_size=48), "can't load .*|holds no weights for"),
@@ -150,7 +150,7 @@ def test_a_folder_that_can_not_be_opened_is_said_in_one_line(spoil, message, tmp
 
 def test_a_folder_is_for_no_other_task(tmp_path):
     saved(tmp_path)
-    with pytest.raises(SubquadError, match=r"classifier of transformers', not a network of `subquad segment`"):
+    with pytest.raises(SubquadError, match="a network of transformers', is for the task classify, not for segment"):
         subquad.open_trained(tmp_path, task="segment")
 
 
@@ -216,6 +216,11 @@ def test_images_are_brought_as_the_processor_does_it(pictures, size, mode, share
         PICTURES | {"rescale_factor": 1 / 127.5},
         PICTURES | {"do_rescale": False},
         PICTURES | {"resample": 4},
+        # what changes numbers or sizes without being asked for by name
+        {"image_processor_type": "MobileViTImageProcessor", "size": 32, "do_center_crop": False},
+        {"image_processor_type": "DPTImageProcessor", "do_pad": True, "size_divisor": 4},
+        {"image_processor_type": "DPTImageProcessor", "keep_aspect_ratio": True},
+        {"image_processor_type": "DetrImageProcessor", "do_pad": False},
         {"image_processor_type": "SegGptImageProcessor", "do_resize": False},
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subquad.keeping_memory import keep_memory
-from subquad.starting import is_command, open_what_is_closed
+from subquad.starting import is_command, open_what_is_closed, quiet_torchao
 
 if TYPE_CHECKING:
     from subquad.cli.parser import Parser
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = make_parser(argv).parse(argv)
         if is_command():
             keep_memory()
+            quiet_torchao()
         with ended_by_signals(), first_process_speaks():
             arguments.run(arguments)
         sys.stdout.flush()

@@ -6,7 +6,7 @@ The folder has what was decided (`conversion.json`), the changes (`delta.safeten
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,8 @@ def open_plan(plan: Plan) -> Opened:
             f"{plan.source} is of `subquad {opened.task}`, whose networks are not fitted here, as they give lists of "
             "what they find: subquad.convert(network, …) replaces its layers in Python"
         )
+    if opened.data is None and opened.knows_as_data(plan.images):
+        opened = replace(opened, data=plan.images)
     config = opened.image_network(plan.img_size).input
     own = opened.training_images(data_dir=plan.data_dir) if plan.images == opened.data else None
     pictures = open_images(plan.images, plan.data_dir) if own is None else own

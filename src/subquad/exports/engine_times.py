@@ -25,6 +25,7 @@ from subquad.inference import optimize
 from subquad.instructions import multiplies_bf16
 from subquad.keeping_memory import keep_memory
 from subquad.ranges import check_repeats
+from subquad.starting import quiet_torchao
 from subquad.text import one_line
 from subquad.timing import Run, image_channels, interleaved_ms, warmed_up
 from subquad.writing import replacing, temporary_folder, write_json
@@ -144,12 +145,32 @@ def _child(file: Path, answer: Path, engine: str, dtype: str, px: tuple[int, int
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     torch.set_num_threads(threads)
+    quiet_torchao()
     if engine == "optimize":
         keep_memory()
     # written by `time_engines` a moment ago, in a folder of its own
     networks = torch.load(file, weights_only=False)
+    for network in networks.values():
+        _register_with_transformers(network)
     rows = timed_here(networks, engine, dtype, px, repeats, file.parent)
     write_json(answer, [vars(row) for row in rows])
+
+
+def _register_with_transformers(network: nn.Module) -> None:
+    """Have transformers know a network's classes, as it does once one was made in this process.
+
+    Constructors note what each class can record. In a process that has only read its networks from a file, a decoder
+    that asks for the hidden states of all blocks (SegFormer, DPT) would get None.
+    """
+    known = set()
+    for part in network.modules():
+        cls = type(part)
+        config = getattr(part, "config", None)
+        if cls not in known and config is not None and cls.__module__.startswith("transformers.models."):
+            known.add(cls)
+            # whoever needs more than its configuration is no network that has such a note
+            with suppress(TypeError), torch.device("meta"):
+                cls(config)
 
 
 def timed_here(

@@ -1,11 +1,11 @@
 """The linear layers of a network in int8, by torchao: its weights alone, or activations too, scaled at each call."""
 
 import copy
-import logging
 
 from torch import nn
 
 from subquad.errors import SubquadError
+from subquad.starting import quiet_torchao
 
 INT8 = ("weights", "dynamic")
 """What can be in int8: weights, raised to the network's precision at each call; or activations as well."""
@@ -24,9 +24,7 @@ def in_int8(model: nn.Module, what: str) -> nn.Module:
     """
     if not any(isinstance(part, nn.Linear) for part in model.modules()):
         raise nothing_in_int8()
-    # it warns of its own code at import, and of kernels that it was not built with
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
-    logging.getLogger("torchao").setLevel(logging.ERROR)
+    quiet_torchao()
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
     from torchao.utils import unwrap_tensor_subclass
 

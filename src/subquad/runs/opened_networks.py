@@ -17,7 +17,8 @@ from subquad.models.restoring import made_beside
 from subquad.ranges import Pixels, checks_arguments
 from subquad.runs.run_folder import recipe_beside
 from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, open_timm_folder
-from subquad.runs.transformers_folders import folder_of_transformers, make_transformers, open_transformers_folder
+from subquad.runs.transformers_folders import folder_of_transformers, open_transformers_folder
+from subquad.runs.transformers_networks import make_transformers
 from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
 from subquad.text import one_line
 from subquad.weights.files import BEST, HUB, read_note, weight_file
@@ -49,9 +50,9 @@ def open_trained(
     Args:
         source: a run folder, whose best weights are taken, or a weight file that training wrote; the folder of a
             conversion, whose teacher is opened with it; or a folder that timm saved (`timm.models.save_for_hf`), or
-            transformers (`save_pretrained`, of a classifier or an encoder of images and of its image processor); or
-            "timm/NAME" with timm's weights, or "timm/NAME=FILE" with those of a file; or "pretrained/NAME" with the
-            authors' weights.
+            transformers (`save_pretrained`, of a classifier, a semantic segmenter or an encoder of images and of its
+            image processor); or "timm/NAME" with timm's weights, or "timm/NAME=FILE" with those of a file; or
+            "pretrained/NAME" with the authors' weights.
         task: what it must be for, a name of `TASKS`; anything if left out.
         img_size: pixels of its images, one number or (height, width), for a network that looks at images of one size;
             as in training if left out.
@@ -73,12 +74,12 @@ def open_trained(
 def _opened(source: Path | str, task: str | None, img_size: Pixels | None, where: torch.device) -> Any:
     """The network of a run, a file, a conversion or of timm."""
     if str(source).startswith(TIMM):
-        return _classifier(open_timm(str(source).removeprefix(TIMM), img_size, where), source, task)
+        return _for_task(open_timm(str(source).removeprefix(TIMM), img_size, where), source, task)
     path = source_of(source)
     if timms := folder_of_timm(path):
-        return _classifier(open_timm_folder(timms, img_size, where), source, task)
+        return _for_task(open_timm_folder(timms, img_size, where), source, task)
     if theirs := folder_of_transformers(path):
-        return _classifier(open_transformers_folder(theirs, img_size, where), source, task)
+        return _for_task(open_transformers_folder(theirs, img_size, where), source, task)
     if path.is_dir() and not any((path / f"{kind}.json").is_file() for kind in FOLDERS):
         # as `subquad.upload` leaves a conversion: its weights alone say what they are
         path = path / HUB if not (path / BEST).is_file() and (path / HUB).is_file() else path
@@ -148,10 +149,10 @@ def made_again(made: Mapping[str, Any], state: Mapping[str, Tensor], *, task: st
     return replace(opened, made=made)
 
 
-def _classifier(opened: Trained, source: Path | str, task: str | None) -> Trained:
+def _for_task(opened: Trained, source: Path | str, task: str | None) -> Trained:
     if task not in (None, opened.task):
         whose = "timm's" if "timm" in opened.made else "transformers'"
-        raise SubquadError(f"{source} is a classifier of {whose}, not a network of `subquad {task}`")
+        raise SubquadError(f"{source}, a network of {whose}, is for the task {opened.task}, not for {task}")
     return opened
 
 

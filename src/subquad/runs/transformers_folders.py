@@ -1,6 +1,5 @@
-"""Classifiers and encoders of images from folders that transformers' `save_pretrained` wrote."""
+"""Classifiers, segmenters and encoders of images from folders that transformers' `save_pretrained` wrote."""
 
-import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from subquad.errors import SubquadError, reason_without_path
+from subquad.errors import SubquadError, naming, reason_without_path
 from subquad.models.pretrained import HUB_CONFIG, HUB_PICTURES, HUB_WEIGHTS
 from subquad.ranges import Pixels, height_and_width
-from subquad.tasks import ImageNetwork, task_named
+from subquad.runs.transformers_networks import (
+    NetworkOfTransformers,
+    SegmenterOfTransformers,
+    called_with_images,
+    class_named,
+    of_making,
+    task_of,
+)
+from subquad.tasks import ImageNetwork, Trained
 from subquad.text import one_line
 from subquad.weights.files import read_note
 from subquad.weights.fitting import some
@@ -22,57 +29,19 @@ from subquad.weights.fitting import some
 WEIGHTS = (HUB_WEIGHTS, "model.safetensors.index.json")
 """The weights, or which of several files holds which."""
 
-CLASSIFIER = "ForImageClassification"
 UNASKED = "pooler."
 """What gives nothing to the tokens that an encoder answers with, and is missing in files of some that never had it."""
 
+KNOWN_STEPS = frozenset(
+    {"do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_convert_rgb", "do_reduce_labels"}
+)
+"""What a processor may do to images, and what is about labels alone."""
+
+OTHER_STEPS = ("keep_aspect_ratio", "rescale_offset", "include_top")
+"""What changes numbers and sizes in processors of some networks."""
+
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers, of those that our transforms have."""
-
-
-class NetworkOfTransformers(nn.Module):
-    """A network of transformers that is called with images alone, as ours are: it answers with classes or features.
-
-    Attributes:
-        network: transformers' own.
-        num_classes: of its answers (b, classes); 0 where it has none, and answers with its last tokens (b, n, c).
-    """
-
-    def __init__(self, network: Any) -> None:
-        super().__init__()
-        self.network = network
-        self.num_classes = network.config.num_labels if type(network).__name__.endswith(CLASSIFIER) else 0
-        # networks whose tables are for one size resample them where they are asked to
-        self.is_asked_to_resample = "interpolate_pos_encoding" in inspect.signature(network.forward).parameters
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores of classes (b, classes), or the last tokens (b, n, c), of images (b, c, height, width)."""
-        answered = self._answered(x)
-        answers: Tensor = answered.logits if self.num_classes else answered.last_hidden_state
-        return answers
-
-    def features_and_logits(self, x: Tensor) -> dict[str, Tensor]:
-        """What is compared with another network's: "features", the last tokens, and "logits" where there are some."""
-        if not self.num_classes:
-            return {"features": self(x)}
-        with _heard(self.network.base_model) as heard:
-            logits = self(x)
-        return {"features": heard[0].last_hidden_state, "logits": logits}
-
-    def _answered(self, x: Tensor) -> Any:
-        more = {"interpolate_pos_encoding": True} if self.is_asked_to_resample else {}
-        return self.network(pixel_values=x, **more)
-
-
-@contextmanager
-def _heard(module: nn.Module) -> Iterator[list[Any]]:
-    """What a module answers inside this context."""
-    answers: list[Any] = []
-    hook = module.register_forward_hook(lambda _, arguments, answer: answers.append(answer))
-    try:
-        yield answers
-    finally:
-        hook.remove()
 
 
 @contextmanager
@@ -102,11 +71,11 @@ def folder_of_transformers(path: Path) -> Path | None:
     return None if file.is_file() and read_note(file).keys() - {"format"} else folder
 
 
-def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torch.device) -> ImageNetwork:
-    """Open a classifier or an encoder of images; none of the folder's code is run, and weights are safetensors alone.
+def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torch.device) -> Trained:
+    """Open a classifier, a semantic segmenter or an encoder of images, without running any of the folder's code.
 
     Args:
-        folder: with config.json, the weights and, of networks that were saved with it, preprocessor_config.json.
+        folder: with config.json, the weights in safetensors, and preprocessor_config.json.
         img_size: pixels of its images, one number or (height, width); as the folder says if left out.
         device: where it goes.
 
@@ -118,7 +87,7 @@ def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torc
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         raise SubquadError(f"{folder / HUB_CONFIG} does not say which class the network has (architectures)")
-    cls = _class_named(str(names[0]), str(folder / HUB_CONFIG))
+    cls = class_named(str(names[0]), str(folder / HUB_CONFIG))
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise SubquadError(f"{folder} holds no {WEIGHTS[0]}: transformers' save_pretrained writes it")
     try:
@@ -134,71 +103,29 @@ def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torc
     except Exception as error:
         # its library has many, and those of the libraries below it
         raise SubquadError(f"can't load {folder}: {one_line(reason_without_path(error), 200)}") from None
-    model = NetworkOfTransformers(network)
+    model = called_with_images(network)
     lost = sorted(str(name) for kind in ("missing_keys", "mismatched_keys") for name in about[kind])
     if asked := [name for name in lost if model.num_classes or not name.startswith(UNASKED)]:
         raise SubquadError(f"{folder} holds no weights for {some(asked)} of a {cls.__name__}")
     for name in lost:
         # drawn anew they would be another network each time
         nn.init.zeros_(network.get_parameter(name))
-    seen = _pictures(folder, img_size)
-    note = {"classes": list(_classes(network.config, model.num_classes)), "input": seen}
-    opened = task_named("classify").opened(model.eval().to(device), note, {}).image_network()
-    creation = {"task": "classify", "config": _of_making(network.config), "num_classes": model.num_classes}
-    return replace(opened, made={"transformers": cls.__name__, "note": note | {"creation": creation}})
+    kind = task_of(cls.__name__)
+    with naming(folder):
+        note = kind.foreign_note(_classes(network.config, model), _pictures(folder, img_size))
+    opened: Trained = kind.opened(model.eval().to(device), note, {})
+    creation = {"task": kind.name, "config": of_making(network.config), "num_classes": model.num_classes}
+    opened = replace(opened, made={"transformers": cls.__name__, "note": note | {"creation": creation}})
+    return opened.image_network() if isinstance(opened, ImageNetwork) else opened
 
 
-def make_transformers(name: str, *, config: Any = None, num_classes: int = 0, **more: Any) -> nn.Module:
-    """A network of transformers without weights, as the note of a conversion says.
-
-    Raises:
-        SubquadError: transformers is not there, or has no such network.
-    """
-    cls = _class_named(name, "its note")
-    if not isinstance(config, Mapping) or more:
-        raise SubquadError("its note does not say how the network was made")
-    labels = {"num_labels": num_classes} if num_classes else {}
-    return NetworkOfTransformers(cls(cls.config_class.from_dict({**config, **labels})))
-
-
-NAMING = ("id2label", "label2id", "transformers_version", "architectures", "_name_or_path", "auto_map")
-"""What is not about how a network is made; names of classes are in the note itself."""
-
-
-def _of_making(config: Any) -> dict[str, Any]:
-    """What a configuration says otherwise than its class, of how the network is made."""
-    return {key: value for key, value in config.to_diff_dict().items() if key not in NAMING}
-
-
-def _class_named(name: str, where: str) -> Any:
-    """A class of transformers' own for images: one that tells classes apart, or gives tokens.
-
-    Raises:
-        SubquadError: there is none of this name, or it does something else.
-    """
-    try:
-        import transformers
-    except ImportError:
-        raise SubquadError(
-            f"{where} is of a network of transformers, which is not installed: pip install transformers"
-        ) from None
-    cls = getattr(transformers, name, None)
-    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
-        raise SubquadError(f"{where}: transformers {transformers.__version__} has no network '{one_line(name, 60)}'")
-    ends = name.endswith((CLASSIFIER, "Model"))
-    if cls.main_input_name != "pixel_values" or not ends:
-        raise SubquadError(
-            f"{where} is of a {name}: commands take classifiers and encoders of images; others are opened by "
-            "transformers and given to subquad.convert(network, …)"
-        )
-    return cls
-
-
-def _classes(config: Any, count: int) -> tuple[str, ...]:
-    """Their names, unless they are those that transformers makes up."""
+def _classes(config: Any, model: NetworkOfTransformers) -> tuple[str, ...]:
+    """Their names; where transformers made them up none, or, of places, which are told by them, their numbers."""
+    count = model.num_classes
     names = [str(config.id2label[number]) for number in sorted(config.id2label)] if count else []
-    made_up = names == [f"LABEL_{number}" for number in range(count)]
-    return () if made_up or len(names) != count else tuple(names)
+    if len(names) == count and names != [f"LABEL_{number}" for number in range(count)]:
+        return tuple(names)
+    return tuple(f"class {number}" for number in range(count)) if isinstance(model, SegmenterOfTransformers) else ()
 
 
 def _pictures(folder: Path, img_size: Pixels | None) -> dict[str, Any]:
@@ -237,7 +164,13 @@ def _as_note(said: Mapping[str, Any], img_size: Pixels | None) -> dict[str, Any]
     """
     if not (said["do_resize"] and said["do_rescale"]) or abs(255 * said["rescale_factor"] - 1) > 1e-6:
         raise ValueError("other steps")
-    size, crops = said["size"], said.get("do_center_crop")
+    if any(said.get(name) for name in said.keys() - KNOWN_STEPS if name.startswith("do_")) or any(
+        said.get(name) for name in OTHER_STEPS
+    ):
+        raise ValueError("other steps")
+    size, crops = {side: px for side, px in said["size"].items() if px is not None}, said.get("do_center_crop")
+    if size.keys() not in ({"shortest_edge"}, {"height", "width"}):
+        raise ValueError("another size")
     # by the shorter side, as it is, and cut; or both sides, whatever the aspect
     keeps_aspect = "shortest_edge" in size
     resized = [size["shortest_edge"]] * 2 if keeps_aspect else [size["height"], size["width"]]

@@ -108,6 +108,7 @@ class Task(ABC):
             where others have `--model NAME --pretrained`.
         heads: names that `bench_network` takes.
         facts: entries that a run's facts must have, with their types.
+        of_transformers: what the names of transformers' classes for this task end with.
         recipe: what was asked for.
         model: the network, with its initial weights and its `creation`.
         train_images, eval_images: data sets whose items are None where an image is broken.
@@ -134,6 +135,7 @@ class Task(ABC):
     released_whole: ClassVar[bool] = False
     heads: ClassVar[tuple[str, ...]] = ()
     facts: ClassVar[Mapping[str, tuple[type, ...]]] = MappingProxyType({})
+    of_transformers: ClassVar[tuple[str, ...]] = ()
 
     collate: Callable[[list[Any]], Any] | None = None
     eval_collate: Callable[[list[Any]], Any] | None = None
@@ -263,6 +265,19 @@ class Task(ABC):
             note: of its weight file, with what `metadata` says.
             recipe: what lies beside the file as recipe.yaml; nothing where it lies alone.
         """
+
+    @classmethod
+    def foreign_note(cls, classes: Sequence[str], pictures: Mapping[str, Any]) -> dict[str, Any]:
+        """What `opened` reads in the note of a weight file, of a network of another library, whose data are not known.
+
+        Args:
+            classes: their names; none where it has none, or they are not known.
+            pictures: how images are brought to it, the fields of `subquad.data.InputConfig`.
+
+        Raises:
+            SubquadError: they are brought in a way that the task has not.
+        """
+        return {"classes": list(classes), "input": dict(pictures)}
 
     @classmethod
     def evaluate(cls, trained: Any, **settings: Any) -> Judgement:

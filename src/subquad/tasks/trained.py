@@ -56,7 +56,7 @@ class Trained:
         name = self.data if data is None else data
         if name is None:
             raise SubquadError(
-                "the weight file does not say what it was trained on: name the data, as --data folder --data-dir DIR"
+                "the weight file does not say what it was trained on: name the data by --data"
             )
         return name
 
@@ -82,6 +82,10 @@ class Trained:
             SubquadError: they can't be opened.
         """
         return None
+
+    def knows_as_data(self, source: str) -> bool:
+        """Whether this folder or archive can be its data, with labels and a held-out part, where its file says none."""
+        return False
 
     def training_images(self, *, data_dir: str | None = None) -> PictureDataset | None:
         """Give the pictures that it was trained on; None where its data are opened by their name like any others.

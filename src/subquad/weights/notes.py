@@ -39,7 +39,7 @@ MOST_NUMBER = 2**20
 MOST_SIDE = 8192
 """Pixels a side of the images that a file can ask for."""
 
-SIDES = frozenset({"img_size", "built_for", "short_side", "long_side", "crop"})
+SIDES = frozenset({"img_size", "built_for", "short_side", "long_side", "crop", "size"})
 """Arguments and settings that are pixels."""
 
 DEPTHS = frozenset({"depth", "depths"})

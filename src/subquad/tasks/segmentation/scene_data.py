@@ -98,9 +98,7 @@ def load_scenes(
         raise unknown_name("split", split, SPLITS)
     if max_images is not None and max_images < 1:
         raise SubquadError(f"the largest number of images must be at least 1, got {max_images}")
-    path = find_path(data)
-    if is_archive(path):
-        path = unpack(path)
+    path = _folder_of(data)
     if not path.is_dir():
         raise SubquadError(not_there("folder or archive", path))
     images, annotations = path / "images" / SPLITS[split], path / "annotations" / SPLITS[split]
@@ -112,6 +110,17 @@ def load_scenes(
     if len(names) >= VOID:
         raise SubquadError(f"{path} has {len(names)} classes, and labels of a byte tell {VOID - 1} apart")
     return SceneDataset(pairs[:max_images], names, str(data), strict=strict)
+
+
+def are_scenes(data: str | Path) -> bool:
+    """Whether a folder or archive is in ADE20K's layout, with a part that is held out."""
+    return (_folder_of(data) / "images" / SPLITS["validation"]).is_dir()
+
+
+def _folder_of(data: str | Path) -> Path:
+    """Where they lie, unpacked."""
+    path = find_path(data)
+    return unpack(path) if is_archive(path) else path
 
 
 def _pairs(images: Path, annotations: Path) -> list[tuple[Path, Path]]:

@@ -13,10 +13,13 @@ from torchvision.transforms.v2 import functional as transforms
 from torchvision.tv_tensors import Image as ImageTensor
 from torchvision.tv_tensors import Mask
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, unknown_name
 from subquad.ranges import LARGEST
 from subquad.tasks.byte_resizing import resize_bytes, size_within
 from subquad.tasks.segmentation.scene_data import VOID
+
+INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
+"""How images may be resized; in bytes, as the first."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class SceneInput:
         mean, std: of the channels.
         long_side: what the longer side may have at most where images are resized.
         in_bytes: whether images are resized in bytes, as the released networks were trained with.
+        size: (height, width) that images are resized to, whatever their aspect, instead of a side.
+        interpolation: how they are resized, one of `INTERPOLATIONS`.
     """
 
     crop: tuple[int, int]
@@ -37,12 +42,21 @@ class SceneInput:
     std: tuple[float, float, float]
     long_side: int | None = None
     in_bytes: bool = False
+    size: tuple[int, int] | None = None
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         if min(*self.crop, self.short_side or 1) < 1 or self.short_side == 0:
             raise SubquadError(f"crops of {self.crop} px and a short side of {self.short_side} px: both are at least 1")
         if min(self.std) <= 0:
             raise SubquadError(f"images need an std above 0 of each channel, got {self.std}")
+        if self.size is not None and (min(self.size) < 1 or self.short_side is not None):
+            raise SubquadError(
+                f"images are resized to {self.size} px or to a short side of {self.short_side} px: at least 1, and one "
+                "of both"
+            )
+        if self.interpolation not in INTERPOLATIONS[: 1 if self.in_bytes else None]:
+            raise unknown_name("interpolation", self.interpolation, INTERPOLATIONS[: 1 if self.in_bytes else None])
         if self.long_side is not None and self.long_side < (self.short_side or self.long_side + 1):
             raise SubquadError(
                 f"a long side of {self.long_side} px goes with a short side of at most as many, got {self.short_side}"
@@ -125,13 +139,16 @@ def normalized(image: Any, settings: SceneInput) -> Tensor:
 
 
 def _resized(image: Any, settings: SceneInput) -> Any:
+    by = v2.InterpolationMode(settings.interpolation)
+    if settings.size is not None:
+        return transforms.resize(image, list(settings.size), by, antialias=True)
     if settings.short_side is None:
         return image
     if settings.long_side is None and not settings.in_bytes:
-        return transforms.resize(image, [settings.short_side], antialias=True)
+        return transforms.resize(image, [settings.short_side], by, antialias=True)
     before = (image.shape[-2], image.shape[-1])
     size = size_within(before, settings.short_side, settings.long_side or LARGEST)
-    return ImageTensor(resize_bytes(image, size)) if settings.in_bytes else transforms.resize(image, list(size))
+    return ImageTensor(resize_bytes(image, size)) if settings.in_bytes else transforms.resize(image, list(size), by)
 
 
 def stack(pairs: list[Any]) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,7 @@ class Segmentation(Task):
     name: ClassVar[str] = "segment"
     title: ClassVar[str] = "Semantic segmentation: train, compare, evaluate, predict."
     noun: ClassVar[str] = "segmenter"
+    of_transformers: ClassVar[tuple[str, ...]] = ("ForSemanticSegmentation",)
     recipe_class: ClassVar[type[SegmentRecipe]] = SegmentRecipe
     commands: ClassVar[Mapping[str, str]] = {
         "train": "segment train",
@@ -174,6 +175,20 @@ class Segmentation(Task):
     @classmethod
     def opened(cls, model: nn.Module, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> TrainedSegmenter:
         return opened_segmenter(model, note)
+
+    @classmethod
+    def foreign_note(cls, classes: Sequence[str], pictures: Mapping[str, Any]) -> dict[str, Any]:
+        """Give scenes the whole of the image: a crop would leave pixels without a class, and is refused."""
+        if pictures["crop_pct"] < 1:
+            raise SubquadError("images are cropped for it, so that pixels outside would have no class")
+        size, keeps_aspect = list(pictures["img_size"]), pictures["crop_mode"] == "center"
+        scenes = {
+            "crop": size,
+            "short_side": min(size) if keeps_aspect else None,
+            "size": None if keeps_aspect else size,
+            **{name: pictures[name] for name in ("mean", "std", "interpolation")},
+        }
+        return {"classes": list(classes), "input": scenes, "slide": False}
 
     @classmethod
     def evaluate(cls, trained: TrainedSegmenter, **settings: Any) -> SceneJudgement:

@@ -30,7 +30,7 @@ from subquad.tasks.segmentation.intersection_over_union import (
     judge_confusion,
     segment,
 )
-from subquad.tasks.segmentation.scene_data import VOID, SceneDataset, load_scenes
+from subquad.tasks.segmentation.scene_data import VOID, SceneDataset, are_scenes, load_scenes
 from subquad.tasks.segmentation.scene_transforms import SceneInput, SceneTransform, leave_apart
 from subquad.tasks.task import Gallery
 from subquad.tasks.trained import ImageNetwork, Trained
@@ -80,7 +80,9 @@ class TrainedSegmenter(Trained):
         return self.beside(self.model.pyramid, InputConfig(size, mean=scenes.mean, std=scenes.std))
 
     def held_out(self, *, data_dir: str | None = None, most: int | None = None) -> HeldOut | None:
-        """Give its validation scenes, each a batch, to be looked at as wholes, without windows."""
+        """Give its validation scenes, each a batch, to be looked at as wholes; None where nothing says its data."""
+        if self.data is None:
+            return None
         images = load_scenes(self.data_to_judge(data_dir), split="validation", classes=self.classes)
         check_classes(images.name, images.classes, self.classes)
         images.transform = SceneTransform(self.input)
@@ -92,6 +94,10 @@ class TrainedSegmenter(Trained):
                     yield image[None], labels[None]
 
         return HeldOut("mIoU", batches, lambda: MeanIntersection(classes))
+
+    def knows_as_data(self, source: str) -> bool:
+        """Whether these are scenes."""
+        return are_scenes(source)
 
     def training_images(self, *, data_dir: str | None = None) -> SceneDataset | None:
         """Give its training scenes; `data_dir` is the folder or archive of all scenes."""
@@ -150,9 +156,12 @@ class SegmentedScene:
 
 def opened_segmenter(model: nn.Module, note: Mapping[str, Any]) -> TrainedSegmenter:
     """A segmenter with what its note says of its training."""
-    classes, data, slide, settings = required(note, "classes", "data", "slide", "input")
+    # networks of other libraries do not say their data
+    classes, slide, settings = required(note, "classes", "slide", "input")
     device, scenes = next(model.parameters()).device, settings_of(SceneInput, settings)
-    return TrainedSegmenter("segment", model, tuple(classes), data, None, device, scenes, slide, released_in(note))
+    return TrainedSegmenter(
+        "segment", model, tuple(classes), note.get("data"), None, device, scenes, slide, released_in(note)
+    )
 
 
 def judge_segmenter(
