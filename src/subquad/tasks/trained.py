@@ -55,9 +55,7 @@ class Trained:
             raise SubquadError("data is empty: leave it out, or name them")
         name = self.data if data is None else data
         if name is None:
-            raise SubquadError(
-                "the weight file does not say what it was trained on: name the data by --data"
-            )
+            raise SubquadError("the weight file does not say what it was trained on: name the data by --data")
         return name
 
     def image_network(self, img_size: Pixels | None = None) -> ImageNetwork:
