@@ -76,6 +76,20 @@ def smooth_bicubic(old: int, new: int, like: Tensor) -> Tensor:
     return weights / weights.sum(1, keepdim=True)
 
 
+def sharp_bicubic(old: int, new: int, like: Tensor) -> Tensor:
+    """The matrix (new, old) of bicubic resampling along a line as `F.interpolate(mode="bicubic")` has it.
+
+    Keys 1981 with a = -3/4, not widened where it shrinks; places outside are those at the border.
+    """
+    places = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * (old / new) - 0.5
+    around = places.floor()[:, None] + torch.arange(-1, 3, dtype=like.dtype, device=like.device)
+    x = (places[:, None] - around).abs()
+    near, far = (1.25 * x - 2.25) * x * x + 1, ((-0.75 * x + 3.75) * x - 6) * x + 3
+    weights = torch.where(x <= 1, near, far)
+    empty = torch.zeros(new, old, dtype=like.dtype, device=like.device)
+    return empty.scatter_add(1, around.clamp(0, old - 1).long(), weights)
+
+
 def adaptive_means(image: Tensor, shape: tuple[int, int]) -> Tensor:
     """Means of a map (b, c, y, x) over `shape` adaptive bins."""
     return means_by_products(image, shape) if is_exporting() else F.adaptive_avg_pool2d(image, shape)
@@ -164,9 +178,13 @@ class PositionTable(GridTable):
         self.table = nn.Parameter(moved, requires_grad=self.table.requires_grad)
 
 
+MATRICES = {"bilinear": linear, "bicubic": smooth_bicubic, "sharp bicubic": sharp_bicubic}
+"""Along a line, by how a table is resampled."""
+
+
 def _rows_of_places(table: Tensor, old: TokenGrid, new: GridRows, mode: str) -> Tensor:
     """Rows of a table (h, n, d) without prefix, resampled; channels stay last, so that nothing is turned around."""
-    matrix = linear if mode == "bilinear" else smooth_bicubic
+    matrix = MATRICES[mode]
     wide = table if table.dtype == torch.float64 else table.float()
     rows, columns = (matrix(before, here, wide) for before, here in zip(old.shape, new.whole.shape, strict=True))
     with without_autocast(wide):
@@ -189,9 +207,8 @@ def resample_places(table: Tensor, old: TokenGrid, new: TokenGrid, mode: str) ->
         places = _rows_of_places(places, old, new, mode)
         return torch.cat([prefix[:, : new.prefix], places], dim=1)
     image = rearrange(places, "h (y x) d -> 1 (h d) y x", y=old.height)
-    places = rearrange(
-        resampled(image, new.shape, mode, antialias=mode == "bicubic"), "1 (h d) y x -> h (y x) d", h=table.shape[0]
-    )
+    moved = resampled(image, new.shape, mode.removeprefix("sharp "), antialias=mode == "bicubic")
+    places = rearrange(moved, "1 (h d) y x -> h (y x) d", h=table.shape[0])
     return torch.cat([prefix[:, : new.prefix], places], dim=1)
 
 

@@ -16,6 +16,8 @@ from subquad.large.timm_hosts import NETWORKS
 
 STREAMED = [name for name, cls in ATTENTION.items() if not traits_of(cls).no_streaming]
 PLAIN = ["timm ViT", "timm DeiT, distilled", "timm DINOv2 with registers", "timm EVA-02", "timm DINOv3"]
+ELSEWHERE = [f"transformers {name}" for name in ("ViT", "DINOv2", "DINOv2 with registers", "DINOv3")]
+"""Those of test_streaming_transformers.py."""
 OWN = ["our DeiT", "our DINOv3", "our PVT", "our PVTv2", "our MAViT"]
 
 
@@ -61,7 +63,7 @@ def test_the_plain_networks_of_timm_are_all_tried():
     assert {type(teacher(name)) for name in PLAIN} == set(NETWORKS)
 
 
-@pytest.mark.parametrize("name", [name for name in FOREIGN if name not in PLAIN + OWN])
+@pytest.mark.parametrize("name", [name for name in FOREIGN if name not in PLAIN + OWN + ELSEWHERE])
 def test_what_cant_be_streamed_says_so(name):
     model = teacher(name)
     with pytest.raises(SubquadError, match="can't be streamed") as refusal:

@@ -113,6 +113,12 @@ def full_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def is_block_of(block: nn.Module, full: str) -> bool:
+    """Whether a block is of transformers' class of this full name, as it is or of few steps."""
+    of_few_steps = isinstance(block, FusedLayer) and full in map(full_name, type(block).__mro__)
+    return full_name(type(block)) == full or of_few_steps
+
+
 class OfTransformers(nn.Module):
     """What fused blocks of both forms share.
 

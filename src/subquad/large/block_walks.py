@@ -98,7 +98,8 @@ class WholeBlock:
 
     def __init__(self, block: Any, grid: TokenGrid, call: Call) -> None:
         self.block, self.call = block, call
-        self.inner = block.attn.inner
+        self.attention = attention_of(block)
+        self.inner = self.attention.inner
         self.streaming = streaming_of(self.inner, grid)
         self.reach = reach_of(block, without=self.inner)
 
@@ -129,7 +130,7 @@ class WholeBlock:
 
     def _called(self, instead: Callable[..., Tensor], seen: GridRows, x: Tensor) -> Tensor:
         # layers of other libraries are not handed the grid, and are told of it
-        told = getattr(self.block.attn, "standing_on", None)
+        told = getattr(self.attention, "standing_on", None)
         with in_forwards_place(self.inner, instead), nullcontext() if told is None else told(seen):
             return self.call(self.block, x, seen)
 
@@ -206,7 +207,7 @@ def walk_of(block: Any, grid: TokenGrid, call: Call, rotation: RotationOf) -> Bl
     Raises:
         SubquadError: its mechanism can't be streamed, in one line that says why.
     """
-    attention: Any = getattr(block, "attn", None)
+    attention: Any = attention_of(block)
     is_plain = type(block) is Block and type(attention) is SelfAttention
     if is_plain and not any(map(is_heard_by_others, (block, attention, attention.inner))):
         return PlainBlock(block, grid, rotation)
@@ -223,6 +224,11 @@ def walk_of(block: Any, grid: TokenGrid, call: Call, rotation: RotationOf) -> Bl
             "mechanism"
         )
     return WholeBlock(block, grid, call)
+
+
+def attention_of(block: Any) -> Any:
+    """The attention layer of a block, as libraries call it; None where it has none."""
+    return next((part for name in ("attn", "attention") if (part := getattr(block, name, None)) is not None), None)
 
 
 def is_heard_by_others(module: nn.Module) -> bool:

@@ -14,13 +14,14 @@ from subquad.large.block_walks import check_is_not_heard, reach_of
 from subquad.large.place_by_place import PlacesHost
 from subquad.large.streaming import StreamedBlocks
 from subquad.large.timm_hosts import TimmHost, is_plain_of_timm
+from subquad.large.transformers_hosts import TransformersHost, is_plain_of_transformers
 from subquad.models.backbone import Backbone
 from subquad.models.stages import ImageRows, Stage, feature_width_of
 from subquad.rope import Rotation
 
 CAN = (
-    "plain hosts and pyramids of a mechanism with a state can (deit_tiny, pvt_tiny and their like), and timm's plain "
-    "networks that subquad.convert has converted"
+    "plain hosts and pyramids of a mechanism with a state can (deit_tiny, pvt_tiny and their like), and plain networks "
+    "of timm and of transformers (ViT, DINOv2, DINOv3) that subquad.convert has converted"
 )
 """What is said where something else is to be streamed."""
 
@@ -113,6 +114,8 @@ def host_of(model: nn.Module) -> StreamedHost:
     """
     host: StreamedHost
     check_is_not_heard(model)
+    # what calls a network with images alone is no part of it
+    model = getattr(model, "as_it_is_walked", model)
     if reason := getattr(model, "no_streaming", ""):
         raise SubquadError(f"{type(model).__name__} can't be streamed: {reason}")
     if (parts := getattr(model, "place_by_place", None)) is not None:
@@ -122,6 +125,8 @@ def host_of(model: nn.Module) -> StreamedHost:
         host = OwnHost(model)
     elif is_plain_of_timm(model):
         host = TimmHost(model)
+    elif is_plain_of_transformers(model):
+        host = TransformersHost(model)
     else:
         raise SubquadError(f"{type(model).__name__} can't be streamed: {CAN}")
     return host

@@ -200,6 +200,10 @@ def _check_outputs(host: StreamedHost, outputs: Outputs) -> None:
     if host.global_pool == "" and (outputs.features is None or host.num_classes):
         raise SubquadError("the head reads all tokens (global_pool=''): ask for features, of a network without classes")
     wants_head = outputs.labels is not None or outputs.heat is not None
+    if wants_head and host.num_classes and not host.heads:
+        raise SubquadError(
+            "the head reads the first token beside the mean of all places, and none alone: ask for features"
+        )
     if wants_head and not host.num_classes:
         raise SubquadError("labels and heat are what a head says, and this network has none: ask for features")
     if wants_head and host.num_classes > MOST_CLASSES:

@@ -52,6 +52,11 @@ class NetworkOfTransformers(nn.Module):
         return {"features": heard[0].last_hidden_state, "logits": logits}
 
     @property
+    def as_it_is_walked(self) -> Any:
+        """What can be taken some rows at a time: transformers' own network."""
+        return self.network
+
+    @property
     def encoder(self) -> Any:
         """The part of transformers' network that gives its last tokens or map; None where nothing is called so."""
         part = self.network.base_model
