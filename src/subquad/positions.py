@@ -54,9 +54,14 @@ def resampled(image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bo
     return F.interpolate(wide, shape, mode=mode).to(image.dtype)
 
 
+def _centres(old: int, new: int, like: Tensor) -> Tensor:
+    """Where `new` places along a line lie among `old` ones."""
+    return (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * (old / new) - 0.5
+
+
 def linear(old: int, new: int, like: Tensor) -> Tensor:
     """The matrix (new, old) of linear resampling along a line, without aligned corners."""
-    places = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * (old / new) - 0.5
+    places = _centres(old, new, like)
     sources = torch.arange(old, dtype=like.dtype, device=like.device)
     return (1 - (places.clamp(0, old - 1)[:, None] - sources).abs()).clamp(min=0)
 
@@ -81,7 +86,7 @@ def sharp_bicubic(old: int, new: int, like: Tensor) -> Tensor:
 
     Keys 1981 with a = -3/4, not widened where it shrinks; places outside are those at the border.
     """
-    places = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * (old / new) - 0.5
+    places = _centres(old, new, like)
     around = places.floor()[:, None] + torch.arange(-1, 3, dtype=like.dtype, device=like.device)
     x = (places[:, None] - around).abs()
     near, far = (1.25 * x - 2.25) * x * x + 1, ((-0.75 * x + 3.75) * x - 6) * x + 3
