@@ -72,7 +72,8 @@ def _encoder_in(model: Any) -> Any:
     """What stands below a head, by the name that transformers gives it; the model itself where it is none."""
     if full_name(type(model)) in NETWORKS:
         return model
-    return getattr(model, str(getattr(model, "base_model_prefix", "")) or "-", model)
+    name = getattr(model, "base_model_prefix", "")
+    return getattr(model, name, model) if name else model
 
 
 class TransformersHost:
@@ -85,11 +86,8 @@ class TransformersHost:
         self.in_chans, self.num_features = config.num_channels, config.hidden_size
         size = config.patch_size
         self.patch_size: tuple[int, int] = (size, size) if isinstance(size, int) else tuple(size)
-        # a classifier of no classes gives what it reads
-        self.num_classes = config.num_labels if type(getattr(model, "classifier", None)) is not nn.Identity else 0
         self.global_pool: str | None = HEADS.get(type(model).__name__, "")
-        if self.global_pool == "":
-            self.num_classes = 0
+        self.num_classes = config.num_labels if self.global_pool else 0
         self.fc_norm: Any = nn.Identity()
         # what reads the mean beside the first token says nothing of a place alone
         self.heads: Sequence[Any] = [model.classifier] if self.global_pool == "token" and self.num_classes else []
