@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 import subquad
 from subquad import SubquadError
 from subquad.conversion import converted_layers
-from subquad.tasks.segmentation import predict_scenes
+from subquad.tasks.segmentation import judge_segmenter, predict_scenes
 
 transformers = pytest.importorskip("transformers", "5.1")
 
@@ -140,3 +140,20 @@ def test_segmenters_whose_pictures_are_cropped_are_refused(tmp_path):
     saved(tmp_path, pictures={"image_processor_type": "BeitImageProcessor"} | crop)
     with pytest.raises(SubquadError, match="images are cropped for it, so that pixels outside would have no class"):
         subquad.open_trained(tmp_path)
+
+
+def test_scenes_whose_classes_have_other_names_say_what_to_do(tmp_path):
+    saved(tmp_path / "network")
+    scenes = photos(tmp_path / "scenes" / "images" / "validation", 1).parents[1]
+    (scenes / "annotations" / "validation").mkdir(parents=True)
+    Image.fromarray(np.ones((40, 56), np.uint8)).save(scenes / "annotations" / "validation" / "0.png")
+    names = scenes / "objectInfo3.txt"
+    names.write_text("1\tsky, heaven\n2\tstreet\n3\ttree\n")
+    opened = subquad.open_trained(tmp_path / "network")
+    with pytest.raises(SubquadError, match=r"they differ: road, street \(if they are the same .*take objectInfo"):
+        judge_segmenter(opened, data=str(scenes))
+    names.write_text("1\troad\n2\tsky\n3\ttree\n")
+    with pytest.raises(SubquadError, match=r"they differ: another order$"):
+        judge_segmenter(opened, data=str(scenes))
+    names.unlink()
+    assert judge_segmenter(opened, data=str(scenes)).count == 1

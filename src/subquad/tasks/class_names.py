@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from subquad.errors import SubquadError
 
 
-def check_classes(data: str, found: Sequence[str], known: Sequence[str]) -> None:
-    """Raise where the classes `found` in `data` are not those `known` to a network, in the same order."""
+def check_classes(data: str, found: Sequence[str], known: Sequence[str], *, hint: str = "") -> None:
+    """Raise where the classes `found` in `data` are not those `known` to a network, in the same order.
+
+    `hint` says what to do where there are as many of them, so that they may be the same by other names.
+    """
     if tuple(found) != tuple(known):
-        raise SubquadError(
-            f"{data} has {len(found)} classes, the model {len(known)}, and they differ: {_difference(found, known)}"
-        )
+        told = hint if len(found) == len(known) and set(found) != set(known) else ""
+        counts = f"{data} has {len(found)} classes, the model {len(known)}"
+        raise SubquadError(f"{counts}, and they differ: {_difference(found, known)}{told}")
 
 
 def check_same_classes(training: Sequence[str], validation: Sequence[str]) -> None:

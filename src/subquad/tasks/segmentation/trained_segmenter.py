@@ -37,6 +37,8 @@ from subquad.tasks.trained import ImageNetwork, Trained
 from subquad.text import columns
 from subquad.weights.notes import required, settings_of
 
+OTHER_NAMES = " (if they are the same in this order by other names, take objectInfo*.txt away)"
+
 
 class MeanIntersection:
     """Counts pixels of scenes, for the mean intersection over union."""
@@ -84,7 +86,7 @@ class TrainedSegmenter(Trained):
         if self.data is None:
             return None
         images = load_scenes(self.data_to_judge(data_dir), split="validation", classes=self.classes)
-        check_classes(images.name, images.classes, self.classes)
+        check_classes(images.name, images.classes, self.classes, hint=OTHER_NAMES)
         images.transform = SceneTransform(self.input)
         some, classes = evenly_some(images, most), len(self.classes)
 
@@ -174,7 +176,7 @@ def judge_segmenter(
 ) -> SceneJudgement:
     """Intersection over union on what a segmenter was trained on, or on other scenes with the same classes."""
     images = load_scenes(trained.data_to_judge(data), split=split, classes=trained.classes, strict=strict)
-    check_classes(images.name, images.classes, trained.classes)
+    check_classes(images.name, images.classes, trained.classes, hint=OTHER_NAMES)
     images.transform = SceneTransform(trained.input)
     loader = create_loader(images, batch_size=1, collate=leave_apart)
     start = time.perf_counter()
