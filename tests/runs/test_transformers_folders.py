@@ -128,9 +128,12 @@ def changed(folder, **changes):
     [
         (
             lambda at: changed(at, architectures=["ViTForMaskedImageModeling"]),
-            "take classifiers, semantic segmenters and encoders",
+            "networks of depth and encoders",
         ),
-        (lambda at: changed(at, architectures=["BertModel"]), "take classifiers, semantic segmenters and encoders"),
+        (
+            lambda at: changed(at, architectures=["BertModel"]),
+            "networks of depth and encoders",
+        ),
         (lambda at: changed(at, architectures=["MyModel"]), r"transformers .* has no network 'MyModel'"),
         (lambda at: changed(at, architectures=None), "does not say which class the network has"),
         (lambda at: changed(at, hidden_size=48), "can't load .*|holds no weights for"),
@@ -235,3 +238,35 @@ def test_a_processor_of_code_is_refused(tmp_path):
     (tmp_path / "own.py").write_text("raise SystemExit('run')")
     with pytest.raises(SubquadError, match=r"can.t read .*custom code"):
         subquad.open_trained(tmp_path)
+
+
+def depth_anything():
+    backbone = transformers.Dinov2Config(
+        **{name: size for name, size in SIZES.items() if name != "intermediate_size"},
+        out_features=["stage1", "stage2"],
+        reshape_hidden_states=False,
+    )
+    sizes = {"neck_hidden_sizes": [8, 16], "reassemble_factors": [2, 1], "fusion_hidden_size": 8, "head_hidden_size": 4}
+    return transformers.DepthAnythingConfig(
+        backbone_config=backbone, reassemble_hidden_size=32, patch_size=8, head_in_index=-1, **sizes
+    )
+
+
+def test_networks_of_depth_are_opened_and_their_students_fitted_to_depths(tmp_path):
+    torch.manual_seed(0)
+    model = transformers.DepthAnythingForDepthEstimation(depth_anything()).eval()
+    model.save_pretrained(tmp_path)
+    pictures = {"keep_aspect_ratio": True, "ensure_multiple_of": 8, "size": {"height": 32, "width": 32}}
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "DPTImageProcessor"} | pictures)
+    )
+    opened, x = subquad.open_trained(tmp_path), torch.randn(2, 3, 32, 48)
+    assert (opened.input.img_size, opened.input.crop_mode, opened.model.num_classes) == ((32, 32), "center", 0)
+    student = subquad.convert(opened.model, "linear")
+    with torch.no_grad():
+        torch.testing.assert_close(opened.model(x), model(x).predicted_depth)
+        assert student(x).shape == (2, 32, 48)
+    compared = subquad.conversion.compare_networks(student, opened.model, [(x, None)])
+    assert compared.images == 2 and compared.error > 0 and compared.agreement is None
+    fitted = subquad.conversion.distil(student, lambda update: x, teacher=opened.model, updates=2)
+    assert fitted.judged.keys() == {"depth"}

@@ -1,4 +1,4 @@
-"""Classifiers, segmenters and encoders of images from folders that transformers' `save_pretrained` wrote."""
+"""Networks of images from folders that transformers' `save_pretrained` wrote: see `transformers_networks`."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,6 +14,7 @@ from subquad.errors import SubquadError, naming, reason_without_path
 from subquad.models.pretrained import HUB_CONFIG, HUB_PICTURES, HUB_WEIGHTS
 from subquad.ranges import Pixels, height_and_width
 from subquad.runs.transformers_networks import (
+    DEPTH,
     NetworkOfTransformers,
     SegmenterOfTransformers,
     called_with_images,
@@ -37,7 +38,8 @@ KNOWN_STEPS = frozenset(
 )
 """What a processor may do to images, and what is about labels alone."""
 
-OTHER_STEPS = ("keep_aspect_ratio", "rescale_offset", "include_top")
+ASPECT = "keep_aspect_ratio"
+OTHER_STEPS = frozenset({ASPECT, "rescale_offset", "include_top"})
 """What changes numbers and sizes in processors of some networks."""
 
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -72,7 +74,7 @@ def folder_of_transformers(path: Path) -> Path | None:
 
 
 def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torch.device) -> Trained:
-    """Open a classifier, a semantic segmenter or an encoder of images, without running any of the folder's code.
+    """Open a classifier, a segmenter, a network of depth or an encoder, without running any of the folder's code.
 
     Args:
         folder: with config.json, the weights in safetensors, and preprocessor_config.json.
@@ -112,7 +114,7 @@ def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torc
         nn.init.zeros_(network.get_parameter(name))
     kind = task_of(cls.__name__)
     with naming(folder):
-        note = kind.foreign_note(_classes(network.config, model), _pictures(folder, img_size))
+        note = kind.foreign_note(_classes(network.config, model), _pictures(folder, img_size, cls.__name__))
     opened: Trained = kind.opened(model.eval().to(device), note, {})
     creation = {"task": kind.name, "config": of_making(network.config), "num_classes": model.num_classes}
     opened = replace(opened, made={"transformers": cls.__name__, "note": note | {"creation": creation}})
@@ -128,8 +130,10 @@ def _classes(config: Any, model: NetworkOfTransformers) -> tuple[str, ...]:
     return tuple(f"class {number}" for number in range(count)) if isinstance(model, SegmenterOfTransformers) else ()
 
 
-def _pictures(folder: Path, img_size: Pixels | None) -> dict[str, Any]:
-    """How images are brought to a network, as a note has it: as its processor does it.
+def _pictures(folder: Path, img_size: Pixels | None, name: str) -> dict[str, Any]:
+    """How images are brought to a network of the class `name`, as a note has it: as its processor does it.
+
+    Those of depth, which are told nothing by labels, are shown the middle of images where whole ones differ in size.
 
     Raises:
         SubquadError: the folder does not say it, or it is done in a way that our transforms have not.
@@ -148,7 +152,7 @@ def _pictures(folder: Path, img_size: Pixels | None) -> dict[str, Any]:
         # its library has many, and those of the libraries below it
         raise SubquadError(f"can't read {folder / HUB_PICTURES}: {one_line(reason_without_path(error), 200)}") from None
     try:
-        return _as_note(said, img_size)
+        return _as_note(said, img_size, may_crop=name.endswith(DEPTH))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise SubquadError(
             f"{folder / HUB_PICTURES} brings images to the network in another way than by resizing, a crop of the "
@@ -156,7 +160,7 @@ def _pictures(folder: Path, img_size: Pixels | None) -> dict[str, Any]:
         ) from None
 
 
-def _as_note(said: Mapping[str, Any], img_size: Pixels | None) -> dict[str, Any]:
+def _as_note(said: Mapping[str, Any], img_size: Pixels | None, *, may_crop: bool) -> dict[str, Any]:
     """The settings of a processor of transformers, with all that its class fills in, as a note has them.
 
     Raises:
@@ -164,16 +168,15 @@ def _as_note(said: Mapping[str, Any], img_size: Pixels | None) -> dict[str, Any]
     """
     if not (said["do_resize"] and said["do_rescale"]) or abs(255 * said["rescale_factor"] - 1) > 1e-6:
         raise ValueError("other steps")
-    if any(said.get(name) for name in said.keys() - KNOWN_STEPS if name.startswith("do_")) or any(
-        said.get(name) for name in OTHER_STEPS
-    ):
+    others = {name for name in said.keys() - KNOWN_STEPS if name.startswith("do_")} | OTHER_STEPS
+    if any(said.get(name) for name in others - ({ASPECT} if may_crop else set())):
         raise ValueError("other steps")
     size, crops = {side: px for side, px in said["size"].items() if px is not None}, said.get("do_center_crop")
     if size.keys() not in ({"shortest_edge"}, {"height", "width"}):
         raise ValueError("another size")
     # by the shorter side, as it is, and cut; or both sides, whatever the aspect
-    keeps_aspect = "shortest_edge" in size
-    resized = [size["shortest_edge"]] * 2 if keeps_aspect else [size["height"], size["width"]]
+    keeps_aspect = "shortest_edge" in size or bool(said.get(ASPECT))
+    resized = [size["shortest_edge"]] * 2 if "shortest_edge" in size else [size["height"], size["width"]]
     seen = [said["crop_size"]["height"], said["crop_size"]["width"]] if crops else resized
     normalises = said["do_normalize"]
     return {

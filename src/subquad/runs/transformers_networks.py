@@ -1,4 +1,4 @@
-"""Networks of transformers that are called with images alone, as ours are: classifiers, segmenters, encoders."""
+"""transformers' networks called with images alone, as ours are: classifiers, segmenters, of depth, encoders."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -16,8 +16,11 @@ from subquad.text import one_line
 SEGMENTER = "ForSemanticSegmentation"
 """What the names of those end with that tell classes of places."""
 
-ENCODER = "Model"
-"""What the names of those end with that have no classes."""
+DEPTH = "ForDepthEstimation"
+"""What the names of those end with that give a depth of each place."""
+
+UNCLASSED = {"Model": "last_hidden_state", DEPTH: "predicted_depth"}
+"""What those answer with that have no classes, by what their names end with."""
 
 
 class NetworkOfTransformers(nn.Module):
@@ -26,24 +29,28 @@ class NetworkOfTransformers(nn.Module):
     Attributes:
         network: transformers' own.
         num_classes: of its answers (b, classes), or of those of its places; 0 where it has none, and answers with its
-            last tokens (b, n, c) or its last map (b, c, y, x).
+            last tokens (b, n, c), its last map (b, c, y, x) or depths (b, y, x).
+        answer: what is taken of transformers' answer.
     """
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
-        self.num_classes = 0 if type(network).__name__.endswith(ENCODER) else network.config.num_labels
+        name = type(network).__name__
+        self.answer = next((taken for end, taken in UNCLASSED.items() if name.endswith(end)), "logits")
+        self.num_classes = network.config.num_labels if self.answer == "logits" else 0
         # networks whose tables are for one size resample them where they are asked to
         self.is_asked_to_resample = "interpolate_pos_encoding" in inspect.signature(network.forward).parameters
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of classes (b, classes), or the last tokens (b, n, c), of images (b, c, height, width)."""
+        """Scores of classes (b, classes), the last tokens (b, n, c) or depths, of images (b, c, height, width)."""
         return self._answered(x)
 
     def features_and_logits(self, x: Tensor) -> dict[str, Tensor]:
-        """What is compared with another network's: "features", the last tokens, and "logits" where there are some."""
+        """What is compared with another network's: "features", the last tokens, and "logits"; "depth" (b, 1, y, x)."""
         if not self.num_classes:
-            return {"features": self._answered(x)}
+            answers = self._answered(x)
+            return {"features": answers} if self.answer == "last_hidden_state" else {"depth": answers.unsqueeze(1)}
         encoder = self.encoder
         if encoder is None:
             return {"logits": self._answered(x)}
@@ -65,7 +72,7 @@ class NetworkOfTransformers(nn.Module):
     def _answered(self, x: Tensor) -> Tensor:
         more = {"interpolate_pos_encoding": True} if self.is_asked_to_resample else {}
         answered = self.network(pixel_values=x, **more)
-        answers: Tensor = answered.logits if self.num_classes else answered.last_hidden_state
+        answers: Tensor = answered[self.answer]
         return answers
 
 
@@ -145,7 +152,7 @@ def class_named(name: str, where: str) -> Any:
         raise SubquadError(f"{where}: transformers {transformers.__version__} has no network '{one_line(name, 60)}'")
     if cls.main_input_name != "pixel_values" or task_of(name) is None:
         raise SubquadError(
-            f"{where} is of a {name}: commands take classifiers, semantic segmenters and encoders of images; others "
-            "are opened by transformers and given to subquad.convert(network, …)"
+            f"{where} is of a {name}: commands take classifiers, semantic segmenters, networks of depth and "
+            "encoders; others are opened by transformers and given to subquad.convert(network, …)"
         )
     return cls

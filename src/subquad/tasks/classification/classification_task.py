@@ -38,7 +38,7 @@ class Classification(Task):
     name: ClassVar[str] = "classify"
     title: ClassVar[str] = "Classification of images: train, compare, evaluate, predict."
     noun: ClassVar[str] = "model"
-    of_transformers: ClassVar[tuple[str, ...]] = ("ForImageClassification", "Model")
+    of_transformers: ClassVar[tuple[str, ...]] = ("ForImageClassification", "ForDepthEstimation", "Model")
     recipe_class: ClassVar[type[Recipe]] = Recipe
     commands: ClassVar[Mapping[str, str]] = {
         "train": "train",
