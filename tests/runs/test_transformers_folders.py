@@ -270,3 +270,16 @@ def test_networks_of_depth_are_opened_and_their_students_fitted_to_depths(tmp_pa
     assert compared.images == 2 and compared.error > 0 and compared.agreement is None
     fitted = subquad.conversion.distil(student, lambda update: x, teacher=opened.model, updates=2)
     assert fitted.judged.keys() == {"depth"}
+
+
+@pytest.mark.slow
+def test_networks_of_depth_are_written_for_images_of_any_size(tmp_path):
+    torch.manual_seed(0)
+    transformers.DepthAnythingForDepthEstimation(depth_anything()).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PICTURES))
+    student = subquad.convert(subquad.open_trained(tmp_path).model, "linear")
+    for parameter in student.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    # what it gives is held against the network at a size that was not traced
+    written = subquad.export(student, tmp_path / "depth.pt2", format="pt2", img_size=32, dynamic="batch,size")
+    assert written.difference < 1e-5 and len(written.shapes) == 2

@@ -14,6 +14,10 @@ from subquad.positions import means_by_products, resampled
 from subquad.substituting import substituted
 
 
+BY_INT = ("transformers.models.depth_anything.modeling_depth_anything",)
+"""Modules that make whole numbers of sizes by Python's `int`, and ask for no type by this name."""
+
+
 @contextmanager
 def forms_of_any_size() -> Iterator[None]:
     """Adaptive means, smooth resampling, DINOv3's rotation and transformers' whole numbers, of sizes that are symbols.
@@ -29,6 +33,8 @@ def forms_of_any_size() -> Iterator[None]:
         for module in [one for name, one in sys.modules.items() if name.startswith("transformers.models.")]:
             if "torch_int" in vars(module):
                 stack.enter_context(substituted(module, "torch_int", _whole))
+            if module.__name__ in BY_INT:
+                stack.enter_context(substituted(module, "int", _whole))
         yield
 
 
