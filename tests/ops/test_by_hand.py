@@ -176,11 +176,28 @@ def test_focused_attention_in_half_precision_loses_no_more_than_the_rounding_of_
     assert got.dtype == dtype and (got - expected).norm() <= rounding * expected.norm()
 
 
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+@pytest.mark.parametrize(("power", "deviation"), [(3, 1e7), (8, 1e-4), (16, 30), (32, 1)])
+def test_powers_of_focused_attention_may_leave_the_range_of_fp32(power, deviation, backend):
+    q, k, v = heads(1, 2, 20, 8, count=3)
+    inputs = deviation * q, deviation * k, v, torch.full((2, 1, 8), 0.7, dtype=torch.float64)
+
+    def answered(*tensors):
+        leaves = [tensor.requires_grad_() for tensor in tensors]
+        y = ops.focused_attention(*leaves, power=power, backend=backend)
+        return y, *torch.autograd.grad(y.square().sum(), leaves)
+
+    got = answered(*(tensor.float() for tensor in inputs))
+    for one, expected in zip(got, answered(*inputs), strict=True):
+        assert (one - expected).norm() <= 2e-5 * power * expected.norm()
+
+
+@pytest.mark.parametrize("power", [3, 4, 32])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_focused_attention_has_numbers_where_no_feature_of_a_token_is_positive(dtype):
+def test_focused_attention_has_numbers_where_no_feature_of_a_token_is_positive(dtype, power):
     q, k, v = (tensor.to(dtype) for tensor in heads(1, 2, 20, 8, count=3))
     q[:, :, 3], k[:, :, 5] = -1, 0
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    y = ops.focused_attention(*leaves, torch.full((2, 1, 8), 0.7), power=3)
+    y = ops.focused_attention(*leaves, torch.full((2, 1, 8), 0.7), power=power)
     y.float().square().sum().backward()
     assert all(tensor.isfinite().all() for tensor in (y, *(leaf.grad for leaf in leaves)))

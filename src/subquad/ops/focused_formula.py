@@ -78,6 +78,9 @@ def focused_weights(
 def focus(x: Tensor, temperature: Tensor, power: float) -> Tensor:
     """The focusing map of (b, h, n, d) heads."""
     x = (F.relu(x) + 1e-6) / temperature
-    sharp = x**power
     channels = (1, 3)
-    return sharp * (x.norm(dim=channels, keepdim=True) / sharp.norm(dim=channels, keepdim=True))
+    # of its largest channel's power there is nothing left in the end, but by itself it would leave the range of fp32
+    largest = x.detach().amax(dim=channels, keepdim=True)
+    x = x / largest
+    sharp = x**power
+    return sharp * (largest * x.norm(dim=channels, keepdim=True) / sharp.norm(dim=channels, keepdim=True))

@@ -2,7 +2,8 @@
 #pragma once
 #include "feature_maps.h"
 
-// y = (x⁺ + 10⁻⁶) / t of a token, and y^p, as rows of padded width for each head, with their norms
+// y = (x⁺ + 10⁻⁶) / t of a token, and (y / max y)^p, as rows of padded width for each head, with their norms. f has no
+// need of the maximum's power, which is beyond the range of fp32 where p is large
 template <class E>
 struct Focus {
     const Shape& shape;
@@ -20,7 +21,7 @@ struct Focus {
     }
 
     void fill_in(int64_t b, int64_t token, float* y, float* raised, float& norm, float& raised_norm) const {
-        vec squares{}, raised_squares{};
+        vec highest{}, squares{}, raised_squares{};
         for (int64_t h = 0; h < shape.heads; h++)
             each_entry(x.at(b, h, token), d, [&](int64_t c, vec value) {
                 const int64_t i = h * row + c;
@@ -30,11 +31,16 @@ struct Focus {
                 }
                 // beyond the width the sharpness is 0
                 const vec one = (feature_of(value, RELU) + 1e-6f) * load(&sharpness[i]);
-                const vec sharp = exponent == 3 ? one * one * one : power(one, fill(exponent));
-                squares += one * one, raised_squares += sharp * sharp;
-                store(y + i, one), store(raised + i, sharp);
+                highest = max(one, highest);
+                store(y + i, one);
             });
-        norm = std::sqrt(sum(squares)), raised_norm = std::sqrt(sum(raised_squares));
+        const float top = largest(highest);
+        for (int64_t i = 0; i < size; i += W) {
+            const vec one = load(y + i) * (1 / top), sharp = exponent == 3 ? one * one * one : power(one, fill(exponent));
+            squares += one * one, raised_squares += sharp * sharp;
+            store(raised + i, sharp);
+        }
+        norm = top * std::sqrt(sum(squares)), raised_norm = std::sqrt(sum(raised_squares));
     }
 };
 
