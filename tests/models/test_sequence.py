@@ -115,6 +115,29 @@ def test_an_empty_sequence_has_an_answer():
         assert small("linear")(torch.zeros(1, 5, dtype=torch.long)).isfinite().all()
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("attention", HONOUR_PADDING)
+def test_of_no_sequences_there_are_no_answers(attention, pairs):
+    tokens = torch.ones(0, *[2] * pairs, 9, dtype=torch.long)
+    assert small(attention, pairs=pairs)(tokens).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pairs", "message"),
+    [
+        (torch.ones(2, 3, 9, dtype=torch.long), True, r"pairs of sequences \(b, 2, n\), got shape \(2, 3, 9\)"),
+        (torch.ones(2, 9), False, r"int64 or int32, got float32: hand over tokens.long\(\)"),
+        (torch.ones(2, 9, dtype=torch.bool), False, "int64 or int32, got bool"),
+        (torch.full((2, 9), 20), False, "from 0, which is padding, to 19, got 20"),
+        (torch.full((2, 9), -1), False, "to 19, got -1"),
+    ],
+)
+def test_what_are_no_tokens_of_the_network_is_refused_in_one_line(tokens, pairs, message):
+    with pytest.raises(SubquadError, match=message) as caught:
+        small("linear", pairs=pairs)(tokens)
+    assert "\n" not in str(caught.value)
+
+
 def test_complaints_name_the_numbers():
     model = small("linear")
     with pytest.raises(SubquadError, match="61 tokens, the network is made for 60"):

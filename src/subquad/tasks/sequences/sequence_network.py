@@ -88,19 +88,37 @@ class SequenceClassifier(nn.Module):
         """See the class.
 
         Raises:
-            SubquadError: for a sequence that is too long, or not of the shape that the network reads.
+            SubquadError: for a sequence that is too long, not of the shape that the network reads, or not of its
+                tokens.
         """
-        if tokens.dim() != 2 + self.pairs:
-            raise SubquadError(f"expected {'pairs of ' * self.pairs}sequences, got shape {tuple(tokens.shape)}")
+        self._check(tokens)
         if not self.pairs:
             return self.head(self.encode(tokens))
         u, v = self.encode(tokens.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
         return self.head(torch.cat([u, v, u * v, u - v], dim=-1))
 
+    def _check(self, tokens: Tensor) -> None:
+        """Raise where these are no sequences of the network's tokens."""
+        shape, dtype = tuple(tokens.shape), str(tokens.dtype).removeprefix("torch.")
+        if tokens.dim() != 2 + self.pairs or (self.pairs and tokens.shape[1] != 2):
+            wanted = "pairs of sequences (b, 2, n)" if self.pairs else "sequences (b, n)"
+            raise SubquadError(f"expected {wanted}, got shape {shape}")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise SubquadError(f"tokens are numbers of int64 or int32, got {dtype}: hand over tokens.long()")
+        if torch.compiler.is_compiling() or not tokens.numel():
+            return
+        least, most = (int(one) for one in tokens.aminmax())
+        if least < 0 or most >= self.embed.num_embeddings:
+            raise SubquadError(
+                f"tokens are numbers from 0, which is padding, to {self.embed.num_embeddings - 1}, got "
+                f"{least if least < 0 else most}: make the network with another vocab_size to take these"
+            )
+
     def encode(self, tokens: Tensor) -> Tensor:
         """Sequences (b, n) to the means of their tokens (b, c)."""
         tokens = self._fill_up(tokens)
-        if self.pooling or torch.compiler.is_compiling():
+        # of no sequences there is none to be computed with those of its length
+        if self.pooling or torch.compiler.is_compiling() or not len(tokens):
             return self._mean_token(tokens)
         order, groups = by_length(tokens)
         return torch.cat([self._mean_token(group) for group in groups])[order.argsort()]
