@@ -493,12 +493,19 @@ def test_one_reach_is_for_quadratic_blocks_and_a_list_for_all():
         ("cswin", {"num_heads": (1, 2, 4, 4)}, "even number of heads and channels, got 1 and 16"),
         ("pvt", {"sr_ratio": 0}, "sr_ratio must be .* of at least 1, got .0"),
         ("vit", {"global_pool": "token", "class_token": False}, "this network has none"),
+        ("vit", {"global_pool": "token", "class_token": False, "reg_tokens": 2}, "this network has none"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(host, settings, message):
     with pytest.raises(SubquadError, match=message) as caught:
         small(host, **settings)
     assert "\n" not in str(caught.value)
+
+
+def test_registers_are_no_class_token_to_read():
+    model = small("vit", class_token=False, reg_tokens=2)
+    with pytest.raises(SubquadError, match="reads the class token, and this network has none"):
+        model.reset_classifier(3, "token")
 
 
 @pytest.mark.parametrize("stages", [1, 3, 5])

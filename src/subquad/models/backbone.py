@@ -38,6 +38,7 @@ class Backbone(nn.Module):
         fc_norm: of what the head reads, for networks that norm behind the pooling; None for none.
         global_pool: what the head reads: "avg" or "max" of the map, "token", the class token, or "" for all tokens.
         drop_rate: dropout in front of the head.
+        reg_tokens: prefix tokens of the last map that nothing reads; the others are a class token.
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class Backbone(nn.Module):
         global_pool: str = "avg",
         drop_rate: float = 0,
         patch_size: int = 4,
+        reg_tokens: int = 0,
     ) -> None:
         super().__init__()
         self.creation: dict[str, Any] = {}
         self.img_size, self.in_chans, self.num_classes = img_size, in_chans, num_classes
         # windows and what else follows from a size stay as they are when the network moves to another
         self.built_for = img_size
-        self.patch_size = patch_size
+        self.patch_size, self.reg_tokens = patch_size, reg_tokens
         self.num_features = self.head_hidden_size = num_features or dims[-1]
         self.stages: Any = nn.ModuleList(stages)
         self.feature_info: list[dict[str, Any]] = [
@@ -274,7 +276,7 @@ class Backbone(nn.Module):
     def _checked_pool(self, global_pool: str) -> str:
         if global_pool not in POOLS:
             raise SubquadError(f"unknown global_pool '{global_pool}': use one of {', '.join(map(repr, POOLS))}")
-        if global_pool == "token" and not self.prefix:
+        if global_pool == "token" and self.prefix <= self.reg_tokens:
             raise SubquadError("global_pool 'token' reads the class token, and this network has none: use 'avg'")
         return global_pool
 

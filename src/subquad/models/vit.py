@@ -165,6 +165,7 @@ class ViT(Plain):
             fc_norm=norm if fc_norm else None,
             global_pool=("token" if class_token else "avg") if global_pool is None else global_pool,
             drop_rate=drop_rate,
+            reg_tokens=reg_tokens,
         )
 
     def grids(self, img_size: tuple[int, int]) -> list[TokenGrid]:
