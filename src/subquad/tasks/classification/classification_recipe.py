@@ -38,7 +38,9 @@ class Recipe(ImageRecipe):
     crop_padding: int = option(0, "pixels of padding around an image before a random crop", at_least=0, at_most=2**16)
     hflip: float = option(0.0, "probability of a horizontal flip", at_least=0, at_most=1)
     rotation: float = option(0.0, "largest angle of a random rotation, in degrees", at_least=0, at_most=360)
-    color_jitter: float = option(0.0, "jitter of brightness, contrast and saturation", at_least=0)
+    color_jitter: float = option(
+        0.0, "jitter of brightness, contrast and saturation; none beside a policy, 3a excepted", at_least=0
+    )
     aa: str | None = option(
         None, "auto-augment policy of timm, e.g. rand-m9-mstd0.5-inc1", free="`train_transform` knows timm's policies"
     )
