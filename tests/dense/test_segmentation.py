@@ -47,6 +47,12 @@ def test_a_matrix_counted_by_hand():
         judge_confusion(torch.zeros(2, 2))
 
 
+@pytest.mark.parametrize(("label", "answer", "message"), [(0, 5, "answers of .* 3 classes .* got 5"), (3, 0, "labels")])
+def test_classes_that_are_not_counted_are_refused(label, answer, message):
+    with pytest.raises(SubquadError, match=message):
+        count_pixels(torch.full((2, 2), answer), torch.full((2, 2), label), 3)
+
+
 @pytest.mark.parametrize("size", [(20, 31), (8, 9), (50, 12)])
 def test_windows_see_every_pixel_and_are_never_larger_than_asked(size):
     image, model = torch.randint(5, (3, *size)).float(), Colours(5)

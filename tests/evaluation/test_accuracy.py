@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from subquad.errors import SubquadError
-from subquad.tasks.accuracy import EvalSums, evaluate
+from subquad.tasks.accuracy import EvalSums, TopOne, evaluate
 from subquad.tasks.classification import measure_throughput
 
 
@@ -67,6 +67,26 @@ def test_empty_batches_are_passed_over_and_no_image_at_all_is_an_error():
 def test_a_model_with_other_outputs_is_refused():
     with pytest.raises(SubquadError, match="7 classes apart, not the 10"):
         evaluate(Echo(), [example(classes=7)], **settings())
+
+
+@pytest.mark.parametrize("counts", [EvalSums, lambda classes: TopOne()])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.zeros(4, 1, dtype=torch.long), r"for each of 4 images, \(4,\), got \(4, 1\) of int64"),
+        (torch.eye(4), r"got \(4, 4\) of float32"),
+        (torch.tensor([0, 1, 3, -100]), "0 to 3, got -100"),
+        (torch.tensor([0, 1, 3, 4]), "0 to 3, got 4"),
+    ],
+)
+def test_labels_that_are_no_class_of_each_image_are_refused(counts, labels, message):
+    with pytest.raises(SubquadError, match=message):
+        counts(4).add(torch.randn(4, 4), labels)
+
+
+def test_the_share_of_no_images_is_an_error():
+    with pytest.raises(SubquadError, match="no images to evaluate"):
+        _ = TopOne().share
 
 
 def test_every_module_is_left_in_its_mode():

@@ -40,6 +40,7 @@ class EvalSums:
         classes = len(self.confusion)
         if logits.shape[-1] != classes:
             raise SubquadError(f"the model tells {logits.shape[-1]} classes apart, not the {classes} that are counted")
+        check_labels(labels, logits)
         self.loss += F.cross_entropy(logits, labels, reduction="none").double().sum()
         best = logits.topk(min(5, classes)).indices
         self.top5 += (best == labels[:, None]).sum()
@@ -80,6 +81,7 @@ class TopOne:
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits (b, classes), labels (b,). No answer that has NaN in it is right."""
+        check_labels(labels, logits)
         right = (logits.argmax(1) == labels.to(logits.device)) & ~logits.isnan().any(1)
         self.right += int(right.sum())
         self.count += len(labels)
@@ -87,6 +89,8 @@ class TopOne:
     @property
     def share(self) -> float:
         """Of images that are told right."""
+        if not self.count:
+            raise SubquadError("there are no images to evaluate")
         return self.right / self.count
 
 
@@ -117,6 +121,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """`model` in evaluation mode without gradients; afterwards every module is in the mode it was in."""
     with in_evaluation(model), torch.inference_mode():
         yield
+
+
+def check_labels(labels: Tensor, logits: Tensor) -> None:
+    """Raise where labels are no class each of logits (b, classes): what is compared by numbers fits more shapes."""
+    count, classes = logits.shape
+    if labels.shape != (count,) or labels.dtype.is_floating_point:
+        dtype = str(labels.dtype).removeprefix("torch.")
+        raise SubquadError(
+            f"labels are a class's number for each of {count} images, ({count},), got {tuple(labels.shape)} of {dtype}"
+        )
+    if count and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        wrong = int(labels.min()) if labels.min() < 0 else int(labels.max())
+        raise SubquadError(f"labels are numbers of classes, 0 to {classes - 1}, got {wrong}: leave out what has none")
 
 
 def check_finite(answer: Tensor, what: Path | str) -> None:

@@ -52,7 +52,13 @@ def judge_confusion(confusion: Tensor) -> SegmentationResult:
 def count_pixels(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """The confusion matrix of pixels that have a class."""
     known = labels != VOID
-    pairs = labels[known].long() * num_classes + predicted[known].long()
+    true, found = labels[known].long(), predicted[known].long()
+    for what, classes in (("labels", true), ("answers", found)):
+        # another number would be counted as a pair of others
+        if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < num_classes:
+            wrong = int(classes.min()) if classes.min() < 0 else int(classes.max())
+            raise SubquadError(f"{what} of pixels are one of the {num_classes} classes that are counted, got {wrong}")
+    pairs = true * num_classes + found
     return torch.bincount(pairs.cpu(), minlength=num_classes**2).view(num_classes, num_classes)
 
 
