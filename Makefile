@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast lint timm-contract clean
+.PHONY: demo test test-fast test-exhaustive lint timm-contract clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +22,11 @@ test: $(READY)
 
 test-fast: $(READY)
 	$(BIN)/python -m pytest --quiet -n 2 -m 'not slow'
+
+# all cases of tests of which `make test` runs some
+test-exhaustive: $(READY)
+	$(BIN)/python -m pytest --quiet -n 2 --exhaustive
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet -n 2 --exhaustive tests/gpu
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -3,12 +3,38 @@
 import gc
 import os
 import resource
+from collections import Counter
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="all cases of tests that are thinned")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of the slow cases of a test that is thinned, one in so many stands for the others, evenly over all of them.
+
+    Cases that are asked for by name are run whatever they are.
+    """
+    if config.getoption("--exhaustive") or any("::" in argument for argument in config.args):
+        return
+    seen, left = Counter(), []
+    for item in items:
+        thinned = item.get_closest_marker("thinned")
+        if thinned is None or item.get_closest_marker("slow") is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % thinned.args[0]:
+            left.append(item)
+        seen[test] += 1
+    config.hook.pytest_deselected(items=left)
+    gone = set(left)
+    items[:] = [item for item in items if item not in gone]
 
 
 def pytest_collection_finish(session):
