@@ -248,8 +248,8 @@ def test_there_are_agents_on_maps_that_are_narrower_than_their_cells(agents):
 @pytest.mark.parametrize(("ratio", "used"), [(0.4, True), (0.5, False)])
 def test_agents_are_used_where_they_are_fewer_than_half_of_the_tokens(ratio, used):
     # 4 agents of 16 tokens, of which 10 or 8 are left
-    processor = MergedAttention(shared=Shared(Settings(sx=2, sy=2, ratio=ratio, agent_ratio=0.75)))
-    features, agents = processor._cuts(torch.randn(1, 16, 8), TokenGrid(4, 4))
+    shared = Shared(Settings(sx=2, sy=2, ratio=ratio, agent_ratio=0.75))
+    features, agents = shared.cuts(torch.randn(1, 16, 8), TokenGrid(4, 4))
     assert features.count == 16 - int(16 * ratio) and (agents is not None) == used
     assert agents is None or agents.count == 4
 

@@ -4,6 +4,7 @@ All are objects of classes of their own, not closures, so that a copy of a patch
 by `shared` which patch it is of.
 """
 
+import copy
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.diffusion.processor import MergedAttention, Shared
+from subquad.diffusion.processor import MergedAttention, Shared, Told
 from subquad.diffusion.settings import Settings
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -24,14 +25,14 @@ class SeesNoise:
     it stands outside; one that is compiled later needs the handle's `callback`.
     """
 
-    def __init__(self, shared: Shared, early: Settings, late: Settings, threshold: float, position: int) -> None:
+    def __init__(self, shared: Shared, early: Settings, late: Settings, threshold: float, position: int | None) -> None:
         self.shared, self.early, self.late, self.threshold = shared, early, late, threshold
         self.position = position
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        timestep = kwargs["timestep"] if "timestep" in kwargs else args[self.position]
+        timestep = kwargs["timestep"] if "timestep" in kwargs else args[self.position]  # type: ignore[index]
         levels = timestep.flatten().tolist() if isinstance(timestep, Tensor) else [float(timestep)]
         self.check_one_phase(levels)
         self.choose(float(levels[0]))
@@ -58,17 +59,50 @@ class SeesNoise:
         self.shared.settings = self.early if level >= self.threshold else self.late
 
 
+OPTIONS = "cross_attention_kwargs"
+"""What is handed through a network of diffusers, and through its gradient checkpointing, to its blocks."""
+
+TOLD = "subquad"
+"""Where in these options what blocks are told lies."""
+
+
 class SeesMap:
-    """Hook of the module around the blocks: its map's height and width, in tokens."""
+    """Hook of the module around the blocks: its map's height and width, in tokens.
 
-    def __init__(self, shared: Shared, processors: list[MergedAttention], patch: int) -> None:
-        self.shared, self.processors, self.patch = shared, processors, patch
+    Gradient checkpointing calls blocks again in the backward pass, when other calls of the network may have been made:
+    what they are told is handed to them with their tokens then.
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    Args:
+        place: where OPTIONS stands among the module's arguments, None where it takes none.
+    """
+
+    def __init__(self, shared: Shared, processors: list[MergedAttention], patch: int, place: int | None) -> None:
+        self.shared, self.processors, self.patch, self.place = shared, processors, patch, place
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         image = args[0] if args else kwargs["hidden_states"]
         grid = TokenGrid(image.shape[-2] // self.patch, image.shape[-1] // self.patch)
         for processor in self.processors:
             processor.grid = grid
+        checkpointed = getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled()
+        if self.place is None or not checkpointed or torch.compiler.is_compiling():
+            return None
+        # here, as random numbers that are drawn in a block are others when it is called again
+        self.shared.draw(grid, image.device)
+        told = {TOLD: Told(grid, copy.copy(self.shared))}
+        if self.place < len(args):
+            return (*args[: self.place], {**(args[self.place] or {}), **told}, *args[self.place + 1 :]), kwargs
+        return args, {**kwargs, OPTIONS: {**(kwargs.get(OPTIONS) or {}), **told}}
+
+
+def _is_told(option: Any) -> bool:
+    return isinstance(option, dict) and TOLD in option
+
+
+def _untold(option: Any) -> Any:
+    return {key: option[key] for key in option if key != TOLD} if _is_told(option) else option
 
 
 class OfProcessor:
@@ -89,8 +123,12 @@ class SeesTokens(OfProcessor):
     What loads adapters or fuses projections puts other processors in place: the patch is off then, at least in part.
     """
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self.processor.features = None
+        told = [option[TOLD] for option in (*args, *kwargs.values()) if _is_told(option)]
+        self.processor.again = told[0] if told else None
         in_place = getattr(module.attn1, "processor", module.attn1)
         if in_place is self.processor:
             self.processor.tokens = args[0] if args else kwargs["hidden_states"]
@@ -102,6 +140,9 @@ class SeesTokens(OfProcessor):
                 "apply them again",
                 stacklevel=2,
             )
+        if not told:
+            return None
+        return tuple(_untold(option) for option in args), {name: _untold(kwargs[name]) for name in kwargs}
 
 
 class MergesMLP(OfProcessor):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from subquad.diffusion.hooks import MergesMLP, SeesMap, SeesNoise, SeesTokens, UnmergesMLP, remove_hooks
+from subquad.diffusion.hooks import OPTIONS, MergesMLP, SeesMap, SeesNoise, SeesTokens, UnmergesMLP, remove_hooks
 from subquad.diffusion.patchable_layers import (
     SERVED,
     Map,
@@ -191,11 +191,13 @@ def _patch(model: Any, early: Settings, late: Settings, max_downsample: int | No
     # whatever may be refused is behind
     remove_agent_attention(outermost)
     processors = {}
+    # before the map, which may be the same module's
+    outermost.register_forward_pre_hook(noise, with_kwargs=True)
     for place in chosen:
         own = {name: _patch_block(block, shared) for name, block in place.blocks()}
-        place.module.register_forward_pre_hook(SeesMap(shared, list(own.values()), place.patch), with_kwargs=True)
+        sees = SeesMap(shared, list(own.values()), place.patch, position_of(place.module, OPTIONS))
+        place.module.register_forward_pre_hook(sees, with_kwargs=True)
         processors.update(own)
-    outermost.register_forward_pre_hook(noise, with_kwargs=True)
     return Handle(model, outermost, processors, noise)
 
 

@@ -86,9 +86,10 @@ def _downsample(name: str, levels: int) -> int:
     return 2 ** (number if side == "down_blocks" else levels - 1 - number)
 
 
-def position_of(network: nn.Module, name: str) -> int:
-    """Where an argument of the network's forward stands among those given by position."""
-    return list(inspect.signature(network.forward).parameters).index(name)
+def position_of(module: nn.Module, name: str) -> int | None:
+    """Where an argument of a module's forward stands among those given by position, None where it takes none."""
+    names = list(inspect.signature(module.forward).parameters)
+    return names.index(name) if name in names else None
 
 
 def check_one_thread(outermost: nn.Module) -> None:

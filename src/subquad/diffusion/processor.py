@@ -7,6 +7,7 @@ Q, K, V of the merged tokens; G, the agents' queries, of the same tokens merged 
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,18 +43,19 @@ class Shared:
 
     def enter(self, level: float) -> None:
         """Forget what does not hold in a step at this noise level, which is below the last one's in the same image."""
+        # other dicts, not emptied ones: calls whose blocks are to be called again in a backward pass have these
         if level != self.level:
-            self.offsets.clear()
+            self.offsets = {}
         self.age = self.age + 1 if level < self.level else self.reuse
         self.level = level
         if self.age >= self.reuse:
-            self.matchings.clear()
+            self.matchings = {}
             self.age = 0
 
     def matching(self, tokens: Tensor, grid: TokenGrid) -> Matching | None:
         """How the tokens of a map are matched, or were in an earlier block or step."""
         rows, columns = self.settings.cell(grid.height, grid.width)
-        offsets = self._offsets((grid.height, grid.width, rows, columns), tokens.device)
+        offsets = self.draw(grid, tokens.device)
         if not self.reuse:
             return match(tokens, grid, (rows, columns), offsets)
         key = grid.height, grid.width, rows, columns, len(tokens)
@@ -61,14 +63,37 @@ class Shared:
             self.matchings[key] = match(tokens, grid, (rows, columns), offsets)
         return self.matchings[key]
 
-    def _offsets(self, key: tuple[int, int, int, int], device: torch.device) -> Tensor | None:
+    def cuts(self, tokens: Tensor, grid: TokenGrid) -> tuple[Merge, Merge | None] | None:
+        """How features are merged and how agents, if there are any; None where nothing is."""
+        settings, n = self.settings, tokens.shape[1]
+        if int(n * settings.ratio) < 1:
+            return None
+        matching = self.matching(tokens, grid)
+        if matching is None:
+            return None
+        features, more = matching.cut(int(n * settings.ratio)), settings.merged_for_agents(n)
+        if more is None or 2 * (n - min(more, matching.sources.shape[1])) >= features.count:
+            return features, None
+        return features, matching.cut(more)
+
+    def draw(self, grid: TokenGrid, device: torch.device) -> Tensor | None:
         """Which token of each cell is a destination, the same in all blocks and calls of a step; None: the first."""
-        height, width, rows, columns = key
+        height, width = grid.height, grid.width
+        rows, columns = self.settings.cell(height, width)
         if not self.random or height < rows or width < columns:
             return None
+        key = height, width, rows, columns
         if key not in self.offsets:
             self.offsets[key] = torch.randint(rows * columns, (height // rows, width // columns), device=device)
         return self.offsets[key]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What blocks are told in one call of the network: the size of their map, and what held then."""
+
+    grid: TokenGrid
+    state: Shared
 
 
 class MergedAttention:
@@ -84,6 +109,7 @@ class MergedAttention:
             original = AttnProcessor2_0()
         self.original, self.shared = original, shared or Shared(Settings(ratio=0.0))
         self.grid: TokenGrid | None = None
+        self.again: Told | None = None
         self.tokens: Tensor | None = None
         self.features: Merge | None = None
 
@@ -97,16 +123,18 @@ class MergedAttention:
         **kwargs: Any,
     ) -> Tensor:
         tokens, self.tokens = self.tokens, None
+        again, self.again = self.again, None
+        grid, state = (self.grid, self.shared) if again is None else (again.grid, again.state)
         if tokens is not None and tokens.shape[1] != hidden_states.shape[1]:
             raise SubquadError(
                 f"self-attention is given {hidden_states.shape[1]} of its block's {tokens.shape[1]} tokens: something "
                 "else, such as tomesd, merges them as well; take one of the two away"
             )
-        whole = tokens is None or self.grid is None or encoder_hidden_states is not None or attention_mask is not None
-        cuts = None if whole else self._cuts(tokens, self.grid)  # type: ignore[arg-type]
+        whole = tokens is None or grid is None or encoder_hidden_states is not None or attention_mask is not None
+        cuts = None if whole else state.cuts(tokens, grid)  # type: ignore[arg-type]
         if cuts is None:
             return self.original(attn, hidden_states, encoder_hidden_states, attention_mask, *args, **kwargs)
-        settings, (features, coarse) = self.shared.settings, cuts
+        settings, (features, coarse) = state.settings, cuts
         self.features = features if settings.merge_mlp else None
         x = features.merge(hidden_states)
         q, k, v = (_heads(part, attn.heads) for part in self._projected(attn, x))
@@ -127,19 +155,6 @@ class MergedAttention:
             parts: Sequence[Tensor] = attn.to_qkv(x).chunk(3, dim=-1)
             return parts
         return [project(x) for project in (attn.to_q, attn.to_k, attn.to_v)[: 1 if queries_alone else 3]]
-
-    def _cuts(self, tokens: Tensor, grid: TokenGrid) -> tuple[Merge, Merge | None] | None:
-        """How features are merged and how agents, if there are any; None where nothing is."""
-        settings, n = self.shared.settings, tokens.shape[1]
-        if int(n * settings.ratio) < 1:
-            return None
-        matching = self.shared.matching(tokens, grid)
-        if matching is None:
-            return None
-        features, more = matching.cut(int(n * settings.ratio)), settings.merged_for_agents(n)
-        if more is None or 2 * (n - min(more, matching.sources.shape[1])) >= features.count:
-            return features, None
-        return features, matching.cut(more)
 
 
 def merged_agent_attention(
