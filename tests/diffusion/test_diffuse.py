@@ -123,7 +123,9 @@ def test_the_command_makes_images_and_a_page(saved, tmp_path, capsys):
     assert "http://" not in page and "https://" not in page
     assert json.loads((folder / "settings.json").read_text())["methods"]["agent"] == {"agents": 9, "reuse": 2}
     plain = ["diffuse", "--model", str(saved), "--prompt", "a", *flags[:-4], "--output", str(tmp_path / "plain")]
-    assert main(plain) == 0 and not list((tmp_path / "plain").glob("*.html"))
+    assert main([*plain, "--device", "cpu:0"]) == 0 and not list((tmp_path / "plain").glob("*.html"))
+    # a CPU by its number is one, too
+    assert json.loads((tmp_path / "plain" / "settings.json").read_text())["dtype"] == "fp32"
 
 
 def test_images_of_classes_are_asked_for_by_number_or_name():

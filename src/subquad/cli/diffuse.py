@@ -73,7 +73,8 @@ def run_diffuse(arguments: argparse.Namespace) -> None:
     methods = _methods(arguments)
     found = torch.accelerator.current_accelerator(check_available=True)
     device = arguments.device or (str(found) if found is not None else "cpu")
-    where, dtype = describe_device(device), arguments.dtype or ("fp32" if device == "cpu" else "fp16")
+    where = describe_device(device)
+    dtype = arguments.dtype or ("fp32" if torch.device(device).type == "cpu" else "fp16")
     keys = ("steps", "guidance_scale", "height", "width", "negative_prompt")
     pipe = load_pipeline(arguments.model, dtype=dtype_of(dtype), device=device)
     about = {"model": arguments.model, "pipeline": type(pipe).__name__, "dtype": dtype, "device": where}
