@@ -198,3 +198,21 @@ def test_an_image_that_was_made_black_is_not_measured():
     assert make_image(Checked(), "a", 3, Sampling()).size == (8, 8)
     with pytest.raises(SubquadError, match="made the image of 'b' and seed 3 black, which compares with none"):
         make_image(Checked(), "b", 3, Sampling())
+
+
+class Guided:
+    """Takes what Flux's pipeline takes."""
+
+    def __call__(self, prompt, negative_prompt=None, true_cfg_scale=1.0, guidance_scale=3.5, generator=None):
+        return SimpleNamespace(images=[Image.new("RGB", (8, 8))])
+
+
+def test_a_negative_prompt_that_would_be_passed_over_is_refused(pipe):
+    for scale in (0.5, 1.0):
+        with pytest.raises(SubquadError, match=f"negative_prompt changes nothing .* with guidance_scale={scale:g}: "):
+            make_image(pipe, "a", 0, Sampling(steps=1, guidance_scale=scale, negative_prompt="b"))
+    with pytest.raises(SubquadError, match="changes nothing in Guided with true_cfg_scale=1: it takes guidance"):
+        make_image(Guided(), "a", 0, Sampling(guidance_scale=5.0, negative_prompt="b"))
+    few = {"steps": 1, "height": 32, "width": 24}
+    plain, avoiding = (make_image(pipe, "a", 0, Sampling(**few, negative_prompt=text)) for text in (None, "b"))
+    assert difference_of(plain, avoiding)["difference"] > 0

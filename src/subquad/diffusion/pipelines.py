@@ -82,6 +82,7 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
     unknown = [name for name in arguments if name not in taken]
     if unknown:
         raise SubquadError(f"{type(pipe).__name__} takes no {' and no '.join(unknown)}: leave it out")
+    _check_negative_prompt(pipe, arguments, taken)
     arguments |= _other_side(pipe, arguments)
     generator = torch.Generator().manual_seed(seed)
     try:
@@ -96,6 +97,20 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
             "which compares with none: take another prompt or seed"
         )
     return made.images[0]
+
+
+def _check_negative_prompt(pipe: Any, arguments: dict[str, Any], taken: Any) -> None:
+    """Raise where what is to be avoided would be passed over without a word, as pipelines do without guidance."""
+    if "negative_prompt" not in arguments:
+        return
+    # guidance that was trained into a network, as Flux's, knows no negative prompt
+    name = "true_cfg_scale" if "true_cfg_scale" in taken else "guidance_scale"
+    scale = taken[name].default if name == "true_cfg_scale" else arguments.get(name)
+    if scale is not None and scale <= 1:
+        raise SubquadError(
+            f"negative_prompt changes nothing in {type(pipe).__name__} with {name}={scale:g}: it takes guidance above "
+            "1, or leave it out"
+        )
 
 
 def _other_side(pipe: Any, arguments: dict[str, Any]) -> dict[str, int]:
