@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +17,9 @@ import tiny
 from subquad import SubquadError
 from subquad.benchmarks import METHODS, images_table, make_images
 from subquad.cli import main
-from subquad.diffusion.folder import difference_of
+from subquad.diffusion.folder import ImageFolder, difference_of
 from subquad.diffusion.pipelines import Sampling, load_pipeline, make_image
+from subquad.pages import write_images_page
 
 SMALL = Sampling(steps=2, height=32, width=24)
 ALL = {name: {} for name in METHODS}
@@ -216,3 +218,106 @@ def test_a_negative_prompt_that_would_be_passed_over_is_refused(pipe):
     few = {"steps": 1, "height": 32, "width": 24}
     plain, avoiding = (make_image(pipe, "a", 0, Sampling(**few, negative_prompt=text)) for text in (None, "b"))
     assert difference_of(plain, avoiding)["difference"] > 0
+
+
+def test_an_image_of_numbers_that_are_none_is_not_taken_for_a_black_one(tmp_path):
+    """As a decoder's in fp16 that overflows: images were black, and compared as if they were of something."""
+    broken = tiny.pipeline()
+    before = make_image(broken, "a", 3, SMALL)
+    assert before.mode == "RGB" and before.size == (24, 32)
+    assert difference_of(before, broken("a", num_inference_steps=2, height=32, width=24).images[0])["difference"] > 0
+    broken.vae.decoder.conv_out.bias.data.fill_(math.nan)
+    with pytest.raises(SubquadError, match=r"of 'a' and seed 3 that are not finite, .* another dtype, as bf16 or fp32"):
+        make_image(broken, "a", 3, SMALL)
+    with pytest.raises(SubquadError, match="not finite"):
+        make_images(broken, ["a"], tmp_path / "out", methods=ALL, sampling=SMALL)
+    assert not (tmp_path / "out").exists()
+
+
+def damaged(saved, folder, what):
+    shutil.copytree(saved, folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    if what == "cut":
+        file = folder / "text_encoder" / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+    elif what == "class":
+        (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": "FooPipeline"}))
+    elif what == "part":
+        shutil.rmtree(folder / "tokenizer")
+    else:
+        (folder / "model_index.json").write_text(what)
+
+
+DAMAGED = {
+    "cut": r"can't be loaded: .*(incomplete|size|header)",
+    "class": "can't be loaded: .*FooPipeline",
+    "part": "has no tokenizer, of which its model_index.json speaks",
+    "[]": "model_index.json is damaged: it names no class of diffusers",
+    "{}": "model_index.json is damaged: it names no class of diffusers",
+    "{": "model_index.json is damaged: it names no class of diffusers",
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_pipeline_that_is_damaged_is_said_in_one_line(saved, tmp_path, what):
+    """Each was called a fault of ours."""
+    damaged(saved, tmp_path / "damaged", what)
+    with pytest.raises(SubquadError, match=DAMAGED[what]) as said:
+        load_pipeline(str(tmp_path / "damaged"))
+    assert "\n" not in str(said.value)
+
+
+def test_what_is_no_folder_of_a_pipeline_is_not_looked_for_on_the_hub(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(saved)
+    with pytest.raises(SubquadError, match=r"unet/config.json is no folder: name the one of a pipeline"):
+        load_pipeline("unet/config.json")
+
+    def not_there(*args, **kwargs):
+        raise OSError("no such repository\nand more")
+
+    monkeypatch.setattr("diffusers.DiffusionPipeline.from_pretrained", not_there)
+    with pytest.raises(SubquadError, match=r"^runs/sd is no folder here, and can't be loaded from the hub: no such"):
+        load_pipeline("runs/sd")
+
+
+SPOILED = {
+    "seconds": "fast",
+    "seed": None,
+    "psnr": "high",
+    "difference": [1],
+    "prompt": 3,
+    "file": "0/../../elsewhere.png",
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_row_that_is_none_is_damage_of_the_file(pipe, tmp_path, name):
+    """They ended in a trace where times were divided, or pages written."""
+    row = {"prompt": "a", "seed": 0, "method": "softmax", "file": "000-0-softmax.png", "seconds": 1.0}
+    (tmp_path / "settings.json").write_text(json.dumps({"methods": {"softmax": {}}, "peaks_mb": {}}))
+    for content in (row | {name: SPOILED[name]}, row | {"seconds": 0}):
+        (tmp_path / "images.jsonl").write_text(json.dumps(content) + "\n")
+        with pytest.raises(SubquadError, match=r"images\.jsonl is damaged .*: name another --output"):
+            ImageFolder(tmp_path, {"methods": {"softmax": {}}})
+
+
+def test_an_image_that_something_else_wrote_is_said(pipe, tmp_path):
+    methods = {"softmax": {}, "agent": {}}
+    rows, summary = make_images(pipe, ["a"], tmp_path, methods=methods, sampling=SMALL, memory=False)
+    Image.new("RGB", (8, 8)).save(tmp_path / rows[0].file)
+    with pytest.raises(SubquadError, match=r"are 24×32 and 8×8 px, which don't compare: where files .* are made again"):
+        write_images_page(tmp_path / "page.html", rows, summary)
+    (tmp_path / rows[1].file).unlink()
+    with pytest.raises(SubquadError, match="are 24×32 and 8×8 px"):
+        make_images(pipe, ["a"], tmp_path, methods=methods, sampling=SMALL, memory=False)
+    (tmp_path / rows[0].file).write_bytes(b"cut")
+    with pytest.raises(SubquadError, match=r"000-0-softmax.png: .*; where it is removed it is made again"):
+        make_images(pipe, ["a"], tmp_path, methods=methods, sampling=SMALL, memory=False)
+
+
+def test_what_is_named_twice_is_made_and_counted_once(pipe, tmp_path):
+    said = []
+    rows, _ = make_images(
+        pipe, ["a", "a"], tmp_path, methods={"softmax": {}}, sampling=SMALL, seeds=[0, 0], memory=False, log=said.append
+    )
+    assert len(rows) == len(said) == 1 and said[0].startswith("1 of 1, softmax")

@@ -89,7 +89,8 @@ def _make_images(
     log: Callable[[str], None],
 ) -> tuple[list[ImageRow], list[MethodRow]]:
     kept = ImageFolder(folder, {"methods": methods, "sampling": asdict(sampling), **about})
-    wanted = [(prompt, seed) for prompt in prompts for seed in seeds]
+    # what is named twice is made once
+    wanted = list(dict.fromkeys((prompt, seed) for prompt in prompts for seed in seeds))
     for number, (prompt, seed) in enumerate(wanted, 1):
         first: Image.Image | None = None
         for method, options in methods.items():

@@ -89,7 +89,8 @@ def run_diffuse(arguments: argparse.Namespace) -> None:
         memory=arguments.compare,
         log=print,
     )
-    note = f"{about['pipeline']}, {dtype}, {where}, torch {torch.__version__}, {len(rows)} images"
+    count = f"{len(rows)} image{'' if len(rows) == 1 else 's'}"
+    note = f"{about['pipeline']}, {dtype}, {where}, torch {torch.__version__}, {count}"
     print(f"\n{images_table(summary)}\n\n{note}; in {arguments.output}")
     if arguments.compare:
         from subquad.pages import write_images_page

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from subquad.data.decoding import read_named_image
-from subquad.errors import SubquadError
+from subquad.data.decoding import BrokenImageError, read_named_image
+from subquad.errors import SubquadError, shown
 from subquad.holding import LOCK
 from subquad.writing import json_text, replacing, write_json, write_text
 
@@ -77,9 +77,7 @@ class ImageFolder:
         try:
             # not splitlines, which also divides where a prompt has a line end of Unicode's, U+2028 or U+0085
             lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-            rows = [ImageRow(**json.loads(line)) for line in lines if line]
-            # numbers follow from the names of files
-            return [row for row in rows if int(row.file.split("-")[0]) >= 0]
+            return [_row_of(json.loads(line)) for line in lines if line]
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise SubquadError(f"{file} is damaged ({_words(error)}): name another --output") from None
 
@@ -88,8 +86,15 @@ class ImageFolder:
         return next((row for row in self.rows if (row.prompt, row.seed, row.method) == (prompt, seed, method)), None)
 
     def image(self, row: ImageRow) -> Image.Image:
-        """As it was written."""
-        return read_named_image(self.folder / row.file)
+        """As it was written.
+
+        Raises:
+            SubquadError: it is no picture any more.
+        """
+        try:
+            return read_named_image(self.folder / row.file)
+        except BrokenImageError as error:
+            raise SubquadError(f"{error}; where it is removed it is made again") from None
 
     def add(self, image: Image.Image, first: Image.Image | None, row: ImageRow) -> ImageRow:
         """Write an image and its row, which gets a file's name and how far it is from `first`."""
@@ -113,12 +118,42 @@ class ImageFolder:
         write_json(self.folder / "settings.json", {**self.settings, "peaks_mb": self.peaks}, indent=2)
 
 
+def _row_of(content: Any) -> ImageRow:
+    """A row that was written before.
+
+    Raises:
+        ValueError or TypeError: it is none.
+    """
+    row = ImageRow(**content)
+    texts, numbers = (row.prompt, row.method, row.file), (row.seed, row.seconds)
+    measured = [value for value in (row.psnr, row.difference) if value is not None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"a text is none in {shown(content)}")
+    if not all(isinstance(number, int | float) for number in (*numbers, *measured)) or not row.seconds > 0:
+        raise ValueError(f"a number is none in {shown(content)}")
+    # numbers of prompts follow from the names of files
+    if int(row.file.split("-")[0]) < 0 or Path(row.file).name != row.file:
+        raise ValueError(f"no name of an image: {shown(row.file)}")
+    return row
+
+
 def _words(error: Exception) -> str:
     return " ".join(str(error).split())[:100]
 
 
+def check_sizes(image: Image.Image, other: Image.Image) -> None:
+    """Raise where two images of the same noise are not of one size, as where one was replaced."""
+    if image.size != other.size:
+        one, two = (f"{each.width}×{each.height}" for each in (image, other))
+        raise SubquadError(
+            f"images of the same noise are {one} and {two} px, which don't compare: where files that something else "
+            "wrote are removed they are made again"
+        )
+
+
 def difference_of(image: Image.Image, other: Image.Image) -> dict[str, float | None]:
     """Peak signal to noise in decibels, None where both are equal, and the mean absolute difference of a colour."""
+    check_sizes(image, other)
     a, b = (np.asarray(each.convert("RGB"), dtype=np.float64) for each in (image, other))
     error = float(np.mean((a - b) ** 2))
     return {"psnr": 10 * float(np.log10(255**2 / error)) if error else None, "difference": float(np.mean(abs(a - b)))}

@@ -1,11 +1,13 @@
 """Images of a pipeline of diffusers: it is loaded without running anyone's code, and makes one image of one noise."""
 
 import inspect
+import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -43,8 +45,10 @@ def load_pipeline(model: str, *, dtype: torch.dtype = torch.float32, device: tor
     except ImportError:
         raise SubquadError("diffusers is not installed: pip install 'subquad[diffusion]'") from None
     is_folder = Path(model).is_dir()
-    if is_folder and not (Path(model) / "model_index.json").is_file():
-        raise SubquadError(f"no pipeline of diffusers in {model}: it has no model_index.json")
+    if is_folder:
+        _check_folder(Path(model))
+    elif Path(model).exists():
+        raise SubquadError(f"{model} is no folder: name the one of a pipeline, which has a model_index.json")
     if not is_folder and (model.count("/") != 1 or model.startswith((".", "/", "~"))):
         raise SubquadError(f"no pipeline at {model}: neither a folder, nor a name like owner/model")
     # of loading; what is said of prompts and images (a text that is cut short, a picture made black) is for users
@@ -56,12 +60,31 @@ def load_pipeline(model: str, *, dtype: torch.dtype = torch.float32, device: tor
             for library in libraries:
                 library.set_verbosity_error()
             pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=dtype, use_safetensors=True)
-    except (OSError, ValueError, ImportError) as error:
-        raise SubquadError(f"{model} can't be loaded: {_first_line(error)}") from None
+    except Exception as error:
+        # libraries have as many kinds of errors as there are ways for files to be damaged
+        what = "can't be loaded" if is_folder else "is no folder here, and can't be loaded from the hub"
+        raise SubquadError(f"{model} {what}: {_first_line(error)}") from None
     finally:
         for library, verbosity in zip(libraries, before, strict=True):
             library.set_verbosity(verbosity)
     return pipe.to(device)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise where a folder has no pipeline, or lacks a part that its index speaks of: loaders make an empty one."""
+    index = folder / "model_index.json"
+    if not index.is_file():
+        raise SubquadError(f"no pipeline of diffusers in {folder}: it has no model_index.json")
+    try:
+        parts = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        parts = None
+    if not isinstance(parts, dict) or not isinstance(parts.get("_class_name"), str | list):
+        raise SubquadError(f"{index} is damaged: it names no class of diffusers")
+    needed = [name for name, kind in parts.items() if isinstance(kind, list) and len(kind) == 2 and kind[1]]
+    missing = [name for name in needed if not name.startswith("_") and not (folder / name).is_dir()]
+    if missing:
+        raise SubquadError(f"{folder} has no {' and no '.join(missing)}, of which its model_index.json speaks")
 
 
 def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: Any) -> Image.Image:
@@ -75,7 +98,8 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
         more: further arguments of the pipeline.
 
     Raises:
-        SubquadError: the pipeline does not take what is given, or its safety checker made the image black.
+        SubquadError: the pipeline does not take what is given, or the image would be black: its safety checker made it
+            so, or it is of numbers that are not finite.
     """
     taken = inspect.signature(pipe.__call__).parameters
     arguments = {ARGUMENTS.get(key, key): value for key, value in vars(sampling).items() if value is not None}
@@ -85,6 +109,9 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
     _check_negative_prompt(pipe, arguments, taken)
     arguments |= _other_side(pipe, arguments)
     generator = torch.Generator().manual_seed(seed)
+    # numbers, as an image does not tell those that are none from black; a few pipelines put a mark into images alone
+    if "output_type" in taken and not hasattr(pipe, "watermarker"):
+        more = {"output_type": "np", **more}
     try:
         made = pipe(**_condition(pipe, prompt, taken), **arguments, generator=generator, **more)
     except SubquadError:
@@ -96,7 +123,18 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
             f"the safety checker of {type(pipe).__name__} made the image of {shown(prompt)} and seed {seed} black, "
             "which compares with none: take another prompt or seed"
         )
-    return made.images[0]
+    return _image_of(pipe, made.images[0], f"{shown(prompt)} and seed {seed}")
+
+
+def _image_of(pipe: Any, made: Any, what: str) -> Any:
+    if not isinstance(made, np.ndarray):
+        return made
+    if not np.isfinite(made).all():
+        raise SubquadError(
+            f"{type(pipe).__name__} made numbers of {what} that are not finite, which are black in an image: take "
+            "another dtype, as bf16 or fp32, or other settings"
+        )
+    return pipe.numpy_to_pil(made)[0]
 
 
 def _check_negative_prompt(pipe: Any, arguments: dict[str, Any], taken: Any) -> None:

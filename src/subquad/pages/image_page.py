@@ -9,7 +9,7 @@ from PIL import Image
 
 from subquad.benchmarks import MethodRow
 from subquad.data.decoding import read_named_image
-from subquad.diffusion.folder import ImageRow
+from subquad.diffusion.folder import ImageRow, check_sizes
 from subquad.pages.page_parts import Cell, figure, footer, header, render, section, sortable_table, write_page
 
 AMPLIFIED = 4
@@ -72,5 +72,6 @@ def _pictures(path: Path, rows: Sequence[ImageRow], names: Sequence[str]) -> Mar
 
 
 def _difference(image: Image.Image, other: Image.Image) -> Image.Image:
+    check_sizes(image, other)
     a, b = (np.asarray(each, dtype=np.int16) for each in (image, other))
     return Image.fromarray(np.minimum(AMPLIFIED * abs(a - b), 255).astype(np.uint8))
