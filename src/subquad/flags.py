@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.errors import shown
-from subquad.ranges import LARGEST, Range
+from subquad.ranges import LARGEST, Range, with_limit
 
 
 class Flag:
@@ -56,14 +56,16 @@ class Number:
             number = self.kind(text)
         except (ValueError, OverflowError):
             number = float("nan")
-        if not self.range.allows(number) or (self.kind is int and abs(number) > LARGEST):
-            what = "a whole number" if self.kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"must be {what}, {self.range.words}, got {shown(text)}")
+        largest = self.range.at_most or LARGEST
+        if not self.range.allows(number) or (self.kind is int and abs(number) > largest):
+            words = f"{'a whole number' if self.kind is int else 'a number'}, {self.range.words}"
+            raise argparse.ArgumentTypeError(f"must be {with_limit(words, number)}, got {shown(text)}")
         return number
 
 
 positive = Number(int, at_least=1)
 whole = Number(int, at_least=0)
+seed = Number(int, at_least=0, at_most=2**63 - 1)
 share = Number(float, at_least=0, at_most=1)
 number = Number(float)
 not_negative = Number(float, at_least=0)

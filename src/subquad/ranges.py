@@ -92,7 +92,16 @@ def check_fields(instance: Any) -> None:
 
 def _check(name: str, value: Any, kind: Any) -> None:
     if not fits(value, kind):
-        raise SubquadError(f"{name} must be {describe(kind)}, got {shown(value)}")
+        raise SubquadError(f"{name} must be {with_limit(describe(kind), value)}, got {shown(value)}")
+
+
+def with_limit(words: str, value: Any) -> str:
+    """What a number must be; up to what all can be, where this one is larger and nothing else is said."""
+    if "at most" in words or "below" in words or isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return words
+    limit = LARGEST if isinstance(value, numbers.Integral) else LARGEST_FLOAT
+    too_large = _is_finite(value) and bool(value > limit)  # type: ignore[operator]
+    return f"{words} and at most {limit}" if too_large else words
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -186,6 +195,6 @@ def describe(kind: Any, several: bool = False) -> str:
     return names[kind][several] if kind in names else f"of {getattr(kind, '__name__', kind)}"
 
 
-def _is_finite(number: float) -> bool:
+def _is_finite(number: Any) -> bool:
     # a whole number may be too large for a float
     return isinstance(number, int) or math.isfinite(number)

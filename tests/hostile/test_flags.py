@@ -281,3 +281,20 @@ def test_data_of_no_name_are_not_those_that_a_network_was_trained_on(data):
     assert trained.data_to_judge() == "digits"
     with pytest.raises(SubquadError, match="data is empty"):
         trained.data_to_judge(data)
+
+
+def test_numbers_that_are_too_large_are_told_up_to_what_they_go():
+    """ "At least 0" is what they were."""
+    with pytest.raises(argparse.ArgumentTypeError, match="at least 0 and at most 2147483647, got '4123456789'"):
+        Number(int, at_least=0)("4123456789")
+    assert Number(int, at_least=0, at_most=2**63 - 1)("4123456789") == 4123456789
+    with pytest.raises(argparse.ArgumentTypeError, match="at least 0 and at most 8, got '4123456789'"):
+        Number(int, at_least=0, at_most=8)("4123456789")
+    with pytest.raises(
+        SubquadError, match=r"num_classes must be .* at least 0 and at most 2147483647, got 1099511627776"
+    ):
+        create_model("deit_tiny", num_classes=2**40)
+    with pytest.raises(SubquadError, match=r"num_classes must be .* at least 0, got -1"):
+        create_model("deit_tiny", num_classes=-1)
+    seeds = make_parser().parse_args(["diffuse", "--model", "a", "--prompt", "b", "--seed", "4123456789"]).seed
+    assert seeds == [4123456789]

@@ -8,7 +8,7 @@ from typing import Any
 
 from subquad.cli.parser import Commands
 from subquad.errors import SubquadError, shown
-from subquad.flags import folder_to_write, not_negative, number, positive, share, whole
+from subquad.flags import folder_to_write, not_negative, number, positive, seed, share, whole
 
 
 def downsample(text: str) -> int:
@@ -46,7 +46,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--agent", action="store_true", help="through agents on merged tokens (AgentSD)")
     sub.add_argument("--tome", action="store_true", help="on merged tokens (ToMe)")
     sub.add_argument("--compare", action="store_true", help="untouched as well, and a page with all; --agent if alone")
-    sub.add_argument("--seed", nargs="+", type=whole, default=[0], help="of the noise: each makes an image a prompt")
+    sub.add_argument("--seed", nargs="+", type=seed, default=[0], help="of the noise: each makes an image a prompt")
     sub.add_argument("--steps", type=positive, help="of denoising; the pipeline's own if left out, as the next four")
     sub.add_argument("--guidance-scale", type=not_negative, help="how strongly the prompt is followed; 1: no guidance")
     sub.add_argument("--height", type=positive, help="in pixels")
