@@ -17,8 +17,9 @@ from serving import Answer, serving
 from subquad import SubquadError
 from subquad.weights import downloading
 from subquad.weights.downloading import Wanted, check_same, download, locked, remember
+from subquad.weights.files import linked_file
 from subquad.weights.web_pages import confirmation
-from subquad.weights.web_requests import Redirections, check_address
+from subquad.weights.web_requests import Redirections, as_sent, check_address, is_link
 
 BODY = b"PK\x03\x04" + bytes(range(256)) * 4096
 PAGE = b"<!doctype html><html><head><title>Log in &amp; go</title></head><body>who are you?</body></html>"
@@ -246,10 +247,24 @@ def test_offline_is_one_line_at_once(tmp_path, monkeypatch):
     assert names_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://a/b", "net.pth", "https://", "data:,x"])
+OTHER_LINKS = ["file:///etc/passwd", "ftp://a/b", "net.pth", "https://", "data:,x"]
+# each was an error of Python's, or broke a message in two
+OTHER_LINKS += [
+    "https://[bad/net.pth",
+    "https://a/b\nc.pth",
+    "https://exämple..com/a.pth",
+    "https://ä" + 70 * "a" + ".com/b",
+]
+
+
+@pytest.mark.parametrize("url", OTHER_LINKS)
 def test_other_links_are_refused(url, tmp_path):
-    with pytest.raises(SubquadError, match="is no link"):
+    with pytest.raises(SubquadError, match="is no link") as raised:
         check_address(url)
+    assert "\n" not in str(raised.value)
+    if is_link(url):
+        with pytest.raises(SubquadError, match="is no link"):
+            linked_file(url)
 
 
 @pytest.fixture
@@ -342,3 +357,21 @@ def test_two_processes_at_once_fetch_once(tmp_path):
         for process in two:
             process.join()
         assert len(server.requests) == 1
+
+
+def test_links_are_asked_for_as_browsers_do(tmp_path):
+    assert as_sent("https://exämple.com/fü r.pth?a=ß&b=%20#c") == (
+        "https://xn--exmple-cua.com/f%C3%BC%20r.pth?a=%C3%9F&b=%20"
+    )
+    plain = "https://drive.google.com/uc?export=download&id=1S04D-_~.x"
+    assert as_sent(plain) == plain and is_link("HTTPS://a/b.pth") and not is_link("httpsx")
+    with serving(**{"f%C3%BC.pth": Answer(BODY)}) as server:
+        download(wanted_of(server, tmp_path, "fü.pth"))
+    assert (tmp_path / "net.pth").read_bytes() == BODY
+
+
+def test_a_length_that_is_no_number_is_passed_over(tmp_path):
+    """ "²" is a digit, but no number."""
+    with serving(**{"file.pth": Answer(BODY, headers={"Content-Length": "\xb2"})}) as server:
+        download(wanted_of(server, tmp_path))
+    assert (tmp_path / "net.pth").read_bytes() == BODY

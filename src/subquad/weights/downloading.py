@@ -252,7 +252,7 @@ def _sizes(response: Any, part: Path, start: int) -> tuple[int | None, int]:
         raise _BrokenOffError(f"{host_of(response.url)} compresses the file, which was not asked for")
     if response.status != http.client.PARTIAL_CONTENT:
         length = response.headers.get("Content-Length", "")
-        return int(length) if length.isdigit() else None, 0
+        return int(length) if length.isdecimal() else None, 0
     match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
     if match is None or int(match[1]) != start:
         _forget(part)

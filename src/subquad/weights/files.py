@@ -33,7 +33,7 @@ from subquad.weights.notes import parse_note
 from subquad.weights.released import evaluated_under
 from subquad.weights.stored import MOST_REPEATED, StoredTensor, StrangeTensor
 from subquad.weights.torch_files import opened
-from subquad.weights.web_requests import is_link
+from subquad.weights.web_requests import check_address, is_link
 from subquad.writing import json_text, replacing, sorted_json
 
 WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
@@ -347,6 +347,7 @@ def linked_file(url: str) -> Path:
     Raises:
         SubquadError: it can't be had, or holds no weights, in one line.
     """
+    check_address(url)
     ending = ".safetensors" if urlsplit(url).path.endswith(".safetensors") else ".pth"
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", urlsplit(url).path.rpartition("/")[2].removesuffix(ending))[:60] or "weights"
     digest = hashlib.sha256(url.encode()).hexdigest()[:8]

@@ -4,7 +4,7 @@ import http.client
 import urllib.error
 import urllib.request
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from subquad.errors import SubquadError, reason_of
 from subquad.text import one_line
@@ -19,13 +19,29 @@ class DownloadError(SubquadError):
 
 def is_link(text: str) -> bool:
     """Whether a text is a link, not a path."""
-    return text.startswith(("https://", "http://"))
+    return text[: len("https://")].lower().startswith(("https://", "http://"))
 
 
 def check_address(url: str) -> None:
-    """Raise where a link is not of the network."""
-    if not is_link(url) or not urlsplit(url).netloc:
+    """Raise where a link is not of the network, or none that could be asked for."""
+    try:
+        named = is_link(url) and url.isprintable() and bool(urlsplit(as_sent(url)).netloc)
+    except ValueError as error:
+        raise SubquadError(f"{one_line(url)} is no link: {one_line(error)}") from None
+    if not named:
         raise SubquadError(f"{one_line(url)} is no link: it begins with https:// or http://")
+
+
+def as_sent(url: str) -> str:
+    """A link in the letters that requests are made of, as browsers send it: "fü r.pth" is "f%C3%BC%20r.pth".
+
+    Raises:
+        ValueError: its server has no name that there could be.
+    """
+    parts = urlsplit(url)
+    server = parts.netloc if parts.netloc.isascii() else parts.netloc.encode("idna").decode("ascii")
+    path, query = (quote(part, safe="%/:=&?~+!$,;'@()*[]|") for part in (parts.path, parts.query))
+    return parts._replace(netloc=server, path=path, query=query, fragment="").geturl()
 
 
 def read_small(url: str, most: int = 2**22) -> bytes:
@@ -51,7 +67,9 @@ def opened(url: str, headers: dict[str, str]) -> Any:
     """The answer to a request, open; errors are those of urllib."""
     named = {"User-Agent": "subquad", "Accept-Encoding": "identity", **headers}
     # http and https only, checked by `check_address` and at every redirection
-    return urllib.request.build_opener(Redirections).open(urllib.request.Request(url, headers=named), timeout=TIMEOUT)
+    return urllib.request.build_opener(Redirections).open(
+        urllib.request.Request(as_sent(url), headers=named), timeout=TIMEOUT
+    )
 
 
 class Redirections(urllib.request.HTTPRedirectHandler):
