@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import re
 import resource
 import shutil
 import signal
@@ -375,3 +376,17 @@ def test_a_length_that_is_no_number_is_passed_over(tmp_path):
     with serving(**{"file.pth": Answer(BODY, headers={"Content-Length": "\xb2"})}) as server:
         download(wanted_of(server, tmp_path))
     assert (tmp_path / "net.pth").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("proxy", ["http://me:secret@127.0.0.1:9", "127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_a_proxy_is_named_where_it_is_what_can_not_be_reached(tmp_path, monkeypatch, proxy):
+    """The server was said to refuse the connection."""
+    monkeypatch.setenv("http_proxy", proxy)
+    wanted = Wanted("http://weights.example/file.pth", tmp_path / "net.pth", "the net")
+    with pytest.raises(SubquadError) as raised:
+        download(wanted)
+    by = r"weights.example can't be reached by the proxy \S*127.0.0.1:9 \(\$http_proxy\), \w"
+    assert re.search(by, str(raised.value)) and "secret" not in str(raised.value) and "<" not in str(raised.value)
+    # nothing is said of one that is passed by
+    with serving() as server, pytest.raises(SubquadError, match=r"127.0.0.1:\d+ answers 404"):
+        download(wanted_of(server, tmp_path))

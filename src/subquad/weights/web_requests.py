@@ -91,9 +91,21 @@ def no_answer(error: Exception, url: str) -> str:
     if isinstance(error, urllib.error.HTTPError):
         moved = ", it was moved or removed" if error.code in (401, 403, 404, 410) else ""
         return f"{host_of(url)} answers {error.code} {one_line(error.reason)}{moved}"
-    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
-        error = error.reason
-    return f"{host_of(url)} can't be reached, {reason_of(error)}"
+    reason: Exception | str = error
+    if isinstance(error, urllib.error.URLError):
+        reason = error.reason
+    said = reason_of(reason) if isinstance(reason, Exception) else one_line(reason)
+    return f"{host_of(url)} can't be reached{_by_proxy(url)}, {said}"
+
+
+def _by_proxy(url: str) -> str:
+    """By which proxy a link is asked for, which may be what can't be reached; nothing where by none."""
+    parts = urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or urllib.request.proxy_bypass(parts.netloc):
+        return ""
+    # not who asks, and by which password
+    return f" by the proxy {one_line(proxy.rpartition('@')[2], 80)} (${parts.scheme}_proxy)"
 
 
 def host_of(url: str) -> str:
