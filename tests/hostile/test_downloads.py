@@ -1,5 +1,6 @@
 """Downloads: whatever a server, the network, the disk or another process does, one line and never half a file."""
 
+import io
 import json
 import multiprocessing
 import re
@@ -13,6 +14,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
 from serving import Answer, serving
 
 from subquad import SubquadError
@@ -390,3 +392,20 @@ def test_a_proxy_is_named_where_it_is_what_can_not_be_reached(tmp_path, monkeypa
     # nothing is said of one that is passed by
     with serving() as server, pytest.raises(SubquadError, match=r"127.0.0.1:\d+ answers 404"):
         download(wanted_of(server, tmp_path))
+
+
+def test_a_link_that_is_here_needs_no_folder_to_write_to(tmp_path, monkeypatch):
+    """As one that others share: the lock was taken first, which can't be made there."""
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path))
+    kept = io.BytesIO()
+    torch.save({"weight": torch.zeros(2)}, kept)
+    with serving(**{"file.pth": Answer(kept.getvalue())}) as server:
+        file = linked_file(f"{server.url}/file.pth")
+
+        def refused(*arguments, **settings):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(downloading.FileLock, "acquire", refused)
+        assert linked_file(f"{server.url}/file.pth") == file
+        with pytest.raises(SubquadError, match="Permission denied"):
+            linked_file(f"{server.url}/other.pth")

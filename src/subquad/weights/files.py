@@ -353,6 +353,9 @@ def linked_file(url: str) -> Path:
     digest = hashlib.sha256(url.encode()).hexdigest()[:8]
     target = home() / "weights" / "links" / f"{name}-{digest}{ending}"
     wanted = Wanted(url, target, "a file of weights, of torch.save or safetensors")
+    if target.is_file():
+        # a folder that others wrote need not be written to
+        return target
     with locked(target):
         if not target.is_file():
             seen = download(wanted)
