@@ -20,7 +20,7 @@ from serving import Answer, serving
 from subquad import SubquadError
 from subquad.weights import downloading
 from subquad.weights.downloading import Wanted, check_same, download, locked, remember
-from subquad.weights.files import linked_file
+from subquad.weights.files import linked_file, load_checkpoint
 from subquad.weights.web_pages import confirmation
 from subquad.weights.web_requests import Redirections, as_sent, check_address, is_link
 
@@ -409,3 +409,21 @@ def test_a_link_that_is_here_needs_no_folder_to_write_to(tmp_path, monkeypatch):
         assert linked_file(f"{server.url}/file.pth") == file
         with pytest.raises(SubquadError, match="Permission denied"):
             linked_file(f"{server.url}/other.pth")
+
+
+def test_a_fetched_file_that_was_damaged_since_is_to_be_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path))
+    network, kept = torch.nn.Linear(2, 2), io.BytesIO()
+    torch.save(network.state_dict(), kept)
+    with serving(**{"file.pth": Answer(kept.getvalue())}) as server:
+        load_checkpoint(network, f"{server.url}/file.pth")
+        file = linked_file(f"{server.url}/file.pth")
+        file.write_bytes(kept.getvalue()[:-100])
+        with pytest.raises(SubquadError, match=r"; remove it, and the next call fetches it anew$"):
+            load_checkpoint(network, f"{server.url}/file.pth")
+        file.unlink()
+        load_checkpoint(network, f"{server.url}/file.pth")
+    (tmp_path / "own.pth").write_bytes(kept.getvalue()[:-100])
+    with pytest.raises(SubquadError) as raised:
+        load_checkpoint(network, tmp_path / "own.pth")
+    assert "anew" not in str(raised.value)

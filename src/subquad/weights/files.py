@@ -328,8 +328,14 @@ def load_checkpoint(
             f"weights are a file, its link, a run folder or a state dict, got {type(source).__name__}{hint}"
         )
     else:
-        file = linked_file(source) if isinstance(source, str) and is_link(source) else weight_file(source)
-        (state, note), where = read_weights(file), str(file)
+        fetched = isinstance(source, str) and is_link(source)
+        file = linked_file(str(source)) if fetched else weight_file(source)
+        try:
+            (state, note), where = read_weights(file), str(file)
+        except SubquadError as error:
+            # it was whole when it came
+            again = "; remove it, and the next call fetches it anew" if fetched else ""
+            raise SubquadError(f"{error}{again}") from None
         grids = stored_grids(note, model, where)
     if not state.keys() & model.state_dict().keys():
         state = without_wrappers(state, where)
