@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 
 
 def home() -> Path:
@@ -12,8 +12,21 @@ def home() -> Path:
     Raises:
         SubquadError: the user has no home, as some containers' have none.
     """
-    named = os.environ.get("SUBQUAD_HOME") or "~/.cache/subquad"
+    return folder_of(os.environ.get("SUBQUAD_HOME") or "~/.cache/subquad", "SUBQUAD_HOME to a folder to write to")
+
+
+def folder_of(named: str, hint: str) -> Path:
+    """The folder that a variable names, in which ~ is the user's home.
+
+    Raises:
+        SubquadError: there is no such home, or it can't be looked into; `hint` is what to set.
+    """
     try:
-        return Path(named).expanduser()
+        folder = Path(named).expanduser()
+        # asked once, as all who look for a file in it would have the same error
+        folder.exists()
     except RuntimeError:
-        raise SubquadError(f"{named} is in nobody's home: set SUBQUAD_HOME to a folder to write to") from None
+        raise SubquadError(f"{named} is in nobody's home: set {hint}") from None
+    except OSError as error:
+        raise SubquadError(f"{shown(named)} can't be looked into ({error.strerror}): set {hint}") from None
+    return folder

@@ -19,6 +19,7 @@ import subquad
 from subquad import SubquadError
 from subquad.cli import main
 from subquad.data.imagenet_names import places_of
+from subquad.home import home
 from subquad.models import NETWORKS, VARIANTS, pretrained
 from subquad.tasks.backbone_arguments import backbone_arguments, build_backbone
 from subquad.tasks.classification.classification_recipe import Recipe
@@ -557,3 +558,18 @@ def test_names_of_imagenets_classes(tmp_path):
 )
 def test_intervals_are_wilsons(top1, count, ends):
     assert interval(top1, count) == pytest.approx(ends, abs=0.01)
+
+
+def test_places_that_can_not_be_looked_into_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_HOME", "x" * 300)
+    with pytest.raises(SubquadError, match=r"^'x+.* can't be looked into \(File name too long\): set SUBQUAD_HOME"):
+        home()
+
+
+def test_a_mirror_may_be_named_from_the_home(tmp_path, monkeypatch):
+    """As SUBQUAD_HOME may be, where no shell has written it out."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "kept"))
+    monkeypatch.setenv("SUBQUAD_WEIGHTS", "~/mirror")
+    with pytest.raises(SubquadError, match=f"SUBQUAD_WEIGHTS names {tmp_path}/mirror, and neither"):
+        pretrained.pretrained_file("agent_deit_tiny")

@@ -17,7 +17,7 @@ from timm.models import adapt_input_conv
 from torch import nn
 
 from subquad.errors import SubquadError, reason_of, shown
-from subquad.home import home
+from subquad.home import folder_of, home
 from subquad.models.checkpoint_conversion import convert_checkpoint
 from subquad.models.networks import NETWORKS
 from subquad.text import one_line, si
@@ -233,7 +233,7 @@ def _released(row: str) -> Iterator[tuple[Path, Wanted]]:
     if wanted.target.is_file():
         yield from _checked(wanted, wanted.target)
     elif mirror and "://" not in mirror:
-        yield from _checked(wanted, _in_folder(Path(mirror), row, wanted))
+        yield from _checked(wanted, _in_folder(folder_of(mirror, f"{MIRROR} to a folder or a link"), row, wanted))
     else:
         wanted = _wanted(row, wanted, mirror)
         seen = download(wanted)

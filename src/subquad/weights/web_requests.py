@@ -91,10 +91,10 @@ def no_answer(error: Exception, url: str) -> str:
     if isinstance(error, urllib.error.HTTPError):
         moved = ", it was moved or removed" if error.code in (401, 403, 404, 410) else ""
         return f"{host_of(url)} answers {error.code} {one_line(error.reason)}{moved}"
-    reason: Exception | str = error
+    reason: BaseException | str = error
     if isinstance(error, urllib.error.URLError):
         reason = error.reason
-    said = reason_of(reason) if isinstance(reason, Exception) else one_line(reason)
+    said = reason_of(reason) if isinstance(reason, BaseException) else one_line(reason)
     return f"{host_of(url)} can't be reached{_by_proxy(url)}, {said}"
 
 
