@@ -36,6 +36,7 @@ def test_torchscript_is_refused_with_what_to_take_instead():
 
 
 @pytest.mark.slow
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", FOREIGN)
 def test_it_is_exported_for_any_number_of_images(name):
     student, x = subquad.convert(teacher(name), "agent", num_agents=4), images(side_of(name))
@@ -70,6 +71,7 @@ ANY_SIZE = [name for name, (_, any_size) in FOREIGN.items() if any_size and name
 
 
 @pytest.mark.slow
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ANY_SIZE)
 def test_it_is_exported_for_images_of_any_size(name, tmp_path):
     model = teacher(name)

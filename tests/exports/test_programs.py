@@ -35,6 +35,7 @@ def program(model, least):
 QUICK = {"agent", "linear"}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "mechanism", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(ATTENTION)]
 )
@@ -50,6 +51,7 @@ def test_a_program_of_any_size_computes_what_the_network_computes(mechanism):
 
 
 @pytest.mark.slow
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("host", sorted(SMALL))
 def test_every_host_exports_for_any_size(host, tmp_path):
     model = random_network(host, "agent", img_size=96, **fewest(host))

@@ -66,6 +66,7 @@ def segmenter(host, head, **changes):
     return randomised(Segmenter(Pyramid(backbone), head=head, num_classes=4, head_channels=64))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("format", ENGINES)
 @pytest.mark.parametrize("head", SEGMENTERS)
 def test_segmenters_take_any_size(head, format, tmp_path):

@@ -13,7 +13,6 @@ from torch.nn import functional
 from subquad.positions import means_by_products, resampled
 from subquad.substituting import substituted
 
-
 BY_INT = ("transformers.models.depth_anything.modeling_depth_anything",)
 """Modules that make whole numbers of sizes by Python's `int`, and ask for no type by this name."""
 
