@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import depth_task
@@ -12,7 +13,7 @@ from PIL import Image
 import subquad
 from subquad import SubquadError
 from subquad.cli import main
-from subquad.tasks import ENTRY_POINTS, TASKS, register_task
+from subquad.tasks import ENTRY_POINTS, TASKS, Task, option, register_task
 
 SMALL = ["--epochs", "2", "--warmup-epochs", "0", "--batch-size", "8", "--depth", "1", "--embed-dim", "16"]
 SMALL += ["--num-heads", "2", "--lr", "1e-2"]
@@ -69,6 +70,56 @@ def test_a_task_is_registered_once_and_under_words_of_its_own(monkeypatch):
         register_task(type("Second", (depth_task.Depth,), {}))
 
 
+class Undecorated(depth_task.DepthRecipe):
+    steps: int = option(3, "steps")
+
+
+@dataclass(frozen=True)
+class Unsaid(depth_task.DepthRecipe):
+    steps: int = 3
+
+
+def lacking(*names):
+    """The task without some of what its class says."""
+    own = {
+        name: value for name, value in vars(depth_task.Depth).items() if name not in (*names, "__init__", "__dict__")
+    }
+    return type("Wrong", (Task,), {**own, "__init__": lambda self, recipe: None})
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        *(
+            (lacking(name), f"Wrong can't be a task: .*{name}")
+            for name in ("name", "title", "noun", "counted", "columns")
+        ),
+        (lacking("title", "recipe_class", "commands"), "title is .*; recipe_class is .*, got None; commands has words"),
+        (lacking("loss", "judge"), "it has no method judge, loss"),
+        ({"__init__": Task.__init__}, r"__init__ takes \(self, recipe\), got \(self, recipe: .*, model"),
+        ({"recipe_class": Undecorated}, r"Undecorated is no dataclass: steps is no field of it without @dataclass"),
+        ({"recipe_class": Unsaid}, r"are said by subquad\.tasks\.option\(…\), which steps is not"),
+        ({"recipe_class": 3}, "recipe_class is a class derived from subquad.tasks.CommonRecipe, got 3"),
+        ({"commands": ["depth train"]}, "commands has words of a command for actions"),
+        ({"commands": {"train": ""}}, "a command is a word, or two, of small letters, got ''"),
+        ({"commands": {"train": "depth do", "predict": "depth do"}}, "two of its commands are called depth do"),
+        ({"commands": {"train": "train depth"}}, "the command train depth of the task depth is another task's"),
+        ({"commands": {"train": "detect"}}, "the command detect of the task depth is another task's"),
+        ({"columns": ()}, "columns is a tuple of subquad.tasks.Column, one at least"),
+        ({"columns": ("closeness",)}, "columns is a tuple of subquad.tasks.Column, one at least"),
+        ({"evaluation_flags": ("--count",)}, r"evaluation_flags is a tuple of subquad\.flags\.Flag"),
+        ({"heads": "depth_map"}, "heads is a tuple of names, got 'depth_map'"),
+    ],
+)
+def test_what_a_task_lacks_is_one_line_where_it_is_registered(task, reason, monkeypatch):
+    """A plug-in that lacked a title ended every command of every task."""
+    monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
+    task = type("Wrong", (depth_task.Depth,), task) if isinstance(task, dict) else task
+    with pytest.raises(SubquadError, match=reason) as error:
+        register_task(task)
+    assert "\n" not in str(error.value) and "depth" not in TASKS.loaded
+
+
 def test_a_command_of_ours_is_not_taken(registered, monkeypatch, capsys):
     monkeypatch.setattr(depth_task.Depth, "commands", {"evaluate": "bench"})
     assert main(["eval", "nowhere"]) == 2
@@ -93,9 +144,10 @@ def test_tasks_of_installed_packages_are_found(plugged_in, monkeypatch, capsys):
     assert {"depth", "broken"} <= TASKS.keys() and TASKS["depth"] is depth_task.Depth
     assert main(["depth", "eval", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
-    assert main(["broken"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "the plug-in nowhere_at_all:Task of tiny-depth 1.0 can't be used" in said
+    for words in (["broken"], ["broken", "train"], ["broken", "eval", "--epochs", "3"]):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "the plug-in nowhere_at_all:Task of tiny-depth 1.0 can't be used" in said
 
 
 @pytest.mark.slow

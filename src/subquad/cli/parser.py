@@ -20,6 +20,9 @@ FREE_TEXTS = ("prompt", "negative_prompt")
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints are one line, with the nearest flag suggested."""
 
+    refusal = ""
+    """Why the command can't be had; its arguments are not looked at then."""
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **settings)
         text = "show the trace of what goes wrong, as SUBQUAD_DEBUG=1 does"
@@ -27,6 +30,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         arguments, unknown = self.parse_known_args(argv)
+        if unknown and arguments.parser.refusal:
+            raise SubquadError(arguments.parser.refusal)
         if unknown:
             known = [flag for action in arguments.parser._actions for flag in action.option_strings]
             sized = [action for action in arguments.parser._actions if action.type is pixels and action.nargs is None]

@@ -28,7 +28,8 @@ def add_commands(commands: Commands) -> None:
             if name in TASKS.loaded:
                 raise
             # nothing but its name is known of a plug-in that can't be had
-            commands.add(name, partial(_complain, str(error)), "A plug-in that can't be used; say this to see why.")
+            text = "A plug-in that can't be used; say this to see why."
+            commands.add(name, partial(_complain, str(error)), text).refusal = str(error)
             continue
         for action, words in task.commands.items():
             group, _, name = words.rpartition(" ")

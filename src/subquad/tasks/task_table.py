@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from subquad.errors import SubquadError, shown, unknown_name
+from subquad.errors import SubquadError, unknown_name
 from subquad.plugins import Table
 from subquad.tasks.classification.classification_task import Classification
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.detection.detection_task import Detection
 from subquad.tasks.segmentation.segmentation_task import Segmentation
 from subquad.tasks.sequences.lra_task import LongRange
-from subquad.tasks.task import ACTIONS, Task
+from subquad.tasks.task import Task
+from subquad.tasks.task_contract import check_protocol
 
 ENTRY_POINTS = "subquad.tasks"
 """The group of entry points by which an installed package adds its tasks: `depth = "my_package.depth:Depth"`."""
@@ -17,16 +18,14 @@ ENTRY_POINTS = "subquad.tasks"
 
 def check_task(name: str, task: Any) -> None:
     """Raise a SubquadError that says why a class can't be the task `name`."""
-    if not (isinstance(task, type) and issubclass(task, Task)):
-        raise SubquadError(f"a task is a class derived from subquad.tasks.Task, got {shown(task)}")
-    if task.name != name:
-        raise SubquadError(f"the entry point of the task {task.name} is called {name}: they have one name")
-    if task.name != task.recipe_class.task:
-        raise SubquadError(f"the task {task.name} has recipes of the task {task.recipe_class.task}")
-    if unknown := task.commands.keys() - set(ACTIONS):
-        raise SubquadError(f"the task {task.name} has a command to {min(unknown)}, known are {', '.join(ACTIONS)}")
+    check_protocol(name, task)
     others = [other for other_name, other in TASKS.loaded.items() if other_name != name]
-    if taken := {words for other in others for words in other.commands.values()} & set(task.commands.values()):
+    known = {words for other in others for words in other.commands.values()}
+    # "depth" is no command beside "depth train", and the other way round
+    groups = {words.partition(" ")[0] for words in known if " " in words}
+    if taken := [
+        words for words in task.commands.values() if {words, words.partition(" ")[0]} & known or words in groups
+    ]:
         raise SubquadError(f"the command {min(taken)} of the task {task.name} is another task's")
 
 

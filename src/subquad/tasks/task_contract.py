@@ -1,0 +1,91 @@
+"""The part of a task's protocol that shows without a recipe: what a class lacks to be a task, in one line."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from subquad.errors import SubquadError, shown
+from subquad.flags import Flag
+from subquad.tasks.common_recipe import CommonRecipe
+from subquad.tasks.task import ACTIONS, Column, Task
+
+
+def check_protocol(name: str, task: Any) -> None:
+    """Raise a SubquadError that says all of what a class lacks to be the task `name`.
+
+    What a command reads of a task is looked at here: commands are made of all tasks at once, and one that lacks
+    something would take the others with it.
+    """
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise SubquadError(f"a task is a class derived from subquad.tasks.Task, got {shown(task)}")
+    if faults := list(_faults(task)):
+        raise SubquadError(f"{task.__name__} can't be a task: {'; '.join(faults)} (docs/adding-a-task.md)")
+    if task.name != name:
+        raise SubquadError(f"the entry point of the task {task.name} is called {name}: they have one name")
+    if task.name != task.recipe_class.task:
+        raise SubquadError(f"the task {task.name} has recipes of the task {task.recipe_class.task}")
+    if unknown := task.commands.keys() - set(ACTIONS):
+        raise SubquadError(f"the task {task.name} has a command to {min(unknown)}, known are {', '.join(ACTIONS)}")
+
+
+def _faults(task: Any) -> Iterator[str]:
+    for name in ("name", "title", "noun", "counted"):
+        if not (isinstance(text := getattr(task, name, None), str) and text):
+            yield f"{name} is a text, got {shown(text)}"
+    if fault := _fault_of_recipes(getattr(task, "recipe_class", None)):
+        yield fault
+    if fault := _fault_of_commands(getattr(task, "commands", None)):
+        yield fault
+    columns = getattr(task, "columns", None)
+    if not columns or not _is_tuple_of(Column, columns):
+        yield f"columns is a tuple of subquad.tasks.Column, one at least, got {shown(columns)}"
+    for name in ("leading_flags", "evaluation_flags", "prediction_flags"):
+        if not _is_tuple_of(Flag, flags := getattr(task, name)):
+            yield f"{name} is a tuple of subquad.flags.Flag, got {shown(flags)}"
+    if not _is_tuple_of(str, task.heads):
+        yield f"heads is a tuple of names, got {shown(task.heads)}"
+    if missing := sorted(task.__abstractmethods__):
+        yield f"it has no method {', '.join(missing)}"
+    elif not _is_made_of_a_recipe(task):
+        yield f"__init__ takes (self, recipe), got {inspect.signature(task.__init__)}"
+
+
+def _fault_of_recipes(recipes: Any) -> str | None:
+    if not (isinstance(recipes, type) and issubclass(recipes, CommonRecipe)):
+        return f"recipe_class is a class derived from subquad.tasks.CommonRecipe, got {shown(recipes)}"
+    if not isinstance(getattr(recipes, "task", None), str):
+        return f"{recipes.__name__}.task is the task's name"
+    known = {field.name: field for field in dataclasses.fields(recipes)}
+    # without the decorator they are no fields, and nobody would say so
+    options = [name for name, value in vars(recipes).items() if isinstance(value, dataclasses.Field)]
+    if options:
+        fields = ", ".join(options)
+        return f"{recipes.__name__} is no dataclass: {fields} is no field of it without @dataclass(frozen=True)"
+    if bare := [name for name, field in known.items() if "declared" not in field.metadata]:
+        return f"fields of {recipes.__name__} are said by subquad.tasks.option(…), which {', '.join(bare)} is not"
+    return None
+
+
+def _fault_of_commands(commands: Any) -> str | None:
+    if not isinstance(commands, Mapping):
+        return f"commands has words of a command for actions, got {shown(commands)}"
+    for words in commands.values():
+        if not (isinstance(words, str) and re.fullmatch("[a-z][a-z0-9-]*( [a-z][a-z0-9-]*)?", words)):
+            return f"a command is a word, or two, of small letters, got {shown(words)}"
+    if twice := [words for words in commands.values() if list(commands.values()).count(words) > 1]:
+        return f"two of its commands are called {twice[0]}"
+    return None
+
+
+def _is_tuple_of(kind: type, values: Any) -> bool:
+    return isinstance(values, tuple) and all(isinstance(value, kind) for value in values)
+
+
+def _is_made_of_a_recipe(task: Any) -> bool:
+    try:
+        inspect.signature(task).bind(None)
+    except TypeError:
+        return False
+    return True
