@@ -48,6 +48,7 @@ def test_every_table_has_a_group_of_its_own():
         ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemExit('no more')", "SystemExit: no more"),
+        ("assert False", "can't be used: AssertionError"),
         ("", "AttributeError: module 'elsewhere' has no attribute 'Thing'"),
         ("Thing = 3", "got 3"),
     ],
@@ -152,6 +153,43 @@ def test_a_format_of_a_plug_in_is_known_to_the_exporter(site):
 
     install(site, "subquad.exporters", "from subquad.exports.formats import OURS\n\nThing = OURS['pt2']\n")
     assert exporter_named(NAME).suffix == ".pt2"
+
+
+RAISING = """
+from torch import nn
+
+
+class Thing(nn.Module):
+    inputs = ("q", "v", "padding")
+
+    def __init__(self, dim, num_heads, *, grid, kv_grid):
+        super().__init__()
+
+    def forward(self, q, v, padding=None, *, grid, kv_grid):
+        {fault}
+
+    def weights(self, q, padding=None, *, grid, kv_grid):
+        raise NotImplementedError
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("{}['a']", "KeyError: 'a': "),
+        ("v.unflatten(2, (3, 5))", "RuntimeError: unflatten"),
+        ("raise NotImplementedError", "subquad: NotImplementedError: "),
+    ],
+)
+def test_a_fault_of_a_plug_in_is_not_called_one_of_ours(fault, words, site, capsys):
+    """Also where PyTorch raised what the plug-in caused; with the status of what others cause."""
+    install(site, "subquad.attention", RAISING.replace("{fault}", fault))
+    assert (
+        main(["bench", "--attention", NAME, "--tokens", "4", "--dim", "8", "--num-heads", "1", "--repeats", "1"]) == 2
+    )
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.endswith("this is a fault of elsewhere 1.0, a plug-in; --debug shows where it happened\n")
 
 
 GATED = """

@@ -62,6 +62,12 @@ def reason_of(error: BaseException) -> str:
     return reason
 
 
+def named_reason(error: BaseException) -> str:
+    """`reason_of` with the kind of the error in front, which many a reason means little without ("KeyError: 'x'")."""
+    kind, reason = type(error).__name__, reason_of(error)
+    return reason if reason == kind else f"{kind}: {reason}"
+
+
 def reason_without_path(error: BaseException) -> str:
     """`reason_of` for a line that names the file itself."""
     text = " ".join((getattr(error, "strerror", None) or str(error)).split())

@@ -9,16 +9,20 @@ Its name is known at once, its code is imported when the entry is asked for. Wha
 names the plug-in, said to whoever asks for it, and nothing else is the worse for it.
 """
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from typing import Any, TypeVar
 
-from subquad.errors import SubquadError, reason_of
+from subquad.errors import SubquadError, named_reason, reason_of
 
 Entry = TypeVar("Entry")
 
 TABLES: dict[str, "Table[Any]"] = {}
 """The tables by their groups of entry points."""
+
+PACKAGES: dict[str, str] = {}
+"""The packages of plug-ins that are in use, and such a package in words."""
 
 
 class Table(MutableMapping[str, Entry]):
@@ -136,12 +140,21 @@ class Table(MutableMapping[str, Entry]):
                 raise SubquadError(f"it registers another one as '{name}'")
         except (Exception, SystemExit) as error:
             # whatever a stranger's module does while it is imported
-            kind = "" if isinstance(error, SubquadError) else f"{type(error).__name__}: "
-            raise SubquadError(f"{_origin(points[0])} can't be used: {kind}{reason_of(error)}") from error
+            reason = reason_of(error) if isinstance(error, SubquadError) else named_reason(error)
+            raise SubquadError(f"{_origin(points[0])} can't be used: {reason}") from error
         finally:
             self._loading = before
         self._plugins.pop(name, None)
         self._entries[name] = entry
+        package = _package(points[0].module)
+        PACKAGES[package] = f"{_distribution(points[0]) or package}, a plug-in"
+
+
+def at_fault(error: BaseException) -> str | None:
+    """The package of plug-ins that raised an error, or called what did, in words; None where it was the library."""
+    packages = [_package(str(frame.f_globals.get("__name__"))) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    nearest = next((package for package in reversed(packages) if package in {"subquad", *PACKAGES}), "")
+    return PACKAGES.get(nearest)
 
 
 def installed(group: str) -> list[EntryPoint]:
@@ -176,5 +189,10 @@ def _package(module: str) -> str:
 
 
 def _origin(point: EntryPoint) -> str:
-    package = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
-    return f"the plug-in {point.value}{package}"
+    package = _distribution(point)
+    return f"the plug-in {point.value} of {package}" if package else f"the plug-in {point.value}"
+
+
+def _distribution(point: EntryPoint) -> str:
+    """The installed package of an entry point, with its version, where that is known."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""

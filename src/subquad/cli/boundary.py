@@ -18,7 +18,7 @@ from types import FrameType
 
 import yaml
 
-from subquad.errors import InterruptedRunError, SubquadError, Terminated, reason_of
+from subquad.errors import InterruptedRunError, SubquadError, Terminated, named_reason, reason_of
 from subquad.text import escaped
 
 MISTAKE, FAULT, INTERRUPTED, TERMINATED = 2, 1, 128 + signal.SIGINT, 128 + signal.SIGTERM
@@ -80,8 +80,11 @@ def explain(error: BaseException) -> tuple[str, int]:
         return f"something is nested too deeply: {reason_of(error)}", MISTAKE
     if isinstance(error, CAUSED_OUTSIDE):
         return reason_of(error), MISTAKE
-    name = type(error).__name__
-    return f"{name}: {reason_of(error)}: this is a fault of subquad; --debug shows where it happened", FAULT
+    from subquad.plugins import at_fault
+
+    plug_in = at_fault(error)
+    whose, status = ("subquad", FAULT) if plug_in is None else (plug_in, MISTAKE)
+    return f"{named_reason(error)}: this is a fault of {whose}; --debug shows where it happened", status
 
 
 @contextmanager
