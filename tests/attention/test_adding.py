@@ -1,9 +1,11 @@
 """The mechanism that docs/adding-a-mechanism.md adds works as written there."""
 
 import pytest
+import timm
 import torch
 from mechanisms import apply_weights, build, but_values, inputs_of
 from outside import PAGE, SOURCE
+from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError, TokenGrid
@@ -56,10 +58,45 @@ def test_heads_of_a_mechanisms_own_are_not_turned_by_any_hosts_rotation(rope):
         torch.testing.assert_close(seen[:, 2:], bare[name][:, 2:])
 
 
-@pytest.mark.parametrize("given", [None, 1, 4], ids=["nothing", "one token", "three axes"])
+GIVEN = {
+    "nothing": lambda v: None,
+    "one token": lambda v: v.mean(dim=2, keepdim=True),
+    "three axes": lambda v: v.flatten(0, 1),
+    "channels in the heads' place": lambda v: v.transpose(1, 3),
+    "one image": lambda v: v[:1],
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
 def test_what_a_mechanism_gives_is_tokens_of_its_grid(given):
     layer = SelfAttention(16, 2, Seeing, grid=TokenGrid(3, 5, 1))
-    results = {None: lambda v: None, 1: lambda v: v.mean(dim=2, keepdim=True), 4: lambda v: v.flatten(0, 1)}
-    layer.inner.forward = lambda q, k, v, padding=None, **grids: results[given](v)
+    layer.inner.forward = lambda q, k, v, padding=None, **grids: GIVEN[given](v)
     with pytest.raises(SubquadError, match=r"Seeing is to give tokens \(b, h, n, d\) of a grid of 3×5 after 1 prefix"):
         layer(torch.randn(2, 16, 16), grid=TokenGrid(3, 5, 1))
+
+
+class Giving(nn.Module):
+    """Gives what `given` makes of values."""
+
+    inputs = ("q", "k", "v", "padding")
+    given = "nothing"
+
+    def __init__(self, dim, num_heads, *, grid, kv_grid):
+        super().__init__()
+
+    def forward(self, q, k, v, padding=None, *, grid, kv_grid):
+        return GIVEN[self.given](v)
+
+    def weights(self, q, k, padding=None, *, grid, kv_grid):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_what_a_mechanism_gives_in_a_converted_network_is_tokens_of_its_grid(given, monkeypatch):
+    """One token was added to all of them, and heads in the channels' place projected, without a word."""
+    monkeypatch.setitem(ATTENTION, "giving", Giving)
+    monkeypatch.setattr(Giving, "given", given)
+    teacher = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=16, depth=1, num_heads=2, num_classes=3)
+    student = subquad.convert(teacher, "giving")
+    with pytest.raises(SubquadError, match=r"Giving is to give tokens \(b, h, n, d\) of a grid of 2×2 after 1 prefix"):
+        student(torch.randn(2, 3, 32, 32))

@@ -5,10 +5,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from subquad.attention.traits import Traits, traits_of
 from subquad.errors import SubquadError, shown
+from subquad.grid import TokenGrid
+from subquad.tracing import surely
 
 VOCABULARY = ("q", "k", "v", "g", "x", "rotation", "padding", "mask")
 """What a host can supply, in the order of its fused projection; see `ATTENTION`."""
@@ -29,6 +31,20 @@ def check_mechanism(name: str, cls: Any) -> None:
         raise SubquadError(
             f"{cls.__name__} can't be attention '{name}': {'; '.join(faults)} (docs/adding-a-mechanism.md)"
         )
+
+
+def check_answer(mechanism: nn.Module, y: Any, v: Tensor, grid: TokenGrid) -> None:
+    """Raise a SubquadError where a mechanism gave something else than a host reads on, of values v (b, h, n_k, d)."""
+    if isinstance(y, Tensor) and y.dim() == 4:
+        wanted = (*v.shape[:2], grid.num_tokens, v.shape[3])
+        # one after the other: a symbol of torch.export has no truth value
+        if not any(surely(size != other) for size, other in zip(y.shape, wanted, strict=True)):
+            return
+    # one token would be added to all of them without a word, and heads in the channels' place be projected
+    raise SubquadError(
+        f"{type(mechanism).__name__} is to give tokens (b, h, n, d) of a grid of {grid}, and gave "
+        f"{tuple(y.shape) if isinstance(y, Tensor) else shown(y)}"
+    )
 
 
 def _faults(cls: Any) -> Iterator[str]:

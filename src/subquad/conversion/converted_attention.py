@@ -20,6 +20,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from subquad.attention import traits_of
+from subquad.attention.contract import check_answer
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -229,6 +230,7 @@ class ConvertedAttention(nn.Module):
         if "g" in inputs:
             supply["g"] = self.split(self.through("gate_of_tokens", x))
         y = self.inner(**{name: supply[name] for name in inputs}, grid=grid, kv_grid=kv_grid or grid)
+        check_answer(self.inner, y, v, grid)
         if not self.extra_heads:
             return y.transpose(1, 2).flatten(2)
         own, others = (heads.transpose(1, 2).flatten(2) for heads in y.split([self.num_heads, self.extra_heads], dim=1))

@@ -14,14 +14,15 @@ from timm.layers import DropPath, GluMlp, Mlp
 from torch import Tensor, nn
 
 from subquad.attention.bricks import is_heard
+from subquad.attention.contract import check_answer
 from subquad.attention.traits import traits_of
-from subquad.errors import SubquadError, shown, unknown_name
+from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.map_layers import ConvPosition, MapMlp
 from subquad.models.windows import Windows
 from subquad.positions import GridTable, start_normal
 from subquad.rope import Rotation
-from subquad.tracing import is_exporting, surely
+from subquad.tracing import is_exporting
 from subquad.weights.fitting import rename_earlier
 
 Mechanism = Callable[..., Any]
@@ -200,12 +201,7 @@ class SelfAttention(nn.Module):
         """What the mechanism makes of its inputs: (b, h, n, d)."""
         supply = self.between(supply)
         y: Tensor = self.inner(**{name: supply[name] for name in self.inner.inputs}, grid=grid, kv_grid=kv_grid)
-        if not isinstance(y, Tensor) or y.dim() != 4 or surely(y.shape[2] != grid.num_tokens):
-            # one token would be added to all of them without a word
-            raise SubquadError(
-                f"{type(self.inner).__name__} is to give tokens (b, h, n, d) of a grid of {grid}, and gave "
-                f"{tuple(y.shape) if isinstance(y, Tensor) else shown(y)}"
-            )
+        check_answer(self.inner, y, supply["v"], grid)
         return y
 
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
