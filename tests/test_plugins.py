@@ -10,7 +10,7 @@ import subquad.exports
 import subquad.tasks  # which, with the others, make their tables
 from subquad import SubquadError
 from subquad.cli import main
-from subquad.kernels import BACKENDS, use_backend
+from subquad.kernels import BACKENDS, register_backend, use_backend
 from subquad.plugins import TABLES
 
 NAME = "elsewhere_thing"
@@ -131,7 +131,7 @@ from subquad.conversion.timm_attention import TimmAttention
 
 
 class Thing(TimmAttention):
-    replaces = ("elsewhere.Layer",)
+    replaces = ("elsewhere.Layer", "elsewhere.Outer.Layer")
 
 
 class Layer:
@@ -146,6 +146,45 @@ def test_a_family_of_a_plug_in_is_found_by_the_module_of_foreign_layers(site):
     import elsewhere
 
     assert converted_class(elsewhere.Layer()) is elsewhere.Thing
+
+
+def test_a_family_of_a_plug_in_adds_to_ours_of_its_module(site):
+    """With one class of a module of timm's, the others of it were not known any more."""
+    from timm.models.eva import EvaAttention
+    from torch import nn
+
+    from subquad.conversion.families import converted_class
+
+    ours = converted_class(EvaAttention(8, 2, norm_layer=nn.LayerNorm))
+    install(site, "subquad.families", FAMILY.replace("elsewhere.", "timm.models.eva."), name="timm.models.eva")
+    TABLES["subquad.families"]._found = None
+    assert "timm.models.eva" in TABLES["subquad.families"]
+    assert converted_class(EvaAttention(8, 2, norm_layer=nn.LayerNorm)) is ours is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("elsewhere.Layer", "another.Layer", "Thing replaces another.Layer, and its entry point is called elsewhere"),
+        (
+            '("elsewhere.Layer", "elsewhere.Outer.Layer")',
+            '"elsewhere.Layer"',
+            "a tuple of full names of classes",
+        ),
+        ('("elsewhere.Layer", "elsewhere.Outer.Layer")', '("Layer",)', "a tuple of full names of classes"),
+        ("TimmAttention)", "TimmAttention.__mro__[1])", "Thing can't be a family: it has no method sizes, forward"),
+    ],
+)
+def test_a_family_that_could_stand_for_no_layer_is_refused(old, new, reason, site):
+    """It was taken, and nothing was converted."""
+    install(site, "subquad.families", FAMILY.replace(old, new), name="elsewhere")
+    with pytest.raises(SubquadError, match=reason):
+        TABLES["subquad.families"]["elsewhere"]
+
+
+def test_a_backend_that_is_none_is_refused():
+    with pytest.raises(SubquadError, match=r"a backend is a subquad\.kernels\.Backend, got 3"):
+        register_backend(3)
 
 
 def test_a_format_of_a_plug_in_is_known_to_the_exporter(site):

@@ -31,9 +31,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str], error: type[Subquad
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
     names = ", ".join(known)
-    hint = (
-        f"did you mean {' or '.join(near)}?" if near else f"known: {names if len(names) <= 300 else names[:299] + '…'}"
-    )
+    if not known:
+        hint = "there are none"
+    elif near:
+        hint = f"did you mean {' or '.join(near)}?"
+    else:
+        hint = f"known: {names if len(names) <= 300 else names[:299] + '…'}"
     return error(f"unknown {kind} {shown(name)}: {hint}")
 
 

@@ -11,6 +11,7 @@ import subquad
 from subquad import ATTENTION, SubquadError, TokenGrid, Traits, register_attention
 from subquad.attention import traits_of
 from subquad.attention.contract import VOCABULARY, check_mechanism
+from subquad.attention.sweeps import streaming_of
 from subquad.cli import main
 
 
@@ -87,6 +88,9 @@ def no_grid(self, dim, num_heads, grid, kv_grid, window, size=3): ...
             lambda: broken(__init__=lambda self, dim, num_heads, *, grid, kv_grid, **more: None),
             "not so of more",
         ),
+        ("mean", lambda: broken(streaming=True), r"streaming, where it has one, .* \(self, grid\), got True"),
+        ("mean", lambda: broken(streaming=lambda self: None), r"streaming, where it has one, .* \(self, grid\)"),
+        ("mean", lambda: broken(differs_on=lambda self: ""), r"differs_on, where it has one, .* \(self, grid\)"),
         ("mean", lambda: broken(traits={"quadratic": True}), "traits is a subquad"),
         ("mean", lambda: broken(traits=Traits(in_hosts={"pvt": {"size": 3}})), "traits set size in pvt, which __init"),
     ],
@@ -111,6 +115,26 @@ def test_what_a_class_lacks_is_said_in_one_line(name, make, message, clean):
 def test_traits_say_what_they_can_be(traits, message):
     with pytest.raises(SubquadError, match=message):
         Traits(**traits)
+
+
+def test_settings_in_a_host_that_there_is_not_are_refused(clean):
+    """They were passed over without a word."""
+    register_attention("mean", broken(traits=Traits(in_hosts={"pvtv2": {}})))
+    with pytest.raises(SubquadError, match="unknown host in the traits of mean attention: 'pvtv2': did"):
+        subquad.create_model("deit_micro", attention="mean")
+
+
+def test_a_setting_of_a_mechanism_without_settings_is_answered_with_that(clean):
+    register_attention("mean", mean_attention())
+    with pytest.raises(SubquadError, match="unknown setting of mean attention 'size': there are none"):
+        subquad.create_model("deit_micro", attention="mean:size=3")
+
+
+def test_streaming_that_gives_something_else_is_said_so(clean):
+    register_attention("mean", broken(streaming=lambda self, grid: 3))
+    model = subquad.create_model("deit_micro", attention="mean", num_classes=3)
+    with pytest.raises(SubquadError, match=r"Broken\.streaming is to give a Streaming of .*, got 3"):
+        streaming_of(model.blocks[0].attn.inner, TokenGrid(2, 2, 1))
 
 
 def test_an_installed_plug_in_is_found_and_imported_when_it_is_asked_for(clean, capsys):

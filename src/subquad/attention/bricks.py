@@ -4,17 +4,18 @@ Letters: b batch, h heads, n tokens, d channels of a head, y x rows and columns.
 """
 
 import math
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as every
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.grid import GridRows, TokenGrid, rows_beside
 from subquad.ops import Shapes, add_local
 from subquad.ops.padding import zero_padding
 from subquad.rope import Rotation
+from subquad.tracing import surely
 
 Kind = TypeVar("Kind", bound=nn.Module)
 GATED = Shapes("a gate", y="b h n d", g="b h n d")
@@ -154,3 +155,17 @@ def silence(*parts: nn.Module | None) -> None:
     for part in parts:
         for parameter in () if part is None else part.parameters():
             parameter.zero_()
+
+
+def check_answer(mechanism: nn.Module, y: Any, v: Tensor, grid: TokenGrid) -> None:
+    """Raise a SubquadError where a mechanism gave something else than a host reads on, of values v (b, h, n_k, d)."""
+    if isinstance(y, Tensor) and y.dim() == 4:
+        wanted = (*v.shape[:2], grid.num_tokens, v.shape[3])
+        # one after the other: a symbol of torch.export has no truth value
+        if not any(surely(size != other) for size, other in zip(y.shape, wanted, strict=True)):
+            return
+    # one token would be added to all of them without a word, and heads in the channels' place be projected
+    raise SubquadError(
+        f"{type(mechanism).__name__} is to give tokens (b, h, n, d) of a grid of {grid}, and gave "
+        f"{tuple(y.shape) if isinstance(y, Tensor) else shown(y)}"
+    )

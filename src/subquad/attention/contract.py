@@ -5,12 +5,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from subquad.attention.traits import Traits, traits_of
 from subquad.errors import SubquadError, shown
-from subquad.grid import TokenGrid
-from subquad.tracing import surely
 
 VOCABULARY = ("q", "k", "v", "g", "x", "rotation", "padding", "mask")
 """What a host can supply, in the order of its fused projection; see `ATTENTION`."""
@@ -33,20 +31,6 @@ def check_mechanism(name: str, cls: Any) -> None:
         )
 
 
-def check_answer(mechanism: nn.Module, y: Any, v: Tensor, grid: TokenGrid) -> None:
-    """Raise a SubquadError where a mechanism gave something else than a host reads on, of values v (b, h, n_k, d)."""
-    if isinstance(y, Tensor) and y.dim() == 4:
-        wanted = (*v.shape[:2], grid.num_tokens, v.shape[3])
-        # one after the other: a symbol of torch.export has no truth value
-        if not any(surely(size != other) for size, other in zip(y.shape, wanted, strict=True)):
-            return
-    # one token would be added to all of them without a word, and heads in the channels' place be projected
-    raise SubquadError(
-        f"{type(mechanism).__name__} is to give tokens (b, h, n, d) of a grid of {grid}, and gave "
-        f"{tuple(y.shape) if isinstance(y, Tensor) else shown(y)}"
-    )
-
-
 def _faults(cls: Any) -> Iterator[str]:
     inputs = getattr(cls, "inputs", None)
     if not isinstance(inputs, tuple) or list(inputs) != [word for word in VOCABULARY if word in inputs]:
@@ -60,6 +44,10 @@ def _faults(cls: Any) -> Iterator[str]:
             yield f"it has no method {method}"
         elif words and not _takes(function, words):
             yield f"{method} takes (self, {', '.join(words)}, *, grid, kv_grid), got {inspect.signature(function)}"
+    for method in ("streaming", "differs_on"):
+        function = getattr(cls, method, None)
+        if function is not None and not (callable(function) and _takes_one(function)):
+            yield f"{method}, where it has one, is a method that takes (self, grid), got {shown(function)}"
     yield from _faults_of_constructor(cls)
     traits = traits_of(cls)
     if not isinstance(traits, Traits):
@@ -74,6 +62,14 @@ def _takes(function: Any, words: tuple[str, ...]) -> bool:
     parameters = inspect.signature(function).parameters
     keywords = tuple(name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY)
     return tuple(parameters) == ("self", *words, "grid", "kv_grid") and keywords == ("grid", "kv_grid")
+
+
+def _takes_one(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    return True
 
 
 def _faults_of_constructor(cls: Any) -> Iterator[str]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from subquad.attention.traits import traits_of
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
 
 State = tuple[Tensor, ...]
@@ -91,5 +91,10 @@ def streaming_of(mechanism: Any, grid: TokenGrid) -> Streaming:
         name = traits.label or type(mechanism).__name__
         reason = traits.no_streaming or "it has no method `streaming` (docs/adding-a-mechanism.md)"
         raise SubquadError(f"{name} attention can't be streamed: {reason}")
-    streaming: Streaming = make(grid)
+    streaming = make(grid)
+    if not isinstance(streaming, Streaming):
+        raise SubquadError(
+            f"{type(mechanism).__name__}.streaming is to give a Streaming of subquad.attention.sweeps, got "
+            f"{shown(streaming)} (docs/adding-a-mechanism.md)"
+        )
     return streaming

@@ -20,7 +20,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from subquad.attention import traits_of
-from subquad.attention.contract import check_answer
+from subquad.attention.bricks import check_answer
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid

@@ -107,11 +107,24 @@ _REGISTERED: dict[str, type[ConvertedAttention]] = {}
 
 
 def check_family(name: str, cls: Any) -> None:
-    """Raise a SubquadError where a class stands for no foreign layers."""
-    if not (isinstance(cls, type) and issubclass(cls, ConvertedAttention) and cls.replaces):
+    """Raise a SubquadError where a class stands for no foreign layers, or not for those of the module `name`."""
+    if not (isinstance(cls, type) and issubclass(cls, ConvertedAttention) and _are_names(cls.replaces)):
         raise SubquadError(
-            f"a family is a class of ConvertedAttention whose `replaces` names classes, got {shown(cls)}"
+            "a family is a class of ConvertedAttention whose `replaces` is a tuple of full names of classes, got "
+            f"{shown(cls)}{f' with {shown(cls.replaces)}' if hasattr(cls, 'replaces') else ''}"
         )
+    if missing := [one for one in ("sizes", "forward") if getattr(cls, one) is getattr(ConvertedAttention, one)]:
+        raise SubquadError(f"{cls.__name__} can't be a family: it has no method {', '.join(missing)} (docs/convert.md)")
+    if name and (elsewhere := [one for one in cls.replaces if not one.startswith(f"{name}.")]):
+        raise SubquadError(
+            f"{cls.__name__} replaces {', '.join(elsewhere)}, and its entry point is called {name}: that is the module "
+            "in which foreign layers are defined"
+        )
+
+
+def _are_names(replaces: Any) -> bool:
+    names = isinstance(replaces, tuple) and replaces
+    return bool(names) and all(isinstance(one, str) and "." in one.strip(".") for one in replaces)
 
 
 PLUGGED_IN: Table[type[ConvertedAttention]] = Table("a family", "subquad.families", check_family)
@@ -144,10 +157,10 @@ def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
 
 
 def _of_family(module: str) -> dict[str, type[ConvertedAttention]]:
-    if module in PLUGGED_IN:
-        return dict.fromkeys(PLUGGED_IN[module].replaces, PLUGGED_IN[module])
+    others = dict.fromkeys(PLUGGED_IN[module].replaces, PLUGGED_IN[module]) if module in PLUGGED_IN else {}
     if module not in FAMILIES:
-        return {}
+        return others
     members = vars(import_module(FAMILIES[module])).values()
     kinds = [one for one in members if isinstance(one, type) and issubclass(one, ConvertedAttention)]
-    return {name: kind for kind in kinds for name in kind.replaces}
+    # a plug-in adds to what we know of a module
+    return {name: kind for kind in kinds for name in kind.replaces} | others

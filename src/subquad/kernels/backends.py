@@ -57,9 +57,8 @@ KERNELS: dict[str, Backend] = {}
 def check_backend(name: str, backend: Any) -> None:
     """Raise a SubquadError where an object is no backend of this name."""
     if not isinstance(backend, Backend) or backend.name != name:
-        raise SubquadError(
-            f"the backend '{name}' is to be a subquad.kernels.Backend of this name, got {shown(backend)}"
-        )
+        which = f"the backend '{name}' is to be a subquad.kernels.Backend of this name"
+        raise SubquadError(f"{which if name else 'a backend is a subquad.kernels.Backend'}, got {shown(backend)}")
 
 
 PLUGGED_IN: Table[Backend] = Table("a backend", "subquad.backends", check_backend)
@@ -68,9 +67,9 @@ PLUGGED_IN: Table[Backend] = Table("a backend", "subquad.backends", check_backen
 
 def register_backend(backend: Backend) -> None:
     """Add a backend; what it computes is said by `implements`. Raises SubquadError where there is one of its name."""
+    check_backend(getattr(backend, "name", ""), backend)
     if backend.name in BACKENDS:
         raise SubquadError(f'there is a backend "{backend.name}" already: give this one another name')
-    check_backend(backend.name, backend)
     KERNELS[backend.name] = backend
     BACKENDS[backend.name] = backend.summary
 

@@ -13,8 +13,7 @@ from einops import rearrange
 from timm.layers import DropPath, GluMlp, Mlp
 from torch import Tensor, nn
 
-from subquad.attention.bricks import is_heard
-from subquad.attention.contract import check_answer
+from subquad.attention.bricks import check_answer, is_heard
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
