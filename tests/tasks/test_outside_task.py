@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import depth_task
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import subquad
@@ -16,6 +18,15 @@ from subquad.cli import main
 from subquad.tasks import ENTRY_POINTS, TASKS, Task, option, register_task
 
 SMALL = ["--epochs", "2", "--warmup-epochs", "0", "--batch-size", "8", "--depth", "1", "--embed-dim", "16"]
+TINY = {
+    "max_train_images": 8,
+    "batch_size": 8,
+    "epochs": 1,
+    "warmup_epochs": 0,
+    "depth": 1,
+    "embed_dim": 16,
+    "num_heads": 2,
+}
 SMALL += ["--num-heads", "2", "--lr", "1e-2"]
 
 
@@ -118,6 +129,88 @@ def test_what_a_task_lacks_is_one_line_where_it_is_registered(task, reason, monk
     with pytest.raises(SubquadError, match=reason) as error:
         register_task(task)
     assert "\n" not in str(error.value) and "depth" not in TASKS.loaded
+
+
+class Unmade(depth_task.Depth):
+    def __init__(self, recipe):
+        self.recipe = recipe
+
+
+class Unnoted(depth_task.Depth):
+    @classmethod
+    def build(cls, **creation):
+        network = super().build(**creation)
+        network.creation = {"backbone": network.creation["backbone"]}
+        return network
+
+
+class Unjudged(depth_task.Depth):
+    def __init__(self, recipe):
+        super().__init__(recipe)
+        self.eval_images.count = 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (Unmade, "__init__ calls that of Task, which sets model, train_images, eval_images"),
+        (Unnoted, "model.creation has the task depth and the arguments of build, got {'backbone'"),
+        (Unjudged, r"there are no held-out images to judge by: shades, 8\+0 images"),
+        ({"metadata": lambda self: None}, "metadata gives what JSON holds, got None"),
+        (
+            {"metadata": lambda self: {"a": torch.ones(1)}},
+            "metadata gives what JSON holds, got .*: Object of type Tensor",
+        ),
+        ({"loss": lambda self, model, batch: 3.0}, "loss gives one number with its gradient, .* got 3.0"),
+        ({"loss": lambda self, model, batch: model(batch[0]).mean(1)}, r"got a tensor of \(8,\)"),
+        ({"loss": lambda self, model, batch: model(batch[0]).mean().detach()}, "got a tensor of .* without a gradient"),
+        ({"judge": lambda self, *given: None}, "judge gives numbers by name, closeness among them, got None"),
+        (
+            {"judge": lambda self, *given: {"near": 1.0}},
+            "judge gives numbers by name, closeness among them, got {'near'",
+        ),
+        ({"judge": lambda self, *given: {"closeness": "good"}}, "closeness among them, got {'closeness': 'good'}"),
+    ],
+)
+def test_what_a_task_gives_otherwise_is_one_line(changes, reason, monkeypatch, tmp_path):
+    """It was a fault of subquad, in epochs that had been trained; or nothing, and the run was no task's any more."""
+    task = type("Wrong", (depth_task.Depth,), changes) if isinstance(changes, dict) else changes
+    monkeypatch.setitem(TASKS, "depth", task)
+    with pytest.raises(SubquadError, match=reason) as error:
+        subquad.train(None, tmp_path / "run", task="depth", **TINY)
+    assert "\n" not in str(error.value)
+
+
+def test_figures_of_a_judgement_may_be_of_numpy_and_pytorch_and_the_task_is_noted_by_itself(monkeypatch, tmp_path):
+    figures = {"closeness": torch.tensor(3.0), "share": np.float32(0.5), "count": np.int64(4)}
+    changes = {"judge": lambda self, *given: figures, "metadata": lambda self: {"data": "shades", "farthest": 1.0}}
+    monkeypatch.setitem(TASKS, "depth", type("Numbers", (depth_task.Depth,), changes))
+    subquad.train(None, tmp_path / "run", task="depth", **TINY)
+    (row,) = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    assert (row["eval_closeness"], row["eval_share"], row["eval_count"]) == (3.0, 0.5, 4)
+    # without it the report took the run for one of classifiers, and called it damaged
+    assert main(["report", str(tmp_path / "run"), "--no-scaling", "--output", str(tmp_path / "page.html")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "words", "reason"),
+    [
+        ("opened", None, ["eval"], "opened gives a subquad.tasks.Trained, got None"),
+        ("evaluate", {"closeness": 3}, ["eval"], "what evaluate gives has a text, got {'closeness': 3}"),
+        ("predict", ["near"], ["predict", "black.png", "--checkpoint"], "what predict gives has a text, got 'near'"),
+    ],
+)
+def test_what_is_opened_judged_and_predicted_otherwise_is_one_line(
+    name, answer, words, reason, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setitem(TASKS, "depth", depth_task.Depth)
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8)).save("black.png")
+    subquad.train(None, "run", task="depth", **TINY)
+    changes = {name: classmethod(lambda cls, *given, **settings: answer)}
+    monkeypatch.setitem(TASKS, "depth", type("Wrong", (depth_task.Depth,), changes))
+    assert main(["depth", *words, "run"]) == 2
+    assert reason in capsys.readouterr().err
 
 
 def test_a_command_of_ours_is_not_taken(registered, monkeypatch, capsys):

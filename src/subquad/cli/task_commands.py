@@ -99,13 +99,14 @@ def _evaluate(arguments: argparse.Namespace, task: Any) -> None:
     """Judge and print."""
     from subquad import api
     from subquad.tasks.figures import check_picture
+    from subquad.tasks.task_contract import text_of
 
     settings = values_of(task.evaluation_flags, vars(arguments))
     output = settings.pop("output", None)
     if output is not None:
         check_picture(output.with_suffix(".png"))
     judgement = api.evaluate(_source(arguments, task), task=task.name, engine=arguments.engine, **settings)
-    print(escaped(judgement.text, without="\n"))
+    print(escaped(text_of(task, "evaluate", judgement), without="\n"))
     if output is not None:
         files = judgement.save(output)
         print(f"\nthe confusion matrix is in {' and '.join(map(str, files))}")
@@ -128,11 +129,12 @@ def _add_predict(commands: Commands, name: str, task: Any) -> None:
 def _predict(arguments: argparse.Namespace, task: Any) -> None:
     """Predict, and print what is found."""
     from subquad.runs import open_trained
+    from subquad.tasks.task_contract import text_of
 
     trained = open_trained(_source(arguments, task), task=task.name)
     settings = values_of(task.prediction_flags, vars(arguments))
     for predicted in task.predict(trained, arguments.images, say, **settings):
-        say(predicted.text)
+        say(text_of(task, "predict", predicted))
 
 
 def _add_released(parser: Parser, task: Any) -> None:

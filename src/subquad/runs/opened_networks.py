@@ -20,6 +20,7 @@ from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, 
 from subquad.runs.transformers_folders import folder_of_transformers, open_transformers_folder
 from subquad.runs.transformers_networks import make_transformers
 from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
+from subquad.tasks.task_contract import check_opened
 from subquad.text import one_line
 from subquad.weights.files import BEST, HUB, read_note, weight_file
 from subquad.weights.notes import parse_note, task_in
@@ -95,6 +96,7 @@ def _opened(source: Path | str, task: str | None, img_size: Pixels | None, where
     model, note = restore(file, kind.name, kind.build)
     with naming(file):
         opened = kind.opened(model.eval().to(where), note, recipe_beside(file.parent))
+        check_opened(kind, opened)
     opened = replace(opened, made={"note": note | ({} if opened.data is None else {"data": opened.data})})
     return opened.image_network(img_size) if isinstance(opened, ImageNetwork) else opened
 
@@ -146,6 +148,7 @@ def made_again(made: Mapping[str, Any], state: Mapping[str, Tensor], *, task: st
     kind = task_named(task or _known(task_in(note) or "classify"))
     build = next((partial(MAKERS[library], name) for library, name in makers.items()), kind.build)
     opened = kind.opened(made_beside(state, note, kind.name, build).eval().to(device), note, {})
+    check_opened(kind, opened)
     return replace(opened, made=made)
 
 

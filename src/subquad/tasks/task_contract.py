@@ -1,15 +1,20 @@
-"""The part of a task's protocol that shows without a recipe: what a class lacks to be a task, in one line."""
+"""A task's protocol, held: what a class lacks to be a task, and what one gives that is none of what is asked for."""
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from subquad.errors import SubquadError, shown
+from torch import Tensor, nn
+
+from subquad.errors import SubquadError, reason_of, shown
 from subquad.flags import Flag
 from subquad.tasks.common_recipe import CommonRecipe
-from subquad.tasks.task import ACTIONS, Column, Task
+from subquad.tasks.task import ACTIONS, Column, Row, Task
+from subquad.tasks.trained import Trained
+from subquad.weights.notes import task_in
 
 
 def check_protocol(name: str, task: Any) -> None:
@@ -28,6 +33,84 @@ def check_protocol(name: str, task: Any) -> None:
         raise SubquadError(f"the task {task.name} has recipes of the task {task.recipe_class.task}")
     if unknown := task.commands.keys() - set(ACTIONS):
         raise SubquadError(f"the task {task.name} has a command to {min(unknown)}, known are {', '.join(ACTIONS)}")
+
+
+def check_made(task: Any) -> None:
+    """Raise a SubquadError where a recipe was made into something that can't be trained, judged or opened again."""
+    missing = [name for name in ("recipe", "model", "train_images", "eval_images") if not hasattr(task, name)]
+    if missing:
+        raise _unlike(task, f"__init__ calls that of Task, which sets {', '.join(missing)}")
+    if not isinstance(task.model, nn.Module):
+        raise _unlike(task, f"model is a torch.nn.Module, got {shown(task.model)}")
+    creation = getattr(task.model, "creation", None)
+    if not isinstance(creation, Mapping) or task_in({"creation": creation}) != task.name:
+        # a file of it would be opened as a network of another task, if at all
+        raise _unlike(
+            task, f"model.creation has the task {task.name} and the arguments of build, got {shown(creation)}"
+        )
+    if not len(task.eval_images):
+        raise SubquadError(f"there are no held-out {task.examples} to judge by: {task.describe()}")
+    notes_of(task)
+
+
+def notes_of(task: Any) -> dict[str, Any]:
+    """What a weight file says beside the arguments of the model: what `metadata` gives, and whose it is.
+
+    Raises:
+        SubquadError: it can't be written; before an epoch is trained, if that is asked for by then.
+    """
+    given = task.metadata()
+    try:
+        json.dumps(notes := {"task": task.name, **given})
+    except TypeError as error:
+        raise _unlike(task, f"metadata gives what JSON holds, got {shown(given)}: {reason_of(error)}") from None
+    return notes
+
+
+def row_of(task: Any, judgement: Any) -> Row:
+    """The figures of `judge` as numbers of Python's, in which they are written and compared.
+
+    Raises:
+        SubquadError: they are none, or lack that by which the best weights are chosen.
+    """
+    first = task.columns[0].entry
+    try:
+        row = {name: figure if isinstance(figure, int) else float(figure) for name, figure in judgement.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        row = {}
+    if first not in row:
+        raise _unlike(task, f"judge gives numbers by name, {first} among them, got {shown(judgement)}")
+    return row
+
+
+def check_loss(task: Any, loss: Any) -> None:
+    """Raise a SubquadError where a loss is not one number that gradients come from."""
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+        what = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else shown(loss)
+        bare = " without a gradient" if isinstance(loss, Tensor) and not loss.requires_grad else ""
+        raise _unlike(task, f"loss gives one number with its gradient, a tensor without axes, got {what}{bare}")
+
+
+def check_opened(task: Any, opened: Any) -> None:
+    """Raise a SubquadError where `opened` gives no trained network."""
+    if not isinstance(opened, Trained):
+        raise _unlike(task, f"opened gives a subquad.tasks.Trained, got {shown(opened)}")
+
+
+def text_of(task: Any, method: str, answer: Any) -> str:
+    """What an answer of `evaluate` or `predict` says.
+
+    Raises:
+        SubquadError: it says nothing.
+    """
+    text = getattr(answer, "text", None)
+    if not isinstance(text, str):
+        raise _unlike(task, f"what {method} gives has a text, got {shown(answer)}")
+    return text
+
+
+def _unlike(task: Any, fault: str) -> SubquadError:
+    return SubquadError(f"the task {task.name} is unlike what is asked for: {fault} (docs/adding-a-task.md)")
 
 
 def _faults(task: Any) -> Iterator[str]:

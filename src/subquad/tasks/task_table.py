@@ -10,7 +10,7 @@ from subquad.tasks.detection.detection_task import Detection
 from subquad.tasks.segmentation.segmentation_task import Segmentation
 from subquad.tasks.sequences.lra_task import LongRange
 from subquad.tasks.task import Task
-from subquad.tasks.task_contract import check_protocol
+from subquad.tasks.task_contract import check_made, check_protocol
 
 ENTRY_POINTS = "subquad.tasks"
 """The group of entry points by which an installed package adds its tasks: `depth = "my_package.depth:Depth"`."""
@@ -61,4 +61,6 @@ def task_named(name: str) -> type[Task]:
 
 def make_task(recipe: CommonRecipe) -> Task:
     """Data and network of a recipe, checked."""
-    return task_named(recipe.task)(recipe)  # type: ignore[call-arg]
+    task = task_named(recipe.task)(recipe)  # type: ignore[call-arg]
+    check_made(task)
+    return task

@@ -28,6 +28,7 @@ from subquad.runs.run_folder import RunFolder
 from subquad.runs.run_state import State, load_state, not_finite, put_back, save_state
 from subquad.tasks.network_costs import count_parameters
 from subquad.tasks.task import Row, Task
+from subquad.tasks.task_contract import check_loss, notes_of, row_of
 from subquad.training.engine import Interruptions
 from subquad.training.journal import (
     Log,
@@ -180,6 +181,7 @@ class Trainer:
             # without an image it still passes through the network where other processes wait for the gradients
             if size or self.accelerator.num_processes > 1:
                 loss = self.task.loss(self.model, batch)
+                check_loss(self.task, loss)
                 self.accelerator.backward(loss)
             self.images += size
             if self.accelerator.sync_gradients and (self.images or self._has_gradient()):
@@ -239,7 +241,7 @@ class Trainer:
         amp_dtype = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.recipe.amp]
         row: Row = {}
         for kind, model in models.items():
-            figures = self.task.judge(model, self.eval_loader, self.accelerator.device, amp_dtype)
+            figures = row_of(self.task, self.task.judge(model, self.eval_loader, self.accelerator.device, amp_dtype))
             row |= {f"{kind}_{name}": value for name, value in figures.items()}
         return row
 
@@ -266,7 +268,7 @@ class Trainer:
         if not self.is_main:
             return
         self.folder.check_there()
-        metadata = self.task.metadata() | {"epoch": row["epoch"]}
+        metadata = notes_of(self.task) | {"epoch": row["epoch"]}
         if better:
             save_weights(candidates[best], self.folder.best_weights, metadata | {metric: row[best]})
         save_weights(self.bare, self.folder.last_weights, metadata | {metric: row[f"eval_{metric}"]})
@@ -333,7 +335,7 @@ class Trainer:
     def _facts(self) -> dict[str, Any]:
         costs = {"params": self.params, "macs": self.macs}
         about = {"creation": self.bare.creation, "images": self._counts()}
-        return describe_run(self.accelerator) | self.task.metadata() | about | costs
+        return describe_run(self.accelerator) | notes_of(self.task) | about | costs
 
     def _counts(self) -> list[int]:
         """How many images there are to train on, and to judge by."""
