@@ -289,6 +289,23 @@ def test_what_does_not_fit_is_said_and_leaves_the_model_alone(tmp_path):
     subquad.load_checkpoint(model, state, head=False)
     assert torch.equal(model.head.weight, before)
     assert torch.equal(model.stages[0].blocks[0].norm1.weight, state["block1.0.norm1.weight"])
+    # a network without a head, and a file without one
+    bare = subquad.create_model("agent_pvt_tiny", num_classes=0)
+    with pytest.raises(SubquadError, match=r"2 unexpected \(head\.bias, head\.weight\); head=False keeps .* has none"):
+        subquad.load_checkpoint(bare, state)
+    subquad.load_checkpoint(bare, state, head=False)
+    headless = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+    with pytest.raises(SubquadError, match=r"2 missing \(head\.bias, head\.weight\); head=False keeps"):
+        subquad.load_checkpoint(model, headless)
+    subquad.load_checkpoint(model, headless, head=False)
+    assert torch.equal(model.head.weight, before)
+
+
+def test_a_network_on_the_meta_device_has_nothing_to_save(tmp_path):
+    model = subquad.create_model("deit_micro", device="meta")
+    with pytest.raises(SubquadError, match=r"is on the meta device and has no numbers: give the network its weights"):
+        subquad.save_weights(model, tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_kept_entries_may_be_there_or_not():

@@ -65,7 +65,7 @@ def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | 
 
     Raises:
         SubquadError: `path` does not end in .safetensors, by which such files are told from pickles; the network was
-            quantized or sharded; or `metadata` is no JSON.
+            quantized or sharded, or is on the meta device; or `metadata` is no JSON.
     """
     path, model = Path(path), within_wrappers(model)
     check_suffix(path, "weights are", ".safetensors")
@@ -76,6 +76,8 @@ def save_weights(model: nn.Module, path: Path | str, metadata: dict[str, Any] | 
         raise SubquadError(f"metadata must be JSON, got {shown(metadata)}: {reason_of(error)}") from None
     state = model.state_dict()
     check_plain(state)
+    if empty := [key for key, tensor in state.items() if tensor.is_meta]:
+        raise SubquadError(f"{empty[0]} is on the meta device and has no numbers: give the network its weights first")
     write_tensors({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}, path, note)
 
 
@@ -410,7 +412,8 @@ def fitted(
         if not adapted.state.keys() - adapted.new:
             raise SubquadError(f"{where}{layout} has nothing that fits this model: {some(list(adapted.unused))}")
     if trouble := misfits(adapted.state, own):
-        hint = "; head=False keeps the model's own head" if "2 of another shape (head." in trouble else ""
+        of_head = any(f"2 {what} (head." in trouble for what in ("missing", "unexpected", "of another shape"))
+        hint = "; head=False keeps the model's own head, or that it has none" if of_head else ""
         raise SubquadError(f"{where}{layout} does not fit this model: {trouble}{hint}")
     if names := not_finite(adapted.state):
         raise SubquadError(f"{where}{layout} has weights that are not finite: {some(names)}")
