@@ -94,6 +94,7 @@ QUICK = {"vit", "pvt", "mllanet"}
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL if "lavit" not in kind]
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("attention", ["linear", "agent"])
 @pytest.mark.parametrize("kind", KINDS)

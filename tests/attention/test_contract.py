@@ -273,6 +273,7 @@ compiled = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.thinned(4)
 @compiled
 def test_the_layer_compiles_without_a_graph_break(name):
     grid = without_refused_prefix(name, TokenGrid(5, 6, 1))
@@ -283,6 +284,7 @@ def test_the_layer_compiles_without_a_graph_break(name):
     torch.testing.assert_close(compiled(x, grid=grid), layer(x, grid=grid), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thinned(4)
 @compiled
 def test_the_layer_exports_for_any_batch(name):
     grid = without_refused_prefix(name, TokenGrid(5, 6, 1))

@@ -18,6 +18,7 @@ LIBRARIES = list({name.split()[0]: name for name in reversed(FOREIGN)}.values())
 """A network of each library."""
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in LIBRARIES else pytest.mark.slow) for name in FOREIGN]
 )
@@ -71,7 +72,7 @@ ANY_SIZE = [name for name, (_, any_size) in FOREIGN.items() if any_size and name
 
 
 @pytest.mark.slow
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", ANY_SIZE)
 def test_it_is_exported_for_images_of_any_size(name, tmp_path):
     model = teacher(name)

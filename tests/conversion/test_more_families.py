@@ -278,6 +278,7 @@ WITH_BIASES = [name for name in MORE if any(kind in name for kind in ("Swin", "B
 QUICK = ("timm Swin v2", "timm BEiT")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WITH_BIASES]
 )

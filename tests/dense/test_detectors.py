@@ -33,6 +33,7 @@ def batch():
     return images, [{"boxes": b, "labels": k, "masks": m} for b, k, m in zip(boxes, labels, masks, strict=True)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(
     "host, conventions", [("pvt", "own"), ("vit", "own"), ("pvt", "openmmlab"), ("swin", "openmmlab")]
@@ -131,6 +132,7 @@ def test_retinanet_has_three_sizes_an_octave():
     assert sizes[0] == (32, int(32 * 2 ** (1 / 3)), int(32 * 2 ** (2 / 3)))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("head", HEADS)
 def test_a_detector_is_restored_from_its_file(head, tmp_path):
     model = made(head, frozen_stages=1).eval()

@@ -180,6 +180,7 @@ def _stages(attention):
     return ["agent" if not isinstance(stage, str) else stage for stage in attention]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("row", FAST_AND_SLOW)
 def test_every_link_opens_by_name(row, shelf, tmp_path):
     state, link = shelf.put(row), DENSE_LINKS[row]

@@ -51,7 +51,7 @@ def test_a_program_of_any_size_computes_what_the_network_computes(mechanism):
 
 
 @pytest.mark.slow
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("host", sorted(SMALL))
 def test_every_host_exports_for_any_size(host, tmp_path):
     model = random_network(host, "agent", img_size=96, **fewest(host))
@@ -101,6 +101,7 @@ def test_what_may_change_has_its_name_in_an_onnx_file(tmp_path):
     assert axes == [[1, 3, 24, 24], ["batch", 3, 24, 24], ["batch", 3, "height", "width"]]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("format", "dtype"), [(name, dtype) for name in ("onnx", "openvino") for dtype in EXPORTERS[name].dtypes[1:]]
 )

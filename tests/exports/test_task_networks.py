@@ -30,6 +30,7 @@ def written(model, format, folder, size):
     return export(model, folder / f"n{EXPORTERS[format].suffix}", format=format, img_size=size, dynamic=DYNAMIC)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("format", ENGINES)
 @pytest.mark.parametrize("mechanism", ["agent", "inline", "linear"])
 def test_a_converted_dinov2_of_timm_takes_any_size(mechanism, format, tmp_path):
@@ -43,6 +44,7 @@ def test_a_converted_dinov2_of_timm_takes_any_size(mechanism, format, tmp_path):
     assert written(randomised(model), format, tmp_path, 70).difference < 1e-5
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("format", ("pt2", *ENGINES))
 @pytest.mark.parametrize("name", ["vit_small_patch16_dinov3", "eva02_tiny_patch14_224"])
 def test_rotations_of_timm_are_of_any_size(name, format, tmp_path):

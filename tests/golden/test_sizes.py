@@ -135,6 +135,7 @@ def test_every_published_network_of_these_mechanisms_is_among_the_sizes():
     assert {our_network(name) for name in SIZES} == {name for name in PUBLISHED if name.partition("_")[0] in mechanisms}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", FAST_AND_SLOW)
 def test_entries_of_every_size_are_read(name):
     layout, size = layout_of(name), SIZES[name]
@@ -157,6 +158,7 @@ def test_entries_of_every_size_are_read(name):
     assert {key.rpartition(".")[2] for key in made_alone.new} <= {"mixing"}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", FAST_AND_SLOW)
 def test_every_size_starts_as_released(name):
     size = SIZES[name]
@@ -167,6 +169,7 @@ def test_every_size_starts_as_released(name):
         assert getattr(last[-1].drop_path, "drop_prob", 0) == pytest.approx(size.drop_path)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", FAST_AND_SLOW)
 def test_every_size_computes_what_the_written_out_network_does(name):
     """Two blocks of each stage, of all their widths and heads: how many there are shows in the entries."""

@@ -50,6 +50,7 @@ def test_parameters_may_be_sharded_and_blocks_computed_again_and_dropped(tmp_pat
     check(tmp_path, cases, 2)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 4, 8])
 def test_several_processes_train_as_one(tmp_path, count):

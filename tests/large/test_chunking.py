@@ -66,6 +66,7 @@ def assert_same_step(model, chunked, images, **tolerances):
             torch.testing.assert_close(chunk.grad, whole.grad, msg=name, **tolerances)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(("host", "attention"), paired(SPREAD, STREAMED))
 def test_blocks_in_chunks_compute_what_the_whole_does(host, attention):
     # SOFT's stochastic depth is of elements

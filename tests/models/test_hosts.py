@@ -141,6 +141,7 @@ def test_gradient_checkpointing_changes_memory_not_gradients(host):
     torch.testing.assert_close(gradients(), plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thinned(5)
 @every_pair
 def test_a_model_moved_to_another_size_computes_what_it_computed_there_before(host, attention):
     model = with_random_tables(small(host, attention)).double().eval()
@@ -201,6 +202,7 @@ def test_tables_of_reduced_keys_move_with_them(host, attention):
     assert {key: t.shape for key, t in model.state_dict().items()} == {k: t.shape for k, t in made.state_dict().items()}
 
 
+@pytest.mark.thinned(5)
 @every_pair
 def test_weights_of_another_image_size_are_resampled_and_of_the_same_size_taken_exactly(host, attention):
     model = with_random_tables(small(host, attention)).eval()
@@ -216,6 +218,7 @@ def test_weights_of_another_image_size_are_resampled_and_of_the_same_size_taken_
     assert larger(torch.randn(1, 3, 128, 128)).isfinite().all()
 
 
+@pytest.mark.thinned(5)
 @every_pair
 def test_files_say_on_which_grid_their_tables_stand(host, attention, tmp_path):
     """Of 4 × 16 tokens and of 8 × 8 a table has as many: a file of ours says for which images its network is."""
@@ -405,6 +408,7 @@ def test_torchscript_is_refused_with_what_to_take_instead(host):
             call()
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.slow
 @every_host
 def test_the_whole_network_compiles_without_a_graph_break(host):
@@ -415,6 +419,7 @@ def test_the_whole_network_compiles_without_a_graph_break(host):
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.slow
 @every_host
 def test_the_whole_network_exports_for_any_batch(host):

@@ -32,6 +32,7 @@ def test_the_example_of_the_readme():
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 10)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.slow
 @every_host
 @every_mechanism
@@ -225,6 +226,7 @@ def test_a_damaged_file_is_one_line(tmp_path, content, suffix):
         subquad.load_checkpoint(small(), tmp_path / "missing.pth")
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.slow
 @every_mechanism
 def test_the_whole_network_compiles_without_a_graph_break(attention):
@@ -237,6 +239,7 @@ def test_the_whole_network_compiles_without_a_graph_break(attention):
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.slow
 @every_mechanism
 def test_the_whole_network_exports_for_any_batch(attention):

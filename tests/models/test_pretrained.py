@@ -87,6 +87,7 @@ def test_the_layouts_of_the_files_that_are_served_are_the_released_ones(file, ne
     assert made == told
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("row", FAST_AND_SLOW)
 def test_a_file_of_every_link_fits_its_network_entry_by_entry(row):
     network = network_of(row)
@@ -219,6 +220,7 @@ BY_NAME = [
 ]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("row", BY_NAME)
 def test_every_link_loads_by_name_in_ours_and_in_timm(row, shelf, tmp_path):
     state = shelf.put(row)
@@ -372,6 +374,7 @@ WITH_GOLDEN = [
 ]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("file", WITH_GOLDEN)
 def test_a_released_file_that_is_fetched_computes_its_golden(file, shelf, monkeypatch):

@@ -81,6 +81,7 @@ FAST = {name for name in NETWORKS if name not in BASELINES or SMALLEST.match(nam
 SIZES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", SIZES)
 def test_parameters_are_as_many_as_the_table_says(name):
     model = subquad.create_model(name, device="meta")
@@ -102,6 +103,7 @@ def test_every_variant_names_a_host_and_a_recipe():
         load_recipe(variant.recipe, Recipe)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "host",
     ["softmax_pvt_tiny", "focused_pvt_v2_b0", "agent_swin_tiny", "agent_cswin_tiny", "agent_deit_tiny", "soft_tiny"],
@@ -133,6 +135,7 @@ TOLD = sorted({row.variant: name for name, row in NETWORKS.items()}.values())
 TOLD = [name if "tiny" in name or "b0" in name else pytest.param(name, marks=pytest.mark.slow) for name in TOLD]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", TOLD)
 def test_timm_is_told_of_every_network_what_its_backbone_is(name):
     model = subquad.create_model(name, device="meta")

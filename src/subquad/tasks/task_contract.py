@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.task import ACTIONS, Column, Row, Task
 from subquad.tasks.trained import Trained
 from subquad.weights.notes import task_in
+from subquad.writing import json_text
 
 
 def check_protocol(name: str, task: Any) -> None:
@@ -61,7 +61,7 @@ def notes_of(task: Any) -> dict[str, Any]:
     """
     given = task.metadata()
     try:
-        json.dumps(notes := {"task": task.name, **given})
+        json_text(notes := {"task": task.name, **given})
     except TypeError as error:
         raise _unlike(task, f"metadata gives what JSON holds, got {shown(given)}: {reason_of(error)}") from None
     return notes
