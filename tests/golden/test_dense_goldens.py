@@ -52,7 +52,6 @@ def loaded(network, record):
     return network
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SEGMENTERS))
 def test_segmenters_compute_what_the_released_ones_do(name):
@@ -86,7 +85,6 @@ def found_in(model, record):
         return model([x.new_zeros(3, *image["ori_shape"])])[0]
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(DETECTORS))
 def test_detectors_compute_what_the_released_ones_do(name):

@@ -123,7 +123,6 @@ SLOW = re.compile("swin|flatten|pola|agent_deit|inline_pvt|plain|soft_norm|[mr]a
 SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) else name for name in NETWORKS]
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", SLOW_OR_NOT)
 def test_networks_compute_what_the_released_ones_do(name):
     record = golden(name)

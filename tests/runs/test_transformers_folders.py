@@ -1,6 +1,7 @@
 """Folders that transformers' `save_pretrained` wrote, opened, converted and opened again."""
 
 import json
+from importlib.metadata import EntryPoint
 
 import huggingface_hub
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 import subquad
 from subquad import SubquadError
 from subquad.conversion import converted_layers
+from subquad.tasks import TASKS
 
 transformers = pytest.importorskip("transformers", "5.1")
 
@@ -157,6 +159,16 @@ def test_a_folder_is_for_no_other_task(tmp_path):
         subquad.open_trained(tmp_path, task="segment")
 
 
+def test_a_task_of_a_plug_in_that_can_not_be_had_is_no_hindrance(tmp_path, monkeypatch):
+    saved(tmp_path)
+    broken = EntryPoint("broken", "nowhere_at_all:Task", "subquad.tasks")
+    monkeypatch.setattr(TASKS, "_found", {"broken": [broken]})
+    assert subquad.open_trained(tmp_path).task == "classify"
+    changed(tmp_path, architectures=["ViTForMaskedImageModeling"])
+    with pytest.raises(SubquadError, match="networks of depth and encoders"):
+        subquad.open_trained(tmp_path)
+
+
 def test_code_of_a_folder_is_not_run(tmp_path):
     saved(tmp_path)
     (tmp_path / "own.py").write_text("raise SystemExit('run')")
@@ -252,20 +264,26 @@ def depth_anything():
     )
 
 
-def test_networks_of_depth_are_opened_and_their_students_fitted_to_depths(tmp_path):
+def dpt():
+    neck = {"backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8}
+    return transformers.DPTConfig(**SIZES | {"num_hidden_layers": 4}, **neck)
+
+
+@pytest.mark.parametrize(("name", "config"), [("DepthAnything", depth_anything), ("DPT", dpt)])
+def test_networks_of_depth_are_opened_and_their_students_fitted_to_depths(name, config, tmp_path):
     torch.manual_seed(0)
-    model = transformers.DepthAnythingForDepthEstimation(depth_anything()).eval()
+    model = getattr(transformers, f"{name}ForDepthEstimation")(config()).eval()
     model.save_pretrained(tmp_path)
     pictures = {"keep_aspect_ratio": True, "ensure_multiple_of": 8, "size": {"height": 32, "width": 32}}
     (tmp_path / "preprocessor_config.json").write_text(
         json.dumps({"image_processor_type": "DPTImageProcessor"} | pictures)
     )
-    opened, x = subquad.open_trained(tmp_path), torch.randn(2, 3, 32, 48)
+    opened, x = subquad.open_trained(tmp_path), torch.randn(2, 3, 32, 32)
     assert (opened.input.img_size, opened.input.crop_mode, opened.model.num_classes) == ((32, 32), "center", 0)
     student = subquad.convert(opened.model, "linear")
     with torch.no_grad():
         torch.testing.assert_close(opened.model(x), model(x).predicted_depth)
-        assert student(x).shape == (2, 32, 48)
+        assert student(x).shape == model(x).predicted_depth.shape
     compared = subquad.conversion.compare_networks(student, opened.model, [(x, None)])
     assert compared.images == 2 and compared.error > 0 and compared.agreement is None
     fitted = subquad.conversion.distil(student, lambda update: x, teacher=opened.model, updates=2)

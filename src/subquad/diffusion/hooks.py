@@ -32,7 +32,7 @@ class SeesNoise:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        timestep = kwargs["timestep"] if "timestep" in kwargs else args[self.position]  # type: ignore[index]
+        timestep = kwargs["timestep"] if self.position is None or "timestep" in kwargs else args[self.position]
         levels = timestep.flatten().tolist() if isinstance(timestep, Tensor) else [float(timestep)]
         self.check_one_phase(levels)
         self.choose(float(levels[0]))

@@ -130,8 +130,9 @@ class MergedAttention:
                 f"self-attention is given {hidden_states.shape[1]} of its block's {tokens.shape[1]} tokens: something "
                 "else, such as tomesd, merges them as well; take one of the two away"
             )
-        whole = tokens is None or grid is None or encoder_hidden_states is not None or attention_mask is not None
-        cuts = None if whole else state.cuts(tokens, grid)  # type: ignore[arg-type]
+        cuts = None
+        if tokens is not None and grid is not None and encoder_hidden_states is None and attention_mask is None:
+            cuts = state.cuts(tokens, grid)
         if cuts is None:
             return self.original(attn, hidden_states, encoder_hidden_states, attention_mask, *args, **kwargs)
         settings, (features, coarse) = state.settings, cuts

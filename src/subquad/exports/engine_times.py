@@ -162,15 +162,11 @@ def _register_with_transformers(network: nn.Module) -> None:
     Constructors note what each class can record. In a process that has only read its networks from a file, a decoder
     that asks for the hidden states of all blocks (SegFormer, DPT) would get None.
     """
-    known = set()
-    for part in network.modules():
-        cls = type(part)
-        config = getattr(part, "config", None)
-        if cls not in known and config is not None and cls.__module__.startswith("transformers.models."):
-            known.add(cls)
-            # whoever needs more than its configuration is no network that has such a note
-            with suppress(TypeError), torch.device("meta"):
-                cls(config)
+    parts = {type(part): part for part in network.modules() if hasattr(part, "_can_record_outputs")}
+    for cls, part in parts.items():
+        # one that can't be made so is timed as it is, and says itself what it lacks
+        with suppress(Exception), torch.device("meta"):
+            cls(part.config)
 
 
 def timed_here(

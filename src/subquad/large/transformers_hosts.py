@@ -20,7 +20,7 @@ from subquad.inference.transformers_blocks import full_name, is_block_of
 from subquad.large.block_walks import check_is_not_heard
 from subquad.large.streaming import StreamedBlocks
 from subquad.models.stages import ImageRows
-from subquad.positions import resample_places
+from subquad.positions import resample_places, stored_grid
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,8 @@ class TransformersHost:
     def _positions(self, rows: TokenGrid) -> Tensor:
         """The rows of its table of positions (1, n, c), which stands on a square, resampled as transformers does it."""
         table: Tensor = self.embeddings.position_embeddings
-        side = int((table.shape[1] - 1) ** 0.5)
         assert self.about.positions is not None
-        return resample_places(table, TokenGrid(side, side, 1), rows, self.about.positions)
+        return resample_places(table, stored_grid(table.shape[1], 1), rows, self.about.positions)
 
     def _turns(self, grid: TokenGrid) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines (y·x, d) of all places; None for a network without rotary positions."""

@@ -132,7 +132,7 @@ def of_making(config: Any) -> dict[str, Any]:
 
 def task_of(name: str) -> Any:
     """The task that a class of transformers of this name is for; None where there is none."""
-    return next((task for task in TASKS.values() if name.endswith(task.of_transformers)), None)
+    return next((task for task in TASKS.usable() if name.endswith(task.of_transformers)), None)
 
 
 def class_named(name: str, where: str) -> Any:
