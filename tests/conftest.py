@@ -1,9 +1,11 @@
 """One thread and one seed for every test."""
 
 import gc
+import math
 import os
 import resource
-from collections import Counter
+import zlib
+from collections import defaultdict
 
 import pytest
 import torch
@@ -13,28 +15,31 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser):
+    parser.addoption("--one-in", type=int, default=1, help="run one in so many of the cases of every test")
     parser.addoption("--exhaustive", action="store_true", help="all cases of tests that are thinned")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of the slow cases of a test that is thinned, one in so many stands for the others, evenly over all of them.
+    """Of the cases of a test one in `--one-in` runs, of slow ones that are thinned one in so many of those.
 
-    Cases that are asked for by name are run whatever they are.
+    Which ones is drawn by their names, always the same: cases are products, and of every fourth one of a product some
+    factors would never be there. Cases that are asked for by name are run whatever they are.
     """
     if config.getoption("--exhaustive") or any("::" in argument for argument in config.args):
         return
-    seen, left = Counter(), []
+    cases = defaultdict(list)
     for item in items:
-        thinned = item.get_closest_marker("thinned")
-        if thinned is None or item.get_closest_marker("slow") is None:
+        if item.get_closest_marker("whole"):
             continue
-        test = item.nodeid.partition("[")[0]
-        if seen[test] % thinned.args[0]:
-            left.append(item)
-        seen[test] += 1
-    config.hook.pytest_deselected(items=left)
-    gone = set(left)
-    items[:] = [item for item in items if item not in gone]
+        thinned = item.get_closest_marker("slow") and item.get_closest_marker("thinned")
+        one_in = config.getoption("--one-in") * (thinned.args[0] if thinned else 1)
+        cases[item.nodeid.partition("[")[0], one_in].append(item)
+    left = set()
+    for (_, one_in), alike in cases.items():
+        drawn = sorted(alike, key=lambda item: zlib.crc32(item.nodeid.encode()))
+        left.update(drawn[math.ceil(len(drawn) / one_in) :])
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
 
 
 def pytest_collection_finish(session):

@@ -179,6 +179,7 @@ def test_formulas_know_no_backend(path):
     assert not any(module.startswith(("subquad.kernels.cpu", "subquad.kernels.triton")) for module in imports_of(path))
 
 
+@pytest.mark.slow
 def test_importing_subquad_imports_nothing_heavy():
     # torch itself may load triton
     code = (

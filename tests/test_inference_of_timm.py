@@ -429,6 +429,7 @@ def test_changes_of_low_rank_beside_projections_are_computed(kind, dtype):
     assert all(error(fast(x.to(dtype)), model(x)) < (1e-5 if dtype == torch.float32 else 0.1) for _ in range(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, "linear"])
 @pytest.mark.filterwarnings("ignore:While \\w+, we found certain side effects")  # the grid is written down
 @torch.no_grad()

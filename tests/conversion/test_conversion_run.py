@@ -111,6 +111,7 @@ def test_a_conversion_finds_its_teacher_from_anywhere(trained, tmp_path, monkeyp
         subquad.open_trained(tmp_path / "moved" / "student")
 
 
+@pytest.mark.slow
 def test_what_is_broken_off_goes_on_to_the_same_network(trained, tmp_path, monkeypatch):
     plan = Plan(source=str(trained), images="digits", attention="agent:num_agents=4", batch_size=16, keep=1)
     plan = Plan(**{**vars(plan), "align_updates": 4, "distil_updates": 4})
@@ -346,6 +347,7 @@ def test_a_segmenter_is_converted_under_its_head(tmp_path, capsys):
     assert student(torch.zeros(1, 3, 48, 64)).shape == model(torch.zeros(1, 3, 48, 64)).shape
 
 
+@pytest.mark.slow
 def test_advice_on_the_command_line(capsys):
     # timm's test_vit has an MLP of three times its width
     sources = {RUN: "of all products", "timm/test_vit": "of all products", "deit_micro": "1 + n/(6c)"}

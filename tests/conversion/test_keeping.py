@@ -68,6 +68,7 @@ def test_a_converted_network_is_kept_and_read(train, complete, tmp_path):
     assert conversion_of(read) == conversion_of(student) or complete
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrap", [nn.DataParallel, partial(torch.compile, backend="eager")], ids=["parallel", "compiled"]
 )

@@ -275,13 +275,11 @@ def test_a_student_is_exported(name, attention):
 
 
 WITH_BIASES = [name for name in MORE if any(kind in name for kind in ("Swin", "BEiT", "relative positions"))]
-QUICK = ("timm Swin v2", "timm BEiT")
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WITH_BIASES]
-)
+@pytest.mark.parametrize("name", WITH_BIASES)
 def test_biases_and_windows_hold_no_program_to_a_number_of_images(name, tmp_path):
     student = Answer(subquad.convert(teacher(name), "softmax"))
     written = subquad.export(student, tmp_path / "n.pt2", format="pt2", img_size=64, dynamic="batch")

@@ -76,6 +76,7 @@ def test_a_broken_off_run_ends_with_the_same_weights(run, recipe, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_boxes_are_learned(recipe, tmp_path):
     learning = recipe.replace(head="faster_rcnn", epochs=40, lr=3e-3, head_channels=32, short_side=(64,), hflip=0.0)

@@ -154,6 +154,7 @@ def test_int8_is_named_beside_what_to_take_and_never_taken_for_its_time_alone():
     assert "in int8" not in Advised("timm/vit", Advice([], {}, {}, {}, 1, 1), {PX: slower})._engines_text(PX)
 
 
+@pytest.mark.slow
 def test_onnx_files_are_timed_in_int8_as_well(in_this_process):
     pytest.importorskip("onnxruntime")
     rows = time_engines({"a": network()}, PX, ["onnx"], ["int8"], repeats=1)
@@ -172,6 +173,7 @@ def test_networks_of_transformers_whose_decoders_ask_for_hidden_states_are_timed
     assert all(row.ms for row in rows), [row.reason for row in rows]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_advice_goes_from_a_network_to_an_engine():
     advised = subquad.advise(lambda px: network("softmax"), img_size=32, attention=["linear"], repeats=1)

@@ -464,6 +464,7 @@ def test_int8_of_a_network_without_linear_layers_is_refused(format, what, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_int8_of_onnx_is_made_of_fp32_and_leaves_logging_as_it_is(tmp_path):
     pytest.importorskip("onnxruntime")
     model = torch.nn.Sequential(Mean(), torch.nn.Linear(3, 3))
@@ -551,7 +552,8 @@ DESCRIBED = [name for name, one in EXPORTERS.items() if one.describe is not None
 
 
 # compiling takes longer than the others together
-@pytest.mark.parametrize("format", [pytest.param(f, marks=[pytest.mark.slow] * (f == "aoti")) for f in DESCRIBED])
+@pytest.mark.slow
+@pytest.mark.parametrize("format", DESCRIBED)
 def test_notes_are_read_in_the_format_itself(format, tmp_path):
     notes = {"task": "classify", "classes": ["a", 'ü "b"'], "mean": (0.5, 0.25, 0.125), "crop_pct": 0.9}
     path = tmp_path / f"n{EXPORTERS[format].suffix}"
@@ -565,6 +567,7 @@ def test_notes_are_read_in_the_format_itself(format, tmp_path):
 
 
 # what is compiled says how, with the folders of the compiler
+@pytest.mark.slow
 @pytest.mark.parametrize("format", sorted(EXPORTERS.keys() - {"aoti"}))
 def test_files_do_not_say_where_the_code_stood_that_wrote_them(format, tmp_path):
     path = tmp_path / f"n{EXPORTERS[format].suffix}"

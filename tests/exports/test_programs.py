@@ -35,6 +35,7 @@ def program(model, least):
 QUICK = {"agent", "linear"}
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "mechanism", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(ATTENTION)]
@@ -82,6 +83,7 @@ def test_engines_compute_what_the_network_computes(format, tmp_path):
     assert written.difference < 1e-4 and len(written.shapes) == 2
 
 
+@pytest.mark.slow
 def test_what_may_change_has_its_name_in_an_onnx_file(tmp_path):
     for package in EXPORTERS["onnx"].needs:
         pytest.importorskip(package)

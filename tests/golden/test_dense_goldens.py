@@ -18,6 +18,7 @@ from subquad.tasks.detection.openmmlab_detectors import DEVIATIONS, RETINANET_SC
 from subquad.tasks.segmentation.intersection_over_union import segment
 from subquad.tasks.segmentation.segmenters import build_segmenter
 
+pytestmark = pytest.mark.whole
 FOLDER = Path(__file__).parent
 FUNCTIONS = json.loads((FOLDER / "dense_functions.json").read_text())
 DETECTORS = {
@@ -86,7 +87,9 @@ def found_in(model, record):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(DETECTORS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * ("cascade" in name)) for name in sorted(DETECTORS)]
+)
 def test_detectors_compute_what_the_released_ones_do(name):
     record = golden(name)
     head, outputs, expected = name.removeprefix("dense_"), record["outputs"], record["detections"]
@@ -112,9 +115,6 @@ def test_detectors_compute_what_the_released_ones_do(name):
         for mask, centroid in zip(masks, expected["mask_centroid"], strict=True):
             if mask.any():
                 close(mask.nonzero().double().mean(0), centroid, atol=1e-6)
-    if head == "cascade_mask_rcnn":
-        # half a minute more, of the same parts
-        return
     single = found_in(model.float(), record)
     torch.testing.assert_close(single["boxes"].double(), found["boxes"], rtol=0, atol=0.01)
     assert torch.equal(single["labels"], found["labels"])

@@ -27,6 +27,8 @@ from subquad.ops import gaussian_kernel, map_formulas, newton_inverse, soft_form
 from subquad.rope import rope_of
 from subquad.weights.released import family_of, our_name, to_our_layout
 
+pytestmark = pytest.mark.whole
+
 
 def golden(name):
     return json.loads((Path(__file__).parent / f"{name}.json").read_text())

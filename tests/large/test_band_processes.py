@@ -66,31 +66,32 @@ def said(line):
     return [float(update), float(loss)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_where_one_of_four_is_killed_all_end_in_a_line_and_go_on(tmp_path):
+def test_where_one_of_three_is_killed_all_end_in_a_line_and_go_on(tmp_path):
     script = runpy.run_path(str(HERE.parents[1] / "scripts" / "tokens_over_processes.py"))
     settings = ["train", "--size", "64", "128", "--updates", "8"]
 
-    def started(folder):
-        return script["started"]([*settings, "--folder", str(folder)], 4)
+    def started(folder, count):
+        return script["started"]([*settings, "--folder", str(folder)], count)
 
     def losses(processes):
         told = [process.communicate(timeout=200) for process in processes]
-        assert [process.returncode for process in processes] == [0] * 4, told
+        assert [process.returncode for process in processes] == [0] * len(told), told
         return [said(line) for line in told[0][0].splitlines()]
 
-    whole = losses(started(tmp_path / "whole"))
-    processes = started(tmp_path / "killed")
+    whole = losses(started(tmp_path / "whole", 1))
+    processes = started(tmp_path / "killed", 3)
     first = [said(processes[0].stdout.readline()) for _ in range(3)]
-    processes[2].kill()
+    processes[1].kill()
     start = time.monotonic()
     told = [process.communicate(timeout=60) for process in processes]
     assert time.monotonic() - start < 10
-    for rank in (0, 1, 3):
+    for rank in (0, 2):
         assert processes[rank].returncode == 1
         assert len(told[rank][1].splitlines()) == 1
-        assert told[rank][1].startswith(f"process {rank + 1} of 4 does not reach another one any more")
-    rest = losses(started(tmp_path / "killed"))
+        assert told[rank][1].startswith(f"process {rank + 1} of 3 does not reach another one any more")
+    rest = losses(started(tmp_path / "killed", 3))
     assert 1 <= len(rest) <= 5
     # DDP lays gradients out anew after its first update: of one that goes on other sums are rounded
     assert torch.tensor(first + rest).sub(torch.tensor(whole[:3] + whole[-len(rest) :])).abs().max() < 1e-5

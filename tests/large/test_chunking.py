@@ -116,6 +116,7 @@ def test_parameters_that_a_call_is_handed_are_those_of_its_gradients(host, how):
             torch.testing.assert_close(got, wanted, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_blocks_in_chunks_hold_less_than_blocks_computed_again():
     def peak(model):
         images = torch.empty(1, 3, 320, 320, device="meta")

@@ -10,6 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "timm_contract.py"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_network_of_each_host_passes_timms_own_tests():

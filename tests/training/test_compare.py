@@ -39,6 +39,7 @@ def test_every_run_has_its_own_mechanism_and_seed(tiny, tmp_path, monkeypatch):
     assert [row["top1_mean"] for row in rows] == [4.0, 4.0]
 
 
+@pytest.mark.slow
 def test_each_mechanism_starts_from_the_authors_weights_of_its_own_network(tiny, tmp_path, monkeypatch):
     costs = dict.fromkeys(("last_top1", "images_per_second", "train_seconds", "peak_memory_mb", "params", "macs"), 1)
     module, runs, fetched = importlib.import_module("subquad.training.compare"), {}, []
