@@ -51,9 +51,11 @@ def sam2_of_transformers():
     return transformers.models.sam2.modeling_sam2.Sam2HieraDetModel(config)
 
 
+SAM = {"num_hidden_layers": 3, "mlp_dim": 96, "output_channels": 16, "global_attn_indexes": [1], "window_size": 3}
+
+
 def sam_hq_of_transformers():
-    arguments = {"num_hidden_layers": 3, "mlp_dim": 96, "output_channels": 16, "global_attn_indexes": [1]}
-    return of_transformers("SamHQVisionModel", "SamHQVisionConfig", window_size=3, **arguments)
+    return of_transformers("SamHQVisionModel", "SamHQVisionConfig", **SAM)
 
 
 @named("segment_anything.modeling.image_encoder", "Attention")
@@ -101,7 +103,12 @@ def tower_of_transformers(name, prefix, tower="Transformer", **sizes):
     except ImportError:
         pytest.skip(f"this transformers has no {name}")
     sizes = sizes or IN_TRANSFORMERS
-    return getattr(defined, f"{prefix}Vision{tower}")(getattr(configured, f"{prefix}VisionConfig")(**sizes))
+    config = getattr(configured, f"{prefix}VisionConfig", None) or getattr(configured, f"{prefix}Vision{tower}Config")
+    return getattr(defined, f"{prefix}Vision{tower}")(config(**sizes))
+
+
+def sam_that_reads(name, prefix, tower, **more):
+    return tower_of_transformers(name, prefix, tower, **IN_TRANSFORMERS | SAM | more)
 
 
 class OfImages(nn.Module):
@@ -116,17 +123,24 @@ class OfImages(nn.Module):
         p, m = self.config.patch_size, self.config.spatial_merge_size
         rows, columns = x.shape[-2] // p, x.shape[-1] // p
         cut = x.view(len(x), 3, rows // m, m, p, columns // m, m, p).permute(0, 2, 5, 3, 6, 1, 4, 7)
-        # an image is a film of two frames that are alike
-        twice = cut.unsqueeze(6).expand(*cut.shape[:6], self.config.temporal_patch_size, p, p)
-        return twice.flatten(5).flatten(0, 4), torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
+        # an image is a film of frames that are alike
+        frames = getattr(self.config, "temporal_patch_size", 1)
+        film = cut.unsqueeze(6).expand(*cut.shape[:6], frames, p, p)
+        return film.flatten(5).flatten(0, 4), torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
 
     def forward(self, x):
         return self.tower(*self.patches(x)).last_hidden_state.unflatten(0, (len(x), -1))
 
 
-def packed_of_transformers(name, prefix, **more):
-    sizes = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 96, "patch_size": 8, **more}
-    return OfImages(tower_of_transformers(name, prefix, "Model", **sizes))
+TOWER = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 96, "patch_size": 8}
+
+
+def packed_of_transformers(name, prefix, tower="Model", **more):
+    return OfImages(tower_of_transformers(name, prefix, tower, **TOWER, **more))
+
+
+def ernie():
+    return OfImages(tower_of_transformers("ernie4_5_vl_moe", "Ernie4_5_VLMoe", "TransformerPretrainedModel", **TOWER))
 
 
 def windows_of_transformers(name, prefix):
@@ -241,6 +255,19 @@ MORE = {
     "transformers ViTPose": (lambda: OfMaps(vitpose_of_transformers()), []),
     "transformers SAM 2": (sam2_of_transformers, [(64, 96), (128, 64)]),
     "transformers SAM-HQ": (sam_hq_of_transformers, []),
+    **{
+        f"transformers {name}": (partial(sam_that_reads, *built), [])
+        for name, built in {
+            "DeepSeek-OCR 2": ("deepseek_ocr2", "DeepseekOcr2Sam", "Encoder"),
+            "GOT-OCR 2": ("got_ocr2", "GotOcr2", "Encoder"),
+            "SLANeXt": ("slanext", "SLANeXt", "Encoder"),
+            "Unlimited-OCR": ("unlimited_ocr", "UnlimitedOcrSam", "Encoder"),
+        }.items()
+    },
+    "transformers PP-FormulaNet": (
+        partial(sam_that_reads, "pp_formulanet", "PPFormulaNet", "Model", post_conv_in_channels=16),
+        [],
+    ),
     "SAM of segment_anything": (sam_of_meta, []),
     "transformers SAM 3": (sam3_of_transformers, []),
     "transformers Sapiens 2": (sapiens_of_transformers, [(64, 96), (96, 80)]),
@@ -278,9 +305,32 @@ MORE = {
         partial(packed_of_transformers, "glm4v", "Glm4v", image_size=64, out_hidden_size=32),
         [(64, 96), (96, 80)],
     ),
+    **{
+        f"transformers {name}": (
+            partial(packed_of_transformers, *built, num_position_embeddings=64),
+            [(64, 96), (96, 80)],
+        )
+        for name, built in {
+            "Qwen3-Omni": ("qwen3_omni_moe", "Qwen3OmniMoe", "Encoder"),
+            "Qwen4": ("qwen4_exp", "Qwen4Exp"),
+            "Compass": ("cohere_compass", "CohereCompass"),
+        }.items()
+    },
+    "transformers GLM-4V, experts": (
+        partial(packed_of_transformers, "glm4v_moe", "Glm4vMoe", image_size=64, out_hidden_size=32),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers ERNIE 4.5": (ernie, [(64, 96), (96, 80)]),
     "transformers Idefics 2": (partial(tower_of_transformers, "idefics2", "Idefics2"), [(64, 32)]),
     "transformers Idefics 3": (partial(tower_of_transformers, "idefics3", "Idefics3"), [(64, 32)]),
     "transformers SmolVLM": (partial(tower_of_transformers, "smolvlm", "SmolVLM"), [(64, 32)]),
+    "transformers Granite Docling": (partial(tower_of_transformers, "granite_docling", "GraniteDocling", "Model"), []),
+    "transformers Ovis 2": (partial(tower_of_transformers, "ovis2", "Ovis2", "Transformer"), []),
+    "transformers Qianfan OCR": (partial(tower_of_transformers, "qianfan_ocr", "QianfanOCR", "Model"), []),
+    "transformers InstructBLIP, films": (
+        partial(tower_of_transformers, "instructblipvideo", "InstructBlipVideo", "Model"),
+        [],
+    ),
     "transformers Kosmos-2": (partial(tower_of_transformers, "kosmos2", "Kosmos2", "Model"), []),
     "transformers BLIP-2": (partial(of_transformers, "Blip2VisionModel", "Blip2VisionConfig"), []),
     "transformers Janus": (partial(of_transformers, "JanusVisionModel", "JanusVisionConfig", projection_dim=48), []),

@@ -40,10 +40,6 @@ FAMILIES: dict[str, str] = {
     "transformers.models.glpn.modeling_glpn": "subquad.conversion.reducing_attention",
     "transformers.models.pvt_v2.modeling_pvt_v2": "subquad.conversion.reducing_attention",
     "transformers.models.radio.modeling_radio": "subquad.conversion.radio_attention",
-    "transformers.models.sam.modeling_sam": "subquad.conversion.sam_attention",
-    "transformers.models.sam2.modeling_sam2": "subquad.conversion.sam_attention",
-    "transformers.models.sam3.modeling_sam3": "subquad.conversion.sam_attention",
-    "transformers.models.sam_hq.modeling_sam_hq": "subquad.conversion.sam_attention",
     "transformers.models.segformer.modeling_segformer": "subquad.conversion.reducing_attention",
     "transformers.models.swin.modeling_swin": "subquad.conversion.transformers_swin",
     "transformers.models.swinv2.modeling_swinv2": "subquad.conversion.transformers_swin",
@@ -65,18 +61,22 @@ FAMILIES: dict[str, str] = {
             "dinov3_vit",
             "dpt",
             "git",
+            "granite_docling",
             "idefics2",
             "idefics3",
             "ijepa",
             "instructblip",
+            "instructblipvideo",
             "internvl",
             "janus",
             "kosmos2",
             "metaclip_2",
             "mlcd",
+            "ovis2",
             "owlv2",
             "owlvit",
             "pixio",
+            "qianfan_ocr",
             "sapiens2",
             "siglip",
             "siglip2",
@@ -89,8 +89,34 @@ FAMILIES: dict[str, str] = {
         )
     },
     **{
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.sam_attention"
+        for name in (
+            "deepseek_ocr2",
+            "got_ocr2",
+            "pp_formulanet",
+            "sam",
+            "sam2",
+            "sam3",
+            "sam_hq",
+            "slanext",
+            "unlimited_ocr",
+        )
+    },
+    **{
         f"transformers.models.{name}.modeling_{name}": "subquad.conversion.packed_attention"
-        for name in ("glm4v", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+        for name in (
+            "cohere_compass",
+            "ernie4_5_vl_moe",
+            "glm4v",
+            "glm4v_moe",
+            "qwen2_vl",
+            "qwen3_5",
+            "qwen3_5_moe",
+            "qwen3_omni_moe",
+            "qwen3_vl",
+            "qwen3_vl_moe",
+            "qwen4_exp",
+        )
     },
     **{
         f"transformers.models.{name}.modeling_{name}": "subquad.conversion.packed_windows"

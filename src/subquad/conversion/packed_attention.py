@@ -1,6 +1,6 @@
 """Attention layers of vision towers that are handed patches of several images, of any sizes, in one row of tokens.
 
-Qwen2-VL's (Wang et al. 2024, arXiv 2409.12191) and what is built as it is: Qwen3-VL, Qwen3.5, GLM-4V. Patches come in
+Qwen2-VL's (Wang et al. 2024, arXiv 2409.12191) and what is built as it is: Qwen3-VL to 4, GLM-4V, ERNIE. Patches come in
 blocks of those that are merged behind the last block, and their rotary positions say where each stands.
 
 Letters: n tokens of all images, m of one, b images of one size, c = h·d channels.
@@ -25,7 +25,12 @@ TOWERS = (
     ("qwen3_vl_moe", "Qwen3VLMoeVisionRotaryEmbedding", "Qwen3VLMoeVisionAttention"),
     ("qwen3_5", "Qwen3_5VisionRotaryEmbedding", "Qwen3_5VisionAttention"),
     ("qwen3_5_moe", "Qwen3_5MoeVisionRotaryEmbedding", "Qwen3_5MoeVisionAttention"),
+    ("qwen3_omni_moe", "Qwen3OmniMoeVisionRotaryEmbedding", "Qwen3OmniMoeVisionAttention"),
+    ("qwen4_exp", "Qwen4ExpVisionRotaryEmbedding", "Qwen4ExpVisionAttention"),
+    ("cohere_compass", "CohereCompassVisionRotaryEmbedding", "CohereCompassVisionAttention"),
+    ("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionRotaryEmbedding", "Ernie4_5_VLMoeVisionAttention"),
     ("glm4v", "Glm4vVisionRotaryEmbedding", "Glm4vVisionAttention"),
+    ("glm4v_moe", "Glm4vMoeVisionRotaryEmbedding", "Glm4vMoeVisionAttention"),
 )
 """What knows where patches stand, and the attention layers, of each of transformers' models."""
 

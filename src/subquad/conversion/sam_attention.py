@@ -68,6 +68,14 @@ class TransformersSamAttention(SamAttention):
         "transformers.models.sam.modeling_sam.SamVisionSdpaAttention",
         "transformers.models.sam_hq.modeling_sam_hq.SamHQVisionAttention",
         "transformers.models.sam_hq.modeling_sam_hq.SamHQVisionSdpaAttention",
+        # what reads documents with SAM's encoder has a copy of it
+        "transformers.models.deepseek_ocr2.modeling_deepseek_ocr2.DeepseekOcr2SamVisionAttention",
+        "transformers.models.deepseek_ocr2.modeling_deepseek_ocr2.DeepseekOcr2SamVisionSdpaAttention",
+        "transformers.models.got_ocr2.modeling_got_ocr2.GotOcr2VisionAttention",
+        "transformers.models.pp_formulanet.modeling_pp_formulanet.PPFormulaNetVisionAttention",
+        "transformers.models.slanext.modeling_slanext.SLANeXtVisionAttention",
+        "transformers.models.unlimited_ocr.modeling_unlimited_ocr.UnlimitedOcrSamVisionAttention",
+        "transformers.models.unlimited_ocr.modeling_unlimited_ocr.UnlimitedOcrSamVisionSdpaAttention",
     )
 
     def check(self, original: Any) -> None:

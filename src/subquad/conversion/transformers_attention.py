@@ -40,6 +40,7 @@ class TransformersAttention(ConvertedAttention):
             ("owlvit", "OwlViTAttention"),
             ("owlv2", "Owlv2Attention"),
             ("git", "GitVisionAttention"),
+            ("granite_docling", "GraniteDoclingVisionAttention"),
             ("idefics2", "Idefics2VisionAttention"),
             ("idefics3", "Idefics3VisionAttention"),
             ("smolvlm", "SmolVLMVisionAttention"),
@@ -48,6 +49,7 @@ class TransformersAttention(ConvertedAttention):
             ("tipsv2", "Tipsv2VisionAttention"),
             ("pixio", "PixioAttention"),
             ("mlcd", "MLCDAttention"),
+            ("ovis2", "Ovis2VisionAttention"),
             ("sapiens2", "Sapiens2Attention"),
         )
     )
@@ -119,6 +121,7 @@ class InternVLAttention(TransformersAttention):
     replaces = (
         "transformers.models.internvl.modeling_internvl.InternVLVisionAttention",
         "transformers.models.janus.modeling_janus.JanusVisionAttention",
+        "transformers.models.qianfan_ocr.modeling_qianfan_ocr.QianfanOCRVisionAttention",
     )
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
@@ -140,6 +143,7 @@ class FusedTransformersAttention(ConvertedAttention):
         "transformers.models.blip.modeling_blip.BlipAttention",
         "transformers.models.blip_2.modeling_blip_2.Blip2Attention",
         "transformers.models.instructblip.modeling_instructblip.InstructBlipAttention",
+        "transformers.models.instructblipvideo.modeling_instructblipvideo.InstructBlipVideoAttention",
     )
 
     def sizes(self, original: Any) -> tuple[int, int]:
