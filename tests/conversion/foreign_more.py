@@ -31,14 +31,14 @@ def vitpose_of_transformers():
 
 
 class OfMaps(nn.Module):
-    """The first of the maps that a backbone answers with."""
+    """The maps that a backbone answers with, the last one first."""
 
     def __init__(self, backbone):
         super().__init__()
         self.backbone, self.config = backbone, backbone.config
 
     def forward(self, x):
-        return self.backbone(x).feature_maps
+        return self.backbone(x).feature_maps[::-1]
 
 
 def sam2_of_transformers():
@@ -76,6 +76,19 @@ def sam3_of_transformers():
     """Windows of 2×2 but in the last block."""
     sizes = {"num_hidden_layers": 3, "global_attn_indexes": [2], "window_size": 2, "pretrain_image_size": 32}
     return of_transformers("Sam3ViTModel", "Sam3ViTConfig", **sizes)
+
+
+def rf_detr():
+    """DINOv2 with a class token in each of 2×2 windows; block 1 sees the whole map."""
+    sizes = {"num_windows": 2, "out_indices": [1, 3], "image_size": 64, "mlp_ratio": 2, "num_hidden_layers": 3}
+    return OfMaps(of_transformers("RfDetrDinov2Backbone", "RfDetrDinov2Config", **sizes))
+
+
+def lw_detr():
+    """2×2 windows; block 1 sees the whole map."""
+    sizes = {"num_windows": 4, "window_block_indices": [0, 2], "image_size": 64, "pretrain_image_size": 64}
+    network = of_transformers("LwDetrViTBackbone", "LwDetrViTConfig", num_hidden_layers=3, mlp_ratio=2, **sizes)
+    return OfMaps(network)
 
 
 def sapiens_of_transformers(**more):
@@ -270,6 +283,8 @@ MORE = {
     ),
     "SAM of segment_anything": (sam_of_meta, []),
     "transformers SAM 3": (sam3_of_transformers, []),
+    "transformers RF-DETR": (rf_detr, [(96, 96), (64, 96)]),
+    "transformers LW-DETR": (lw_detr, [(96, 96), (64, 96)]),
     "transformers Sapiens 2": (sapiens_of_transformers, [(64, 96), (96, 80)]),
     "transformers InternVL": (
         partial(of_transformers, "InternVLVisionModel", "InternVLVisionConfig", use_qk_norm=True, image_size=[64, 64]),

@@ -189,6 +189,16 @@ def test_windows_of_packs_stay_and_are_converted_where_they_are_named(name):
         layer(tokens, torch.tensor([0, len(tokens)]), turns)
 
 
+@pytest.mark.parametrize("name", ["transformers RF-DETR", "transformers LW-DETR"])
+def test_blocks_of_detectors_that_see_windows_stay(name):
+    model = teacher(name)
+    layers = converted_layers(subquad.convert(model, "focused"))
+    prefix = 4 if "RF" in name else 0
+    assert {number: layer.inner.positions.grid for number, layer in layers.items()} == {1: TokenGrid(4, 4, prefix)}
+    with pytest.raises(SubquadError, match=r"layer\.2\.attention sees windows, and stays as it is: leave its block out"):
+        subquad.convert(model, "linear", blocks=[1, 2])
+
+
 def test_blocks_of_sam_2_that_lead_to_the_next_stage_stay():
     model = teacher("transformers SAM 2")
     assert list(converted_layers(subquad.convert(model, "linear"))) == [2, 4]
