@@ -54,6 +54,16 @@ def sam2_of_transformers():
 SAM = {"num_hidden_layers": 3, "mlp_dim": 96, "output_channels": 16, "global_attn_indexes": [1], "window_size": 3}
 
 
+def sam2_of_timm():
+    """The same."""
+    from timm.models.hieradet_sam2 import HieraDet
+
+    sizes = {"embed_dim": 16, "stages": (1, 2, 2), "q_pool": 2, "window_spec": (4, 2, 2)}
+    model = HieraDet(**sizes, global_att_blocks=(2, 4), global_pos_size=(4, 4), num_classes=5)
+    model.pretrained_cfg = {"input_size": (3, 64, 64)}
+    return model
+
+
 def sam_hq_of_transformers():
     return of_transformers("SamHQVisionModel", "SamHQVisionConfig", **SAM)
 
@@ -205,6 +215,16 @@ def timms_pyramid(**more):
     return model
 
 
+def twins(**more):
+    """Keys reduced by convolutions but in the last stage; maps of 16×16 to 2×2."""
+    from timm.models.twins import Twins
+
+    sizes = {"embed_dims": (16, 32, 48, 64), "num_heads": (1, 2, 3, 4), "depths": (2, 2, 1, 2), "mlp_ratios": (2,) * 4}
+    model = Twins(img_size=64, num_classes=5, **sizes | more)
+    model.pretrained_cfg = {"input_size": (3, 64, 64)}
+    return model
+
+
 def caformer():
     """Attention in the last two of four stages, as timm makes it in each size; maps of 4×4 and 2×2."""
     from timm.models import metaformer as timms
@@ -227,6 +247,8 @@ def pyramid_of_transformers(model, config, **more):
 PYRAMIDS = {
     "timm PVTv2": (timms_pyramid, [(64, 96), (96, 80)]),
     "timm PVTv2, pooled keys": (partial(timms_pyramid, linear=True), [(64, 96), (96, 80)]),
+    "timm Twins-PCPVT": (twins, [(64, 96)]),
+    "timm Twins-SVT": (partial(twins, wss=(4, 4, 4, 4)), [(64, 96)]),
     "timm CAFormer": (caformer, [(64, 96), (96, 80)]),
     "transformers SegFormer": (
         partial(pyramid_of_transformers, "SegformerModel", "SegformerConfig"),
@@ -267,6 +289,7 @@ MORE = {
     "transformers DPT": (dpt_of_transformers, []),
     "transformers ViTPose": (lambda: OfMaps(vitpose_of_transformers()), []),
     "transformers SAM 2": (sam2_of_transformers, [(64, 96), (128, 64)]),
+    "timm SAM 2": (sam2_of_timm, [(64, 96), (128, 64)]),
     "transformers SAM-HQ": (sam_hq_of_transformers, []),
     **{
         f"transformers {name}": (partial(sam_that_reads, *built), [])

@@ -141,6 +141,11 @@ class ConvertedAttention(nn.Module):
         return grid
 
     @classmethod
+    def grid_behind(cls, original: nn.Module, grid: TokenGrid) -> TokenGrid:
+        """Where tokens stand behind this layer: as in front of it, unless it pools them."""
+        return grid
+
+    @classmethod
     def tokens_beside(cls, original: nn.Module, number: int) -> int:
         """How many tokens the layer of block `number` has in front of its map besides those of the embedding.
 

@@ -1,6 +1,6 @@
 """Attention layers of vision towers that are handed patches of several images, of any sizes, in one row of tokens.
 
-Qwen2-VL's (Wang et al. 2024, arXiv 2409.12191) and what is built as it is: Qwen3-VL to 4, GLM-4V, ERNIE. Patches come in
+Qwen2-VL's (Wang et al. 2024, arXiv 2409.12191) and what is built as it is: Qwen3 and 4, GLM-4V, ERNIE. Patches come in
 blocks of those that are merged behind the last block, and their rotary positions say where each stands.
 
 Letters: n tokens of all images, m of one, b images of one size, c = h·d channels.

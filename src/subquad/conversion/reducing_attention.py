@@ -1,4 +1,4 @@
-"""Attention of pyramids whose keys are reduced: timm's PVTv2; transformers' SegFormer, PVTv2 and GLPN.
+"""Attention of pyramids whose keys are reduced: timm's PVTv2 and Twins; transformers' SegFormer, PVTv2 and GLPN.
 
 Wang et al. 2021, arXiv 2102.12122 and 2106.13797; Xie et al. 2021, arXiv 2105.15203. A quadratic mechanism keeps the
 fewer keys, all others see the whole map, and the convolutions that reduce it go, as in our own PVT.
@@ -122,6 +122,29 @@ class TimmReducingAttention(ReducingAttention):
 
     def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:  # type: ignore[override]
         return self.attend(x, TokenGrid(*feat_size))
+
+
+class TwinsAttention(TimmReducingAttention):
+    """Of timm's Twins, Chu et al. 2021, arXiv 2104.13840: all of PCPVT's, every second layer of SVT's."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("timm.models.twins.GlobalSubSampleAttn",)
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_heads, original.dim // original.num_heads
+
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:  # type: ignore[override]
+        return self.attend(x, TokenGrid(*size))
+
+
+class TwinsWindows(TwinsAttention):
+    """Twins-SVT's attention within windows, which stay: they are cheap as they are."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("timm.models.twins.LocallyGroupedAttn",)
+    windows_stay: ClassVar[bool] = True
+
+    @classmethod
+    def is_target(cls, original: nn.Module, block: nn.Module, number: int) -> bool:
+        return False
 
 
 class TransformersPvtV2Attention(ReducingAttention):

@@ -89,31 +89,51 @@ class TransformersSamAttention(SamAttention):
 
 
 class Sam2Attention(SamAttention):
-    """SAM 2's, a pyramid (Hiera): blocks that pool their queries lead from stage to stage, and stay as they are."""
+    """transformers' SAM 2, a pyramid (Hiera): blocks that pool their queries lead from stage to stage, and stay."""
 
     replaces: ClassVar[tuple[str, ...]] = ("transformers.models.sam2.modeling_sam2.Sam2MultiScaleAttention",)
     listener: ClassVar[type[GridRecorder]] = OverlappingRecorder
 
     def check(self, original: Any) -> None:
-        if original.query_stride:
+        if self.pooled_by(original):
             raise SubquadError("a block that pools its queries can't be converted: leave it out of `blocks`")
+
+    @classmethod
+    def pooled_by(cls, original: Any) -> tuple[int, int] | None:
+        """How many rows and columns of queries become one, if that is so."""
+        return tuple(original.query_stride) if original.query_stride else None
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_attention_heads, original.dim_out // original.num_attention_heads
 
     @classmethod
     def is_target(cls, original: Any, block: nn.Module, number: int) -> bool:
-        return super().is_target(original, block, number) and not original.query_stride
+        return super().is_target(original, block, number) and not cls.pooled_by(original)
 
     @classmethod
-    def grid_of(cls, original: Any, grid: TokenGrid) -> TokenGrid:
-        config = original.config
-        stage = list(config.embed_dim_per_stage).index(original.dim_out)
-        pooled = [stride ** min(stage, config.num_query_pool_stages) for stride in config.query_stride]
-        return TokenGrid(max(grid.height // pooled[0], 1), max(grid.width // pooled[1], 1))
+    def grid_behind(cls, original: Any, grid: TokenGrid) -> TokenGrid:
+        down, right = cls.pooled_by(original) or (1, 1)
+        return TokenGrid(max(grid.height // down, 1), max(grid.width // right, 1))
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
         return super().forward(hidden_states)
+
+
+class TimmSam2Attention(Sam2Attention):
+    """timm's image encoder of SAM 2 (`sam2_hiera_tiny` and others)."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("timm.models.hieradet_sam2.MultiScaleAttention",)
+
+    @classmethod
+    def pooled_by(cls, original: Any) -> tuple[int, int] | None:
+        return None if original.q_pool is None else original.q_pool.stride
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_heads, original.dim_out // original.num_heads
+
+    @classmethod
+    def is_target(cls, original: Any, block: Any, number: int) -> bool:
+        return not block.is_windowed and not cls.pooled_by(original)
 
 
 class Sam3Attention(ConvertedAttention):

@@ -388,6 +388,7 @@ def _layers(
         family = converted_class(module)
         own = grid if standing is None else standing[path]
         if family is not None:
+            grid = family.grid_behind(module, own)
             own = family.grid_of(module, own)
             own = TokenGrid(*own.shape, own.prefix + family.tokens_beside(module, number))
         yield Layer(path, module, modules[path.rpartition(".")[0]], family, own, number)
