@@ -151,8 +151,12 @@ class OfImages(nn.Module):
         film = cut.unsqueeze(6).expand(*cut.shape[:6], frames, p, p)
         return film.flatten(5).flatten(0, 4), torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
 
+    def of_pack(self, patches, numbers):
+        """Tokens of a pack (n, c)."""
+        return self.tower(patches, numbers).last_hidden_state
+
     def forward(self, x):
-        return self.tower(*self.patches(x)).last_hidden_state.unflatten(0, (len(x), -1))
+        return self.of_pack(*self.patches(x)).unflatten(0, (len(x), -1))
 
 
 TOWER = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 96, "patch_size": 8}
@@ -160,6 +164,25 @@ TOWER = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 96,
 
 def packed_of_transformers(name, prefix, tower="Model", **more):
     return OfImages(tower_of_transformers(name, prefix, tower, **TOWER, **more))
+
+
+class OfPatches(OfImages):
+    """One that is handed patches (n, c, p, p) in the order of rows."""
+
+    def patches(self, x):
+        p = self.config.patch_size
+        rows, columns = x.shape[-2] // p, x.shape[-1] // p
+        cut = x.view(len(x), 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+        return cut, torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
+
+    def of_pack(self, patches, numbers):
+        name = type(self.tower).__name__
+        more = {"merge_sizes": torch.ones(len(numbers), dtype=torch.long)} if "VideoLlama" in name else {}
+        return self.tower(patches[None] if "Paddle" in name else patches, grid_thw=numbers, **more).last_hidden_state
+
+
+def of_patches(name, prefix, **more):
+    return OfPatches(tower_of_transformers(name, prefix, "Model", **IN_TRANSFORMERS | more))
 
 
 def ernie():
@@ -265,6 +288,56 @@ PYRAMIDS = {
     "transformers GLPN": (partial(pyramid_of_transformers, "GLPNModel", "GLPNConfig"), [(64, 96), (96, 80)]),
 }
 
+# those that are handed packs of patches
+PACKS = {
+    "transformers Qwen2-VL": (qwen2_vl, [(64, 96), (96, 80)]),
+    "transformers Qwen3-VL": (
+        partial(
+            packed_of_transformers, "qwen3_vl", "Qwen3VL", num_position_embeddings=64, deepstack_visual_indexes=[0]
+        ),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers Qwen3.5": (
+        partial(packed_of_transformers, "qwen3_5", "Qwen3_5", num_position_embeddings=64),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers Qwen2.5-VL": (partial(windows_of_transformers, "qwen2_5_vl", "Qwen2_5_VL"), [(64, 96), (96, 80)]),
+    "transformers Qwen2.5-Omni": (
+        partial(windows_of_transformers, "qwen2_5_omni", "Qwen2_5Omni"),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers GLM-4V": (
+        partial(packed_of_transformers, "glm4v", "Glm4v", image_size=64, out_hidden_size=32),
+        [(64, 96), (96, 80)],
+    ),
+    **{
+        f"transformers {name}": (
+            partial(packed_of_transformers, *built, num_position_embeddings=64),
+            [(64, 96), (96, 80)],
+        )
+        for name, built in {
+            "Qwen3-Omni": ("qwen3_omni_moe", "Qwen3OmniMoe", "Encoder"),
+            "Qwen4": ("qwen4_exp", "Qwen4Exp"),
+            "Compass": ("cohere_compass", "CohereCompass"),
+        }.items()
+    },
+    "transformers GLM-4V, experts": (
+        partial(packed_of_transformers, "glm4v_moe", "Glm4vMoe", image_size=64, out_hidden_size=32),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers GLM-OCR": (
+        partial(packed_of_transformers, "glm_ocr", "GlmOcr", out_hidden_size=32),
+        [(64, 96), (96, 80)],
+    ),
+    "transformers Kimi": (
+        partial(of_patches, "kimi_k25", "Kimi_K25", pos_emb_height=4, pos_emb_width=4),
+        [(64, 96), (96, 64)],
+    ),
+    "transformers PaddleOCR": (partial(of_patches, "paddleocr_vl", "PaddleOCR"), [(64, 96), (96, 80)]),
+    "transformers VideoLLaMA 3": (partial(of_patches, "video_llama_3", "VideoLlama3"), [(64, 96), (96, 80)]),
+    "transformers ERNIE 4.5": (ernie, [(64, 96), (96, 80)]),
+}
+
 # name: what makes it, and sizes besides 64×64 that it takes
 MORE = {
     **PYRAMIDS,
@@ -323,42 +396,7 @@ MORE = {
         partial(yolos_of_transformers, use_mid_position_embeddings=True),
         [(64, 96), (96, 80)],
     ),
-    "transformers Qwen2-VL": (qwen2_vl, [(64, 96), (96, 80)]),
-    "transformers Qwen3-VL": (
-        partial(
-            packed_of_transformers, "qwen3_vl", "Qwen3VL", num_position_embeddings=64, deepstack_visual_indexes=[0]
-        ),
-        [(64, 96), (96, 80)],
-    ),
-    "transformers Qwen3.5": (
-        partial(packed_of_transformers, "qwen3_5", "Qwen3_5", num_position_embeddings=64),
-        [(64, 96), (96, 80)],
-    ),
-    "transformers Qwen2.5-VL": (partial(windows_of_transformers, "qwen2_5_vl", "Qwen2_5_VL"), [(64, 96), (96, 80)]),
-    "transformers Qwen2.5-Omni": (
-        partial(windows_of_transformers, "qwen2_5_omni", "Qwen2_5Omni"),
-        [(64, 96), (96, 80)],
-    ),
-    "transformers GLM-4V": (
-        partial(packed_of_transformers, "glm4v", "Glm4v", image_size=64, out_hidden_size=32),
-        [(64, 96), (96, 80)],
-    ),
-    **{
-        f"transformers {name}": (
-            partial(packed_of_transformers, *built, num_position_embeddings=64),
-            [(64, 96), (96, 80)],
-        )
-        for name, built in {
-            "Qwen3-Omni": ("qwen3_omni_moe", "Qwen3OmniMoe", "Encoder"),
-            "Qwen4": ("qwen4_exp", "Qwen4Exp"),
-            "Compass": ("cohere_compass", "CohereCompass"),
-        }.items()
-    },
-    "transformers GLM-4V, experts": (
-        partial(packed_of_transformers, "glm4v_moe", "Glm4vMoe", image_size=64, out_hidden_size=32),
-        [(64, 96), (96, 80)],
-    ),
-    "transformers ERNIE 4.5": (ernie, [(64, 96), (96, 80)]),
+    **PACKS,
     "transformers Idefics 2": (partial(tower_of_transformers, "idefics2", "Idefics2"), [(64, 32)]),
     "transformers Idefics 3": (partial(tower_of_transformers, "idefics3", "Idefics3"), [(64, 32)]),
     "transformers SmolVLM": (partial(tower_of_transformers, "smolvlm", "SmolVLM"), [(64, 32)]),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from foreign import Answer, answer, difference, has_prefix, images, of_transformers, with_other_weights
-from foreign_more import MORE, OfImages, teacher
+from foreign_more import MORE, PACKS, OfImages, teacher
 from mechanisms import refuses
 
 import subquad
@@ -120,7 +120,7 @@ def test_padded_images_of_idefics_and_smolvlm_are_what_they_are_alone():
             assert difference(padded[1:, :8], alone) < 1e-5, (name, attention)
 
 
-PACKED = [name for name in MORE if any(kind in name for kind in ("Qwen", "GLM-", "Compass", "ERNIE"))]
+PACKED = list(PACKS)
 
 
 def packed(model, several):
@@ -135,7 +135,7 @@ def test_images_of_a_pack_are_what_they_are_alone(name, attention):
     student = subquad.convert(teacher(name), attention)
     several = [images(64, 96, 1), images(32, 32, 2), images(64, 96, 1) + 1]
     with torch.no_grad():
-        together = student.tower(*packed(student, several)).last_hidden_state
+        together = student.of_pack(*packed(student, several))
         alone = torch.cat([student(one).flatten(0, 1) for each in several for one in each[:, None]])
     assert difference(together, alone) < 1e-5
 

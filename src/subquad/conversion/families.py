@@ -113,6 +113,9 @@ FAMILIES: dict[str, str] = {
             "ernie4_5_vl_moe",
             "glm4v",
             "glm4v_moe",
+            "glm_ocr",
+            "kimi_k25",
+            "paddleocr_vl",
             "qwen2_vl",
             "qwen3_5",
             "qwen3_5_moe",
@@ -120,6 +123,7 @@ FAMILIES: dict[str, str] = {
             "qwen3_vl",
             "qwen3_vl_moe",
             "qwen4_exp",
+            "video_llama_3",
         )
     },
     **{

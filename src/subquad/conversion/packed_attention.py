@@ -31,8 +31,16 @@ TOWERS = (
     ("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionRotaryEmbedding", "Ernie4_5_VLMoeVisionAttention"),
     ("glm4v", "Glm4vVisionRotaryEmbedding", "Glm4vVisionAttention"),
     ("glm4v_moe", "Glm4vMoeVisionRotaryEmbedding", "Glm4vMoeVisionAttention"),
+    ("glm_ocr", "GlmOcrVisionRotaryEmbedding", "GlmOcrVisionAttention"),
 )
 """What knows where patches stand, and the attention layers, of each of transformers' models."""
+
+OF_KIMI = (("kimi_k25", "Kimi_K25VisionRotaryEmbedding", "Kimi_K25VisionAttention"),)
+OF_SIGLIP = (
+    ("paddleocr_vl", "PaddleOCRVisionRotaryEmbedding", "PaddleOCRVisionAttention"),
+    ("video_llama_3", "VideoLlama3VisionRotaryEmbedding", "VideoLlama3VisionAttention"),
+)
+"""The same of those whose projections are apart."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class PackRecorder(GridRecorder):
         towers: what it listens to, see `TOWERS`.
     """
 
-    towers: ClassVar[tuple[tuple[str, str, str], ...]] = TOWERS
+    towers: ClassVar[tuple[tuple[str, str, str], ...]] = (*TOWERS, *OF_KIMI, *OF_SIGLIP)
     # where Qwen3-VL's table of positions has an entry for each place
     usual_size = (768, 768)
 
@@ -139,20 +147,30 @@ class PackRecorder(GridRecorder):
         return found
 
 
-class PackedAttention(ConvertedAttention):
-    """Mixes the tokens of each image of a pack; images of one size go through the mechanism at once."""
+def classes_of(towers: tuple[tuple[str, str, str], ...]) -> tuple[str, ...]:
+    """Full names of their attention layers' classes."""
+    return tuple(f"transformers.models.{name}.modeling_{name}.{cls}" for name, _, cls in towers)
 
-    replaces: ClassVar[tuple[str, ...]] = tuple(
-        f"transformers.models.{name}.modeling_{name}.{cls}" for name, _, cls in TOWERS
-    )
+
+class PackedAttention(ConvertedAttention):
+    """Mixes the tokens of each image of a pack; images of one size go through the mechanism at once.
+
+    Attributes:
+        projected_as: the layers that project tokens to queries, keys and values, together or apart.
+        answered_as: the layer that projects back.
+    """
+
+    replaces: ClassVar[tuple[str, ...]] = classes_of(TOWERS)
     listener: ClassVar[type[GridRecorder]] = PackRecorder
+    projected_as: ClassVar[tuple[str, ...]] = ("qkv",)
+    answered_as: ClassVar[str] = "proj"
     recorder: PackRecorder
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.head_dim
 
     def tokens_width(self, original: Any) -> int:
-        return channels_into(original.qkv)
+        return channels_into(getattr(original, self.projected_as[0]))
 
     def forward(
         self,
@@ -160,17 +178,14 @@ class PackedAttention(ConvertedAttention):
         cu_seqlens: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         **kwargs: Any,
-    ) -> Tensor:
+    ) -> Any:
         """Tokens (n, c) of images that begin at `cu_seqlens`, turned by cosines and sines (n, d)."""
-        heads = self.projected(hidden_states).unflatten(-1, (3, self.num_heads, self.width))
+        projected = torch.cat([self.through(name, hidden_states) for name in self.projected_as], dim=-1)
+        heads = projected.unflatten(-1, (3, self.num_heads, self.width))
         images = self.pack_of(hidden_states, *position_embeddings).images(cu_seqlens)
         answers = [self._of_one_size(one, heads, hidden_states, *position_embeddings) for one in images]
         order = torch.cat([one.tokens.flatten() for one in images])
-        return self.through("proj", torch.cat(answers)[order.argsort()])
-
-    def projected(self, x: Tensor) -> Tensor:
-        """(n, 3·c), queries, keys and values of tokens (n, c)."""
-        return self.through("qkv", x)
+        return self.through(self.answered_as, torch.cat(answers)[order.argsort()])
 
     def pack_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> PackGrid:
         """Where tokens (n, c) that are turned by these cosines and sines (n, d) stand."""
@@ -179,6 +194,25 @@ class PackedAttention(ConvertedAttention):
     def _of_one_size(self, images: Images, heads: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(b·m, h·d), of heads (n, 3, h, d) of tokens x (n, c)."""
         q, k, v = heads[images.tokens].permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = self.through("q_norm", q), self.through("k_norm", k)
         first = images.tokens[0]
         rotation = Rotation(cos[first], with_signs(sin[first], interleaved=False), interleaved=False)
         return self.mix(q, k, v, x[images.tokens], grid=images.grid, rotation=rotation).flatten(0, 1)
+
+
+class KimiAttention(PackedAttention):
+    """Of Kimi K2.5, whose frames of a film see each other: films are refused, images are not."""
+
+    replaces: ClassVar[tuple[str, ...]] = classes_of(OF_KIMI)
+    projected_as: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
+
+
+class PackedSiglipAttention(PackedAttention):
+    """Of SigLIPs that are handed packs, in PaddleOCR-VL and VideoLLaMA 3: the answer is a pair."""
+
+    replaces: ClassVar[tuple[str, ...]] = classes_of(OF_SIGLIP)
+    projected_as: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
+    answered_as: ClassVar[str] = "out_proj"
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        return super().forward(*args, **kwargs), None

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import channels_into
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.conversion.packed_attention import PackedAttention, PackGrid, PackRecorder
 from subquad.errors import SubquadError
@@ -90,9 +89,4 @@ class OmniWindows(PackedWindows):
     replaces: ClassVar[tuple[str, ...]] = (
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni.Qwen2_5OmniVisionAttention",
     )
-
-    def tokens_width(self, original: Any) -> int:
-        return channels_into(original.q)
-
-    def projected(self, x: Tensor) -> Tensor:
-        return torch.cat([self.through(name, x) for name in ("q", "k", "v")], dim=-1)
+    projected_as: ClassVar[tuple[str, ...]] = ("q", "k", "v")

@@ -269,7 +269,8 @@ def _stem_of(path: str, root: str, modules: dict[str, nn.Module], recorder: type
     Raises:
         SubquadError: what changes the size of a map in front of the blocks is no such chain.
     """
-    if _reckons(modules[path.rpartition(".")[0]]):
+    # what is no convolution is told where tokens stand, whatever is in front of it
+    if _reckons(modules[path.rpartition(".")[0]]) or not isinstance(modules[path], nn.Conv2d):
         return [path]
     before, behind = _resizing(path, root, modules)
     stem = [*before, path]
