@@ -181,6 +181,16 @@ class OfPatches(OfImages):
         return self.tower(patches[None] if "Paddle" in name else patches, grid_thw=numbers, **more).last_hidden_state
 
 
+class OfPixtral(OfImages):
+    """One that cuts patches itself, of images of one size."""
+
+    def patches(self, x):
+        return x, torch.tensor([x.shape[-2:]] * len(x))
+
+    def of_pack(self, images, sizes):
+        return self.tower(images, image_sizes=sizes.tolist()).last_hidden_state[0]
+
+
 def of_patches(name, prefix, **more):
     return OfPatches(tower_of_transformers(name, prefix, "Model", **IN_TRANSFORMERS | more))
 
@@ -332,6 +342,10 @@ PACKS = {
     "transformers Kimi": (
         partial(of_patches, "kimi_k25", "Kimi_K25", pos_emb_height=4, pos_emb_width=4),
         [(64, 96), (96, 64)],
+    ),
+    "transformers Pixtral": (
+        lambda: OfPixtral(of_transformers("PixtralVisionModel", "PixtralVisionConfig")),
+        [(64, 96), (96, 80)],
     ),
     "transformers PaddleOCR": (partial(of_patches, "paddleocr_vl", "PaddleOCR"), [(64, 96), (96, 80)]),
     "transformers VideoLLaMA 3": (partial(of_patches, "video_llama_3", "VideoLlama3"), [(64, 96), (96, 80)]),

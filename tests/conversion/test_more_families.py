@@ -5,6 +5,7 @@ import torch
 from foreign import Answer, answer, difference, has_prefix, images, of_transformers, with_other_weights
 from foreign_more import MORE, PACKS, OfImages, teacher
 from mechanisms import refuses
+from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -124,9 +125,13 @@ PACKED = list(PACKS)
 
 
 def packed(model, several):
-    """Patches of all images in one pack, and their numbers."""
+    """Patches of all images in one pack, and their numbers; of Pixtral images filled up to one size, and sizes."""
     patches, grids = zip(*(model.patches(each) for each in several), strict=True)
-    return torch.cat(patches), torch.cat(grids)
+    numbers = torch.cat(grids)
+    if patches[0].dim() == 4 and numbers.shape[1] == 2:
+        high, wide = numbers.amax(0).tolist()
+        patches = [nn.functional.pad(one, (0, wide - one.shape[-1], 0, high - one.shape[-2])) for one in patches]
+    return torch.cat(patches), numbers
 
 
 @pytest.mark.parametrize("name", PACKED)

@@ -116,6 +116,7 @@ FAMILIES: dict[str, str] = {
             "glm_ocr",
             "kimi_k25",
             "paddleocr_vl",
+            "pixtral",
             "qwen2_vl",
             "qwen3_5",
             "qwen3_5_moe",
@@ -196,5 +197,5 @@ def _of_family(module: str) -> dict[str, type[ConvertedAttention]]:
         return others
     members = vars(import_module(FAMILIES[module])).values()
     kinds = [one for one in members if isinstance(one, type) and issubclass(one, ConvertedAttention)]
-    # a plug-in adds to what we know of a module
-    return {name: kind for kind in kinds for name in kind.replaces} | others
+    # what a class is derived from stands for its layers itself; a plug-in adds to what we know of a module
+    return {name: kind for kind in kinds for name in vars(kind).get("replaces", ())} | others

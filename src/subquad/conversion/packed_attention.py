@@ -40,6 +40,7 @@ OF_SIGLIP = (
     ("paddleocr_vl", "PaddleOCRVisionRotaryEmbedding", "PaddleOCRVisionAttention"),
     ("video_llama_3", "VideoLlama3VisionRotaryEmbedding", "VideoLlama3VisionAttention"),
 )
+OF_PIXTRAL = (("pixtral", "PixtralVisionRotaryEmbedding", "PixtralAttention"),)
 """The same of those whose projections are apart."""
 
 
@@ -111,7 +112,7 @@ class PackRecorder(GridRecorder):
         towers: what it listens to, see `TOWERS`.
     """
 
-    towers: ClassVar[tuple[tuple[str, str, str], ...]] = (*TOWERS, *OF_KIMI, *OF_SIGLIP)
+    towers: ClassVar[tuple[tuple[str, str, str], ...]] = (*TOWERS, *OF_KIMI, *OF_SIGLIP, *OF_PIXTRAL)
     # where Qwen3-VL's table of positions has an entry for each place
     usual_size = (768, 768)
 
@@ -200,19 +201,47 @@ class PackedAttention(ConvertedAttention):
         return self.mix(q, k, v, x[images.tokens], grid=images.grid, rotation=rotation).flatten(0, 1)
 
 
-class KimiAttention(PackedAttention):
+class PackedApartAttention(PackedAttention):
+    """One whose projections are apart."""
+
+    projected_as: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
+
+
+class KimiAttention(PackedApartAttention):
     """Of Kimi K2.5, whose frames of a film see each other: films are refused, images are not."""
 
     replaces: ClassVar[tuple[str, ...]] = classes_of(OF_KIMI)
-    projected_as: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
 
 
-class PackedSiglipAttention(PackedAttention):
+class PackedSiglipAttention(PackedApartAttention):
     """Of SigLIPs that are handed packs, in PaddleOCR-VL and VideoLLaMA 3: the answer is a pair."""
 
     replaces: ClassVar[tuple[str, ...]] = classes_of(OF_SIGLIP)
-    projected_as: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     answered_as: ClassVar[str] = "out_proj"
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         return super().forward(*args, **kwargs), None
+
+
+class PixtralAttention(PackedApartAttention):
+    """Of Pixtral, the images of Mistral 3 and LightOnOCR: a batch of one pack, whose images begin in the first corner.
+
+    What else says where they begin is a mask of all pairs of tokens, which is not looked at.
+    """
+
+    replaces: ClassVar[tuple[str, ...]] = classes_of(OF_PIXTRAL)
+    answered_as: ClassVar[str] = "o_proj"
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """Tokens (1, n, c) of all images, turned by cosines and sines (n, d)."""
+        assert position_embeddings is not None
+        tokens = hidden_states.squeeze(0)
+        corners = (self.pack_of(tokens, *position_embeddings).places == 0).all(1).nonzero().flatten()
+        borders = torch.cat([corners, corners.new_tensor([len(tokens)])])
+        return super().forward(tokens, borders, position_embeddings).unsqueeze(0), None
