@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from foreign import IN_TRANSFORMERS, TINY, of_transformers, timms_sam
 from foreign_dino import ListedBlock, dinov2, dinov3, named
 from torch import nn
@@ -151,6 +152,11 @@ class OfImages(nn.Module):
         film = cut.unsqueeze(6).expand(*cut.shape[:6], frames, p, p)
         return film.flatten(5).flatten(0, 4), torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
 
+    def together(self, several):
+        """Patches of images of several sizes in one pack, and their numbers."""
+        patches, numbers = zip(*map(self.patches, several), strict=True)
+        return torch.cat(patches), torch.cat(numbers)
+
     def of_pack(self, patches, numbers):
         """Tokens of a pack (n, c)."""
         return self.tower(patches, numbers).last_hidden_state
@@ -187,8 +193,35 @@ class OfPixtral(OfImages):
     def patches(self, x):
         return x, torch.tensor([x.shape[-2:]] * len(x))
 
+    def together(self, several):
+        high, wide = (max(one.shape[axis] for one in several) for axis in (-2, -1))
+        filled = [F.pad(one, (0, wide - one.shape[-1], 0, high - one.shape[-2])) for one in several]
+        return torch.cat(filled), torch.cat([self.patches(one)[1] for one in several])
+
     def of_pack(self, images, sizes):
         return self.tower(images, image_sizes=sizes.tolist()).last_hidden_state[0]
+
+
+class OfGemma(OfImages):
+    """One that is handed as many patches of each image, and where they stand."""
+
+    def patches(self, x):
+        p = self.config.patch_size
+        rows, columns = x.shape[-2] // p, x.shape[-1] // p
+        cut = x.view(len(x), 3, rows, p, columns, p).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
+        return cut, places.expand(len(x), -1, -1)
+
+    def together(self, several):
+        patches, places = zip(*map(self.patches, several), strict=True)
+        most = max(one.shape[1] for one in patches)
+        filled = [F.pad(one, (0, 0, 0, most - one.shape[1])) for one in patches]
+        return torch.cat(filled), torch.cat([F.pad(one, (0, 0, 0, most - one.shape[1]), value=-1) for one in places])
+
+
+def gemma():
+    sizes = {"head_dim": 16, "num_key_value_heads": 4, "pooling_kernel_size": 2, "position_embedding_size": 16}
+    return OfGemma(tower_of_transformers("gemma4", "Gemma4", "Model", **IN_TRANSFORMERS | sizes))
 
 
 def of_patches(name, prefix, **more):
@@ -347,6 +380,7 @@ PACKS = {
         lambda: OfPixtral(of_transformers("PixtralVisionModel", "PixtralVisionConfig")),
         [(64, 96), (96, 80)],
     ),
+    "transformers Gemma 4": (gemma, [(64, 96), (96, 64)]),
     "transformers PaddleOCR": (partial(of_patches, "paddleocr_vl", "PaddleOCR"), [(64, 96), (96, 80)]),
     "transformers VideoLLaMA 3": (partial(of_patches, "video_llama_3", "VideoLlama3"), [(64, 96), (96, 80)]),
     "transformers ERNIE 4.5": (ernie, [(64, 96), (96, 80)]),

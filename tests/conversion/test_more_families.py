@@ -5,7 +5,6 @@ import torch
 from foreign import Answer, answer, difference, has_prefix, images, of_transformers, with_other_weights
 from foreign_more import MORE, PACKS, OfImages, teacher
 from mechanisms import refuses
-from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -124,30 +123,20 @@ def test_padded_images_of_idefics_and_smolvlm_are_what_they_are_alone():
 PACKED = list(PACKS)
 
 
-def packed(model, several):
-    """Patches of all images in one pack, and their numbers; of Pixtral images filled up to one size, and sizes."""
-    patches, grids = zip(*(model.patches(each) for each in several), strict=True)
-    numbers = torch.cat(grids)
-    if patches[0].dim() == 4 and numbers.shape[1] == 2:
-        high, wide = numbers.amax(0).tolist()
-        patches = [nn.functional.pad(one, (0, wide - one.shape[-1], 0, high - one.shape[-2])) for one in patches]
-    return torch.cat(patches), numbers
-
-
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("attention", ["softmax", "focused", "agent:num_agents=4"])
 def test_images_of_a_pack_are_what_they_are_alone(name, attention):
     student = subquad.convert(teacher(name), attention)
     several = [images(64, 96, 1), images(32, 32, 2), images(64, 96, 1) + 1]
     with torch.no_grad():
-        together = student.of_pack(*packed(student, several))
+        together = student.of_pack(*student.together(several))
         alone = torch.cat([student(one).flatten(0, 1) for each in several for one in each[:, None]])
     assert difference(together, alone) < 1e-5
 
 
 def test_a_tower_of_packs_is_fitted_by_arguments_by_name():
     tower = teacher("transformers Qwen3-VL").tower
-    patches, numbers = packed(OfImages(tower), [images(64, 96, 3)])
+    patches, numbers = OfImages(tower).patches(images(64, 96, 3))
     pack, student = {"hidden_states": patches, "grid_thw": numbers}, subquad.convert(tower, "focused")
     fitted = align(student, lambda update: pack, teacher=tower, updates=2)
     assert fitted.after.keys() == {0, 1}
@@ -167,7 +156,7 @@ def test_a_transformers_that_does_not_say_where_patches_stand_is_refused():
 def test_frames_of_a_film_are_images_of_a_pack_and_parts_of_maps_are_refused():
     model = teacher("transformers Qwen3-VL")
     student = subquad.convert(model, "softmax")
-    film, _ = packed(model, [images(32, 64, 3)])
+    film, _ = model.patches(images(32, 64, 3))
     numbers = torch.tensor([[3, 4, 8]])
     with torch.no_grad():
         expected = model.tower(film, numbers).last_hidden_state
@@ -185,7 +174,7 @@ def test_windows_of_packs_stay_and_are_converted_where_they_are_named(name):
     model = teacher(name)
     assert list(converted_layers(subquad.convert(model, "linear"))) == [1]
     student, several = subquad.convert(model, "softmax", blocks=[0, 1]), [images(96, 80, 1), images(32, 64, 2)]
-    pack = packed(student, several)
+    pack = student.together(several)
     with torch.no_grad():
         assert difference(student.tower(*pack).last_hidden_state, model.tower(*pack).last_hidden_state) < 1e-6
     layer, tokens = converted_layers(student)[1], torch.randn(len(pack[0]), 48)

@@ -39,6 +39,7 @@ FAMILIES: dict[str, str] = {
     "torch.nn.modules.activation": "subquad.conversion.torch_attention",
     "transformers.models.eomt.modeling_eomt": "subquad.conversion.transformers_queries",
     "transformers.models.eomt_dinov3.modeling_eomt_dinov3": "subquad.conversion.transformers_queries",
+    "transformers.models.gemma4.modeling_gemma4": "subquad.conversion.padded_packs",
     "transformers.models.glpn.modeling_glpn": "subquad.conversion.reducing_attention",
     "transformers.models.lw_detr.modeling_lw_detr": "subquad.conversion.windowed_tokens",
     "transformers.models.pvt_v2.modeling_pvt_v2": "subquad.conversion.reducing_attention",

@@ -188,6 +188,10 @@ class PackedAttention(ConvertedAttention):
         order = torch.cat([one.tokens.flatten() for one in images])
         return self.through(self.answered_as, torch.cat(answers)[order.argsort()])
 
+    def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Heads (…, d) behind what the layer does to them before they are turned."""
+        return self.through("q_norm", q), self.through("k_norm", k), v
+
     def pack_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> PackGrid:
         """Where tokens (n, c) that are turned by these cosines and sines (n, d) stand."""
         return self.recorder.pack_of(x)
@@ -195,7 +199,7 @@ class PackedAttention(ConvertedAttention):
     def _of_one_size(self, images: Images, heads: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(b·m, h·d), of heads (n, 3, h, d) of tokens x (n, c)."""
         q, k, v = heads[images.tokens].permute(2, 0, 3, 1, 4).unbind(0)
-        q, k = self.through("q_norm", q), self.through("k_norm", k)
+        q, k, v = self.prepared(q, k, v)
         first = images.tokens[0]
         rotation = Rotation(cos[first], with_signs(sin[first], interleaved=False), interleaved=False)
         return self.mix(q, k, v, x[images.tokens], grid=images.grid, rotation=rotation).flatten(0, 1)
