@@ -285,7 +285,7 @@ def twins(**more):
     """Keys reduced by convolutions but in the last stage; maps of 16×16 to 2×2."""
     from timm.models.twins import Twins
 
-    sizes = {"embed_dims": (16, 32, 48, 64), "num_heads": (1, 2, 3, 4), "depths": (2, 2, 1, 2), "mlp_ratios": (2,) * 4}
+    sizes = {"embed_dims": (16, 32, 48, 64), "mlp_ratios": (2, 2, 2, 2), **STAGES}
     model = Twins(img_size=64, num_classes=5, **sizes | more)
     model.pretrained_cfg = {"input_size": (3, 64, 64)}
     return model
@@ -314,7 +314,6 @@ PYRAMIDS = {
     "timm PVTv2": (timms_pyramid, [(64, 96), (96, 80)]),
     "timm PVTv2, pooled keys": (partial(timms_pyramid, linear=True), [(64, 96), (96, 80)]),
     "timm Twins-PCPVT": (twins, [(64, 96)]),
-    "timm Twins-SVT": (partial(twins, wss=(4, 4, 4, 4)), [(64, 96)]),
     "timm CAFormer": (caformer, [(64, 96), (96, 80)]),
     "transformers SegFormer": (
         partial(pyramid_of_transformers, "SegformerModel", "SegformerConfig"),
@@ -389,6 +388,7 @@ PACKS = {
 # name: what makes it, and sizes besides 64×64 that it takes
 MORE = {
     **PYRAMIDS,
+    "timm Twins-SVT": (partial(twins, wss=(4, 4, 4, 4), depths=(2, 2, 2, 2)), [(64, 96)]),
     "timm Swin v2": (timms_swin_v2, [(64, 96), (96, 80)]),
     "timm NaFlexViT": (timms_naflex, [(64, 96), (96, 80)]),
     "timm NaFlexViT, rotary positions": (
