@@ -1,6 +1,6 @@
 """A converted network against its teacher: agreement, features, and what simple classifiers make of them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,8 @@ class Comparison:
             of an image's map.
         error: ‖y − t‖² / ‖t‖² of the last features, the mean over images.
         agreement: share of images with the same most likely class; None without logits.
-        student_score, teacher_score: what they come to on their own task, from 0 to 1; None without logits or labels.
-        measure: the name of these, as "top-1" or "mIoU".
+        student_score, teacher_score: what they come to on their own task, from 0 to 1; None without classes or labels.
+        measure: the name of these, as "top-1", "mIoU" or "AP".
     """
 
     images: int
@@ -71,6 +71,7 @@ def compare_networks(
     *,
     measure: str = "top-1",
     tally: Callable[[], Tally] = TopOne,
+    counted: Sequence[str] = ("logits",),
 ) -> Comparison:
     """Compare a converted network with its teacher on batches of images, and of labels where there are some.
 
@@ -80,6 +81,7 @@ def compare_networks(
         batches: images, or arguments by name, and labels, see `subquad.tasks.HeldOut`.
         measure: the name of the figure that `tally` makes.
         tally: what counts right answers.
+        counted: the names of those answers that it is given in front of labels.
 
     Raises:
         SubquadError: there are no images, or batches are no pairs.
@@ -106,22 +108,21 @@ def compare_networks(
             error += images_here * float(relative_error(one, other))
             count += images_here
             classes &= "logits" in theirs
-            labelled &= labels is not None
             if classes:
                 same += agreeing(ours, theirs)
-                if labels is not None:
-                    ours_right.add(ours["logits"], labels)
-                    theirs_right.add(theirs["logits"], labels)
+            labelled &= labels is not None and all(part in theirs for part in counted)
+            if labelled and labels is not None:
+                for right, answers in ((ours_right, ours), (theirs_right, theirs)):
+                    right.add(*(answers[part] for part in counted), labels)
     if not count:
         raise SubquadError("there are no images to compare the networks on")
-    judged = classes and labelled
     return Comparison(
         count,
         cosine / count,
         error / count,
         same / count if classes else None,
-        ours_right.share if judged else None,
-        theirs_right.share if judged else None,
+        ours_right.share if labelled else None,
+        theirs_right.share if labelled else None,
         measure,
     )
 

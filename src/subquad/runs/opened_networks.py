@@ -17,8 +17,8 @@ from subquad.models.restoring import made_beside
 from subquad.ranges import Pixels, checks_arguments
 from subquad.runs.run_folder import recipe_beside
 from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, open_timm_folder
+from subquad.runs.transformers_classes import make_transformers
 from subquad.runs.transformers_folders import folder_of_transformers, open_transformers_folder
-from subquad.runs.transformers_networks import make_transformers
 from subquad.tasks import TASKS, ImageNetwork, Trained, task_named
 from subquad.tasks.task_contract import check_opened
 from subquad.text import one_line
@@ -51,8 +51,8 @@ def open_trained(
     Args:
         source: a run folder, whose best weights are taken, or a weight file that training wrote; the folder of a
             conversion, whose teacher is opened with it; or a folder that timm saved (`timm.models.save_for_hf`), or
-            transformers (`save_pretrained`, of a classifier, a semantic segmenter, a network of depth or an encoder,
-            and of its image processor); or "timm/NAME" with timm's weights, or "timm/NAME=FILE" with those of a file;
+            transformers (`save_pretrained`, of a classifier, a semantic segmenter, a detector, a network of depth or an
+            encoder, and of its image processor); or "timm/NAME" with timm's weights, or "timm/NAME=FILE" with those of a file;
             or "pretrained/NAME" with the authors' weights.
         task: what it must be for, a name of `TASKS`; anything if left out.
         img_size: pixels of its images, one number or (height, width), for a network that looks at images of one size;

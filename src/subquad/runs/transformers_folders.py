@@ -13,15 +13,9 @@ from torch import nn
 from subquad.errors import SubquadError, naming, reason_without_path
 from subquad.models.pretrained import HUB_CONFIG, HUB_PICTURES, HUB_WEIGHTS
 from subquad.ranges import Pixels, height_and_width
-from subquad.runs.transformers_networks import (
-    DEPTH,
-    NetworkOfTransformers,
-    SegmenterOfTransformers,
-    called_with_images,
-    class_named,
-    of_making,
-    task_of,
-)
+from subquad.runs.transformers_classes import called_with_images, class_named, of_making, task_of
+from subquad.runs.transformers_detectors import is_detector, sizes_of_detector
+from subquad.runs.transformers_networks import DEPTH, DenseOfTransformers, NetworkOfTransformers
 from subquad.tasks import ImageNetwork, Trained
 from subquad.text import one_line
 from subquad.weights.files import read_note
@@ -41,6 +35,9 @@ KNOWN_STEPS = frozenset(
 ASPECT = "keep_aspect_ratio"
 OTHER_STEPS = frozenset({ASPECT, "rescale_offset", "include_top"})
 """What changes numbers and sizes in processors of some networks."""
+
+AROUND_OBJECTS = frozenset({"do_pad", "do_convert_annotations"})
+"""What processors of detectors do to batches of several sizes, which are looked at one by one here, and to labels."""
 
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers, of those that our transforms have."""
@@ -74,7 +71,7 @@ def folder_of_transformers(path: Path) -> Path | None:
 
 
 def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torch.device) -> Trained:
-    """Open a classifier, a segmenter, a network of depth or an encoder, without running any of the folder's code.
+    """Open a network of images of any of the kinds that commands take, without running any of the folder's code.
 
     Args:
         folder: with config.json, the weights in safetensors, and preprocessor_config.json.
@@ -122,12 +119,12 @@ def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torc
 
 
 def _classes(config: Any, model: NetworkOfTransformers) -> tuple[str, ...]:
-    """Their names; where transformers made them up none, or, of places, which are told by them, their numbers."""
+    """Their names; where transformers made them up none, or, of places and objects, which are told by them, their numbers."""
     count = model.num_classes
     names = [str(config.id2label[number]) for number in sorted(config.id2label)] if count else []
     if len(names) == count and names != [f"LABEL_{number}" for number in range(count)]:
         return tuple(names)
-    return tuple(f"class {number}" for number in range(count)) if isinstance(model, SegmenterOfTransformers) else ()
+    return tuple(f"class {number}" for number in range(count)) if isinstance(model, DenseOfTransformers) else ()
 
 
 def _pictures(folder: Path, img_size: Pixels | None, name: str) -> dict[str, Any]:
@@ -152,6 +149,8 @@ def _pictures(folder: Path, img_size: Pixels | None, name: str) -> dict[str, Any
         # its library has many, and those of the libraries below it
         raise SubquadError(f"can't read {folder / HUB_PICTURES}: {one_line(reason_without_path(error), 200)}") from None
     try:
+        if is_detector(name):
+            return _as_seen(said, AROUND_OBJECTS) | sizes_of_detector(said, img_size)
         return _as_note(said, img_size, may_crop=name.endswith(DEPTH))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise SubquadError(
@@ -166,11 +165,7 @@ def _as_note(said: Mapping[str, Any], img_size: Pixels | None, *, may_crop: bool
     Raises:
         KeyError, and others of its kind: they are of another form.
     """
-    if not (said["do_resize"] and said["do_rescale"]) or abs(255 * said["rescale_factor"] - 1) > 1e-6:
-        raise ValueError("other steps")
-    others = {name for name in said.keys() - KNOWN_STEPS if name.startswith("do_")} | OTHER_STEPS
-    if any(said.get(name) for name in others - ({ASPECT} if may_crop else set())):
-        raise ValueError("other steps")
+    seen_as = _as_seen(said, frozenset({ASPECT} if may_crop else ()))
     size, crops = {side: px for side, px in said["size"].items() if px is not None}, said.get("do_center_crop")
     if size.keys() not in ({"shortest_edge"}, {"height", "width"}):
         raise ValueError("another size")
@@ -178,15 +173,30 @@ def _as_note(said: Mapping[str, Any], img_size: Pixels | None, *, may_crop: bool
     keeps_aspect = "shortest_edge" in size or bool(said.get(ASPECT))
     resized = [size["shortest_edge"]] * 2 if "shortest_edge" in size else [size["height"], size["width"]]
     seen = [said["crop_size"]["height"], said["crop_size"]["width"]] if crops else resized
-    normalises = said["do_normalize"]
-    return {
+    return seen_as | {
         "img_size": list(seen if img_size is None else height_and_width(img_size)),
-        "mean": list(said["image_mean"]) if normalises else [0.0, 0.0, 0.0],
-        "std": list(said["image_std"]) if normalises else [1.0, 1.0, 1.0],
-        "interpolation": RESAMPLING[int(said["resample"])],
         # ConvNeXt's has the share itself, and crops by it
         "crop_pct": min(min(seen) / min(resized), 1.0) if crops else said.get("crop_pct") or 1.0,
         "crop_mode": "center" if keeps_aspect else "squash",
+    }
+
+
+def _as_seen(said: Mapping[str, Any], also: frozenset[str]) -> dict[str, Any]:
+    """How pixels become numbers, and are resized; `also` are steps that do nothing to what a network is shown here.
+
+    Raises:
+        KeyError, and others of its kind: there are other steps.
+    """
+    if not (said["do_resize"] and said["do_rescale"]) or abs(255 * said["rescale_factor"] - 1) > 1e-6:
+        raise ValueError("other steps")
+    others = {name for name in said.keys() - KNOWN_STEPS if name.startswith("do_")} | OTHER_STEPS
+    if any(said.get(name) for name in others - also):
+        raise ValueError("other steps")
+    normalises = said["do_normalize"]
+    return {
+        "mean": list(said["image_mean"]) if normalises else [0.0, 0.0, 0.0],
+        "std": list(said["image_std"]) if normalises else [1.0, 1.0, 1.0],
+        "interpolation": RESAMPLING[int(said["resample"])],
     }
 
 

@@ -1,7 +1,10 @@
-"""transformers' networks called with images alone, as ours are: classifiers, segmenters, of depth, encoders."""
+"""transformers' networks called with images alone, as ours are: classifiers, segmenters, of depth, encoders.
+
+Detectors are in `transformers_detectors`.
+"""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,9 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.errors import SubquadError
-from subquad.tasks import TASKS
-from subquad.text import one_line
 
 SEGMENTER = "ForSemanticSegmentation"
 """What the names of those end with that tell classes of places."""
@@ -76,13 +76,17 @@ class NetworkOfTransformers(nn.Module):
         return answers
 
 
-class SegmenterOfTransformers(NetworkOfTransformers):
-    """One whose answers are classes of every pixel, as those of our segmenters."""
+class DenseOfTransformers(NetworkOfTransformers):
+    """One whose answers are of places or of objects: it is looked into below its head, and told apart by class names."""
 
     @property
     def pyramid(self) -> nn.Module:
         """What there is to look into: its encoder, called with images alone, or all of it where it has none."""
         return self if self.encoder is None else NetworkOfTransformers(self.encoder)
+
+
+class SegmenterOfTransformers(DenseOfTransformers):
+    """One whose answers are classes of every pixel, as those of our segmenters."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores (b, classes, height, width) of the pixels of images (b, c, height, width)."""
@@ -100,59 +104,3 @@ def _heard(module: nn.Module) -> Iterator[list[Any]]:
         yield answers
     finally:
         hook.remove()
-
-
-def make_transformers(name: str, *, config: Any = None, num_classes: int = 0, **more: Any) -> nn.Module:
-    """A network of transformers without weights, as the note of a conversion says.
-
-    Raises:
-        SubquadError: transformers is not there, or has no such network.
-    """
-    cls = class_named(name, "its note")
-    if not isinstance(config, Mapping) or more:
-        raise SubquadError("its note does not say how the network was made")
-    labels = {"num_labels": num_classes} if num_classes else {}
-    return called_with_images(cls(cls.config_class.from_dict({**config, **labels})))
-
-
-def called_with_images(network: Any) -> NetworkOfTransformers:
-    """A network of transformers, to be called as ours of its task are."""
-    is_segmenter = type(network).__name__.endswith(SEGMENTER)
-    return (SegmenterOfTransformers if is_segmenter else NetworkOfTransformers)(network)
-
-
-NAMING = ("id2label", "label2id", "transformers_version", "architectures", "_name_or_path", "auto_map")
-"""What is not about how a network is made; names of classes are in the note itself."""
-
-
-def of_making(config: Any) -> dict[str, Any]:
-    """What a configuration says otherwise than its class, of how the network is made."""
-    return {key: value for key, value in config.to_diff_dict().items() if key not in NAMING}
-
-
-def task_of(name: str) -> Any:
-    """The task that a class of transformers of this name is for; None where there is none."""
-    return next((task for task in TASKS.usable() if name.endswith(task.of_transformers)), None)
-
-
-def class_named(name: str, where: str) -> Any:
-    """A class of transformers' own for images: one that tells classes of them or of their places, or gives tokens.
-
-    Raises:
-        SubquadError: there is none of this name, or it does something else.
-    """
-    try:
-        import transformers
-    except ImportError:
-        raise SubquadError(
-            f"{where} is of a network of transformers, which is not installed: pip install transformers"
-        ) from None
-    cls = getattr(transformers, name, None)
-    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
-        raise SubquadError(f"{where}: transformers {transformers.__version__} has no network '{one_line(name, 60)}'")
-    if cls.main_input_name != "pixel_values" or task_of(name) is None:
-        raise SubquadError(
-            f"{where} is of a {name}: commands take classifiers, semantic segmenters, networks of depth and "
-            "encoders; others are opened by transformers and given to subquad.convert(network, …)"
-        )
-    return cls

@@ -11,8 +11,8 @@ from torch.utils.data import Subset
 class Tally(Protocol):
     """Counts what a network says of batches, and makes one share of it."""
 
-    def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits (b, classes, …) and labels (b, …)."""
+    def add(self, *answers: Tensor) -> None:
+        """Count a batch: what it is made for of a network's answers, as logits (b, classes, …), and labels (b, …)."""
 
     @property
     def share(self) -> float:
@@ -27,11 +27,13 @@ class HeldOut:
         measure: the name of the figure, as "top-1".
         batches: begins anew at each call, with so many images of a batch at most: images (b, c, y, x) and labels.
         tally: a fresh one.
+        counted: the names of those of a network's answers that it is given, in front of labels.
     """
 
     measure: str
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
     tally: Callable[[], Tally]
+    counted: tuple[str, ...] = ("logits",)
 
 
 def evenly_some(images: Any, most: int | None) -> Any:

@@ -272,7 +272,8 @@ class Task(ABC):
 
         Args:
             classes: their names; none where it has none, or they are not known.
-            pictures: how images are brought to it, the fields of `subquad.data.InputConfig`.
+            pictures: how images are brought to it, the fields of `subquad.data.InputConfig`; of a detector whose images
+                differ in size `short_side` and `long_side` too, and what else `ObjectInput` has.
 
         Raises:
             SubquadError: they are brought in a way that the task has not.

@@ -18,6 +18,7 @@ from subquad.tasks.detection.detection_recipe import DetectRecipe
 from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, Detector, build_detector
 from subquad.tasks.detection.object_data import ObjectDataset, load_objects
 from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
+from subquad.tasks.detection.query_detector import opened_query_detector
 from subquad.tasks.detection.trained_detector import (
     FoundObjects,
     ObjectJudgement,
@@ -37,6 +38,7 @@ class Detection(Task):
     name: ClassVar[str] = "detect"
     title: ClassVar[str] = "Detection and instance segmentation: train, compare, evaluate, predict."
     noun: ClassVar[str] = "detector"
+    of_transformers: ClassVar[tuple[str, ...]] = ("ForObjectDetection",)
     recipe_class: ClassVar[type[DetectRecipe]] = DetectRecipe
     commands: ClassVar[Mapping[str, str]] = {
         "train": "detect train",
@@ -163,7 +165,16 @@ class Detection(Task):
 
     @classmethod
     def opened(cls, model: Detector, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> TrainedDetector:  # type: ignore[override]
-        return opened_detector(model, note)
+        # our own detectors bring images to their size themselves
+        return opened_query_detector(model, note) if "input" in note else opened_detector(model, note)
+
+    @classmethod
+    def foreign_note(cls, classes: Sequence[str], pictures: Mapping[str, Any]) -> dict[str, Any]:
+        """Give sizes as a fixed one or by both sides of the image, all of which is shown."""
+        names = ("mean", "std", "interpolation", "short_side", "long_side", "multiple_of", "antialias")
+        seen = {name: pictures[name] for name in names if name in pictures}
+        fixed = {} if "short_side" in pictures else {"size": list(pictures["img_size"])}
+        return {"classes": list(classes), "input": seen | fixed}
 
     @classmethod
     def evaluate(cls, trained: TrainedDetector, **settings: Any) -> ObjectJudgement:

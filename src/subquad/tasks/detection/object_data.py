@@ -283,9 +283,7 @@ def load_objects(
         raise SubquadError("detection needs its libraries: pip install 'subquad[dense]'") from None
     if max_images is not None and max_images < 1:
         raise SubquadError(f"the largest number of images must be at least 1, got {max_images}")
-    path = find_path(data)
-    if is_archive(path):
-        path = unpack(path)
+    path = _folder_of(data)
     if not path.is_dir():
         raise SubquadError(not_there("folder or archive", path))
     file = _annotation_file(path / "annotations", f"instances_{SPLITS[split]}")
@@ -295,6 +293,18 @@ def load_objects(
     if folder is None:
         raise SubquadError(f"{path} has no folder {named} with the images of {file.name}")
     return ObjectDataset(file, folder, str(data), masks=masks, strict=strict, max_images=max_images)
+
+
+def are_objects(data: str | Path) -> bool:
+    """Whether a folder or archive is in COCO's layout, with a part that is held out."""
+    annotations = _folder_of(data) / "annotations"
+    return all(any(annotations.glob(f"instances_{SPLITS[split]}*.json")) for split in ("train", "validation"))
+
+
+def _folder_of(data: str | Path) -> Path:
+    """Where they lie, unpacked."""
+    path = find_path(data)
+    return unpack(path) if is_archive(path) else path
 
 
 def _annotation_file(folder: Path, start: str) -> Path:

@@ -20,7 +20,7 @@ from subquad.tasks.accuracy import check_finite, evaluating
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.detection.average_precision import DetectionResult, evaluate_detection
 from subquad.tasks.detection.detectors import Detector
-from subquad.tasks.detection.object_data import load_objects
+from subquad.tasks.detection.object_data import ObjectDataset, load_objects
 from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
 from subquad.tasks.image_files import evenly_chosen, plan_outputs, readable_pictures, save_picture
 from subquad.tasks.palette import colour
@@ -43,6 +43,16 @@ class TrainedDetector(Trained):
 
     model: Detector
     released: Mapping[str, Any] = field(default_factory=dict)
+
+    def finder(self, images: ObjectDataset | None = None) -> Any:
+        """What finds objects in lists of images of any sizes, a dict for each; labels are those of `images`, if given.
+
+        Raises:
+            SubquadError: these have classes that the network does not find.
+        """
+        if images is not None:
+            check_classes(images.name, images.classes, self.classes)
+        return self.model
 
     def image_network(self, img_size: Pixels | None = None) -> ImageNetwork:
         """Give its backbone with the norms of its maps.
@@ -114,19 +124,17 @@ def judge_detector(
 ) -> ObjectJudgement:
     """Average precision on what a detector was trained on, or on other images with the same classes."""
     images = load_objects(trained.data_to_judge(data), split=split, strict=strict)
-    check_classes(images.name, images.classes, trained.classes)
-    if trained.model.has_masks:
+    finder = trained.finder(images)
+    if finder.has_masks:
         images.check_masks(crowds=True)
     images.transform = ObjectTransform()
     loader = create_loader(images, batch_size=1, collate=as_lists)
     start = time.perf_counter()
-    result = evaluate_detection(
-        trained.model, loader, images.truth, device=trained.device, masks=trained.model.has_masks
-    )
+    result = evaluate_detection(finder, loader, images.truth, device=trained.device, masks=finder.has_masks)
     count = len(images) - images.num_broken
     speed = count / (time.perf_counter() - start)
     published = figures_text(trained.released.get("figures"))
-    return ObjectJudgement(result, trained.classes, count, speed, images.broken_paths(), trained.device, published)
+    return ObjectJudgement(result, images.classes, count, speed, images.broken_paths(), trained.device, published)
 
 
 def predict_objects(
@@ -140,8 +148,8 @@ def predict_objects(
 ) -> Iterator[FoundObjects]:
     """Find the objects of image files, those in folders included; each is drawn to <name>-objects.png in `folder`.
 
-    Images of subfolders are written to subfolders. A `threshold` below 0.05 finds no more than 0.05 does: detectors
-    keep no box of a lower score.
+    Images of subfolders are written to subfolders. A `threshold` below 0.05 finds no more than 0.05 does: our detectors
+    keep no box of a lower score; those of other libraries whose queries are objects do.
 
     Raises:
         SubquadError: no image can be read, two would be written to one file, or the network gives no numbers.
@@ -174,8 +182,9 @@ def detected_objects(
 def find_objects(trained: TrainedDetector, picture: Image.Image, threshold: float) -> dict[str, Tensor]:
     """What a detector finds in a picture with a score of at least `threshold`: boxes, labels, scores, perhaps masks."""
     x = transforms.to_dtype(transforms.pil_to_tensor(picture), torch.float32, scale=True)
-    with evaluating(trained.model):
-        found = trained.model([x.to(trained.device)])[0]
+    finder = trained.finder()
+    with evaluating(finder):
+        found = finder([x.to(trained.device)])[0]
     sure = found["scores"] >= threshold
     return {key: value[sure].cpu() for key, value in found.items()}
 
