@@ -106,7 +106,9 @@ class JudgedSteps:
         """What a network is like, which need not be of a step."""
         batches = judged_batches(self._held_out, self.drawn, self.most)
         own = self._held_out
-        figure: dict[str, Any] = {} if own is None else {name: getattr(own, name) for name in ("measure", "tally", "counted")}
+        figure: dict[str, Any] = {}
+        if own is not None:
+            figure = {"measure": own.measure, "tally": own.tally, "counted": own.counted}
         comparison = compare_networks(student, self.teacher, batches, **figure)
         return Judged(comparison, None if self._labelled is None else self._labelled.judge(student))
 

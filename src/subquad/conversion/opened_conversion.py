@@ -44,7 +44,8 @@ def open_folder(path: Path, *, task: str | None, img_size: Pixels | None, device
     if img_size is None:
         return opened
     check_size(opened, img_size, folder)
-    return opened.image_network(img_size)
+    # what answers for places or objects brings images to its size itself, and is not what is looked into
+    return opened.image_network(img_size) if isinstance(opened, ImageNetwork) else opened
 
 
 def _beside_teacher(folder: Path, file: Path, task: str | None, device: torch.device) -> Any:

@@ -52,8 +52,8 @@ def open_trained(
         source: a run folder, whose best weights are taken, or a weight file that training wrote; the folder of a
             conversion, whose teacher is opened with it; or a folder that timm saved (`timm.models.save_for_hf`), or
             transformers (`save_pretrained`, of a classifier, a semantic segmenter, a detector, a network of depth or an
-            encoder, and of its image processor); or "timm/NAME" with timm's weights, or "timm/NAME=FILE" with those of a file;
-            or "pretrained/NAME" with the authors' weights.
+            encoder, and of its image processor); or "timm/NAME" with timm's weights, or "timm/NAME=FILE" with those of
+            a file; or "pretrained/NAME" with the authors' weights.
         task: what it must be for, a name of `TASKS`; anything if left out.
         img_size: pixels of its images, one number or (height, width), for a network that looks at images of one size;
             as in training if left out.

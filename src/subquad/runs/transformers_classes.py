@@ -49,7 +49,7 @@ def task_of(name: str) -> Any:
 
 
 def class_named(name: str, where: str) -> Any:
-    """A class of transformers' own for images: one that tells classes of them or of their places, or gives tokens.
+    """A class of transformers' own for images, of one of the kinds that commands take.
 
     Raises:
         SubquadError: there is none of this name, or it does something else.
@@ -69,8 +69,9 @@ def class_named(name: str, where: str) -> Any:
             "encoders; others are opened by transformers and given to subquad.convert(network, …)"
         )
     if name.endswith(DETECTOR) and not is_detector(name):
+        known = ", ".join(sorted(DETECTORS))
         raise SubquadError(
-            f"{where} is of a {name}: commands take detectors whose queries are objects ({', '.join(sorted(DETECTORS))}); "
-            "others are opened by transformers and given to subquad.convert(network, …)"
+            f"{where} is of a {name}: commands take detectors whose queries are objects ({known}); others "
+            "are opened by transformers and given to subquad.convert(network, …)"
         )
     return cls

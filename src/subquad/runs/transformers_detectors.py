@@ -81,7 +81,7 @@ def sizes_of_detector(said: Mapping[str, Any], img_size: Pixels | None) -> dict[
     Raises:
         KeyError, and others of its kind: the settings are of another form.
     """
-    if said.get("do_center_crop") or said.get("do_pad") and said.get("pad_size") is not None:
+    if said.get("do_center_crop") or (said.get("do_pad") and said.get("pad_size") is not None):
         raise ValueError("other steps")
     name = str(said["image_processor_type"]).partition("ImageProcessor")[0]
     own = PROCESSORS[name]

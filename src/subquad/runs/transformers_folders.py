@@ -119,7 +119,7 @@ def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torc
 
 
 def _classes(config: Any, model: NetworkOfTransformers) -> tuple[str, ...]:
-    """Their names; where transformers made them up none, or, of places and objects, which are told by them, their numbers."""
+    """Their names; where transformers made them up none, or, of places and objects, their numbers."""
     count = model.num_classes
     names = [str(config.id2label[number]) for number in sorted(config.id2label)] if count else []
     if len(names) == count and names != [f"LABEL_{number}" for number in range(count)]:

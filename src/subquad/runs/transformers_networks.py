@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
 SEGMENTER = "ForSemanticSegmentation"
 """What the names of those end with that tell classes of places."""
 
@@ -77,7 +76,7 @@ class NetworkOfTransformers(nn.Module):
 
 
 class DenseOfTransformers(NetworkOfTransformers):
-    """One whose answers are of places or of objects: it is looked into below its head, and told apart by class names."""
+    """One whose answers are of places or of objects, told by names; it is looked into below its head."""
 
     @property
     def pyramid(self) -> nn.Module:

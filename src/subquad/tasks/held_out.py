@@ -11,8 +11,9 @@ from torch.utils.data import Subset
 class Tally(Protocol):
     """Counts what a network says of batches, and makes one share of it."""
 
-    def add(self, *answers: Tensor) -> None:
-        """Count a batch: what it is made for of a network's answers, as logits (b, classes, …), and labels (b, …)."""
+    @property
+    def add(self) -> Callable[..., None]:
+        """Count a batch: those answers that it is for, as logits (b, classes, …), and labels (b, …)."""
 
     @property
     def share(self) -> float:

@@ -20,7 +20,7 @@ INTERPOLATIONS = {
 
 @dataclass(frozen=True)
 class ObjectInput:
-    """How an image is brought to a network: to a fixed size, or as large as two sides allow, and its mean and deviation.
+    """How an image is brought to a network: to a fixed size, or as large as two sides allow, and normalised.
 
     Attributes:
         mean, std: of the channels.

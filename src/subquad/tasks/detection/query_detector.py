@@ -175,7 +175,7 @@ class AveragePrecision:
         self.seen: list[int] = []
 
     def add(self, boxes: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: boxes (b, q, 4), logits (b, classes, q), and which images they are, with their sizes (b, 3)."""
+        """Count a batch: boxes (b, q, 4), logits (b, classes, q), and which images they are, of which size, (b, 3)."""
         logits = logits.float().transpose(1, 2)
         scores = logits.softmax(-1)[..., :-1] if self.network.one_class_each else logits.sigmoid()
         middle, half = boxes[..., :2].float(), boxes[..., 2:].float() / 2
@@ -184,9 +184,7 @@ class AveragePrecision:
         are_numbers = corners.isfinite().all(-1) & scores.isfinite().all(-1)
         for place, (image, height, width) in enumerate(labels.tolist()):
             number, whole = self.truth["images"][image]["id"], are_numbers[place]
-            found = objects_of(
-                self.network, corners[place][whole], scores[place][whole], (height, width), self.numbers
-            )
+            found = objects_of(self.network, corners[place][whole], scores[place][whole], (height, width), self.numbers)
             self.entries += as_coco(number, found)
             self.seen.append(number)
 
