@@ -137,6 +137,9 @@ def test_a_segmenter_is_converted_and_its_student_opened_alone(tmp_path):
     assert type(opened.model).__name__ == "SegmenterOfTransformers" and len(converted_layers(opened.model)) == 2
     assert opened.task == "segment" and opened.input.size == (32, 48) and opened.classes == ("sky", "road", "tree")
     assert opened.model(torch.randn(1, 3, 48, 32)).shape == (1, 3, 48, 32)
+    # at another size it is as whole: what is exported of it tells classes of pixels
+    other = subquad.open_trained(tmp_path / "run", img_size=(64, 64))
+    assert other.task == "segment" and other.model(torch.randn(1, 3, 64, 64)).shape == (1, 3, 64, 64)
 
 
 def test_classes_without_names_are_numbered_and_another_size_is_taken(tmp_path):
