@@ -1,6 +1,7 @@
 """Detectors from folders that transformers' `save_pretrained` wrote: opened, judged, asked for objects, converted."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,13 @@ from subquad import SubquadError
 from subquad.conversion import compare_networks, converted_layers
 from subquad.tasks.detection import judge_detector, load_objects, predict_objects
 from subquad.tasks.detection.object_input import ObjectInput
-from subquad.tasks.detection.query_detector import AveragePrecision, QueryDetector, numbers_in, opened_query_detector
+from subquad.tasks.detection.query_detector import (
+    AveragePrecision,
+    QueryDetector,
+    numbers_in,
+    objects_of,
+    opened_query_detector,
+)
 from subquad.tasks.detection.trained_detector import find_objects
 
 transformers = pytest.importorskip("transformers", "5.1")
@@ -100,6 +107,26 @@ def knowing(data, classes, **more):
     )
 
 
+@pytest.mark.parametrize(
+    ("each", "most", "labels", "queries", "scores"),
+    [
+        (True, None, [2, 3, 1], [1, 0, 2], [0.75, 0.5, 0.25]),
+        (False, None, [2, 3, 2], [1, 0, 0], [0.75, 0.5, 0.375]),
+        (False, 2, [2, 3], [1, 0], [0.75, 0.5]),
+    ],
+)
+def test_queries_are_of_one_class_each_or_of_several(each, most, labels, queries, scores):
+    network = SimpleNamespace(one_class_each=each, most_found=most)
+    told = torch.tensor([[0.0, 0.375, 0.5], [0.125, 0.75, 0.0], [0.25, 0.0, 0.125]])
+    boxes = torch.tensor([[0.0, 0.25, 0.5, 0.75], [0.5, 0.5, 1.0, 1.0], [0.0, 0.0, 1.0, 0.5]])
+    found = objects_of(network, boxes, told, (8, 16), None)
+    assert (found["labels"].tolist(), found["scores"].tolist()) == (labels, scores)
+    assert found["boxes"].tolist() == (boxes[queries] * torch.tensor([16.0, 8, 16, 8])).tolist()
+    # what has no number in the data is not there
+    kept = objects_of(network, boxes, told, (8, 16), [0, 0, 7])
+    assert kept["labels"].tolist() == [7] and kept["boxes"].tolist() == [[0, 2, 8, 6]]
+
+
 def test_classes_of_data_are_found_by_their_names(tmp_path):
     folder = worlds.objects(tmp_path, size=(48, 64))
     data = load_objects(folder, split="validation")
@@ -132,9 +159,11 @@ def test_a_conversion_is_judged_by_what_the_command_says(tmp_path):
     judged = judge_detector(knowing(data, detector.classes, wrong=0.02), data=str(folder))
     assert tally.share == pytest.approx(judged.result.box["ap"] / 100) and 0 < tally.share < 0.9
     # what is NaN finds nothing
-    lost = AveragePrecision(detector.model, data.truth, numbers)
-    lost.add(torch.full_like(boxes, torch.nan), logits, torch.tensor([[place, 48, 64] for place in range(3)]))
-    assert lost.share == 0
+    images = torch.tensor([[place, 48, 64] for place in range(3)])
+    for nowhere, untold in ((torch.full_like(boxes, torch.nan), logits), (boxes, torch.full_like(logits, torch.nan))):
+        lost = AveragePrecision(detector.model, data.truth, numbers)
+        lost.add(nowhere, untold, images)
+        assert lost.share == 0 and not lost.entries
 
 
 @pytest.mark.parametrize("name", ["Yolos", "RTDetr"])
@@ -152,6 +181,20 @@ def test_a_folder_is_judged_on_data_and_finds_objects_of_files(name, tmp_path):
     assert opened.knows_as_data(str(data)) is False
     with pytest.raises(SubquadError, match="does not say what it was trained on"):
         judge_detector(opened)
+
+
+def test_an_image_at_a_size_that_the_network_does_not_take_is_said_in_one_line(tmp_path):
+    saved(tmp_path, "DFine", size={"height": 64, "width": 80})
+    with pytest.raises(SubquadError, match="does not run at 80×64 px, to which an image of 64×48 is resized: "):
+        find_objects(subquad.open_trained(tmp_path), photo(48, 64), 0.5)
+
+
+def test_a_file_of_earlier_versions_says_its_processor_by_another_name(tmp_path):
+    saved(tmp_path)
+    earlier = {"feature_extractor_type": "YolosFeatureExtractor", "size": 64, "max_size": 90, "do_normalize": True}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(earlier))
+    about = subquad.open_trained(tmp_path).input
+    assert (about.short_side, about.long_side, about.multiple_of, about.std[0]) == (64, 90, 16, 0.229)
 
 
 @pytest.mark.parametrize("name", ["Yolos", "RTDetr"])

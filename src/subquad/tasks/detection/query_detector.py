@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from subquad.data import InputConfig, create_loader
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, reason_of
 from subquad.ranges import Pixels, height_and_width
 from subquad.tasks.accuracy import check_finite
 from subquad.tasks.detection.average_precision import as_coco, judge_objects, only_images
@@ -20,6 +20,7 @@ from subquad.tasks.detection.object_transforms import ObjectTransform
 from subquad.tasks.detection.trained_detector import TrainedDetector
 from subquad.tasks.held_out import HeldOut, evenly_some
 from subquad.tasks.trained import ImageNetwork
+from subquad.text import one_line
 from subquad.weights.notes import required, settings_of
 
 Found = dict[str, Tensor]
@@ -39,7 +40,8 @@ class QueryDetector(TrainedDetector):
     def image_network(self, img_size: Pixels | None = None) -> ImageNetwork:
         """Give what lies below its head, which looks at images of one size, a square where theirs differ."""
         size = self.input.square if img_size is None else height_and_width(img_size)
-        return self.beside(self.model.pyramid, InputConfig(size, mean=self.input.mean, std=self.input.std))
+        about = InputConfig(size, self.input.mean, self.input.std, self.input.interpolation)
+        return self.beside(self.model.pyramid, about)
 
     def finder(self, images: ObjectDataset | None = None) -> nn.Module:
         """What finds objects in lists of images; what these have no class for is not looked for.
@@ -110,7 +112,17 @@ class Finder(nn.Module):
         return [self._found(image) for image in images]
 
     def _found(self, image: Tensor) -> Found:
-        answer = self.network(self.seen_as.seen(image)[None])[0]
+        x = self.seen_as.seen(image)[None]
+        try:
+            answer = self.network(x)[0]
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, SubquadError):
+                raise
+            # networks with maps at several strides refuse sizes each in its own way
+            raise SubquadError(
+                f"the network does not run at {x.shape[-1]}×{x.shape[-2]} px, to which an image of "
+                f"{image.shape[-1]}×{image.shape[-2]} is resized: {one_line(reason_of(error), 120)}"
+            ) from None
         check_finite(answer, "an image")
         boxes, scores = answer[:, :4], answer[:, 4:]
         return objects_of(self.network, boxes, scores, (image.shape[-2], image.shape[-1]), self.numbers)
