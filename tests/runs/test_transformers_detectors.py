@@ -56,7 +56,7 @@ def test_images_are_as_large_as_the_processor_makes_them(kind):
     processor = getattr(transformers, f"{kind}ImageProcessor")(size={"shortest_edge": 80, "longest_edge": 133})
     steps = 16 if kind == "Yolos" else 1
     about = ObjectInput((0.5,) * 3, (0.5,) * 3, short_side=80, long_side=133, multiple_of=steps)
-    sides = np.random.default_rng(0).integers(20, 200, (150, 2)).tolist()
+    sides = np.random.default_rng(0).integers(20, 200, (50, 2)).tolist()
     for height, width in [*sides, [80, 100], [100, 80], [133, 80], [200, 60], [60, 200], [80, 80]]:
         expected = processor(torch.zeros(3, height, width, dtype=torch.uint8), return_tensors="pt")["pixel_values"]
         assert about.size_of(height, width) == tuple(expected.shape[-2:]), (height, width)
@@ -143,15 +143,17 @@ def test_classes_of_data_are_found_by_their_names(tmp_path):
     assert numbers_in("COCO", ("tv", "motorcycle"), ("aeroplane", "motorbike", "tvmonitor", "N/A")) == [0, 2, 1, 0]
 
 
-def test_a_conversion_is_judged_by_what_the_command_says(tmp_path):
+@pytest.mark.parametrize("each", [True, False])
+def test_a_conversion_is_judged_by_what_the_command_says(each, tmp_path, monkeypatch):
+    monkeypatch.setattr(Knowing, "one_class_each", each)
     folder = worlds.objects(tmp_path / "data", size=(48, 64))
     data = load_objects(folder, split="validation")
     detector = knowing(data, ("red", "N/A", "green", "blue"), wrong=0.02)
     answers = torch.stack([detector.model(None)[0] for _ in range(3)])
     left, top, right, bottom = answers[..., :4].unbind(-1)
     boxes = torch.stack([left + right, top + bottom, 2 * (right - left), 2 * (bottom - top)], dim=-1) / 2
-    # no object is the last class, and the least likely
-    logits = nn.functional.pad(40 * answers[..., 4:] - 20, (0, 1), value=-40.0).transpose(1, 2)
+    # no object is the last class, where there is one, and the least likely
+    logits = nn.functional.pad(40 * answers[..., 4:] - 20, (0, int(each)), value=-40.0).transpose(1, 2)
     numbers = numbers_in("data", data.classes, detector.classes)
     tally = AveragePrecision(detector.model, data.truth, numbers)
     tally.add(boxes[:2], logits[:2], torch.tensor([[0, 48, 64], [1, 48, 64]]))

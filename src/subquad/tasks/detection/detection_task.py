@@ -56,7 +56,7 @@ class Detection(Task):
             "--threshold",
             type=share,
             default=0.5,
-            help="show what has at least this score; below 0.05 there is nothing",
+            help="show what has at least this score; of our own detectors below 0.05 there is nothing",
         ),
         Flag("--strict", action="store_true", help="stop at a broken image instead of skipping it"),
         Flag("--output", type=folder_to_write, default=Path("detected"), help="folder for the pictures"),
