@@ -238,6 +238,25 @@ def test_a_detector_is_converted_and_its_student_opened_alone(tmp_path):
     assert judged.result.box["ap"] == pytest.approx(judge_detector(opened, data=str(data)).result.box["ap"], abs=0.1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LwDetr", "RfDetr"])
+def test_a_detector_whose_queries_are_chosen_is_fitted_to_the_map_of_its_backbone(name, tmp_path):
+    saved(tmp_path / "teacher", name)
+    data = worlds.objects(tmp_path / "data")
+    network = subquad.open_trained(tmp_path / "teacher").model
+    found = network.features_and_logits(torch.randn(2, 3, 64, 96))
+    assert found["features"].shape == (2, 16, 4, 6) and list(found) == ["features", "boxes", "scores"]
+    plan = subquad.conversion.Plan(
+        str(tmp_path / "teacher"), str(data), attention="linear", align_updates=2, distil_updates=2, batch_size=4
+    )
+    converted = subquad.conversion.convert_run(plan, tmp_path / "run")
+    last = converted.steps["distilled"]
+    assert last.measure == "AP" and last.student_score is not None and last.error < 1
+    (tmp_path / "teacher").rename(tmp_path / "gone")
+    opened = subquad.open_trained(tmp_path / "run" / "student.safetensors")
+    assert list(converted_layers(opened.model)) == [1] and judge_detector(opened, data=str(data)).count == 3
+
+
 def test_a_detector_whose_attention_is_not_known_is_refused_by_its_name(tmp_path):
     saved(tmp_path / "teacher", "Detr")
     plan = subquad.conversion.Plan(str(tmp_path / "teacher"), str(worlds.objects(tmp_path / "data")), batch_size=2)

@@ -68,7 +68,7 @@ def distil(
 
     def step(pictures: Any) -> dict[str, float]:
         with torch.no_grad():
-            targets = answers_of(teacher, pictures)
+            targets = fitted_of(teacher, answers_of(teacher, pictures))
         losses = losses_of(answers_of(student, pictures), targets)
         if torch.is_grad_enabled():
             torch.stack(list(losses.values())).sum().backward()
@@ -140,6 +140,12 @@ def answers_of(model: Any, images: Any) -> dict[str, Tensor]:
             "features or logits, no classes or losses, where it is fitted and compared"
         )
     return answers
+
+
+def fitted_of(model: Any, answers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a network's answers that a student is fitted to: all, unless it says which by `fitted_by`."""
+    names = getattr(model, "fitted_by", None) or answers
+    return {name: answers[name] for name in names}
 
 
 def judged_by(answers: Mapping[str, Tensor]) -> str:

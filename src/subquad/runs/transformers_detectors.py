@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from subquad.ranges import Pixels, height_and_width
-from subquad.runs.transformers_networks import DenseOfTransformers
+from subquad.runs.transformers_networks import DenseOfTransformers, heard_from
 
 DETECTOR = "ForObjectDetection"
 """What the names of those end with that find objects."""
@@ -20,6 +20,10 @@ MOST = {"ConditionalDetr": 100, "DabDetr": 100, "DeformableDetr": 100, "LwDetr":
 
 DETECTORS = ONE_CLASS_EACH | MOST.keys() | {"Deimv2", "DFine", "RTDetr", "RTDetrV2", "RfDetr"}
 """What the names of their classes begin with: what is found by words, or has no queries, is none of them."""
+
+CHOOSING = frozenset({"LwDetr", "RfDetr"})
+"""Those with attention that can be converted whose queries are chosen among the places of an image: a student's first
+query need not be of what a teacher's is, so that their backbones' last maps are fitted and compared."""
 
 PROCESSORS: dict[str, dict[str, Any]] = {
     "Yolos": {"multiple_of": 16},
@@ -44,12 +48,14 @@ class DetectorOfTransformers(DenseOfTransformers):
     Attributes:
         one_class_each: whether a query is of one class or of none, and no two classes are taken of it.
         most_found: how many pairs of a query and a class are taken of others; as many as queries where it is None.
+        fitted_by: the names of those answers that a student is fitted to; None for all.
     """
 
     def __init__(self, network: Any) -> None:
         super().__init__(network)
         kind = type(network).__name__.removesuffix(DETECTOR)
         self.one_class_each, self.most_found = kind in ONE_CLASS_EACH, MOST.get(kind)
+        self.fitted_by = ("features",) if kind in CHOOSING else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Left, top, right, bottom as shares of the image, and scores of classes, (b, queries, 4 + classes)."""
@@ -59,14 +65,29 @@ class DetectorOfTransformers(DenseOfTransformers):
         return torch.cat([_corners(answered.pred_boxes), scores], dim=-1)
 
     def features_and_logits(self, x: Tensor) -> dict[str, Tensor]:
-        """What is compared with another network's: its last tokens, boxes, and scores of classes (b, classes, queries).
+        """What is compared with another network's: features, boxes, and scores of classes (b, classes, queries).
 
-        These are "logits" where they are of one class each, no object among them; else "scores", which do not sum to 1.
+        Features are its last tokens, or the last map of its backbone where its queries are chosen by them. Scores are
+        "logits" where queries are of one class each, no object among them; else "scores", which do not sum to 1.
         """
-        answered = self.network(pixel_values=x)
+        if self.fitted_by is None:
+            answered = self.network(pixel_values=x)
+            features = answered.last_hidden_state
+        else:
+            with heard_from(self.network.model.backbone) as maps:
+                answered = self.network(pixel_values=x)
+            features = last_map(maps)
         logits = answered.logits.transpose(1, 2)
-        found = {"features": answered.last_hidden_state, "boxes": answered.pred_boxes}
+        found = {"features": features, "boxes": answered.pred_boxes}
         return {**found, "logits" if self.one_class_each else "scores": logits}
+
+
+def last_map(answers: Any) -> Tensor:
+    """The last map (b, c, y, x) of numbers among answers, which may be lists of them and of their masks."""
+    if isinstance(answers, Tensor):
+        return answers
+    maps = [last_map(one) for one in answers if isinstance(one, Tensor | list | tuple)]
+    return next(one for one in reversed(maps) if one.dim() == 4 and one.is_floating_point())
 
 
 def _corners(boxes: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class NetworkOfTransformers(nn.Module):
         encoder = self.encoder
         if encoder is None:
             return {"logits": self._answered(x)}
-        with _heard(encoder) as heard:
+        with heard_from(encoder) as heard:
             logits = self._answered(x)
         return {"features": heard[0].last_hidden_state, "logits": logits}
 
@@ -95,7 +95,7 @@ class SegmenterOfTransformers(DenseOfTransformers):
 
 
 @contextmanager
-def _heard(module: nn.Module) -> Iterator[list[Any]]:
+def heard_from(module: nn.Module) -> Iterator[list[Any]]:
     """What a module answers inside this context."""
     answers: list[Any] = []
     hook = module.register_forward_hook(lambda _, arguments, answer: answers.append(answer))
