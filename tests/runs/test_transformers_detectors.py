@@ -257,6 +257,14 @@ def test_a_detector_whose_queries_are_chosen_is_fitted_to_the_map_of_its_backbon
     assert list(converted_layers(opened.model)) == [1] and judge_detector(opened, data=str(data)).count == 3
 
 
+def test_a_size_that_a_teacher_does_not_run_at_is_one_line_before_anything_is_fitted(tmp_path):
+    saved(tmp_path / "teacher", "RfDetr")
+    data = str(worlds.objects(tmp_path / "data"))
+    plan = subquad.conversion.Plan(str(tmp_path / "teacher"), data, attention="linear", img_size=48, batch_size=2)
+    with pytest.raises(SubquadError, match=r"does not run at 48×48 \(.*\): --img-size says another"):
+        subquad.conversion.convert_run(plan, tmp_path / "run")
+
+
 def test_a_detector_whose_attention_is_not_known_is_refused_by_its_name(tmp_path):
     saved(tmp_path / "teacher", "Detr")
     plan = subquad.conversion.Plan(str(tmp_path / "teacher"), str(worlds.objects(tmp_path / "data")), batch_size=2)

@@ -174,6 +174,7 @@ class _Run:
         self.plan, self.folder, self.judging, self.log = plan, folder, judging, log
         self.opened, config, self.pictures, self.drawn = opened
         self.teacher = self.opened.model
+        check_sizes(self.teacher, [config.img_size], "--img-size says another")
         check_sizes(self.teacher, judging.sizes)
         self.student = convert(self.teacher, plan.attention, blocks=plan.blocks, img_size=plan.img_size)
         count = len(conversion_of(self.student).paths)
