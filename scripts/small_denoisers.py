@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from subquad.attention import ATTENTION
 from subquad.conversion import convert
-from subquad.conversion.diffusers_attention import DiffusersAttention
+from subquad.conversion.families.diffusers_attention import DiffusersAttention
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.data import load_dataset
 from subquad.diffusion.patchable_layers import maps_of

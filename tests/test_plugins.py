@@ -127,7 +127,7 @@ def test_a_backend_of_a_plug_in_is_asked_for_by_name_and_listed(site, monkeypatc
 
 
 FAMILY = """
-from subquad.conversion.timm_attention import TimmAttention
+from subquad.conversion.families.timm_attention import TimmAttention
 
 
 class Thing(TimmAttention):

@@ -11,7 +11,8 @@ from foreign import answer, difference, images
 from torch import nn
 
 import subquad
-from subquad.conversion import ConvertedAttention, converted_layers, families, register_family
+from subquad.conversion import ConvertedAttention, converted_layers, register_family
+from subquad.conversion.families import known_families
 
 PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
 
@@ -45,7 +46,7 @@ class Network(nn.Module):
 
 
 def test_the_family_of_the_page_is_converted(monkeypatch):
-    monkeypatch.setattr(families, "_REGISTERED", {})
+    monkeypatch.setattr(known_families, "_REGISTERED", {})
     package = ModuleType("my_package.layers")
     package.Attention = Attention
     monkeypatch.setitem(sys.modules, "my_package.layers", package)
@@ -87,7 +88,7 @@ class ConvertedBlock(ConvertedAttention):
 
 
 def test_a_class_may_stand_for_a_block(monkeypatch):
-    monkeypatch.setattr(families, "_REGISTERED", {})
+    monkeypatch.setattr(known_families, "_REGISTERED", {})
     register_family(ConvertedBlock)
     model = nn.Sequential(Network().embed, nn.Flatten(2), Transpose(), nn.Sequential(Block(), Block()))
     student = subquad.convert(model, "softmax", img_size=64)
@@ -104,4 +105,4 @@ class Transpose(nn.Module):
 def test_the_page_names_what_may_be_overridden():
     known = vars(ConvertedAttention)
     rows = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", PAGE.read_text(), re.MULTILINE)
-    assert len(rows) == 10 and all(name in known for name in rows)
+    assert len(rows) == 12 and all(name in known for name in rows)

@@ -13,11 +13,11 @@ from subquad import ATTENTION, SubquadError
 from subquad.conversion import compare_networks, converted_layers, distil, trade_off
 from subquad.conversion.aligning import relative_error
 from subquad.conversion.distilling import agreeing, answers_of, divergence
+from subquad.conversion.families.sam_attention import Sam2Attention, distances
+from subquad.conversion.families.windowed_blocks import as_cosines, continuous_bias, window_bias
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.conversion.hybrids import HybridRow, blocks_for, sensitivity
 from subquad.conversion.labelled_features import LabelledJudge, pooled_features
-from subquad.conversion.sam_attention import Sam2Attention, distances
-from subquad.conversion.windowed_blocks import as_cosines, continuous_bias, window_bias
 from subquad.grid import TokenGrid
 
 PICTURES = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -294,10 +294,9 @@ def test_rows_and_columns_of_an_image_are_not_mixed_up():
     assert recorder.map_of(torch.zeros(1, 12, 48)) == TokenGrid(2, 6)
 
 
-def test_stages_of_sam_2_are_pooled_as_often_as_it_says():
-    config = SimpleNamespace(embed_dim_per_stage=[8, 16, 32, 64], num_query_pool_stages=2, query_stride=(2, 2))
-    grids = [
-        Sam2Attention.grid_of(SimpleNamespace(config=config, dim_out=dim), TokenGrid(16, 24)).shape
-        for dim in config.embed_dim_per_stage
-    ]
-    assert grids == [(16, 24), (8, 12), (4, 6), (4, 6)]
+def test_stages_of_sam_2_are_pooled_as_often_as_blocks_do_it():
+    grid, grids = TokenGrid(16, 25), []
+    for stride in ((), (2, 2), (), (2, 2), ()):
+        grid = Sam2Attention.grid_behind(SimpleNamespace(query_stride=stride), grid)
+        grids.append(grid.shape)
+    assert grids == [(16, 25), (8, 12), (8, 12), (4, 6), (4, 6)]

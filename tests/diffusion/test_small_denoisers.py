@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from subquad import SubquadError
-from subquad.conversion.diffusers_attention import DiffusersAttention
+from subquad.conversion.families.diffusers_attention import DiffusersAttention
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_grouped
+from subquad.conversion.families.timm_recorder import TimmRecorder
 from subquad.conversion.grid_recorder import GridRecorder
-from subquad.conversion.timm_recorder import TimmRecorder
 from subquad.errors import SubquadError
 from subquad.inference.foreign_halves import three
 from subquad.rope import Rotation, with_signs

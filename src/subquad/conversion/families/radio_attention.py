@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from subquad.conversion.families.transformers_attention import TransformersAttention
 from subquad.conversion.grid_recorder import GridRecorder, is_called
-from subquad.conversion.transformers_attention import TransformersAttention
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from subquad.conversion.converted_attention import refuse_grouped
+from subquad.conversion.families.packed_attention import PackedAttention, PackGrid, PackRecorder
 from subquad.conversion.grid_recorder import GridRecorder, is_called
-from subquad.conversion.packed_attention import PackedAttention, PackGrid, PackRecorder
 from subquad.errors import SubquadError
 
 GEMMA = "transformers.models.gemma4.modeling_gemma4"

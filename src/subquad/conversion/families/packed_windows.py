@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from subquad.conversion.families.packed_attention import PackedAttention, PackGrid, PackRecorder
 from subquad.conversion.grid_recorder import GridRecorder
-from subquad.conversion.packed_attention import PackedAttention, PackGrid, PackRecorder
 from subquad.errors import SubquadError
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from subquad.conversion.converted_attention import channels_into
-from subquad.conversion.timm_attention import TimmAttention
+from subquad.conversion.families.timm_attention import TimmAttention
 from subquad.errors import SubquadError
 
 Tables = tuple[Tensor, Tensor]

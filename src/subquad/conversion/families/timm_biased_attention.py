@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from subquad.attention import traits_of
 from subquad.conversion.converted_attention import channels_into
-from subquad.conversion.pair_biases import with_bias
-from subquad.conversion.timm_attention import TimmAttention
+from subquad.conversion.families.pair_biases import with_bias
+from subquad.conversion.families.timm_attention import TimmAttention
 
 
 class DroppedBiases:

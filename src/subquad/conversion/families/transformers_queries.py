@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.conversion.transformers_attention import TransformersAttention, TransformersSelfAttention
+from subquad.conversion.families.transformers_attention import TransformersAttention, TransformersSelfAttention
 from subquad.errors import SubquadError
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import channels_into
-from subquad.conversion.windowed_blocks import WindowedBlock, as_cosines, continuous_bias, window_bias
+from subquad.conversion.families.windowed_blocks import WindowedBlock, as_cosines, continuous_bias, window_bias
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import first_half_of, three

@@ -20,37 +20,37 @@ from subquad.inference.foreign_halves import InFewSteps
 from subquad.plugins import Table
 
 FAMILIES: dict[str, str] = {
-    "diffusers.models.attention_processor": "subquad.conversion.diffusers_attention",
-    "diffusers.models.transformers.transformer_flux": "subquad.conversion.diffusers_attention",
-    "dinov2.layers.attention": "subquad.conversion.dino_attention",
-    "dinov3.layers.attention": "subquad.conversion.dino_attention",
-    "segment_anything.modeling.image_encoder": "subquad.conversion.sam_attention",
-    "timm.layers.attention": "subquad.conversion.timm_attention",
-    "timm.models.beit": "subquad.conversion.timm_biased_attention",
-    "timm.models.eva": "subquad.conversion.timm_attention",
-    "timm.models.hieradet_sam2": "subquad.conversion.sam_attention",
-    "timm.models.metaformer": "subquad.conversion.metaformer_attention",
-    "timm.models.pvt_v2": "subquad.conversion.reducing_attention",
-    "timm.models.swin_transformer": "subquad.conversion.timm_swin",
-    "timm.models.swin_transformer_v2": "subquad.conversion.timm_swin",
-    "timm.models.twins": "subquad.conversion.reducing_attention",
-    "timm.models.vision_transformer_relpos": "subquad.conversion.timm_biased_attention",
-    "timm.models.vision_transformer_sam": "subquad.conversion.sam_attention",
-    "torch.nn.modules.activation": "subquad.conversion.torch_attention",
-    "transformers.models.eomt.modeling_eomt": "subquad.conversion.transformers_queries",
-    "transformers.models.eomt_dinov3.modeling_eomt_dinov3": "subquad.conversion.transformers_queries",
-    "transformers.models.gemma4.modeling_gemma4": "subquad.conversion.padded_packs",
-    "transformers.models.glpn.modeling_glpn": "subquad.conversion.reducing_attention",
-    "transformers.models.lw_detr.modeling_lw_detr": "subquad.conversion.windowed_tokens",
-    "transformers.models.pvt_v2.modeling_pvt_v2": "subquad.conversion.reducing_attention",
-    "transformers.models.radio.modeling_radio": "subquad.conversion.radio_attention",
-    "transformers.models.rf_detr.modeling_rf_detr": "subquad.conversion.windowed_tokens",
-    "transformers.models.segformer.modeling_segformer": "subquad.conversion.reducing_attention",
-    "transformers.models.swin.modeling_swin": "subquad.conversion.transformers_swin",
-    "transformers.models.swinv2.modeling_swinv2": "subquad.conversion.transformers_swin",
-    "transformers.models.yolos.modeling_yolos": "subquad.conversion.transformers_queries",
+    "diffusers.models.attention_processor": "subquad.conversion.families.diffusers_attention",
+    "diffusers.models.transformers.transformer_flux": "subquad.conversion.families.diffusers_attention",
+    "dinov2.layers.attention": "subquad.conversion.families.dino_attention",
+    "dinov3.layers.attention": "subquad.conversion.families.dino_attention",
+    "segment_anything.modeling.image_encoder": "subquad.conversion.families.sam_attention",
+    "timm.layers.attention": "subquad.conversion.families.timm_attention",
+    "timm.models.beit": "subquad.conversion.families.timm_biased_attention",
+    "timm.models.eva": "subquad.conversion.families.timm_attention",
+    "timm.models.hieradet_sam2": "subquad.conversion.families.sam_attention",
+    "timm.models.metaformer": "subquad.conversion.families.metaformer_attention",
+    "timm.models.pvt_v2": "subquad.conversion.families.reducing_attention",
+    "timm.models.swin_transformer": "subquad.conversion.families.timm_swin",
+    "timm.models.swin_transformer_v2": "subquad.conversion.families.timm_swin",
+    "timm.models.twins": "subquad.conversion.families.reducing_attention",
+    "timm.models.vision_transformer_relpos": "subquad.conversion.families.timm_biased_attention",
+    "timm.models.vision_transformer_sam": "subquad.conversion.families.sam_attention",
+    "torch.nn.modules.activation": "subquad.conversion.families.torch_attention",
+    "transformers.models.eomt.modeling_eomt": "subquad.conversion.families.transformers_queries",
+    "transformers.models.eomt_dinov3.modeling_eomt_dinov3": "subquad.conversion.families.transformers_queries",
+    "transformers.models.gemma4.modeling_gemma4": "subquad.conversion.families.padded_packs",
+    "transformers.models.glpn.modeling_glpn": "subquad.conversion.families.reducing_attention",
+    "transformers.models.lw_detr.modeling_lw_detr": "subquad.conversion.families.windowed_tokens",
+    "transformers.models.pvt_v2.modeling_pvt_v2": "subquad.conversion.families.reducing_attention",
+    "transformers.models.radio.modeling_radio": "subquad.conversion.families.radio_attention",
+    "transformers.models.rf_detr.modeling_rf_detr": "subquad.conversion.families.windowed_tokens",
+    "transformers.models.segformer.modeling_segformer": "subquad.conversion.families.reducing_attention",
+    "transformers.models.swin.modeling_swin": "subquad.conversion.families.transformers_swin",
+    "transformers.models.swinv2.modeling_swinv2": "subquad.conversion.families.transformers_swin",
+    "transformers.models.yolos.modeling_yolos": "subquad.conversion.families.transformers_queries",
     **{
-        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.transformers_attention"
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.transformers_attention"
         for name in (
             "aimv2",
             "altclip",
@@ -94,7 +94,7 @@ FAMILIES: dict[str, str] = {
         )
     },
     **{
-        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.sam_attention"
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.sam_attention"
         for name in (
             "deepseek_ocr2",
             "got_ocr2",
@@ -108,7 +108,7 @@ FAMILIES: dict[str, str] = {
         )
     },
     **{
-        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.packed_attention"
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.packed_attention"
         for name in (
             "cohere_compass",
             "ernie4_5_vl_moe",
@@ -129,11 +129,11 @@ FAMILIES: dict[str, str] = {
         )
     },
     **{
-        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.packed_windows"
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.packed_windows"
         for name in ("qwen2_5_omni", "qwen2_5_vl")
     },
     **{
-        f"subquad.models.{host}": "subquad.conversion.own_attention"
+        f"subquad.models.{host}": "subquad.conversion.families.own_attention"
         for host in ("cswin", "layers", "mavit", "mlla_network", "pvt", "swin")
     },
 }

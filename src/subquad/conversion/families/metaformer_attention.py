@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from subquad.conversion.families.timm_attention import TimmAttention
 from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
-from subquad.conversion.timm_attention import TimmAttention
 
 
 class MetaFormerAttention(TimmAttention):

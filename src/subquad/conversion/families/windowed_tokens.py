@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.transformers_attention import TransformersAttention
+from subquad.conversion.families.transformers_attention import TransformersAttention
 from subquad.grid import TokenGrid
 
 

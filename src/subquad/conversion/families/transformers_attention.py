@@ -9,7 +9,7 @@ from torch import Tensor
 
 from subquad.attention import traits_of
 from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_grouped
-from subquad.conversion.pair_biases import with_bias
+from subquad.conversion.families.pair_biases import with_bias
 from subquad.errors import SubquadError
 from subquad.rope import Rotation, with_signs
 

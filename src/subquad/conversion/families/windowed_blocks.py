@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic
-from subquad.conversion.pair_biases import with_bias
+from subquad.conversion.families.pair_biases import with_bias
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import KnowsFewSteps
 from subquad.kernels import replayed
