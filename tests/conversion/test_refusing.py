@@ -18,7 +18,7 @@ REFUSED = {
     "LeViT": ("levit_128s", {}, r"is a timm\.models\.levit\.Attention"),
     "MaxViT": ("maxvit_rmlp_pico_rw_256", {}, r"is a timm\.models\.maxxvit\.\w*Attention\w*"),
     "MobileViT": ("mobilevit_xxs", {}, "no patch embedding"),
-    "Twins": ("twins_pcpvt_small", {"depths": (1, 1, 1, 1)}, r"is a timm\.models\.twins\.GlobalSubSampleAttn"),
+    "MViTv2": ("mvitv2_tiny", {}, r"is a timm\.models\.mvitv2\.MultiScaleAttention"),
     "parallel blocks": (
         "vit_base_patch16_xp_224",
         TINY | {"img_size": 64},
