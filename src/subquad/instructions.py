@@ -21,3 +21,10 @@ def loops_over_bf16() -> bool:
         return False
     has = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return has is not None and not has()
+
+
+def slow_in_bf16(device: torch.device) -> str | None:
+    """How a line goes on that begins with what asks for bf16, where that makes every step slow for nothing."""
+    if device.type != "cpu" or not loops_over_bf16():
+        return None
+    return "is several times slower than fp32 on this processor, which has no AVX-512"

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import subquad
+from subquad import instructions
 from subquad.cli import main
 from subquad.conversion import Plan, conversion_run, convert_run, load_converted
 from subquad.conversion.conversion_record import read_record
@@ -91,6 +92,15 @@ def test_a_run_is_converted_judged_and_kept(trained, tmp_path, capsys):
     capsys.readouterr()
     assert run("convert", trained, "--attention", "linear", "--keep", 1, "--output", out, *FAST) == 2
     assert "holds a converted network already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_a_conversion_says_where_bf16_is_slower_than_fp32(trained, tmp_path, monkeypatch, loops):
+    monkeypatch.setattr(instructions, "loops_over_bf16", lambda: loops)
+    lines = []
+    plan = Plan(str(trained), "digits", attention="linear", amp=True, align_updates=1, distil_updates=0, batch_size=4)
+    convert_run(plan, tmp_path / "student", max_judged=8, log=lines.append)
+    assert any("--amp is several times slower than fp32" in line for line in lines) == loops
 
 
 def test_a_conversion_finds_its_teacher_from_anywhere(trained, tmp_path, monkeypatch):

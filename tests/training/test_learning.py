@@ -12,14 +12,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from subquad import SubquadError
+from subquad import SubquadError, instructions
 from subquad.data import load_dataset
 from subquad.runs.run_folder import RunFolder
 from subquad.runs.run_state import load_state, save_state
 from subquad.tasks.classification.classification_task import Classification
 from subquad.tasks.network_costs import count_macs_of
 from subquad.tasks.task_table import make_task
-from subquad.training import journal, loop, train
+from subquad.training import loop, train
 from subquad.training.journal import epoch_line, summarise
 
 # one step of plain gradient descent at a rate of 1 is the gradient itself
@@ -246,7 +246,10 @@ def test_multiply_adds_are_half_of_the_operations_that_are_counted():
 
 @pytest.mark.parametrize(("amp", "loops"), [("bf16", True), ("bf16", False), ("", True)])
 def test_a_run_says_where_bf16_is_slower_than_fp32(tiny, tmp_path, monkeypatch, amp, loops):
-    monkeypatch.setattr(journal, "loops_over_bf16", lambda: loops)
+    monkeypatch.setattr(instructions, "loops_over_bf16", lambda: loops)
     lines = []
     train(tiny.replace(epochs=1, amp=amp), tmp_path / "run", log=lines.append)
-    assert any("slower than fp32" in line for line in lines) == (amp == "bf16" and loops)
+    said = [line for line in lines if "slower than fp32" in line]
+    assert len(said) == (amp == "bf16" and loops)
+    # a recipe that asks for it can't be left out
+    assert all("--amp ''" in line for line in said)

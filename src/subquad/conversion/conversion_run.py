@@ -38,6 +38,7 @@ from subquad.data import InputConfig
 from subquad.data.dataset import PictureDataset
 from subquad.errors import SubquadError
 from subquad.holding import holding
+from subquad.instructions import slow_in_bf16
 from subquad.runs import open_trained
 from subquad.text import columns
 
@@ -189,6 +190,8 @@ class _Run:
         plan = self.plan
         conversion = conversion_of(self.student)
         self.log(f"{len(conversion.paths)} of {conversion.num_blocks} blocks of {plan.source} converted")
+        if plan.amp and (slower := slow_in_bf16(self.opened.device)) is not None:
+            self.log(f"--amp {slower}: leave it out")
         self.judged.note("swapped", self.student)
         self.drawn[0](0)
         write_plan(self.folder, plan)  # what fails before, as for want of a whole image, has begun nothing

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from subquad.errors import SubquadError
-from subquad.instructions import loops_over_bf16
+from subquad.instructions import slow_in_bf16
 from subquad.models import attention_label
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.task import Row, Task
@@ -49,9 +49,10 @@ def describe_schedule(recipe: CommonRecipe, epochs: int, updates: int, total_bat
 
 def describe_slow_precision(recipe: CommonRecipe, device: torch.device) -> str | None:
     """What makes every step slow for nothing, in one line, if it does."""
-    if recipe.amp != "bf16" or device.type != "cpu" or not loops_over_bf16():
+    if recipe.amp != "bf16" or (slower := slow_in_bf16(device)) is None:
         return None
-    return "--amp bf16 is several times slower than fp32 on this processor, which has no AVX-512: leave it out"
+    # recipes of ours ask for it, too, which nobody can leave out
+    return f"--amp bf16 {slower}: leave it out, or turn it off with --amp '' where the recipe says it"
 
 
 def epoch_line(task: Task, row: Row, num_epochs: int) -> str:
