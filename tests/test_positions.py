@@ -18,6 +18,7 @@ def test_smooth_bicubic_resampling_is_torchs(old, new):
     assert resampled(image.bfloat16(), new, "bicubic", antialias=True).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_resampling_to_changing_sizes_compiles_with_its_gradient():
     compiled = torch.compile(resampled, fullgraph=True, backend="aot_eager", dynamic=True)
     image = torch.randn(1, 2, 7, 7, requires_grad=True)

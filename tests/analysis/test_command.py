@@ -31,6 +31,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_held_out_images_are_counted_and_counts_are_kept(runs, tmp_path, capsys):
     command = ["analyze", str(runs / "softmax"), str(runs / "inline"), "--removed", "--confusion", "--max-images", "4"]
     command += ["--max-held-out", "40", "--measures", "entropy", "--shown", "2", "--output", str(tmp_path)]

@@ -164,6 +164,7 @@ def test_lines_cross_on_logarithmic_axes():
     assert found == {"late": pytest.approx(8), "never": None, "always": 4}
 
 
+@pytest.mark.slow
 def test_a_picture_shows_every_mechanism_and_softmax(tmp_path):
     rows = measure_blocks(["linear", "agent"], [16, 36], dim=8, num_heads=1, repeats=1)
     bench_picture(rows, tmp_path / "bench.svg")

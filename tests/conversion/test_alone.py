@@ -15,6 +15,9 @@ from subquad.errors import SubquadError
 from subquad.runs import open_trained
 from subquad.tasks import TASKS, ImageNetwork
 
+# networks are trained and written here
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
 RUNS = {
     json.loads(path.read_text())["task"]: path.parent

@@ -21,6 +21,9 @@ from subquad.conversion.opened_conversion import check_size
 from subquad.data import InputConfig
 from subquad.tasks import ImageNetwork
 
+# networks are trained and written here
+pytestmark = pytest.mark.slow
+
 RUN = Path(__file__).parents[1] / "fixtures" / "runs" / "classify"
 
 

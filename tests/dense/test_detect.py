@@ -15,6 +15,9 @@ from subquad.tasks import load_recipe
 from subquad.tasks.detection import Detection, DetectRecipe, judge_detector
 from subquad.training import train
 
+# networks are trained and written here
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):

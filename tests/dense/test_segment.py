@@ -144,6 +144,7 @@ def test_boxes_are_learned(recipe, tmp_path):
     assert "ema_miou" in rows[0]
 
 
+@pytest.mark.slow
 def test_the_commands_train_judge_and_show(scenes, tmp_path, capsys):
     config = tmp_path / "small.yaml"
     config.write_text(

@@ -121,7 +121,9 @@ def test_every_network_that_is_recorded_is_one_of_the_table():
 
 
 # one network of each of the smaller hosts and mechanisms in the fast tests
-SLOW = re.compile("swin|flatten|pola|agent_deit|inline_pvt|plain|soft_norm|[mr]ala_t|nala|mlla|ttt_h|mhla|agent_pvt_t$")
+SLOW = re.compile(
+    "swin|flatten|pola|soft_tiny|ttt_vit|agent_deit|inline_pvt|plain|soft_norm|[mr]ala_t|nala|mlla|ttt_h|mhla|agent_pvt_t$"
+)
 SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) else name for name in NETWORKS]
 
 

@@ -311,6 +311,7 @@ def test_a_network_on_the_meta_device_has_nothing_to_save(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_kept_entries_may_be_there_or_not():
     state = released("soft_tiny")
     model = subquad.create_model("soft_tiny")

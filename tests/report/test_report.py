@@ -223,6 +223,7 @@ def test_names_at_line_ends_do_not_overlap():
     assert min(b - a for a, b in pairwise(levels)) >= 12.9
 
 
+@pytest.mark.slow
 def test_attention_maps_show_every_mechanism_over_the_same_images(make_run):
     groups = []
     for name in ATTENTION:
