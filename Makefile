@@ -18,11 +18,11 @@ demo: $(READY)
 
 # every test, of many cases some
 test: $(READY)
-	$(BIN)/python -m pytest --quiet -n 2 --one-in 3 -m 'not long'
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet -n 2 --one-in 4 tests/gpu
+	$(BIN)/python -m pytest --quiet -n 2 --one-in 4 -m 'not long'
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet -n 2 --one-in 8 tests/gpu
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest --quiet -n 2 --one-in 6 -m 'not slow'
+	$(BIN)/python -m pytest --quiet -n 2 --one-in 8 -m 'not slow'
 
 # all cases of all tests
 test-exhaustive: $(READY)

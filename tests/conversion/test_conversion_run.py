@@ -299,6 +299,7 @@ def test_what_can_not_be_begun_leaves_no_plan_in_the_way(trained, tmp_path):
         Plan(source="timm/never_fetched", images=str(photos), attention="agnt")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_converted_network_of_timm_is_exported_and_streamed_from_its_folder(tmp_path, capsys):
     torch.manual_seed(0)

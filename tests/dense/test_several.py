@@ -55,6 +55,7 @@ def test_scenes_of_both_processes_are_counted_once(tmp_path):
     assert (alone.miou, alone.accuracy) == pytest.approx((row["eval_miou"], row["eval_accuracy"]), abs=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_objects_of_both_processes_are_judged_together(tmp_path):
     data = str(worlds.objects(tmp_path / "objects"))

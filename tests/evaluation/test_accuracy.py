@@ -143,6 +143,7 @@ def _shard(rank, world_size, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_processes_together_find_what_one_finds(tmp_path):
     torch.manual_seed(0)

@@ -76,6 +76,7 @@ def test_segmenters_take_any_size(head, format, tmp_path):
     assert found.difference < 1e-4 and found.least == 33
 
 
+@pytest.mark.long
 def test_segmenters_of_four_stages_take_any_size(tmp_path):
     found = written(segmenter("pvt", "fpn", depths=(1, 1, 1, 1)), "pt2", tmp_path, 64)
     assert found.difference < 1e-4 and found.least == 33

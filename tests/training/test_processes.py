@@ -48,6 +48,7 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_unbroken_one(tiny, tmp_path, same_weights):
     recipe = tiny.replace(
