@@ -22,7 +22,7 @@ test: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet -n 2 --one-in 8 tests/gpu
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest --quiet -n 2 --one-in 8 -m 'not slow'
+	$(BIN)/python -m pytest --quiet -n 2 --one-in 10 -m 'not slow'
 
 # all cases of all tests
 test-exhaustive: $(READY)

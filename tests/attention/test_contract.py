@@ -273,6 +273,7 @@ compiled = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(4)
 @compiled
 def test_the_layer_compiles_without_a_graph_break(name):

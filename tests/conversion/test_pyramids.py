@@ -134,6 +134,7 @@ def test_a_segmenter_is_converted_below_its_decoder():
     assert logits.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pvt_v2_b0", "caformer_s18"])
 def test_timms_own_are_opened_for_images_of_a_size_that_they_are_not_told(name, tmp_path):
     trained = timm.create_model(name, num_classes=3)

@@ -37,6 +37,7 @@ def saved(pipe, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_every_method_makes_an_image_of_the_same_noise(pipe, tmp_path):
     rows, summary = make_images(pipe, ["a", "b"], tmp_path / "new", methods=ALL, sampling=SMALL, seeds=[0, 1])
     assert [(row.prompt, row.seed, row.method) for row in rows] == [

@@ -440,6 +440,7 @@ def test_a_file_is_named_as_the_network_within_its_wrappers_or_as_the_folder(tmp
         assert str(subquad.export(source, format="pt2", img_size=32).path) == "mine.pt2"
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_network_of_one_size_is_opened_for_the_size_that_it_is_written_for(tmp_path, monkeypatch):
     small = {"depths": (1,), "embed_dim": 8, "num_heads": (1,), "num_classes": 10}
     model = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, **small)
@@ -455,6 +456,7 @@ def test_a_folder_of_a_network_of_one_size_is_opened_for_the_size_that_it_is_wri
         assert trained.model(torch.zeros(2, 3, 112, 56)).shape == (2, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "what"), [("pt2", "weights"), ("onnx", "dynamic")])
 def test_int8_of_a_network_without_linear_layers_is_refused(format, what, tmp_path):
     # nothing would be of int8, without a word

@@ -33,6 +33,7 @@ def test_chunks_compute_what_the_whole_does(host, checkpointed):
         torch.testing.assert_close(chunk.grad, whole.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_chunks_hold_less_in_a_step():
     def peak(model):
         model.set_grad_checkpointing()
