@@ -14,6 +14,7 @@ from torch import nn
 import subquad
 from subquad import SubquadError
 from subquad.conversion import compare_networks, converted_layers
+from subquad.runs.transformers_detectors import DetectorOfTransformers
 from subquad.tasks.detection import judge_detector, load_objects, predict_objects
 from subquad.tasks.detection.object_input import ObjectInput
 from subquad.tasks.detection.query_detector import (
@@ -84,6 +85,7 @@ class Knowing(nn.Module):
     """Gives the objects of the images that it is asked for, one after the other, by numbers of classes from 0."""
 
     one_class_each, most_found = True, None
+    scores_of = DetectorOfTransformers.scores_of
 
     def __init__(self, data, numbers, wrong=0.0):
         super().__init__()

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchvision.ops import box_convert
 
 from subquad.ranges import Pixels, height_and_width
 from subquad.runs.transformers_networks import DenseOfTransformers, heard_from
@@ -60,9 +61,12 @@ class DetectorOfTransformers(DenseOfTransformers):
     def forward(self, x: Tensor) -> Tensor:
         """Left, top, right, bottom as shares of the image, and scores of classes, (b, queries, 4 + classes)."""
         answered = self.network(pixel_values=x)
-        logits: Tensor = answered.logits
-        scores = logits.softmax(-1)[..., :-1] if self.one_class_each else logits.sigmoid()
-        return torch.cat([_corners(answered.pred_boxes), scores], dim=-1)
+        scores = self.scores_of(answered.logits)
+        return torch.cat([box_convert(answered.pred_boxes, "cxcywh", "xyxy"), scores], dim=-1)
+
+    def scores_of(self, logits: Tensor) -> Tensor:
+        """Scores from 0 to 1 of logits (…, classes), without those of no object."""
+        return logits.softmax(-1)[..., :-1] if self.one_class_each else logits.sigmoid()
 
     def features_and_logits(self, x: Tensor) -> dict[str, Tensor]:
         """What is compared with another network's: features, boxes, and scores of classes (b, classes, queries).
@@ -88,12 +92,6 @@ def last_map(answers: Any) -> Tensor:
         return answers
     maps = [last_map(one) for one in answers if isinstance(one, Tensor | list | tuple)]
     return next(one for one in reversed(maps) if one.dim() == 4 and one.is_floating_point())
-
-
-def _corners(boxes: Tensor) -> Tensor:
-    """Left, top, right and bottom of boxes that say their middle, width and height."""
-    middle, half = boxes[..., :2], boxes[..., 2:] / 2
-    return torch.cat([middle - half, middle + half], dim=-1)
 
 
 def sizes_of_detector(said: Mapping[str, Any], img_size: Pixels | None) -> dict[str, Any]:

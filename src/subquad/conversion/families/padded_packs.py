@@ -6,10 +6,11 @@ Letters: b images, n tokens of each with those that stand nowhere, d channels of
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.conversion.converted_attention import refuse_grouped
-from subquad.conversion.families.packed_attention import PackedAttention, PackGrid, PackRecorder
+from subquad.conversion.families.packed_attention import PackedApartAttention, PackGrid, PackRecorder
 from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.errors import SubquadError
 
@@ -33,12 +34,11 @@ class PaddedRecorder(PackRecorder):
         self.record(PackGrid(1, len(standing), places=standing))
 
 
-class GemmaAttention(PackedAttention):
+class GemmaAttention(PackedApartAttention):
     """Packs what stands on the maps; queries, keys and values have norms, and logits no factor."""
 
     replaces: ClassVar[tuple[str, ...]] = (f"{GEMMA}.Gemma4VisionAttention",)
     listener: ClassVar[type[GridRecorder]] = PaddedRecorder
-    projected_as: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     answered_as: ClassVar[str] = "o_proj"
 
     def check(self, original: Any) -> None:
@@ -61,7 +61,7 @@ class GemmaAttention(PackedAttention):
         """Tokens (b, n, c), turned by cosines and sines (b, n, d), at columns and rows (b, n, 2)."""
         assert position_ids is not None
         there = stands(position_ids)
-        borders = torch.nn.functional.pad(there.sum(1).cumsum(0), (1, 0))
+        borders = F.pad(there.sum(1).cumsum(0), (1, 0))
         cos, sin = (as_halves(turns[there]) for turns in position_embeddings)
         y = torch.zeros_like(hidden_states)
         y[there] = super().forward(hidden_states[there], borders, (cos, sin))

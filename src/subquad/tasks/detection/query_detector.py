@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.ops import box_convert
 
 from subquad.data import InputConfig, create_loader
 from subquad.errors import SubquadError, reason_of
@@ -175,7 +176,7 @@ class AveragePrecision:
     """Collects what queries find in images, for the average precision of boxes.
 
     Args:
-        network: says how scores are read.
+        network: says what scores logits are, and how they are read.
         truth: the annotations of all images.
         numbers: see `objects_of`.
     """
@@ -188,10 +189,8 @@ class AveragePrecision:
 
     def add(self, boxes: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: boxes (b, q, 4), logits (b, classes, q), and which images they are, of which size, (b, 3)."""
-        logits = logits.float().transpose(1, 2)
-        scores = logits.softmax(-1)[..., :-1] if self.network.one_class_each else logits.sigmoid()
-        middle, half = boxes[..., :2].float(), boxes[..., 2:].float() / 2
-        corners = torch.cat([middle - half, middle + half], dim=-1)
+        scores = self.network.scores_of(logits.float().transpose(1, 2))
+        corners = box_convert(boxes.float(), "cxcywh", "xyxy")
         # what is NaN finds nothing, and sorts in front of all numbers
         are_numbers = corners.isfinite().all(-1) & scores.isfinite().all(-1)
         for place, (image, height, width) in enumerate(labels.tolist()):
