@@ -101,12 +101,12 @@ def ablations() -> tuple[Row, ...]:
 
 
 def brief() -> tuple[Row, ...]:
-    """What claims are judged from, then every other mechanism."""
+    """What claims are judged from, then every other mechanism, then what else is taken from those of the papers."""
     judged = plain(
         "softmax", "linear", "linear:local=true", "inline", "inline_uncentred", "pola", "pola_one_sided", "agent"
     )
-    named = {row.name for row in judged}
-    return (*judged, *(row for row in all_mechanisms() if row.name not in named))
+    named = {row.name: row for row in (*judged, *all_mechanisms(), *ablations())}
+    return tuple({**{row.name: row for row in judged}, **named}.values())
 
 
 def with_and_without_branch() -> tuple[Row, ...]:
