@@ -105,8 +105,22 @@ def table_lines(table: Evidence, done: Done) -> list[str]:
     days = span_of(run["date"] for run in runs)
     devices, versions = ("; ".join(sorted({run[key] for run in runs})) for key in ("device", "torch"))
     equal = equal_cost_lines(table, found) if table.at_equal_cost else []
+    equal += parts_lines(table, found)
     equal += findings_lines(table, found) if table.looked_into else []
     return [*lines, *equal, "", f"{days}, torch {versions}, {devices}."]
+
+
+def parts_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[str]:
+    """What rows that are changed have more or less than the whole mechanism, seed by seed."""
+    changed = []
+    for row in table.rows:
+        own, whole = found[row.name], found[row.whole] if row.whole else {}
+        if apart := [own[seed]["value"] - whole[seed]["value"] for seed in own if seed in whole]:
+            changed.append(as_row([row.name, row.whole or "", mean_interval(apart).text, str(len(apart))]))
+    if not changed:
+        return []
+    title = "What a mechanism has more or less with a part changed, than whole, over the seeds that both have."
+    return ["", title, "", "| | whole | difference | seeds |", "|---|---|---:|---:|", *changed]
 
 
 def equal_cost_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[str]:

@@ -24,11 +24,19 @@ PIXELS = {"epochs": 10, "updates_per_epoch": 200, "batch_size": 32, "lr": 1e-3, 
 
 @dataclass(frozen=True)
 class Row:
-    """A mechanism in a table, with what its recipe has of its own."""
+    """A mechanism in a table, with what its recipe has of its own.
+
+    Attributes:
+        name: in the table.
+        attention: as recipes name it.
+        changes: what its recipe has otherwise.
+        whole: the row of the mechanism that this one has changed or without a part; none where it is a whole one.
+    """
 
     name: str
     attention: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    whole: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,14 @@ class Cell:
         return f"{self.table.name}/{self.row.name}-s{self.seed}"
 
 
-def plain(*mechanisms: str) -> tuple[Row, ...]:
-    """A row for each mechanism, named as it is."""
-    return tuple(Row(name.replace(":", "_").replace("=", ""), name) for name in mechanisms)
+def plain(*mechanisms: str, whole: str | None = None) -> tuple[Row, ...]:
+    """A row for each mechanism, named as it is; beside the row `whole`, of which they are changed."""
+    return tuple(Row(name.replace(":", "_").replace("=", ""), name, whole=whole) for name in mechanisms)
+
+
+def parted(whole: str, *changed: str) -> tuple[Row, ...]:
+    """A mechanism, and rows of it that are without a part, or have another one."""
+    return (*plain(whole), *plain(*changed, whole=whole))
 
 
 def all_mechanisms() -> tuple[Row, ...]:
@@ -91,28 +104,26 @@ def all_mechanisms() -> tuple[Row, ...]:
 def ablations() -> tuple[Row, ...]:
     """Each mechanism of the papers, whole and without what it is said to rest on; softmax and linear beside them."""
     return (
-        *plain("softmax", "linear", "linear:local=true"),
-        *plain("inline", "inline_uncentred", "inline:local=false"),
-        *plain("agent", "agent_unbiased", "agent:local=false"),
-        *plain(*(f"agent:num_agents={count}" for count in (9, 16, 25))),
-        *plain("pola", "pola_one_sided", "pola_fixed:alpha=0", "pola_fixed", "pola_ungated", "pola:local=false"),
-        *plain("soft", *(f"soft:inverse={inverse}" for inverse in ("plain", "cholesky")), "soft:local=false"),
+        *plain("softmax"),
+        *parted("linear", "linear:local=true"),
+        *parted("inline", "inline_uncentred", "inline:local=false"),
+        *parted("agent", "agent_unbiased", "agent:local=false", *(f"agent:num_agents={n}" for n in (9, 16, 25))),
+        *parted("pola", "pola_one_sided", "pola_fixed:alpha=0", "pola_fixed", "pola_ungated", "pola:local=false"),
+        *parted("soft", "soft:inverse=plain", "soft:inverse=cholesky", "soft:local=false"),
     )
 
 
 def brief() -> tuple[Row, ...]:
-    """What claims are judged from, then every other mechanism, then what else is taken from those of the papers."""
-    judged = plain(
-        "softmax", "linear", "linear:local=true", "inline", "inline_uncentred", "pola", "pola_one_sided", "agent"
-    )
-    named = {row.name: row for row in (*judged, *all_mechanisms(), *ablations())}
-    return tuple({**{row.name: row for row in judged}, **named}.values())
+    """What the papers rest on, then every other mechanism."""
+    parts = ablations()
+    named = {row.name for row in parts}
+    return (*parts, *(row for row in all_mechanisms() if row.name not in named))
 
 
 def with_and_without_branch() -> tuple[Row, ...]:
     """Every mechanism, then those of the papers without their local branch, and linear attention with one."""
-    without = plain(*(f"{name}:local=false" for name in ("inline", "agent", "pola")))
-    return (*all_mechanisms(), *plain("linear:local=true"), *without)
+    without = [row for name in ("inline", "agent", "pola") for row in plain(f"{name}:local=false", whole=name)]
+    return (*all_mechanisms(), *plain("linear:local=true", whole="linear"), *without)
 
 
 def sequences(*mechanisms: str) -> tuple[Row, ...]:

@@ -98,6 +98,21 @@ def test_tables_are_of_tasks_columns_and_data(evidence):
         evidence.recipe_of(next(cells([table.name])), Path("data"))
 
 
+def test_rows_with_a_part_changed_stand_beside_the_whole_seed_by_seed(evidence):
+    from evidence_page import parts_lines
+    from evidence_tables import TABLES
+
+    changed = [(table, row) for table in TABLES for row in table.rows if row.whole]
+    assert {table.name for table, _ in changed} == {"ablations", "brief", "reach"}
+    for table, row in changed:
+        rows = {other.name: other for other in table.rows}
+        assert rows[row.whole].whole is None and row.attention != rows[row.whole].attention, row
+    table = next(table for table in TABLES if table.name == "brief")
+    found = {row.name: {} for row in table.rows}
+    found |= {"inline": {0: {"value": 70.0}, 1: {"value": 71.0}}, "inline_localfalse": {1: {"value": 69.5}}}
+    assert parts_lines(table, found)[-1] == "| inline_localfalse | inline | -1.5 | 1 |"
+
+
 def test_a_mechanism_without_a_part_is_that_whoever_computes_it(evidence):
     from ablated_attention import ABLATED
 
