@@ -1,5 +1,7 @@
 """Small transformers of diffusers with random weights, and what they are called with."""
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -39,11 +41,61 @@ def sd35():
     return sd3(qk_norm="rms_norm", dual_attention_layers=(0,))
 
 
+PACKED = {"num_attention_heads": 2, "attention_head_dim": 8, "axes_dims_rope": (2, 2, 4), "patch_size": 1}
+ROWS = {**PACKED, "in_channels": 16, "num_layers": 1, "num_single_layers": 2}
+
+
 def flux():
     from diffusers import FluxTransformer2DModel
 
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 16, "axes_dims_rope": (2, 2, 4)}
-    return FluxTransformer2DModel(patch_size=1, num_layers=1, num_single_layers=2, **sizes, **OF_TEXT)
+    return FluxTransformer2DModel(**ROWS, **OF_TEXT)
+
+
+def chroma():
+    from diffusers import ChromaTransformer2DModel
+
+    approximator = {"approximator_num_channels": 8, "approximator_hidden_dim": 16, "approximator_layers": 1}
+    with warnings.catch_warnings():
+        # of diffusers, that it uses a class of its own which is to go
+        warnings.simplefilter("ignore", FutureWarning)
+        return ChromaTransformer2DModel(**ROWS, joint_attention_dim=24, **approximator)
+
+
+def bria():
+    from diffusers import BriaTransformer2DModel
+
+    return BriaTransformer2DModel(**ROWS, joint_attention_dim=24)
+
+
+def bria_fibo():
+    from diffusers import BriaFiboTransformer2DModel
+
+    return BriaFiboTransformer2DModel(**ROWS, joint_attention_dim=24, text_encoder_dim=6)
+
+
+def longcat():
+    from diffusers import LongCatImageTransformer2DModel
+
+    return LongCatImageTransformer2DModel(**ROWS, **OF_TEXT)
+
+
+def ovis():
+    from diffusers import OvisImageTransformer2DModel
+
+    return OvisImageTransformer2DModel(**ROWS, out_channels=16, joint_attention_dim=24)
+
+
+def flux2():
+    from diffusers import Flux2Transformer2DModel
+
+    sizes = ROWS | {"axes_dims_rope": (2, 2, 2, 2)}
+    return Flux2Transformer2DModel(**sizes, joint_attention_dim=24, timestep_guidance_channels=8)
+
+
+def qwen():
+    from diffusers import QwenImageTransformer2DModel
+
+    return QwenImageTransformer2DModel(**PACKED, in_channels=16, num_layers=2, joint_attention_dim=24)
 
 
 # name: what makes it, and which latents it takes besides 8×8
@@ -53,7 +105,16 @@ DIFFUSION = {
     "SD3": (sd3, [(12, 8), (4, 20)]),
     "SD3.5": (sd35, [(12, 8), (4, 20)]),
     "Flux": (flux, [(12, 8), (4, 20)]),
+    "Chroma": (chroma, [(12, 8), (4, 20)]),
+    "Bria": (bria, [(12, 8), (2, 20)]),
+    "Bria FIBO": (bria_fibo, [(12, 8), (20, 2)]),
+    "LongCat": (longcat, [(12, 8), (2, 20), (20, 2)]),
+    "Ovis": (ovis, [(12, 8), (4, 20)]),
+    "Flux 2": (flux2, [(12, 8), (2, 20), (20, 2)]),
+    "Qwen": (qwen, [(12, 8), (4, 20)]),
 }
+JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt")]
+"""Whose texts attend together with the image."""
 
 
 def denoiser(name):
@@ -79,14 +140,35 @@ def inputs(name, height=8, width=8, text=5):
         hidden, conditions = noise(2, 4, height, width), {"resolution": None, "aspect_ratio": None}
         texts = {"encoder_hidden_states": noise(2, text, 32), "added_cond_kwargs": conditions}
         return {"hidden_states": hidden, "timestep": timestep, **texts}
-    texts = {"encoder_hidden_states": noise(2, text, 24), "pooled_projections": noise(2, 12)}
-    if name != "Flux":
-        return {"hidden_states": noise(2, 4, height, width), "timestep": timestep, **texts}
+    texts = {"encoder_hidden_states": noise(2, text, 24)}
+    if name in ("SD3", "SD3.5"):
+        pooled = {"pooled_projections": noise(2, 12)}
+        return {"hidden_states": noise(2, 4, height, width), "timestep": timestep, **texts, **pooled}
     rows, columns = height // 2, width // 2
-    ids = torch.zeros(rows, columns, 3)
-    ids[..., 1], ids[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)
-    places = {"img_ids": ids.flatten(0, 1), "txt_ids": torch.zeros(text, 3)}
-    return {"hidden_states": noise(2, rows * columns, 16), "timestep": timestep / 1000, **texts, **places}
+    call = {"hidden_states": noise(2, rows * columns, 16), "timestep": timestep / 1000, **texts}
+    if name == "Qwen":
+        return call | {"img_shapes": [[(1, rows, columns)]] * 2}
+    more = {
+        "Flux": {"pooled_projections": noise(2, 12)},
+        "Bria FIBO": {"text_encoder_layers": [noise(2, text, 6) for _ in range(3)]},
+        "Flux 2": {"guidance": torch.ones(2)},
+    }
+    return call | ids_of(name, rows, columns, text) | more.get(name, {})
+
+
+def ids_of(name, rows, columns, text):
+    """Where tokens stand, as the pipeline of each says it."""
+    axes = 4 if name == "Flux 2" else 3
+    of_image, of_text = torch.zeros(rows, columns, axes), torch.zeros(text, axes)
+    of_image[..., 1], of_image[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)
+    if name == "Flux 2":
+        of_text[:, 3] = torch.arange(text)
+    if name == "LongCat":
+        # a text goes on diagonally, and the image from its end
+        of_image[..., 0] = 1
+        of_image[..., 1:] += text
+        of_text[:, 1:] = torch.arange(text)[:, None]
+    return {"img_ids": of_image.flatten(0, 1), "txt_ids": of_text}
 
 
 def denoised(model, arguments):

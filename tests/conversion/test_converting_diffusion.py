@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from foreign import difference
-from foreign_diffusion import DIFFUSION, denoised, denoiser, inputs
+from foreign_diffusion import DIFFUSION, JOINT, denoised, denoiser, inputs
 from mechanisms import assert_refused, refuses
 from torch import nn
 
@@ -19,7 +19,6 @@ from subquad.diffusion import apply_agent_attention
 pytest.importorskip("diffusers")
 
 SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
-JOINT = ["Flux", "SD3", "SD3.5"]
 
 
 @pytest.mark.parametrize("name", DIFFUSION)
@@ -61,6 +60,57 @@ def test_it_is_kept_in_a_file_beside_its_teacher(name, tmp_path):
     save_delta(student, tmp_path / "delta.safetensors", teacher=model)
     loaded = load_converted(tmp_path / "delta.safetensors", model)
     assert torch.equal(denoised(loaded, call), denoised(student, call))
+
+
+def masked(name, present):
+    """A call with texts of which some tokens are absent, as the pipeline of each says it."""
+    call = inputs(name, 12, 8, text=present.shape[1])
+    if name == "Qwen":
+        return call | {"encoder_hidden_states_mask": present}
+    seen = torch.cat([present, torch.ones(2, 24, dtype=torch.bool)], dim=1)
+    if name == "Chroma":
+        return call | {"attention_mask": seen}
+    pairs = seen[:, None, :, None] & seen[:, None, None, :]
+    pairs = torch.zeros(pairs.shape).masked_fill(~pairs, -torch.inf)
+    return call | {"joint_attention_kwargs": {"attention_mask": pairs}}
+
+
+@pytest.mark.parametrize("name", ["Bria FIBO", "Chroma", "Qwen"])
+def test_absent_tokens_of_a_text_are_seen_by_no_one(name):
+    model = denoiser(name)
+    present = torch.tensor([[True] * 5, [True, False, True, False, False]])
+    call = masked(name, present)
+    student = subquad.convert(model, "softmax")
+    assert difference(denoised(student, call), denoised(model, call)) < 1e-6
+    linear = subquad.convert(model, "linear")
+    expected = denoised(linear, call)
+    others = call | {"encoder_hidden_states": call["encoder_hidden_states"] + 3.0 * ~present[:, :, None]}
+    assert difference(denoised(linear, others), expected) < 1e-6
+    assert not torch.equal(denoised(linear, inputs(name, 12, 8)), expected)
+
+
+def of_pairs():
+    """A mask by which a token sees only those in front of it."""
+    pairs = torch.ones(21, 21, dtype=torch.bool).tril()[None, None]
+    return inputs("Flux") | {"joint_attention_kwargs": {"attention_mask": pairs}}
+
+
+def several_pictures(name):
+    call = inputs(name)
+    call["hidden_states"] = call["hidden_states"].repeat(1, 2, 1)
+    if name == "Qwen":
+        return call | {"img_shapes": [call["img_shapes"][0] * 2] * 2}
+    beside_it = call["img_ids"].clone()
+    beside_it[:, 0] = 10 if name == "Flux 2" else 2
+    return call | {"img_ids": torch.cat([call["img_ids"], beside_it])}
+
+
+@pytest.mark.parametrize("name", ["Bria", "Flux", "Flux 2", "LongCat", "Qwen"])
+def test_pictures_beside_the_one_that_is_made_are_refused(name):
+    student = subquad.convert(denoiser(name), "linear")
+    with pytest.raises(SubquadError, match="can't be converted") as caught:
+        denoised(student, several_pictures(name))
+    assert "\n" not in str(caught.value)
 
 
 def test_cross_attention_stays():
@@ -126,14 +176,6 @@ def test_it_is_exported(name):
         assert difference(exported(call), expected) < 1e-6
 
 
-def beside():
-    """A picture beside the one that is made, as Kontext has it."""
-    call = inputs("Flux")
-    call["hidden_states"] = call["hidden_states"].repeat(1, 2, 1)
-    call["img_ids"] = call["img_ids"].repeat(2, 1)
-    return call
-
-
 def patched():
     model = denoiser("PixArt")
     apply_agent_attention(model)
@@ -151,7 +193,10 @@ def processed():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: denoised(subquad.convert(denoiser("Flux"), "linear"), beside()), "no text followed by one map"),
+        (
+            lambda: denoised(subquad.convert(denoiser("Flux"), "linear"), of_pairs()),
+            r"mask of \(1, 1, 21, 21\) that says",
+        ),
         (lambda: subquad.convert(processed(), "linear"), r"attn1: it has a SlicedAttnProcessor"),
         (
             lambda: subquad.convert(denoiser("DiT"), "linear")(

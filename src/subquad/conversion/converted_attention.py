@@ -126,6 +126,11 @@ class ConvertedAttention(nn.Module):
         return self.num_heads * self.width
 
     @classmethod
+    def standing_for(cls, original: nn.Module) -> "type[ConvertedAttention]":
+        """The class that stands for this very layer: another where layers of one class are called in several ways."""
+        return cls
+
+    @classmethod
     def is_target(cls, original: nn.Module, block: nn.Module, number: int) -> bool:
         """Whether this layer of block `number` is meant where all are to be replaced; windows are cheap as they are."""
         return True

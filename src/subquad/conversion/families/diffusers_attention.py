@@ -1,4 +1,4 @@
-"""Self-attention of diffusers' transformers: DiT and PixArt; SD3 and Flux, whose text and image attend together.
+"""Self-attention of diffusers' transformers: DiT and PixArt; SD3, Qwen-Image and Flux, whose text attends as well.
 
 Tokens of a text stand nowhere on the map and come first, as prefix tokens; there may be more or fewer at each call.
 Cross-attention stays as it is.
@@ -6,13 +6,15 @@ Cross-attention stays as it is.
 Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, channels_out_of
-from subquad.conversion.grid_recorder import GridRecorder, is_called
+from subquad.conversion.families.diffusers_recorder import TRANSFORMERS, Flux2Recorder, FluxRecorder, QwenRecorder
+from subquad.conversion.grid_recorder import GridRecorder
 from subquad.diffusion.patchable_layers import EXTRAS, REPLACEABLE
 from subquad.diffusion.processor import MergedAttention
 from subquad.errors import SubquadError
@@ -20,9 +22,21 @@ from subquad.grid import TokenGrid
 from subquad.positions import GridTable
 from subquad.rope import Rotation, with_signs
 
-FLUX = "diffusers.models.transformers.transformer_flux"
+LIKE_FLUX = {
+    "flux": "Flux",
+    "bria": "Bria",
+    "bria_fibo": "BriaFibo",
+    "longcat_image": "LongCatImage",
+    "ovis_image": "OvisImage",
+}
+"""Networks of diffusers with a layer like Flux's, and how their classes are called."""
 
-PROCESSORS = REPLACEABLE | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor", "FluxAttnProcessor"}
+PROCESSORS = (
+    REPLACEABLE
+    | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor", "QwenDoubleStreamAttnProcessor2_0"}
+    | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor"}
+    | {f"{name}AttnProcessor" for name in LIKE_FLUX.values()}
+)
 """Processors of diffusers that compute plain softmax attention, of image tokens alone or of a text's as well."""
 
 
@@ -36,14 +50,10 @@ class DiffusersAttention(ConvertedAttention):
         # what networks and pipelines of diffusers look up
         self.heads = original.heads
         self.is_cross_attention = False
-        self.context_pre_only = original.context_pre_only
+        self.context_pre_only = getattr(original, "context_pre_only", None)
 
     def check(self, original: Any) -> None:
-        kind = type(original.processor).__name__
-        if isinstance(original.processor, MergedAttention):
-            raise SubquadError("agents or token merging are on: call remove_agent_attention() first")
-        if kind not in PROCESSORS:
-            raise SubquadError(f"it has a {kind}, which is not plain attention: reset it with set_attn_processor")
+        refuse_processor(original.processor)
         for extra in EXTRAS:
             if getattr(original, extra, None):
                 raise SubquadError(f"it has a {extra}, which a converted layer does not know")
@@ -59,6 +69,11 @@ class DiffusersAttention(ConvertedAttention):
 
     def tokens_width(self, original: Any) -> int:
         return channels_into(original.to_q)
+
+    @classmethod
+    def standing_for(cls, original: Any) -> type[ConvertedAttention]:
+        # one class of diffusers is called in as many ways as it has processors
+        return CALLED_OTHERWISE.get(type(original.processor).__name__, cls) if cls is DiffusersAttention else cls
 
     @classmethod
     def is_self_attention(cls, original: Any) -> bool:
@@ -88,22 +103,28 @@ class DiffusersAttention(ConvertedAttention):
         **kwargs: Any,
     ) -> Any:
         """Image tokens (b, n, c), or a pair: image tokens and those of the text."""
-        given = {"attention_mask": attention_mask, **kwargs}
-        if names := [name for name, value in given.items() if value is not None]:
-            raise SubquadError(f"a converted layer of diffusers takes no {' and no '.join(names)}")
-        tokens, heads = hidden_states, list(self.heads_of(hidden_states, "to_{}", "norm_{}"))
-        if encoder_hidden_states is not None:
-            text_heads = self.heads_of(encoder_hidden_states, "add_{}_proj", "norm_added_{}")
-            heads = [torch.cat(pair, dim=2) for pair in zip(text_heads, heads, strict=True)]
-            tokens = torch.cat([encoder_hidden_states, hidden_states], dim=1)
-        grid = self.grid_of_call(hidden_states, tokens)
+        refuse_given({"attention_mask": attention_mask, **kwargs})
         rotation = None if image_rotary_emb is None else rotation_of(*image_rotary_emb)
+        return self.attend(hidden_states, encoder_hidden_states, rotation)
+
+    def attend(
+        self, image: Tensor, text: Tensor | None, rotation: Rotation | None, padding: Tensor | None = None
+    ) -> Any:
+        """What a call answers: tokens (b, n, c), or those of the image and of a text that attends with them.
+
+        `padding` (b, n) is True for tokens, those of the text first, that no one sees.
+        """
+        tokens, heads = image, list(self.heads_of(image, "to_{}", "norm_{}"))
+        if text is not None:
+            text_heads = self.heads_of(text, "add_{}_proj", "norm_added_{}")
+            heads = [torch.cat(pair, dim=2) for pair in zip(text_heads, heads, strict=True)]
+            tokens = torch.cat([text, image], dim=1)
         q, k, v = heads
-        y = self.mix(q, k, v, tokens, grid=grid, rotation=rotation)
-        if encoder_hidden_states is None:
+        y = self.mix(q, k, v, tokens, grid=self.grid_of_call(image, tokens), rotation=rotation, padding=padding)
+        if text is None:
             return self.project_out(y)
-        text, image = y.split([encoder_hidden_states.shape[1], hidden_states.shape[1]], dim=1)
-        return self.project_out(image), self.through("to_add_out", text)
+        of_text, of_image = y.split([text.shape[1], image.shape[1]], dim=1)
+        return self.project_out(of_image), self.through("to_add_out", of_text)
 
     def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
         """The grid of all tokens of a call, (b, n, c), of which `image` are those behind a text.
@@ -135,61 +156,137 @@ class DiffusersAttention(ConvertedAttention):
         return tokens
 
 
-class FluxRecorder(GridRecorder):
-    """Listens to Flux's position embedding, whose argument says where tokens stand: (n, 3), rows and columns last."""
+class QwenAttention(DiffusersAttention):
+    """Qwen-Image's: rotary positions of both, as complex numbers, and texts with absent tokens."""
 
-    # that of 1,024 px, which the network does not say
-    usual_size: ClassVar[tuple[int, int] | None] = (128, 128)
+    listener: ClassVar[type[GridRecorder]] = QwenRecorder
 
-    @classmethod
-    def hears(cls, module: nn.Module) -> bool:
-        return is_called(module, f"{FLUX}.FluxPosEmbed")
-
-    @classmethod
-    def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
-        # four neighbours of a latent are put into one token before the network sees them
-        return max(size[0] // 2, 1), max(size[1] // 2, 1)
-
-    def __call__(self, module: Any, arguments: Any, embedded: Any) -> None:
-        if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
-            # numbers can't be read where a network is exported: the grid is that of the call before
-            return
-        self.read(arguments[0])
-
-    @torch.compiler.disable
-    def read(self, ids: Tensor) -> None:
-        """Find the map at the end of all places.
-
-        Raises:
-            SubquadError: there is none, or there are several.
-        """
-        places = ids[:, -2:].round().long().tolist()
-        height, width = (max(column) + 1 for column in zip(*places, strict=True))
-        count = height * width
-        expected = [[row, column] for row in range(height) for column in range(width)]
-        if places[-count:] != expected or any(place != [0, 0] for place in places[:-count]):
-            raise SubquadError(
-                f"img_ids and txt_ids of {len(places)} tokens are no text followed by one map of {height}×{width}: "
-                "pictures beside the one that is made can't be converted"
-            )
-        self.prefix = len(places) - count
-        self.record(TokenGrid(height, width))
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        encoder_hidden_states_mask: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Image tokens (b, n, c), and those of the text."""
+        refuse_given(kwargs)
+        rotation = None
+        if image_rotary_emb is not None:
+            turns = torch.cat(tuple(reversed(image_rotary_emb)))
+            rotation = rotation_of(*(part.repeat_interleave(2, dim=-1) for part in (turns.real, turns.imag)))
+        padding = None
+        if encoder_hidden_states_mask is not None:
+            present = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.bool)
+            padding = ~torch.cat([encoder_hidden_states_mask.bool(), present], dim=1)
+        return self.attend(hidden_states, encoder_hidden_states, rotation, padding)
 
 
 class FluxAttention(DiffusersAttention):
     """Flux's: rotary positions of both, and blocks in which text and image are one row of tokens already."""
 
-    replaces: ClassVar[tuple[str, ...]] = (f"{FLUX}.FluxAttention",)
+    replaces: ClassVar[tuple[str, ...]] = tuple(
+        f"{TRANSFORMERS}.transformer_{module}.{name}Attention" for module, name in LIKE_FLUX.items()
+    )
     listener: ClassVar[type[GridRecorder]] = FluxRecorder
 
     @classmethod
     def sees_text(cls, original: Any) -> bool:
         return True
 
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Tokens (b, n, c) of a text and an image, or a pair: image tokens and those of the text."""
+        refuse_given(kwargs)
+        rotation = None if image_rotary_emb is None else rotation_of(*image_rotary_emb)
+        return self.attend(hidden_states, encoder_hidden_states, rotation, absent_tokens(attention_mask))
+
     def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
         # text and image may be one row already
         grid = self.recorder.grid_of(tokens)
         return self.behind_text(TokenGrid(*grid.shape), tokens)
+
+
+class Flux2Attention(FluxAttention):
+    """Flux 2's, of blocks in which text and image have projections of their own."""
+
+    replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_flux2.Flux2Attention",)
+    listener: ClassVar[type[GridRecorder]] = Flux2Recorder
+
+
+class Flux2ParallelAttention(FluxAttention):
+    """Flux 2's of the other blocks: projections shared with those of the block's MLP, which is within the layer."""
+
+    replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_flux2.Flux2ParallelSelfAttention",)
+    listener: ClassVar[type[GridRecorder]] = Flux2Recorder
+
+    def check(self, original: Any) -> None:
+        refuse_processor(original.processor)
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.heads, original.inner_dim // original.heads
+
+    def tokens_width(self, original: Any) -> int:
+        return channels_into(original.to_qkv_mlp_proj)
+
+    def attend(
+        self, image: Tensor, text: Tensor | None, rotation: Rotation | None, padding: Tensor | None = None
+    ) -> Any:
+        fused = self.through("to_qkv_mlp_proj", image)
+        dim = self.num_heads * self.width
+        q, k, v, hidden = fused.split([dim, dim, dim, fused.shape[-1] - 3 * dim], dim=-1)
+        q, k, v = map(self.split, (q, k, v))
+        q, k = self.through("norm_q", q), self.through("norm_k", k)
+        y = self.mix(q, k, v, image, grid=self.grid_of_call(image, image), rotation=rotation, padding=padding)
+        return self.through("to_out", torch.cat([y, self.through("mlp_act_fn", hidden)], dim=-1))
+
+
+CALLED_OTHERWISE: dict[str, type[DiffusersAttention]] = {
+    "QwenDoubleStreamAttnProcessor2_0": QwenAttention,
+    # in the blocks of FIBO that have text and image in one row
+    "BriaAttnProcessor": FluxAttention,
+}
+"""What stands for diffusers' usual layer with a processor that is called in another way than most."""
+
+
+def refuse_processor(processor: Any) -> None:
+    """Raise where a processor of diffusers computes something else than plain attention."""
+    kind = type(processor).__name__
+    if isinstance(processor, MergedAttention):
+        raise SubquadError("agents or token merging are on: call remove_agent_attention() first")
+    if kind not in PROCESSORS:
+        raise SubquadError(f"it has a {kind}, which is not plain attention: reset it with set_attn_processor")
+
+
+def refuse_given(arguments: Mapping[str, Any]) -> None:
+    """Raise where a layer is called with something that it does not know."""
+    if names := [name for name, value in arguments.items() if value is not None]:
+        raise SubquadError(f"a converted layer of diffusers takes no {' and no '.join(names)}")
+
+
+def absent_tokens(mask: Tensor | None) -> Tensor | None:
+    """(b, n), True for tokens that no one sees, from a mask (b, 1, n, n) of pairs that do, or of what is added to them.
+
+    Raises:
+        SubquadError: it says more of pairs than which tokens are there.
+    """
+    if mask is None:
+        return None
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    present = seen.diagonal(dim1=-2, dim2=-1)[:, 0] if mask.dim() == 4 and mask.shape[1] == 1 else None
+    # what is traced can't be asked
+    asked = present is not None and not torch.compiler.is_compiling()
+    if present is None or (asked and not torch.equal(seen[:, 0], present[:, :, None] & present[:, None, :])):
+        raise SubquadError(
+            f"an attention mask of {tuple(mask.shape)} that says more than which tokens are there can't be converted"
+        )
+    return ~present
 
 
 def head_of(original: Any) -> int:

@@ -21,7 +21,10 @@ from subquad.plugins import Table
 
 FAMILIES: dict[str, str] = {
     "diffusers.models.attention_processor": "subquad.conversion.families.diffusers_attention",
-    "diffusers.models.transformers.transformer_flux": "subquad.conversion.families.diffusers_attention",
+    **{
+        f"diffusers.models.transformers.transformer_{name}": "subquad.conversion.families.diffusers_attention"
+        for name in ("bria", "bria_fibo", "flux", "flux2", "longcat_image", "ovis_image")
+    },
     "dinov2.layers.attention": "subquad.conversion.families.dino_attention",
     "dinov3.layers.attention": "subquad.conversion.families.dino_attention",
     "segment_anything.modeling.image_encoder": "subquad.conversion.families.sam_attention",
@@ -186,7 +189,7 @@ def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
         name = f"{cls.__module__}.{cls.__qualname__}"
         found = _REGISTERED.get(name) or _of_family(cls.__module__).get(name)
         if found is not None:
-            return found
+            return found.standing_for(layer)
         if "forward" in vars(cls) and InFewSteps not in cls.__bases__:
             return None
     return None
