@@ -98,6 +98,13 @@ def qwen():
     return QwenImageTransformer2DModel(**PACKED, in_channels=16, num_layers=2, joint_attention_dim=24)
 
 
+def z_image():
+    from diffusers import ZImageTransformer2DModel
+
+    sizes = {"dim": 16, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 24}
+    return ZImageTransformer2DModel(in_channels=4, **sizes, axes_dims=[2, 2, 4], axes_lens=[256, 32, 32])
+
+
 # name: what makes it, and which latents it takes besides 8×8
 DIFFUSION = {
     "DiT": (dit, [(12, 12), (6, 6)]),
@@ -112,9 +119,10 @@ DIFFUSION = {
     "Ovis": (ovis, [(12, 8), (4, 20)]),
     "Flux 2": (flux2, [(12, 8), (2, 20), (20, 2)]),
     "Qwen": (qwen, [(12, 8), (4, 20)]),
+    "Z-Image": (z_image, [(12, 8), (4, 20)]),
 }
-JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt")]
-"""Whose texts attend together with the image."""
+JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt", "Z-Image")]
+"""Whose texts attend together with the image, all of them in front of it."""
 
 
 def denoiser(name):
@@ -140,6 +148,9 @@ def inputs(name, height=8, width=8, text=5):
         hidden, conditions = noise(2, 4, height, width), {"resolution": None, "aspect_ratio": None}
         texts = {"encoder_hidden_states": noise(2, text, 32), "added_cond_kwargs": conditions}
         return {"hidden_states": hidden, "timestep": timestep, **texts}
+    if name == "Z-Image":
+        latents, texts = noise(2, 4, 1, height, width), noise(2, text, 24)
+        return {"x": list(latents), "t": timestep / 1000, "cap_feats": list(texts)}
     texts = {"encoder_hidden_states": noise(2, text, 24)}
     if name in ("SD3", "SD3.5"):
         pooled = {"pooled_projections": noise(2, 12)}
@@ -173,4 +184,10 @@ def ids_of(name, rows, columns, text):
 
 def denoised(model, arguments):
     with torch.no_grad():
-        return model(**arguments).sample
+        return sample_of(model, arguments)
+
+
+def sample_of(model, arguments):
+    """What is denoised, of a network that answers with a list, too."""
+    sample = model(**arguments).sample
+    return torch.stack(sample) if isinstance(sample, list) else sample

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from foreign import difference
-from foreign_diffusion import DIFFUSION, JOINT, denoised, denoiser, inputs
+from foreign_diffusion import DIFFUSION, JOINT, denoised, denoiser, inputs, sample_of
 from mechanisms import assert_refused, refuses
 from torch import nn
 
@@ -15,10 +15,18 @@ from subquad import ATTENTION, SubquadError
 from subquad.conversion import converted_layers, load_converted, save_delta
 from subquad.conversion.converted_attention import ADDED
 from subquad.diffusion import apply_agent_attention
+from subquad.grid import TokenGrid
+from subquad.positions import GridTable
 
 pytest.importorskip("diffusers")
 
 SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
+
+
+def learns_positions(attention):
+    grid = TokenGrid(2, 2)
+    layer = ATTENTION[attention](16, 2, grid=grid, kv_grid=grid)
+    return any(isinstance(part, GridTable) for part in layer.modules())
 
 
 @pytest.mark.parametrize("name", DIFFUSION)
@@ -39,8 +47,12 @@ def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
     prefix = {"prefix": 5} if name in JOINT else {}
     for attention in SUB_QUADRATIC:
         settings = {"num_agents": 4} if attention == "agent" else {}
-        if prefix and refuses(attention, "prefix"):
+        if (prefix or name == "Z-Image") and refuses(attention, "prefix"):
             assert_refused(attention, partial(subquad.convert, model, attention, **prefix), "prefix")
+            continue
+        if name == "Z-Image" and learns_positions(attention):
+            with pytest.raises(SubquadError, match="take a mechanism without position tables"):
+                subquad.convert(model, attention)
             continue
         student = subquad.convert(model, attention, **prefix, **settings)
         for call in calls:
@@ -56,7 +68,8 @@ def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
 @pytest.mark.parametrize("name", DIFFUSION)
 def test_it_is_kept_in_a_file_beside_its_teacher(name, tmp_path):
     model, call = denoiser(name), inputs(name)
-    student = subquad.convert(model, "agent", num_agents=4, prefix=5 if name in JOINT else None)
+    chosen = {"attention": "inline"} if name == "Z-Image" else {"attention": "agent", "num_agents": 4}
+    student = subquad.convert(model, **chosen, prefix=5 if name in JOINT else None)
     save_delta(student, tmp_path / "delta.safetensors", teacher=model)
     loaded = load_converted(tmp_path / "delta.safetensors", model)
     assert torch.equal(denoised(loaded, call), denoised(student, call))
@@ -87,6 +100,23 @@ def test_absent_tokens_of_a_text_are_seen_by_no_one(name):
     others = call | {"encoder_hidden_states": call["encoder_hidden_states"] + 3.0 * ~present[:, :, None]}
     assert difference(denoised(linear, others), expected) < 1e-6
     assert not torch.equal(denoised(linear, inputs(name, 12, 8)), expected)
+
+
+def test_what_stands_behind_an_image_is_told_from_it():
+    model = denoiser("Z-Image")
+    student, linear = subquad.convert(model, "softmax"), subquad.convert(model, "inline")
+    assert [converted_layers(student).keys(), model.layers[0].modulation] == [{0, 2, 3}, True]
+    for size, text in (((8, 8), 40), ((16, 8), 5), ((16, 16), 70)):  # 16, 0 and 0 tokens fill images up
+        call = inputs("Z-Image", *size, text=text)
+        assert difference(denoised(student, call), denoised(model, call)) < 1e-6
+        assert denoised(linear, call).isfinite().all()
+    apart = call | {"cap_feats": [call["cap_feats"][0], call["cap_feats"][1][:5]]}
+    of_two_sizes = call | {"x": [call["x"][0], call["x"][1][..., :8]]}
+    for wrong, says in ((apart, "different lengths"), (of_two_sizes, "one size"), ({**call, "x": [[]]}, "list of lat")):
+        with pytest.raises(SubquadError, match=says):
+            denoised(student, wrong)
+    with pytest.raises(SubquadError, match=r"context_refiner\.0\.attention sees texts alone"):
+        subquad.convert(model, "linear", blocks=[1])
 
 
 def of_pairs():
@@ -130,20 +160,29 @@ def test_texts_may_be_of_any_length_unless_positions_are_learned(name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Flux", "SD3"])
+@pytest.mark.parametrize("name", ["Flux", "SD3", "Z-Image"])
 def test_gradient_checkpointing_gives_the_same_gradients(name):
     student = subquad.convert(denoiser(name), "linear")
-    calls = [inputs(name), inputs(name, 12, 8)]
+    calls = [inputs(name), inputs(name, 16, 12)]
     for switch in (lambda: None, student.enable_gradient_checkpointing):
         switch()
         student.zero_grad()
-        sum(student(**call).sample.sum() for call in calls).backward()
+        sum(sample_of(student, call).sum() for call in calls).backward()
         gradients = {n: p.grad.clone() for n, p in student.named_parameters() if p.grad is not None}
         if switch is not student.enable_gradient_checkpointing:
             plain = gradients
     assert gradients.keys() == plain.keys()
     for parameter, gradient in gradients.items():
         assert difference(gradient, plain[parameter]) < 1e-5 or plain[parameter].norm() < 1e-5, parameter
+
+
+def test_maps_that_cannot_be_told_apart_when_they_are_computed_again_are_refused():
+    student = subquad.convert(denoiser("Z-Image"), "linear")
+    student.enable_gradient_checkpointing()
+    # both are filled up to 32 tokens
+    answers = sum(sample_of(student, inputs("Z-Image", *size)).sum() for size in ((8, 8), (12, 8)))
+    with pytest.raises(SubquadError, match="64 tokens are computed again for their gradient"):
+        answers.backward()
 
 
 def test_a_copied_flux_knows_its_own_grid():
@@ -162,7 +201,7 @@ class Denoised(nn.Module):
         self.model = model
 
     def forward(self, arguments):
-        return self.model(**arguments).sample
+        return sample_of(self.model, arguments)
 
 
 @pytest.mark.slow

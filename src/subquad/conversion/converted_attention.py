@@ -56,14 +56,14 @@ class ConvertedAttention(nn.Module):
         listener: what tells this family's layers where their tokens stand, and to which module it listens.
         in_pyramid: whether convolutions lead from one stage of this family's networks to the next, each to a smaller
             map, on which the layers behind it stand.
-        windows_stay: whether layers that are no targets, as they see windows, can't be converted at all.
+        others_see: what layers that are no targets see, where these can't be converted at all, as "windows".
     """
 
     replaces: ClassVar[tuple[str, ...]] = ()
     host: ClassVar[str] = "vit"
     listener: ClassVar[type[GridRecorder]] = GridRecorder
     in_pyramid: ClassVar[bool] = False
-    windows_stay: ClassVar[bool] = False
+    others_see: ClassVar[str | None] = None
 
     # what torch.jit.script calls first
     __prepare_scriptable__ = refuse_torchscript

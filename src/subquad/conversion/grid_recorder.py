@@ -10,8 +10,14 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.tracing import surely
 
 REPLACED = "was replaced after the conversion: replace it before subquad.convert"
+
+COMPUTED_AGAIN = (
+    "are computed again for their gradient, and images of two shapes had as many: call backward after each of them, or "
+    "switch gradient checkpointing off"
+)
 
 
 class GridRecorder:
@@ -25,11 +31,13 @@ class GridRecorder:
         prefix: tokens in front of the map, which stand nowhere.
 
     Attributes:
+        in_front: whether it hears what the module is called with, before that runs; what it gives, else.
         usual_size: (height, width) of the images of networks that do not say what they are made for; None where such a
             network is to be told.
     """
 
     usual_size: ClassVar[tuple[int, int] | None] = None
+    in_front: ClassVar[bool] = False
 
     def __init__(self, prefix: int) -> None:
         self.prefix = prefix
@@ -116,6 +124,29 @@ class GridRecorder:
             return rows.without_prefix
         return self._find(tokens.shape[-2], 0)
 
+    def grid_within(self, tokens: Tensor, layer: nn.Module) -> TokenGrid:
+        """The grid of tokens (b, n, c) of a layer, those of the last map and any number of others, as prefix tokens.
+
+        Raises:
+            SubquadError: nothing was embedded yet, or these are fewer than the map has.
+        """
+        count = tokens.shape[-2]
+        # layers of one network may have other numbers beside the same map
+        key = (id(layer), count)
+        if torch.compiler.is_compiling():
+            last = self._last
+        elif _in_backward():
+            last = self._earlier.get(key)
+            if last is None:
+                raise SubquadError(f"{count} tokens {COMPUTED_AGAIN}")
+        else:
+            last = self._last
+            known = self._earlier.setdefault(key, last)
+            self._earlier[key] = last if known == last else None
+        if last is None or surely(count < last.num_places):
+            last = self._find(count, 0)
+        return TokenGrid(*last.shape, count - last.num_places)
+
     def _rows_here(self) -> TokenGrid | None:
         # a compiler can't ask for the thread, and has nothing to ask where no tokens stand on rows
         return self._rows.get(get_ident()) if self._rows else None
@@ -125,10 +156,7 @@ class GridRecorder:
         if last is not None and last.num_places == places:
             if torch.compiler.is_compiling() or not _in_backward() or self._earlier.get(int(places)) is not None:
                 return last
-            raise SubquadError(
-                f"{count} tokens are computed again for their gradient, and images of two shapes had as many: call "
-                "backward after each of them, or switch gradient checkpointing off"
-            )
+            raise SubquadError(f"{count} tokens {COMPUTED_AGAIN}")
         if not torch.compiler.is_compiling() and _in_backward() and (earlier := self._earlier.get(int(places))):
             return earlier
         if last is None:
@@ -208,6 +236,9 @@ class Follower:
 
 def listen(model: nn.Module, path: str, recorder: GridRecorder) -> None:
     """Let a recorder listen to the embedding of a network, at `path`, and to what takes its place there."""
+    if recorder.in_front:
+        model.get_submodule(path).register_forward_pre_hook(recorder, with_kwargs=True)  # type: ignore[arg-type]
+        return
     parts = path.split(".")
     for length in range(len(parts)):
         holder = model.get_submodule(".".join(parts[:length]))

@@ -406,8 +406,10 @@ def _creations(model: nn.Module, replaced: Iterable[str]) -> dict[str, dict[str,
 
 def _replacement(layer: Layer, original: nn.Module, mechanism: Any, recorder: GridRecorder) -> ConvertedAttention:
     family = layer.family
-    if family.windows_stay and not layer.is_target:
-        raise SubquadError(f"{layer.path} sees windows, and stays as it is: leave its block out of `blocks`")
+    if family.others_see and not layer.is_target:
+        raise SubquadError(
+            f"{layer.path} sees {family.others_see}, and stays as it is: leave its block out of `blocks`"
+        )
     try:
         return family(original, mechanism, grid=layer.grid, recorder=recorder)
     except SubquadError as error:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, channels_out_of
-from subquad.conversion.families.diffusers_recorder import TRANSFORMERS, Flux2Recorder, FluxRecorder, QwenRecorder
+from subquad.conversion.families.diffusers_recorder import (
+    TRANSFORMERS,
+    Flux2Recorder,
+    FluxRecorder,
+    QwenRecorder,
+    ZRecorder,
+)
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.diffusion.patchable_layers import EXTRAS, REPLACEABLE
 from subquad.diffusion.processor import MergedAttention
@@ -33,7 +39,8 @@ LIKE_FLUX = {
 
 PROCESSORS = (
     REPLACEABLE
-    | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor", "QwenDoubleStreamAttnProcessor2_0"}
+    | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor"}
+    | {"QwenDoubleStreamAttnProcessor2_0", "ZSingleStreamAttnProcessor"}
     | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor"}
     | {f"{name}AttnProcessor" for name in LIKE_FLUX.values()}
 )
@@ -173,13 +180,63 @@ class QwenAttention(DiffusersAttention):
         refuse_given(kwargs)
         rotation = None
         if image_rotary_emb is not None:
-            turns = torch.cat(tuple(reversed(image_rotary_emb)))
-            rotation = rotation_of(*(part.repeat_interleave(2, dim=-1) for part in (turns.real, turns.imag)))
+            rotation = rotation_of_turns(torch.cat(tuple(reversed(image_rotary_emb))))
         padding = None
         if encoder_hidden_states_mask is not None:
             present = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.bool)
             padding = ~torch.cat([encoder_hidden_states_mask.bool(), present], dim=1)
         return self.attend(hidden_states, encoder_hidden_states, rotation, padding)
+
+
+class ZAttention(DiffusersAttention):
+    """Z-Image's, one row of an image and behind it what fills it up, and a text; here these stand in front of it."""
+
+    listener: ClassVar[type[GridRecorder]] = ZRecorder
+    others_see: ClassVar[str | None] = "texts alone"
+
+    def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
+        # there are some beside the map, with which a mechanism may be of no use
+        inner = super().make_inner(original, mechanism, TokenGrid(*grid.shape, 32))
+        if self.prefix_of_tables is not None:
+            raise SubquadError(
+                f"{type(inner).__name__} learns positions of tokens, and how many Z-Image has beside the map differs "
+                "among its blocks: take a mechanism without position tables, as linear or inline"
+            )
+        return inner
+
+    @classmethod
+    def is_target(cls, original: Any, block: Any, number: int) -> bool:
+        # those that refine what is no image are told no noise level
+        return bool(block.modulation)
+
+    @classmethod
+    def sees_text(cls, original: Any) -> bool:
+        return True
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, freqs_cis: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        """Tokens (b, n, c); rotary positions as complex numbers (b, n, d / 2), the same for all images.
+
+        Raises:
+            SubquadError: texts of a batch are of different lengths.
+        """
+        # what is traced can't be asked
+        asked = freqs_cis is not None and len(freqs_cis) > 1 and not torch.compiler.is_compiling()
+        apart = asked and any(not torch.equal(one, freqs_cis[0]) for one in freqs_cis[1:])  # type: ignore[index]
+        if kwargs.get("attention_mask") is not None or apart:
+            raise SubquadError(
+                "texts of a batch have different lengths, counted in steps of 32: a converted Z-Image takes those of "
+                "one, so call it for each, or fill their features up"
+            )
+        refuse_given(kwargs)
+        behind = self.recorder.grid_within(hidden_states, self).prefix
+        x = hidden_states.roll(behind, dims=1)
+        rotation = None if freqs_cis is None else rotation_of_turns(freqs_cis[0].roll(behind, dims=0))
+        return self.attend(x, None, rotation).roll(-behind, dims=1)
+
+    def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
+        return self.behind_text(self.recorder.grid_within(tokens, self), tokens)
 
 
 class FluxAttention(DiffusersAttention):
@@ -249,6 +306,7 @@ class Flux2ParallelAttention(FluxAttention):
 
 CALLED_OTHERWISE: dict[str, type[DiffusersAttention]] = {
     "QwenDoubleStreamAttnProcessor2_0": QwenAttention,
+    "ZSingleStreamAttnProcessor": ZAttention,
     # in the blocks of FIBO that have text and image in one row
     "BriaAttnProcessor": FluxAttention,
 }
@@ -303,3 +361,8 @@ def norm_width(original: Any) -> int | None:
 def rotation_of(cos: Tensor, sin: Tensor) -> Rotation:
     """Tables (n, d) of neighbouring pairs of channels, of text and image."""
     return Rotation(cos, with_signs(sin, interleaved=True), interleaved=True)
+
+
+def rotation_of_turns(turns: Tensor) -> Rotation:
+    """The same of complex numbers (n, d / 2)."""
+    return rotation_of(*(part.repeat_interleave(2, dim=-1) for part in (turns.real, turns.imag)))

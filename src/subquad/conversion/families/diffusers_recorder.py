@@ -113,6 +113,32 @@ class QwenRecorder(PackedRecorder):
         self.record(TokenGrid(*images[0][0][1:]))
 
 
+class ZRecorder(PackedRecorder):
+    """Listens to Z-Image as a whole, whose latents are the first thing that it is called with."""
+
+    embeddings: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_z_image.ZImageTransformer2DModel",)
+    in_front: ClassVar[bool] = True
+
+    def __call__(self, module: Any, arguments: Any, named: Any) -> None:
+        """Record the map of all latents (c, frames, y, x), from what the network is called with, in part by name.
+
+        Raises:
+            SubquadError: there are several pictures or frames of an image, or latents of several sizes.
+        """
+        latents = arguments[0] if arguments else named["x"]
+        patch = named.get("patch_size", module.all_patch_size[0])
+        if any(isinstance(one, list) for one in latents):
+            raise SubquadError("pictures beside the one that is made can't be converted: give a list of latents")
+        shapes = {tuple(one.shape[1:]) for one in latents}
+        if len(shapes) != 1 or any(frames != 1 for frames, *_ in shapes):
+            raise SubquadError(
+                f"latents of {sorted(shapes)} (frames, rows, columns) in a batch: a converted network takes those of "
+                "one size, and single frames"
+            )
+        ((_, height, width),) = shapes
+        self.record(TokenGrid(height // patch, width // patch))
+
+
 def map_at_the_end(places: Sequence[Sequence[int]]) -> TokenGrid:
     """The largest map whose rows are the last of these places (row, column), from its upper left one on."""
     last_row, last_column = places[-1]

@@ -140,7 +140,7 @@ class TwinsWindows(TwinsAttention):
     """Twins-SVT's attention within windows, which stay: they are cheap as they are."""
 
     replaces: ClassVar[tuple[str, ...]] = ("timm.models.twins.LocallyGroupedAttn",)
-    windows_stay: ClassVar[bool] = True
+    others_see: ClassVar[str | None] = "windows"
 
     @classmethod
     def is_target(cls, original: nn.Module, block: nn.Module, number: int) -> bool:

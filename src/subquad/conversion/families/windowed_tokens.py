@@ -23,7 +23,7 @@ class WindowedTokensAttention(TransformersAttention):
         side: windows in a row of them, and rows.
     """
 
-    windows_stay: ClassVar[bool] = True
+    others_see: ClassVar[str | None] = "windows"
     in_front_of_windows: ClassVar[int] = 0
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
