@@ -217,7 +217,7 @@ def test_networks_without_logits_and_of_transformers_are_distilled_too():
         assert sum(done.last.values()) < sum(done.first.values())
 
 
-@pytest.mark.parametrize("name", ["PixArt", "SD3"])
+@pytest.mark.parametrize("name", ["PixArt", "SD3", "Qwen", "Z-Image"])
 def test_networks_that_take_more_than_images_are_fed_by_name(name):
     pytest.importorskip("diffusers")
     model = denoiser(name)

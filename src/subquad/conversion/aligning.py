@@ -145,7 +145,7 @@ class Taps:
         self._figures = {}
         with_gradients = torch.is_grad_enabled()
         recorder = next(iter(self.layers.values())).recorder
-        handles = [embedding.register_forward_hook(recorder) for embedding in self.embeddings]
+        handles = [recorder.hook_onto(embedding) for embedding in self.embeddings]
         for number, path in self.paths.items():
             module = self.teacher.get_submodule(path)
             handles.append(module.register_forward_hook(self._hook(number, with_gradients), with_kwargs=True))

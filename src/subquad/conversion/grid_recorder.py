@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -82,6 +83,12 @@ class GridRecorder:
             kind = type(module).__name__
             raise SubquadError(f"the patch embedding, now a {kind} that gives no map (b, c, y, x), {REPLACED}")
         self.record(TokenGrid(image.shape[-2], image.shape[-1]))
+
+    def hook_onto(self, module: nn.Module) -> RemovableHandle:
+        """Listen to a module, whose calls are told from the next one on."""
+        if self.in_front:
+            return module.register_forward_pre_hook(self, with_kwargs=True)  # type: ignore[arg-type]
+        return module.register_forward_hook(self)
 
     def record(self, grid: TokenGrid) -> None:
         """The next tokens stand on `grid`, a map without prefix tokens."""
@@ -236,14 +243,11 @@ class Follower:
 
 def listen(model: nn.Module, path: str, recorder: GridRecorder) -> None:
     """Let a recorder listen to the embedding of a network, at `path`, and to what takes its place there."""
-    if recorder.in_front:
-        model.get_submodule(path).register_forward_pre_hook(recorder, with_kwargs=True)  # type: ignore[arg-type]
-        return
     parts = path.split(".")
-    for length in range(len(parts)):
+    for length in range(0 if recorder.in_front else len(parts)):
         holder = model.get_submodule(".".join(parts[:length]))
         holder.register_forward_pre_hook(Follower(recorder, ".".join(parts[length:])))
-    model.get_submodule(path).register_forward_hook(recorder)
+    recorder.hook_onto(model.get_submodule(path))
 
 
 def stop_listening(model: nn.Module) -> None:
@@ -252,6 +256,7 @@ def stop_listening(model: nn.Module) -> None:
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key in [key for key, hook in hooks.items() if isinstance(hook, GridRecorder | Follower)]:
                 del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def is_called(module: nn.Module, name: str) -> bool:
