@@ -102,6 +102,33 @@ def lw_detr():
     return OfMaps(network)
 
 
+VIT_DET = {"window_size": 3, "window_block_indices": [0, 2], "residual_block_indices": [2], "num_hidden_layers": 3}
+
+
+def vit_det(**more):
+    """Windows of 3×3 but in block 1."""
+    sizes = {"pretrain_image_size": 32, "use_relative_position_embeddings": True, "mlp_ratio": 2}
+    return OfMaps(of_transformers("VitDetBackbone", "VitDetConfig", **VIT_DET | sizes | more))
+
+
+class Alphas(nn.Module):
+    """What ViTMatte finds, of images whose last channel is a trimap."""
+
+    def __init__(self):
+        import transformers
+
+        super().__init__()
+        sizes = {**IN_TRANSFORMERS, **VIT_DET, "out_features": ["stage3"], "num_channels": 4, "pretrain_image_size": 32}
+        backbone = transformers.VitDetConfig(**sizes, mlp_ratio=2, use_relative_position_embeddings=True)
+        config = transformers.VitMatteConfig(
+            backbone_config=backbone, hidden_size=48, convstream_hidden_sizes=[8, 8, 8], fusion_hidden_sizes=[8] * 4
+        )
+        self.network = transformers.VitMatteForImageMatting(config)
+
+    def forward(self, x):
+        return self.network(torch.cat([x, x[:, :1]], dim=1)).alphas
+
+
 def sapiens_of_transformers(**more):
     sizes = {"num_key_value_heads_per_layer": [4, 4], "use_qk_norm": True, "image_size": [64, 64]}
     return of_transformers("Sapiens2Model", "Sapiens2Config", **sizes | more)
@@ -425,6 +452,8 @@ MORE = {
         partial(sam_that_reads, "pp_formulanet", "PPFormulaNet", "Model", post_conv_in_channels=16),
         [],
     ),
+    "transformers ViTDet": (vit_det, []),
+    "transformers ViTMatte": (Alphas, []),
     "SAM of segment_anything": (sam_of_meta, []),
     "transformers SAM 3": (sam3_of_transformers, []),
     "transformers RF-DETR": (rf_detr, [(96, 96), (64, 96)]),

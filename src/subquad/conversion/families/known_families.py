@@ -108,6 +108,7 @@ FAMILIES: dict[str, str] = {
             "sam_hq",
             "slanext",
             "unlimited_ocr",
+            "vitdet",
         )
     },
     **{

@@ -88,6 +88,18 @@ class TransformersSamAttention(SamAttention):
         return super().forward(hidden_states), None
 
 
+class VitDetAttention(SamAttention):
+    """transformers' ViTDet (Li et al. 2022, arXiv 2203.16527) and what stands on it, as ViTMatte."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("transformers.models.vitdet.modeling_vitdet.VitDetAttention",)
+
+    def check(self, original: Any) -> None:
+        """All of them can be converted."""
+
+    def forward(self, hidden_state: Tensor, output_attentions: bool = False) -> tuple[Tensor]:  # type: ignore[override]
+        return (super().forward(hidden_state),)
+
+
 class Sam2Attention(SamAttention):
     """transformers' SAM 2, a pyramid (Hiera): blocks that pool their queries lead from stage to stage, and stay."""
 
