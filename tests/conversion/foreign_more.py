@@ -129,6 +129,30 @@ class Alphas(nn.Module):
         return self.network(torch.cat([x, x[:, :1]], dim=1)).alphas
 
 
+class Film(nn.Module):
+    """What an encoder of films finds in four frames made of one image."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        frames = torch.stack([x, x.flip(-1), -x, x.roll(3, dims=-2)], dim=1)
+        return self.network(frames).last_hidden_state
+
+
+def film_of_transformers(name, **more):
+    sizes = {"num_frames": 4, "tubelet_size": 2} | more
+    return Film(of_transformers(f"{name}Model", f"{name}Config", **sizes))
+
+
+def v_jepa():
+    sizes = {"crop_size": 64, "frames_per_clip": 4, "pred_num_hidden_layers": 1, "mlp_ratio": 2.0}
+    network = film_of_transformers("VJEPA2", **sizes)
+    network.network.forward = partial(network.network.forward, skip_predictor=True)
+    return network
+
+
 def sapiens_of_transformers(**more):
     sizes = {"num_key_value_heads_per_layer": [4, 4], "use_qk_norm": True, "image_size": [64, 64]}
     return of_transformers("Sapiens2Model", "Sapiens2Config", **sizes | more)
@@ -452,8 +476,11 @@ MORE = {
         partial(sam_that_reads, "pp_formulanet", "PPFormulaNet", "Model", post_conv_in_channels=16),
         [],
     ),
-    "transformers ViTDet": (vit_det, []),
-    "transformers ViTMatte": (Alphas, []),
+    "transformers VideoMAE": (partial(film_of_transformers, "VideoMAE"), []),
+    "transformers ViViT": (partial(film_of_transformers, "Vivit", tubelet_size=[2, 16, 16]), []),
+    "transformers V-JEPA 2": (v_jepa, [(64, 96), (96, 80)]),
+    "transformers ViTDet": (vit_det, [(64, 96), (96, 80)]),
+    "transformers ViTMatte": (Alphas, [(64, 96), (96, 80)]),
     "SAM of segment_anything": (sam_of_meta, []),
     "transformers SAM 3": (sam3_of_transformers, []),
     "transformers RF-DETR": (rf_detr, [(96, 96), (64, 96)]),

@@ -288,3 +288,18 @@ def test_biases_and_windows_hold_no_program_to_a_number_of_images(name, tmp_path
     student = Answer(subquad.convert(teacher(name), "softmax"))
     written = subquad.export(student, tmp_path / "n.pt2", format="pt2", img_size=64, dynamic="batch")
     assert written.shapes == ((1, 64, 64), (3, 64, 64))
+
+
+def test_the_maps_of_all_frames_of_a_film_stand_below_one_another():
+    model = teacher("transformers V-JEPA 2").network
+    student = subquad.convert(model, "agent", num_agents=4)
+    layers = converted_layers(student)
+    # two pairs of frames, each of 4×4 patches; what predicts from the film is no part of it
+    assert len(layers) == 2 and layers[0].inner.agent_bias.grid.shape == (8, 4)
+    films = torch.randn(1, 6, 3, 64, 64)
+    assert student(films).last_hidden_state.shape == (1, 48, 48)
+    softmax = subquad.convert(model, "softmax")
+    both = [network(films, skip_predictor=False).predictor_output.last_hidden_state for network in (softmax, model)]
+    assert difference(*both) < 1e-6
+    with pytest.raises(SubquadError, match="takes no position_mask"):
+        layers[0](torch.randn(1, 32, 48), position_mask=torch.zeros(1, 32, dtype=torch.long))

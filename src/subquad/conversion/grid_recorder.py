@@ -53,7 +53,7 @@ class GridRecorder:
         return isinstance(module, nn.Conv2d) and module.stride == module.kernel_size and module.stride[0] > 1
 
     @classmethod
-    def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
+    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
         """Rows and columns of tokens of an image, or in diffusers' networks a latent, of this (height, width).
 
         Raises:
@@ -66,6 +66,11 @@ class GridRecorder:
         if min(height, width) < 1:
             raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {embedding.kernel_size}")
         return height, width
+
+    @classmethod
+    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
+        """All that `map_from` is to know of images of this (height, width), from how the network is configured."""
+        return size
 
     def __call__(self, module: Any, arguments: Any, image: Tensor) -> None:
         """What a forward hook of the embedding is called with; its output is a map (b, c, y, x).

@@ -152,7 +152,8 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
             raise SubquadError(f"no tokens stand in front of the maps of a {type(holder).__name__}: leave prefix out")
         return _pyramid(path, root, modules, recorder, size)
     stem = _stem_of(path, root, modules, recorder)
-    grid = TokenGrid(*_map_behind(stem, modules, recorder, size), prefix)
+    whole = recorder.whole_size(getattr(holder, "config", None), size)
+    grid = TokenGrid(*_map_behind(stem, modules, recorder, whole), prefix)
     layers = tuple(_layers(root, modules, grid))
     if img_size not in (None, _size_of(holder, model)) and any(layer.grid.shape != grid.shape for layer in layers):
         raise SubquadError(
@@ -310,9 +311,9 @@ def _changes_size(module: Any) -> bool:
 
 
 def _map_behind(
-    stem: list[str], modules: dict[str, nn.Module], recorder: type[GridRecorder], size: tuple[int, int]
+    stem: list[str], modules: dict[str, nn.Module], recorder: type[GridRecorder], size: Any
 ) -> tuple[int, int]:
-    """Rows and columns of the tokens of an image of this (height, width)."""
+    """Rows and columns of the tokens of an image of this (height, width), or what else the recorder is to know."""
     embedding: Any = modules[stem[-1].rpartition(".")[0]]
     if not _reckons(embedding):
         return reduce(lambda before, path: recorder.map_from(modules[path], before), stem, size)
@@ -412,7 +413,7 @@ def _size_of(root: Any, model: Any) -> tuple[int, int] | None:
     """(height, width) of the images that a network says it is made for."""
     # configurations first: networks of diffusers warn where they are asked for what stands there
     for holder in (getattr(root, "patch_embed", None), getattr(root, "config", None), root, model):
-        for name in ("img_size", "image_size", "sample_size"):
+        for name in ("img_size", "image_size", "sample_size", "crop_size"):
             size = getattr(holder, name, None)
             if isinstance(size, int):
                 return size, size

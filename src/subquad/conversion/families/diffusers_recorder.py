@@ -32,7 +32,7 @@ class PackedRecorder(GridRecorder):
         return any(is_called(module, name) for name in cls.embeddings)
 
     @classmethod
-    def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
+    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
         return max(size[0] // 2, 1), max(size[1] // 2, 1)
 
 

@@ -51,6 +51,10 @@ FAMILIES: dict[str, str] = {
     "transformers.models.segformer.modeling_segformer": "subquad.conversion.families.reducing_attention",
     "transformers.models.swin.modeling_swin": "subquad.conversion.families.transformers_swin",
     "transformers.models.swinv2.modeling_swinv2": "subquad.conversion.families.transformers_swin",
+    **{
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.transformers_films"
+        for name in ("videomae", "vivit", "vjepa2")
+    },
     "transformers.models.yolos.modeling_yolos": "subquad.conversion.families.transformers_queries",
     **{
         f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.transformers_attention"
