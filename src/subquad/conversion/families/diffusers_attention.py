@@ -40,7 +40,7 @@ LIKE_FLUX = {
 PROCESSORS = (
     REPLACEABLE
     | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor"}
-    | {"QwenDoubleStreamAttnProcessor2_0", "ZSingleStreamAttnProcessor"}
+    | {"QwenDoubleStreamAttnProcessor2_0", "ZSingleStreamAttnProcessor", "WanAttnProcessor"}
     | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor"}
     | {f"{name}AttnProcessor" for name in LIKE_FLUX.values()}
 )

@@ -25,6 +25,10 @@ FAMILIES: dict[str, str] = {
         f"diffusers.models.transformers.transformer_{name}": "subquad.conversion.families.diffusers_attention"
         for name in ("bria", "bria_fibo", "flux", "flux2", "longcat_image", "ovis_image")
     },
+    **{
+        f"diffusers.models.transformers.transformer_{name}": "subquad.conversion.families.diffusers_films"
+        for name in ("chronoedit", "wan")
+    },
     "dinov2.layers.attention": "subquad.conversion.families.dino_attention",
     "dinov3.layers.attention": "subquad.conversion.families.dino_attention",
     "segment_anything.modeling.image_encoder": "subquad.conversion.families.sam_attention",
