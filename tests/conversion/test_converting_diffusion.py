@@ -111,8 +111,11 @@ def test_what_stands_behind_an_image_is_told_from_it():
         assert difference(denoised(student, call), denoised(model, call)) < 1e-6
         assert denoised(linear, call).isfinite().all()
     apart = call | {"cap_feats": [call["cap_feats"][0], call["cap_feats"][1][:5]]}
+    assert difference(denoised(student, apart), denoised(model, apart)) < 1e-6
+    alone = {name: [one[1]] if isinstance(one, list) else one[1:] for name, one in apart.items()}
+    assert difference(denoised(linear, apart)[1:], denoised(linear, alone)) < 1e-6
     of_two_sizes = call | {"x": [call["x"][0], call["x"][1][..., :8]]}
-    for wrong, says in ((apart, "different lengths"), (of_two_sizes, "one size"), ({**call, "x": [[]]}, "list of lat")):
+    for wrong, says in ((of_two_sizes, "one size"), ({**call, "x": [[]]}, "list of lat")):
         with pytest.raises(SubquadError, match=says):
             denoised(student, wrong)
     with pytest.raises(SubquadError, match=r"context_refiner\.0\.attention sees texts alone"):

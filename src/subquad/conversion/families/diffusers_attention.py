@@ -214,25 +214,36 @@ class ZAttention(DiffusersAttention):
         return True
 
     def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, freqs_cis: Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        freqs_cis: Tensor | None = None,
+        **kwargs: Any,
     ) -> Tensor:
-        """Tokens (b, n, c); rotary positions as complex numbers (b, n, d / 2), the same for all images.
+        """Tokens (b, n, c), of which as many are there as `attention_mask` (b, n) says, the first ones.
 
-        Raises:
-            SubquadError: texts of a batch are of different lengths.
+        Rotary positions are complex numbers (b, n, d / 2). They differ where texts of a batch have different lengths:
+        then one image after the other is mixed.
         """
-        # what is traced can't be asked
-        asked = freqs_cis is not None and len(freqs_cis) > 1 and not torch.compiler.is_compiling()
-        apart = asked and any(not torch.equal(one, freqs_cis[0]) for one in freqs_cis[1:])  # type: ignore[index]
-        if kwargs.get("attention_mask") is not None or apart:
-            raise SubquadError(
-                "texts of a batch have different lengths, counted in steps of 32: a converted Z-Image takes those of "
-                "one, so call it for each, or fill their features up"
-            )
         refuse_given(kwargs)
-        behind = self.recorder.grid_within(hidden_states, self).prefix
-        x = hidden_states.roll(behind, dims=1)
-        rotation = None if freqs_cis is None else rotation_of_turns(freqs_cis[0].roll(behind, dims=0))
+        if torch.compiler.is_compiling():
+            # what is traced can't be asked
+            refuse_given({"attention_mask": attention_mask})
+            return self.of_one_length(hidden_states, freqs_cis)
+        if attention_mask is None and (freqs_cis is None or all(torch.equal(one, freqs_cis[0]) for one in freqs_cis)):
+            return self.of_one_length(hidden_states, freqs_cis)
+        y = torch.zeros_like(hidden_states)
+        for number, tokens in enumerate(hidden_states):
+            there = slice(len(tokens) if attention_mask is None else int(attention_mask[number].sum()))
+            turns = None if freqs_cis is None else freqs_cis[number : number + 1, there]
+            y[number, there] = self.of_one_length(tokens[None, there], turns)[0]
+        return y
+
+    def of_one_length(self, x: Tensor, turns: Tensor | None) -> Tensor:
+        """The same of images whose texts have one length."""
+        behind = self.recorder.grid_within(x, self).prefix
+        x = x.roll(behind, dims=1)
+        rotation = None if turns is None else rotation_of_turns(turns[0].roll(behind, dims=0))
         return self.attend(x, None, rotation).roll(-behind, dims=1)
 
     def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
