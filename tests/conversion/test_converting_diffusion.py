@@ -75,7 +75,7 @@ def test_it_is_kept_in_a_file_beside_its_teacher(name, tmp_path):
     assert torch.equal(denoised(loaded, call), denoised(student, call))
 
 
-def masked(name, present):
+def masked(name, present, adding=False):
     """A call with texts of which some tokens are absent, as the pipeline of each says it."""
     call = inputs(name, 12, 8, text=present.shape[1])
     if name == "Qwen":
@@ -83,9 +83,10 @@ def masked(name, present):
     seen = torch.cat([present, torch.ones(2, 24, dtype=torch.bool)], dim=1)
     if name == "Chroma":
         return call | {"attention_mask": seen}
-    pairs = seen[:, None, :, None] & seen[:, None, None, :]
-    pairs = torch.zeros(pairs.shape).masked_fill(~pairs, -torch.inf)
-    return call | {"joint_attention_kwargs": {"attention_mask": pairs}}
+    keys = seen[:, None, None, :]
+    # what its pipeline gives, and what is added to scores instead
+    added = torch.zeros(2, 1, 29, 29).masked_fill(~(keys & keys.mT), -torch.inf)
+    return call | {"joint_attention_kwargs": {"attention_mask": added if adding else keys}}
 
 
 @pytest.mark.parametrize("name", ["Bria FIBO", "Chroma", "Qwen"])
@@ -94,7 +95,8 @@ def test_absent_tokens_of_a_text_are_seen_by_no_one(name):
     present = torch.tensor([[True] * 5, [True, False, True, False, False]])
     call = masked(name, present)
     student = subquad.convert(model, "softmax")
-    assert difference(denoised(student, call), denoised(model, call)) < 1e-6
+    for one in (call, masked(name, present, adding=True)):
+        assert difference(denoised(student, one), denoised(model, one)) < 1e-6
     linear = subquad.convert(model, "linear")
     expected = denoised(linear, call)
     others = call | {"encoder_hidden_states": call["encoder_hidden_states"] + 3.0 * ~present[:, :, None]}

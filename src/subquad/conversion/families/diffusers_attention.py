@@ -324,6 +324,10 @@ CALLED_OTHERWISE: dict[str, type[DiffusersAttention]] = {
 """What stands for diffusers' usual layer with a processor that is called in another way than most."""
 
 
+LEAST_ADDED = -1e3
+"""What is added to a score and is less than this hides a key; what is more weighs it."""
+
+
 def refuse_processor(processor: Any) -> None:
     """Raise where a processor of diffusers computes something else than plain attention."""
     kind = type(processor).__name__
@@ -340,7 +344,10 @@ def refuse_given(arguments: Mapping[str, Any]) -> None:
 
 
 def absent_tokens(mask: Tensor | None) -> Tensor | None:
-    """(b, n), True for tokens that no one sees, from a mask (b, 1, n, n) of pairs that do, or of what is added to them.
+    """(b, n), True for tokens that no one sees.
+
+    They are said by a mask of keys (b, 1, 1, n), or of pairs (b, 1, n, n) of which both are there: True for what is
+    seen, or what is added to scores.
 
     Raises:
         SubquadError: it says more of pairs than which tokens are there.
@@ -348,14 +355,18 @@ def absent_tokens(mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     seen = mask if mask.dtype == torch.bool else mask == 0
-    present = seen.diagonal(dim1=-2, dim2=-1)[:, 0] if mask.dim() == 4 and mask.shape[1] == 1 else None
     # what is traced can't be asked
-    asked = present is not None and not torch.compiler.is_compiling()
-    if present is None or (asked and not torch.equal(seen[:, 0], present[:, :, None] & present[:, None, :])):
-        raise SubquadError(
-            f"an attention mask of {tuple(mask.shape)} that says more than which tokens are there can't be converted"
-        )
-    return ~present
+    asked = not torch.compiler.is_compiling()
+    weighs = mask.dtype != torch.bool and asked and bool((~seen & (mask > LEAST_ADDED)).any())
+    if mask.dim() == 4 and mask.shape[1:3] == (1, 1) and not weighs:
+        return ~seen[:, 0, 0]
+    if mask.dim() == 4 and mask.shape[1] == 1 and not weighs:
+        present = seen.diagonal(dim1=-2, dim2=-1)[:, 0]
+        if not asked or torch.equal(seen[:, 0], present[:, :, None] & present[:, None, :]):
+            return ~present
+    raise SubquadError(
+        f"an attention mask of {tuple(mask.shape)} that says more than which tokens are there can't be converted"
+    )
 
 
 def head_of(original: Any) -> int:
