@@ -11,7 +11,7 @@ from PIL import Image
 
 from subquad import SubquadError
 from subquad.data.dataset import BrokenImageError, DataError
-from subquad.data.decoding import read_label_map
+from subquad.data.decoding import read_image, read_label_map, size_in_header
 from subquad.tasks.segmentation import load_scenes
 from subquad.tasks.segmentation.scene_data import VOID, read_class_names
 from subquad.tasks.segmentation.scene_transforms import SceneInput, SceneTransform, TrainingTransform
@@ -74,6 +74,22 @@ def test_labels_of_a_palette_are_its_places(folder, bits):
         image.putpalette([90, 80, 70, 0, 0, 0, 255, 255, 255, 1, 2, 3])
         image.save(file, **({"bits": bits} if name == "0.png" else {}))
         assert (read_label_map(file) == stored).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("compression", [None, "tiff_lzw"])
+def test_an_orientation_turns_neither_a_scene_nor_its_labels(tmp_path, orientation, compression):
+    stored = np.arange(40 * 56, dtype=np.uint8).reshape(40, 56)
+    note = Image.Exif()
+    note[0x0112] = orientation
+    file = tmp_path / "turned.tif"
+    Image.fromarray(stored).save(file, exif=note, compression=compression)
+    assert size_in_header(file) == (56, 40)
+    assert (read_label_map(file) == stored).all()
+    assert (np.asarray(read_image(file)) == stored[..., None]).all()
+    # of one that it maps itself Pillow mixes up rows
+    with file.open("rb") as stream, Image.open(stream) as image:
+        assert (np.asarray(read_image(image)) == stored[..., None]).all()
 
 
 def test_a_tar_of_scenes_is_unpacked(folder, tmp_path, monkeypatch):

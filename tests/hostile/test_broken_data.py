@@ -53,10 +53,10 @@ def wide_ramp():
     return Image.fromarray(RAMP.astype(np.uint16) * 257)
 
 
-def turned():
+def turned(kind, orientation=6):
     exif = Image.Exif()
-    exif[0x0112] = 6
-    return encoded(coloured(), "PNG", exif=exif)
+    exif[0x0112] = orientation
+    return encoded(coloured(), kind, exif=exif)
 
 
 def animated():
@@ -69,7 +69,8 @@ FLAT = Image.fromarray(RAMP)
 ODD = {
     "rgb": (PNG, COLOURED),
     "rgba": (encoded(coloured("RGBA"), "PNG"), COLOURED),
-    "turned by EXIF": (turned(), COLOURED),
+    "turned by EXIF": (turned("PNG"), COLOURED),
+    **{f"turned by {k} in TIFF": (turned("TIFF", k), COLOURED) for k in range(1, 9)},
     "animated": (animated(), COLOURED),
     "grey": (encoded(FLAT, "PNG"), RAMP),
     "grey with alpha": (encoded(FLAT.convert("LA"), "PNG"), RAMP),

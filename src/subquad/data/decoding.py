@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from subquad.errors import SubquadError, reason_without_path
 
@@ -49,6 +50,20 @@ _LABEL_MODES = frozenset({"1", "L", "P", "I", "I;16", "I;16L", "I;16B"})
 
 _STRETCHED = {"L;2": 255 // 3, "L;4": 255 // 15}
 """By what Pillow multiplies grey levels of fewer than 8 bits, so that the highest is white, by what it decodes."""
+
+_ORIENTATION = 0x0112
+"""EXIF's tag of how a picture is to be turned before it is shown."""
+
+_TURNED_BACK = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+"""What undoes an orientation."""
 
 
 class DataError(SubquadError):
@@ -113,7 +128,8 @@ def size_in_header(path: Path) -> tuple[int, int]:
         # how much may be decoded is for the caller to say
         Image.MAX_IMAGE_PIXELS = None
         with _opened(path) as stream, Image.open(stream, formats=_formats()) as image:
-            return image.size
+            # of a TIFF with an orientation Pillow says the sides that the turned picture has
+            return (image.tag_v2[256], image.tag_v2[257]) if isinstance(image, TiffImageFile) else image.size
     except Exception as error:
         raise BrokenImageError(f"broken image {path}: {_reason(error)}") from None
     finally:
@@ -148,7 +164,8 @@ def read_label_map(path: Path) -> NDArray[Any]:
             if image.format in ("JPEG", "MPO"):
                 raise SubquadError("it is a JPEG, whose compression changes class numbers: write it as PNG")
             factor = _stretched_by(image)
-            values = np.asarray(image) // factor if factor > 1 else np.asarray(image)
+            values = np.asarray(_as_stored(image))
+            values = values // factor if factor > 1 else values
     except Exception as error:
         raise DataError(f"annotation {path} can't be read: {_reason(error)}") from None
     return values.astype(np.uint8) if values.dtype == bool else values
@@ -193,18 +210,29 @@ def _check_size(image: Image.Image) -> None:
         raise BrokenImageError(f"it has {width}×{height} pixels, more than {_MOST_ASPECT} to 1")
 
 
+def _as_stored(image: Image.Image) -> Image.Image:
+    """An image as it lies in its file: where Pillow turned it as an orientation said, which it does of TIFF, back."""
+    said = image.getexif().get(_ORIENTATION) if isinstance(image, TiffImageFile) else None
+    image.load()
+    # an orientation that Pillow has applied it takes away
+    if said in _TURNED_BACK and _ORIENTATION not in image.getexif():
+        return image.transpose(_TURNED_BACK[said])
+    return image
+
+
 def _as_rgb(image: Image.Image) -> Image.Image:
+    image, kind = _as_stored(image), image.format
     mode = image.mode
     if mode == "F" or mode.startswith("I"):
-        return Image.fromarray(_eight_bits(image)).convert("RGB")
+        return Image.fromarray(_eight_bits(image, kind)).convert("RGB")
     if mode == "P" and isinstance(image.info.get("transparency"), bytes):
         # Pillow warns of a shorter way
         return image.convert("RGBA").convert("RGB")
     return image.convert("RGB")
 
 
-def _eight_bits(image: Image.Image) -> NDArray[np.uint8]:
-    """Grey levels of 16 bits, or from 0 to 1, as those from 0 to 255."""
+def _eight_bits(image: Image.Image, kind: str | None) -> NDArray[np.uint8]:
+    """Grey levels of 16 bits, or from 0 to 1, of a file of this kind, as those from 0 to 255."""
     values = np.asarray(image)
     if image.mode == "F":
         lowest, highest = float(values.min()), float(values.max())
@@ -212,6 +240,6 @@ def _eight_bits(image: Image.Image) -> NDArray[np.uint8]:
             raise BrokenImageError(f"floats must go from 0 to 1, and go from {lowest:g} to {highest:g}")
         return np.rint(values * 255).astype(np.uint8)
     # in mode I Pillow gives 16 bits of PNG and PGM, and whatever there is of other formats
-    if image.mode == "I" and image.format not in ("PNG", "PPM"):
+    if image.mode == "I" and kind not in ("PNG", "PPM"):
         raise BrokenImageError("it has grey levels of 32 bits, whose range is not known: write them with 8 or 16")
     return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
