@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from subquad import SubquadError
+from subquad import SubquadError, create_model, stream
 from subquad.large import png_rows
 from subquad.large.array_rows import ArrayRows
 from subquad.large.image_rows import NormalisedRows, TensorRows, open_image
@@ -341,3 +341,16 @@ def test_bands_are_decoded_once(pixels):
 
 def test_what_is_decoded_at_once_is_what_pillow_opens():
     assert Image.MAX_IMAGE_PIXELS * 2 == MOST_WHOLE or Image.MAX_IMAGE_PIXELS is None
+
+
+@pytest.mark.parametrize("in_chans", [1, 4])
+def test_a_picture_for_a_network_without_three_channels_says_how_to_pass_it(in_chans):
+    model = create_model(
+        "deit_tiny", attention="linear", img_size=16, embed_dim=16, depth=1, num_heads=1, in_chans=in_chans
+    ).eval()
+    wanted = rf"takes images of {in_chans} channels, and this picture is read as 3: pass it as a tensor \({in_chans}, "
+    with pytest.raises(SubquadError, match=wanted):
+        stream(model, np.zeros((16, 16), np.uint8))
+    with pytest.raises(SubquadError, match=rf"takes images of {in_chans} channels, and this tensor has 3$"):
+        stream(model, torch.zeros(3, 16, 16))
+    assert stream(model, torch.zeros(in_chans, 16, 16)).logits.isfinite().all()

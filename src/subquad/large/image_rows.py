@@ -133,7 +133,13 @@ def rows_of(image: Any, mean: Sequence[float], std: Sequence[float], host: Strea
             f"got {shown(image)}"
         )
     if rows.channels != wanted:
-        raise SubquadError(f"this network takes images of {wanted} channels, and this one has {rows.channels}")
+        message = f"this network takes images of {wanted} channels, and this "
+        if isinstance(image, Tensor):
+            raise SubquadError(f"{message}tensor has {rows.channels}")
+        # pixels become three colours, grey ones too
+        raise SubquadError(
+            f"{message}picture is read as {rows.channels}: pass it as a tensor ({wanted}, height, width), normalised"
+        )
     return rows
 
 
