@@ -8,7 +8,9 @@ from PIL import Image, features
 from subquad.data import BrokenImageError, find_images, load_dataset
 from subquad.data.decoding import _FORMATS, IMAGE_ENDINGS
 from subquad.errors import SubquadError
+from subquad.tasks.detection.object_data import load_objects
 from subquad.tasks.image_files import image_files, plan_outputs
+from subquad.tasks.segmentation.scene_data import load_scenes
 
 SPLIT_TREE = {"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1}
 
@@ -212,3 +214,11 @@ def test_photographs_that_nobody_decodes_are_named_and_not_passed_over(make_tree
     with pytest.raises(BrokenImageError, match=r"00\.HEIC: it is no picture of a kind"):
         images = load_dataset(str(root), split="train", strict=True)
         list(images)
+
+
+@pytest.mark.parametrize("load", [load_dataset, load_scenes, load_objects])
+def test_a_folder_that_the_locale_can_not_name_is_not_said_to_be_missing(load, monkeypatch):
+    # as in a locale of ASCII with PYTHONUTF8=0
+    monkeypatch.setattr("os.fsencode", lambda path: str(path).encode("ascii"))
+    with pytest.raises(SubquadError, match="file names are ascii, which can't name data/größe: set PYTHONUTF8=1"):
+        load("data/größe", split="train")

@@ -102,7 +102,14 @@ def find_path(name: Path | str) -> Path:
     """
     try:
         path = Path(name).expanduser()
+        # of what the locale can't encode `exists` says that it is not there
+        os.fsencode(path)
         path.exists()
+    except UnicodeEncodeError as error:
+        raise SubquadError(
+            f"the locale's file names are {error.encoding}, which can't name {str(name)[:100]}: set PYTHONUTF8=1, or "
+            "another locale"
+        ) from None
     except (OSError, RuntimeError, ValueError) as error:
         raise SubquadError(f"there is no file or folder {str(name)[:100]}: {reason_without_path(error)}") from None
     return path
