@@ -1,6 +1,7 @@
 """Small transformers of diffusers with random weights, and what they are called with."""
 
 import warnings
+from functools import partial
 
 import torch
 from torch import nn
@@ -105,11 +106,13 @@ def z_image():
     return ZImageTransformer2DModel(in_channels=4, **sizes, axes_dims=[2, 2, 4], axes_lens=[256, 32, 32])
 
 
-def wan():
-    from diffusers import WanTransformer3DModel
+def wan(name="Wan"):
+    import diffusers
 
     sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "in_channels": 4, "out_channels": 4}
-    return WanTransformer3DModel(**sizes, text_dim=24, freq_dim=8, ffn_dim=16, rope_max_seq_len=32)
+    return getattr(diffusers, f"{name}Transformer3DModel")(
+        **sizes, text_dim=24, freq_dim=8, ffn_dim=16, rope_max_seq_len=32
+    )
 
 
 # name: what makes it, and which latents it takes besides 8×8
@@ -127,9 +130,10 @@ DIFFUSION = {
     "Flux 2": (flux2, [(12, 8), (2, 20), (20, 2)]),
     "Qwen": (qwen, [(12, 8), (4, 20)]),
     "Wan": (wan, [(12, 8), (4, 20)]),
+    "ChronoEdit": (partial(wan, "ChronoEdit"), [(12, 8), (4, 20)]),
     "Z-Image": (z_image, [(12, 8), (4, 20)]),
 }
-JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt", "Wan", "Z-Image")]
+JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt", "Wan", "ChronoEdit", "Z-Image")]
 """Whose texts attend together with the image, all of them in front of it."""
 
 
@@ -156,7 +160,7 @@ def inputs(name, height=8, width=8, text=5):
         hidden, conditions = noise(2, 4, height, width), {"resolution": None, "aspect_ratio": None}
         texts = {"encoder_hidden_states": noise(2, text, 32), "added_cond_kwargs": conditions}
         return {"hidden_states": hidden, "timestep": timestep, **texts}
-    if name == "Wan":
+    if name in ("Wan", "ChronoEdit"):
         film = {"hidden_states": noise(2, 4, 3, height, width), "timestep": timestep}
         return film | {"encoder_hidden_states": noise(2, text, 24)}
     if name == "Z-Image":

@@ -301,5 +301,8 @@ def test_the_maps_of_all_frames_of_a_film_stand_below_one_another():
     softmax = subquad.convert(model, "softmax")
     both = [network(films, skip_predictor=False).predictor_output.last_hidden_state for network in (softmax, model)]
     assert difference(*both) < 1e-6
+    pretraining = subquad.convert(of_transformers("VideoMAEForPreTraining", "VideoMAEConfig", num_frames=4), "linear")
+    with pytest.raises(SubquadError, match="16 tokens are not those of the last image"):
+        pretraining(films[:, :4], bool_masked_pos=torch.arange(32)[None] < 16)
     with pytest.raises(SubquadError, match="takes no position_mask"):
         layers[0](torch.randn(1, 32, 48), position_mask=torch.zeros(1, 32, dtype=torch.long))

@@ -16,8 +16,8 @@ from subquad.tracing import surely
 REPLACED = "was replaced after the conversion: replace it before subquad.convert"
 
 COMPUTED_AGAIN = (
-    "are computed again for their gradient, and images of two shapes had as many: call backward after each of them, or "
-    "switch gradient checkpointing off"
+    "are computed again for their gradient, and images of two shapes had as many: switch gradient checkpointing off, "
+    "or take shapes of different numbers of tokens"
 )
 
 

@@ -60,12 +60,10 @@ class DiffusersAttention(ConvertedAttention):
         self.context_pre_only = getattr(original, "context_pre_only", None)
 
     def check(self, original: Any) -> None:
-        refuse_processor(original.processor)
+        refuse_patched(original)
         for extra in EXTRAS:
             if getattr(original, extra, None):
                 raise SubquadError(f"it has a {extra}, which a converted layer does not know")
-        if getattr(original, "fused_projections", False):
-            raise SubquadError("its projections are fused: call unfuse_qkv_projections() on a network that is not")
         if original.to_k is None or channels_out_of(original.to_k) != channels_out_of(original.to_q):
             raise SubquadError("its heads share keys, or have none: this can't be converted")
         if norm_width(original) not in (None, head_of(original)):
@@ -110,9 +108,14 @@ class DiffusersAttention(ConvertedAttention):
         **kwargs: Any,
     ) -> Any:
         """Image tokens (b, n, c), or a pair: image tokens and those of the text."""
-        refuse_given({"attention_mask": attention_mask, **kwargs})
+        refuse_given(kwargs)
         rotation = None if image_rotary_emb is None else rotation_of(*image_rotary_emb)
-        return self.attend(hidden_states, encoder_hidden_states, rotation)
+        return self.attend(hidden_states, encoder_hidden_states, rotation, self.absent(attention_mask))
+
+    def absent(self, attention_mask: Tensor | None) -> Tensor | None:
+        """(b, n), True for tokens that no one sees; raises a SubquadError where a mask says something else."""
+        refuse_given({"attention_mask": attention_mask})
+        return None
 
     def attend(
         self, image: Tensor, text: Tensor | None, rotation: Rotation | None, padding: Tensor | None = None
@@ -262,18 +265,8 @@ class FluxAttention(DiffusersAttention):
     def sees_text(cls, original: Any) -> bool:
         return True
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Tokens (b, n, c) of a text and an image, or a pair: image tokens and those of the text."""
-        refuse_given(kwargs)
-        rotation = None if image_rotary_emb is None else rotation_of(*image_rotary_emb)
-        return self.attend(hidden_states, encoder_hidden_states, rotation, absent_tokens(attention_mask))
+    def absent(self, attention_mask: Tensor | None) -> Tensor | None:
+        return absent_tokens(attention_mask)
 
     def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
         # text and image may be one row already
@@ -295,7 +288,7 @@ class Flux2ParallelAttention(FluxAttention):
     listener: ClassVar[type[GridRecorder]] = Flux2Recorder
 
     def check(self, original: Any) -> None:
-        refuse_processor(original.processor)
+        refuse_patched(original)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.heads, original.inner_dim // original.heads
@@ -328,13 +321,18 @@ LEAST_ADDED = -1e3
 """What is added to a score and is less than this hides a key; what is more weighs it."""
 
 
-def refuse_processor(processor: Any) -> None:
-    """Raise where a processor of diffusers computes something else than plain attention."""
-    kind = type(processor).__name__
-    if isinstance(processor, MergedAttention):
+def refuse_patched(original: Any) -> None:
+    """Raise where a layer's processor computes something else than plain attention, or its projections are fused."""
+    kind = type(original.processor).__name__
+    if isinstance(original.processor, MergedAttention):
         raise SubquadError("agents or token merging are on: call remove_agent_attention() first")
     if kind not in PROCESSORS:
-        raise SubquadError(f"it has a {kind}, which is not plain attention: reset it with set_attn_processor")
+        raise SubquadError(
+            f"it has a {kind}, which no converted layer stands for: where it is not the network's own, reset it with "
+            "set_attn_processor"
+        )
+    if getattr(original, "fused_projections", False):
+        raise SubquadError("its projections are fused: call unfuse_qkv_projections() first")
 
 
 def refuse_given(arguments: Mapping[str, Any]) -> None:
@@ -358,9 +356,9 @@ def absent_tokens(mask: Tensor | None) -> Tensor | None:
     # what is traced can't be asked
     asked = not torch.compiler.is_compiling()
     weighs = mask.dtype != torch.bool and asked and bool((~seen & (mask > LEAST_ADDED)).any())
-    if mask.dim() == 4 and mask.shape[1:3] == (1, 1) and not weighs:
-        return ~seen[:, 0, 0]
     if mask.dim() == 4 and mask.shape[1] == 1 and not weighs:
+        if mask.shape[2] == 1:
+            return ~seen[:, 0, 0]
         present = seen.diagonal(dim1=-2, dim2=-1)[:, 0]
         if not asked or torch.equal(seen[:, 0], present[:, :, None] & present[:, None, :]):
             return ~present

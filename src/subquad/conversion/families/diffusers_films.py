@@ -10,7 +10,7 @@ from torch import Tensor
 from subquad.conversion.families.diffusers_attention import (
     DiffusersAttention,
     refuse_given,
-    refuse_processor,
+    refuse_patched,
     rotation_of,
 )
 from subquad.conversion.families.diffusers_recorder import TRANSFORMERS
@@ -38,9 +38,7 @@ class WanAttention(DiffusersAttention):
     listener: ClassVar[type[GridRecorder]] = WanRecorder
 
     def check(self, original: Any) -> None:
-        refuse_processor(original.processor)
-        if getattr(original, "fused_projections", False):
-            raise SubquadError("its projections are fused: unfuse them first")
+        refuse_patched(original)
         if original.added_kv_proj_dim is not None:
             raise SubquadError("it attends to an image beside the film, which a converted layer does not know")
 

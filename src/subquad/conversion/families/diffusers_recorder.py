@@ -3,7 +3,6 @@
 Their latents arrive as rows of tokens, behind those of a text or beside them.
 """
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -139,16 +138,14 @@ class ZRecorder(PackedRecorder):
         self.record(TokenGrid(height // patch, width // patch))
 
 
-def map_at_the_end(places: Sequence[Sequence[int]]) -> TokenGrid:
+def map_at_the_end(places: list[list[int]]) -> TokenGrid:
     """The largest map whose rows are the last of these places (row, column), from its upper left one on."""
     last_row, last_column = places[-1]
     width = 1
-    while width < len(places) and list(places[-width - 1]) == [last_row, last_column - width]:
+    while width < len(places) and places[-width - 1] == [last_row, last_column - width]:
         width += 1
     row = [[last_row, last_column - width + 1 + column] for column in range(width)]
     height = 1
-    while list(map(list, places[len(places) - (height + 1) * width : len(places) - height * width])) == [
-        [above - height, column] for above, column in row
-    ]:
+    while places[-(height + 1) * width : -height * width] == [[last - height, column] for last, column in row]:
         height += 1
     return TokenGrid(height, width)
