@@ -167,31 +167,6 @@ def test_texts_may_be_of_any_length_unless_positions_are_learned(name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Flux", "SD3", "Z-Image"])
-def test_gradient_checkpointing_gives_the_same_gradients(name):
-    student = subquad.convert(denoiser(name), "linear")
-    calls = [inputs(name), inputs(name, 16, 12)]
-    for switch in (lambda: None, student.enable_gradient_checkpointing):
-        switch()
-        student.zero_grad()
-        sum(sample_of(student, call).sum() for call in calls).backward()
-        gradients = {n: p.grad.clone() for n, p in student.named_parameters() if p.grad is not None}
-        if switch is not student.enable_gradient_checkpointing:
-            plain = gradients
-    assert gradients.keys() == plain.keys()
-    for parameter, gradient in gradients.items():
-        assert difference(gradient, plain[parameter]) < 1e-5 or plain[parameter].norm() < 1e-5, parameter
-
-
-def test_maps_that_cannot_be_told_apart_when_they_are_computed_again_are_refused():
-    student = subquad.convert(denoiser("Z-Image"), "linear")
-    student.enable_gradient_checkpointing()
-    # both are filled up to 32 tokens
-    answers = sum(sample_of(student, inputs("Z-Image", *size)).sum() for size in ((8, 8), (12, 8)))
-    with pytest.raises(SubquadError, match="64 tokens are computed again for their gradient"):
-        answers.backward()
-
-
 def test_a_copied_flux_knows_its_own_grid():
     student = subquad.convert(denoiser("Flux"), "inline")
     copied = copy.deepcopy(student)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from subquad.conversion.checkpointed_calls import CALL_LISTENERS, CallMemory, Standing, in_backward
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.tracing import surely
@@ -16,7 +17,8 @@ from subquad.tracing import surely
 REPLACED = "was replaced after the conversion: replace it before subquad.convert"
 
 COMPUTED_AGAIN = (
-    "are computed again for their gradient, and images of two shapes had as many: switch gradient checkpointing off, "
+    "are computed again for their gradient, what they came from was kept elsewhere, and images of two shapes had as "
+    "many: keep it where it is, without hooks that move saved tensors, switch gradient checkpointing off, "
     "or take shapes of different numbers of tokens"
 )
 
@@ -46,6 +48,7 @@ class GridRecorder:
         self._by_thread: dict[int, TokenGrid] = {}
         self._rows: dict[int, TokenGrid] = {}
         self._earlier: dict[Any, TokenGrid | None] = {}
+        self.calls = CallMemory()
 
     @classmethod
     def hears(cls, module: nn.Module) -> bool:
@@ -104,8 +107,14 @@ class GridRecorder:
         else:
             self._by_thread[get_ident()] = grid
             places = int(grid.num_places)
-            # two grids of one number of tokens can't be told apart when a checkpointed layer is computed again
+            # where its block's call is not known, the number of tokens is to tell what a layer is computed again for
             self._earlier[places] = grid if self._earlier.get(places, grid) == grid else None
+            self.calls.embedded(Standing(grid, self.prefix))
+
+    @property
+    def last_standing(self) -> Standing | None:
+        """Where the tokens of this thread's last image stand."""
+        return None if self._last is None else Standing(self._last, self.prefix)
 
     @contextmanager
     def standing_on(self, rows: TokenGrid) -> Iterator[None]:
@@ -127,7 +136,9 @@ class GridRecorder:
         """
         if (rows := self._rows_here()) is not None:
             return rows
-        prefix = self.prefix if prefix is None else prefix
+        if prefix is None:
+            again = self.calls.standing
+            prefix = self.prefix if again is None else again.prefix
         return TokenGrid(*self._find(tokens.shape[-2], prefix).shape, prefix)
 
     def map_of(self, tokens: Tensor) -> TokenGrid:
@@ -147,7 +158,9 @@ class GridRecorder:
         key = (id(layer), count)
         if torch.compiler.is_compiling():
             last = self._last
-        elif _in_backward():
+        elif (again := self.calls.standing) is not None:
+            last = again.grid
+        elif in_backward():
             last = self._earlier.get(key)
             if last is None:
                 raise SubquadError(f"{count} tokens {COMPUTED_AGAIN}")
@@ -164,12 +177,15 @@ class GridRecorder:
         return self._rows.get(get_ident()) if self._rows else None
 
     def _find(self, count: int, prefix: int) -> TokenGrid:
+        again = self.calls.standing
+        if again is not None and again.grid.num_places == count - prefix:
+            return again.grid
         last, places = self._last, count - prefix
         if last is not None and last.num_places == places:
-            if torch.compiler.is_compiling() or not _in_backward() or self._earlier.get(int(places)) is not None:
+            if torch.compiler.is_compiling() or not in_backward() or self._earlier.get(int(places)) is not None:
                 return last
             raise SubquadError(f"{count} tokens {COMPUTED_AGAIN}")
-        if not torch.compiler.is_compiling() and _in_backward() and (earlier := self._earlier.get(int(places))):
+        if not torch.compiler.is_compiling() and in_backward() and (earlier := self._earlier.get(int(places))):
             return earlier
         if last is None:
             raise SubquadError(
@@ -191,7 +207,10 @@ class GridRecorder:
 
     def __getstate__(self) -> dict[str, Any]:
         # grids of a trace are symbols, which can't be copied
-        return {"prefix": self.prefix, "_map": None, "_by_thread": {}, "_rows": {}, "_earlier": {}}
+        return {"prefix": self.prefix}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        GridRecorder.__init__(self, state["prefix"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GridRecorder":
         copied = type(self)(self.prefix)
@@ -255,13 +274,18 @@ def listen(model: nn.Module, path: str, recorder: GridRecorder) -> None:
     recorder.hook_onto(model.get_submodule(path))
 
 
+LISTENERS = (GridRecorder, Follower, *CALL_LISTENERS)
+
+
 def stop_listening(model: nn.Module) -> None:
     """Take all recorders of a network from it."""
     for module in model.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(hook, GridRecorder | Follower)]:
+            for key in [key for key, hook in hooks.items() if isinstance(hook, LISTENERS)]:
                 del hooks[key]
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
+                module._forward_hooks_always_called.pop(key, None)
+                module._forward_hooks_with_kwargs.pop(key, None)
 
 
 def is_called(module: nn.Module, name: str) -> bool:
@@ -273,7 +297,3 @@ def is_called(module: nn.Module, name: str) -> bool:
 def _paddings(convolution: Any) -> tuple[int, int]:
     """Of rows and of columns, on each side; "valid" is none."""
     return convolution.padding if isinstance(convolution.padding, tuple) else (0, 0)
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

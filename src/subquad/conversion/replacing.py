@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.conversion.checkpointed_calls import listen_to_calls
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.grid_recorder import GridRecorder, listen, stop_listening
 from subquad.conversion.towers import Layer, Tower, find_tower, other_towers
@@ -133,6 +134,7 @@ def convert(
         put(modules, path, module)
     for path in (tower.embedding, *tower.resizing):
         listen(model, path, recorder)
+    listen_to_calls(model, made, tower.embedding, recorder)
     conversion = Conversion(
         attention=dict(names),
         paths={number: tower.layers[number].path for number in names},

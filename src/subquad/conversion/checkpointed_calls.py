@@ -1,0 +1,190 @@
+"""On which grid tokens stand in a block that is computed again for its gradient: that of the call it was part of.
+
+Gradient checkpointing keeps what a block was called with and calls the block again with it in the backward pass, when
+the network may have seen other images. What is kept lies where it lay, so the memory of the tokens tells the call.
+"""
+
+from collections.abc import Iterable
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from subquad.grid import TokenGrid
+
+
+class Standing(NamedTuple):
+    """Where the tokens of a call stand: the grid of their map, and how many tokens are in front of it."""
+
+    grid: TokenGrid
+    prefix: int
+
+
+class CallMemory:
+    """Knows of the calls of blocks whose tokens are still there on which grid they stood.
+
+    A block is computed again within a thread from where tokens of such a call come in again: by a call of the block
+    itself, or, where only its `forward` is called again, by that of one of its parts, until its attention has run.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[StorageWeakRef, Standing | None]] = {}
+        self._again: dict[int, tuple[str, bool, Standing | None]] = {}
+
+    @property
+    def standing(self) -> Standing | None:
+        """Where tokens stand of what this thread computes again, if that is known."""
+        if torch.compiler.is_compiling() or not self._again or not in_backward():
+            return None
+        found = self._again.get(get_ident())
+        return None if found is None else found[2]
+
+    def heard(self, path: str, block: str, tokens: Tensor, last: Standing | None) -> None:
+        """A block, or its part at `path`, is called with tokens: of the last image, or of an earlier one, again."""
+        here, standing = get_ident(), last
+        if in_backward():
+            standing, again = self._of(tokens), self._again.get(here)
+            within = again is not None and path.startswith(f"{again[0]}.")
+            if standing is not None:
+                # what is around it, as a stage, goes on behind this block
+                if again is None or not within or again[2] != standing:
+                    self._again[here] = block, path != block, standing
+            elif again is not None and within:
+                standing = again[2]
+            else:
+                self._again.pop(here, None)
+        if standing is not None:
+            self._note(tokens, standing)
+
+    def embeds(self, path: str) -> None:
+        """What embeds the image itself is called: where that is again, the embedding will say on which grid."""
+        if in_backward():
+            self._again[get_ident()] = path, False, None
+
+    def passed(self, tokens: Tensor, answered: Tensor) -> None:
+        """A block gave this for tokens: where it is computed again, with those behind it, they are called with it."""
+        if in_backward() and (standing := self._of(tokens)) is not None:
+            self._note(answered, standing)
+
+    def attended(self) -> None:
+        """An attention layer has run: what its block's `forward` does besides needs no grid."""
+        if (found := self._again.get(get_ident())) is not None and found[1]:
+            del self._again[get_ident()]
+
+    def embedded(self, standing: Standing) -> None:
+        """An image was embedded, or a stage's map, maybe within what is computed again: so tokens stand behind it."""
+        again = self._again.pop(get_ident(), None)
+        if not in_backward():
+            self._forget_freed()
+        elif again is not None:
+            self._again[get_ident()] = (*again[:2], standing)
+
+    def _note(self, tokens: Tensor, standing: Standing) -> None:
+        reference = _reference(tokens)
+        if reference is not None:
+            # a reference keeps its number from being used again; what several calls share, as tables, tells none
+            _, known = self._calls.get(reference.cdata, (None, standing))
+            self._calls[reference.cdata] = reference, standing if known == standing else None
+
+    def _of(self, tokens: Tensor) -> Standing | None:
+        reference = _reference(tokens)
+        return None if reference is None else self._calls.get(reference.cdata, (None, None))[1]
+
+    def _forget_freed(self) -> None:
+        # of a copy, as other threads may note meanwhile
+        for number, (reference, _) in list(self._calls.items()):
+            if reference.expired():
+                self._calls.pop(number, None)
+
+
+class CallListener:
+    """Tells a memory what a module is called with: a hook in front of it.
+
+    Args:
+        recorder: a `GridRecorder`, which has the memory.
+        path: of the module in the network.
+        block: of what it is a part of; the same where it is the block, or holds it; None where it embeds images, too.
+    """
+
+    def __init__(self, recorder: Any, path: str, block: str | None) -> None:
+        self.recorder, self.path, self.block = recorder, path, block
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """What such a hook is called with; nothing is computed again where nothing is trained."""
+        if torch.compiler.is_compiling() or not (module.training or torch.is_grad_enabled()):
+            return
+        if self.block is None:
+            self.recorder.calls.embeds(self.path)
+            return
+        tokens = _first(arguments, named)
+        if tokens is not None:
+            self.recorder.calls.heard(self.path, self.block, tokens, self.recorder.last_standing)
+
+
+class EndListener:
+    """Tells a memory that a converted layer has run: a hook behind it."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+
+    def __call__(self, *called: Any) -> None:
+        """What such a hook is called with."""
+        if not torch.compiler.is_compiling():
+            self.recorder.calls.attended()
+
+
+class AnswerListener:
+    """Tells a memory what a block answers: a hook behind it."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], answer: Any) -> None:
+        """What such a hook is called with."""
+        if not torch.compiler.is_compiling():
+            tokens, answered = _first(arguments, named), _first(answer if isinstance(answer, tuple) else (answer,), {})
+            if tokens is not None and answered is not None:
+                self.recorder.calls.passed(tokens, answered)
+
+
+def listen_to_calls(model: nn.Module, layers: Iterable[str], embedding: str, recorder: Any) -> None:
+    """Hook a recorder onto converted layers, what they stand in below the network, and the parts of their blocks."""
+    heard: dict[str, str] = {}
+    blocks: set[str] = set()
+    for layer in layers:
+        model.get_submodule(layer).register_forward_hook(EndListener(recorder), always_call=True)
+        around = [layer.rsplit(".", steps)[0] for steps in range(layer.count(".") + 1)]
+        heard |= {path: path for path in around}
+        # the innermost thing that stands in a list
+        block = next((path for path in around if path.rpartition(".")[2].isdigit()), layer)
+        if block != layer:
+            blocks.add(block)
+            parts = (f"{block}.{name}" for name, _ in model.get_submodule(block).named_children())
+            heard = dict.fromkeys(parts, block) | heard
+    for block in blocks:
+        model.get_submodule(block).register_forward_hook(AnswerListener(recorder), with_kwargs=True)
+    for path, block in heard.items():
+        listener = CallListener(recorder, path, None if f"{embedding}.".startswith(f"{path}.") else block)
+        model.get_submodule(path).register_forward_pre_hook(listener, with_kwargs=True)
+
+
+CALL_LISTENERS = (CallListener, AnswerListener, EndListener)
+
+
+def in_backward() -> bool:
+    """Whether this thread is within a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _first(arguments: Iterable[Any], named: dict[str, Any]) -> Tensor | None:
+    return next((one for one in (*arguments, *named.values()) if isinstance(one, Tensor)), None)
+
+
+def _reference(tokens: Tensor) -> StorageWeakRef | None:
+    try:
+        return StorageWeakRef(tokens.untyped_storage())
+    except (NotImplementedError, RuntimeError):
+        # tensors of other kinds, as those of torch.func, lie nowhere
+        return None
