@@ -115,6 +115,39 @@ def wan(name="Wan"):
     )
 
 
+FILMS = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "out_channels": 4, "num_layers": 2}
+
+
+def ltx():
+    from diffusers import LTXVideoTransformer3DModel
+
+    return LTXVideoTransformer3DModel(**FILMS, cross_attention_dim=16, caption_channels=24)
+
+
+def cogvideox(**more):
+    from diffusers import CogVideoXTransformer3DModel
+
+    sizes = {"text_embed_dim": 24, "max_text_seq_length": 5, "time_embed_dim": 8, "sample_frames": 9}
+    size = {"sample_width": 8, "sample_height": 8}
+    return CogVideoXTransformer3DModel(
+        **FILMS | {"attention_head_dim": 16}, **sizes, **size, use_rotary_positional_embeddings=True, **more
+    )
+
+
+def hunyuan_video():
+    from diffusers import HunyuanVideoTransformer3DModel
+
+    text = {"text_embed_dim": 24, "pooled_projection_dim": 12, "num_single_layers": 1, "num_refiner_layers": 1}
+    return HunyuanVideoTransformer3DModel(**FILMS | {"num_layers": 1}, **text, rope_axes_dim=(2, 2, 4))
+
+
+def cogview4():
+    from diffusers import CogView4Transformer2DModel
+
+    sizes = {"text_embed_dim": 24, "time_embed_dim": 8, "condition_dim": 4, "rope_axes_dim": (8, 8), "sample_size": 8}
+    return CogView4Transformer2DModel(**FILMS, **sizes)
+
+
 # name: what makes it, and which latents it takes besides 8×8
 DIFFUSION = {
     "DiT": (dit, [(12, 12), (6, 6)]),
@@ -131,9 +164,14 @@ DIFFUSION = {
     "Qwen": (qwen, [(12, 8), (4, 20)]),
     "Wan": (wan, [(12, 8), (4, 20)]),
     "ChronoEdit": (partial(wan, "ChronoEdit"), [(12, 8), (4, 20)]),
+    "LTX": (ltx, [(12, 8), (4, 20)]),
+    "CogVideoX": (cogvideox, [(12, 8), (4, 20)]),
+    "CogVideoX 1.5": (partial(cogvideox, patch_size_t=2), [(12, 8), (4, 20)]),
+    "HunyuanVideo": (hunyuan_video, [(12, 8), (4, 20)]),
+    "CogView4": (cogview4, [(12, 8), (4, 20)]),
     "Z-Image": (z_image, [(12, 8), (4, 20)]),
 }
-JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt", "Wan", "ChronoEdit", "Z-Image")]
+JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt", "Wan", "ChronoEdit", "LTX", "Z-Image")]
 """Whose texts attend together with the image, all of them in front of it."""
 
 
@@ -163,6 +201,8 @@ def inputs(name, height=8, width=8, text=5):
     if name in ("Wan", "ChronoEdit"):
         film = {"hidden_states": noise(2, 4, 3, height, width), "timestep": timestep}
         return film | {"encoder_hidden_states": noise(2, text, 24)}
+    if name in ("LTX", "HunyuanVideo") or "CogV" in name:
+        return of_texts_beside(name, height, width, timestep, noise(2, text, 24), noise)
     if name == "Z-Image":
         latents, texts = noise(2, 4, 1, height, width), noise(2, text, 24)
         return {"x": list(latents), "t": timestep / 1000, "cap_feats": list(texts)}
@@ -180,6 +220,30 @@ def inputs(name, height=8, width=8, text=5):
         "Flux 2": {"guidance": torch.ones(2)},
     }
     return call | ids_of(name, rows, columns, text) | more.get(name, {})
+
+
+def of_texts_beside(name, height, width, timestep, texts, noise):
+    """The same of networks of films, and of CogView4, that are told the size of a latent in one way or another."""
+    call = {"timestep": timestep, "encoder_hidden_states": texts}
+    present = torch.ones(texts.shape[:2])
+    # the first of two texts is shorter
+    present[0, -2:] = 0
+    if name == "LTX":
+        frames = {"num_frames": 3, "height": height, "width": width, "rope_interpolation_scale": (0.3, 32, 32)}
+        return call | frames | {"hidden_states": noise(2, 3 * height * width, 4), "encoder_attention_mask": present}
+    if name == "HunyuanVideo":
+        more = {"pooled_projections": noise(2, 12), "guidance": torch.tensor([6.0, 6.0])}
+        return call | more | {"hidden_states": noise(2, 4, 3, height, width), "encoder_attention_mask": present}
+    if name == "CogView4":
+        size = torch.tensor([[8.0 * height, 8.0 * width]] * 2)
+        sizes = {"original_size": size, "target_size": size, "crop_coords": torch.zeros(2, 2)}
+        return call | sizes | {"hidden_states": noise(2, 4, height, width)}
+    frames, maps = (4, 2) if name == "CogVideoX 1.5" else (3, 3)
+    angles = noise(maps * (height // 2) * (width // 2), 8).repeat_interleave(2, dim=1)
+    return call | {
+        "hidden_states": noise(2, frames, 4, height, width),
+        "image_rotary_emb": (angles.cos(), angles.sin()),
+    }
 
 
 def ids_of(name, rows, columns, text):

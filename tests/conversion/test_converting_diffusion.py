@@ -234,3 +234,20 @@ def test_mistakes_are_one_line(call, says):
     with pytest.raises(SubquadError, match=says) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_blocks_of_a_text_alone_stay():
+    student = subquad.convert(denoiser("HunyuanVideo"), "linear")
+    assert list(student.subquad_conversion.paths.values()) == [
+        "transformer_blocks.0.attn",
+        "single_transformer_blocks.0.attn",
+    ]
+
+
+def test_a_film_that_is_conditioned_by_others_is_refused():
+    student = subquad.convert(denoiser("LTX"), "linear")
+    call = inputs("LTX")
+    for name in ("num_frames", "height", "width"):
+        del call[name]
+    with pytest.raises(SubquadError, match="called with num_frames, height and width of the latent"):
+        denoised(student, call | {"video_coords": torch.zeros(2, 3, call["hidden_states"].shape[1])})

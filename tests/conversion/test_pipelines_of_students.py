@@ -1,5 +1,7 @@
 """Pipelines of diffusers call a converted network as they call its teacher: texts, masks, guidance, places."""
 
+import inspect
+
 import pytest
 import torch
 from foreign import difference
@@ -30,6 +32,20 @@ PIPELINES = {
         OF_FRAMES,
         {**TEXTS, "prompt_embeds_mask": PRESENT, "negative_prompt_embeds_mask": PRESENT, "true_cfg_scale": 2.0},
     ),
+    "CogVideoX": ("CogVideoX", None, {}, {**TEXTS, "num_frames": 9, "guidance_scale": 6.0, "num_inference_steps": 3}),
+    "CogView4": ("CogView4", None, {}, {**TEXTS, "guidance_scale": 2.0}),
+    "HunyuanVideo": (
+        "HunyuanVideo",
+        None,
+        {},
+        {
+            "prompt_embeds": TEXT,
+            "prompt_attention_mask": PRESENT,
+            "pooled_prompt_embeds": torch.ones(1, 12),
+            "num_frames": 9,
+        },
+    ),
+    "LTX": ("LTX", None, {}, {**TEXTS, **MASKS, "num_frames": 17, "guidance_scale": 2.0}),
     "Wan": ("Wan", "AutoencoderKLWan", OF_FRAMES, {**TEXTS, "num_frames": 9, "guidance_scale": 2.0}),
     "Z-Image": ("ZImage", "AutoencoderKL", FOUR, {**OF_TWO_LENGTHS, "guidance_scale": 3.0}),
 }
@@ -40,13 +56,13 @@ PIPELINES = {
 def test_a_pipeline_makes_the_same_of_a_student_with_softmax(name):
     kind, encoder, sizes, asked = PIPELINES[name]
     teacher, made = denoiser(name), {}
-    pipeline = getattr(diffusers, f"{kind}Pipeline")(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        vae=getattr(diffusers, encoder)(**sizes),
-        text_encoder=None,
-        tokenizer=None,
-        transformer=teacher,
-    )
+    pipeline_class = getattr(diffusers, f"{kind}Pipeline")
+    named = inspect.signature(pipeline_class.__init__).parameters
+    parts = {part: None for part in named if part.startswith(("text_encoder", "tokenizer"))}
+    scheduler = "CogVideoXDDIMScheduler" if kind == "CogVideoX" else "FlowMatchEulerDiscreteScheduler"
+    # latents are what is asked for, so that most need no encoder of images
+    parts["vae"] = None if encoder is None else getattr(diffusers, encoder)(**sizes)
+    pipeline = pipeline_class(scheduler=getattr(diffusers, scheduler)(), transformer=teacher, **parts)
     pipeline.set_progress_bar_config(disable=True)
     for attention in (None, "softmax", "linear"):
         pipeline.transformer = teacher if attention is None else subquad.convert(teacher, attention)

@@ -362,7 +362,7 @@ def _candidates(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:
         is_block = family is not None and own[-1].isdigit()
         if not is_block and not any(_BLOCK.search(part) for part in own[:-1]):
             continue
-        if family is not None and not family.is_self_attention(module):
+        if family is not None and not family.is_self_attention(module, modules[path.rpartition(".")[0]]):
             continue
         if family is not None or (_is_called_attention(module) and not _holds_attention(module)):
             known.append(path)
@@ -419,6 +419,9 @@ def _size_of(root: Any, model: Any) -> tuple[int, int] | None:
                 return size, size
             if isinstance(size, tuple | list) and len(size) == 2:
                 return int(size[0]), int(size[1])
+        height, width = (getattr(holder, f"sample_{side}", None) for side in ("height", "width"))
+        if isinstance(height, int) and isinstance(width, int):
+            return height, width
     # what timm says of the weights of a network that takes any
     about = getattr(root, "pretrained_cfg", None)
     size = about.get("input_size") if isinstance(about, Mapping) else None

@@ -1,4 +1,4 @@
-"""Self-attention of diffusers' transformers: DiT and PixArt; SD3, Qwen-Image and Flux, whose text attends as well.
+"""Self-attention of diffusers' transformers: DiT and PixArt; SD3, whose text attends as well.
 
 Tokens of a text stand nowhere on the map and come first, as prefix tokens; there may be more or fewer at each call.
 Cross-attention stays as it is.
@@ -7,20 +7,13 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, channels_out_of
-from subquad.conversion.families.diffusers_recorder import (
-    TRANSFORMERS,
-    Flux2Recorder,
-    FluxRecorder,
-    QwenRecorder,
-    ZRecorder,
-)
-from subquad.conversion.grid_recorder import GridRecorder
 from subquad.diffusion.patchable_layers import EXTRAS, REPLACEABLE
 from subquad.diffusion.processor import MergedAttention
 from subquad.errors import SubquadError
@@ -42,9 +35,14 @@ PROCESSORS = (
     | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor"}
     | {"QwenDoubleStreamAttnProcessor2_0", "ZSingleStreamAttnProcessor", "WanAttnProcessor"}
     | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor"}
+    | {"CogView4AttnProcessor", "CogVideoXAttnProcessor2_0", "HunyuanVideoAttnProcessor2_0", "LTXVideoAttnProcessor"}
     | {f"{name}AttnProcessor" for name in LIKE_FLUX.values()}
 )
 """Processors of diffusers that compute plain softmax attention, of image tokens alone or of a text's as well."""
+
+OF_IMAGE = ("to_{}", "norm_{}")
+OF_TEXT = ("add_{}_proj", "norm_added_{}")
+"""How diffusers calls what projects and norms queries, keys and values; a text may share those of the image."""
 
 
 class DiffusersAttention(ConvertedAttention):
@@ -78,11 +76,17 @@ class DiffusersAttention(ConvertedAttention):
     @classmethod
     def standing_for(cls, original: Any) -> type[ConvertedAttention]:
         # one class of diffusers is called in as many ways as it has processors
-        return CALLED_OTHERWISE.get(type(original.processor).__name__, cls) if cls is DiffusersAttention else cls
+        place = CALLED_OTHERWISE.get(type(original.processor).__name__)
+        if cls is not DiffusersAttention or place is None:
+            return cls
+        module, _, name = place.partition(".")
+        found: type[ConvertedAttention] = getattr(import_module(f"{__package__}.{module}"), name)
+        return found
 
     @classmethod
-    def is_self_attention(cls, original: Any) -> bool:
-        return not getattr(original, "is_cross_attention", False)
+    def is_self_attention(cls, original: Any, block: Any) -> bool:
+        # texts may go through blocks of their own first
+        return not getattr(original, "is_cross_attention", False) and "TokenRefiner" not in type(block).__name__
 
     @classmethod
     def grid_of(cls, original: Any, grid: TokenGrid) -> TokenGrid:
@@ -124,9 +128,9 @@ class DiffusersAttention(ConvertedAttention):
 
         `padding` (b, n) is True for tokens, those of the text first, that no one sees.
         """
-        tokens, heads = image, list(self.heads_of(image, "to_{}", "norm_{}"))
+        tokens, heads = image, list(self.heads_of(image, *OF_IMAGE))
         if text is not None:
-            text_heads = self.heads_of(text, "add_{}_proj", "norm_added_{}")
+            text_heads = self.heads_of(text, *(OF_TEXT if self.has("add_q_proj") else OF_IMAGE))
             heads = [torch.cat(pair, dim=2) for pair in zip(text_heads, heads, strict=True)]
             tokens = torch.cat([text, image], dim=1)
         q, k, v = heads
@@ -134,7 +138,9 @@ class DiffusersAttention(ConvertedAttention):
         if text is None:
             return self.project_out(y)
         of_text, of_image = y.split([text.shape[1], image.shape[1]], dim=1)
-        return self.project_out(of_image), self.through("to_add_out", of_text)
+        if self.has("add_q_proj"):
+            return self.project_out(of_image), self.through("to_add_out", of_text)
+        return self.project_out(of_image), self.project_out(of_text)
 
     def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
         """The grid of all tokens of a call, (b, n, c), of which `image` are those behind a text.
@@ -166,155 +172,16 @@ class DiffusersAttention(ConvertedAttention):
         return tokens
 
 
-class QwenAttention(DiffusersAttention):
-    """Qwen-Image's: rotary positions of both, as complex numbers, and texts with absent tokens."""
-
-    listener: ClassVar[type[GridRecorder]] = QwenRecorder
-
-    def forward(  # type: ignore[override]
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        encoder_hidden_states_mask: Tensor | None = None,
-        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Image tokens (b, n, c), and those of the text."""
-        refuse_given(kwargs)
-        rotation = None
-        if image_rotary_emb is not None:
-            rotation = rotation_of_turns(torch.cat(tuple(reversed(image_rotary_emb))))
-        padding = None
-        if encoder_hidden_states_mask is not None:
-            present = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.bool)
-            padding = ~torch.cat([encoder_hidden_states_mask.bool(), present], dim=1)
-        return self.attend(hidden_states, encoder_hidden_states, rotation, padding)
-
-
-class ZAttention(DiffusersAttention):
-    """Z-Image's, one row of an image and behind it what fills it up, and a text; here these stand in front of it."""
-
-    listener: ClassVar[type[GridRecorder]] = ZRecorder
-    others_see: ClassVar[str | None] = "texts alone"
-
-    def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
-        # there are some beside the map, with which a mechanism may be of no use
-        inner = super().make_inner(original, mechanism, TokenGrid(*grid.shape, 32))
-        if self.prefix_of_tables is not None:
-            raise SubquadError(
-                f"{type(inner).__name__} learns positions of tokens, and how many Z-Image has beside the map differs "
-                "among its blocks: take a mechanism without position tables, as linear or inline"
-            )
-        return inner
-
-    @classmethod
-    def is_target(cls, original: Any, block: Any, number: int) -> bool:
-        # those that refine what is no image are told no noise level
-        return bool(block.modulation)
-
-    @classmethod
-    def sees_text(cls, original: Any) -> bool:
-        return True
-
-    def forward(  # type: ignore[override]
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        freqs_cis: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Tokens (b, n, c), of which as many are there as `attention_mask` (b, n) says, the first ones.
-
-        Rotary positions are complex numbers (b, n, d / 2). They differ where texts of a batch have different lengths:
-        then one image after the other is mixed.
-        """
-        refuse_given(kwargs)
-        if torch.compiler.is_compiling():
-            # what is traced can't be asked
-            refuse_given({"attention_mask": attention_mask})
-            return self.of_one_length(hidden_states, freqs_cis)
-        if attention_mask is None and (freqs_cis is None or all(torch.equal(one, freqs_cis[0]) for one in freqs_cis)):
-            return self.of_one_length(hidden_states, freqs_cis)
-        y = torch.zeros_like(hidden_states)
-        for number, tokens in enumerate(hidden_states):
-            there = slice(len(tokens) if attention_mask is None else int(attention_mask[number].sum()))
-            turns = None if freqs_cis is None else freqs_cis[number : number + 1, there]
-            y[number, there] = self.of_one_length(tokens[None, there], turns)[0]
-        return y
-
-    def of_one_length(self, x: Tensor, turns: Tensor | None) -> Tensor:
-        """The same of images whose texts have one length."""
-        behind = self.recorder.grid_within(x, self).prefix
-        x = x.roll(behind, dims=1)
-        rotation = None if turns is None else rotation_of_turns(turns[0].roll(behind, dims=0))
-        return self.attend(x, None, rotation).roll(-behind, dims=1)
-
-    def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
-        return self.behind_text(self.recorder.grid_within(tokens, self), tokens)
-
-
-class FluxAttention(DiffusersAttention):
-    """Flux's: rotary positions of both, and blocks in which text and image are one row of tokens already."""
-
-    replaces: ClassVar[tuple[str, ...]] = tuple(
-        f"{TRANSFORMERS}.transformer_{module}.{name}Attention" for module, name in LIKE_FLUX.items()
-    )
-    listener: ClassVar[type[GridRecorder]] = FluxRecorder
-
-    @classmethod
-    def sees_text(cls, original: Any) -> bool:
-        return True
-
-    def absent(self, attention_mask: Tensor | None) -> Tensor | None:
-        return absent_tokens(attention_mask)
-
-    def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
-        # text and image may be one row already
-        grid = self.recorder.grid_of(tokens)
-        return self.behind_text(TokenGrid(*grid.shape), tokens)
-
-
-class Flux2Attention(FluxAttention):
-    """Flux 2's, of blocks in which text and image have projections of their own."""
-
-    replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_flux2.Flux2Attention",)
-    listener: ClassVar[type[GridRecorder]] = Flux2Recorder
-
-
-class Flux2ParallelAttention(FluxAttention):
-    """Flux 2's of the other blocks: projections shared with those of the block's MLP, which is within the layer."""
-
-    replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_flux2.Flux2ParallelSelfAttention",)
-    listener: ClassVar[type[GridRecorder]] = Flux2Recorder
-
-    def check(self, original: Any) -> None:
-        refuse_patched(original)
-
-    def sizes(self, original: Any) -> tuple[int, int]:
-        return original.heads, original.inner_dim // original.heads
-
-    def tokens_width(self, original: Any) -> int:
-        return channels_into(original.to_qkv_mlp_proj)
-
-    def attend(
-        self, image: Tensor, text: Tensor | None, rotation: Rotation | None, padding: Tensor | None = None
-    ) -> Any:
-        fused = self.through("to_qkv_mlp_proj", image)
-        dim = self.num_heads * self.width
-        q, k, v, hidden = fused.split([dim, dim, dim, fused.shape[-1] - 3 * dim], dim=-1)
-        q, k, v = map(self.split, (q, k, v))
-        q, k = self.through("norm_q", q), self.through("norm_k", k)
-        y = self.mix(q, k, v, image, grid=self.grid_of_call(image, image), rotation=rotation, padding=padding)
-        return self.through("to_out", torch.cat([y, self.through("mlp_act_fn", hidden)], dim=-1))
-
-
-CALLED_OTHERWISE: dict[str, type[DiffusersAttention]] = {
-    "QwenDoubleStreamAttnProcessor2_0": QwenAttention,
-    "ZSingleStreamAttnProcessor": ZAttention,
+CALLED_OTHERWISE = {
+    "QwenDoubleStreamAttnProcessor2_0": "diffusers_rows.QwenAttention",
+    "ZSingleStreamAttnProcessor": "diffusers_rows.ZAttention",
     # in the blocks of FIBO that have text and image in one row
-    "BriaAttnProcessor": FluxAttention,
+    "BriaAttnProcessor": "diffusers_rows.FluxAttention",
+    "CogView4AttnProcessor": "diffusers_beside_texts.CogViewAttention",
+    "CogVideoXAttnProcessor2_0": "diffusers_beside_texts.CogVideoAttention",
+    "HunyuanVideoAttnProcessor2_0": "diffusers_beside_texts.HunyuanVideoAttention",
 }
-"""What stands for diffusers' usual layer with a processor that is called in another way than most."""
+"""What stands for diffusers' usual layer with a processor that is called in another way than most, in which file."""
 
 
 LEAST_ADDED = -1e3

@@ -1,11 +1,11 @@
-"""Self-attention of diffusers' generators of films: Wan's, whose cross-attention to texts and images stays as it is.
+"""Self-attention of diffusers' generators of films, Wan and LTX-Video, whose cross-attention stays as it is.
 
-Letters: b batch, n tokens, d channels of a head, c = h·d channels of all.
+Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels of all.
 """
 
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from subquad.conversion.families.diffusers_attention import (
     DiffusersAttention,
@@ -15,8 +15,9 @@ from subquad.conversion.families.diffusers_attention import (
 )
 from subquad.conversion.families.diffusers_recorder import TRANSFORMERS
 from subquad.conversion.families.film_recorder import FilmRecorder
-from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
 
 
 class WanRecorder(FilmRecorder):
@@ -29,7 +30,94 @@ class WanRecorder(FilmRecorder):
         return 21, *size
 
 
-class WanAttention(DiffusersAttention):
+class LTXRecorder(FilmRecorder):
+    """Listens to LTX-Video's rotary embedding, which is told of how many frames, rows and columns a film is."""
+
+    # that of 161 frames of 512×704 px
+    usual_size: ClassVar[tuple[int, int] | None] = (16, 22)
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        return is_called(module, f"{TRANSFORMERS}.transformer_ltx.LTXVideoRotaryPosEmbed")
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
+        frames, height, width = (1, *size)[-3:]
+        return frames * height, width
+
+    @classmethod
+    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
+        return 21, *size
+
+    def __call__(self, module: Any, arguments: Any, tables: Any) -> None:
+        """Record the map of all frames.
+
+        Raises:
+            SubquadError: the network is told coordinates instead, as where other films or images condition it.
+        """
+        sizes = arguments[1:4]
+        if None in sizes or len(sizes) != 3 or arguments[5:] not in ((), (None,)):
+            raise SubquadError(
+                "a converted LTX-Video is called with num_frames, height and width of the latent, and no video_coords: "
+                "films and images that condition it can't be converted"
+            )
+        self.record(TokenGrid(*self.map_from(module, sizes)))
+
+
+class AcrossHeads(DiffusersAttention):
+    """What these have in common: norms of queries and keys go across the heads."""
+
+    def check(self, original: Any) -> None:
+        refuse_patched(original)
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.heads, original.inner_dim // original.heads
+
+    def heads_of(self, tokens: Tensor, projection: str, norm: str) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (self.through(projection.format(name), tokens) for name in "qkv")
+        q, k = self.through(norm.format("q"), q), self.through(norm.format("k"), k)
+        return self.split(q), self.split(k), self.split(v)
+
+
+class LTXAttention(AcrossHeads):
+    """LTX-Video's (HaCohen et al. 2025, arXiv 2501.00103): rotary positions, which differ from head to head."""
+
+    replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_ltx.LTXAttention",)
+    listener: ClassVar[type[GridRecorder]] = LTXRecorder
+
+    def check(self, original: Any) -> None:
+        super().check(original)
+        if original.inner_kv_dim != original.inner_dim:
+            raise SubquadError("its heads share keys: this can't be converted")
+
+    @classmethod
+    def is_self_attention(cls, original: Any, block: Any) -> bool:
+        return block.attn1 is original
+
+    @classmethod
+    def sees_text(cls, original: Any) -> bool:
+        return False
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Tokens of all frames (b, n, c); tables of rotary positions (b, n, c), the same for all films."""
+        refuse_given({"encoder_hidden_states": encoder_hidden_states, "attention_mask": attention_mask, **kwargs})
+        rotation = None
+        if image_rotary_emb is not None:
+            tables = (
+                table[0].unflatten(-1, (self.num_heads, self.width)).transpose(0, 1) for table in image_rotary_emb
+            )
+            rotation = rotation_of(*tables)
+        return self.attend(hidden_states, None, rotation)
+
+
+class WanAttention(AcrossHeads):
     """Wan's (2.1 and 2.2; Wan Team 2025, arXiv 2503.20314): norms across heads, rotary positions."""
 
     replaces: ClassVar[tuple[str, ...]] = tuple(
@@ -38,12 +126,9 @@ class WanAttention(DiffusersAttention):
     listener: ClassVar[type[GridRecorder]] = WanRecorder
 
     def check(self, original: Any) -> None:
-        refuse_patched(original)
+        super().check(original)
         if original.added_kv_proj_dim is not None:
             raise SubquadError("it attends to an image beside the film, which a converted layer does not know")
-
-    def sizes(self, original: Any) -> tuple[int, int]:
-        return original.heads, original.inner_dim // original.heads
 
     def forward(  # type: ignore[override]
         self,
@@ -57,8 +142,3 @@ class WanAttention(DiffusersAttention):
         refuse_given({"encoder_hidden_states": encoder_hidden_states, "attention_mask": attention_mask, **kwargs})
         rotation = None if rotary_emb is None else rotation_of(*(table[0, :, 0] for table in rotary_emb))
         return self.attend(hidden_states, None, rotation)
-
-    def heads_of(self, tokens: Tensor, projection: str, norm: str) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (self.through(projection.format(name), tokens) for name in "qkv")
-        q, k = self.through(norm.format("q"), q), self.through(norm.format("k"), k)
-        return self.split(q), self.split(k), self.split(v)

@@ -22,12 +22,12 @@ from subquad.plugins import Table
 FAMILIES: dict[str, str] = {
     "diffusers.models.attention_processor": "subquad.conversion.families.diffusers_attention",
     **{
-        f"diffusers.models.transformers.transformer_{name}": "subquad.conversion.families.diffusers_attention"
+        f"diffusers.models.transformers.transformer_{name}": "subquad.conversion.families.diffusers_rows"
         for name in ("bria", "bria_fibo", "flux", "flux2", "longcat_image", "ovis_image")
     },
     **{
         f"diffusers.models.transformers.transformer_{name}": "subquad.conversion.families.diffusers_films"
-        for name in ("chronoedit", "wan")
+        for name in ("chronoedit", "ltx", "wan")
     },
     "dinov2.layers.attention": "subquad.conversion.families.dino_attention",
     "dinov3.layers.attention": "subquad.conversion.families.dino_attention",

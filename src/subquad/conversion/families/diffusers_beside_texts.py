@@ -1,0 +1,136 @@
+"""Attention of diffusers' CogView4, CogVideoX and HunyuanVideo, to which a text comes as tokens beside the image's.
+
+Rotary positions turn tokens of the image alone. Where a text has no projections of its own, those of the image are its
+as well. Here its tokens come first, whatever the network's own order is.
+
+Letters: b batch, n tokens, m tokens of a text, d channels of a head, c channels of all.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.conversion.families.diffusers_attention import (
+    DiffusersAttention,
+    absent_tokens,
+    refuse_given,
+    rotation_of,
+)
+from subquad.conversion.families.diffusers_recorder import TRANSFORMERS
+from subquad.conversion.families.film_recorder import FilmRecorder
+from subquad.conversion.grid_recorder import GridRecorder, is_called
+from subquad.grid import TokenGrid
+from subquad.rope import Rotation, with_signs
+
+
+class CogViewRecorder(GridRecorder):
+    """Listens to CogView4's embedding, which is called with latents (b, c, y, x) and a text."""
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        return is_called(module, f"{TRANSFORMERS}.transformer_cogview4.CogView4PatchEmbed")
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
+        height, width = size
+        return height // embedding.patch_size, width // embedding.patch_size
+
+    def __call__(self, module: Any, arguments: Any, embedded: Any) -> None:
+        self.record(TokenGrid(*self.map_from(module, arguments[0].shape[-2:])))
+
+
+class CogVideoRecorder(FilmRecorder):
+    """Listens to CogVideoX's embedding, which is called with a text and latents (b, f, c, y, x)."""
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        return is_called(module, "diffusers.models.embeddings.CogVideoXPatchEmbed")
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
+        frames, height, width = (1, *size)[-3:]
+        # networks of version 1.5 take several frames at a time, and of a last one alone make as many
+        rows = -(-frames // (embedding.patch_size_t or 1)) * (height // embedding.patch_size)
+        return rows, width // embedding.patch_size
+
+    @classmethod
+    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
+        return (config.sample_frames - 1) // config.temporal_compression_ratio + 1, *size
+
+    def __call__(self, module: Any, arguments: Any, embedded: Any) -> None:
+        latents = arguments[1].shape
+        self.record(TokenGrid(*self.map_from(module, (latents[1], *latents[-2:]))))
+
+
+class HunyuanVideoRecorder(FilmRecorder):
+    """Knows the usual latents of HunyuanVideo, which the network does not say: 129 frames of 720×1,280 px."""
+
+    usual_size: ClassVar[tuple[int, int] | None] = (90, 160)
+
+    @classmethod
+    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
+        return 33, *size
+
+
+class AttentionBesideText(DiffusersAttention):
+    """What these have in common: they are called with tokens of an image (b, n, c) and of a text (b, m, c)."""
+
+    @classmethod
+    def sees_text(cls, original: Any) -> bool:
+        return True
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens of the image, and those of the text; tables of rotary positions are (n, d)."""
+        refuse_given(kwargs)
+        rotation = None
+        if image_rotary_emb is not None:
+            rotation = behind_text(self.rotation_of_image(*image_rotary_emb), encoder_hidden_states.shape[1])
+        padding = self.absent(attention_mask)
+        if padding is not None:
+            # the image's tokens come first in it
+            padding = torch.cat([padding[:, hidden_states.shape[1] :], padding[:, : hidden_states.shape[1]]], dim=1)
+        answer: tuple[Tensor, Tensor] = self.attend(hidden_states, encoder_hidden_states, rotation, padding)
+        return answer
+
+    def rotation_of_image(self, cos: Tensor, sin: Tensor) -> Rotation:
+        """What turns the tokens of the image."""
+        return rotation_of(cos, sin)
+
+
+class CogViewAttention(AttentionBesideText):
+    """CogView4's, whose rotary positions turn the first half of a head's channels with the second."""
+
+    listener: ClassVar[type[GridRecorder]] = CogViewRecorder
+
+    def rotation_of_image(self, cos: Tensor, sin: Tensor) -> Rotation:
+        return Rotation(cos, with_signs(sin, interleaved=False), interleaved=False)
+
+
+class CogVideoAttention(AttentionBesideText):
+    """CogVideoX's (Yang et al. 2024, arXiv 2408.06072), of all frames."""
+
+    listener: ClassVar[type[GridRecorder]] = CogVideoRecorder
+
+
+class HunyuanVideoAttention(AttentionBesideText):
+    """HunyuanVideo's (Kong et al. 2024, arXiv 2412.03603): texts with absent tokens, whose own blocks stay."""
+
+    listener: ClassVar[type[GridRecorder]] = HunyuanVideoRecorder
+
+    def absent(self, attention_mask: Tensor | None) -> Tensor | None:
+        return absent_tokens(attention_mask)
+
+
+def behind_text(rotation: Rotation, count: int) -> Rotation:
+    """A rotation of tokens behind so many that are not turned."""
+    cos, sin = (F.pad(table, (0, 0, count, 0), value=still) for table, still in ((rotation.cos, 1), (rotation.sin, 0)))
+    return Rotation(cos, sin, rotation.interleaved)
