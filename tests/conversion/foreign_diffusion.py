@@ -106,12 +106,12 @@ def z_image():
     return ZImageTransformer2DModel(in_channels=4, **sizes, axes_dims=[2, 2, 4], axes_lens=[256, 32, 32])
 
 
-def wan(name="Wan"):
+def wan(name="Wan", **more):
     import diffusers
 
     sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "in_channels": 4, "out_channels": 4}
     return getattr(diffusers, f"{name}Transformer3DModel")(
-        **sizes, text_dim=24, freq_dim=8, ffn_dim=16, rope_max_seq_len=32
+        **sizes, text_dim=24, freq_dim=8, ffn_dim=16, rope_max_seq_len=32, **more
     )
 
 
@@ -132,6 +132,20 @@ def cogvideox(**more):
     return CogVideoXTransformer3DModel(
         **FILMS | {"attention_head_dim": 16}, **sizes, **size, use_rotary_positional_embeddings=True, **more
     )
+
+
+def hunyuan_image():
+    from diffusers import HunyuanImageTransformer2DModel
+
+    text = {"text_embed_dim": 24, "num_single_layers": 1, "num_refiner_layers": 1}
+    return HunyuanImageTransformer2DModel(**FILMS | {"num_layers": 1}, **text, rope_axes_dim=(4, 4))
+
+
+def hunyuan_video15():
+    from diffusers import HunyuanVideo15Transformer3DModel
+
+    text = {"text_embed_dim": 24, "text_embed_2_dim": 8, "image_embed_dim": 8, "num_refiner_layers": 1}
+    return HunyuanVideo15Transformer3DModel(**FILMS, **text, rope_axes_dim=(2, 2, 4))
 
 
 def hunyuan_video():
@@ -168,10 +182,18 @@ DIFFUSION = {
     "CogVideoX": (cogvideox, [(12, 8), (4, 20)]),
     "CogVideoX 1.5": (partial(cogvideox, patch_size_t=2), [(12, 8), (4, 20)]),
     "HunyuanVideo": (hunyuan_video, [(12, 8), (4, 20)]),
+    "HunyuanVideo 1.5": (hunyuan_video15, [(6, 4), (2, 10)]),
+    "HunyuanImage": (hunyuan_image, [(6, 4), (2, 10)]),
+    "SkyReels V2": (partial(wan, "SkyReelsV2"), [(12, 8), (4, 20)]),
+    "Wan VACE": (partial(wan, "WanVACE", vace_layers=[0], vace_in_channels=4), [(12, 8), (4, 20)]),
     "CogView4": (cogview4, [(12, 8), (4, 20)]),
     "Z-Image": (z_image, [(12, 8), (4, 20)]),
 }
-JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt", "Wan", "ChronoEdit", "LTX", "Z-Image")]
+JOINT = [
+    name
+    for name in DIFFUSION
+    if name not in ("DiT", "PixArt", "Wan", "Wan VACE", "ChronoEdit", "SkyReels V2", "LTX", "Z-Image")
+]
 """Whose texts attend together with the image, all of them in front of it."""
 
 
@@ -198,10 +220,12 @@ def inputs(name, height=8, width=8, text=5):
         hidden, conditions = noise(2, 4, height, width), {"resolution": None, "aspect_ratio": None}
         texts = {"encoder_hidden_states": noise(2, text, 32), "added_cond_kwargs": conditions}
         return {"hidden_states": hidden, "timestep": timestep, **texts}
-    if name in ("Wan", "ChronoEdit"):
+    if name in ("Wan", "Wan VACE", "ChronoEdit", "SkyReels V2"):
         film = {"hidden_states": noise(2, 4, 3, height, width), "timestep": timestep}
+        if name == "Wan VACE":
+            film |= {"control_hidden_states": noise(2, 4, 3, height, width)}
         return film | {"encoder_hidden_states": noise(2, text, 24)}
-    if name in ("LTX", "HunyuanVideo") or "CogV" in name:
+    if name == "LTX" or "Hunyuan" in name or "CogV" in name:
         return of_texts_beside(name, height, width, timestep, noise(2, text, 24), noise)
     if name == "Z-Image":
         latents, texts = noise(2, 4, 1, height, width), noise(2, text, 24)
@@ -231,6 +255,14 @@ def of_texts_beside(name, height, width, timestep, texts, noise):
     if name == "LTX":
         frames = {"num_frames": 3, "height": height, "width": width, "rope_interpolation_scale": (0.3, 32, 32)}
         return call | frames | {"hidden_states": noise(2, 3 * height * width, 4), "encoder_attention_mask": present}
+    if name == "HunyuanImage":
+        call |= {"timestep": timestep.float(), "encoder_attention_mask": present}
+        return call | {"hidden_states": noise(2, 4, height, width)}
+    if name == "HunyuanVideo 1.5":
+        # no glyphs and no image
+        more = {"encoder_hidden_states_2": noise(2, 0, 8), "encoder_attention_mask_2": torch.ones(2, 0)}
+        more |= {"image_embeds": torch.zeros(2, 0, 8), "encoder_attention_mask": present, "timestep": timestep.float()}
+        return call | more | {"hidden_states": noise(2, 4, 3, height, width)}
     if name == "HunyuanVideo":
         more = {"pooled_projections": noise(2, 12), "guidance": torch.tensor([6.0, 6.0])}
         return call | more | {"hidden_states": noise(2, 4, 3, height, width), "encoder_attention_mask": present}

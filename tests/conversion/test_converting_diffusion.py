@@ -186,8 +186,9 @@ class Denoised(nn.Module):
         return sample_of(self.model, arguments)
 
 
+# HunyuanVideo 1.5 asks its own tensors whether there is an image: it can't be exported as it is either
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DIFFUSION)
+@pytest.mark.parametrize("name", [name for name in DIFFUSION if name != "HunyuanVideo 1.5"])
 def test_it_is_exported(name):
     student, call = subquad.convert(denoiser(name), "linear"), inputs(name, 12, 12)
     # Flux's grid is read from numbers, so that it is called once before
@@ -236,12 +237,20 @@ def test_mistakes_are_one_line(call, says):
     assert "\n" not in str(caught.value)
 
 
-def test_blocks_of_a_text_alone_stay():
-    student = subquad.convert(denoiser("HunyuanVideo"), "linear")
-    assert list(student.subquad_conversion.paths.values()) == [
-        "transformer_blocks.0.attn",
-        "single_transformer_blocks.0.attn",
-    ]
+@pytest.mark.parametrize("name", [name for name in DIFFUSION if "Hunyuan" in name])
+def test_blocks_of_a_text_alone_stay(name):
+    student = subquad.convert(denoiser(name), "linear")
+    assert all(
+        path.startswith(("transformer_blocks.", "single_")) for path in student.subquad_conversion.paths.values()
+    )
+
+
+def test_glyphs_and_an_image_stand_beside_the_text():
+    model, call = denoiser("HunyuanVideo 1.5"), inputs("HunyuanVideo 1.5")
+    call["encoder_hidden_states_2"], call["image_embeds"] = torch.randn(2, 3, 8), torch.randn(2, 2, 8)
+    call["encoder_attention_mask_2"] = torch.tensor([[1, 0, 0], [1, 1, 1]])
+    assert difference(denoised(subquad.convert(model, "softmax"), call), denoised(model, call)) < 1e-6
+    assert denoised(subquad.convert(model, "linear"), call).isfinite().all()
 
 
 def test_a_film_that_is_conditioned_by_others_is_refused():

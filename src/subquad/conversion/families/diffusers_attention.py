@@ -30,12 +30,25 @@ LIKE_FLUX = {
 }
 """Networks of diffusers with a layer like Flux's, and how their classes are called."""
 
+CALLED_OTHERWISE = {
+    "QwenDoubleStreamAttnProcessor2_0": "diffusers_rows.QwenAttention",
+    "ZSingleStreamAttnProcessor": "diffusers_rows.ZAttention",
+    # in the blocks of FIBO that have text and image in one row
+    "BriaAttnProcessor": "diffusers_rows.FluxAttention",
+    "CogView4AttnProcessor": "diffusers_beside_texts.CogViewAttention",
+    "CogVideoXAttnProcessor2_0": "diffusers_beside_texts.CogVideoAttention",
+    "HunyuanImageAttnProcessor": "diffusers_beside_texts.HunyuanImageAttention",
+    "HunyuanVideoAttnProcessor2_0": "diffusers_beside_texts.HunyuanAttention",
+    "HunyuanVideo15AttnProcessor2_0": "diffusers_beside_texts.Hunyuan15Attention",
+}
+"""What stands for diffusers' usual layer with a processor that is called in another way than most, in which file."""
+
 PROCESSORS = (
     REPLACEABLE
+    | CALLED_OTHERWISE.keys()
     | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor"}
-    | {"QwenDoubleStreamAttnProcessor2_0", "ZSingleStreamAttnProcessor", "WanAttnProcessor"}
     | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor"}
-    | {"CogView4AttnProcessor", "CogVideoXAttnProcessor2_0", "HunyuanVideoAttnProcessor2_0", "LTXVideoAttnProcessor"}
+    | {"LTXVideoAttnProcessor", "SkyReelsV2AttnProcessor", "WanAttnProcessor"}
     | {f"{name}AttnProcessor" for name in LIKE_FLUX.values()}
 )
 """Processors of diffusers that compute plain softmax attention, of image tokens alone or of a text's as well."""
@@ -170,18 +183,6 @@ class DiffusersAttention(ConvertedAttention):
         for step in self.to_out if self.has("to_out") else ():  # type: ignore[union-attr]
             tokens = step(tokens)
         return tokens
-
-
-CALLED_OTHERWISE = {
-    "QwenDoubleStreamAttnProcessor2_0": "diffusers_rows.QwenAttention",
-    "ZSingleStreamAttnProcessor": "diffusers_rows.ZAttention",
-    # in the blocks of FIBO that have text and image in one row
-    "BriaAttnProcessor": "diffusers_rows.FluxAttention",
-    "CogView4AttnProcessor": "diffusers_beside_texts.CogViewAttention",
-    "CogVideoXAttnProcessor2_0": "diffusers_beside_texts.CogVideoAttention",
-    "HunyuanVideoAttnProcessor2_0": "diffusers_beside_texts.HunyuanVideoAttention",
-}
-"""What stands for diffusers' usual layer with a processor that is called in another way than most, in which file."""
 
 
 LEAST_ADDED = -1e3

@@ -1,4 +1,4 @@
-"""Attention of diffusers' CogView4, CogVideoX and HunyuanVideo, to which a text comes as tokens beside the image's.
+"""Attention of diffusers' CogView4, CogVideoX and Hunyuan's networks, to which a text comes as tokens of its own.
 
 Rotary positions turn tokens of the image alone. Where a text has no projections of its own, those of the image are its
 as well. Here its tokens come first, whatever the network's own order is.
@@ -8,7 +8,6 @@ Letters: b batch, n tokens, m tokens of a text, d channels of a head, c channels
 
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -64,14 +63,54 @@ class CogVideoRecorder(FilmRecorder):
         self.record(TokenGrid(*self.map_from(module, (latents[1], *latents[-2:]))))
 
 
-class HunyuanVideoRecorder(FilmRecorder):
-    """Knows the usual latents of HunyuanVideo, which the network does not say: 129 frames of 720×1,280 px."""
+class HunyuanRecorder(FilmRecorder):
+    """Listens to an embedding of Hunyuan's networks, which is called with latents (b, c, y, x) or (b, c, f, y, x).
 
+    Attributes:
+        network: the file of diffusers in which it is, and what its class's name begins with.
+        usual_frames: of the latents that the network is usually asked for; None where they are images.
+    """
+
+    network: ClassVar[tuple[str, str]] = ("hunyuan_video", "HunyuanVideo")
+    # that of 129 frames of 720×1,280 px
     usual_size: ClassVar[tuple[int, int] | None] = (90, 160)
+    usual_frames: ClassVar[int | None] = 33
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        file, name = cls.network
+        return is_called(module, f"{TRANSFORMERS}.transformer_{file}.{name}PatchEmbed")
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
+        strides = embedding.proj.stride
+        *frames, height, width = (
+            length // stride for length, stride in zip(size[-len(strides) :], strides, strict=True)
+        )
+        return height * (frames[0] if frames else 1), width
 
     @classmethod
     def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
-        return 33, *size
+        return size if cls.usual_frames is None else (cls.usual_frames, *size)
+
+    def __call__(self, module: Any, arguments: Any, embedded: Any) -> None:
+        self.record(TokenGrid(*self.map_from(module, arguments[0].shape)))
+
+
+class Hunyuan15Recorder(HunyuanRecorder):
+    """That of HunyuanVideo 1.5, usually of 121 frames of 480×848 px."""
+
+    network: ClassVar[tuple[str, str]] = ("hunyuan_video15", "HunyuanVideo15")
+    usual_size: ClassVar[tuple[int, int] | None] = (30, 53)
+    usual_frames: ClassVar[int | None] = 31
+
+
+class HunyuanImageRecorder(HunyuanRecorder):
+    """That of HunyuanImage 2.1, usually of 2,048 px."""
+
+    network: ClassVar[tuple[str, str]] = ("hunyuanimage", "HunyuanImage")
+    usual_size: ClassVar[tuple[int, int] | None] = (64, 64)
+    usual_frames: ClassVar[int | None] = None
 
 
 class AttentionBesideText(DiffusersAttention):
@@ -94,12 +133,14 @@ class AttentionBesideText(DiffusersAttention):
         rotation = None
         if image_rotary_emb is not None:
             rotation = behind_text(self.rotation_of_image(*image_rotary_emb), encoder_hidden_states.shape[1])
-        padding = self.absent(attention_mask)
-        if padding is not None:
-            # the image's tokens come first in it
-            padding = torch.cat([padding[:, hidden_states.shape[1] :], padding[:, : hidden_states.shape[1]]], dim=1)
+        padding = self.absent_first(attention_mask, hidden_states)
         answer: tuple[Tensor, Tensor] = self.attend(hidden_states, encoder_hidden_states, rotation, padding)
         return answer
+
+    def absent_first(self, attention_mask: Tensor | None, image: Tensor) -> Tensor | None:
+        """(b, m + n), True for tokens that no one sees, those of the text first."""
+        refuse_given({"attention_mask": attention_mask})
+        return None
 
     def rotation_of_image(self, cos: Tensor, sin: Tensor) -> Rotation:
         """What turns the tokens of the image."""
@@ -121,13 +162,32 @@ class CogVideoAttention(AttentionBesideText):
     listener: ClassVar[type[GridRecorder]] = CogVideoRecorder
 
 
-class HunyuanVideoAttention(AttentionBesideText):
+class HunyuanAttention(AttentionBesideText):
     """HunyuanVideo's (Kong et al. 2024, arXiv 2412.03603): texts with absent tokens, whose own blocks stay."""
 
-    listener: ClassVar[type[GridRecorder]] = HunyuanVideoRecorder
+    listener: ClassVar[type[GridRecorder]] = HunyuanRecorder
 
-    def absent(self, attention_mask: Tensor | None) -> Tensor | None:
-        return absent_tokens(attention_mask)
+    def absent_first(self, attention_mask: Tensor | None, image: Tensor) -> Tensor | None:
+        absent = absent_tokens(attention_mask)
+        # the image's tokens come first in it
+        return None if absent is None else absent.roll(-image.shape[1], dims=1)
+
+
+class HunyuanImageAttention(HunyuanAttention):
+    """HunyuanImage 2.1's."""
+
+    listener: ClassVar[type[GridRecorder]] = HunyuanImageRecorder
+
+
+class Hunyuan15Attention(AttentionBesideText):
+    """HunyuanVideo 1.5's, which is told of the texts' tokens alone which are there."""
+
+    listener: ClassVar[type[GridRecorder]] = Hunyuan15Recorder
+
+    def absent_first(self, attention_mask: Tensor | None, image: Tensor) -> Tensor | None:
+        if attention_mask is None:
+            return None
+        return F.pad(~attention_mask.bool(), (0, image.shape[1]), value=False)
 
 
 def behind_text(rotation: Rotation, count: int) -> Rotation:

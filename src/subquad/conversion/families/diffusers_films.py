@@ -118,10 +118,11 @@ class LTXAttention(AcrossHeads):
 
 
 class WanAttention(AcrossHeads):
-    """Wan's (2.1 and 2.2; Wan Team 2025, arXiv 2503.20314): norms across heads, rotary positions."""
+    """Wan's (2.1 and 2.2; Wan Team 2025, arXiv 2503.20314) and what is built of it: rotary positions."""
 
     replaces: ClassVar[tuple[str, ...]] = tuple(
-        f"{TRANSFORMERS}.transformer_{module}.WanAttention" for module in ("wan", "chronoedit")
+        f"{TRANSFORMERS}.transformer_{module}"
+        for module in ("chronoedit.WanAttention", "skyreels_v2.SkyReelsV2Attention", "wan.WanAttention")
     )
     listener: ClassVar[type[GridRecorder]] = WanRecorder
 
