@@ -93,6 +93,14 @@ def flux2():
     return Flux2Transformer2DModel(**sizes, joint_attention_dim=24, timestep_guidance_channels=8)
 
 
+def flux3():
+    from diffusers.models.transformers.transformer_flux3 import Flux3Transformer2DModel
+
+    sizes = ROWS | {"axes_dims_rope": (2, 2, 2, 2), "cond_in_channels": 16, "timestep_channels": 8}
+    del sizes["patch_size"]
+    return Flux3Transformer2DModel(**sizes, joint_attention_dim=24)
+
+
 def qwen():
     from diffusers import QwenImageTransformer2DModel
 
@@ -175,6 +183,7 @@ DIFFUSION = {
     "LongCat": (longcat, [(12, 8), (2, 20), (20, 2)]),
     "Ovis": (ovis, [(12, 8), (4, 20)]),
     "Flux 2": (flux2, [(12, 8), (2, 20), (20, 2)]),
+    "Flux 3": (flux3, [(12, 8), (2, 20), (20, 2)]),
     "Qwen": (qwen, [(12, 8), (4, 20)]),
     "Wan": (wan, [(12, 8), (4, 20)]),
     "ChronoEdit": (partial(wan, "ChronoEdit"), [(12, 8), (4, 20)]),
@@ -192,9 +201,11 @@ DIFFUSION = {
 JOINT = [
     name
     for name in DIFFUSION
-    if name not in ("DiT", "PixArt", "Wan", "Wan VACE", "ChronoEdit", "SkyReels V2", "LTX", "Z-Image")
+    if name not in ("DiT", "PixArt", "Wan", "Wan VACE", "ChronoEdit", "SkyReels V2", "LTX", "Flux 3", "Z-Image")
 ]
 """Whose texts attend together with the image, all of them in front of it."""
+UNEVEN = ("Flux 3", "Z-Image")
+"""Whose blocks differ in how many tokens there are beside the map."""
 
 
 def denoiser(name):
@@ -280,10 +291,12 @@ def of_texts_beside(name, height, width, timestep, texts, noise):
 
 def ids_of(name, rows, columns, text):
     """Where tokens stand, as the pipeline of each says it."""
-    axes = 4 if name == "Flux 2" else 3
+    axes = 4 if name in ("Flux 2", "Flux 3") else 3
     of_image, of_text = torch.zeros(rows, columns, axes), torch.zeros(text, axes)
     of_image[..., 1], of_image[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)
-    if name == "Flux 2":
+    if name == "Flux 3":
+        of_image[..., 1:3] *= 0.75
+    if name in ("Flux 2", "Flux 3"):
         of_text[:, 3] = torch.arange(text)
     if name == "LongCat":
         # a text goes on diagonally, and the image from its end

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from foreign import difference
-from foreign_diffusion import DIFFUSION, JOINT, denoised, denoiser, inputs, sample_of
+from foreign_diffusion import DIFFUSION, JOINT, UNEVEN, denoised, denoiser, inputs, sample_of
 from mechanisms import assert_refused, refuses
 from torch import nn
 
@@ -47,10 +47,10 @@ def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
     prefix = {"prefix": 5} if name in JOINT else {}
     for attention in SUB_QUADRATIC:
         settings = {"num_agents": 4} if attention == "agent" else {}
-        if (prefix or name == "Z-Image") and refuses(attention, "prefix"):
+        if (prefix or name in UNEVEN) and refuses(attention, "prefix"):
             assert_refused(attention, partial(subquad.convert, model, attention, **prefix), "prefix")
             continue
-        if name == "Z-Image" and learns_positions(attention):
+        if name in UNEVEN and learns_positions(attention):
             with pytest.raises(SubquadError, match="take a mechanism without position tables"):
                 subquad.convert(model, attention)
             continue
@@ -68,7 +68,7 @@ def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
 @pytest.mark.parametrize("name", DIFFUSION)
 def test_it_is_kept_in_a_file_beside_its_teacher(name, tmp_path):
     model, call = denoiser(name), inputs(name)
-    chosen = {"attention": "inline"} if name == "Z-Image" else {"attention": "agent", "num_agents": 4}
+    chosen = {"attention": "inline"} if name in UNEVEN else {"attention": "agent", "num_agents": 4}
     student = subquad.convert(model, **chosen, prefix=5 if name in JOINT else None)
     save_delta(student, tmp_path / "delta.safetensors", teacher=model)
     loaded = load_converted(tmp_path / "delta.safetensors", model)
@@ -260,3 +260,13 @@ def test_a_film_that_is_conditioned_by_others_is_refused():
         del call[name]
     with pytest.raises(SubquadError, match="called with num_frames, height and width of the latent"):
         denoised(student, call | {"video_coords": torch.zeros(2, 3, call["hidden_states"].shape[1])})
+
+
+def test_pictures_beside_the_one_that_flux_3_makes_are_refused():
+    student, call = subquad.convert(denoiser("Flux 3"), "linear"), inputs("Flux 3")
+    places = call["img_ids"].clone()
+    places[:, 3] = -1
+    with pytest.raises(SubquadError, match="pictures beside the one that is made"):
+        denoised(student, call | {"image_cond_hidden_states": call["hidden_states"], "image_cond_ids": places})
+    paths = student.subquad_conversion.paths.values()
+    assert all(path.startswith(("mode_blocks.image.", "single_transformer_blocks.")) for path in paths)

@@ -136,8 +136,8 @@ class ConvertedAttention(nn.Module):
         return True
 
     @classmethod
-    def is_self_attention(cls, original: nn.Module, block: nn.Module) -> bool:
-        """Whether the class stands for this layer of a block at all, and not for others of its kind alone."""
+    def is_self_attention(cls, original: nn.Module, block: nn.Module, path: str) -> bool:
+        """Whether the class stands for this layer, of a block, at a path, or for others of its kind alone."""
         return True
 
     @classmethod

@@ -362,7 +362,7 @@ def _candidates(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:
         is_block = family is not None and own[-1].isdigit()
         if not is_block and not any(_BLOCK.search(part) for part in own[:-1]):
             continue
-        if family is not None and not family.is_self_attention(module, modules[path.rpartition(".")[0]]):
+        if family is not None and not family.is_self_attention(module, modules[path.rpartition(".")[0]], path):
             continue
         if family is not None or (_is_called_attention(module) and not _holds_attention(module)):
             known.append(path)

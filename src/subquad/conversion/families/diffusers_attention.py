@@ -47,7 +47,7 @@ PROCESSORS = (
     REPLACEABLE
     | CALLED_OTHERWISE.keys()
     | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor"}
-    | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor"}
+    | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor", "Flux3AttnProcessor"}
     | {"LTXVideoAttnProcessor", "SkyReelsV2AttnProcessor", "WanAttnProcessor"}
     | {f"{name}AttnProcessor" for name in LIKE_FLUX.values()}
 )
@@ -97,7 +97,7 @@ class DiffusersAttention(ConvertedAttention):
         return found
 
     @classmethod
-    def is_self_attention(cls, original: Any, block: Any) -> bool:
+    def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
         # texts may go through blocks of their own first
         return not getattr(original, "is_cross_attention", False) and "TokenRefiner" not in type(block).__name__
 

@@ -91,7 +91,7 @@ class LTXAttention(AcrossHeads):
             raise SubquadError("its heads share keys: this can't be converted")
 
     @classmethod
-    def is_self_attention(cls, original: Any, block: Any) -> bool:
+    def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
         return block.attn1 is original
 
     @classmethod

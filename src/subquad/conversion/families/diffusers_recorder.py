@@ -91,6 +91,30 @@ class Flux2Recorder(FluxRecorder):
                 )
 
 
+class Flux3Recorder(FluxRecorder):
+    """Listens to Flux 3's, called for a text and then for the image: (n, 4), rows and columns in steps of any size."""
+
+    embeddings: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_flux3.Flux3PosEmbed",)
+
+    @torch.compiler.disable
+    def read(self, ids: Tensor) -> None:
+        """Find the map, in whose tokens the last place, a text's own, is 0.
+
+        Raises:
+            SubquadError: these are places of other pictures, or of no map.
+        """
+        last = ids[:, -1]
+        if bool((last > 0).any()):
+            return
+        rows, columns = (len(ids[:, axis].unique()) for axis in (1, 2))
+        if bool((last < 0).any()) or rows * columns != len(ids):
+            raise SubquadError(
+                f"ids of {len(ids)} tokens are no text and no one map: pictures beside the one that is made can't be "
+                "converted"
+            )
+        self.record(TokenGrid(rows, columns))
+
+
 class QwenRecorder(PackedRecorder):
     """Listens to Qwen-Image's, which is called with the frames, rows and columns of each image's pictures."""
 

@@ -20,6 +20,7 @@ from subquad.conversion.families.diffusers_attention import (
 from subquad.conversion.families.diffusers_recorder import (
     TRANSFORMERS,
     Flux2Recorder,
+    Flux3Recorder,
     FluxRecorder,
     QwenRecorder,
     ZRecorder,
@@ -55,30 +56,44 @@ class QwenAttention(DiffusersAttention):
         return self.attend(hidden_states, encoder_hidden_states, rotation, padding)
 
 
-class ZAttention(DiffusersAttention):
-    """Z-Image's, one row of an image and behind it what fills it up, and a text; here these stand in front of it."""
+class UnevenRows(DiffusersAttention):
+    """What networks have in common whose tokens beside the map differ in number among their blocks.
 
-    listener: ClassVar[type[GridRecorder]] = ZRecorder
-    others_see: ClassVar[str | None] = "texts alone"
+    Attributes:
+        network: how it is called.
+    """
+
+    network: ClassVar[str]
+
+    @classmethod
+    def sees_text(cls, original: Any) -> bool:
+        return True
 
     def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
         # there are some beside the map, with which a mechanism may be of no use
         inner = super().make_inner(original, mechanism, TokenGrid(*grid.shape, 32))
         if self.prefix_of_tables is not None:
             raise SubquadError(
-                f"{type(inner).__name__} learns positions of tokens, and how many Z-Image has beside the map differs "
-                "among its blocks: take a mechanism without position tables, as linear or inline"
+                f"{type(inner).__name__} learns positions of tokens, and how many {self.network} has beside the map "
+                "differs among its blocks: take a mechanism without position tables, as linear or inline"
             )
         return inner
+
+    def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
+        return self.behind_text(self.recorder.grid_within(tokens, self), tokens)
+
+
+class ZAttention(UnevenRows):
+    """Z-Image's, one row of an image and behind it what fills it up, and a text; here these stand in front of it."""
+
+    listener: ClassVar[type[GridRecorder]] = ZRecorder
+    others_see: ClassVar[str | None] = "texts alone"
+    network: ClassVar[str] = "Z-Image"
 
     @classmethod
     def is_target(cls, original: Any, block: Any, number: int) -> bool:
         # those that refine what is no image are told no noise level
         return bool(block.modulation)
-
-    @classmethod
-    def sees_text(cls, original: Any) -> bool:
-        return True
 
     def forward(  # type: ignore[override]
         self,
@@ -112,9 +127,6 @@ class ZAttention(DiffusersAttention):
         x = x.roll(behind, dims=1)
         rotation = None if turns is None else rotation_of_turns(turns[0].roll(behind, dims=0))
         return self.attend(x, None, rotation).roll(-behind, dims=1)
-
-    def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
-        return self.behind_text(self.recorder.grid_within(tokens, self), tokens)
 
 
 class FluxAttention(DiffusersAttention):
@@ -170,3 +182,23 @@ class Flux2ParallelAttention(FluxAttention):
         q, k = self.through("norm_q", q), self.through("norm_k", k)
         y = self.mix(q, k, v, image, grid=self.grid_of_call(image, image), rotation=rotation, padding=padding)
         return self.through("to_out", torch.cat([y, self.through("mlp_act_fn", hidden)], dim=-1))
+
+
+class Flux3Attention(UnevenRows):
+    """Flux 3's: blocks of the image alone, and behind them those of a text and the image; the text's own stay."""
+
+    replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_flux3.Flux3Attention",)
+    listener: ClassVar[type[GridRecorder]] = Flux3Recorder
+    network: ClassVar[str] = "Flux 3"
+
+    def check(self, original: Any) -> None:
+        refuse_patched(original)
+
+    @classmethod
+    def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
+        return "txt_mode_blocks." not in path and "mode_blocks.image_cond." not in path
+
+    def heads_of(self, tokens: Tensor, projection: str, norm: str) -> tuple[Tensor, Tensor, Tensor]:
+        # its norms stay in fp32 where the network does not
+        q, k, v = (self.split(self.through(projection.format(name), tokens)) for name in "qkv")
+        return self.through(norm.format("q"), q.float()).to(v), self.through(norm.format("k"), k.float()).to(v), v
