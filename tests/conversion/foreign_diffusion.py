@@ -101,6 +101,16 @@ def flux3():
     return Flux3Transformer2DModel(**sizes, joint_attention_dim=24)
 
 
+def krea():
+    from diffusers import Krea2Transformer2DModel
+
+    heads = {"num_attention_heads": 2, "attention_head_dim": 8, "num_key_value_heads": 1, "axes_dims_rope": (2, 2, 4)}
+    text = {"text_hidden_dim": 24, "num_text_layers": 2, "text_num_attention_heads": 2, "text_num_key_value_heads": 1}
+    blocks = {"num_layers": 2, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1}
+    mlps = {"intermediate_size": 16, "text_intermediate_size": 16, "timestep_embed_dim": 8}
+    return Krea2Transformer2DModel(in_channels=16, **heads, **text, **blocks, **mlps)
+
+
 def qwen():
     from diffusers import QwenImageTransformer2DModel
 
@@ -184,6 +194,7 @@ DIFFUSION = {
     "Ovis": (ovis, [(12, 8), (4, 20)]),
     "Flux 2": (flux2, [(12, 8), (2, 20), (20, 2)]),
     "Flux 3": (flux3, [(12, 8), (2, 20), (20, 2)]),
+    "Krea 2": (krea, [(12, 8), (2, 20), (20, 2)]),
     "Qwen": (qwen, [(12, 8), (4, 20)]),
     "Wan": (wan, [(12, 8), (4, 20)]),
     "ChronoEdit": (partial(wan, "ChronoEdit"), [(12, 8), (4, 20)]),
@@ -247,6 +258,12 @@ def inputs(name, height=8, width=8, text=5):
         return {"hidden_states": noise(2, 4, height, width), "timestep": timestep, **texts, **pooled}
     rows, columns = height // 2, width // 2
     call = {"hidden_states": noise(2, rows * columns, 16), "timestep": timestep / 1000, **texts}
+    if name == "Krea 2":
+        ids = ids_of(name, rows, columns, text)
+        present = torch.ones(2, text, dtype=torch.bool)
+        present[0, -2:] = False
+        call |= {"encoder_hidden_states": noise(2, text, 2, 24), "encoder_attention_mask": present}
+        return call | {"position_ids": torch.cat([ids["txt_ids"], ids["img_ids"]])}
     if name == "Qwen":
         return call | {"img_shapes": [[(1, rows, columns)]] * 2}
     more = {

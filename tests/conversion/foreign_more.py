@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from foreign import IN_TRANSFORMERS, TINY, of_transformers, timms_sam
+from foreign import IN_TRANSFORMERS, TINY, of_transformers, timms, timms_sam
 from foreign_dino import ListedBlock, dinov2, dinov3, named
 from torch import nn
 
@@ -156,6 +156,12 @@ def v_jepa():
 def sapiens_of_transformers(**more):
     sizes = {"num_key_value_heads_per_layer": [4, 4], "use_qk_norm": True, "image_size": [64, 64]}
     return of_transformers("Sapiens2Model", "Sapiens2Config", **sizes | more)
+
+
+def sapiens_of_timm():
+    if not timm.is_model("vit_base_patch16_sapiens2"):
+        pytest.skip("this timm does not have it")
+    return timms("vit_base_patch16_sapiens2", num_kv_heads=(4, 2), num_classes=5)
 
 
 def eomt_of_transformers(model="Eomt", **more):
@@ -486,6 +492,11 @@ MORE = {
     "transformers RF-DETR": (rf_detr, [(96, 96), (64, 96)]),
     "transformers LW-DETR": (lw_detr, [(96, 96), (64, 96)]),
     "transformers Sapiens 2": (sapiens_of_transformers, [(64, 96), (96, 80)]),
+    "transformers Sapiens 2, grouped queries": (
+        partial(sapiens_of_transformers, num_key_value_heads_per_layer=[4, 2]),
+        [(64, 96), (96, 80)],
+    ),
+    "timm Sapiens 2": (sapiens_of_timm, [(64, 96), (96, 80)]),
     "transformers InternVL": (
         partial(of_transformers, "InternVLVisionModel", "InternVLVisionConfig", use_qk_norm=True, image_size=[64, 64]),
         [],

@@ -197,7 +197,7 @@ class ConvertedAttention(nn.Module):
 
     def split(self, tokens: Tensor) -> Tensor:
         """(b, n, h·d) to (b, h, n, d)."""
-        return tokens.unflatten(-1, (self.num_heads, self.width)).transpose(1, 2)
+        return tokens.unflatten(-1, (-1, self.width)).transpose(1, 2)
 
     def mix(
         self,
@@ -215,6 +215,7 @@ class ConvertedAttention(nn.Module):
     ) -> Tensor:
         """What the mechanism makes of projected heads (b, h, n, d): (b, n, h·d), before the output projection.
 
+        Of k and v there may be fewer heads, each of which is that of several neighbours of q (grouped queries).
         `x` (b, n, c) are the layer's own tokens; a mechanism that asks for them gets `unnormed` where that is given.
         `grid` is that of the image, unless it is given, and that of keys, `kv_grid`, the same. `rotation` turns q and
         k, here or in the mechanism. `padding` (b, n) and `mask` are True for what must not be seen.
@@ -226,6 +227,8 @@ class ConvertedAttention(nn.Module):
         inputs = self.inner.inputs
         if rotation is not None and "rotation" not in inputs:
             q, k = rotation.turn(q), rotation.turn(k)
+        if (groups := q.shape[1] // k.shape[1]) > 1:
+            k, v = (heads.repeat_interleave(groups, dim=1) for heads in (k, v))
         if mask is not None and "mask" not in inputs:
             raise SubquadError(
                 f"this layer is called with a mask of pairs, which {type(self.inner).__name__} can't honour: keep this "
@@ -338,12 +341,3 @@ def start_quietly(mechanism: nn.Module) -> None:
     start = traits_of(mechanism).start_quietly
     if start is not None:
         start(mechanism)
-
-
-def refuse_grouped(num_heads: int, groups: int) -> None:
-    """Raise SubquadError where several heads share their keys and values."""
-    if groups > 1:
-        raise SubquadError(
-            f"an attention layer of {num_heads} heads shares keys among {groups} of them: grouped queries can't be "
-            "converted"
-        )

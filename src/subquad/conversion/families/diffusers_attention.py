@@ -47,7 +47,7 @@ PROCESSORS = (
     REPLACEABLE
     | CALLED_OTHERWISE.keys()
     | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor"}
-    | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor", "Flux3AttnProcessor"}
+    | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor", "Flux3AttnProcessor", "Krea2AttnProcessor"}
     | {"LTXVideoAttnProcessor", "SkyReelsV2AttnProcessor", "WanAttnProcessor"}
     | {f"{name}AttnProcessor" for name in LIKE_FLUX.values()}
 )
@@ -66,7 +66,7 @@ class DiffusersAttention(ConvertedAttention):
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
         # what networks and pipelines of diffusers look up
-        self.heads = original.heads
+        self.heads = self.num_heads
         self.is_cross_attention = False
         self.context_pre_only = getattr(original, "context_pre_only", None)
 
@@ -149,11 +149,15 @@ class DiffusersAttention(ConvertedAttention):
         q, k, v = heads
         y = self.mix(q, k, v, tokens, grid=self.grid_of_call(image, tokens), rotation=rotation, padding=padding)
         if text is None:
-            return self.project_out(y)
+            return self.project_out(self.gated(y, tokens))
         of_text, of_image = y.split([text.shape[1], image.shape[1]], dim=1)
         if self.has("add_q_proj"):
             return self.project_out(of_image), self.through("to_add_out", of_text)
         return self.project_out(of_image), self.project_out(of_text)
+
+    def gated(self, y: Tensor, tokens: Tensor) -> Tensor:
+        """What goes into the last projection, of what is mixed of tokens."""
+        return y
 
     def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
         """The grid of all tokens of a call, (b, n, c), of which `image` are those behind a text.

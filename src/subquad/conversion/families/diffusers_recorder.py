@@ -46,6 +46,7 @@ class FluxRecorder(PackedRecorder):
         f"{TRANSFORMERS}.transformer_bria_fibo.BriaFiboEmbedND",
         f"{TRANSFORMERS}.transformer_longcat_image.LongCatImagePosEmbed",
         f"{TRANSFORMERS}.transformer_ovis_image.OvisImagePosEmbed",
+        f"{TRANSFORMERS}.transformer_krea2.Krea2RotaryPosEmbed",
     )
     rows_and_columns: ClassVar[slice] = slice(-2, None)
 

@@ -184,6 +184,25 @@ class Flux2ParallelAttention(FluxAttention):
         return self.through("to_out", torch.cat([y, self.through("mlp_act_fn", hidden)], dim=-1))
 
 
+class KreaAttention(FluxAttention):
+    """Krea 2's: one row of text and image, heads that share keys, and a gate; blocks of the text alone stay."""
+
+    replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_krea2.Krea2Attention",)
+
+    def check(self, original: Any) -> None:
+        refuse_patched(original)
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_heads, original.head_dim
+
+    @classmethod
+    def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
+        return "text_fusion." not in path
+
+    def gated(self, y: Tensor, tokens: Tensor) -> Tensor:
+        return y * self.through("to_gate", tokens).sigmoid()
+
+
 class Flux3Attention(UnevenRows):
     """Flux 3's: blocks of the image alone, and behind them those of a text and the image; the text's own stay."""
 

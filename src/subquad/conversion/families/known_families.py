@@ -23,7 +23,7 @@ FAMILIES: dict[str, str] = {
     "diffusers.models.attention_processor": "subquad.conversion.families.diffusers_attention",
     **{
         f"diffusers.models.transformers.transformer_{name}": "subquad.conversion.families.diffusers_rows"
-        for name in ("bria", "bria_fibo", "flux", "flux2", "flux3", "longcat_image", "ovis_image")
+        for name in ("bria", "bria_fibo", "flux", "flux2", "flux3", "krea2", "longcat_image", "ovis_image")
     },
     **{
         f"diffusers.models.transformers.transformer_{name}": "subquad.conversion.families.diffusers_films"

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.conversion.converted_attention import refuse_grouped
 from subquad.conversion.families.packed_attention import PackedApartAttention, PackGrid, PackRecorder
 from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.errors import SubquadError
@@ -42,7 +41,11 @@ class GemmaAttention(PackedApartAttention):
     answered_as: ClassVar[str] = "o_proj"
 
     def check(self, original: Any) -> None:
-        refuse_grouped(original.config.num_attention_heads, original.num_key_value_groups)
+        if original.num_key_value_groups > 1:
+            raise SubquadError(
+                f"its {original.config.num_attention_heads} heads share keys among {original.num_key_value_groups} of "
+                "them, which is not converted in packs"
+            )
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.config.num_attention_heads, original.head_dim

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_grouped
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into
 from subquad.conversion.families.timm_recorder import TimmRecorder
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
@@ -24,9 +24,6 @@ class TimmAttention(ConvertedAttention):
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
         self.rotate_half = bool(getattr(original, "rotate_half", False))
-
-    def check(self, original: Any) -> None:
-        refuse_grouped(original.num_heads, getattr(original, "num_kv_groups", 1))
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.head_dim

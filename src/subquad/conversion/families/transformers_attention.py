@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.attention import traits_of
-from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_grouped
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into
 from subquad.conversion.families.pair_biases import with_bias
 from subquad.errors import SubquadError
 from subquad.rope import Rotation, with_signs
@@ -64,7 +64,6 @@ class TransformersAttention(ConvertedAttention):
     def check(self, original: Any) -> None:
         if not all(hasattr(original, name) for name in ("q_proj", "k_proj", "v_proj")):
             raise SubquadError("this layer is of an older transformers: version 5.0 or newer is read")
-        refuse_grouped(self.sizes(original)[0], getattr(original, "num_key_value_groups", 1))
 
     def sizes(self, original: Any) -> tuple[int, int]:
         heads = getattr(original, "num_heads", None) or original.num_attention_heads
