@@ -111,6 +111,14 @@ def krea():
     return Krea2Transformer2DModel(in_channels=16, **heads, **text, **blocks, **mlps)
 
 
+def lumina():
+    from diffusers import Lumina2Transformer2DModel
+
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_refiner_layers": 1, "num_attention_heads": 2, "num_kv_heads": 1}
+    more = {"in_channels": 4, "sample_size": 8, "multiple_of": 8, "axes_dim_rope": (2, 2, 4), "cap_feat_dim": 24}
+    return Lumina2Transformer2DModel(**sizes, **more, axes_lens=(32, 32, 32))
+
+
 def qwen():
     from diffusers import QwenImageTransformer2DModel
 
@@ -195,6 +203,7 @@ DIFFUSION = {
     "Flux 2": (flux2, [(12, 8), (2, 20), (20, 2)]),
     "Flux 3": (flux3, [(12, 8), (2, 20), (20, 2)]),
     "Krea 2": (krea, [(12, 8), (2, 20), (20, 2)]),
+    "Lumina 2": (lumina, [(12, 8), (4, 20)]),
     "Qwen": (qwen, [(12, 8), (4, 20)]),
     "Wan": (wan, [(12, 8), (4, 20)]),
     "ChronoEdit": (partial(wan, "ChronoEdit"), [(12, 8), (4, 20)]),
@@ -209,14 +218,14 @@ DIFFUSION = {
     "CogView4": (cogview4, [(12, 8), (4, 20)]),
     "Z-Image": (z_image, [(12, 8), (4, 20)]),
 }
+UNEVEN = ("Flux 3", "Lumina 2", "Z-Image")
+"""Whose blocks differ in how many tokens there are beside the map."""
 JOINT = [
     name
     for name in DIFFUSION
-    if name not in ("DiT", "PixArt", "Wan", "Wan VACE", "ChronoEdit", "SkyReels V2", "LTX", "Flux 3", "Z-Image")
+    if name not in ("DiT", "PixArt", "Wan", "Wan VACE", "ChronoEdit", "SkyReels V2", "LTX", *UNEVEN)
 ]
 """Whose texts attend together with the image, all of them in front of it."""
-UNEVEN = ("Flux 3", "Z-Image")
-"""Whose blocks differ in how many tokens there are beside the map."""
 
 
 def denoiser(name):
@@ -247,7 +256,7 @@ def inputs(name, height=8, width=8, text=5):
         if name == "Wan VACE":
             film |= {"control_hidden_states": noise(2, 4, 3, height, width)}
         return film | {"encoder_hidden_states": noise(2, text, 24)}
-    if name == "LTX" or "Hunyuan" in name or "CogV" in name:
+    if name in ("LTX", "Lumina 2") or "Hunyuan" in name or "CogV" in name:
         return of_texts_beside(name, height, width, timestep, noise(2, text, 24), noise)
     if name == "Z-Image":
         latents, texts = noise(2, 4, 1, height, width), noise(2, text, 24)
@@ -283,6 +292,8 @@ def of_texts_beside(name, height, width, timestep, texts, noise):
     if name == "LTX":
         frames = {"num_frames": 3, "height": height, "width": width, "rope_interpolation_scale": (0.3, 32, 32)}
         return call | frames | {"hidden_states": noise(2, 3 * height * width, 4), "encoder_attention_mask": present}
+    if name == "Lumina 2":
+        return call | {"hidden_states": noise(2, 4, height, width), "encoder_attention_mask": present.long()}
     if name == "HunyuanImage":
         call |= {"timestep": timestep.float(), "encoder_attention_mask": present}
         return call | {"hidden_states": noise(2, 4, height, width)}

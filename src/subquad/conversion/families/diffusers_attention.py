@@ -31,6 +31,7 @@ LIKE_FLUX = {
 """Networks of diffusers with a layer like Flux's, and how their classes are called."""
 
 CALLED_OTHERWISE = {
+    "Lumina2AttnProcessor2_0": "diffusers_rows.LuminaAttention",
     "QwenDoubleStreamAttnProcessor2_0": "diffusers_rows.QwenAttention",
     "ZSingleStreamAttnProcessor": "diffusers_rows.ZAttention",
     # in the blocks of FIBO that have text and image in one row
@@ -75,8 +76,8 @@ class DiffusersAttention(ConvertedAttention):
         for extra in EXTRAS:
             if getattr(original, extra, None):
                 raise SubquadError(f"it has a {extra}, which a converted layer does not know")
-        if original.to_k is None or channels_out_of(original.to_k) != channels_out_of(original.to_q):
-            raise SubquadError("its heads share keys, or have none: this can't be converted")
+        if original.to_k is None:
+            raise SubquadError("its heads have no keys: this can't be converted")
         if norm_width(original) not in (None, head_of(original)):
             raise SubquadError("its norms of queries and keys go across the heads: this can't be converted")
 

@@ -137,6 +137,22 @@ class QwenRecorder(PackedRecorder):
         self.record(TokenGrid(*images[0][0][1:]))
 
 
+class LuminaRecorder(GridRecorder):
+    """Listens to Lumina 2's, which is called with latents (b, c, y, x)."""
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        return is_called(module, f"{TRANSFORMERS}.transformer_lumina2.Lumina2RotaryPosEmbed")
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
+        height, width = size
+        return height // embedding.patch_size, width // embedding.patch_size
+
+    def __call__(self, module: Any, arguments: Any, embedded: Any) -> None:
+        self.record(TokenGrid(*self.map_from(module, arguments[0].shape[-2:])))
+
+
 class ZRecorder(PackedRecorder):
     """Listens to Z-Image as a whole, whose latents are the first thing that it is called with."""
 

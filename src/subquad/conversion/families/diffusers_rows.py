@@ -1,4 +1,4 @@
-"""Attention of diffusers' networks whose latents are handed over as rows of tokens: Qwen-Image, Z-Image, Flux.
+"""Attention of diffusers' networks that have latents as rows of tokens: Qwen-Image, Z-Image, Lumina 2, Flux, Krea 2.
 
 Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels.
 """
@@ -22,6 +22,7 @@ from subquad.conversion.families.diffusers_recorder import (
     Flux2Recorder,
     Flux3Recorder,
     FluxRecorder,
+    LuminaRecorder,
     QwenRecorder,
     ZRecorder,
 )
@@ -82,6 +83,30 @@ class UnevenRows(DiffusersAttention):
     def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
         return self.behind_text(self.recorder.grid_within(tokens, self), tokens)
 
+    def mix_rows(self, x: Tensor, present: Tensor | None, turns: Tensor | None) -> Tensor:
+        """What a call answers of tokens (b, n, c), of which as many are there as `present` (b, n) says, the first ones.
+
+        Rotary positions are complex numbers (b, n, d / 2). They differ where texts of a batch have different lengths:
+        then one image after the other is mixed.
+        """
+        if torch.compiler.is_compiling():
+            # what is traced can't be asked
+            refuse_given({"attention_mask": present})
+            return self.of_one_length(x, turns)
+        if present is None and (turns is None or all(torch.equal(one, turns[0]) for one in turns)):
+            return self.of_one_length(x, turns)
+        y = torch.zeros_like(x)
+        for number, tokens in enumerate(x):
+            there = slice(len(tokens) if present is None else int(present[number].sum()))
+            own = None if turns is None else turns[number : number + 1, there]
+            y[number, there] = self.of_one_length(tokens[None, there], own)[0]
+        return y
+
+    def of_one_length(self, x: Tensor, turns: Tensor | None) -> Tensor:
+        """The same of images whose texts have one length, and stand in front of the image."""
+        answer: Tensor = self.attend(x, None, None if turns is None else rotation_of_turns(turns[0]))
+        return answer
+
 
 class ZAttention(UnevenRows):
     """Z-Image's, one row of an image and behind it what fills it up, and a text; here these stand in front of it."""
@@ -102,31 +127,37 @@ class ZAttention(UnevenRows):
         freqs_cis: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Tokens (b, n, c), of which as many are there as `attention_mask` (b, n) says, the first ones.
-
-        Rotary positions are complex numbers (b, n, d / 2). They differ where texts of a batch have different lengths:
-        then one image after the other is mixed.
-        """
+        """Tokens (b, n, c), which of them are there (b, n), and rotary positions (b, n, d / 2): see `mix_rows`."""
         refuse_given(kwargs)
-        if torch.compiler.is_compiling():
-            # what is traced can't be asked
-            refuse_given({"attention_mask": attention_mask})
-            return self.of_one_length(hidden_states, freqs_cis)
-        if attention_mask is None and (freqs_cis is None or all(torch.equal(one, freqs_cis[0]) for one in freqs_cis)):
-            return self.of_one_length(hidden_states, freqs_cis)
-        y = torch.zeros_like(hidden_states)
-        for number, tokens in enumerate(hidden_states):
-            there = slice(len(tokens) if attention_mask is None else int(attention_mask[number].sum()))
-            turns = None if freqs_cis is None else freqs_cis[number : number + 1, there]
-            y[number, there] = self.of_one_length(tokens[None, there], turns)[0]
-        return y
+        return self.mix_rows(hidden_states, attention_mask, freqs_cis)
 
     def of_one_length(self, x: Tensor, turns: Tensor | None) -> Tensor:
-        """The same of images whose texts have one length."""
         behind = self.recorder.grid_within(x, self).prefix
-        x = x.roll(behind, dims=1)
-        rotation = None if turns is None else rotation_of_turns(turns[0].roll(behind, dims=0))
-        return self.attend(x, None, rotation).roll(-behind, dims=1)
+        turns = None if turns is None else turns.roll(behind, dims=1)
+        return super().of_one_length(x.roll(behind, dims=1), turns).roll(-behind, dims=1)
+
+
+class LuminaAttention(UnevenRows):
+    """Lumina 2's: blocks of the image alone, and those of a text and behind it the image; heads share keys."""
+
+    listener: ClassVar[type[GridRecorder]] = LuminaRecorder
+    network: ClassVar[str] = "Lumina 2"
+
+    @classmethod
+    def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
+        return "context_refiner." not in path
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Tokens (b, n, c), handed over twice; the rest as Z-Image's."""
+        refuse_given(kwargs)
+        return self.mix_rows(hidden_states, attention_mask, image_rotary_emb)
 
 
 class FluxAttention(DiffusersAttention):
