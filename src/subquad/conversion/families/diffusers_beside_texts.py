@@ -17,27 +17,11 @@ from subquad.conversion.families.diffusers_attention import (
     refuse_given,
     rotation_of,
 )
-from subquad.conversion.families.diffusers_recorder import TRANSFORMERS
+from subquad.conversion.families.diffusers_recorder import TRANSFORMERS, LatentRecorder
 from subquad.conversion.families.film_recorder import FilmRecorder
 from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.grid import TokenGrid
 from subquad.rope import Rotation, with_signs
-
-
-class CogViewRecorder(GridRecorder):
-    """Listens to CogView4's embedding, which is called with latents (b, c, y, x) and a text."""
-
-    @classmethod
-    def hears(cls, module: nn.Module) -> bool:
-        return is_called(module, f"{TRANSFORMERS}.transformer_cogview4.CogView4PatchEmbed")
-
-    @classmethod
-    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
-        height, width = size
-        return height // embedding.patch_size, width // embedding.patch_size
-
-    def __call__(self, module: Any, arguments: Any, embedded: Any) -> None:
-        self.record(TokenGrid(*self.map_from(module, arguments[0].shape[-2:])))
 
 
 class CogVideoRecorder(FilmRecorder):
@@ -150,7 +134,7 @@ class AttentionBesideText(DiffusersAttention):
 class CogViewAttention(AttentionBesideText):
     """CogView4's, whose rotary positions turn the first half of a head's channels with the second."""
 
-    listener: ClassVar[type[GridRecorder]] = CogViewRecorder
+    listener: ClassVar[type[GridRecorder]] = LatentRecorder
 
     def rotation_of_image(self, cos: Tensor, sin: Tensor) -> Rotation:
         return Rotation(cos, with_signs(sin, interleaved=False), interleaved=False)

@@ -137,12 +137,17 @@ class QwenRecorder(PackedRecorder):
         self.record(TokenGrid(*images[0][0][1:]))
 
 
-class LuminaRecorder(GridRecorder):
-    """Listens to Lumina 2's, which is called with latents (b, c, y, x)."""
+class LatentRecorder(GridRecorder):
+    """Listens to what is called with latents (b, c, y, x), and knows the size of a patch: of CogView4 and Lumina 2."""
+
+    embeddings: ClassVar[tuple[str, ...]] = (
+        f"{TRANSFORMERS}.transformer_cogview4.CogView4PatchEmbed",
+        f"{TRANSFORMERS}.transformer_lumina2.Lumina2RotaryPosEmbed",
+    )
 
     @classmethod
     def hears(cls, module: nn.Module) -> bool:
-        return is_called(module, f"{TRANSFORMERS}.transformer_lumina2.Lumina2RotaryPosEmbed")
+        return any(is_called(module, name) for name in cls.embeddings)
 
     @classmethod
     def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from subquad.conversion.families.diffusers_recorder import (
     Flux2Recorder,
     Flux3Recorder,
     FluxRecorder,
-    LuminaRecorder,
+    LatentRecorder,
     QwenRecorder,
     ZRecorder,
 )
@@ -140,7 +140,7 @@ class ZAttention(UnevenRows):
 class LuminaAttention(UnevenRows):
     """Lumina 2's: blocks of the image alone, and those of a text and behind it the image; heads share keys."""
 
-    listener: ClassVar[type[GridRecorder]] = LuminaRecorder
+    listener: ClassVar[type[GridRecorder]] = LatentRecorder
     network: ClassVar[str] = "Lumina 2"
 
     @classmethod
