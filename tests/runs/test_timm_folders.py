@@ -50,6 +50,16 @@ def test_a_folder_of_timms_is_opened_with_its_sizes_and_classes(saved, called):
     assert open_trained(folder, img_size=64, device="cpu").model(torch.randn(1, 3, 64, 64)).shape == (1, 3)
 
 
+def test_a_network_of_any_size_takes_images_of_the_size_that_its_folder_makes_it_for(tmp_path):
+    # of such networks timm notes the size of its own weights beside
+    sizes = SIZES | {"img_size": (32, 48), "dynamic_img_size": True}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **sizes)
+    save_for_hf(model, str(tmp_path), model_args=sizes, safe_serialization=True)
+    assert json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]["input_size"] == [3, 224, 224]
+    assert open_trained(tmp_path, device="cpu").input.img_size == (32, 48)
+    assert open_trained(tmp_path, img_size=64, device="cpu").input.img_size == (64, 64)
+
+
 def test_a_student_is_judged_on_held_out_images_of_its_teachers_classes_and_opened_again(saved, tmp_path, capsys):
     model, folder = saved
     for place, (split, name) in enumerate(product(("train", "validation"), CLASSES)):

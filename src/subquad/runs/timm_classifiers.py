@@ -124,7 +124,9 @@ def _opened(
         raise SubquadError(f"can't load {called}: {one_line(error)}{hint}") from None
     config = timm.data.resolve_model_data_config(model)
     seen = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
-    seen["img_size"] = config["input_size"][1:] if img_size is None else height_and_width(img_size)
+    # of a network of any size timm's note says what its own weights had, whatever size the arguments say
+    size = arguments.get("img_size")
+    seen["img_size"] = config["input_size"][1:] if size is None else height_and_width(size)
     # as a note has it, which is JSON
     as_json = {key: list(value) if isinstance(value, tuple) else value for key, value in seen.items()}
     note = {"classes": list(_classes(model)), "input": as_json}
