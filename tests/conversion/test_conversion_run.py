@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -403,21 +404,40 @@ def test_advice_is_given_for_oblong_images_too(tmp_path, capsys):
         (["convert", RUN, "--images", "digits", "--output", "o", "--labelled", "digitz"], "did you mean digits"),
         (["convert", "timm/no_such_net", "--images", "digits", "--output", "o"], "unknown network of timm"),
         (["convert", RUN, "--images", "digits", "--output", "o", "--attention", "lineer"], "did you mean linear"),
+        (
+            ["convert", RUN, "--images", "digits", "--output", "o", "--attention", "linear", "--train", "new"],
+            "this mechanism adds no parameters",
+        ),
+        (["convert", RUN, "--images", "digits", "--output", "o", "--labelled-dir", "d"], "give labelled too"),
+        (
+            ["convert", RUN, "--images", "digits", "--output", "o", "--curve", "--align-updates", 0],
+            "after alignment: give align_updates",
+        ),
         (["advise", "deit_tinny"], "did you mean"),
         (["advise", "timm/resnet18", "--img-size", "64"], "no patch embedding"),
         (["advise", "timm/mvitv2_tiny", "--img-size", "9"], "timm/mvitv2_tiny can't be made"),
         (["advise", "timm/gcvit_xxtiny", "--img-size", "9"], "timm/gcvit_xxtiny can't be made"),
         (["advise", RUN.parent / "detect", "--img-size", "64"], "brings images to a size of its own"),
     ],
-    ids=range(15),
+    ids=range(18),
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
-    complaint = capsys.readouterr().err
-    assert says in complaint
-    assert complaint.count("\n") == 1
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert printed.err.count("\n") == 1
+    # nothing was begun, whose time would be lost
+    assert "swapped" not in printed.out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_low_rank_changes_without_peft_are_refused_before_anything_is_fitted(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    lines = []
+    with pytest.raises(subquad.SubquadError, match="pip install peft"):
+        convert_run(Plan(str(RUN), "digits", train="lora"), tmp_path / "out", log=lines.append)
+    assert not (lines or (tmp_path / "out").exists())
 
 
 def test_a_converted_network_of_one_size_refuses_others(tmp_path):

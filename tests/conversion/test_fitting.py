@@ -325,6 +325,18 @@ def test_pictures_of_a_folder_in_an_order_of_their_seed_without_the_broken_ones(
         assert Drawn(images, views(config, **settings), batch_size=2)(0).shape[1:] == (3, 64, 64)
 
 
+@pytest.mark.parametrize(("width", "height"), [(20, 15), (64, 64), (300, 70)])
+def test_pictures_of_any_size_are_shifted_as_the_network_sees_them(width, height, tmp_path):
+    # a ramp, which is as wide in the network's image whatever it was in the file
+    ramp = Image.linear_gradient("L").rotate(90).resize((width, height))
+    ramp.convert("RGB").save(tmp_path / "ramp.png")
+    config = InputConfig((64, 64), mean=(0.0,) * 3, std=(1.0,) * 3, crop_pct=1.0, crop_mode="squash")
+    batch = Drawn(open_images(tmp_path), views(config, crop_padding=4), batch_size=1)(0)
+    assert batch.shape == (1, 3, 64, 64)
+    inside = batch[0, 0, 32, 8:-8]
+    assert (inside.max() - inside.min()).item() == pytest.approx(47 / 64, abs=0.05)
+
+
 @pytest.mark.parametrize(
     ("folders", "has_held_out"), [(("",), False), (("a/", "b/"), True), (("train/a/", "val/a/"), True)], ids=str
 )

@@ -147,6 +147,12 @@ class Judging:
     labelled_dir: str | None = None
     baseline: bool = False
 
+    def __post_init__(self) -> None:
+        if self.labelled_dir is not None and self.labelled is None:
+            raise SubquadError(
+                f"{self.labelled_dir} is where labelled data are, of which none are named: give labelled too"
+            )
+
 
 def check_unfinished(folder: Path, done: str) -> None:
     """Raise where a folder holds a finished conversion, whose record is called `done`."""

@@ -26,7 +26,7 @@ from subquad.conversion.conversion_plan import (
 )
 from subquad.conversion.conversion_record import REPORT, Record, beside
 from subquad.conversion.delta_files import save_converted, save_delta
-from subquad.conversion.distilling import distil
+from subquad.conversion.distilling import check_trainable, distil
 from subquad.conversion.hybrids import blocks_but, blocks_for, blocks_within, hybrid, sensitivity, trade_off
 from subquad.conversion.judged_steps import JudgedSteps
 from subquad.conversion.judging import Comparison
@@ -111,7 +111,9 @@ def convert_run(
     Raises:
         SubquadError: in one line: something can't be opened or converted, or the folder holds something else.
     """
-    folder = Path(output)
+    folder, judged = Path(output), Judging(**judging)
+    if judged.curve and not plan.align_updates:
+        raise SubquadError("what each block costs is measured after alignment: give align_updates, or no curve")
     with holding(folder):
         check_unfinished(folder, REPORT)
         opened = None
@@ -122,7 +124,7 @@ def convert_run(
             both = f"{plan.align_updates} updates of alignment, {plan.distil_updates} of distillation"
             log(f"{epochs:g} epochs are {both}")
         check_folder(folder, plan)
-        return _Run(plan, folder, Judging(**judging), log, opened or open_plan(plan)).converted(command)
+        return _Run(plan, folder, judged, log, opened or open_plan(plan)).converted(command)
 
 
 def is_kept(folder: Path, plan: Plan, *, by_epochs: bool = False) -> bool:
@@ -181,6 +183,9 @@ class _Run:
         count = len(conversion_of(self.student).paths)
         if plan.keep is not None and plan.keep >= count:
             raise SubquadError(f"{count} blocks can be converted: keep from 0 to {count - 1}, got {plan.keep}")
+        if plan.distil_updates:
+            # before the time that alignment takes
+            check_trainable(self.student, plan.train)
         self.judged = JudgedSteps(self.opened, config, plan, judging, self.drawn[0], log)
         self.found: dict[str, Any] = {}
         self.history: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from subquad.conversion.aligning import relative_error, teacher_of
 from subquad.conversion.best_states import Part
 from subquad.conversion.fit_schedule import schedule_of
 from subquad.conversion.fitting_loop import Goal, Progress, fit
-from subquad.conversion.low_rank import low_rank_changes
+from subquad.conversion.low_rank import check_peft, low_rank_changes
 from subquad.conversion.replacing import check_teacher, converted_layers
 from subquad.conversion.unlabelled_images import as_batches, fed
 from subquad.data import InputConfig
@@ -112,6 +112,13 @@ def trained_parameters(student: nn.Module, train: str) -> list[nn.Parameter]:
     if not parameters and train == "new":
         raise SubquadError(f"train='{train}' leaves nothing to train: this mechanism adds no parameters")
     return parameters
+
+
+def check_trainable(student: nn.Module, train: str) -> None:
+    """Raise SubquadError where `distil` could not train what a word of `TRAINED` names."""
+    trained_parameters(student, train)
+    if train == "lora":
+        check_peft()
 
 
 def answers_of(model: Any, images: Any) -> dict[str, Tensor]:

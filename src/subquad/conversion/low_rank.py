@@ -18,6 +18,14 @@ RANK = 8
 """Of the changes."""
 
 
+def check_peft() -> None:
+    """Raise SubquadError where peft is not installed."""
+    try:
+        import peft  # noqa: F401
+    except ImportError:
+        raise SubquadError("train='lora' needs peft: pip install peft") from None
+
+
 @contextmanager
 def low_rank_changes(model: nn.Module, *, rank: int = RANK) -> Iterator[list[nn.Parameter]]:
     """The parameters of changes to all linear layers of a network, for the time of the context.
@@ -27,11 +35,10 @@ def low_rank_changes(model: nn.Module, *, rank: int = RANK) -> Iterator[list[nn.
     Raises:
         SubquadError: peft is not installed.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-        from peft.tuners.tuners_utils import BaseTunerLayer
-    except ImportError:
-        raise SubquadError("train='lora' needs peft: pip install peft") from None
+    check_peft()
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     names = [name for name, module in model.named_modules() if is_linear(module)]
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     # the same changes at first whenever a fit is begun, or gone on with

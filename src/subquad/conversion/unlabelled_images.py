@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms
 
-from subquad.data import InputConfig, eval_transform, load_dataset, read_image
+from subquad.data import InputConfig, eval_transform, load_dataset, placing, read_image
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
 from subquad.data.walking import find_path, subfolders
@@ -78,11 +78,11 @@ def views(config: InputConfig, *, scale: tuple[float, float] = (0.5, 1.0), crop_
     Args:
         config: how the network takes images.
         scale: shares of the image's area that a part may have; (1, 1) for the image as in evaluation.
-        crop_padding: instead, shift the image by up to so many pixels.
+        crop_padding: instead, shift the image as in evaluation by up to so many pixels.
     """
     whole = eval_transform(config)
     if crop_padding:
-        steps = [transforms.RandomCrop(config.img_size, padding=crop_padding)]
+        steps = [placing(config), transforms.RandomCrop(config.img_size, padding=crop_padding)]
     elif tuple(scale) == (1.0, 1.0):
         return transforms.Compose([transforms.RandomHorizontalFlip(), whole])
     else:
