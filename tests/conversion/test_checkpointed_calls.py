@@ -122,6 +122,40 @@ def test_blocks_within_what_is_computed_again_may_be_computed_again_themselves()
     assert_equal(gradients(student, calls), expected)
 
 
+class Within(torch.nn.Module):
+    """A network that is computed again as a whole, or but its head, by whoever has it as a part."""
+
+    def __init__(self, part, reentrant, features_alone):
+        super().__init__()
+        self.part, self.reentrant, self.features_alone = part, reentrant, features_alone
+
+    def forward(self, x):
+        run = self.part.forward_features if self.features_alone else self.part
+        answered = checkpoint(run, x.clone().requires_grad_(), use_reentrant=self.reentrant)
+        return self.part.forward_head(answered) if self.features_alone else answered
+
+
+@pytest.mark.parametrize("features_alone", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("within_blocks", [False, True])
+def test_a_network_may_be_computed_again_as_a_whole(reentrant, within_blocks, features_alone):
+    calls = [images(64, 96), images(96, 64)]
+    expected = gradients(student_of_a_vit(), calls)
+    student = computed_again(student_of_a_vit()) if within_blocks else student_of_a_vit()
+    whole = Within(student, reentrant, features_alone)
+    assert_equal(gradients(student, calls, lambda model, x: whole(x)), expected)
+
+
+def test_what_was_computed_again_as_a_whole_tells_nothing_of_what_is_kept_elsewhere():
+    # which is computed again behind it
+    student = computed_again(student_of_a_vit())
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept):
+        by_blocks = student(images(96, 64))
+    whole = checkpoint(student, images(64, 96), use_reentrant=False)
+    with pytest.raises(SubquadError, match="are computed again"):
+        (by_blocks + whole).sum().backward()
+
+
 def test_what_is_kept_elsewhere_is_refused_where_it_cannot_be_told_apart():
     student = computed_again(student_of_a_vit())
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept):

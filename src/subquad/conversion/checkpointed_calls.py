@@ -22,46 +22,61 @@ class Standing(NamedTuple):
     prefix: int
 
 
+class _Again(NamedTuple):
+    """What a thread computes again: from where in a backward pass, at which path, known by a part, on which grid."""
+
+    place: tuple[int, int]
+    path: str
+    by_part: bool
+    standing: Standing | None
+
+    def holds(self, path: str) -> bool:
+        """Whether what stands at a path is within it; all is within the network as a whole."""
+        return not self.path or path.startswith(f"{self.path}.")
+
+
 class CallMemory:
     """Knows of the calls of blocks whose tokens are still there on which grid they stood.
 
     A block is computed again within a thread from where tokens of such a call come in again: by a call of the block
-    itself, or, where only its `forward` is called again, by that of one of its parts, until its attention has run.
+    itself, or, where only its `forward` is called again, by that of one of its parts, until its attention has run. Where
+    the image is embedded again, all of the network is, unless a part of it is known to be. Each time this goes on within
+    one node of the gradient's graph, and what is known of it holds there.
     """
 
     def __init__(self) -> None:
         self._calls: dict[int, tuple[StorageWeakRef, Standing | None]] = {}
-        self._again: dict[int, tuple[str, bool, Standing | None]] = {}
+        self._by_thread: dict[int, _Again] = {}
 
     @property
     def standing(self) -> Standing | None:
         """Where tokens stand of what this thread computes again, if that is known."""
-        if torch.compiler.is_compiling() or not self._again or not in_backward():
+        if torch.compiler.is_compiling() or not self._by_thread:
             return None
-        found = self._again.get(get_ident())
-        return None if found is None else found[2]
+        again = self._again
+        return None if again is None else again.standing
 
     def heard(self, path: str, block: str, tokens: Tensor, last: Standing | None) -> None:
         """A block, or its part at `path`, is called with tokens: of the last image, or of an earlier one, again."""
-        here, standing = get_ident(), last
+        standing = last
         if in_backward():
-            standing, again = self._of(tokens), self._again.get(here)
-            within = again is not None and path.startswith(f"{again[0]}.")
+            standing, again = self._of(tokens), self._again
+            within = again is not None and again.holds(path)
             if standing is not None:
                 # what is around it, as a stage, goes on behind this block
-                if again is None or not within or again[2] != standing:
-                    self._again[here] = block, path != block, standing
+                if again is None or not within or again.standing != standing:
+                    self._go_on(block, path != block, standing)
             elif again is not None and within:
-                standing = again[2]
+                standing = again.standing
             else:
-                self._again.pop(here, None)
+                self._end()
         if standing is not None:
             self._note(tokens, standing)
 
     def embeds(self, path: str) -> None:
         """What embeds the image itself is called: where that is again, the embedding will say on which grid."""
         if in_backward():
-            self._again[get_ident()] = path, False, None
+            self._go_on(path, False, None)
 
     def passed(self, tokens: Tensor, answered: Tensor) -> None:
         """A block gave this for tokens: where it is computed again, with those behind it, they are called with it."""
@@ -70,16 +85,31 @@ class CallMemory:
 
     def attended(self) -> None:
         """An attention layer has run: what its block's `forward` does besides needs no grid."""
-        if (found := self._again.get(get_ident())) is not None and found[1]:
-            del self._again[get_ident()]
+        found = self._by_thread.get(get_ident())
+        if found is not None and found.by_part:
+            self._end()
 
     def embedded(self, standing: Standing) -> None:
         """An image was embedded, or a stage's map, maybe within what is computed again: so tokens stand behind it."""
-        again = self._again.pop(get_ident(), None)
         if not in_backward():
+            self._end()
             self._forget_freed()
-        elif again is not None:
-            self._again[get_ident()] = (*again[:2], standing)
+        elif (again := self._again) is None:
+            self._go_on("", False, standing)
+        else:
+            self._go_on(again.path, again.by_part, standing)
+
+    @property
+    def _again(self) -> "_Again | None":
+        """What this thread computes again, if it still does."""
+        found = self._by_thread.get(get_ident())
+        return found if found is not None and found.place == _place_in_backward() else None
+
+    def _go_on(self, path: str, by_part: bool, standing: Standing | None) -> None:
+        self._by_thread[get_ident()] = _Again(_place_in_backward(), path, by_part, standing)
+
+    def _end(self) -> None:
+        self._by_thread.pop(get_ident(), None)
 
     def _note(self, tokens: Tensor, standing: Standing) -> None:
         reference = _reference(tokens)
@@ -176,6 +206,12 @@ CALL_LISTENERS = (CallListener, AnswerListener, EndListener)
 def in_backward() -> bool:
     """Whether this thread is within a backward pass."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _place_in_backward() -> tuple[int, int]:
+    """The backward pass that this thread is in, and the node of its graph whose gradient is computed."""
+    node: Any = torch._C._current_autograd_node()
+    return torch._C._current_graph_task_id(), -1 if node is None else node._sequence_nr()
 
 
 def _first(arguments: Iterable[Any], named: dict[str, Any]) -> Tensor | None:
