@@ -166,6 +166,24 @@ def test_what_is_kept_elsewhere_is_refused_where_it_cannot_be_told_apart():
         student(images(64, 80)).sum().add(student(images(64, 128)).sum()).backward()
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_blocks_that_are_compiled_alone_warn_of_shapes_of_one_number_of_tokens(whole, recwarn):
+    torch.compiler.reset()
+    student = subquad.convert(teacher("timm ViT"), "linear").train()
+    for part in [student] if whole else student.blocks:
+        part.compile(backend="eager")
+    with torch.no_grad():
+        student(images(64, 96))
+        student(images(96, 64))
+    student(images(64, 128))
+    assert not [one for one in recwarn if "compiled" in str(one.message)]
+    student(images(128, 64))
+    said = [str(one.message) for one in recwarn if "compiled" in str(one.message)]
+    assert len(said) == (not whole)
+    assert whole or said[0].startswith("images of 4×8 and 8×4 tokens in turns")
+    torch.compiler.reset()
+
+
 def test_nothing_is_kept_of_calls_whose_graph_is_gone():
     student = computed_again(student_of_a_vit())
     recorder = next(part.recorder for part in student.modules() if hasattr(part, "recorder"))

@@ -39,9 +39,9 @@ class CallMemory:
     """Knows of the calls of blocks whose tokens are still there on which grid they stood.
 
     A block is computed again within a thread from where tokens of such a call come in again: by a call of the block
-    itself, or, where only its `forward` is called again, by that of one of its parts, until its attention has run. Where
-    the image is embedded again, all of the network is, unless a part of it is known to be. Each time this goes on within
-    one node of the gradient's graph, and what is known of it holds there.
+    itself, or, where only its `forward` is called again, by that of one of its parts, until its attention has run.
+    Where the image is embedded again, all of the network is, unless a part of it is known to be. Each time this goes
+    on within one node of the gradient's graph, and what is known of it holds there.
     """
 
     def __init__(self) -> None:

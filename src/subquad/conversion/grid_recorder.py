@@ -1,5 +1,6 @@
 """How the grid of an image reaches attention layers that are handed tokens alone: a hook on the patch embedding."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -20,6 +21,13 @@ COMPUTED_AGAIN = (
     "are computed again for their gradient, what they came from was kept elsewhere, and images of two shapes had as "
     "many: keep it where it is, without hooks that move saved tensors, switch gradient checkpointing off, "
     "or take shapes of different numbers of tokens"
+)
+
+
+COMPILED_ALONE = (
+    "tokens in turns, through blocks that are compiled without the patch embedding: where gradient checkpointing "
+    "computes such a block again behind images of the other shape, its gradients are wrong. Compile the network as a "
+    "whole, go backward before the other shape comes, or do not compile or not checkpoint the blocks"
 )
 
 
@@ -48,6 +56,8 @@ class GridRecorder:
         self._by_thread: dict[int, TokenGrid] = {}
         self._rows: dict[int, TokenGrid] = {}
         self._earlier: dict[Any, TokenGrid | None] = {}
+        # whether the last image was embedded by compiled code, and whether such code read of one that was not
+        self._embedded_compiled = self._read_alone = False
         self.calls = CallMemory()
 
     @classmethod
@@ -100,6 +110,8 @@ class GridRecorder:
 
     def record(self, grid: TokenGrid) -> None:
         """The next tokens stand on `grid`, a map without prefix tokens."""
+        self._embedded_compiled = torch.compiler.is_compiling()
+        before = None if self._embedded_compiled else self._map
         self._map = grid
         if torch.compiler.is_compiling():
             # layers that are not compiled with the embedding read the same
@@ -109,7 +121,14 @@ class GridRecorder:
             places = int(grid.num_places)
             # where its block's call is not known, the number of tokens is to tell what a layer is computed again for
             self._earlier[places] = grid if self._earlier.get(places, grid) == grid else None
+            if self._read_alone and before is not None and torch.is_grad_enabled() and not in_backward():
+                self._warn_of_turns(before, grid)
             self.calls.embedded(Standing(grid, self.prefix))
+
+    def _warn_of_turns(self, before: TokenGrid, grid: TokenGrid) -> None:
+        """Warn where compiled code, which can't ask whose tokens it computes again, could take these for the others."""
+        if before.num_places == grid.num_places and before != grid:
+            warnings.warn(f"images of {before} and {grid} {COMPILED_ALONE}", stacklevel=2)
 
     @property
     def last_standing(self) -> Standing | None:
@@ -202,8 +221,11 @@ class GridRecorder:
     @property
     def _last(self) -> TokenGrid | None:
         """The grid of this thread's last image; of any thread's in one that embedded none, as those of backward."""
-        # compiled code has embedding and layers in one graph, which knows its own grid
-        return self._map if torch.compiler.is_compiling() else self._by_thread.get(get_ident(), self._map)
+        if torch.compiler.is_compiling():
+            # compiled code has embedding and layers in one graph, which knows its own grid, or knows the last one
+            self._read_alone = not self._embedded_compiled
+            return self._map
+        return self._by_thread.get(get_ident(), self._map)
 
     def __getstate__(self) -> dict[str, Any]:
         # grids of a trace are symbols, which can't be copied
