@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -160,6 +161,30 @@ def test_what_is_broken_off_goes_on_to_the_same_network(trained, tmp_path, monke
         convert_run(other, tmp_path / "broken", max_judged=20)
     resumed = convert_run(plan, tmp_path / "broken", max_judged=20).student.state_dict()
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+
+
+def test_what_is_broken_off_goes_on_with_the_blocks_that_were_chosen_by_their_time(trained, tmp_path, monkeypatch):
+    times = iter([(10.0, 4.0, 3.0), (10.0, 6.0, 3.0)])
+
+    def timed(*given, **settings):
+        rows = subquad.conversion.trade_off(*given, **settings | {"at": None})
+        return [replace(row, ms=ms) for row, ms in zip(rows, next(times), strict=True)]
+
+    def interrupted(*given, **settings):
+        assert settings.pop("state_file").name == conversion_run.DISTILLED
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversion_run, "trade_off", timed)
+    fits = {"align_updates": 2, "distil_updates": 2, "batch_size": 16}
+    plan = Plan(str(trained), "digits", attention="linear", speedup=2.0, at=8, **fits)
+    with monkeypatch.context() as patched:
+        patched.setattr(conversion_run, "distil", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert_run(plan, tmp_path, max_judged=20)
+    made = convert_run(plan, tmp_path, max_judged=20)
+    assert len(made.blocks) == 1
+    assert [row.ms for row in read_record(tmp_path).hybrids] == [10.0, 4.0, 3.0]
+    assert not (tmp_path / conversion_run.CHOSEN).exists()
 
 
 def test_a_command_that_is_killed_before_its_page_goes_on_with_that(trained, tmp_path, monkeypatch, capsys):

@@ -111,11 +111,8 @@ def read_record(folder: Path) -> Record:
             **content
             | {
                 "steps": {name: comparison_of(step) for name, step in content["steps"].items()},
-                "blocks": [BlockDamage(**_counted(row, "damage")) for row in content["blocks"]],
-                "hybrids": [
-                    HybridRow(**_counted(row, "damage") | {"converted": tuple(row["converted"])})
-                    for row in content["hybrids"]
-                ],
+                "blocks": blocks_of(content["blocks"]),
+                "hybrids": hybrids_of(content["hybrids"]),
                 "before": _by_number(content.get("before", {})),
                 "after": _by_number(content.get("after", {})),
                 "costs": [_cost(**row) for row in content.get("costs", [])],
@@ -126,6 +123,16 @@ def read_record(folder: Path) -> Record:
         raise SubquadError(f"{folder} holds no converted network: there is no {REPORT} in it") from None
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise SubquadError(f"{path} is damaged: {type(error).__name__}") from None
+
+
+def blocks_of(rows: list[dict[str, Any]]) -> list[BlockDamage]:
+    """What blocks cost alone, as JSON holds it."""
+    return [BlockDamage(**_counted(row, "damage")) for row in rows]
+
+
+def hybrids_of(rows: list[dict[str, Any]]) -> list[HybridRow]:
+    """What they cost together, as JSON holds it."""
+    return [HybridRow(**_counted(row, "damage") | {"converted": tuple(row["converted"])}) for row in rows]
 
 
 EARLIER = {"student_top1": "student_score", "teacher_top1": "teacher_score"}

@@ -4,6 +4,7 @@ The folder has what was decided (`conversion.json`), the changes (`delta.safeten
 (`student.safetensors`), and while it goes on the state of each fit. The same call goes on where it was broken off.
 """
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -24,10 +25,19 @@ from subquad.conversion.conversion_plan import (
     is_of_plan,
     write_plan,
 )
-from subquad.conversion.conversion_record import REPORT, Record, beside
+from subquad.conversion.conversion_record import REPORT, Record, beside, blocks_of, hybrids_of
 from subquad.conversion.delta_files import save_converted, save_delta
 from subquad.conversion.distilling import check_trainable, distil
-from subquad.conversion.hybrids import blocks_but, blocks_for, blocks_within, hybrid, sensitivity, trade_off
+from subquad.conversion.hybrids import (
+    BlockDamage,
+    HybridRow,
+    blocks_but,
+    blocks_for,
+    blocks_within,
+    hybrid,
+    sensitivity,
+    trade_off,
+)
 from subquad.conversion.judged_steps import JudgedSteps
 from subquad.conversion.judging import Comparison
 from subquad.conversion.measured_costs import CostRow, check_sizes, measure_costs
@@ -41,6 +51,7 @@ from subquad.holding import holding
 from subquad.instructions import slow_in_bf16
 from subquad.runs import open_trained
 from subquad.text import columns
+from subquad.writing import json_text, write_json
 
 Log = Callable[[str], None]
 
@@ -50,7 +61,7 @@ DELTA, STUDENT = "delta.safetensors", "student.safetensors"
 MADE = "made"
 """The key of a student's note that says how its teacher is made, whose weights it does without."""
 
-ALIGNED, DISTILLED, ROWS = "aligning.pt", "distilling.pt", "untrained.json"
+ALIGNED, DISTILLED, ROWS, CHOSEN = "aligning.pt", "distilling.pt", "untrained.json", "blocks.json"
 """What is in it on the way, beside the plan."""
 
 LOOKED_AT = 4
@@ -141,7 +152,7 @@ def is_kept(folder: Path, plan: Plan, *, by_epochs: bool = False) -> bool:
 
 def _remove_states(folder: Path) -> None:
     """Remove the files of the way."""
-    for name in (ALIGNED, DISTILLED, ROWS):
+    for name in (ALIGNED, DISTILLED, ROWS, CHOSEN):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -235,12 +246,22 @@ class _Run:
     def choose(self) -> None:
         """Measure what each block costs, and let the student be a hybrid where the plan says so."""
         start = time.monotonic()
-        damages, hybrids = _looked_at(self.plan, self.student, self.teacher, self.drawn[0], self.log)
+        damages, hybrids = self.measured_blocks()
         self.found |= {"blocks": list(damages), "hybrids": list(hybrids)}
         if self.plan.chooses:
             self.student = hybrid(self.student, _chosen(self.plan, damages, hybrids))
             self.log(f"converted are {', '.join(map(str, conversion_of(self.student).paths))}")
             self.judged.note("some blocks kept", self.student, time.monotonic() - start)
+
+    def measured_blocks(self) -> tuple[list[BlockDamage], list[HybridRow]]:
+        """What blocks cost, measured once however often it is broken off: times would choose others each time."""
+        file, about = self.folder / CHOSEN, json.loads(json_text([asdict(self.plan), self.found["after"]]))
+        if (before := _measured_before(file, about)) is not None:
+            return before
+        damages, hybrids = _looked_at(self.plan, self.student, self.teacher, self.drawn[0], self.log)
+        rows = {"blocks": list(map(asdict, damages)), "hybrids": list(map(asdict, hybrids))}
+        write_json(file, {"about": about, **rows})
+        return damages, hybrids
 
     def distil(self) -> None:
         """Fit the whole student to its teacher."""
@@ -290,6 +311,15 @@ class _Run:
         save_converted(self.student, self.folder / STUDENT, about=about)
         record.save(self.folder)
         _remove_states(self.folder)
+
+
+def _measured_before(file: Path, about: Any) -> tuple[list[BlockDamage], list[HybridRow]] | None:
+    """What a file holds of the same blocks; None where it is not there, is damaged or is about something else."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return (blocks_of(content["blocks"]), hybrids_of(content["hybrids"])) if content["about"] == about else None
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _looked_at(plan: Plan, student: nn.Module, teacher: nn.Module, drawn: Drawn, log: Log) -> tuple[Any, Any]:
