@@ -11,6 +11,7 @@ import torch
 from foreign import FOREIGN, answer, sharp, teacher
 from mechanisms import refuses
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
 import subquad
 from subquad import ATTENTION, SubquadError, TokenGrid
@@ -207,6 +208,18 @@ def test_a_network_whose_converted_blocks_are_gone_is_told_so(tmp_path):
         assert "no blocks.1.attn any more" in refused(call)
     assert not file.exists()
     answer(subquad.restore(pruned, strict=False), PICTURES)
+
+
+def test_blocks_that_are_wrapped_since_are_named_as_such(tmp_path):
+    student, file = subquad.convert(teacher("timm ViT"), "linear"), tmp_path / "student.safetensors"
+    blocks = set(student.blocks)
+    apply_activation_checkpointing(student, check_fn=blocks.__contains__)
+    for call in (partial(save_converted, student, file), partial(align, student, PICTURES)):
+        assert "blocks.0.attn is blocks.0._checkpoint_wrapped_module.attn by now" in refused(call)
+    # as the line says
+    plain = subquad.convert(teacher("timm ViT"), "linear")
+    plain.load_state_dict(student.state_dict())
+    save_converted(plain, file)
 
 
 def test_the_blocks_that_cost_least_are_converted_first():

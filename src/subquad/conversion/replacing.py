@@ -265,11 +265,25 @@ def converted_layers(model: nn.Module) -> dict[int, ConvertedAttention]:
     paths: dict[int, str] = conversion_of(model).paths
     modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
     if gone := [path for path in paths.values() if path not in modules]:
+        if moved := [path for path, part in modules.items() if isinstance(part, ConvertedAttention)]:
+            _refuse_wrapped(model, gone[0], moved)
         raise SubquadError(
             f"this {type(model).__name__} has no {some(gone)} any more, converted as it was: take blocks away before "
             "subquad.convert"
         )
     return {number: modules[path] for number, path in paths.items()}
+
+
+def _refuse_wrapped(model: nn.Module, gone: str, paths: Iterable[str]) -> None:
+    """Raise where a layer is still there, within a wrapper that has been put around its block."""
+    for path in paths:
+        # names of the way to it, with others in between
+        rest = iter(path.split("."))
+        if path != gone and all(name in rest for name in gone.split(".")):
+            raise SubquadError(
+                f"{gone} is {path} by now, as where blocks of this {type(model).__name__} are wrapped: take the "
+                "wrappers away, or load its weights into a student without (subquad.convert(teacher, …).load_state_dict)"
+            )
 
 
 def _by_block(tower: Tower, attention: Names | Mapping[int, str], blocks: Sequence[int] | None) -> dict[int, str]:
