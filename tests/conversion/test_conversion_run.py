@@ -241,6 +241,18 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     assert "is a conversion of timm/vit_tiny_patch16_224=" in capsys.readouterr().err
 
 
+def test_images_of_the_data_of_a_run_are_looked_for_where_it_was_trained(tmp_path):
+    for split, name in (("train", "cat"), ("train", "owl"), ("val", "cat"), ("val", "owl")):
+        (tmp_path / "pets" / split / name).mkdir(parents=True)
+        for shade in (40, 90):
+            Image.new("RGB", (8, 8), (shade, 9, 9)).save(tmp_path / "pets" / split / name / f"{shade}.png")
+    sizes = {"model": "deit_tiny", "img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    given = {"epochs": 1, "batch_size": 2, "attention": "softmax", "data_dir": str(tmp_path / "pets")}
+    subquad.train("digits", data="folder", output=tmp_path / "run", **sizes, **given)
+    plan = Plan(str(tmp_path / "run"), "folder", attention="linear", align_updates=1, distil_updates=0, batch_size=2)
+    assert convert_run(plan, tmp_path / "out").steps["aligned"].images == 4
+
+
 def test_a_time_budget_is_shared_by_both_fits_as_their_updates_are():
     plan = Plan(source="a", images="b", align_updates=100, distil_updates=300, time_budget=2)
     assert plan.schedule_of(100, 1e-3)["time_budget"] == 30

@@ -175,7 +175,9 @@ def open_plan(plan: Plan) -> Opened:
         opened = replace(opened, data=plan.images)
     config = opened.image_network(plan.img_size).input
     own = opened.training_images(data_dir=plan.data_dir) if plan.images == opened.data else None
-    pictures = open_images(plan.images, plan.data_dir) if own is None else own
+    # where they were in training, unless told otherwise
+    there = opened.data_dir if plan.data_dir is None and plan.images == opened.data else plan.data_dir
+    pictures = open_images(plan.images, there) if own is None else own
     transform = views(config, scale=(plan.scale, 1.0), crop_padding=plan.crop_padding)
     drawn = {seed: Drawn(pictures, transform, batch_size=plan.batch_size, seed=plan.seed + seed) for seed in range(2)}
     return opened, config, pictures, drawn

@@ -282,7 +282,7 @@ def _refuse_wrapped(model: nn.Module, gone: str, paths: Iterable[str]) -> None:
         if path != gone and all(name in rest for name in gone.split(".")):
             raise SubquadError(
                 f"{gone} is {path} by now, as where blocks of this {type(model).__name__} are wrapped: take the "
-                "wrappers away, or load its weights into a student without (subquad.convert(teacher, …).load_state_dict)"
+                "wrappers away, or load its weights into a student without (subquad.convert(teacher).load_state_dict)"
             )
 
 

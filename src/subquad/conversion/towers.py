@@ -130,7 +130,9 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         )
     modules = dict(model.named_modules())
     if already := [path for path, module in modules.items() if isinstance(module, ConvertedAttention)]:
-        raise SubquadError(f"{already[0]} is converted already: subquad.restore(model) first")
+        raise SubquadError(
+            f"{already[0]} is converted already: take the network that it was made of, or subquad.restore(model) first"
+        )
     for path, module in modules.items():
         if isinstance(module, Backbone):
             return _own_tower(module, path, modules, img_size)
