@@ -99,6 +99,21 @@ def test_where_its_own_data_are_is_told_of_the_same_data_alone():
     assert asked == ["there", None, None]
 
 
+def test_data_that_have_moved_are_looked_for_where_those_of_the_same_name_are():
+    asked = []
+
+    def moved(**given):
+        asked.append(given["data_dir"])
+        if given["data_dir"] is None:
+            raise SubquadError("nothing there")
+        return "held out"
+
+    for about in ({"data_dir": "here"}, {"data_dir": "here", "data": "others"}):
+        found = held_out_of(opened(None, held_out=moved, **about), PLAN, 5)
+        assert found == (None if "data" in about else "held out")
+    assert asked == [None, "there", None]
+
+
 def test_data_that_have_moved_are_no_reason_to_give_up():
     def gone(**given):
         raise SubquadError("nothing there")

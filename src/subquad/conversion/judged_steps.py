@@ -32,15 +32,21 @@ def held_out_of(opened: Any, plan: Plan, most: int, log: Log = lambda line: None
     """
     if opened.data is None and opened.classes and has_parts(plan.images, plan.data_dir):
         opened = replace(opened, data=plan.images)
-    same = opened.data_dir is None and opened.data == plan.images
+    told = plan.data_dir if opened.data == plan.images else None
+    # where they were in training; where they are said to be, if nothing knows that, or they have moved
+    places = [told] if opened.data_dir is None else [None, *([] if told is None else [told])]
     reason = "nothing says which data it was trained on"
-    try:
-        held_out: HeldOut | None = opened.held_out(data_dir=plan.data_dir if same else None, most=most)
-    except SubquadError as error:
-        held_out, reason = None, f"the network's own data can't be opened: {error}"
-    if held_out is None:
-        log(f"judged on other parts of {plan.images}, which it is fitted to, as {reason}")
-    return held_out
+    for place in places:
+        try:
+            held_out: HeldOut | None = opened.held_out(data_dir=place, most=most)
+        except SubquadError as error:
+            reason = f"the network's own data can't be opened: {error}"
+            continue
+        if held_out is not None:
+            return held_out
+        break
+    log(f"judged on other parts of {plan.images}, which it is fitted to, as {reason}")
+    return None
 
 
 def judged_batches(held_out: HeldOut | None, drawn: Drawn, most: int) -> Iterator[tuple[Tensor, Tensor | None]]:
