@@ -21,8 +21,10 @@ from subquad.conversion import (
     align,
     blocks_for,
     compare_networks,
+    conversion_of,
     converted_layers,
     distil,
+    hybrid,
     relative_errors,
     sensitivity,
     trade_off,
@@ -258,6 +260,7 @@ def test_what_went_wrong_is_one_line():
         (lambda: align(student, lambda n: None, teacher=model), "for update 250 gives a NoneType"),
         (lambda: align(half, PICTURES.half()), "aligning: parameters of float16 can't be trained"),
         (lambda: align(student, PICTURES, blocks=1), "blocks are some of 0, 1, at least one, got 1"),
+        (lambda: hybrid(student, 1), "blocks are some of 0, 1, at least one, got 1"),
         (lambda: align(student, PICTURES, blocks=[]), "blocks are some of 0, 1, at least one"),
         (lambda: align(student, PICTURES, batch_size=0), "got batch_size=0"),
         (lambda: align(student, PICTURES, updates=2.5), "updates are a whole number, .*2.5"),
@@ -297,6 +300,13 @@ def test_networks_within_wrappers_are_fitted_and_measured(wrap):
         assert rows == sensitivity(inner, model, PICTURES)
         assert len(trade_off(ours, theirs, PICTURES, rows)) == 3
         assert compare_networks(ours, theirs, [(PICTURES, None)]) == compare_networks(inner, model, [(PICTURES, None)])
+
+
+@pytest.mark.parametrize("numbers", [np.array([1]), torch.tensor([1]), range(1, 2), {1}, (np.int64(1),)], ids=repr)
+def test_blocks_are_numbers_of_any_kind(numbers):
+    model, student = small()
+    assert list(align(student, PICTURES, teacher=model, blocks=numbers, updates=1).after) == [1]
+    assert list(conversion_of(hybrid(student, numbers)).paths) == [1]
 
 
 def test_batches_of_any_iterable_are_measured():

@@ -5,9 +5,10 @@ error of its answer, ‖y − t‖² / ‖t‖² of an image, is its loss. Block
 block, and any of them can be aligned alone. Each ends in the best state that held-out images found it in.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +123,17 @@ def chosen_layers(student: nn.Module, blocks: Sequence[int] | None) -> dict[int,
     layers = converted_layers(student)
     if blocks is None:
         return layers
-    if not isinstance(blocks, Collection) or not len(blocks):
-        raise SubquadError(f"blocks are some of {', '.join(map(str, layers))}, at least one, got {shown(blocks)}")
-    if wrong := [number for number in blocks if number not in layers]:
-        raise SubquadError(f"block {wrong[0]} is not converted; converted are {', '.join(map(str, layers))}")
-    return {number: layers[number] for number in blocks}
+    try:
+        # whole numbers of any type
+        numbers = [index(number) for number in blocks]
+    except TypeError:
+        numbers = []
+    wrong = [number for number in numbers if number not in layers]
+    if wrong or not numbers:
+        which = f"; block {wrong[0]} is not converted" if wrong else ""
+        some = ", ".join(map(str, layers))
+        raise SubquadError(f"blocks are some of {some}, at least one, got {shown(blocks)}{which}")
+    return {number: layers[number] for number in numbers}
 
 
 class Taps:

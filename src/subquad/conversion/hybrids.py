@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.aligning import relative_error
+from subquad.conversion.aligning import chosen_layers, relative_error
 from subquad.conversion.distilling import agreeing, answers_of, judged_by
 from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, old_layer, put
 from subquad.conversion.unlabelled_images import num_images
@@ -76,19 +76,17 @@ def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:
     Raises:
         SubquadError: one of them is not converted in the student, or there are none.
     """
-    layers = converted_layers(student)
-    if not blocks or any(number not in layers for number in blocks):
-        raise SubquadError(f"blocks are some of {', '.join(map(str, layers))}, at least one, got {list(blocks)}")
+    chosen = chosen_layers(student, blocks)
     copied = deepcopy(student)
     conversion, modules = conversion_of(copied), dict(copied.named_modules())
     for number, layer in converted_layers(copied).items():
-        if number not in blocks:
+        if number not in chosen:
             put(modules, conversion.paths[number], old_layer(layer))
     noted: Any = copied
     noted.subquad_conversion = replace(
         conversion,
-        attention={number: name for number, name in conversion.attention.items() if number in blocks},
-        paths={number: path for number, path in conversion.paths.items() if number in blocks},
+        attention={number: name for number, name in conversion.attention.items() if number in chosen},
+        paths={number: path for number, path in conversion.paths.items() if number in chosen},
     )
     return copied
 
