@@ -324,6 +324,15 @@ def test_lengths_of_both_fits_and_of_each_exclude_each_other(pair, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("file", ["run.json", "best.safetensors", "config.json"])
+def test_a_folder_that_holds_another_network_is_no_output(file, tmp_path):
+    # as that of the teacher itself, which could be opened no more
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(subquad.SubquadError, match=rf"holds a network already, whose {file} is there: take another"):
+        convert_run(Plan(str(RUN), "digits"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+
+
 def test_what_can_not_be_begun_leaves_no_plan_in_the_way(trained, tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()

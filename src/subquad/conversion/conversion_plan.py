@@ -11,8 +11,10 @@ from subquad.attention import ATTENTION
 from subquad.conversion.distilling import TRAINED
 from subquad.errors import SubquadError, unknown_name
 from subquad.models.attention_names import names_in
+from subquad.models.pretrained import HUB_CONFIG
 from subquad.optimizers import OPTIMIZERS
 from subquad.ranges import Pixels, height_and_width
+from subquad.weights.files import BEST
 from subquad.writing import write_json
 
 PLAN = "plan.json"
@@ -154,8 +156,15 @@ class Judging:
             )
 
 
+OTHERS = ("run.json", BEST, HUB_CONFIG)
+"""What a folder has from which another network is opened: of a run, of timm or transformers, or of the hub."""
+
+
 def check_unfinished(folder: Path, done: str) -> None:
-    """Raise where a folder holds a finished conversion, whose record is called `done`."""
+    """Raise where a folder holds a finished conversion, whose record is called `done`, or another network."""
+    if found := [name for name in OTHERS if (folder / name).is_file()]:
+        # it would be opened for the student, or the student for its own teacher
+        raise SubquadError(f"{folder} holds a network already, whose {found[0]} is there: take another output")
     if (folder / done).exists():
         raise SubquadError(f"{folder} holds a converted network already: take another output")
 
