@@ -324,6 +324,17 @@ def test_lengths_of_both_fits_and_of_each_exclude_each_other(pair, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_size_that_speed_can_not_be_measured_at_is_said_before_anything_is_fitted(tmp_path):
+    sizes = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": [1], "num_heads": [1]}
+    teacher = timm.create_model("swin_tiny_patch4_window7_224", **sizes, num_classes=2)
+    timm.models.save_for_hf(teacher, str(tmp_path / "teacher"), model_args=sizes)
+    lines = []
+    plan = Plan(str(tmp_path / "teacher"), "digits", attention="linear", speedup=2.0, at=64)
+    with pytest.raises(subquad.SubquadError, match=r"does not run at 64×64 .*: --at says another"):
+        convert_run(plan, tmp_path / "out", log=lines.append)
+    assert not lines
+
+
 @pytest.mark.parametrize("file", ["run.json", "best.safetensors", "config.json"])
 def test_a_folder_that_holds_another_network_is_no_output(file, tmp_path):
     # as that of the teacher itself, which could be opened no more

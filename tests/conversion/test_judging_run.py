@@ -7,6 +7,7 @@ import pytest
 import torch
 from foreign import FOREIGN, sharp, side_of
 from mechanisms import WITH_WEIGHTS, WITHOUT_WEIGHTS, refuses
+from PIL import Image
 
 import subquad
 from subquad import ATTENTION, SubquadError
@@ -134,6 +135,15 @@ def test_classifiers_of_the_same_features_find_the_same():
     assert "nearest neighbours" in told.teacher.text
     own = LabelledJudge(sets, teacher, sets["train"].classes).comparison.teacher
     assert 0 <= own.head <= 0.4
+
+
+@pytest.mark.parametrize(("held_out", "says"), [("cat", "has one class alone, 'cat'"), ("owl", "cat.*owl")])
+def test_labelled_data_have_classes_to_be_told_apart_the_same_in_both_parts(held_out, says, tmp_path):
+    for split, name in (("train", "cat"), ("val", held_out)):
+        (tmp_path / split / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / split / name / "0.png")
+    with pytest.raises(SubquadError, match=says):
+        labelled_sets(str(tmp_path), CONFIG)
 
 
 def test_features_without_a_head_are_means_over_tokens_or_places():

@@ -192,6 +192,8 @@ class _Run:
         self.teacher = self.opened.model
         check_sizes(self.teacher, [config.img_size], "--img-size says another")
         check_sizes(self.teacher, judging.sizes)
+        if plan.at is not None:
+            check_sizes(self.teacher, [plan.at], "--at says another")
         self.student = convert(self.teacher, plan.attention, blocks=plan.blocks, img_size=plan.img_size)
         count = len(conversion_of(self.student).paths)
         if plan.keep is not None and plan.keep >= count:

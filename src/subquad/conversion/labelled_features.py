@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from subquad.conversion.distilling import answers_of, channels_at, judged_by, likeliest
 from subquad.conversion.judging import linear_probe, nearest_neighbours
 from subquad.data import ImageDataset, InputConfig, create_loader, eval_transform, load_dataset
+from subquad.tasks.class_names import check_same_classes, check_there_are_two
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,14 @@ def labelled_sets(
     """The training and the held-out images of a data set as a network takes them, at most so many of each.
 
     Raises:
-        SubquadError: there is no such data set.
+        SubquadError: there is no such data set, or it has one class alone, or others in its held-out part.
     """
     sets = {}
     for split in ("train", "validation"):
         sets[split] = load_dataset(data, split=split, data_dir=data_dir, max_images=max_images)
         sets[split].transform = eval_transform(config)
+    check_same_classes(sets["train"].classes, sets["validation"].classes)
+    check_there_are_two(str(data_dir or data), sets["train"].classes)
     return sets
 
 
