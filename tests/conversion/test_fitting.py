@@ -335,6 +335,15 @@ def test_pictures_of_a_folder_in_an_order_of_their_seed_without_the_broken_ones(
         assert Drawn(images, views(config, **settings), batch_size=2)(0).shape[1:] == (3, 64, 64)
 
 
+def test_a_whole_picture_is_found_behind_any_number_of_broken_ones(tmp_path):
+    for place in range(1200):
+        (tmp_path / f"{place}.png").write_bytes(b"no picture")
+    Image.new("RGB", (8, 8)).save(tmp_path / "whole.png")
+    batches = Drawn(open_images(tmp_path), views(InputConfig((8, 8))), batch_size=1)
+    assert batches(0).shape == (1, 3, 8, 8)
+    assert str(tmp_path / "whole.png") not in batches.images.broken_paths()
+
+
 @pytest.mark.parametrize(("width", "height"), [(20, 15), (64, 64), (300, 70)])
 def test_pictures_of_any_size_are_shifted_as_the_network_sees_them(width, height, tmp_path):
     # a ramp, which is as wide in the network's image whatever it was in the file

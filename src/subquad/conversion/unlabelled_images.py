@@ -112,15 +112,20 @@ class Drawn:
         self._order: tuple[int, np.ndarray] | None = None
 
     def __call__(self, update: int) -> Tensor:
+        number = update
+        while not (whole := self._whole(number)):
+            if number == update:
+                self.images.check_any_whole()
+            number += 1
+        return torch.stack(whole)
+
+    def _whole(self, update: int) -> list[Tensor]:
+        """The images of a batch that are not broken."""
         in_epoch = len(self.images) // self.batch_size
         epoch, place = divmod(update, in_epoch)
         chosen = self._shuffled(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
         items = [self._item(int(index), epoch) for index in chosen]
-        whole = [item for item in items if item is not None]
-        if not whole:
-            self.images.check_any_whole()
-            return self(update + 1)
-        return torch.stack(whole)
+        return [item for item in items if item is not None]
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order[0] != epoch:
