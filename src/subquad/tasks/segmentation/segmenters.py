@@ -150,10 +150,26 @@ class Segmenter(OnBackbone):
         size, padded = x.shape[-2:], fill_up(x, self.pyramid.strides[-1]) if self.pyramid.filled else x
         maps = self.pyramid(padded)
         # the decoders expect maps at strides 1 and 2 before the others, and do not look at them
-        y = self._to_pixels(self.head(self.decoder([padded, padded, *maps])), padded, size)
+        y = self._to_pixels(self.head(self._decoded([padded, padded, *maps])), padded, size)
         if self.auxiliary is None or not self.training:
             return y
         return y, self._to_pixels(self.auxiliary(maps[2]), padded, size)
+
+    def _decoded(self, maps: list[Tensor]) -> Tensor:
+        """What the decoder makes of maps; raises where a norm of groups has one number of an image each."""
+        try:
+            decoded: Tensor = self.decoder(maps)
+        except ValueError as error:
+            # PyTorch refuses them in evaluation as well; in training it is batch norms, and a matter of the batch
+            if self.training or "more than 1 value per channel" not in str(error):
+                raise
+        else:
+            return decoded
+        size = "×".join(map(str, maps[0].shape[:-3:-1]))
+        raise SubquadError(
+            f"images of {size} px leave the head {self.head_name} maps of one place, which its norms do not take: take "
+            "larger ones, or train a head with more --head-channels"
+        )
 
     @staticmethod
     def _to_pixels(logits: Tensor, padded: Tensor, size: Any) -> Tensor:
