@@ -64,7 +64,9 @@ def reference(truth, found, kind):
         coco = COCO()
         coco.dataset = truth
         coco.createIndex()
-        own = [{k: v for k, v in one.items() if kind == "segm" or k != "segmentation"} for one in found]
+        # with a box beside it, a mask would have the area of the box
+        other = "bbox" if kind == "segm" else "segmentation"
+        own = [{k: v for k, v in one.items() if k != other} for one in found]
         judge = COCOeval(coco, coco.loadRes(own), kind)
         judge.evaluate(), judge.accumulate(), judge.summarize()
     return [float(value) for value in judge.stats[:6]]
@@ -79,6 +81,34 @@ def test_the_numbers_are_those_of_pycocotools(seed, classes):
         assert list(values) == list(MEASURES)
         assert list(values.values()) == pytest.approx(expected, abs=1e-6, nan_ok=True)
     assert np.nanmean(result.classes) == pytest.approx(result.box["ap"], abs=1e-6)
+
+
+def test_masks_are_small_or_large_by_their_own_area():
+    """They were by their boxes': what is found beside objects of their size was not held against them."""
+
+    def ring(left):
+        mask = torch.zeros(1, SIZE, SIZE)
+        mask[:, 20:80, left : left + 60] = 1
+        mask[:, 22:78, left + 2 : left + 58] = 0
+        return mask
+
+    # a ring of 464 pixels in a box of 3,600
+    corners = torch.tensor([[20.0, 20, 80, 80], [120, 20, 180, 80]])
+    entries = as_coco(
+        1,
+        {
+            "boxes": corners,
+            "labels": torch.tensor([1, 1]),
+            "scores": torch.tensor([0.5, 0.9]),
+            "masks": torch.stack([ring(20), ring(120)]),
+        },
+    )
+    mask = entries[0]["segmentation"]
+    one = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [20, 20, 60, 60], "area": 464.0, "iscrowd": 0}
+    images, categories = [{"id": 1, "height": SIZE, "width": SIZE}], [{"id": 1, "name": "ring"}]
+    truth = {"info": {}, "images": images, "annotations": [one | {"segmentation": mask}], "categories": categories}
+    result = judge_objects(truth, entries, masks=True)
+    assert result.mask["ap"] == pytest.approx(50) and result.mask["ap_small"] == pytest.approx(50)
 
 
 def test_nothing_found_is_zero_and_nothing_to_find_is_said():

@@ -105,8 +105,9 @@ def _evaluated(
 ) -> tuple[dict[str, float], tuple[float, ...]]:
     from faster_coco_eval import COCO, COCOeval_faster
 
-    # boxes are judged by their own area, which an entry's mask would change
-    kept = [entry if kind == "segm" else {k: v for k, v in entry.items() if k != "segmentation"} for entry in found]
+    # masks are small or large by their own area, as the authors' tools have it: beside a box it would be the box's
+    other = "bbox" if kind == "segm" else "segmentation"
+    kept = [{k: v for k, v in entry.items() if k != other} for entry in found]
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             reference = COCO(truth)
