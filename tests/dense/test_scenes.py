@@ -192,13 +192,24 @@ def test_annotations_that_do_not_fit_are_said(folder):
             images[index]
 
 
+def test_endings_in_upper_case_are_those_of_label_maps_too(folder):
+    """Images were known by them, and each was said to have no annotation."""
+    labels = load_scenes(folder, split="train").labels(0)
+    for kind in ("images", "annotations"):
+        for file in (folder / kind / "training").iterdir():
+            file.rename(file.with_suffix(".PNG"))
+    images = load_scenes(folder, split="train")
+    assert len(images) == 6 and (images.labels(0, images[0][0].size) == labels).all()
+
+
 def test_data_that_is_not_there_is_said(folder, tmp_path):
     with pytest.raises(SubquadError, match="there is no folder or archive"):
         load_scenes(tmp_path / "nowhere", split="train")
     with pytest.raises(SubquadError, match="has no images/testing: scenes lie in images/training"):
         load_scenes(folder, split="test")
     (folder / "annotations/validation/1.png").unlink()
-    with pytest.raises(SubquadError, match=r"1 of 3 images in .* have no annotation, the first: 1\.png"):
+    missing = r"1 of 3 images in .* have no annotation, the first: 1\.png; its labels .*annotations.*/1\.png"
+    with pytest.raises(SubquadError, match=missing):
         load_scenes(folder, split="validation")
     with pytest.raises(SubquadError, match="names 3 classes, not 5"):
         load_scenes(folder, split="train", num_classes=5)

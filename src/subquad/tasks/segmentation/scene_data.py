@@ -126,11 +126,14 @@ def _folder_of(data: str | Path) -> Path:
 def _pairs(images: Path, annotations: Path) -> list[tuple[Path, Path]]:
     """The images in a folder and below, and their annotations, by where they lie and their name."""
     files = sorted(file for file in map(Path, walk_files(images)) if is_image_name(file.name))
-    pairs = [(file, annotations / file.relative_to(images).with_suffix(".png")) for file in files]
+    pairs = [(file, _annotation_at(annotations / file.relative_to(images))) for file in files]
     missing = [str(file.relative_to(images)) for file, labels in pairs if not is_regular_file(labels)]
     if missing:
-        few = ", ".join(missing[:3])
-        raise SubquadError(f"{len(missing)} of {len(files)} images in {images} have no annotation, the first: {few}")
+        few, wanted = ", ".join(missing[:3]), Path(missing[0]).with_suffix(".png")
+        raise SubquadError(
+            f"{len(missing)} of {len(files)} images in {images} have no annotation, the first: {few}; its labels are "
+            f"looked for in {annotations / wanted}"
+        )
     shared = [labels for labels, count in Counter(labels for _, labels in pairs).items() if count > 1]
     if shared:
         names = " and ".join(file.name for file, labels in pairs if labels == shared[0])
@@ -138,6 +141,12 @@ def _pairs(images: Path, annotations: Path) -> list[tuple[Path, Path]]:
     if not pairs:
         raise SubquadError(f"{images} has no images")
     return pairs
+
+
+def _annotation_at(image: Path) -> Path:
+    """A PNG of this name; its ending may be in upper case, as that of images."""
+    usual, upper = image.with_suffix(".png"), image.with_suffix(".PNG")
+    return upper if is_regular_file(upper) and not usual.exists() else usual
 
 
 def _class_names(path: Path, num_classes: int | None, classes: Sequence[str]) -> list[str]:
